@@ -1,0 +1,38 @@
+"""ModelSettings: which model, and how it is read."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Dtype = Literal["auto", "float32", "bfloat16"]
+
+
+class ModelSettings(BaseModel):
+    """One served model. Flags bear vLLM's names."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str = Field(description="Local directory or hub id of the checkpoint.")
+    served_model_name: tuple[str, ...] = Field(
+        default=(), description="Names clients may use; the first is canonical. Default: the model."
+    )
+    tokenizer: str | None = Field(
+        default=None, description="Directory or hub id of the tokenizer, when not the model's."
+    )
+    revision: str | None = Field(default=None, description="Hub revision.")
+    dtype: Dtype = Field(default="auto", description="Weights and activations.")
+    max_model_len: int | None = Field(
+        default=None, ge=1, description="Longest prompt plus output; default: the checkpoint's."
+    )
+    chat_template: str | None = Field(
+        default=None, description="File with, or text of, a Jinja template to use instead."
+    )
+    generation_config: Literal["auto", "vllm"] = Field(
+        default="auto",
+        description="auto: sampling defaults from generation_config.json; vllm: neutral defaults.",
+    )
+
+    @property
+    def name(self) -> str:
+        """The canonical served name."""
+        return self.served_model_name[0] if self.served_model_name else self.model

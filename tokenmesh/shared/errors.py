@@ -1,0 +1,148 @@
+"""The error tree of the mesh. Each error carries an HTTP status, a code and whether a retry may help.
+
+* TokenMeshError                  500 internal_error
+  x InvalidInput                  400 invalid_request_error    (the user's; names the field)
+    - UnknownModel                404 model_not_found
+    - NotFound                    404 not_found
+    - PromptTooLong               400 context_length_exceeded
+    - PayloadTooLarge             413 payload_too_large
+    - Unauthorized                401 invalid_api_key
+  x ConfigError                   500 config_error             (the operator's; never reaches a client)
+  x CheckpointError               500 checkpoint_error         (names the file or tensor)
+  x Unavailable                   503 unavailable, retryable
+    - Overloaded                  429 overloaded, retryable, with retry_after_s
+    - NoResponders                503 no_responders, retryable
+    - Draining                    503 draining, retryable
+    - BusLost                     503 bus_lost, retryable
+  x DeadlineExceeded              504 deadline_exceeded, retryable
+  x Cancelled                     499 cancelled
+  x ProtocolError                 500 protocol_error           (bytes that no peer of ours would send)
+
+A `Failed` message is the same facts on the wire: `messages.failed.to_failed / from_failed`.
+"""
+
+from typing import ClassVar
+
+
+class TokenMeshError(Exception):
+    """Base of every error that TokenMesh raises on purpose."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal_error"
+    retryable: ClassVar[bool] = False
+
+    def __init__(
+        self, message: str, *, param: str | None = None, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        """The field, flag or file at fault, where there is one."""
+        self.retry_after_s = retry_after_s
+
+
+class InvalidInput(TokenMeshError):
+    """The request is wrong; the message says what would be right, `param` names the field."""
+
+    status = 400
+    code = "invalid_request_error"
+
+
+class UnknownModel(InvalidInput):
+    """No live worker serves the model that the request names."""
+
+    status = 404
+    code = "model_not_found"
+
+
+class NotFound(InvalidInput):
+    """The object (trace, upload, response) does not exist or has expired."""
+
+    status = 404
+    code = "not_found"
+
+
+class PromptTooLong(InvalidInput):
+    """Prompt plus requested output do not fit the model's context length."""
+
+    code = "context_length_exceeded"
+
+
+class PayloadTooLarge(InvalidInput):
+    """A body, message or media item is over its configured size."""
+
+    status = 413
+    code = "payload_too_large"
+
+
+class Unauthorized(InvalidInput):
+    """The API key is missing or wrong."""
+
+    status = 401
+    code = "invalid_api_key"
+
+
+class ConfigError(TokenMeshError):
+    """A setting is wrong; the message names it and what would be right."""
+
+    code = "config_error"
+
+
+class CheckpointError(TokenMeshError):
+    """A model directory is unusable; the message names the file or tensor."""
+
+    code = "checkpoint_error"
+
+
+class Unavailable(TokenMeshError):
+    """Nobody can do it now; asking again later may work."""
+
+    status = 503
+    code = "unavailable"
+    retryable = True
+
+
+class Overloaded(Unavailable):
+    """A queue is at its bound; `retry_after_s` estimates when it is not."""
+
+    status = 429
+    code = "overloaded"
+
+
+class NoResponders(Unavailable):
+    """NATS says that nobody listens on the subject."""
+
+    code = "no_responders"
+
+
+class Draining(Unavailable):
+    """The service finishes what it has and takes nothing new."""
+
+    code = "draining"
+
+
+class BusLost(Unavailable):
+    """The connection to NATS is down and the wait for it is over."""
+
+    code = "bus_lost"
+
+
+class DeadlineExceeded(TokenMeshError):
+    """The request's absolute deadline has passed."""
+
+    status = 504
+    code = "deadline_exceeded"
+    retryable = True
+
+
+class Cancelled(TokenMeshError):
+    """The client left or cancelled; nobody waits for the answer."""
+
+    status = 499
+    code = "cancelled"
+
+
+class ProtocolError(TokenMeshError):
+    """Bytes on the bus that do not decode, or a reply of the wrong type."""
+
+    code = "protocol_error"

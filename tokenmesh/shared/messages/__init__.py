@@ -1,0 +1,83 @@
+"""Every message that crosses a process, one file a conversation, one closed union.
+
+Evolution rules: a new field has a default; a field is never renamed, retyped or removed; a message
+that is no longer sent stays decodable for one minor version. Golden files in tests hold
+yesterday's bytes.
+"""
+
+from tokenmesh.shared.messages.beat import Beat
+from tokenmesh.shared.messages.encode import Encode, Encoded
+from tokenmesh.shared.messages.failed import Failed
+from tokenmesh.shared.messages.generate import (
+    Accepted,
+    Cancel,
+    Done,
+    Drain,
+    Generate,
+    Ping,
+    Resend,
+    StreamUnknown,
+)
+from tokenmesh.shared.messages.place import Place, Placed, Queued, Refused
+from tokenmesh.shared.messages.tokenize import (
+    Describe,
+    Described,
+    Detokenize,
+    Detokenized,
+    Tokenize,
+    Tokenized,
+)
+from tokenmesh.shared.messages.tokens import Tokens
+
+Message = (
+    Tokenize
+    | Tokenized
+    | Detokenize
+    | Detokenized
+    | Describe
+    | Described
+    | Encode
+    | Encoded
+    | Place
+    | Placed
+    | Queued
+    | Refused
+    | Generate
+    | Accepted
+    | Cancel
+    | Resend
+    | Ping
+    | Drain
+    | Done
+    | StreamUnknown
+    | Beat
+    | Failed
+)
+"""Everything but `Tokens`, which is array-like and travels on a subject of its own."""
+
+__all__ = [
+    "Accepted",
+    "Beat",
+    "Cancel",
+    "Describe",
+    "Described",
+    "Detokenize",
+    "Detokenized",
+    "Done",
+    "Drain",
+    "Encode",
+    "Encoded",
+    "Failed",
+    "Generate",
+    "Message",
+    "Ping",
+    "Place",
+    "Placed",
+    "Queued",
+    "Refused",
+    "Resend",
+    "StreamUnknown",
+    "Tokenize",
+    "Tokenized",
+    "Tokens",
+]

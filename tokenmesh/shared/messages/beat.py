@@ -1,0 +1,47 @@
+"""Beat: a process says that it lives, what it serves and how busy it is."""
+
+import msgspec
+
+from tokenmesh.shared.ids import InstanceId, ModelName
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A model as a worker serves it."""
+
+    name: ModelName
+    aliases: list[ModelName] = []
+    max_model_len: int
+    vocab_size: int
+    created_s: float = 0.0
+    takes_images: bool = False
+
+
+class WorkerLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the placement rule needs to know about a worker."""
+
+    running: int = 0
+    waiting: int = 0
+    max_num_seqs: int = 1
+    queued_tokens: int = 0
+    """Prompt tokens accepted and not yet computed."""
+    kv_blocks_used: int = 0
+    kv_blocks_total: int = 1
+    prefill_tokens_per_s: float = 0.0
+    """EWMA that the worker measures; 0 before the first measurement."""
+    step_s: float = 0.0
+    """EWMA of a decode step's duration."""
+
+
+class Beat(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Published on `tm.beat.<service>.<id>`; every 250 ms by workers, every second by others."""
+
+    service: str
+    instance_id: InstanceId
+    epoch: int
+    sequence: int
+    version: str
+    protocol: int = 1
+    draining: bool = False
+    interval_s: float = 1.0
+    models: list[ModelCard] = []
+    load: WorkerLoad | None = None

@@ -1,0 +1,72 @@
+"""The conversation with one worker: start a stream, control it, ask for what was lost."""
+
+import msgspec
+
+from tokenmesh.shared.ids import GatewayId, ModelName, RequestId, WorkerId
+from tokenmesh.shared.messages.media import MediaItem
+from tokenmesh.shared.messages.sampling import SamplingParams
+
+
+class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Start one stream (one choice). Answered at once: Accepted, Refused or Failed.
+
+    A repeated Generate with the same (gateway, stream, attempt) is accepted and does nothing.
+    """
+
+    request_id: RequestId
+    model: ModelName
+    gateway: GatewayId
+    """Tokens go to this gateway's subject."""
+    stream: int
+    """The gateway's number for the stream, unique within that gateway process."""
+    epoch: int
+    """The incarnation that the scheduler chose."""
+    attempt: int = 0
+    """Higher attempts of a stream replace lower ones everywhere."""
+    prompt_ids: bytes
+    output_ids: bytes = b""
+    """Tokens that an earlier attempt already delivered; generation goes on after them."""
+    sampling: SamplingParams
+    media: list[MediaItem] = []
+    priority: int = 0
+    cache_salt: str | None = None
+    lora: str | None = None
+
+
+class Accepted(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """The stream is in the worker's queue."""
+
+    worker_id: WorkerId
+
+
+class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Stop a stream and free its blocks. Answered with Done, also when it is already gone."""
+
+    gateway: GatewayId
+    stream: int
+    attempt: int
+
+
+class Resend(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Publish a stream's output again from `offset` on. Answered with Done or StreamUnknown."""
+
+    gateway: GatewayId
+    stream: int
+    attempt: int
+    offset: int
+
+
+class Ping(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Are you there? Answered with Done by the worker's event loop."""
+
+
+class Drain(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Take no new streams, finish the running ones, leave."""
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """The command was carried out."""
+
+
+class StreamUnknown(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """The worker holds nothing of this stream (any more): start it again elsewhere."""

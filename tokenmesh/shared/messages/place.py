@@ -1,0 +1,55 @@
+"""The conversation with scheduler_svc: which worker takes a request."""
+
+import msgspec
+
+from tokenmesh.shared.ids import ModelName, RequestId, WorkerId
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Ask for a worker. Answered with Placed, Refused or Failed, after any number of Queued."""
+
+    request_id: RequestId
+    model: ModelName
+    num_tokens: int
+    """Tokens to prefill: the prompt and what an earlier attempt already produced."""
+    max_tokens: int
+    num_streams: int = 1
+    """n: how many streams the worker will run for this request."""
+    route_hashes: bytes = b""
+    priority: int = 0
+    """Smaller is sooner, as in vLLM."""
+    attempt: int = 0
+    exclude: list[WorkerId] = []
+    """Workers that this request has just seen fail."""
+
+
+class Queued(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Keep-alive while a request waits for room. Not final."""
+
+    position: int
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One worker as the decision saw it."""
+
+    worker_id: WorkerId
+    estimated_ttft_s: float
+    running: int = 0
+    kv_usage: float = 0.0
+
+
+class Placed(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """The decision and, for the trace, what it was made from."""
+
+    worker_id: WorkerId
+    epoch: int
+    """The worker's incarnation; a Generate that reaches another one is refused."""
+    queued_s: float = 0.0
+    candidates: list[Candidate] = []
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """No room, by scheduler or worker: try again after `retry_after_s`, or elsewhere."""
+
+    reason: str
+    retry_after_s: float

@@ -1,0 +1,102 @@
+"""The conversation with tokenizer_svc: text and media to token ids and block hashes, and back.
+
+Free-form JSON (messages, tools, template arguments) travels as JSON bytes and is decoded once, by
+the tokenizer: nobody in between looks inside.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from tokenmesh.shared.ids import BlobKey, ModelName, RequestId
+from tokenmesh.shared.messages.media import MediaItem
+
+
+class TextPrompt(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """A plain prompt."""
+
+    text: str
+    add_special_tokens: bool = True
+
+
+class IdsPrompt(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """A prompt that the client tokenized itself; only truncation and hashing are left to do."""
+
+    token_ids: bytes
+
+
+class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """A conversation for the chat template. `*_json` fields hold UTF-8 JSON."""
+
+    messages_json: bytes
+    """A list of OpenAI chat messages; data URIs were already replaced by `blob:<key>` URLs."""
+    tools_json: bytes | None = None
+    documents_json: bytes | None = None
+    template_kwargs_json: bytes | None = None
+    chat_template: str | None = None
+    """Replaces the model's own template."""
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+
+
+class Tokenize(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Ask for the ids of one prompt. Answered with Tokenized or Failed."""
+
+    request_id: RequestId
+    model: ModelName
+    prompt: TextPrompt | IdsPrompt | ChatPrompt
+    truncate_prompt_tokens: int | None = None
+    """Keep at most this many tokens; -1 means the model's context length."""
+    truncation_side: Literal["left", "right"] = "left"
+    bad_words: list[str] = []
+    cache_salt: str | None = None
+    lora: str | None = None
+    return_token_strs: bool = False
+
+
+class Tokenized(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """The ids of a prompt, with media placeholders expanded."""
+
+    token_ids: bytes
+    route_hashes: bytes = b""
+    """8 bytes little-endian for every full route block, chained (see shared/hashing.py)."""
+    media: list[MediaItem] = []
+    bad_words_ids: list[list[int]] = []
+    token_strs: list[str] | None = None
+
+
+class Detokenize(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Ask for the text of token ids."""
+
+    request_id: RequestId
+    model: ModelName
+    token_ids: bytes
+
+
+class Detokenized(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """The text."""
+
+    text: str
+
+
+class Describe(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Ask what a gateway needs to detokenize a model's output by itself."""
+
+    model: ModelName
+
+
+class Described(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Facts about a model's tokenizer; they never change while the process lives."""
+
+    tokenizer: BlobKey
+    """A blob with the `tokenizer.json` text, also for tokenizers that ship in another format."""
+    fingerprint: str
+    """Hex digest of that text: a gateway fetches the blob only when it changes."""
+    vocab_size: int
+    """Ids at or above this are invalid in a prompt."""
+    special_ids: list[int]
+    """Ids that `skip_special_tokens` drops."""
+    has_chat_template: bool
+    default_sampling_json: bytes = b"{}"
+    """The sampling fields of the model's generation_config.json (temperature, top_p, ...)."""

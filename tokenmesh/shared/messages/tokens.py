@@ -1,0 +1,54 @@
+"""Tokens: the hot path. One message per engine step and gateway, array-like, never one per token.
+
+Fields are positional: append only, never reorder, new ones with a default.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from tokenmesh.shared.ids import WorkerId
+from tokenmesh.shared.messages.failed import Failed
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Log-probabilities at one position."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    """1-based rank of `token_id` in the distribution."""
+    top_ids: list[int] = []
+    top_logprobs: list[float] = []
+
+
+class Delta(msgspec.Struct, frozen=True, array_like=True):
+    """What one step added to one stream."""
+
+    stream: int
+    attempt: int
+    offset: int
+    """Output position of the first token in `token_ids`; the receiver drops what it has."""
+    token_ids: bytes
+    finish: FinishReason | None = None
+    stop_token: int | None = None
+    """The stop token id that ended the stream (not for eos)."""
+    logprobs: list[TokenLogprobs] | None = None
+    """One for each of `token_ids`, when asked for."""
+    cached_tokens: int | None = None
+    """Prompt tokens found in the prefix cache; on the first delta of an attempt."""
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    """One for each prompt token (None for the first); on the first delta, when asked for."""
+    error: Failed | None = None
+    """With finish "error": why."""
+
+
+class Tokens(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """One step's new tokens of all streams of one gateway."""
+
+    worker_id: WorkerId
+    epoch: int
+    step: int
+    deltas: list[Delta]

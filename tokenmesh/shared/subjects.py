@@ -1,0 +1,74 @@
+"""Every NATS subject of the mesh. Nobody else writes one by hand.
+
+A model name may hold dots, slashes or spaces, which a NATS token must not: `slug` maps it to one
+token, injectively enough (a short hash is appended whenever a character had to be replaced).
+"""
+
+import re
+from typing import Final
+
+import xxhash
+
+from tokenmesh.shared.ids import GatewayId, InstanceId, ModelName, WorkerId
+
+PREFIX: Final = "tm"
+
+TOKENIZER_QUEUE: Final = "tokenizer"
+ENCODER_QUEUE: Final = "encoder"
+SCHEDULER_QUEUE: Final = "scheduler"
+
+ALL_BEATS: Final = f"{PREFIX}.beat.>"
+ALL_SPANS: Final = f"{PREFIX}.span.>"
+
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9_-]")
+
+
+def slug(model: ModelName) -> str:
+    """One NATS token for a model name; equal names give equal tokens."""
+    safe = _UNSAFE.sub("-", model)
+    return safe if safe == model else f"{safe}-{xxhash.xxh32_hexdigest(model)}"
+
+
+def tokenize(model: ModelName) -> str:
+    """Tokenize, Detokenize, Describe for one model."""
+    return f"{PREFIX}.tokenize.{slug(model)}"
+
+
+def encode(model: ModelName) -> str:
+    """Encode for one model."""
+    return f"{PREFIX}.encode.{slug(model)}"
+
+
+def place(model: ModelName) -> str:
+    """Place for one model; schedulers listen on `place_any`."""
+    return f"{PREFIX}.place.{slug(model)}"
+
+
+def place_any() -> str:
+    """Wildcard over every model: a scheduler places for all of them."""
+    return f"{PREFIX}.place.*"
+
+
+def worker_generate(worker: WorkerId) -> str:
+    """Generate for one worker; answered at once with Accepted, Refused or Failed."""
+    return f"{PREFIX}.worker.{worker}.generate"
+
+
+def worker_control(worker: WorkerId) -> str:
+    """Cancel, Resend, Ping, Drain for one worker."""
+    return f"{PREFIX}.worker.{worker}.control"
+
+
+def gateway_tokens(gateway: GatewayId) -> str:
+    """Where workers publish Tokens for one gateway."""
+    return f"{PREFIX}.gateway.{gateway}.tokens"
+
+
+def beat(service: str, instance: InstanceId) -> str:
+    """Where one process publishes its Beat."""
+    return f"{PREFIX}.beat.{service}.{instance}"
+
+
+def spans(service: str) -> str:
+    """Where a service publishes finished spans (OTLP protobuf)."""
+    return f"{PREFIX}.span.{service}"

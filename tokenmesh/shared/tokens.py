@@ -1,0 +1,31 @@
+"""Token ids on the wire: little-endian u32 bytes, four a token, whatever the host's byte order."""
+
+import sys
+from array import array
+from collections.abc import Sequence
+from typing import Final
+
+BYTES_PER_ID: Final = 4
+_MUST_SWAP: Final = sys.byteorder != "little"
+
+
+def pack_ids(ids: Sequence[int]) -> bytes:
+    """Encode ids (each in [0, 2**32)) as u32 little-endian bytes."""
+    packed = array("I", ids)
+    if _MUST_SWAP:
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack_ids(data: bytes) -> list[int]:
+    """Decode what `pack_ids` made. Raises ValueError when the length is no multiple of four."""
+    packed = array("I")
+    packed.frombytes(data)
+    if _MUST_SWAP:
+        packed.byteswap()
+    return packed.tolist()
+
+
+def count_ids(data: bytes) -> int:
+    """How many ids `data` holds."""
+    return len(data) // BYTES_PER_ID
