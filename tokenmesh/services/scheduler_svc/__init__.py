@@ -1,1 +1,1 @@
-
+"""scheduler_svc: which worker takes a request, who waits, who is refused."""

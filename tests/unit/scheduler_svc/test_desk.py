@@ -1,0 +1,171 @@
+"""The desk places, queues and refuses by the rules, for any order of arrivals and beats."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenmesh.services.scheduler_svc.cost import capacity
+from tokenmesh.services.scheduler_svc.desk import Desk
+from tokenmesh.services.scheduler_svc.placement import Worker
+from tokenmesh.shared.config.scheduler import SchedulerSettings
+from tokenmesh.shared.errors import Overloaded
+from tokenmesh.shared.ids import ModelName, RequestId, WorkerId
+from tokenmesh.shared.messages.beat import WorkerLoad
+from tokenmesh.shared.messages.place import Place
+
+MODEL = ModelName("m")
+
+
+def worker(name: str, *, draining: bool = False, beat_at: float = 0.0, **load: float) -> Worker:
+    facts: dict[str, float] = {"max_num_seqs": 4, "prefill_tokens_per_s": 1000.0, **load}
+    return Worker(WorkerId(name), 7, WorkerLoad(**facts), draining, beat_at)  # type: ignore[arg-type]
+
+
+def request(
+    name: str = "r",
+    *,
+    tokens: int = 100,
+    priority: int = 0,
+    n: int = 1,
+    exclude: tuple[str, ...] = (),
+) -> Place:
+    return Place(
+        request_id=RequestId(name),
+        model=MODEL,
+        num_tokens=tokens,
+        max_tokens=10,
+        num_streams=n,
+        priority=priority,
+        exclude=[WorkerId(name) for name in exclude],
+    )
+
+
+def desk_of(*workers: Worker, **settings: float) -> tuple[Desk, list[Worker]]:
+    fleet = list(workers)
+    return Desk(SchedulerSettings(**settings), lambda _: fleet), fleet  # type: ignore[arg-type]
+
+
+def chosen(desk: Desk, place: Place, now: float = 1.0) -> str | None:
+    ticket = desk.arrive(place, now)
+    return ticket.placed.worker_id if ticket.placed else None
+
+
+def test_the_worker_with_the_shortest_estimated_ttft_wins() -> None:
+    desk, _ = desk_of(worker("busy", queued_tokens=5000), worker("idle"))
+    assert chosen(desk, request()) == "idle"
+
+
+def test_a_slow_worker_prices_itself_out_even_when_idle() -> None:
+    slow = worker("slow", prefill_tokens_per_s=100.0)
+    desk, _ = desk_of(slow, worker("fast", queued_tokens=200, running=2))
+    assert chosen(desk, request(tokens=500)) == "fast"
+
+
+def test_a_full_kv_pool_costs_more_than_a_short_queue() -> None:
+    full = worker("full", kv_blocks_used=98, kv_blocks_total=100)
+    desk, _ = desk_of(full, worker("queued", queued_tokens=300))
+    assert chosen(desk, request()) == "queued"
+
+
+def test_equal_workers_take_turns_between_two_beats() -> None:
+    desk, _ = desk_of(worker("a"), worker("b"))
+    assert {chosen(desk, request()) for _ in range(2)} == {"a", "b"}
+
+
+def test_draining_and_just_failed_workers_are_passed_over() -> None:
+    desk, _ = desk_of(worker("draining", draining=True), worker("failed"), worker("ok", running=3))
+    assert chosen(desk, request(exclude=("failed",))) == "ok"
+
+
+def test_the_only_worker_is_asked_again_although_it_failed() -> None:
+    desk, _ = desk_of(worker("only"))
+    assert chosen(desk, request(exclude=("only",))) == "only"
+
+
+def test_requests_wait_when_all_are_full_and_go_on_when_a_beat_shows_room() -> None:
+    desk, fleet = desk_of(worker("a", running=5))
+    ticket = desk.arrive(request(), 1.0)
+    assert ticket.placed is None
+    assert desk.pump(1.1) == []
+    fleet[0] = worker("a", running=1, beat_at=1.2)
+    assert desk.pump(1.2) == [ticket]
+    assert ticket.placed is not None
+    assert ticket.placed.queued_s == pytest.approx(0.2)
+
+
+def test_the_smaller_priority_number_is_served_first() -> None:
+    desk, fleet = desk_of(worker("a", running=5))
+    late = desk.arrive(request("late", priority=1), 1.0)
+    soon = desk.arrive(request("soon", priority=-1), 1.1)
+    assert (desk.position(soon), desk.position(late)) == (0, 1)
+    fleet[0] = worker("a", running=4, beat_at=2.0)
+    assert desk.pump(2.0) == [soon]
+
+
+def test_past_the_bound_a_request_is_refused_with_an_estimate() -> None:
+    desk, _ = desk_of(worker("a", running=5, queued_tokens=9000), max_queued=1)
+    desk.arrive(request("first"), 1.0)
+    with pytest.raises(Overloaded) as refused:
+        desk.arrive(request("second"), 1.0)
+    assert refused.value.retry_after_s == pytest.approx(9.1)
+    assert desk.num_waiting == 1
+
+
+def test_a_client_that_leaves_gives_up_its_place_in_line() -> None:
+    desk, fleet = desk_of(worker("a", running=5))
+    gone = desk.arrive(request("gone"), 1.0)
+    stays = desk.arrive(request("stays"), 1.0)
+    desk.leave(gone)
+    desk.leave(gone)
+    fleet[0] = worker("a", beat_at=2.0)
+    assert desk.pump(2.0) == [stays]
+    assert desk.num_waiting == 0
+
+
+def test_n_above_a_workers_capacity_is_placed_on_an_idle_worker() -> None:
+    desk, _ = desk_of(worker("a"))
+    assert chosen(desk, request(n=64)) == "a"
+
+
+def test_a_request_that_waits_for_its_n_does_not_block_smaller_ones() -> None:
+    desk, _ = desk_of(worker("a", running=4))
+    assert chosen(desk, request("wide", n=4)) is None
+    assert chosen(desk, request("narrow")) == "a"
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["arrive", "beat", "leave"]), st.integers(1, 6), st.integers(0, 9)
+        ),
+        max_size=80,
+    )
+)
+def test_nobody_is_lost_overtaken_or_placed_beyond_capacity(
+    events: list[tuple[str, int, int]],
+) -> None:
+    settings = SchedulerSettings(max_queued=8)
+    fleet = [worker("a"), worker("b")]
+    desk = Desk(settings, lambda _: fleet)
+    waiting, now = [], 0.0
+    for kind, n, number in events:
+        now += 1.0
+        if kind == "arrive":
+            try:
+                ticket = desk.arrive(request(n=1 + n % 2), now)
+            except Overloaded:
+                assert len(waiting) == settings.max_queued
+                continue
+            waiting.append(ticket)
+        elif kind == "leave" and waiting:
+            desk.leave(waiting.pop(number % len(waiting)))
+        elif kind == "beat":
+            fleet[number % 2] = worker("ab"[number % 2], running=n, beat_at=now)
+            desk.pump(now)
+        waiting = [ticket for ticket in waiting if not ticket.placed]
+        assert desk.num_waiting == len(waiting)
+    for number, name in enumerate("ab"):
+        fleet[number] = worker(name, max_num_seqs=1000, beat_at=now + 1)
+    assert capacity(fleet[0].load, settings) > len(waiting)
+    desk.pump(now + 1)
+    assert all(ticket.placed for ticket in waiting)

@@ -1,0 +1,75 @@
+"""The scheduler actor: answers Place, with Queued keep-alives while a request waits."""
+
+import asyncio
+
+from tokenmesh.services.scheduler_svc.desk import Desk
+from tokenmesh.services.scheduler_svc.waiting import Ticket
+from tokenmesh.shared.actor import Actor, Context, handles
+from tokenmesh.shared.clock import monotonic_s
+from tokenmesh.shared.config.scheduler import SchedulerSettings
+from tokenmesh.shared.errors import Unavailable
+from tokenmesh.shared.messages.place import Place, Placed, Queued
+from tokenmesh.shared.telemetry import span
+
+
+class SchedulerActor(Actor):
+    """Any replica answers any Place; what it knows comes from beats."""
+
+    def __init__(self, settings: SchedulerSettings, desk: Desk) -> None:
+        super().__init__()
+        self._settings = settings
+        self._desk = desk
+        self._wakers: dict[int, asyncio.Event] = {}
+
+    async def start(self) -> None:
+        """Begin to try waiting requests again."""
+        self.spawn(self._pump_forever, "pump")
+
+    @handles(Place)
+    async def place(self, request: Place, context: Context) -> Placed:
+        """Answer with a worker; refuse with Overloaded past the bound."""
+        ticket = self._desk.arrive(request, monotonic_s())
+        try:
+            placed = ticket.placed or await self._wait(ticket, context)
+        finally:
+            self._desk.leave(ticket)
+        return placed
+
+    def pump(self) -> None:
+        """Place whom there is room for now; called on every worker's beat."""
+        for ticket in self._desk.pump(monotonic_s()):
+            waker = self._wakers.get(id(ticket))
+            if waker is not None:
+                waker.set()
+
+    async def _wait(self, ticket: Ticket, context: Context) -> Placed:
+        waker = self._wakers[id(ticket)] = asyncio.Event()
+        try:
+            with span("queue"):
+                while ticket.placed is None:
+                    await context.interim(Queued(position=self._desk.position(ticket)))
+                    self._give_up_without_workers(ticket)
+                    await _set_within(waker, self._settings.keepalive_s)
+                return ticket.placed
+        finally:
+            del self._wakers[id(ticket)]
+
+    def _give_up_without_workers(self, ticket: Ticket) -> None:
+        waited_s = monotonic_s() - ticket.waiting_since
+        model = ticket.request.model
+        if waited_s >= self._settings.worker_wait_s and not self._desk.has_workers(model):
+            raise Unavailable(f"no live worker serves {model!r}", retry_after_s=1.0)
+
+    async def _pump_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.retry_interval_s)
+            if self._desk.num_waiting:
+                self.pump()
+
+
+async def _set_within(waker: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await waker.wait()
+    except TimeoutError:
+        return

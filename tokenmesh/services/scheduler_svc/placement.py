@@ -1,0 +1,110 @@
+"""The decision: argmin of the estimated time to first token over live, undrained workers.
+
+No I/O and no clock: everything that varies is an argument, so that a test can replay a decision.
+"""
+
+from dataclasses import dataclass
+
+from tokenmesh.services.scheduler_svc.cost import capacity, estimated_ttft_s, kv_usage
+from tokenmesh.services.scheduler_svc.reservations import Reservation, Reservations
+from tokenmesh.shared.config.scheduler import SchedulerSettings
+from tokenmesh.shared.ids import WorkerId
+from tokenmesh.shared.messages.beat import Beat, WorkerLoad
+from tokenmesh.shared.messages.place import Candidate, Place
+
+_TIE_SHARE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A live worker of the request's model, as its last beat told it."""
+
+    worker_id: WorkerId
+    epoch: int
+    load: WorkerLoad
+    draining: bool
+    beat_at: float
+    """When that beat was received, monotonic seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Who takes the request (None: everybody is full), and what was weighed."""
+
+    worker: Worker | None
+    candidates: list[Candidate]
+
+
+def worker_from_beat(beat: Beat, beat_at: float) -> Worker | None:
+    """None for a beat that is no worker's."""
+    if beat.load is None:
+        return None
+    return Worker(WorkerId(beat.instance_id), beat.epoch, beat.load, beat.draining, beat_at)
+
+
+class Placement:
+    """Weighs workers against their load and what was placed on them since their last beat."""
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        self._settings = settings
+        self.reservations = Reservations(settings.reservation_settle_s)
+
+    def place(self, request: Place, workers: list[Worker], now: float) -> Decision:
+        """Choose a worker and reserve on it."""
+        weighed = [
+            (worker, self._weigh(request, worker))
+            for worker in self._eligible(request, workers)
+            if self._has_room(request, worker)
+        ]
+        candidates = [candidate for _, candidate in weighed]
+        if not weighed:
+            return Decision(None, candidates)
+        best = min(candidate.estimated_ttft_s for candidate in candidates)
+        limit = best * (1 + _TIE_SHARE) + self._settings.tie_s
+        tied = [pair for pair in weighed if pair[1].estimated_ttft_s <= limit]
+        chosen = min(tied, key=lambda pair: (pair[1].running, pair[1].estimated_ttft_s))[0]
+        self.reservations.add(
+            chosen.worker_id, Reservation(now, request.num_tokens, request.num_streams)
+        )
+        return Decision(chosen, candidates)
+
+    def retry_after_s(self, request: Place, workers: list[Worker]) -> float:
+        """How long the least loaded worker needs for what it has; at least one second."""
+        waits = [
+            self._weigh(request, worker).estimated_ttft_s
+            for worker in workers
+            if not worker.draining
+        ]
+        return max(1.0, min(waits, default=1.0))
+
+    def _eligible(self, request: Place, workers: list[Worker]) -> list[Worker]:
+        """Undrained workers that the request has not just seen fail; those only if there are none.
+
+        A sole worker that failed once may be back: waiting for ever would be worse than asking it.
+        """
+        live = [worker for worker in workers if not worker.draining]
+        fresh = [worker for worker in live if worker.worker_id not in request.exclude]
+        return fresh or live
+
+    def _streams(self, worker: Worker) -> int:
+        self.reservations.settle(worker.worker_id, worker.beat_at)
+        held = worker.load.running + worker.load.waiting
+        return held + self.reservations.streams(worker.worker_id)
+
+    def _has_room(self, request: Place, worker: Worker) -> bool:
+        """An idle worker always has room, also for an n above its capacity: it queues the rest."""
+        held = self._streams(worker)
+        return held == 0 or held + request.num_streams <= capacity(worker.load, self._settings)
+
+    def _weigh(self, request: Place, worker: Worker) -> Candidate:
+        return Candidate(
+            worker_id=worker.worker_id,
+            estimated_ttft_s=estimated_ttft_s(
+                worker.load,
+                self._settings,
+                uncached_tokens=request.num_tokens,
+                reserved_tokens=self.reservations.tokens(worker.worker_id),
+            ),
+            running=self._streams(worker),
+            kv_usage=kv_usage(worker.load),
+        )

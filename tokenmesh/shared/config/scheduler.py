@@ -1,0 +1,41 @@
+"""SchedulerSettings: placement and admission."""
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class SchedulerSettings(BaseModel):
+    """Limits and weights of scheduler_svc."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_queued: int = Field(
+        default=1024, ge=0, description="Requests that may wait for a worker; beyond it: 429."
+    )
+    keepalive_s: float = Field(
+        default=1.0, gt=0, description="How often a waiting request is told its position."
+    )
+    worker_wait_s: float = Field(
+        default=30.0, ge=0, description="How long a request waits when no worker of its model lives."
+    )
+    worker_queue_share: float = Field(
+        default=0.25,
+        ge=0,
+        description="Streams a worker may hold beyond max_num_seqs, as a share of max_num_seqs.",
+    )
+    assumed_prefill_tokens_per_s: float = Field(
+        default=2000.0, gt=0, description="Prefill rate of a worker that has not measured its own."
+    )
+    kv_pressure_s: float = Field(
+        default=0.15, ge=0, description="Weight of k/(1-k) seconds for a KV pool in use to share k."
+    )
+    tie_s: float = Field(
+        default=0.005, ge=0, description="Estimates closer than this (plus 10 %) count as equal."
+    )
+    reservation_settle_s: float = Field(
+        default=0.03,
+        ge=0,
+        description="A beat received this long after a placement already counts the request.",
+    )
+    retry_interval_s: float = Field(
+        default=0.05, gt=0, description="How often waiting requests are tried again without a beat."
+    )
