@@ -1,0 +1,109 @@
+"""The rules of the tree that import-linter cannot say."""
+
+import ast
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "tokenmesh"
+
+# library -> the only places that may import it (prefixes of paths inside the package)
+OWNERS = {
+    "nats": ("shared/bus/nats",),
+    "redis": ("shared/redis.py", "cli/embedded/"),
+    "opentelemetry.sdk": ("shared/telemetry/",),
+    "transformers": ("services/tokenizer_svc/",),
+    "fastapi": ("services/gateway/",),
+    "starlette": ("services/gateway/",),
+    "uvicorn": ("services/gateway/",),
+    "pydantic": ("shared/config/", "services/gateway/"),
+    "prometheus_client": ("shared/metrics", "services/gateway/", "shared/telemetry/"),
+    "torch": ("services/worker_svc/", "services/mm_encoder_svc/", "kernels/"),
+    "triton": ("kernels/",),
+    "typer": ("cli/",),
+    "rich": ("cli/",),
+    "uuid": (),
+    "random": (),
+    "secrets": ("shared/ids.py", "cli/embedded/"),
+    "time": ("shared/clock.py",),
+    "pickle": (),
+}
+TORCH_FREE_ENGINE = PACKAGE / "services/worker_svc/engine"
+
+
+def modules() -> Iterator[tuple[Path, ast.Module]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        yield path, ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imported_names(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("library", sorted(OWNERS))
+def test_each_outside_library_has_its_owner(library: str) -> None:
+    strangers = [
+        str(path.relative_to(PACKAGE))
+        for path, tree in modules()
+        if any(name == library or name.startswith(f"{library}.") for name in imported_names(tree))
+        and not str(path.relative_to(PACKAGE)).startswith(OWNERS[library] or ("-",))
+    ]
+    assert strangers == []
+
+
+def test_the_scheduler_half_of_the_engine_has_no_torch() -> None:
+    offenders = [
+        str(path)
+        for path, tree in modules()
+        if path.is_relative_to(TORCH_FREE_ENGINE)
+        and any(name.split(".")[0] == "torch" for name in imported_names(tree))
+    ]
+    assert offenders == []
+
+
+def test_the_environment_is_read_in_the_config_only() -> None:
+    offenders = [
+        str(path.relative_to(PACKAGE))
+        for path, tree in modules()
+        if not path.is_relative_to(PACKAGE / "shared/config")
+        and any(
+            isinstance(node, ast.Attribute)
+            and node.attr in ("environ", "getenv")
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "os"
+            for node in ast.walk(tree)
+        )
+    ]
+    assert [name for name in offenders if not name.startswith("cli/embedded/")] == []
+
+
+def test_no_test_imports_a_private_name() -> None:
+    offenders = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for name in imported_names(ast.parse(path.read_text(encoding="utf-8")))
+        if name.startswith("tokenmesh") and any(part.startswith("_") for part in name.split("."))
+    ]
+    assert offenders == []
+
+
+def test_an_installation_has_no_top_level_kernels() -> None:
+    spec = importlib.util.find_spec("kernels")
+    assert spec is None or not str(spec.origin).startswith(str(ROOT))
+
+
+def test_every_package_says_what_it_is() -> None:
+    silent = [
+        str(path.relative_to(PACKAGE))
+        for path, tree in modules()
+        if ast.get_docstring(tree) is None and path.stat().st_size > 1
+    ]
+    assert silent == []

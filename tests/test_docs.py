@@ -1,0 +1,59 @@
+"""What the documentation says about the code exists."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+
+ANCHOR = re.compile(r"`([\w/]+\.py):([A-Za-z_][\w.]*)`")
+"""`gateway/pipeline.py:run` style; the path is relative to tokenmesh/ or tokenmesh/services/."""
+LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
+
+
+def definitions(tree: ast.Module) -> set[str]:
+    names: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= {
+                f"{node.name}.{child.name}"
+                for child in node.body
+                if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+            }
+    return names
+
+
+def resolve(path: str) -> Path | None:
+    for base in (ROOT, ROOT / "tokenmesh", ROOT / "tokenmesh/services"):
+        if (base / path).is_file():
+            return base / path
+    return None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_code_anchors_exist(page: Path) -> None:
+    missing = []
+    for path, name in ANCHOR.findall(page.read_text(encoding="utf-8")):
+        found = resolve(path)
+        if found is None or name not in definitions(ast.parse(found.read_text(encoding="utf-8"))):
+            missing.append(f"{path}:{name}")
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_relative_links_lead_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    broken = [link for link in LINK.findall(text) if not (page.parent / link).exists()]
+    assert broken == []
+
+
+def test_the_request_path_names_every_hop() -> None:
+    text = (ROOT / "docs/request-path.md").read_text(encoding="utf-8")
+    hops = {path for path, _ in ANCHOR.findall(text)}
+    for service in ("gateway", "tokenizer_svc", "mm_encoder_svc", "scheduler_svc", "worker_svc"):
+        assert any(service in hop for hop in hops), f"no hop in {service}"
