@@ -32,6 +32,7 @@ class Envelope:
 
 Receiver = Callable[[Envelope], Awaitable[None]]
 RawReceiver = Callable[[str, bytes], Awaitable[None]]
+RawAnswer = Callable[[], bytes]
 
 
 class Subscription(Protocol):
@@ -81,6 +82,9 @@ class Bus(Protocol):
 
     async def subscribe_raw(self, subject: str, receiver: RawReceiver) -> Subscription:
         """Hand over undecoded bytes."""
+
+    async def answer_raw(self, subject: str, answer: RawAnswer) -> Subscription:
+        """Answer every request on `subject` with bytes that are no Message (NATS micro)."""
 
     async def reply(self, envelope: Envelope, message: Message) -> None:
         """Answer a received message; does nothing when nobody waits."""

@@ -1,0 +1,46 @@
+"""Who waits for which answer: one inbox for a whole process, one token for each question."""
+
+from collections.abc import Callable
+from itertools import count
+from typing import Final
+
+from tokenmesh.shared.errors import Overloaded
+
+Sink = Callable[[bytes | None], None]
+"""Takes the bytes of an answer, or None when the server says that nobody listens."""
+
+
+class Answers:
+    """Open questions by token. An answer to a question that was closed is dropped."""
+
+    def __init__(self, prefix: str, limit: int) -> None:
+        self._prefix: Final = prefix + "."
+        self._limit: Final = limit
+        self._sink_by_token: dict[str, Sink] = {}
+        self._numbers = count()
+
+    def __len__(self) -> int:
+        return len(self._sink_by_token)
+
+    @property
+    def subject(self) -> str:
+        """The wildcard that covers every token."""
+        return self._prefix + "*"
+
+    def open(self, sink: Sink) -> str:
+        """The reply subject of a new question. Raises Overloaded at the limit."""
+        if len(self._sink_by_token) >= self._limit:
+            raise Overloaded(f"{self._limit} requests of this process already wait for an answer")
+        token = str(next(self._numbers))
+        self._sink_by_token[token] = sink
+        return self._prefix + token
+
+    def close(self, reply_to: str) -> None:
+        """Forget a question."""
+        self._sink_by_token.pop(reply_to[len(self._prefix) :], None)
+
+    def deliver(self, reply_to: str, data: bytes | None) -> None:
+        """Hand an answer to whoever asked."""
+        sink = self._sink_by_token.get(reply_to[len(self._prefix) :])
+        if sink is not None:
+            sink(data)

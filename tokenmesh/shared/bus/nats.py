@@ -1,0 +1,224 @@
+"""The link to core NATS, and the bus on top of it. The only file that knows nats-py.
+
+nats-py reconnects by itself and for ever; what is sent meanwhile waits in a bounded buffer.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final, cast
+
+import nats.errors
+from nats.aio.client import Client, Server
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription as ClientSubscription
+
+from tokenmesh.shared.bus.base import Subscription
+from tokenmesh.shared.bus.complaints import Complaints
+from tokenmesh.shared.bus.link import Link, OnPacket
+from tokenmesh.shared.bus.message_bus import MessageBus
+from tokenmesh.shared.config.bus import BusSettings
+from tokenmesh.shared.errors import BusLost, ConfigError, PayloadTooLarge, ProtocolError
+
+logger = logging.getLogger(__name__)
+
+_DENIED: Final = "Authorization Violation"
+_BACKOFF_STEPS: Final = 16
+"""Doublings of the pause; more would only overflow."""
+
+
+async def connect(settings: BusSettings, name: str) -> MessageBus:
+    """Open the connection; `name` is what NATS monitoring shows.
+
+    Raises BusLost when no server answers within `connect_deadline_s`, ConfigError at once when one
+    answers that the credentials are wrong.
+    """
+    complaints = Complaints(logger, settings.log_interval_s)
+    link = NatsLink(settings, complaints)
+    bus = MessageBus(link, settings, complaints)
+    link.on_dropped = bus.refuse_dropped
+    await link.open(name)
+    await bus.start()
+    return bus
+
+
+class NatsLink(Link):
+    """A `Link` on one NATS connection."""
+
+    def __init__(self, settings: BusSettings, complaints: Complaints) -> None:
+        self._settings = settings
+        self._complaints = complaints
+        self._client = Client()
+        self._subscriptions: set[_NatsSubscription] = set()
+        self._is_open = False
+        self._is_closing = False
+        self._lost = asyncio.Event()
+        self.on_dropped: Callable[[str], Awaitable[None]] | None = None
+        """Told the reply subject of each request that a full subscription had to drop."""
+
+    @property
+    def is_connected(self) -> bool:
+        """See `Link.is_connected`."""
+        return self._client.is_connected
+
+    @property
+    def max_payload_bytes(self) -> int:
+        """See `Link.max_payload_bytes`."""
+        return self._client.max_payload
+
+    def new_inbox(self) -> str:
+        """See `Link.new_inbox`."""
+        return self._client.new_inbox()
+
+    async def open(self, name: str) -> None:
+        """Connect; see `connect` for what it raises."""
+        try:
+            async with asyncio.timeout(self._settings.connect_deadline_s):
+                await self._open_client(name)
+        except TimeoutError as error:
+            reason = self._client.last_error or "no answer"
+            raise BusLost(f"cannot reach NATS at {self._settings.url}: {reason}") from error
+        self._is_open = True
+
+    async def _open_client(self, name: str) -> None:
+        settings = self._settings
+        await self._client.connect(
+            servers=[url.strip() for url in settings.url.split(",")],
+            name=name,
+            user=settings.user,
+            password=settings.password.get_secret_value() if settings.password else None,
+            token=settings.token.get_secret_value() if settings.token else None,
+            error_cb=self._on_error,
+            disconnected_cb=self._on_disconnected,
+            reconnected_cb=self._on_reconnected,
+            closed_cb=self._on_closed,
+            max_reconnect_attempts=-1,
+            reconnect_to_server_handler=self._next_server,
+            # nats-py annotates whole seconds and takes any number.
+            connect_timeout=settings.connect_timeout_s,  # type: ignore[arg-type]
+            reconnect_time_wait=settings.reconnect_min_s,  # type: ignore[arg-type]
+            ping_interval=settings.ping_interval_s,  # type: ignore[arg-type]
+            max_outstanding_pings=settings.max_outstanding_pings,
+            pending_size=settings.reconnect_buffer_bytes,
+            flush_timeout=settings.flush_timeout_s,
+        )
+
+    async def send(
+        self, subject: str, data: bytes, headers: dict[str, str] | None, reply_to: str = ""
+    ) -> None:
+        """See `Link.send`."""
+        try:
+            await self._client.publish(subject, data, reply_to, headers)
+        except nats.errors.MaxPayloadError as error:
+            raise PayloadTooLarge(f"{len(data)} bytes are too many for the NATS server") from error
+        except (nats.errors.BadSubjectError, nats.errors.BadHeaderError) as error:
+            raise ProtocolError(f"{subject!r}, {reply_to!r}: {error}") from error
+        except nats.errors.Error as error:
+            raise BusLost(f"cannot send on {subject}: {error}") from error
+
+    async def subscribe(self, subject: str, on_packet: OnPacket, queue: str | None) -> Subscription:
+        """See `Link.subscribe`."""
+        try:
+            inner = await self._client.subscribe(
+                subject,
+                queue or "",
+                # `Msg` has what `Packet` asks for.
+                cb=cast("Callable[[Msg], Awaitable[None]]", on_packet),
+                pending_msgs_limit=self._settings.pending_messages,
+                pending_bytes_limit=self._settings.pending_bytes,
+            )
+        except nats.errors.BadSubjectError as error:
+            raise ProtocolError(f"{subject!r}: {error}") from error
+        except nats.errors.Error as error:
+            raise BusLost(f"cannot subscribe to {subject}: {error}") from error
+        subscription = _NatsSubscription(self, inner)
+        self._subscriptions.add(subscription)
+        return subscription
+
+    async def stop_subscription(self, subscription: "_NatsSubscription") -> None:
+        """Hand over what was received on a subscription, then forget it."""
+        if subscription not in self._subscriptions:
+            return
+        self._subscriptions.discard(subscription)
+        try:
+            async with asyncio.timeout(self._settings.drain_timeout_s):
+                if self._client.is_connected:
+                    await subscription.inner.drain()  # type: ignore[no-untyped-call]
+                else:
+                    await subscription.inner.unsubscribe()
+        except (TimeoutError, nats.errors.Error) as error:
+            self._complaints.note("undrained", f"{subscription.inner.subject}: {error!r}")
+
+    async def flush(self) -> None:
+        """See `Link.flush`."""
+        try:
+            async with asyncio.timeout(self._settings.flush_timeout_s):
+                await self._client.flush()
+        except (TimeoutError, nats.errors.Error) as error:
+            raise BusLost("the NATS server does not answer") from error
+
+    async def close(self) -> None:
+        """See `Link.close`."""
+        self._is_closing = True
+        await asyncio.gather(*(each.stop() for each in tuple(self._subscriptions)))
+        if self._client.is_connected:
+            try:
+                await self.flush()
+            except BusLost as error:
+                self._complaints.note("closed unflushed", str(error))
+        await self._client.close()
+
+    async def wait_lost(self) -> None:
+        """See `Link.wait_lost`."""
+        await self._lost.wait()
+
+    def _next_server(
+        self, servers: list[Server], _info: dict[str, object]
+    ) -> tuple[Server | None, float]:
+        """The least tried server, and how long to wait before it is tried again."""
+        server = min(servers, key=lambda each: each.reconnects)
+        if server.reconnects == 0:
+            return server, 0.0
+        doublings = min(server.reconnects - 1, _BACKOFF_STEPS)
+        pause_s = self._settings.reconnect_min_s * 2**doublings
+        return server, min(pause_s, self._settings.reconnect_max_s)
+
+    async def _on_error(self, error: Exception) -> None:
+        if isinstance(error, nats.errors.SlowConsumerError):
+            self._complaints.note("slow consumer", f"dropped a message on {error.subject}")
+            if error.reply and self.on_dropped is not None:
+                await self.on_dropped(error.reply)
+        elif not self._is_open and _DENIED in str(error):
+            # Raised here it ends nats-py's loop of attempts, which could not succeed.
+            raise ConfigError(
+                f"NATS at {self._settings.url} refuses user, password or token", param="bus"
+            )
+        elif isinstance(error, OSError | nats.errors.Error | TimeoutError):
+            self._complaints.note("connection", repr(error))
+        else:
+            self._complaints.note("receiver", repr(error))
+            logger.error("a receiver failed", exc_info=error)
+
+    async def _on_disconnected(self) -> None:
+        if not self._is_closing:
+            self._complaints.note("disconnected", self._settings.url)
+
+    async def _on_reconnected(self) -> None:
+        self._complaints.note("reconnected", self._settings.url)
+
+    async def _on_closed(self) -> None:
+        if not self._is_closing:
+            logger.error("NATS closed the connection for good: %r", self._client.last_error)
+            self._lost.set()
+
+
+class _NatsSubscription(Subscription):
+    """A `Subscription` of one link."""
+
+    def __init__(self, link: NatsLink, inner: ClientSubscription) -> None:
+        self._link = link
+        self.inner = inner
+
+    async def stop(self) -> None:
+        """See `Subscription.stop`."""
+        await self._link.stop_subscription(self)
