@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from tokenmesh.shared.messages.media import MediaItem
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.messages.tokens import TokenLogprobs
+from tokenmesh.shared.tensor_blob import TensorBlob
 
 
 @dataclass(slots=True)
@@ -24,6 +25,8 @@ class NewRow:
     media: list[MediaItem]
     wants_prompt_logprobs: bool
     """True only until they were delivered once."""
+    embeddings: dict[str, TensorBlob] = field(default_factory=dict)
+    """content_hash -> the encoder's output [length, hidden] for each item of `media`."""
 
 
 @dataclass(slots=True)
@@ -41,7 +44,11 @@ class ScheduledRow:
 
 @dataclass(slots=True)
 class StepPlan:
-    """One engine iteration. Apply removed, then new, then scheduled."""
+    """One engine iteration. Apply removed, then new, then scheduled.
+
+    A row number may be removed and given to another request in the same plan. After a step that
+    failed, `removed_rows` may name rows that the runner never came to know.
+    """
 
     step: int
     removed_rows: list[int] = field(default_factory=list)

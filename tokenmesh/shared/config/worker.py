@@ -1,0 +1,98 @@
+"""WorkerSettings: the engine, its memory, its queue, and the simulated engine's timing."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+EngineKind = Literal["torch", "sim"]
+
+
+class WorkerSettings(BaseModel):
+    """Limits of worker_svc. Names that vLLM has mean what they mean there. Times are seconds."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    engine: EngineKind = Field(
+        default="torch",
+        description="torch: a real model. sim: no model, a timing model and deterministic tokens.",
+    )
+    max_num_seqs: int = Field(default=256, ge=1, le=4096, description="Streams in one batch.")
+    max_num_batched_tokens: int = Field(
+        default=1024, ge=1, description="Tokens computed in one step: the budget of a step."
+    )
+    long_prefill_token_threshold: int = Field(
+        default=512,
+        ge=0,
+        description="Longest prefill chunk while other streams run; 0: only the budget bounds it.",
+    )
+    block_size: int = Field(default=16, ge=1, le=1024, description="Tokens of one KV block.")
+    enable_prefix_caching: bool = Field(
+        default=True, description="Reuse the KV blocks of equal prompt beginnings."
+    )
+    num_gpu_blocks_override: int | None = Field(
+        default=None, ge=2, description="KV blocks, the null block included, instead of a measure."
+    )
+    kv_cache_memory_bytes: int | None = Field(
+        default=None, ge=1, description="KV memory in bytes, instead of a share of what is free."
+    )
+    gpu_memory_utilization: float = Field(
+        default=0.9, gt=0, le=1, description="Share of GPU memory for weights and KV."
+    )
+    cpu_memory_utilization: float = Field(
+        default=0.3, gt=0, le=1, description="Share of free host memory for KV on a CPU."
+    )
+    kv_watermark: float = Field(
+        default=0.01,
+        ge=0,
+        lt=1,
+        description="Share of KV blocks kept free for running streams when one is admitted.",
+    )
+    max_waiting: int = Field(
+        default=512, ge=1, description="Streams that may wait for a row; beyond: Refused."
+    )
+    max_waiting_tokens: int = Field(
+        default=1_048_576, ge=1, description="Prompt tokens that may wait; beyond: Refused."
+    )
+    max_step_failures: int = Field(
+        default=3, ge=1, description="Steps that may fail in a row before the worker gives up."
+    )
+    max_unpublished_steps: int = Field(
+        default=256, ge=1, description="Finished steps that may wait for the bus side."
+    )
+    publish_wait_s: float = Field(
+        default=30.0, gt=0, description="How long the engine waits for the bus side, then gives up."
+    )
+    resend_streams: int = Field(
+        default=1024, ge=1, description="Ended streams whose output is kept for Resend."
+    )
+    resend_window_s: float = Field(
+        default=60.0, gt=0, description="How long the output of an ended stream is kept."
+    )
+    media_wait_s: float = Field(
+        default=10.0, gt=0, description="Deadline for fetching a request's media embeddings."
+    )
+    gateway_check_s: float = Field(
+        default=0.5, gt=0, description="How often streams of vanished gateways are looked for."
+    )
+    gateway_grace_s: float = Field(
+        default=5.0, gt=0, description="How long a gateway may be unknown before its streams end."
+    )
+    trace_step_events: int = Field(
+        default=128, ge=2, description="Decode steps kept as events of one span; then thinned out."
+    )
+    trace_steps: int = Field(
+        default=16384, ge=16, description="Engine steps remembered for such events."
+    )
+    sim_num_blocks: int = Field(
+        default=16384, ge=2, description="sim: KV blocks, the null block included."
+    )
+    sim_prefill_tokens_per_s: float = Field(
+        default=20_000.0, gt=0, description="sim: prefill speed."
+    )
+    sim_step_s: float = Field(default=0.004, ge=0, description="sim: fixed time of a step.")
+    sim_seq_s: float = Field(
+        default=0.00002, ge=0, description="sim: time each stream adds to a step."
+    )
+    sim_time_scale: float = Field(
+        default=1.0, ge=0, description="sim: factor on all times; 0 does not wait at all."
+    )
