@@ -1,4 +1,4 @@
-"""The error tree of the mesh. Each error carries an HTTP status, a code and whether a retry may help.
+"""The error tree of the mesh. Each error has an HTTP status, a code and whether a retry may help.
 
 * TokenMeshError                  500 internal_error
   x InvalidInput                  400 invalid_request_error    (the user's; names the field)
@@ -7,7 +7,7 @@
     - PromptTooLong               400 context_length_exceeded
     - PayloadTooLarge             413 payload_too_large
     - Unauthorized                401 invalid_api_key
-  x ConfigError                   500 config_error             (the operator's; never reaches a client)
+  x ConfigError                   500 config_error             (the operator's; no client sees it)
   x CheckpointError               500 checkpoint_error         (names the file or tensor)
   x Unavailable                   503 unavailable, retryable
     - Overloaded                  429 overloaded, retryable, with retry_after_s
@@ -16,7 +16,7 @@
     - BusLost                     503 bus_lost, retryable
   x DeadlineExceeded              504 deadline_exceeded, retryable
   x Cancelled                     499 cancelled
-  x ProtocolError                 500 protocol_error           (bytes that no peer of ours would send)
+  x ProtocolError                 500 protocol_error           (bytes that no peer would send)
 
 A `Failed` message is the same facts on the wire: `messages.failed.to_failed / from_failed`.
 """

@@ -1,4 +1,4 @@
-"""Identifiers: their types and how they are made. Nothing else in the project calls uuid or random."""
+"""Identifiers: their types and how they are made. Nobody else calls uuid, secrets or random."""
 
 import secrets
 from typing import Final, NewType

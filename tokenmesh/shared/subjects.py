@@ -26,7 +26,7 @@ _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_-]")
 def slug(model: ModelName) -> str:
     """One NATS token for a model name; equal names give equal tokens."""
     safe = _UNSAFE.sub("-", model)
-    return safe if safe == model else f"{safe}-{xxhash.xxh32_hexdigest(model)}"
+    return safe if safe == model else f"{safe}-{xxhash.xxh32_hexdigest(model.encode())}"
 
 
 def tokenize(model: ModelName) -> str:

@@ -34,7 +34,7 @@ from tokenmesh.shared.errors import (
 )
 from tokenmesh.shared.messages import Failed, Message, Queued, Tokens
 from tokenmesh.shared.messages.failed import from_failed, to_failed
-from tokenmesh.shared.telemetry.context import current_traceparent
+from tokenmesh.shared.telemetry import current_traceparent
 
 _STATUS: Final = "Status"
 _NO_RESPONDERS: Final = "503"

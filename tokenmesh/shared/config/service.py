@@ -46,6 +46,9 @@ class ServiceSettings(BaseModel):
     drain_grace_s: float = Field(
         default=30.0, ge=0, description="Time for running work after the first SIGTERM."
     )
+    cancel_grace_s: float = Field(
+        default=2.0, gt=0, description="Time for handlers to clean up once the grace is over."
+    )
     exit_with_parent: bool = Field(
         default=False, description="Leave when the parent process dies (embedded runs)."
     )

@@ -1,0 +1,215 @@
+"""ActorRuntime: takes envelopes from the bus, runs handlers, and answers every one exactly once.
+
+The way of a message: `receive` -> a free slot or the mailbox -> `_run` in a task of its own ->
+`_answer` (the handler, its deadline, its errors) -> the reply. Handlers start in order of arrival
+and then run side by side.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+
+from tokenmesh.shared.actor.actor import Actor
+from tokenmesh.shared.actor.context import Context
+from tokenmesh.shared.actor.limits import ActorLimits
+from tokenmesh.shared.actor.supervisor import RestartPolicy, Supervisor
+from tokenmesh.shared.bus.base import Bus, Envelope, Subscription
+from tokenmesh.shared.clock import now_s, perf_s
+from tokenmesh.shared.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    Draining,
+    Overloaded,
+    ProtocolError,
+    TokenMeshError,
+)
+from tokenmesh.shared.messages import Done, Message
+from tokenmesh.shared.messages.failed import Failed, to_failed
+from tokenmesh.shared.telemetry import span
+
+logger = logging.getLogger(__name__)
+
+
+class ActorCounts(msgspec.Struct):
+    """What an actor did so far."""
+
+    received: int = 0
+    answered: int = 0
+    failed: int = 0
+    """Of the answered: with Failed."""
+    refused: int = 0
+    """Of the failed: because the mailbox was full."""
+    unsent: int = 0
+    """Answers that the bus would not take."""
+    busy_s: float = 0.0
+    """Time in handlers, summed over all that ran side by side."""
+    last_error: str = ""
+
+
+def _ignore_fatal(name: str) -> None:
+    logger.error("fatal: background task %s crashed", name)
+
+
+class ActorRuntime:
+    """Runs one actor on any number of subjects, with one mailbox for all of them."""
+
+    def __init__(
+        self,
+        actor: Actor,
+        bus: Bus,
+        limits: ActorLimits,
+        *,
+        policy: RestartPolicy | None = None,
+        on_fatal: Callable[[str], None] = _ignore_fatal,
+    ) -> None:
+        self.actor = actor
+        self.counts = ActorCounts()
+        self._bus = bus
+        self._limits = limits
+        self._mailbox: deque[Envelope] = deque()
+        self._running: set[asyncio.Task[None]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._subscriptions: list[Subscription] = []
+        self._is_started = False
+        self._is_stopping = False
+        actor.supervisor = Supervisor(on_fatal, policy or RestartPolicy())
+
+    @property
+    def num_running(self) -> int:
+        """Handlers at work."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Messages in the mailbox."""
+        return len(self._mailbox)
+
+    async def listen(self, subject: str, queue: str | None = None) -> None:
+        """Take messages from `subject`, shared with the other members of `queue`.
+
+        The first call starts the actor.
+        """
+        if not self._is_started:
+            self._is_started = True
+            await self.actor.start()
+        subscription = await self._bus.subscribe(subject, self.receive, queue=queue)
+        self._subscriptions.append(subscription)
+
+    async def receive(self, envelope: Envelope) -> None:
+        """Start a handler, or keep the message for later, or refuse it."""
+        self.counts.received += 1
+        if len(self._running) < self._limits.concurrency:
+            self._start(envelope)
+        elif len(self._mailbox) < self._limits.mailbox_size:
+            self._mailbox.append(envelope)
+        else:
+            self.counts.refused += 1
+            wait_s = self._limits.overloaded_retry_after_s
+            full = Overloaded("the mailbox is full", retry_after_s=wait_s)
+            await self._send(envelope, to_failed(full))
+
+    async def stop(self, grace_s: float) -> None:
+        """Take nothing new, finish for `grace_s`, answer what is left with Failed(draining)."""
+        await asyncio.gather(*(subscription.stop() for subscription in self._subscriptions))
+        self._subscriptions.clear()
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._idle.wait()
+        except TimeoutError:
+            await self._abandon()
+        if self._is_started:
+            await self.actor.stop()
+        await self.actor.supervisor.stop()
+
+    async def _abandon(self) -> None:
+        self._is_stopping = True
+        waiting = tuple(self._mailbox)
+        self._mailbox.clear()
+        # A task that is canceled before its first step never answers.
+        await asyncio.sleep(0)
+        running = tuple(self._running)
+        for task in running:
+            task.cancel()
+        left = to_failed(Draining("the service has left"))
+        for envelope in waiting:
+            await self._send(envelope, left)
+        if running:
+            await asyncio.wait(running, timeout=self._limits.cancel_grace_s)
+
+    def _start(self, envelope: Envelope) -> None:
+        task = asyncio.create_task(self._run(envelope))
+        self._running.add(task)
+        self._idle.clear()
+        task.add_done_callback(self._finish)
+
+    def _finish(self, task: "asyncio.Task[None]") -> None:
+        self._running.discard(task)
+        if self._mailbox:
+            self._start(self._mailbox.popleft())
+        elif not self._running:
+            self._idle.set()
+
+    async def _run(self, envelope: Envelope) -> None:
+        started_s = perf_s()
+        try:
+            answer = await self._answer(envelope)
+        except asyncio.CancelledError:
+            # The task is ours and ends here: whoever cancelled it, the caller gets an answer.
+            gone = Draining("the service has left") if self._is_stopping else Cancelled("cancelled")
+            answer = to_failed(gone)
+        self.counts.busy_s += perf_s() - started_s
+        await self._send(envelope, answer)
+
+    async def _answer(self, envelope: Envelope) -> Message:
+        deadline_s = envelope.headers.deadline_s
+        if deadline_s is None:
+            deadline_s = now_s() + self._limits.handler_timeout_s
+        context = Context(self._bus, envelope, deadline_s)
+        try:
+            if deadline_s <= now_s():
+                raise DeadlineExceeded("the deadline had passed before the work began")
+            return await self._handle(envelope, context)
+        except TokenMeshError as error:
+            return to_failed(error)
+        except Exception as error:
+            # The one broad except of the project: a caller is answered whatever went wrong.
+            name = type(envelope.message).__name__
+            logger.exception("%s failed on %s", type(self.actor).__name__, name)
+            return to_failed(TokenMeshError(f"{type(error).__name__} while handling {name}"))
+
+    async def _handle(self, envelope: Envelope, context: Context) -> Message:
+        message = envelope.message
+        handler = self.actor.handlers.get(type(message))
+        if handler is None:
+            actor = type(self.actor).__name__
+            raise ProtocolError(f"{actor} does not handle {type(message).__name__}")
+        request_id = getattr(message, "request_id", None)
+        attributes = {"tokenmesh.request_id": request_id} if request_id else {}
+        limit = asyncio.timeout(context.remaining_s())
+        try:
+            with span(handler.__name__, attributes=attributes, parent=envelope.headers.traceparent):
+                async with limit:
+                    return await handler(self.actor, message, context) or Done()
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise DeadlineExceeded("the deadline passed during the work") from error
+
+    async def _send(self, envelope: Envelope, answer: Message) -> None:
+        if isinstance(answer, Failed):
+            self.counts.failed += 1
+            self.counts.last_error = f"{answer.code}: {answer.message}"
+        try:
+            try:
+                await self._bus.reply(envelope, answer)
+            except TokenMeshError as error:
+                # Most likely the answer is too large; a Failed is not.
+                await self._bus.reply(envelope, to_failed(error))
+            self.counts.answered += 1
+        except TokenMeshError as error:
+            self.counts.unsent += 1
+            logger.warning("an answer to %s is lost: %s", envelope.subject, error)

@@ -1,0 +1,124 @@
+"""Redis with a bound on every call and our errors. The only file that knows redis-py.
+
+Replies are what Redis sends (bytes, integers, lists): the callers decode.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from typing import Final, cast
+
+from redis.asyncio import BlockingConnectionPool
+from redis.asyncio import Redis as Client
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, NoScriptError, RedisError, ResponseError
+
+from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.errors import ConfigError, TokenMeshError, Unavailable
+
+Part = str | bytes | int | float
+Reply = bytes | str | int | float | list["Reply"] | None
+
+_BUSY: Final = ("LOADING", "BUSY", "READONLY", "MASTERDOWN", "OOM", "MAXMEMORY", "TRYAGAIN")
+"""First words of refusals that pass."""
+
+
+def open_redis(settings: RedisSettings) -> "Redis":
+    """A client that connects with its first call, and again whenever it has to."""
+    pool = BlockingConnectionPool.from_url(
+        settings.url,
+        **({"password": settings.password.get_secret_value()} if settings.password else {}),
+        max_connections=settings.pool_size,
+        timeout=settings.call_timeout_s,
+        socket_connect_timeout=settings.connect_timeout_s,
+        socket_timeout=settings.call_timeout_s,
+        protocol=2,
+        # One more attempt replaces a pooled connection that a restart of Redis has cut.
+        retry=Retry(NoBackoff(), 1),
+    )
+    return Redis(Client(connection_pool=pool), settings)
+
+
+class Redis:
+    """A pool of connections. Every call ends within `call_timeout_s`.
+
+    Calls raise Unavailable when Redis is away or busy, ConfigError when it refuses the password,
+    TokenMeshError for a command that it calls wrong.
+    """
+
+    def __init__(self, client: Client, settings: RedisSettings) -> None:
+        self._client = client
+        self._settings = settings
+
+    async def call(self, *parts: Part) -> Reply:
+        """One command, such as `call("GET", key)`."""
+        try:
+            async with asyncio.timeout(self._settings.call_timeout_s):
+                return await self._execute(*parts)
+        except (RedisError, OSError) as error:
+            raise self._translate(error) from error
+
+    async def _execute(self, *parts: Part) -> Reply:
+        return cast("Reply", await self._client.execute_command(*parts))  # type: ignore[no-untyped-call]
+
+    async def call_all(self, commands: Sequence[Sequence[Part]]) -> list[Reply]:
+        """Several commands in one round trip, not atomic; raises the first error among them."""
+        try:
+            async with (
+                asyncio.timeout(self._settings.call_timeout_s),
+                self._client.pipeline(transaction=False) as pipeline,
+            ):
+                for command in commands:
+                    pipeline.execute_command(*command)
+                return cast("list[Reply]", await pipeline.execute())
+        except (RedisError, OSError) as error:
+            raise self._translate(error) from error
+
+    def script(self, source: str) -> "Script":
+        """A Lua script that Redis keeps by its hash."""
+        return Script(self, source)
+
+    async def run_script(
+        self, sha: str, source: str, keys: Sequence[Part], arguments: Sequence[Part]
+    ) -> Reply:
+        """EVALSHA, or EVAL where Redis does not know the script (any more)."""
+        try:
+            async with asyncio.timeout(self._settings.call_timeout_s):
+                try:
+                    return await self._execute("EVALSHA", sha, len(keys), *keys, *arguments)
+                except NoScriptError:
+                    return await self._execute("EVAL", source, len(keys), *keys, *arguments)
+        except (RedisError, OSError) as error:
+            raise self._translate(error) from error
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._client.aclose()
+        await self._client.connection_pool.disconnect()
+
+    def _translate(self, error: RedisError | OSError) -> TokenMeshError:
+        # OSError covers TimeoutError.
+        reason = str(error) or f"no answer within {self._settings.call_timeout_s} s"
+        if isinstance(error, AuthenticationError) or "NOAUTH" in reason:
+            return ConfigError(f"Redis refuses the password: {reason}", param="redis.password")
+        if isinstance(error, ResponseError) and not reason.startswith(_BUSY):
+            return TokenMeshError(f"Redis refuses a command: {reason}")
+        return Unavailable(f"Redis is away: {reason}")
+
+
+class Script:
+    """A Lua script; made by `Redis.script`."""
+
+    def __init__(self, redis: Redis, source: str) -> None:
+        self._redis = redis
+        self._source = source
+        self._sha = _sha1(source)
+
+    async def __call__(self, keys: Sequence[Part], arguments: Sequence[Part]) -> Reply:
+        """Run it; see `Redis` for what it raises."""
+        return await self._redis.run_script(self._sha, self._source, keys, arguments)
+
+
+def _sha1(source: str) -> str:
+    return hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
