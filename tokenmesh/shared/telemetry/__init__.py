@@ -1,6 +1,19 @@
-"""Tracing."""
+"""Tracing: every request is one trace across five processes.
 
-from tokenmesh.shared.telemetry.context import current_traceparent
-from tokenmesh.shared.telemetry.span import span
+`span` and `record_span` work anywhere and cost little until `start_telemetry` was called.
+"""
 
-__all__ = ["current_traceparent", "span"]
+from tokenmesh.shared.telemetry.context import current_trace_id, current_traceparent
+from tokenmesh.shared.telemetry.provider import Telemetry, start_telemetry
+from tokenmesh.shared.telemetry.span import REQUEST_ID, TimedEvent, record_span, span
+
+__all__ = [
+    "REQUEST_ID",
+    "Telemetry",
+    "TimedEvent",
+    "current_trace_id",
+    "current_traceparent",
+    "record_span",
+    "span",
+    "start_telemetry",
+]
