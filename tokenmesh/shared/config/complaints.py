@@ -1,0 +1,104 @@
+"""Validation errors as sentences: which key of which source, and what would be right."""
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from tokenmesh.shared.config.layers import MODEL, Layer, Location
+from tokenmesh.shared.config.model import ModelSettings
+from tokenmesh.shared.config.settings import Settings
+from tokenmesh.shared.errors import ConfigError
+
+SECRET_ENDINGS = ("password", "token", "key", "keys", "url")
+
+
+def complain(error: ValidationError, layers: Sequence[Layer]) -> ConfigError:
+    """One ConfigError for all that is wrong."""
+    details = error.errors(include_url=False)
+    lines = [_line(detail, layers) for detail in details]
+    where = _written_at(tuple(details[0]["loc"]), layers)
+    return ConfigError("\n".join(lines), param=where)
+
+
+def _line(detail: ErrorDetails, layers: Sequence[Layer]) -> str:
+    location = tuple(detail["loc"])
+    where = _written_at(location, layers)
+    if detail["type"] == "extra_forbidden":
+        return f"unknown setting {where}{_suggestion(location, layers)}"
+    if detail["type"] == "missing":
+        return f"{where} is missing"
+    message = detail["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    return f"{where} = {_shown(detail, location)}: should be {message}"
+
+
+def _shown(detail: ErrorDetails, location: Location) -> str:
+    """The wrong value, unless it may be a secret."""
+    if str(location[-1]).endswith(SECRET_ENDINGS):
+        return "(hidden)"
+    text = repr(detail["input"])
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _written_at(location: Location, layers: Sequence[Layer]) -> str:
+    """How the topmost source that holds the key spells it."""
+    for spelled in _spellings(location):
+        for layer in layers:
+            if _holds(layer.values, spelled):
+                return layer.spell(spelled)
+    return ".".join(str(part) for part in location)
+
+
+def _spellings(location: Location) -> Iterator[Location]:
+    """A model's key may have been written in the shorthand section."""
+    if location[:2] == ("models", 0):
+        yield (MODEL, *location[2:])
+    yield location
+
+
+def _holds(values: Any, location: Location) -> bool:
+    for part in location:
+        is_index = isinstance(values, list | tuple) and isinstance(part, int)
+        if not (part < len(values) if is_index else isinstance(values, Mapping) and part in values):
+            return False
+        values = values[part]
+    return True
+
+
+def _suggestion(location: Location, layers: Sequence[Layer]) -> str:
+    """The nearest key: of the same section by name, else of any section."""
+    *section, name = location
+    siblings = {str(key[-1]): key for key in keys() if list(key[:-1]) == _section(section)}
+    everywhere = {".".join(key): key for key in keys()} | {key[-1]: key for key in keys()}
+    for candidates, cutoff in ((siblings, 0.6), (everywhere, 0.7)):
+        near = difflib.get_close_matches(str(name), candidates, n=1, cutoff=cutoff)
+        if near:
+            return f"; did you mean {_spell_like(location, candidates[near[0]], layers)}?"
+    return ""
+
+
+def _section(section: Sequence[str | int]) -> list[str]:
+    return [MODEL if part == "models" else part for part in section if isinstance(part, str)]
+
+
+def _spell_like(location: Location, key: tuple[str, ...], layers: Sequence[Layer]) -> str:
+    for spelled in _spellings(location):
+        for layer in layers:
+            if _holds(layer.values, spelled):
+                return layer.spell(key)
+    return ".".join(key)
+
+
+def keys() -> Iterator[tuple[str, ...]]:
+    """Every key there is, and every section."""
+    yield from _keys_of(Settings, ())
+    yield from _keys_of(ModelSettings, (MODEL,))
+
+
+def _keys_of(section: type[BaseModel], path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    for name, field in section.model_fields.items():
+        yield (*path, name)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _keys_of(field.annotation, (*path, name))

@@ -1,0 +1,89 @@
+"""Layers: what one source (flags, environment, file) says, and how that source spells a key."""
+
+import json
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+
+from pydantic.fields import FieldInfo
+from pydantic_settings import EnvSettingsSource, SettingsError
+
+from tokenmesh.shared.config.model import ModelSettings
+from tokenmesh.shared.config.settings import ENV_DELIMITER, ENV_PREFIX, Settings
+from tokenmesh.shared.errors import ConfigError
+
+Location = tuple[str | int, ...]
+"""Path of a key, such as ("gateway", "port")."""
+
+MODEL: Final = "model"
+"""Shorthand section for a mesh with one model: [model] in a file, TOKENMESH_MODEL__* outside."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One source's values, nested by section, and its spelling of a key in error messages."""
+
+    values: Mapping[str, Any]
+    spell: Callable[[Location], str]
+
+
+def flag_layer(values: Mapping[str, Any]) -> Layer:
+    """What the command line says; a flag is spelled like the last part of its key."""
+    return Layer(values, lambda location: f"--{_dotted(location[-1:]).replace('_', '-')}")
+
+
+def file_layer(path: Path) -> Layer:
+    """A TOML file, or JSON when the name ends in .json. Raises ConfigError."""
+    try:
+        raw = path.read_bytes()
+        is_json = path.suffix == ".json"
+        values = json.loads(raw) if is_json else tomllib.loads(raw.decode("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}", param=str(path)) from error
+    except ValueError as error:
+        raise ConfigError(f"{path} does not parse: {error}", param=str(path)) from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must hold a table of sections", param=str(path))
+    return Layer(values, lambda location: f"{_dotted(location)} in {path}")
+
+
+def environment_layer() -> Layer:
+    """The TOKENMESH_<SECTION>__<FIELD> variables. Lists are JSON or separated by commas."""
+    try:
+        values = _Environment(_Layout)()
+    except SettingsError as error:
+        raise ConfigError(f"{ENV_PREFIX}*: {error.__cause__ or error}") from error
+    for name in os.environ:
+        section = name.removeprefix(ENV_PREFIX).lower()
+        if name.startswith(ENV_PREFIX) and section.partition(ENV_DELIMITER)[0] not in values:
+            values[section] = os.environ[name]
+    return Layer(values, environment_name)
+
+
+def environment_name(location: Location) -> str:
+    """The variable that sets a key."""
+    return ENV_PREFIX + ENV_DELIMITER.join(str(part).upper() for part in location)
+
+
+def _dotted(location: Location) -> str:
+    return ".".join(str(part) for part in location)
+
+
+class _Layout(Settings):
+    """The sections as sources may write them."""
+
+    model: ModelSettings | None = None
+
+
+class _Environment(EnvSettingsSource):
+    """Reads lists that are separated by commas, too."""
+
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
+        """JSON, or for anything that does not look like it the parts between commas."""
+        text = str(value).strip()
+        if text[:1] in ("[", "{"):
+            return cast(Any, super().decode_complex_value(field_name, field, text))
+        return [part.strip() for part in text.split(",") if part.strip()]

@@ -1,0 +1,52 @@
+"""Settings: all sections of the mesh in one frozen object."""
+
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from tokenmesh.shared.config.bus import BusSettings
+from tokenmesh.shared.config.encoder import EncoderSettings
+from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.config.model import ModelSettings
+from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.scheduler import SchedulerSettings
+from tokenmesh.shared.config.service import ServiceSettings
+from tokenmesh.shared.config.telemetry import TelemetrySettings
+from tokenmesh.shared.config.tokenizer import TokenizerSettings
+from tokenmesh.shared.config.worker import WorkerSettings
+
+ENV_PREFIX = "TOKENMESH_"
+ENV_DELIMITER = "__"
+
+
+class Settings(BaseSettings):
+    """What a process of the mesh may be told. A process reads the sections that concern it."""
+
+    model_config = SettingsConfigDict(
+        extra="forbid",
+        frozen=True,
+        env_prefix=ENV_PREFIX,
+        env_nested_delimiter=ENV_DELIMITER,
+        hide_input_in_errors=True,
+    )
+
+    models: tuple[ModelSettings, ...] = ()
+    bus: BusSettings = BusSettings()
+    redis: RedisSettings = RedisSettings()
+    service: ServiceSettings = ServiceSettings()
+    gateway: GatewaySettings = GatewaySettings()
+    tokenizer: TokenizerSettings = TokenizerSettings()
+    encoder: EncoderSettings = EncoderSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
+    worker: WorkerSettings = WorkerSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Only what is passed: the loader merges the outside, so that errors can name it."""
+        return (init_settings,)
