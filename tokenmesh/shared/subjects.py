@@ -69,6 +69,11 @@ def beat(service: str, instance: InstanceId) -> str:
     return f"{PREFIX}.beat.{service}.{instance}"
 
 
+def micro(verb: str, service: str | None = None, instance: InstanceId | None = None) -> str:
+    """A subject of the NATS micro protocol: of everybody, one service, or one process of it."""
+    return ".".join(("$SRV", verb, *(part for part in (service, instance) if part is not None)))
+
+
 def spans(service: str) -> str:
     """Where a service publishes finished spans (OTLP protobuf)."""
     return f"{PREFIX}.span.{service}"

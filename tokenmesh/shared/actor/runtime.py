@@ -74,9 +74,16 @@ class ActorRuntime:
         self._idle = asyncio.Event()
         self._idle.set()
         self._subscriptions: list[Subscription] = []
+        self.listening: list[tuple[str, str | None]] = []
+        """Subjects and their queue groups."""
         self._is_started = False
         self._is_stopping = False
         actor.supervisor = Supervisor(on_fatal, policy or RestartPolicy())
+
+    @property
+    def name(self) -> str:
+        """Class name of the actor."""
+        return type(self.actor).__name__
 
     @property
     def num_running(self) -> int:
@@ -98,6 +105,7 @@ class ActorRuntime:
             await self.actor.start()
         subscription = await self._bus.subscribe(subject, self.receive, queue=queue)
         self._subscriptions.append(subscription)
+        self.listening.append((subject, queue))
 
     async def receive(self, envelope: Envelope) -> None:
         """Start a handler, or keep the message for later, or refuse it."""

@@ -42,6 +42,8 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=Tr
     version: str
     protocol: int = 1
     draining: bool = False
+    leaving: bool = False
+    """The last beat of this incarnation: forget it now."""
     interval_s: float = 1.0
     models: list[ModelCard] = []
     load: WorkerLoad | None = None

@@ -1,0 +1,128 @@
+"""Who is alive: the last beat of every process of the mesh.
+
+`MembershipView` is plain bookkeeping; `Members` feeds it from the bus. A process is gone when it
+said so (its last beat has `leaving`) or missed several of its own intervals.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tokenmesh.shared.bus.base import Bus, Envelope, Subscription
+from tokenmesh.shared.clock import monotonic_s
+from tokenmesh.shared.ids import InstanceId, ModelName
+from tokenmesh.shared.messages import Beat
+from tokenmesh.shared.subjects import ALL_BEATS
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One process as its last beat describes it."""
+
+    beat: Beat
+    last_seen: float
+    """By the clock that the view is given, not by the sender's."""
+
+
+class MembershipView:
+    """The members by instance id. Times come from outside and need only be of one clock."""
+
+    def __init__(self, missed_beats: int, max_members: int) -> None:
+        self._missed_beats = missed_beats
+        self._max_members = max_members
+        self._member_by_id: dict[InstanceId, Member] = {}
+        self.ignored = 0
+        """Beats that were older than what is known, or one process too many."""
+
+    def observe(self, beat: Beat, now: float) -> None:
+        """Take a beat: newer than the known one, or of another incarnation."""
+        known = self._member_by_id.get(beat.instance_id)
+        if known is None and len(self._member_by_id) >= self._max_members:
+            self.ignored += 1
+            return
+        is_late = (
+            known is not None
+            and known.beat.epoch == beat.epoch
+            and beat.sequence <= known.beat.sequence
+        )
+        if is_late:
+            self.ignored += 1
+        elif beat.leaving:
+            self._member_by_id.pop(beat.instance_id, None)
+        else:
+            self._member_by_id[beat.instance_id] = Member(beat, now)
+
+    def expire(self, now: float) -> list[Member]:
+        """Forget, and return, whoever has been silent for too long."""
+        gone = [
+            member
+            for member in self._member_by_id.values()
+            if now - member.last_seen > self._missed_beats * member.beat.interval_s
+        ]
+        for member in gone:
+            del self._member_by_id[member.beat.instance_id]
+        return gone
+
+    def get(self, instance_id: InstanceId) -> Member | None:
+        """One process, if it is alive."""
+        return self._member_by_id.get(instance_id)
+
+    def all(self) -> list[Member]:
+        """Everybody, of every service."""
+        return list(self._member_by_id.values())
+
+    def service(self, service: str) -> list[Member]:
+        """The processes of one service."""
+        return [each for each in self._member_by_id.values() if each.beat.service == service]
+
+    def workers(self, model: ModelName) -> list[Member]:
+        """Who serves `model`, by name or alias, the draining ones included."""
+        return [
+            member
+            for member in self._member_by_id.values()
+            if any(model == card.name or model in card.aliases for card in member.beat.models)
+        ]
+
+
+class Members:
+    """A view kept current by the beats on the bus."""
+
+    def __init__(self, view: MembershipView, clock: Callable[[], float] = monotonic_s) -> None:
+        self.view = view
+        self._clock = clock
+        self._subscription: Subscription | None = None
+
+    async def start(self, bus: Bus) -> None:
+        """Listen to every beat."""
+        self._subscription = await bus.subscribe(ALL_BEATS, self._on_beat)
+
+    async def stop(self) -> None:
+        """Stop listening; what is known stays."""
+        if self._subscription is not None:
+            await self._subscription.stop()
+
+    def all(self) -> list[Member]:
+        """Everybody alive now."""
+        self._expire()
+        return self.view.all()
+
+    def service(self, service: str) -> list[Member]:
+        """The processes of one service alive now."""
+        self._expire()
+        return self.view.service(service)
+
+    def workers(self, model: ModelName) -> list[Member]:
+        """Who serves `model` now, the draining ones included."""
+        self._expire()
+        return self.view.workers(model)
+
+    def get(self, instance_id: InstanceId) -> Member | None:
+        """One process, if it is alive now."""
+        self._expire()
+        return self.view.get(instance_id)
+
+    def _expire(self) -> None:
+        self.view.expire(self._clock())
+
+    async def _on_beat(self, envelope: Envelope) -> None:
+        if isinstance(envelope.message, Beat):
+            self.view.observe(envelope.message, self._clock())

@@ -1,0 +1,157 @@
+"""Mesh: what a service's `build` gets to put its actors into."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING
+
+from tokenmesh.shared.actor import Actor, ActorLimits, ActorRuntime
+from tokenmesh.shared.actor.supervisor import RestartPolicy
+from tokenmesh.shared.blobs import Blobs
+from tokenmesh.shared.bus.message_bus import MessageBus
+from tokenmesh.shared.clock import monotonic_s
+from tokenmesh.shared.ids import InstanceId, new_epoch
+from tokenmesh.shared.membership import Members, MembershipView
+from tokenmesh.shared.redis import Redis
+from tokenmesh.shared.service.beats import BeatContent, Beats
+from tokenmesh.shared.service.micro import Micro
+
+if TYPE_CHECKING:
+    from tokenmesh.shared.config import Settings
+
+logger = logging.getLogger(__name__)
+
+OnDrain = Callable[[float], Coroutine[object, object, None]]
+
+_WORKER = "worker"
+
+
+class Mesh:
+    """One process's place in the mesh."""
+
+    def __init__(
+        self,
+        service: str,
+        instance_id: InstanceId,
+        settings: "Settings",
+        bus: MessageBus,
+        redis: Redis,
+    ) -> None:
+        self.settings = settings
+        self.service = service
+        self.instance_id = instance_id
+        self.epoch = new_epoch()
+        self.bus = bus
+        self.redis = redis
+        self.blobs = Blobs(redis, settings.redis)
+        limits = settings.service
+        self.members = Members(MembershipView(limits.missed_beats, limits.max_members))
+        self.ready = asyncio.Event()
+        """Set once the service is built and beats."""
+        self.crashed = asyncio.Event()
+        """Set when a background task that must not crash did."""
+        is_worker = service == _WORKER
+        interval_s = limits.worker_beat_interval_s if is_worker else limits.beat_interval_s
+        self._beats = Beats(bus, service, instance_id, self.epoch, interval_s)
+        self._beating: asyncio.Task[None] | None = None
+        self._runtimes: dict[Actor, ActorRuntime] = {}
+        self._on_drain: list[OnDrain] = []
+        self._micro = Micro.of(
+            service, instance_id, self.epoch, lambda: tuple(self._runtimes.values())
+        )
+
+    @property
+    def draining(self) -> bool:
+        """Whether the service is about to leave and should take no new work."""
+        return self._beats.is_draining
+
+    async def listen(
+        self,
+        actor: Actor,
+        subject: str,
+        queue: str | None = None,
+        *,
+        limits: ActorLimits | None = None,
+    ) -> ActorRuntime:
+        """Let `actor` answer on `subject`; an actor has one mailbox for all its subjects.
+
+        `limits` replaces the configured ones and counts in the actor's first call only.
+        """
+        runtime = self._runtimes.get(actor)
+        if runtime is None:
+            settings = self.settings.service
+            runtime = ActorRuntime(
+                actor,
+                self.bus,
+                limits or ActorLimits.of(settings),
+                policy=RestartPolicy.of(settings),
+                on_fatal=self._on_fatal,
+            )
+            self._runtimes[actor] = runtime
+        await runtime.listen(subject, queue)
+        return runtime
+
+    def set_beat(self, content: BeatContent) -> None:
+        """What every beat says about models and load; called in the event loop, must be quick."""
+        self._beats.content = content
+
+    async def beat_now(self) -> None:
+        """Tell the mesh at once what has changed."""
+        await self._beats.beat()
+
+    def on_drain(self, hook: OnDrain) -> None:
+        """Run `hook(seconds left)` when the service drains, after the hooks added before it.
+
+        Actors still answer meanwhile; a hook that outlasts its seconds is cancelled.
+        """
+        self._on_drain.append(hook)
+
+    async def start(self) -> None:
+        """Learn who else is there."""
+        await self.members.start(self.bus)
+
+    async def join(self) -> None:
+        """Be found: answer the micro protocol and beat."""
+        await self._micro.listen(self.bus)
+        await self.bus.flush()
+        self._beating = asyncio.create_task(self._beats.run(), name="beats")
+        self._beating.add_done_callback(self._on_beating_done)
+        self.ready.set()
+
+    async def drain(self, grace_s: float) -> None:
+        """Say so, run the hooks, let handlers finish: all within `grace_s`."""
+        give_up_s = monotonic_s() + grace_s
+        self._beats.is_draining = True
+        await self._beats.beat()
+        for hook in self._on_drain:
+            left_s = max(0.0, give_up_s - monotonic_s())
+            # Whatever becomes of one hook, the next one still has work to hand over.
+            (error,) = await asyncio.gather(
+                asyncio.wait_for(hook(left_s), left_s), return_exceptions=True
+            )
+            if error is not None:
+                logger.error("drain hook %s did not finish", hook, exc_info=error)
+        await self._stop_actors(max(0.0, give_up_s - monotonic_s()))
+
+    async def leave(self) -> None:
+        """Answer what is left with Failed(draining) and say goodbye."""
+        self._beats.is_draining = True
+        await self._stop_actors(0.0)
+        if self._beating is not None:
+            self._beating.remove_done_callback(self._on_beating_done)
+            self._beating.cancel()
+            await self._beats.beat(is_leaving=True)
+
+    async def _stop_actors(self, grace_s: float) -> None:
+        runtimes = tuple(self._runtimes.values())
+        self._runtimes.clear()
+        await asyncio.gather(*(runtime.stop(grace_s) for runtime in runtimes))
+
+    def _on_fatal(self, name: str) -> None:
+        logger.critical("background task %s crashed, the service cannot go on", name)
+        self.crashed.set()
+
+    def _on_beating_done(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and task.exception() is not None:
+            logger.critical("the beat crashed", exc_info=task.exception())
+            self.crashed.set()

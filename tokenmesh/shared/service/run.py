@@ -1,0 +1,116 @@
+"""From settings to exit code: connect, build, beat, wait for the end, drain, leave."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+import uvloop
+
+from tokenmesh.shared.bus.nats import connect
+from tokenmesh.shared.errors import BusLost, CheckpointError, ConfigError, Unavailable
+from tokenmesh.shared.ids import new_instance_id
+from tokenmesh.shared.redis import Redis, open_redis
+from tokenmesh.shared.service import exit_codes
+from tokenmesh.shared.service.mesh import Mesh
+from tokenmesh.shared.service.stops import StopSignals
+from tokenmesh.shared.telemetry import start_telemetry
+
+if TYPE_CHECKING:
+    from tokenmesh.shared.config import Settings
+
+logger = logging.getLogger(__name__)
+
+Build = Callable[[Mesh], Coroutine[object, object, None]]
+
+
+def run_service(name: str, settings: "Settings", build: Build) -> int:
+    """Run one service until a signal ends it; returns its exit code (see exit_codes.py)."""
+
+    async def main() -> int:
+        stops = StopSignals()
+        with stops.installed():
+            return await serve(name, settings, build, stops)
+
+    return uvloop.run(main())
+
+
+async def serve(name: str, settings: "Settings", build: Build, stops: StopSignals) -> int:
+    """`run_service` inside a running loop; `stops` takes the place of signals."""
+    async with AsyncExitStack() as stack:
+        try:
+            mesh = await _enter(name, settings, stack)
+        except BusLost as error:
+            logger.critical("%s", error.message)
+            return exit_codes.NO_BUS
+        except ConfigError as error:
+            logger.critical("%s", error.message)
+            return exit_codes.BAD_CONFIG
+        limits = settings.service
+        if limits.exit_with_parent:
+            watch = asyncio.create_task(stops.watch_parent(limits.parent_poll_s))
+            stack.callback(watch.cancel)
+        return await _live(mesh, build, stops)
+
+
+async def _enter(name: str, settings: "Settings", stack: AsyncExitStack) -> Mesh:
+    """Connect everything; `stack` gets what closes it, in the order of leaving."""
+    instance_id = new_instance_id(name)
+    bus = await connect(settings.bus, instance_id)
+    stack.push_async_callback(bus.close)
+    telemetry = start_telemetry(name, instance_id, settings.telemetry, bus)
+    stack.push_async_callback(telemetry.stop)
+    redis = open_redis(settings.redis)
+    stack.push_async_callback(redis.close)
+    await _check_redis(redis)
+    mesh = Mesh(name, instance_id, settings, bus, redis)
+    stack.push_async_callback(mesh.leave)
+    await mesh.start()
+    return mesh
+
+
+async def _check_redis(redis: Redis) -> None:
+    """A wrong password ends the service; an absent Redis does not: each call tries again."""
+    try:
+        await redis.call("PING")
+    except Unavailable as error:
+        logger.warning("going on without Redis: %s", error.message)
+
+
+async def _live(mesh: Mesh, build: Build, stops: StopSignals) -> int:
+    building = asyncio.create_task(build(mesh))
+    if await _first_of(building, stops.first.wait()) is not building:
+        return exit_codes.CLEAN
+    if error := building.exception():
+        return _explain(mesh, error)
+    await mesh.join()
+    logger.info("%s is ready", mesh.instance_id)
+    stop = asyncio.create_task(stops.first.wait())
+    if await _first_of(stop, mesh.crashed.wait(), mesh.bus.wait_lost()) is not stop:
+        return exit_codes.CRASHED
+    drain = asyncio.create_task(mesh.drain(mesh.settings.service.drain_grace_s))
+    if await _first_of(drain, stops.second.wait()) is drain:
+        drain.result()
+    return exit_codes.CLEAN
+
+
+def _explain(mesh: Mesh, error: BaseException) -> int:
+    """Say why the service could not be built; the operator's mistakes without a traceback."""
+    if isinstance(error, ConfigError | CheckpointError):
+        logger.critical("%s", error.message)
+        return exit_codes.BAD_CONFIG
+    logger.critical("%s cannot start", mesh.instance_id, exc_info=error)
+    return exit_codes.CRASHED
+
+
+async def _first_of(*waits: Coroutine[object, object, object] | asyncio.Task[object]) -> object:
+    """The wait that ends first; the others are cancelled."""
+    tasks = [
+        wait if isinstance(wait, asyncio.Task) else asyncio.create_task(wait) for wait in waits
+    ]
+    done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+    await asyncio.gather(*pending, return_exceptions=True)
+    return next(wait for wait, task in zip(waits, tasks, strict=True) if task in done)
