@@ -60,8 +60,9 @@ def _spellings(location: Location) -> Iterator[Location]:
 
 def _holds(values: Any, location: Location) -> bool:
     for part in location:
-        is_index = isinstance(values, list | tuple) and isinstance(part, int)
-        if not (part < len(values) if is_index else isinstance(values, Mapping) and part in values):
+        if isinstance(values, list | tuple):
+            values = dict(enumerate(values))
+        if not isinstance(values, Mapping) or part not in values:
             return False
         values = values[part]
     return True

@@ -5,10 +5,11 @@ An unknown key is an error in every source. A wrong value is never replaced by a
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic import SecretStr, ValidationError
 
+import tokenmesh
 from tokenmesh.shared.config.complaints import complain
 from tokenmesh.shared.config.layers import (
     MODEL,
@@ -20,6 +21,9 @@ from tokenmesh.shared.config.layers import (
 from tokenmesh.shared.config.settings import Settings
 from tokenmesh.shared.errors import ConfigError
 
+DEMO_MODEL: Final = Path(tokenmesh.__file__).parent / "demo_model"
+DEMO_MODEL_NAME: Final = "tokenmesh-demo"
+
 
 def load_settings(
     config_file: Path | None = None, overrides: Mapping[str, Any] | None = None
@@ -28,16 +32,26 @@ def load_settings(
 
     `overrides` are the flags, nested by section: {"gateway": {"port": 8001}}. Every source may
     write the section `model` instead of the list `models` when there is one model; its fields
-    lie over those of the sources below. Raises ConfigError that names key and source.
+    lie over those of the sources below. No model at all means the demo model.
+    Raises ConfigError that names key and source.
     """
     layers = [flag_layer(overrides or {}), environment_layer()]
     if config_file is not None:
         layers.append(file_layer(config_file))
     merged = _merge(layers)
+    if len(merged.get("models") or [{}]) == 1:
+        merged["models"] = [_demo_unless_named(*(merged.get("models") or [{}]))]
     try:
         return Settings.model_validate(merged)
     except ValidationError as error:
         raise complain(error, layers) from error
+
+
+def _demo_unless_named(model: Any) -> Any:
+    """The demo model takes the settings of a model that names no checkpoint."""
+    if not isinstance(model, Mapping) or "model" in model:
+        return model
+    return {"served_model_name": (DEMO_MODEL_NAME,), **model, "model": str(DEMO_MODEL)}
 
 
 def plain_values(settings: Settings) -> dict[str, Any]:
