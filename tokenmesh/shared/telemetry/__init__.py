@@ -5,7 +5,8 @@
 
 from tokenmesh.shared.telemetry.context import current_trace_id, current_traceparent
 from tokenmesh.shared.telemetry.provider import Telemetry, start_telemetry
-from tokenmesh.shared.telemetry.span import REQUEST_ID, TimedEvent, record_span, span
+from tokenmesh.shared.telemetry.recorder import TimedEvent
+from tokenmesh.shared.telemetry.span import REQUEST_ID, record_span, span
 
 __all__ = [
     "REQUEST_ID",

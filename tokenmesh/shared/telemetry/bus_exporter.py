@@ -8,13 +8,13 @@ import asyncio
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 
 from tokenmesh.shared import subjects
 from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.config.telemetry import TelemetrySettings
 from tokenmesh.shared.errors import TokenMeshError
+from tokenmesh.shared.telemetry.otlp import encode_request
 
 
 class BusExporter(SpanProcessor):
@@ -62,7 +62,7 @@ class BusExporter(SpanProcessor):
 
     def _encode(self, batch: Sequence[ReadableSpan]) -> Iterator[tuple[bytes, int]]:
         """Messages below the size limit; halves of a batch that is above it."""
-        data = encode_spans(batch).SerializeToString()
+        data = encode_request(batch)
         if len(data) <= self._settings.max_batch_bytes:
             yield data, len(batch)
         elif len(batch) == 1:

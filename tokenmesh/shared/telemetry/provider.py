@@ -5,16 +5,16 @@ import logging
 from contextlib import suppress
 
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import SpanLimits, TracerProvider
+from opentelemetry.sdk.trace import SpanProcessor
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
 import tokenmesh
 from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.config.telemetry import TelemetrySettings
 from tokenmesh.shared.ids import InstanceId
 from tokenmesh.shared.telemetry.bus_exporter import BusExporter
-from tokenmesh.shared.telemetry.tracer import install_tracer
+from tokenmesh.shared.telemetry.recorder import install_recorder
+from tokenmesh.shared.telemetry.sdk_recorder import SdkRecorder
 
 logger = logging.getLogger(__name__)
 
@@ -24,25 +24,25 @@ _TRACES_PATH = "/v1/traces"
 class Telemetry:
     """The running export of one process; nothing runs while telemetry is disabled."""
 
-    def __init__(self, provider: TracerProvider | None, exporter: BusExporter) -> None:
-        self._provider = provider
+    def __init__(self, recorder: SdkRecorder | None, exporter: BusExporter) -> None:
+        self._recorder = recorder
         self.exporter = exporter
-        self._task = asyncio.create_task(exporter.run()) if provider else None
+        self._task = asyncio.create_task(exporter.run()) if recorder else None
         if self._task:
             self._task.add_done_callback(_report_crash)
 
     async def stop(self) -> None:
         """Record nothing more and send what was recorded; call before the bus closes."""
-        install_tracer(None)
-        if self._provider is None or self._task is None:
+        install_recorder(None)
+        if self._recorder is None or self._task is None:
             return
         self._task.cancel()
         with suppress(asyncio.CancelledError):
             await self._task
         await self.exporter.send_queued()
         # Joins the OTLP thread, which may still be sending.
-        await asyncio.to_thread(self._provider.shutdown)
-        self._provider = None
+        await asyncio.to_thread(self._recorder.shutdown)
+        self._recorder = None
 
 
 def start_telemetry(
@@ -52,22 +52,12 @@ def start_telemetry(
     exporter = BusExporter(service, settings, bus)
     if not settings.enabled:
         return Telemetry(None, exporter)
-    provider = TracerProvider(
-        resource=_resource(service, instance_id),
-        sampler=ParentBased(TraceIdRatioBased(settings.sample_ratio)),
-        span_limits=SpanLimits(
-            max_span_attributes=settings.max_span_attributes,
-            max_event_attributes=settings.max_span_attributes,
-            max_events=settings.max_span_events,
-            max_attribute_length=settings.max_attribute_chars,
-        ),
-        shutdown_on_exit=False,
-    )
-    provider.add_span_processor(exporter)
+    processors: list[SpanProcessor] = [exporter]
     if settings.otlp_endpoint:
-        provider.add_span_processor(_otlp_processor(settings, settings.otlp_endpoint))
-    install_tracer(provider.get_tracer("tokenmesh", tokenmesh.__version__))
-    return Telemetry(provider, exporter)
+        processors.append(_otlp_processor(settings, settings.otlp_endpoint))
+    recorder = SdkRecorder(settings, _resource(service, instance_id), processors)
+    install_recorder(recorder)
+    return Telemetry(recorder, exporter)
 
 
 def _resource(service: str, instance_id: InstanceId) -> Resource:

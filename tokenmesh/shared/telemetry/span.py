@@ -1,21 +1,16 @@
 """Making spans: around work in progress, or after the fact from times that were noted."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Final
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.trace import Span, Status, StatusCode
-from opentelemetry.util.types import AttributeValue
 
 from tokenmesh.shared.telemetry.context import parent_context, traceparent_of
-from tokenmesh.shared.telemetry.tracer import current_tracer
-
-Attributes = Mapping[str, AttributeValue]
-TimedEvent = tuple[str, int, Attributes | None]
-"""Name, wall clock nanoseconds, attributes."""
+from tokenmesh.shared.telemetry.recorder import Attributes, TimedEvent, current_recorder
 
 REQUEST_ID: Final = "tokenmesh.request_id"
 """The attribute under which traces are found by request."""
@@ -38,13 +33,8 @@ class span:
 
     def __enter__(self) -> Span:
         """Start it."""
-        self._span = current_tracer().start_span(
-            self._name,
-            context=parent_context(self._parent),
-            attributes=self._attributes,
-            record_exception=False,
-            set_status_on_exception=False,
-        )
+        parent = parent_context(self._parent)
+        self._span = current_recorder().start(self._name, parent, self._attributes)
         self._token = otel_context.attach(trace.set_span_in_context(self._span))
         return self._span
 
@@ -82,11 +72,8 @@ def record_span(
 
     Returns its traceparent, so that spans inside it can be recorded too.
     """
-    past = current_tracer().start_span(
-        name, context=parent_context(parent), attributes=attributes, start_time=start_ns
+    recorder = current_recorder()
+    times_ns = (start_ns, end_ns)
+    return traceparent_of(
+        recorder.record(name, times_ns, parent_context(parent), attributes, events)
     )
-    if past.is_recording():
-        for event, at_ns, details in events:
-            past.add_event(event, details, at_ns)
-    past.end(end_ns)
-    return traceparent_of(past.get_span_context())
