@@ -1,0 +1,1 @@
+"""The demo model's factory: data, tokenizer, training, evaluation and export."""

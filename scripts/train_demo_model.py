@@ -1,0 +1,112 @@
+"""Train the demo model that ships with TokenMesh, or evaluate a checkpoint of it.
+
+Trains, writes and evaluates; with `--evaluate` it only evaluates what `--out` holds. Needs the
+repository installed (`make install`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from random import Random
+
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+
+from scripts.demo_model.evaluate import Judge, evaluate
+from scripts.demo_model.mixture import make_dialog
+from scripts.demo_model.network import build_network
+from scripts.demo_model.packing import SampleMaker
+from scripts.demo_model.rendering import ChatTemplate
+from scripts.demo_model.tokenizer import save_tokenizer, train_tokenizer
+from scripts.demo_model.training import Recipe, train
+
+_SHIPPED = Path(__file__).parent.parent / "tokenmesh" / "demo_model"
+_TOKENIZER_DIALOGS = 8000
+_REQUIRED = {"sums": 0.95, "tool calls": 0.95}
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=_SHIPPED, help="checkpoint folder")
+    parser.add_argument("--evaluate", action="store_true", help="do not train")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--minutes", type=float, default=60.0, help="longest training time")
+    parser.add_argument("--dialogs", type=int, default=10, help="dialogs a step")
+    parser.add_argument("--rate", type=float, default=8e-3, help="peak learning rate")
+    parser.add_argument("--save-every", type=float, default=3.0, metavar="MINUTES")
+    parser.add_argument("--cases", type=int, default=300, help="evaluation cases a task")
+    return parser.parse_args()
+
+
+def _save(network: LlamaForCausalLM, folder: Path) -> None:
+    """Write a bf16 copy; the network itself stays in fp32."""
+    weights = {name: value.cpu().bfloat16() for name, value in network.state_dict().items()}
+    weights.pop("lm_head.weight")  # tied to the embeddings
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)
+    network.config.architectures = [type(network).__name__]
+    network.config.dtype = torch.bfloat16
+    network.config.save_pretrained(folder)
+    network.generation_config.save_pretrained(folder)
+
+
+def _train(options: argparse.Namespace) -> None:
+    folder: Path = options.out
+    template = folder / "chat_template.jinja"
+    if not template.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        template.write_text((_SHIPPED / "chat_template.jinja").read_text())
+    torch.manual_seed(options.seed)
+    chat, rng = ChatTemplate(template), Random(options.seed + 1)
+    texts = (chat.render(make_dialog(rng)) for _ in range(_TOKENIZER_DIALOGS))
+    tokenizer = train_tokenizer(texts)
+    save_tokenizer(tokenizer, folder)
+    network = build_network(tokenizer)
+    network.to(options.device)
+    saved = time.monotonic()
+
+    def save_now_and_then(step: int) -> None:
+        nonlocal saved
+        if time.monotonic() - saved > 60 * options.save_every:
+            _save(network, folder)
+            saved = time.monotonic()
+
+    recipe = Recipe(
+        options.seed, options.steps, options.minutes, options.dialogs, options.rate, options.device
+    )
+    taken = train(network, SampleMaker(tokenizer, template), recipe, save_now_and_then)
+    _save(network, folder)
+    print(f"trained {taken} steps: {recipe}")
+
+
+def _evaluate(options: argparse.Namespace) -> bool:
+    """Whether the required tasks are good enough in fp32 and in bf16."""
+    tokenizer, good = AutoTokenizer.from_pretrained(options.out), True
+    for dtype in (torch.float32, torch.bfloat16):
+        print(f"{options.out} in {dtype}, {options.cases} cases a task:")
+        network = AutoModelForCausalLM.from_pretrained(options.out, dtype=dtype)
+        network.to(options.device).eval()
+        judge = Judge(network, tokenizer, options.out / "chat_template.jinja")
+        scores = evaluate(judge, options.cases, options.seed)
+        good = good and all(scores[task] >= share for task, share in _REQUIRED.items())
+    return good
+
+
+def main() -> None:
+    """Train unless told not to, then evaluate; exit with 1 if a required task fails."""
+    options = _arguments()
+    torch.set_num_threads(options.threads)
+    if not options.evaluate:
+        _train(options)
+    if not _evaluate(options):
+        raise SystemExit("the model is below 95 % on a required task")
+
+
+if __name__ == "__main__":
+    main()
