@@ -1,0 +1,136 @@
+"""Logs of a process: JSON or human lines on stderr, bound to the request and its trace.
+
+Modules log through `logging.getLogger(__name__)` as always; `start_logging` gives the root logger
+its one handler.
+"""
+
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from threading import Lock
+from typing import Final, TextIO
+
+from tokenmesh.shared.clock import monotonic_s
+from tokenmesh.shared.config.telemetry import TelemetrySettings
+from tokenmesh.shared.ids import InstanceId, RequestId
+from tokenmesh.shared.telemetry.context import current_trace_id
+
+_request_id: Final[ContextVar[RequestId | None]] = ContextVar("request_id", default=None)
+
+_CHATTY: Final = ("asyncio", "httpcore", "httpx", "nats", "opentelemetry", "urllib3", "uvicorn")
+"""Libraries that say at `info` what matters to them alone."""
+_SHOWN_ID_CHARS: Final = 8
+_MAX_KEYS: Final = 1024
+
+
+@contextmanager
+def bind_request(request_id: RequestId) -> Iterator[None]:
+    """Every record made in the block, and in tasks started there, bears the request's id."""
+    token = _request_id.set(request_id)
+    try:
+        yield
+    finally:
+        _request_id.reset(token)
+
+
+def start_logging(
+    service: str,
+    instance_id: InstanceId,
+    settings: TelemetrySettings,
+    stream: TextIO | None = None,
+) -> None:
+    """Replace the handlers of the root logger by one that writes to `stream` (default: stderr)."""
+    formatter = (
+        JsonFormatter(service, instance_id)
+        if settings.log_format == "json"
+        else HumanFormatter(service)
+    )
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(formatter)
+    level = logging.getLevelNamesMapping()[settings.log_level.upper()]
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(level)
+    for name in _CHATTY:
+        library = logging.getLogger(name)
+        library.handlers = []
+        library.propagate = True
+        library.setLevel(max(level, logging.WARNING))
+    logging.captureWarnings(True)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line, UTC timestamps, exceptions as text in `exception`."""
+
+    def __init__(self, service: str, instance_id: InstanceId) -> None:
+        super().__init__()
+        self._constant = {"service": service, "instance": instance_id}
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        at = datetime.fromtimestamp(record.created, UTC)
+        fields: dict[str, object] = {
+            "time": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **self._constant,
+        }
+        if request_id := _request_id.get():
+            fields["request_id"] = request_id
+        if trace_id := current_trace_id():
+            fields["trace_id"] = trace_id
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields, ensure_ascii=False)
+
+
+class HumanFormatter(logging.Formatter):
+    """`10:41:07.123 WARNING worker    engine: text [chatcmpl-1f3a trace 5f0c...]`, local time."""
+
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, and the lines of an exception below it."""
+        at = datetime.fromtimestamp(record.created).strftime("%H:%M:%S.%f")[:-3]
+        name = record.name.rpartition(".")[2]
+        line = f"{at} {record.levelname:<7} {self._service:<9} {name}: {record.getMessage()}"
+        bound = [request_id] if (request_id := _request_id.get()) else []
+        if trace_id := current_trace_id():
+            bound.append(RequestId(f"trace {trace_id[:_SHOWN_ID_CHARS]}"))
+        if bound:
+            line += f" [{' '.join(bound)}]"
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        return line
+
+
+class LogEvery:
+    """Lets a message through once an interval and says how many it held back."""
+
+    def __init__(self, logger: logging.Logger, interval_s: float) -> None:
+        self._logger = logger
+        self._interval_s = interval_s
+        self._lock = Lock()
+        self._state: dict[str, tuple[float, int]] = {}
+
+    def __call__(self, level: int, message: str, *args: object) -> None:
+        """Log `message % args`; messages are told apart before their arguments go in."""
+        now = monotonic_s()
+        with self._lock:
+            logged_s, held_back = self._state.get(message, (-self._interval_s, 0))
+            is_due = now - logged_s >= self._interval_s
+            if message not in self._state and len(self._state) >= _MAX_KEYS:
+                self._state.clear()
+            self._state[message] = (now, 0) if is_due else (logged_s, held_back + 1)
+        if not is_due:
+            return
+        if held_back:
+            message, args = f"{message} (and %d more like it)", (*args, held_back)
+        self._logger.log(level, message, *args, stacklevel=2)

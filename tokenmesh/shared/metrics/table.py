@@ -1,0 +1,120 @@
+"""Every metric of the mesh. A name that is not here cannot be measured.
+
+Names, labels and buckets are vLLM's where vLLM has the metric (with `tokenmesh:` for `vllm:`), so
+that its dashboards work; `engine` is the worker's id. Times are seconds.
+"""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+PREFIX: Final = "tokenmesh:"
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One row. Prometheus adds `_total` to the name of a counter."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+_MODEL: Final = ("model_name", "engine")
+
+_TTFT_S: Final = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
+    1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
+)  # fmt: skip
+_TOKEN_S: Final = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75,
+    1, 2.5, 5, 7.5, 10, 20, 40, 80,
+)  # fmt: skip
+_REQUEST_S: Final = (
+    0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
+)  # fmt: skip
+_HOP_S: Final = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10,
+)  # fmt: skip
+_STEP_TOKENS: Final = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_REQUEST_TOKENS: Final = (
+    1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000,
+)  # fmt: skip
+_CHOICES: Final = (1, 2, 5, 10, 20)
+
+
+def _counter(name: str, text: str, *labels: str) -> Metric:
+    return Metric(name, "counter", text, labels)
+
+
+def _gauge(name: str, text: str, *labels: str) -> Metric:
+    return Metric(name, "gauge", text, labels)
+
+
+def _histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Metric:
+    return Metric(name, "histogram", text, labels, buckets)
+
+
+_ENGINE: Final = (
+    _gauge("num_requests_running", "Streams in the engine's batch.", *_MODEL),
+    _gauge("num_requests_waiting", "Streams that wait for a row of the batch.", *_MODEL),
+    _gauge("kv_cache_usage_perc", "Share of KV blocks in use; 1 is all.", *_MODEL),
+    _counter("prompt_tokens", "Prompt tokens computed or found in the prefix cache.", *_MODEL),
+    _counter("prompt_tokens_cached", "Of these, found in the prefix cache.", *_MODEL),
+    _counter("generation_tokens", "Tokens generated.", *_MODEL),
+    _counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", *_MODEL),
+    _counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.", *_MODEL),
+    _counter("mm_cache_queries", "Media items looked up in the encoder's cache.", *_MODEL),
+    _counter("mm_cache_hits", "Media items found in the encoder's cache.", *_MODEL),
+    _counter("num_preemptions", "Streams put back to free their KV blocks.", *_MODEL),
+    _histogram("iteration_tokens_total", "Tokens computed in one step.", _STEP_TOKENS, *_MODEL),
+    _histogram("engine_step_seconds", "One engine step.", _TOKEN_S, *_MODEL),
+    _histogram("request_queue_time_seconds", "Waiting for a row.", _REQUEST_S, *_MODEL),
+    _histogram("request_prefill_time_seconds", "From row to first token.", _REQUEST_S, *_MODEL),
+    _histogram("request_decode_time_seconds", "From first to last token.", _REQUEST_S, *_MODEL),
+    _histogram("request_inference_time_seconds", "Prefill and decode.", _REQUEST_S, *_MODEL),
+)
+"""Measured by workers (and the mm_cache ones by encoders)."""
+
+_EDGE: Final = (
+    _counter("request_success", "Finished choices.", *_MODEL, "finished_reason"),
+    _histogram("time_to_first_token_seconds", "HTTP request to first token.", _TTFT_S, *_MODEL),
+    _histogram("inter_token_latency_seconds", "Between two tokens of a stream.", _TOKEN_S, *_MODEL),
+    _histogram(
+        "request_time_per_output_token_seconds", "Mean of a stream's ITL.", _TOKEN_S, *_MODEL
+    ),
+    _histogram("e2e_request_latency_seconds", "HTTP request to last byte.", _REQUEST_S, *_MODEL),
+    _histogram("request_prompt_tokens", "Prompt tokens of a request.", _REQUEST_TOKENS, *_MODEL),
+    _histogram(
+        "request_generation_tokens", "Generated tokens of a choice.", _REQUEST_TOKENS, *_MODEL
+    ),
+    _histogram("request_params_max_tokens", "max_tokens of a request.", _REQUEST_TOKENS, *_MODEL),
+    _histogram("request_params_n", "n of a request.", _CHOICES, *_MODEL),
+    _counter("http_requests", "HTTP requests by route and status.", "route", "method", "status"),
+    _counter("recoveries", "Streams placed again, by what was seen.", "reason"),
+    _counter("resends", "Resend commands after a gap in a stream's offsets."),
+    _counter("cancelled_requests", "Requests whose client left."),
+    _gauge("open_streams", "Streams that this gateway drives now."),
+)
+"""Measured by gateways."""
+
+_MESH: Final = (
+    _counter("actor_messages", "Messages answered by an actor.", "actor", "outcome"),
+    _histogram("actor_seconds", "Time in a handler.", _HOP_S, "actor", "message"),
+    _gauge("actor_running", "Handlers at work.", "actor"),
+    _gauge("actor_waiting", "Messages in the mailbox.", "actor"),
+    _counter("bus_complaints", "What went wrong on the bus, by kind.", "kind"),
+    _counter("spans_sent", "Spans published on the bus."),
+    _counter("spans_dropped", "Spans lost to a full queue, their size, or a lost bus."),
+    _gauge("traces_kept", "Traces that this gateway can show."),
+    _histogram("placement_seconds", "One placement, waiting included.", _TTFT_S, "model_name"),
+    _counter("placements", "Placements by outcome.", "model_name", "outcome"),
+    _gauge("placement_waiting", "Requests that wait for a worker.", "model_name"),
+    _gauge("members", "Live processes of the mesh as this one sees them.", "service"),
+)
+"""Measured by whoever does it."""
+
+METRICS: Final = (*_ENGINE, *_EDGE, *_MESH)
