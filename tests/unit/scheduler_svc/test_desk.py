@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from tokenmesh.services.scheduler_svc.cost import capacity
 from tokenmesh.services.scheduler_svc.desk import Desk
 from tokenmesh.services.scheduler_svc.placement import Worker
+from tokenmesh.services.scheduler_svc.waiting import Ticket
 from tokenmesh.shared.config.scheduler import SchedulerSettings
 from tokenmesh.shared.errors import Overloaded
 from tokenmesh.shared.ids import ModelName, RequestId, WorkerId
@@ -147,7 +148,8 @@ def test_nobody_is_lost_overtaken_or_placed_beyond_capacity(
     settings = SchedulerSettings(max_queued=8)
     fleet = [worker("a"), worker("b")]
     desk = Desk(settings, lambda _: fleet)
-    waiting, now = [], 0.0
+    waiting: list[Ticket] = []
+    now = 0.0
     for kind, n, number in events:
         now += 1.0
         if kind == "arrive":

@@ -1,9 +1,12 @@
 """Process entry of scheduler_svc."""
 
+from dataclasses import replace
+
 from tokenmesh.services.scheduler_svc.actor import SchedulerActor
 from tokenmesh.services.scheduler_svc.desk import Desk
 from tokenmesh.services.scheduler_svc.placement import Worker, worker_from_beat
 from tokenmesh.shared import subjects
+from tokenmesh.shared.actor import ActorLimits
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.ids import ModelName
 from tokenmesh.shared.membership import Members
@@ -12,8 +15,7 @@ from tokenmesh.shared.service import Mesh, run_service
 
 def workers_of(members: Members, model: ModelName) -> list[Worker]:
     """The live workers of a model."""
-    entries = members.view.workers(model)
-    found = (worker_from_beat(entry.beat, entry.last_seen) for entry in entries)
+    found = (worker_from_beat(each.beat, each.last_seen) for each in members.workers(model))
     return [worker for worker in found if worker is not None]
 
 
@@ -22,8 +24,10 @@ async def build(mesh: Mesh) -> None:
     settings = mesh.settings.scheduler
     desk = Desk(settings, lambda model: workers_of(mesh.members, model))
     actor = SchedulerActor(settings, desk)
-    mesh.members.on_beat(actor.pump)
-    await mesh.listen(actor, subjects.place_any(), queue=subjects.SCHEDULER_QUEUE)
+    # A waiting request is a running handler: the line must fit beside those being placed.
+    limits = ActorLimits.of(mesh.settings.service)
+    limits = replace(limits, concurrency=limits.concurrency + settings.max_queued)
+    await mesh.listen(actor, subjects.place_any(), subjects.SCHEDULER_QUEUE, limits=limits)
 
 
 def run(settings: Settings) -> int:

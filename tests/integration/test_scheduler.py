@@ -1,0 +1,104 @@
+"""The scheduler actor on the real bus: beats in, decisions and keep-alives out."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+
+from tokenmesh.services.scheduler_svc.actor import SchedulerActor
+from tokenmesh.services.scheduler_svc.desk import Desk
+from tokenmesh.services.scheduler_svc.main import workers_of
+from tokenmesh.shared import subjects
+from tokenmesh.shared.actor import ActorLimits, ActorRuntime
+from tokenmesh.shared.bus.message_bus import MessageBus
+from tokenmesh.shared.clock import now_s
+from tokenmesh.shared.config.scheduler import SchedulerSettings
+from tokenmesh.shared.errors import Overloaded, Unavailable
+from tokenmesh.shared.ids import InstanceId, ModelName, RequestId
+from tokenmesh.shared.membership import Members, MembershipView
+from tokenmesh.shared.messages import Beat, Message, Place, Placed, Queued
+from tokenmesh.shared.messages.beat import ModelCard, WorkerLoad
+
+MODEL = ModelName("tiny/model-1.5")
+SETTINGS = SchedulerSettings(max_queued=1, keepalive_s=0.05, worker_wait_s=0.2)
+
+
+@dataclass
+class Desks:
+    """A running scheduler and the bus that talks to it."""
+
+    bus: MessageBus
+    sequence: int = 0
+
+    async def beat(self, *, running: int, name: str = "w1") -> None:
+        self.sequence += 1
+        card = ModelCard(name=MODEL, max_model_len=128, vocab_size=10)
+        beat = Beat(
+            service="worker",
+            instance_id=InstanceId(name),
+            epoch=3,
+            sequence=self.sequence,
+            version="0",
+            interval_s=30.0,
+            models=[card],
+            load=WorkerLoad(running=running, max_num_seqs=4),
+        )
+        await self.bus.publish(subjects.beat("worker", InstanceId(name)), beat)
+        await self.bus.flush()
+
+    async def ask(self, seconds: float = 5.0) -> list[Message]:
+        place = Place(request_id=RequestId("r"), model=MODEL, num_tokens=10, max_tokens=5)
+        subject, deadline_s = subjects.place(MODEL), now_s() + seconds
+        answers = self.bus.converse(subject, place, deadline_s=deadline_s, idle_s=1.0)
+        return [answer async for answer in answers]
+
+
+@pytest.fixture
+async def desks(bus: MessageBus) -> AsyncIterator[Desks]:
+    members = Members(MembershipView(missed_beats=4, max_members=16))
+    await members.start(bus)
+    actor = SchedulerActor(SETTINGS, Desk(SETTINGS, lambda model: workers_of(members, model)))
+    runtime = ActorRuntime(actor, bus, ActorLimits())
+    await runtime.listen(subjects.place_any(), subjects.SCHEDULER_QUEUE)
+    await bus.flush()
+    yield Desks(bus)
+    await runtime.stop(grace_s=0.0)
+    await members.stop()
+
+
+async def test_a_live_worker_with_room_is_chosen_at_once(desks: Desks) -> None:
+    await desks.beat(running=0)
+    (answer,) = await desks.ask()
+    assert isinstance(answer, Placed)
+    assert (answer.worker_id, answer.epoch) == ("w1", 3)
+    assert [candidate.worker_id for candidate in answer.candidates] == ["w1"]
+
+
+async def test_a_waiting_request_hears_its_position_until_there_is_room(desks: Desks) -> None:
+    await desks.beat(running=5)
+    asking = asyncio.create_task(desks.ask())
+    await asyncio.sleep(0.15)
+    await desks.beat(running=1)
+    *waits, last = await asking
+    assert len(waits) >= 2
+    assert all(answer == Queued(position=0) for answer in waits)
+    assert isinstance(last, Placed)
+    assert last.queued_s >= 0.1
+
+
+async def test_past_the_bound_the_answer_is_overloaded(desks: Desks) -> None:
+    await desks.beat(running=5)
+    first = asyncio.create_task(desks.ask())
+    await asyncio.sleep(0.05)
+    with pytest.raises(Overloaded) as refused:
+        await desks.ask()
+    assert refused.value.retry_after_s is not None
+    assert refused.value.retry_after_s >= 1.0
+    await desks.beat(running=0)
+    assert isinstance((await first)[-1], Placed)
+
+
+async def test_without_any_worker_a_request_fails_after_the_wait(desks: Desks) -> None:
+    with pytest.raises(Unavailable, match="no live worker serves"):
+        await desks.ask()
