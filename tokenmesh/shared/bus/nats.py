@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, cast
 
 import nats.errors
-from nats.aio.client import Client, Server
+from nats.aio.client import PING_PROTO, Client, Server
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as ClientSubscription
 
@@ -48,10 +48,11 @@ class NatsLink(Link):
     def __init__(self, settings: BusSettings, complaints: Complaints) -> None:
         self._settings = settings
         self._complaints = complaints
-        self._client = Client()
+        self._client = _OrderedClient()
         self._subscriptions: set[_NatsSubscription] = set()
         self._is_open = False
         self._is_closing = False
+        self._connected = asyncio.Event()
         self._lost = asyncio.Event()
         self.on_dropped: Callable[[str], Awaitable[None]] | None = None
         """Told the reply subject of each request that a full subscription had to drop."""
@@ -75,10 +76,15 @@ class NatsLink(Link):
         try:
             async with asyncio.timeout(self._settings.connect_deadline_s):
                 await self._open_client(name)
+        except ConfigError:
+            await self.close()
+            raise
         except TimeoutError as error:
             reason = self._client.last_error or "no answer"
+            await self.close()
             raise BusLost(f"cannot reach NATS at {self._settings.url}: {reason}") from error
         self._is_open = True
+        self._connected.set()
 
     async def _open_client(self, name: str) -> None:
         settings = self._settings
@@ -153,6 +159,7 @@ class NatsLink(Link):
         """See `Link.flush`."""
         try:
             async with asyncio.timeout(self._settings.flush_timeout_s):
+                await self._connected.wait()
                 await self._client.flush()
         except (TimeoutError, nats.errors.Error) as error:
             raise BusLost("the NATS server does not answer") from error
@@ -166,7 +173,11 @@ class NatsLink(Link):
                 await self.flush()
             except BusLost as error:
                 self._complaints.note("closed unflushed", str(error))
-        await self._client.close()
+        try:
+            await self._client.close()
+        except OSError as error:
+            # What it had buffered for an absent server cannot be sent any more.
+            self._complaints.note("closed unflushed", repr(error))
 
     async def wait_lost(self) -> None:
         """See `Link.wait_lost`."""
@@ -200,16 +211,31 @@ class NatsLink(Link):
             logger.error("a receiver failed", exc_info=error)
 
     async def _on_disconnected(self) -> None:
+        self._connected.clear()
         if not self._is_closing:
             self._complaints.note("disconnected", self._settings.url)
 
     async def _on_reconnected(self) -> None:
+        self._connected.set()
         self._complaints.note("reconnected", self._settings.url)
 
     async def _on_closed(self) -> None:
         if not self._is_closing:
             logger.error("NATS closed the connection for good: %r", self._client.last_error)
             self._lost.set()
+
+
+class _OrderedClient(Client):
+    """nats-py, but PING waits its turn.
+
+    The original writes it past the buffer of commands: the PONG of `flush` says nothing about an
+    earlier SUB, and `drain` loses what the server sends before it has seen the UNSUB.
+    """
+
+    async def _send_ping(self, future: "asyncio.Future[bool] | None" = None) -> None:
+        self._pongs.append(future or asyncio.get_running_loop().create_future())
+        await self._send_command(PING_PROTO)
+        await self._flush_pending()
 
 
 class _NatsSubscription(Subscription):
