@@ -1,0 +1,31 @@
+"""The specification of exponential_noise, in Python's whole numbers."""
+
+import math
+
+MASK_32 = (1 << 32) - 1
+MASK_64 = (1 << 64) - 1
+
+
+def exponential_noise_reference(seed: int, position: int, token_id: int) -> float:
+    """The number for one key."""
+    key = splitmix64(splitmix64(seed & MASK_64) ^ (position & MASK_64))
+    low, high = key & MASK_32, key >> 32
+    bits = finalize32(finalize32(token_id) ^ low)
+    bits = finalize32(bits ^ high) & 0x7FFFFFFF
+    uniform = min((bits + 0.5) / 2**31, 1 - 2**-24)
+    return -math.log1p(-uniform)
+
+
+def splitmix64(x: int) -> int:
+    """One step of Steele, Lea and Flood's generator as a hash."""
+    x = (x + 0x9E3779B97F4A7C15) & MASK_64
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK_64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK_64
+    return x ^ (x >> 31)
+
+
+def finalize32(x: int) -> int:
+    """Wellons' lowbias32: every input bit flips every output bit about half of the time."""
+    x = ((x ^ (x >> 16)) * 0x7FEB352D) & MASK_32
+    x = ((x ^ (x >> 15)) * 0x846CA68B) & MASK_32
+    return x ^ (x >> 16)

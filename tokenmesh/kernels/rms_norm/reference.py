@@ -1,0 +1,10 @@
+"""The specification of rms_norm, in float64."""
+
+import torch
+
+
+def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x [..., F], weight [F] -> [..., F], rounded once to x's dtype."""
+    wide = x.double()
+    variance = wide.pow(2).mean(-1, keepdim=True)
+    return (wide / torch.sqrt(variance + eps) * weight.double()).to(x.dtype)

@@ -1,0 +1,104 @@
+"""Rotary positions: the angles of each rope kind, as transformers 5 computes them."""
+
+import math
+
+import torch
+
+from tokenmesh.services.worker_svc.models.config import RopeConfig
+
+
+class Rotary:
+    """Turns positions into the complex factors that `kernels.rope.rotate` multiplies with."""
+
+    def __init__(self, config: RopeConfig) -> None:
+        self._config = config
+        self._frequencies = inverse_frequencies(config)
+        self._long = None
+        if config.kind == "longrope":
+            self._long = _longrope(config, config.long_factor)
+
+    def turns(self, positions: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """positions [T] -> [T, 1, pairs] complex64.
+
+        lengths [T] is the length of the sequence that each token was first computed in; kinds
+        that depend on it (dynamic, longrope) stay the same under any chunking.
+        """
+        frequencies = self._at_length(lengths)
+        angle = positions.unsqueeze(1).float() * frequencies
+        scale = self._config.attention_factor
+        return torch.complex(angle.cos() * scale, angle.sin() * scale).unsqueeze(1)
+
+    def _at_length(self, lengths: torch.Tensor) -> torch.Tensor:
+        config = self._config
+        if config.kind == "dynamic" and int(lengths.max()) > config.max_position:
+            return _dynamic(config, lengths)
+        if self._long is not None and int(lengths.max()) > config.original_max_position:
+            is_long = (lengths > config.original_max_position).unsqueeze(1)
+            return torch.where(is_long, self._long, self._frequencies)
+        return self._frequencies
+
+
+def inverse_frequencies(config: RopeConfig) -> torch.Tensor:
+    """[pairs] float32 for sequences within the original length."""
+    if config.kind == "longrope":
+        return _longrope(config, config.short_factor)
+    frequencies = 1.0 / (config.theta ** _exponents(config.rotary_dim))
+    if config.kind == "linear":
+        return frequencies / config.factor
+    if config.kind == "llama3":
+        return _llama3(config, frequencies)
+    if config.kind == "yarn":
+        return _yarn(config)
+    return frequencies
+
+
+def _exponents(rotary_dim: int) -> torch.Tensor:
+    return torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
+
+
+def _longrope(config: RopeConfig, factors: tuple[float, ...]) -> torch.Tensor:
+    ramp = config.theta ** _exponents(config.rotary_dim)
+    return 1.0 / (torch.tensor(factors, dtype=torch.float32) * ramp)
+
+
+def _dynamic(config: RopeConfig, lengths: torch.Tensor) -> torch.Tensor:
+    """[T, pairs]: the base grows with the part of the sequence past the original length."""
+    dim = config.rotary_dim
+    length = lengths.clamp(min=config.max_position).unsqueeze(1)
+    growth = (config.factor * length / config.max_position) - (config.factor - 1)
+    base = config.theta * growth ** (dim / (dim - 2))
+    return 1.0 / (base ** _exponents(dim))
+
+
+def _llama3(config: RopeConfig, frequencies: torch.Tensor) -> torch.Tensor:
+    """Long waves are slowed by `factor`, short ones kept, those between interpolated."""
+    length = config.original_max_position
+    wave = 2 * math.pi / frequencies
+    low, high = config.low_freq_factor, config.high_freq_factor
+    slowed = torch.where(wave > length / low, frequencies / config.factor, frequencies)
+    smooth = (length / wave - low) / (high - low)
+    blended = (1 - smooth) * slowed / config.factor + smooth * slowed
+    is_between = (wave >= length / high) & (wave <= length / low)
+    return torch.where(is_between, blended, slowed)
+
+
+def _yarn(config: RopeConfig) -> torch.Tensor:
+    """Blend of extrapolated (short waves) and interpolated (long waves) frequencies."""
+    dim = config.rotary_dim
+
+    def pair_with(rotations: float) -> float:
+        """The pair that turns `rotations` times over the original length."""
+        waves = config.original_max_position / (rotations * 2 * math.pi)
+        return dim * math.log(waves) / (2 * math.log(config.theta))
+
+    low, high = pair_with(config.beta_fast), pair_with(config.beta_slow)
+    if config.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    powers = config.theta ** _exponents(dim)
+    kept = 1 - ramp
+    # 1 - kept is not always ramp in float32; transformers' order keeps angles equal at 100k.
+    return 1.0 / (config.factor * powers) * (1 - kept) + 1.0 / powers * kept

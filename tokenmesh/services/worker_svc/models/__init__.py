@@ -1,0 +1,1 @@
+"""Model families: config.json -> DecoderConfig, safetensors -> weights, and the decoder itself."""

@@ -1,0 +1,148 @@
+"""Checkpoint -> Decoder: merge projections, order rows for rope, pack weights, layer by layer."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from tokenmesh.kernels.linear import Linear, pack
+from tokenmesh.kernels.rope import interleave_rows
+from tokenmesh.services.worker_svc.layers.attention import Attention
+from tokenmesh.services.worker_svc.layers.mlp import Mlp
+from tokenmesh.services.worker_svc.layers.rotary import Rotary
+from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
+from tokenmesh.services.worker_svc.models.config import LayerConfig
+from tokenmesh.services.worker_svc.models.decoder import Decoder, DecoderLayer
+from tokenmesh.services.worker_svc.models.names import Names
+from tokenmesh.services.worker_svc.models.read_config import ModelFacts
+
+Progress = Callable[[int, int], None]
+"""Called with (layers loaded, layers in all)."""
+
+
+def build_decoder(
+    facts: ModelFacts, checkpoint: Checkpoint, dtype: torch.dtype, progress: Progress
+) -> Decoder:
+    """Load every tensor. Raises CheckpointError for any that is missing, misshapen or unknown."""
+    config = facts.config
+    names = next(
+        (n for n in facts.names if f"{n.model}embed_tokens.weight" in checkpoint), facts.names[0]
+    )
+    shape = (config.vocab_size, config.hidden_size)
+    embedding = checkpoint.take(f"{names.model}embed_tokens.weight", shape, dtype)
+    loader = _LayerLoader(facts, names, checkpoint, dtype)
+    layers = []
+    for number, layer in enumerate(config.layers):
+        layers.append(loader.load(number, layer))
+        progress(number + 1, len(config.layers))
+    norm = checkpoint.take(f"{names.model}norm.weight", (config.hidden_size,), dtype)
+    ignored = names.ignored
+    if config.tied_embeddings:
+        head = embedding
+        ignored = (*ignored, f"{names.head}weight")
+    else:
+        head = checkpoint.take(f"{names.head}weight", shape, dtype)
+    checkpoint.finish(ignored)
+    return Decoder(
+        config=config,
+        embedding=embedding,
+        layers=layers,
+        norm=norm,
+        head=pack(head, None),
+        rotaries=[Rotary(rope) for rope in config.ropes],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _LayerLoader:
+    """Reads one layer at a time."""
+
+    facts: ModelFacts
+    names: Names
+    checkpoint: Checkpoint
+    dtype: torch.dtype
+
+    def load(self, number: int, layer: LayerConfig) -> DecoderLayer:
+        prefix = f"{self.names.model}layers.{number}."
+        names, config = self.facts.family.names, self.facts.config
+        hidden, inner = config.hidden_size, config.intermediate_size
+        attention = Attention(
+            config=config,
+            layer=layer,
+            qkv=self._qkv(prefix),
+            out=self._linear(
+                [prefix + names.out], [hidden], config.num_heads * config.head_dim, config.out_bias
+            ),
+            qk_norm=self._qk_norm(prefix),
+        )
+        parts = [prefix + name for name in names.gate_up]
+        sizes = [2 * inner // len(parts)] * len(parts)
+        mlp = Mlp(
+            gate_up=self._linear(parts, sizes, hidden, config.mlp_bias),
+            down=self._linear([prefix + names.down], [hidden], inner, config.mlp_bias),
+        )
+        return DecoderLayer(
+            attention=attention,
+            mlp=mlp,
+            attention_norm=self._norm(prefix, names.attention_norm),
+            attention_post_norm=self._norm(prefix, names.attention_post_norm),
+            mlp_norm=self._norm(prefix, names.mlp_norm),
+            mlp_post_norm=self._norm(prefix, names.mlp_post_norm),
+        )
+
+    def _qkv(self, prefix: str) -> Linear:
+        config, parts = self.facts.config, self.facts.family.names.qkv
+        sizes = [
+            config.num_heads * config.head_dim,
+            config.num_kv_heads * config.head_dim,
+            config.num_kv_heads * config.head_dim,
+        ]
+        rotated = sizes[0] + sizes[1]
+        given = sizes if len(parts) == len(sizes) else [sum(sizes)]
+        weight, bias = self._rows(
+            [prefix + name for name in parts], given, config.hidden_size, config.qkv_bias
+        )
+        for rows in (weight, bias) if bias is not None else (weight,):
+            rows[:rotated] = self._pairs(rows[:rotated])
+        return pack(weight, bias)
+
+    def _qk_norm(self, prefix: str) -> torch.Tensor | None:
+        config, names = self.facts.config, self.facts.family.names
+        if config.qk_norm == "none":
+            return None
+        weights = []
+        counts = (config.num_heads, config.num_kv_heads)
+        for name, heads in zip((names.q_norm, names.k_norm), counts, strict=True):
+            size = config.head_dim * (heads if config.qk_norm == "all" else 1)
+            weight = self.checkpoint.take(f"{prefix}{name}.weight", (size,), self.dtype)
+            by_head = self._pairs(weight).view(-1, config.head_dim)
+            weights.append(by_head.expand(heads, config.head_dim))
+        return torch.cat(weights)
+
+    def _pairs(self, rows: torch.Tensor) -> torch.Tensor:
+        """Bring rows of whole heads into the order that the rope kernel rotates."""
+        if self.facts.family.interleaved_rope:
+            return rows
+        config = self.facts.config
+        return interleave_rows(rows, config.head_dim, config.ropes[0].rotary_dim)
+
+    def _linear(self, names: list[str], sizes: list[int], inputs: int, has_bias: bool) -> Linear:
+        return pack(*self._rows(names, sizes, inputs, has_bias))
+
+    def _rows(
+        self, names: list[str], sizes: list[int], inputs: int, has_bias: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Weights [sum(sizes), inputs] of projections that share an input, and their biases."""
+        take, dtype = self.checkpoint.take, self.dtype
+        named = list(zip(names, sizes, strict=True))
+        weights = [take(f"{name}.weight", (size, inputs), dtype) for name, size in named]
+        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+        if not has_bias:
+            return weight, None
+        return weight, torch.cat([take(f"{name}.bias", (size,), dtype) for name, size in named])
+
+    def _norm(self, prefix: str, name: str | None) -> torch.Tensor | None:
+        if name is None:
+            return None
+        size = (self.facts.config.hidden_size,)
+        return self.checkpoint.take(f"{prefix}{name}.weight", size, self.dtype)

@@ -1,0 +1,86 @@
+"""The decoder: embeddings, layers, final norm, logits. One class for every family of its kind.
+
+Shapes: T tokens of the step, N rows that need logits, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tokenmesh.kernels.linear import Linear, linear
+from tokenmesh.kernels.rms_norm import rms_norm
+from tokenmesh.services.worker_svc.layers.attention import Attention
+from tokenmesh.services.worker_svc.layers.mlp import Mlp
+from tokenmesh.services.worker_svc.layers.rotary import Rotary
+from tokenmesh.services.worker_svc.layers.step import Step
+from tokenmesh.services.worker_svc.models.config import DecoderConfig
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """One layer. A norm that the family does not have is None."""
+
+    attention: Attention
+    mlp: Mlp
+    attention_norm: torch.Tensor | None
+    attention_post_norm: torch.Tensor | None
+    mlp_norm: torch.Tensor | None
+    mlp_post_norm: torch.Tensor | None
+
+    def forward(
+        self, hidden: torch.Tensor, step: Step, pages: torch.Tensor, config: DecoderConfig
+    ) -> None:
+        """Add both blocks to hidden [T, hidden], in place."""
+        eps, multiplier = config.rms_norm_eps, config.residual_multiplier
+        x = hidden if self.attention_norm is None else rms_norm(hidden, self.attention_norm, eps)
+        x = self.attention.forward(x, step, pages)
+        if self.attention_post_norm is not None:
+            x = rms_norm(x, self.attention_post_norm, eps)
+        hidden.add_(x, alpha=multiplier)
+        x = hidden if self.mlp_norm is None else rms_norm(hidden, self.mlp_norm, eps)
+        x = self.mlp.forward(x)
+        if self.mlp_post_norm is not None:
+            x = rms_norm(x, self.mlp_post_norm, eps)
+        hidden.add_(x, alpha=multiplier)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """All weights of a model, ready to run."""
+
+    config: DecoderConfig
+    embedding: torch.Tensor
+    """[V, hidden]"""
+    layers: Sequence[DecoderLayer]
+    norm: torch.Tensor
+    head: Linear
+    rotaries: Sequence[Rotary]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights, activations and the KV pool."""
+        return self.embedding.dtype
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """token_ids [T] -> [T, hidden], a new tensor."""
+        return self.embedding.index_select(0, token_ids)
+
+    def forward(self, hidden: torch.Tensor, step: Step, pool: torch.Tensor) -> torch.Tensor:
+        """Run the layers over embeddings hidden [T, hidden], which is overwritten.
+
+        pool is [layers, 2, blocks, kv_heads, page_size, head_dim].
+        """
+        if self.config.embedding_multiplier != 1.0:
+            hidden.mul_(self.config.embedding_multiplier)
+        for layer, pages in zip(self.layers, pool.unbind(0), strict=True):
+            layer.forward(hidden, step, pages, self.config)
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [N, hidden] after `forward` -> float32 [N, V]."""
+        x = rms_norm(hidden, self.norm, self.config.rms_norm_eps)
+        logits = linear(x, self.head).float()
+        if self.config.logits_divisor != 1.0:
+            logits.div_(self.config.logits_divisor)
+        return logits

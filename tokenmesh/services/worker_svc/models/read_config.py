@@ -1,0 +1,145 @@
+"""config.json -> ModelFacts: which architecture, which switches, where its tensors are."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from tokenmesh.services.worker_svc.models.config import DecoderConfig, RopeConfig
+from tokenmesh.services.worker_svc.models.layer_patterns import FULL, SLIDING
+from tokenmesh.services.worker_svc.models.names import Names
+from tokenmesh.services.worker_svc.models.raw_config import RawConfig
+from tokenmesh.services.worker_svc.models.read_rope import (
+    longest_position,
+    read_rope,
+    rope_parameters,
+)
+from tokenmesh.services.worker_svc.models.registry import (
+    FAMILIES,
+    IMAGE_ARCHITECTURES,
+    TEXT_ARCHITECTURES,
+    Family,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What the loader needs to know about a checkpoint."""
+
+    architecture: str
+    family: Family
+    config: DecoderConfig
+    names: tuple[Names, ...]
+    """Candidates: the one whose embedding the checkpoint holds applies."""
+    takes_images: bool
+    dtype: str | None
+    """As the checkpoint states it, such as "bfloat16"."""
+
+
+def read_facts(raw: RawConfig) -> ModelFacts:
+    """Read a whole config.json. Raises CheckpointError that names the key at fault."""
+    architecture = _architecture(raw)
+    takes_images = architecture in IMAGE_ARCHITECTURES
+    text = _text_part(raw) if takes_images else raw
+    family = FAMILIES[_text_architecture(text) if takes_images else architecture]
+    config = _decoder_config(text.with_defaults(family.defaults), family)
+    if takes_images:
+        tied = raw.flag("tie_word_embeddings", config.tied_embeddings)
+        config = dataclasses.replace(config, tied_embeddings=tied)
+    dtype = raw.get("dtype") or raw.get("torch_dtype") or text.get("dtype")
+    return ModelFacts(
+        architecture=architecture,
+        family=family,
+        config=config,
+        names=_VISION_NAMES if takes_images else (Names(),),
+        takes_images=takes_images,
+        dtype=dtype if isinstance(dtype, str) else None,
+    )
+
+
+_TOWERS = ("vision_tower.", "multi_modal_projector.")
+_VISION_NAMES = (
+    Names(model="language_model.model.", head="language_model.lm_head.", ignored=_TOWERS),
+    Names(
+        model="model.language_model.",
+        head="lm_head.",
+        ignored=tuple(f"model.{tower}" for tower in _TOWERS),
+    ),
+)
+
+
+def _architecture(raw: RawConfig) -> str:
+    names = raw.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        raise raw.error("architectures", "is missing: this is no config of a language model")
+    name = names[0]
+    if name not in FAMILIES and name not in IMAGE_ARCHITECTURES:
+        supported = ", ".join([*FAMILIES, *IMAGE_ARCHITECTURES])
+        raise raw.error("architectures", f"names {name}, which is not supported; {supported} are")
+    return name
+
+
+def _text_part(raw: RawConfig) -> RawConfig:
+    text = raw.part("text_config")
+    if text is None:
+        raise raw.error("text_config", "is missing")
+    return text
+
+
+def _text_architecture(text: RawConfig) -> str:
+    kind = text.get("model_type")
+    if kind not in TEXT_ARCHITECTURES:
+        supported = ", ".join(TEXT_ARCHITECTURES)
+        raise text.error("model_type", f"is {kind!r}; supported are {supported}")
+    return TEXT_ARCHITECTURES[kind]
+
+
+def _decoder_config(raw: RawConfig, family: Family) -> DecoderConfig:
+    activation = raw.get("hidden_act") or "silu"
+    if activation not in ("silu", "swish"):
+        raise raw.error("hidden_act", f"is {activation!r}; supported is silu")
+    hidden_size = raw.integer("hidden_size")
+    num_heads = raw.integer("num_attention_heads")
+    num_kv_heads = raw.integer("num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise raw.error("num_key_value_heads", f"is {num_kv_heads}, no divisor of {num_heads}")
+    head_dim = raw.integer("head_dim", hidden_size // num_heads)
+    ropes = _ropes(raw, family, head_dim)
+    switches: dict[str, Any] = {"attention_scale": head_dim**-0.5, **family.switches(raw)}
+    return DecoderConfig(
+        vocab_size=raw.integer("vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=raw.integer("intermediate_size"),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        rms_norm_eps=raw.number("rms_norm_eps", 1e-6),
+        layers=family.layers(raw, raw.integer("num_hidden_layers")),
+        ropes=ropes,
+        max_position=longest_position(ropes[0]),
+        tied_embeddings=raw.flag("tie_word_embeddings"),
+        **switches,
+    )
+
+
+def _ropes(raw: RawConfig, family: Family, head_dim: int) -> tuple[RopeConfig, ...]:
+    def read(parameters: RawConfig) -> RopeConfig:
+        alpha = parameters.get("alpha")
+        if alpha and parameters.get("type") is None and parameters.get("rope_type") == "dynamic":
+            return _fixed_alpha(raw, parameters, head_dim)
+        return read_rope(raw, parameters, head_dim, partial_default=family.partial_rotary)
+
+    if not family.rope_by_type:
+        return (read(rope_parameters(raw)),)
+    parameters = rope_parameters(raw)
+    is_nested = FULL in parameters.values or SLIDING in parameters.values
+    plain = RawConfig({}, parameters.origin, {"rope_theta": raw.number("rope_theta")})
+    sliding = rope_parameters(raw, SLIDING) if is_nested else plain
+    return (read(rope_parameters(raw, FULL)), read(sliding))
+
+
+def _fixed_alpha(raw: RawConfig, parameters: RawConfig, head_dim: int) -> RopeConfig:
+    """HunYuan labels a fixed stretch of the base "dynamic"."""
+    theta, alpha = parameters.number("rope_theta", 10000.0), parameters.number("alpha")
+    stretched = theta * alpha ** (head_dim / (head_dim - 2))
+    plain = RawConfig({"rope_theta": stretched}, parameters.origin)
+    return read_rope(raw, plain, head_dim, partial_default=False)

@@ -1,0 +1,169 @@
+"""FAMILIES: which architectures there are and what sets each apart.
+
+Adding one that only differs by switches is an entry here and a configuration in the tests.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from tokenmesh.services.worker_svc.models import layer_patterns, switches
+from tokenmesh.services.worker_svc.models.config import LayerConfig
+from tokenmesh.services.worker_svc.models.names import LayerNames
+from tokenmesh.services.worker_svc.models.raw_config import RawConfig
+
+_PLAIN: Final = LayerNames()
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One architecture."""
+
+    names: LayerNames = _PLAIN
+    switches: Callable[[RawConfig], dict[str, Any]] = switches.llama
+    """Fields of DecoderConfig that depend on the family."""
+    layers: Callable[[RawConfig, int], tuple[LayerConfig, ...]] = layer_patterns.full
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Values of keys that config.json may leave out, as transformers has them."""
+    partial_rotary: bool = False
+    """Its default rope may turn a part of each head only."""
+    interleaved_rope: bool = False
+    """Its checkpoints pair feature 2i with 2i + 1 rather than i with i + half."""
+    rope_by_type: bool = False
+    """Sliding layers have their own rope, without scaling unless it is given for them."""
+
+
+_FUSED: Final = LayerNames(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",))
+_SANDWICH: Final = LayerNames(
+    gate_up=("mlp.gate_up_proj",),
+    attention_post_norm="post_self_attn_layernorm",
+    mlp_post_norm="post_mlp_layernorm",
+)
+_POST_NORM: Final = LayerNames(
+    attention_norm=None,
+    attention_post_norm="post_attention_layernorm",
+    mlp_norm=None,
+    mlp_post_norm="post_feedforward_layernorm",
+)
+_HUNYUAN: Final = LayerNames(q_norm="self_attn.query_layernorm", k_norm="self_attn.key_layernorm")
+
+FAMILIES: Final[Mapping[str, Family]] = {
+    "LlamaForCausalLM": Family(),
+    "MistralForCausalLM": Family(
+        switches=switches.no_bias,
+        layers=layer_patterns.window_everywhere,
+        defaults={"sliding_window": 4096, "num_key_value_heads": 8},
+    ),
+    "MinistralForCausalLM": Family(
+        switches=switches.no_bias,
+        layers=layer_patterns.window_by_type,
+        defaults={"sliding_window": 4096, "num_key_value_heads": 8},
+    ),
+    "Ministral3ForCausalLM": Family(
+        switches=switches.ministral3,
+        layers=layer_patterns.window_everywhere,
+        defaults={
+            "head_dim": 128,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5,
+            "rope_parameters": switches.MINISTRAL3_ROPE,
+        },
+    ),
+    "Qwen2ForCausalLM": Family(
+        switches=switches.qwen2,
+        layers=layer_patterns.window_when_used,
+        defaults={"sliding_window": 4096, "max_window_layers": 28, "num_key_value_heads": 32},
+    ),
+    "Qwen3ForCausalLM": Family(
+        switches=switches.qwen3,
+        layers=layer_patterns.window_when_used,
+        defaults={
+            "head_dim": 128,
+            "sliding_window": 4096,
+            "max_window_layers": 28,
+            "num_key_value_heads": 32,
+        },
+    ),
+    "Phi3ForCausalLM": Family(
+        names=_FUSED,
+        switches=switches.no_bias,
+        layers=layer_patterns.window_everywhere,
+        defaults={"rms_norm_eps": 1e-5},
+        partial_rotary=True,
+    ),
+    "SmolLM3ForCausalLM": Family(
+        layers=layer_patterns.rope_interval,
+        defaults={
+            "num_key_value_heads": 4,
+            "rope_theta": 2000000.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "GraniteForCausalLM": Family(switches=switches.granite),
+    "Olmo2ForCausalLM": Family(
+        names=_POST_NORM, switches=switches.olmo, defaults={"rms_norm_eps": 1e-5}
+    ),
+    "Olmo3ForCausalLM": Family(
+        names=_POST_NORM,
+        switches=switches.olmo,
+        layers=layer_patterns.rope_by_type,
+        defaults={"rms_norm_eps": 1e-5, "sliding_window": 4096, "rope_theta": 500000.0},
+        rope_by_type=True,
+    ),
+    "GlmForCausalLM": Family(
+        names=LayerNames(gate_up=("mlp.gate_up_proj",)),
+        switches=switches.qkv_bias,
+        defaults={
+            "head_dim": 128,
+            "num_key_value_heads": 2,
+            "rms_norm_eps": 1.5625e-07,
+            "attention_bias": True,
+            "partial_rotary_factor": 0.5,
+        },
+        partial_rotary=True,
+        interleaved_rope=True,
+    ),
+    "Glm4ForCausalLM": Family(
+        names=_SANDWICH,
+        switches=switches.qkv_bias,
+        defaults={
+            "head_dim": 128,
+            "num_key_value_heads": 2,
+            "rms_norm_eps": 1.5625e-07,
+            "attention_bias": True,
+            "partial_rotary_factor": 0.5,
+        },
+        partial_rotary=True,
+        interleaved_rope=True,
+    ),
+    "SeedOssForCausalLM": Family(
+        switches=switches.seed_oss,
+        defaults={"head_dim": 128, "num_key_value_heads": 8, "attention_bias": True},
+    ),
+    "HunYuanDenseV1ForCausalLM": Family(
+        names=_HUNYUAN, switches=switches.hunyuan, defaults={"rms_norm_eps": 1e-5}
+    ),
+    "Exaone4ForCausalLM": Family(
+        names=_POST_NORM,
+        switches=switches.exaone4,
+        layers=layer_patterns.rope_where_sliding,
+        defaults={
+            "num_key_value_heads": 32,
+            "rms_norm_eps": 1e-5,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 4,
+        },
+    ),
+}
+
+TEXT_ARCHITECTURES: Final[Mapping[str, str]] = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "ministral3": "Ministral3ForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+"""Language models inside a vision-language checkpoint, by text_config.model_type."""
+
+IMAGE_ARCHITECTURES: Final = ("LlavaForConditionalGeneration",)
+"""Checkpoints whose vision tower another service runs."""

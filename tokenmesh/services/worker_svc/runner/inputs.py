@@ -1,0 +1,129 @@
+"""StepInputs: a plan turned into the tensors that the model reads.
+
+Batch order: rows of one token first, shortest first, then longer chunks. Results name their rows,
+so the order is nobody else's business.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from tokenmesh.kernels.kv_write import slot_rows
+from tokenmesh.kernels.paged_attention import Rows as AttentionRows
+from tokenmesh.kernels.paged_attention import prepare
+from tokenmesh.services.worker_svc.engine.plan import ScheduledRow
+from tokenmesh.services.worker_svc.layers.step import Step
+from tokenmesh.services.worker_svc.models.decoder import Decoder
+from tokenmesh.services.worker_svc.runner.rows import Rows
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSpan:
+    """Positions of one row whose next prompt token's log-probability is wanted."""
+
+    row: int
+    tokens: slice
+    """Batch tokens, the last of which predicts the last entry of `targets`."""
+    targets: list[int]
+    count: int
+    """Alternatives to report at each position."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """Everything one step needs. T tokens, N sampled rows."""
+
+    token_ids: torch.Tensor
+    """[T] int64"""
+    patches: list[tuple[slice, torch.Tensor]]
+    """Batch tokens and the embeddings that replace theirs."""
+    step: Step
+    sampled_rows: list[int]
+    last_tokens: torch.Tensor
+    """[N] batch token whose logits each sampled row draws from."""
+    prompt_spans: list[PromptSpan]
+    errors: dict[int, str]
+
+
+def build_inputs(
+    scheduled: list[ScheduledRow], rows: Rows, decoder: Decoder, pages_shape: torch.Size
+) -> StepInputs:
+    """Gather inputs for at least one scheduled row. pages_shape is that of one layer's pages."""
+    order = sorted(scheduled, key=_batch_key)
+    token_ids: list[int] = []
+    lengths: list[int] = []
+    patches, sampled_rows, last_tokens, spans, errors = [], [], [], [], {}
+    for entry in order:
+        row, first = rows[entry.row], len(token_ids)
+        end = entry.start + entry.num_tokens
+        token_ids += row.token_ids[entry.start : end]
+        # A prompt counts with its whole length, an output token with the length it made.
+        lengths += [max(row.num_prompt, p + 1) for p in range(entry.start, end)]
+        for patch in row.patches:
+            overlap = patch.overlap(entry.start, end)
+            if overlap is not None:
+                where = slice(first + overlap[0].start, first + overlap[0].stop)
+                patches.append((where, overlap[1]))
+        if row.error is not None:
+            errors[entry.row] = row.error
+        elif entry.samples:
+            sampled_rows.append(entry.row)
+            last_tokens.append(len(token_ids) - 1)
+        if row.prompt_logprobs is not None and entry.start + 1 < row.num_prompt:
+            targets = row.token_ids[entry.start + 1 : min(end + 1, row.num_prompt)]
+            spans.append(
+                PromptSpan(
+                    entry.row, slice(first, first + len(targets)), targets, row.prompt_logprobs
+                )
+            )
+    return StepInputs(
+        token_ids=torch.tensor(token_ids),
+        patches=patches,
+        step=_step(order, rows, decoder, pages_shape, torch.tensor(lengths)),
+        sampled_rows=sampled_rows,
+        last_tokens=torch.tensor(last_tokens, dtype=torch.int64),
+        prompt_spans=spans,
+        errors=errors,
+    )
+
+
+def _batch_key(entry: ScheduledRow) -> tuple[bool, int]:
+    return (entry.num_tokens > 1, entry.start)
+
+
+def _step(
+    order: list[ScheduledRow],
+    rows: Rows,
+    decoder: Decoder,
+    pages_shape: torch.Size,
+    lengths: torch.Tensor,
+) -> Step:
+    page_size = pages_shape[3]
+    starts = [entry.start for entry in order]
+    counts = [entry.num_tokens for entry in order]
+    numbers = torch.tensor([entry.row for entry in order])
+    longest = max(entry.start + entry.num_tokens for entry in order)
+    num_columns = -(-longest // page_size)
+    if len(order) == len(lengths):
+        positions = torch.tensor(starts)
+        row_numbers = numbers
+    else:
+        positions = torch.cat([torch.arange(s, s + n) for s, n in zip(starts, counts, strict=True)])
+        row_numbers = numbers.repeat_interleave(torch.tensor(counts))
+    blocks = rows.tables[row_numbers, positions // page_size]
+    attention_rows = AttentionRows(starts, counts, rows.tables[numbers, :num_columns])
+    windows = {layer.window for layer in decoder.config.layers}
+    scaling = decoder.config.query_scaling
+    scale = None
+    if scaling is not None:
+        grown = 1 + scaling.beta * torch.log(1 + torch.floor(positions / scaling.period))
+        scale = grown.to(decoder.dtype).view(-1, 1, 1)
+    return Step(
+        turns=[rotary.turns(positions, lengths) for rotary in decoder.rotaries],
+        slots=slot_rows(blocks, positions % page_size, pages_shape),
+        attention={
+            window: prepare(attention_rows, pages_shape, decoder.dtype, window)
+            for window in windows
+        },
+        query_scale=scale,
+    )

@@ -1,0 +1,70 @@
+"""Rows: what the runner keeps of each request from its admission to its end or preemption."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tokenmesh.services.worker_svc.engine.plan import NewRow, ScheduledRow
+from tokenmesh.services.worker_svc.models.config import DecoderConfig
+from tokenmesh.services.worker_svc.runner.media import MediaPatch, patches_of
+
+
+@dataclass(slots=True)
+class Row:
+    """One request."""
+
+    token_ids: list[int]
+    num_prompt: int
+    num_blocks: int
+    patches: list[MediaPatch]
+    prompt_logprobs: int | None
+    """How many to report for each prompt token; None: none."""
+    error: str | None = None
+    """Why this request cannot be computed."""
+
+
+class Rows:
+    """All rows and their block tables. Row numbers are the scheduler's."""
+
+    def __init__(self, max_num_seqs: int, max_blocks: int, config: DecoderConfig) -> None:
+        self.tables = torch.zeros((max_num_seqs, max_blocks), dtype=torch.int64)
+        """[rows, max_blocks]; entries past a row's end are the null block, 0."""
+        self._config = config
+        self._row_by_number: dict[int, Row] = {}
+
+    def __getitem__(self, number: int) -> Row:
+        return self._row_by_number[number]
+
+    def add(self, new: NewRow) -> None:
+        """Take a request, whatever the row held before."""
+        self.remove(new.row)
+        patches, error = patches_of(new, self._config.hidden_size)
+        token_ids = list(new.token_ids)
+        largest = max(token_ids)
+        if largest >= self._config.vocab_size:
+            error = f"token id {largest} is not in the vocabulary of {self._config.vocab_size}"
+            token_ids = [0] * len(token_ids)
+        self._row_by_number[new.row] = Row(
+            token_ids=token_ids,
+            num_prompt=new.num_prompt,
+            num_blocks=0,
+            patches=patches,
+            prompt_logprobs=new.sampling.prompt_logprobs if new.wants_prompt_logprobs else None,
+            error=error,
+        )
+
+    def remove(self, number: int) -> None:
+        """Forget a request; nothing happens for an empty row."""
+        row = self._row_by_number.pop(number, None)
+        if row is not None:
+            self.tables[number, : row.num_blocks] = 0
+
+    def append_blocks(self, entry: ScheduledRow, block_size: int) -> Sequence[int]:
+        """Extend the row's table; returns the blocks that hold nothing computed yet."""
+        row = self._row_by_number[entry.row]
+        first, blocks = row.num_blocks, entry.new_blocks
+        row.num_blocks = first + len(blocks)
+        self.tables[entry.row, first : row.num_blocks] = torch.tensor(blocks)
+        num_cached = max(0, -(-entry.start // block_size) - first)
+        return blocks[num_cached:]

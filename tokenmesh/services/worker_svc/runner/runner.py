@@ -1,0 +1,95 @@
+"""TorchRunner: prepare, forward, sample. The engine thread calls them in this order."""
+
+from dataclasses import dataclass
+
+import torch
+
+from tokenmesh.services.worker_svc.engine.plan import RowResult, StepPlan, StepResult
+from tokenmesh.services.worker_svc.models.decoder import Decoder
+from tokenmesh.services.worker_svc.runner.inputs import StepInputs, build_inputs
+from tokenmesh.services.worker_svc.runner.prompt_logprobs import prompt_logprobs
+from tokenmesh.services.worker_svc.runner.rows import Rows
+from tokenmesh.services.worker_svc.sampling.sampler import Sampler
+from tokenmesh.shared.messages.tokens import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class StepLogits:
+    """What `forward` leaves for `sample`."""
+
+    sampled: torch.Tensor | None
+    """float32 [N, vocab] in the order of StepInputs.sampled_rows; None when nobody samples."""
+    prompt: dict[int, list[TokenLogprobs]]
+
+
+class TorchRunner:
+    """One decoder, its KV pool, and the rows of the requests that run on it."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        pool: torch.Tensor,
+        rows: Rows,
+        sampler: Sampler,
+    ) -> None:
+        """pool is [layers, 2, blocks, kv_heads, page_size, head_dim]; block 0 is the null block."""
+        self.num_blocks = pool.shape[2]
+        self._block_size = pool.shape[4]
+        self._decoder = decoder
+        self._pool = pool
+        self._pool[:, :, 0] = 0
+        self._rows = rows
+        self._sampler = sampler
+
+    @torch.inference_mode()
+    def prepare(self, plan: StepPlan) -> StepInputs | None:
+        """Apply the plan's row changes; None when it computes nothing."""
+        for number in plan.removed_rows:
+            self._rows.remove(number)
+            self._sampler.remove(number)
+        for new in plan.new_rows:
+            self._rows.add(new)
+            self._sampler.add(new)
+        fresh: list[int] = []
+        for entry in plan.scheduled:
+            if entry.new_blocks:
+                fresh += self._rows.append_blocks(entry, self._block_size)
+        if fresh:
+            # Masked keys are still multiplied by zero: what an earlier request left must be finite.
+            self._pool.index_fill_(2, torch.tensor(fresh), 0)
+        if not plan.scheduled:
+            return None
+        return build_inputs(plan.scheduled, self._rows, self._decoder, self._pool.shape[1:])
+
+    @torch.inference_mode()
+    def forward(self, inputs: StepInputs | None) -> StepLogits:
+        """Write the step's keys and values; compute logits only where a token is drawn."""
+        if inputs is None:
+            return StepLogits(sampled=None, prompt={})
+        hidden = self._decoder.embed(inputs.token_ids)
+        for tokens, values in inputs.patches:
+            hidden[tokens] = values.to(hidden.dtype)
+        hidden = self._decoder.forward(hidden, inputs.step, self._pool)
+        prompt = {
+            span.row: prompt_logprobs(self._decoder, hidden[span.tokens], span)
+            for span in inputs.prompt_spans
+        }
+        sampled = None
+        if inputs.sampled_rows:
+            sampled = self._decoder.logits(hidden.index_select(0, inputs.last_tokens))
+        return StepLogits(sampled=sampled, prompt=prompt)
+
+    @torch.inference_mode()
+    def sample(self, inputs: StepInputs | None, logits: StepLogits) -> StepResult:
+        """Draw one token for each row that samples."""
+        if inputs is None:
+            return StepResult()
+        result = StepResult(prompt_logprobs=logits.prompt, errors=dict(inputs.errors))
+        if logits.sampled is None:
+            return result
+        draws = self._sampler.draw(inputs.sampled_rows, logits.sampled)
+        result.errors |= draws.errors
+        for number, draw in draws.draw_by_row.items():
+            self._rows[number].token_ids.append(draw.token_id)
+            result.sampled.append(RowResult(number, draw.token_id, draw.logprobs))
+        return result

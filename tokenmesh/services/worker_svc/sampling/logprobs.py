@@ -1,0 +1,21 @@
+"""Log-probabilities as clients see them: of the model's own distribution, before any processing."""
+
+import torch
+
+from tokenmesh.shared.messages.tokens import TokenLogprobs
+
+
+def token_logprobs(logits: torch.Tensor, targets: torch.Tensor, count: int) -> list[TokenLogprobs]:
+    """logits float32 [P, V], targets [P] -> each target's entry with the `count` best tokens."""
+    norm = logits.logsumexp(-1, keepdim=True)
+    target_logits = logits.gather(1, targets.unsqueeze(1))
+    ranks = (logits > target_logits).sum(-1).add_(1).tolist()
+    chosen = (target_logits - norm).squeeze(1).tolist()
+    top_logits, top_ids = logits.topk(min(count, logits.shape[1]), dim=-1)
+    top_logprobs = (top_logits - norm).tolist()
+    return [
+        TokenLogprobs(token_id, logprob, rank, ids, values)
+        for token_id, logprob, rank, ids, values in zip(
+            targets.tolist(), chosen, ranks, top_ids.tolist(), top_logprobs, strict=True
+        )
+    ]

@@ -1,0 +1,103 @@
+"""Sampler: the order in which logits become tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from tokenmesh.services.worker_svc.engine.plan import NewRow
+from tokenmesh.services.worker_svc.sampling.bad_words import BadWordState
+from tokenmesh.services.worker_svc.sampling.choice import ChoiceState
+from tokenmesh.services.worker_svc.sampling.logprobs import token_logprobs
+from tokenmesh.services.worker_svc.sampling.penalties import PenaltyState
+from tokenmesh.services.worker_svc.sampling.vocabulary import VocabularyState
+from tokenmesh.shared.messages.tokens import TokenLogprobs
+
+NOT_FINITE = "the model computed logits that are not finite"
+NOTHING_ALLOWED = "allowed_token_ids, bad words and min_tokens leave no token to draw"
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A token and, when asked for, its log-probabilities."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(slots=True)
+class Draws:
+    """The outcome of one step. Every row is in one of the two."""
+
+    draw_by_row: dict[int, Draw] = field(default_factory=dict)
+    errors: dict[int, str] = field(default_factory=dict)
+
+
+class Sampler:
+    """The sampling state of all rows. A row that comes back draws what it would have drawn."""
+
+    def __init__(self, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+        self._vocabulary = VocabularyState(vocab_size, eos_token_ids)
+        self._penalties = PenaltyState(vocab_size)
+        self._bad_words = BadWordState(vocab_size)
+        self._choice = ChoiceState(vocab_size)
+        self._states = (self._vocabulary, self._penalties, self._bad_words, self._choice)
+        self._num_logprobs: dict[int, int] = {}
+
+    def add(self, new: NewRow) -> None:
+        """Take a row; whatever its number held before is forgotten."""
+        self.remove(new.row)
+        for state in self._states:
+            state.add(new)
+        if new.sampling.logprobs is not None:
+            self._num_logprobs[new.row] = new.sampling.logprobs
+
+    def remove(self, number: int) -> None:
+        """Forget a row; nothing happens for one that is not there."""
+        for state in self._states:
+            state.remove(number)
+        self._num_logprobs.pop(number, None)
+
+    def draw(self, numbers: Sequence[int], logits: torch.Tensor) -> Draws:
+        """Draw one token for each row; logits [N, V] are overwritten."""
+        is_sound = logits.amax(-1).isfinite().tolist()
+        if not all(is_sound):
+            logits[[i for i, sound in enumerate(is_sound) if not sound]] = 0.0
+        asked = [i for i, number in enumerate(numbers) if number in self._num_logprobs]
+        raw = logits[asked] if asked else None
+
+        self._vocabulary.apply(logits, numbers)
+        self._penalties.apply(logits, numbers)
+        self._bad_words.apply(logits, numbers)
+        tokens = self._choice.apply(logits, numbers)
+
+        is_possible = logits.gather(1, tokens.unsqueeze(1)).isfinite().squeeze(1).tolist()
+        logprobs = {} if raw is None else self._logprobs(raw, tokens, asked, numbers)
+        draws = Draws()
+        for index, (number, token_id) in enumerate(zip(numbers, tokens.tolist(), strict=True)):
+            if not is_sound[index]:
+                draws.errors[number] = NOT_FINITE
+            elif not is_possible[index]:
+                draws.errors[number] = NOTHING_ALLOWED
+            else:
+                draws.draw_by_row[number] = Draw(token_id, logprobs.get(index))
+                for state in self._states:
+                    state.append(number, token_id)
+        return draws
+
+    def _logprobs(
+        self, raw: torch.Tensor, tokens: torch.Tensor, asked: list[int], numbers: Sequence[int]
+    ) -> dict[int, TokenLogprobs]:
+        """By batch index. Rows may ask for different numbers of alternatives."""
+        counts = [self._num_logprobs[numbers[index]] for index in asked]
+        entries = token_logprobs(raw, tokens[asked], max(counts))
+        return {
+            index: TokenLogprobs(
+                entry.token_id,
+                entry.logprob,
+                entry.rank,
+                entry.top_ids[:count],
+                entry.top_logprobs[:count],
+            )
+            for index, entry, count in zip(asked, entries, counts, strict=True)
+        }
