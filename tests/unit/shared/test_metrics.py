@@ -1,0 +1,136 @@
+"""The table of metrics, a process's registry, and the endpoint."""
+
+import asyncio
+import socket
+from urllib.request import urlopen
+
+import pytest
+
+from tokenmesh.shared.config.telemetry import TelemetrySettings
+from tokenmesh.shared.errors import ConfigError
+from tokenmesh.shared.metrics import METRICS, Metric, Metrics
+from tokenmesh.shared.metrics.endpoint import MetricsEndpoint, start_metrics_endpoint
+
+MODEL = {"model_name": "demo", "engine": "worker-1"}
+
+
+def lines(metrics: Metrics) -> list[str]:
+    return metrics.render().decode().splitlines()
+
+
+def test_names_are_unique() -> None:
+    names = [metric.name for metric in METRICS]
+    assert len(names) == len(set(names))
+
+
+def test_the_metrics_that_dashboards_of_vllm_read_are_there() -> None:
+    names = {metric.name for metric in METRICS}
+    assert names >= {
+        "num_requests_running",
+        "num_requests_waiting",
+        "kv_cache_usage_perc",
+        "prompt_tokens",
+        "generation_tokens",
+        "prefix_cache_queries",
+        "prefix_cache_hits",
+        "num_preemptions",
+        "request_success",
+        "time_to_first_token_seconds",
+        "inter_token_latency_seconds",
+        "e2e_request_latency_seconds",
+        "request_queue_time_seconds",
+        "request_prompt_tokens",
+        "request_generation_tokens",
+        "iteration_tokens_total",
+    }
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_each_metric_can_be_made_and_scraped(metric: Metric) -> None:
+    metrics = Metrics()
+    labels = dict.fromkeys(metric.labels, "x")
+    if metric.kind == "counter":
+        metrics.counter(metric.name, **labels).inc()
+    elif metric.kind == "gauge":
+        metrics.gauge(metric.name, **labels).set(1)
+    else:
+        metrics.histogram(metric.name, **labels).observe(metric.buckets[0])
+        assert list(metric.buckets) == sorted(metric.buckets)
+    assert f"# TYPE tokenmesh:{metric.name}" in metrics.render().decode()
+
+
+def test_a_counter_counts_under_its_labels() -> None:
+    metrics = Metrics()
+    metrics.counter("request_success", **MODEL, finished_reason="stop").inc()
+    metrics.counter("request_success", **MODEL, finished_reason="stop").inc()
+    metrics.counter("request_success", **MODEL, finished_reason="length").inc()
+    text = lines(metrics)
+    model = 'model_name="demo"'
+    row = (
+        'tokenmesh:request_success_total{engine="worker-1",finished_reason="%s",model_name="demo"}'
+    )
+    assert f"{row % ('stop', model)} 2.0" in text
+    assert f"{row % ('length', model)} 1.0" in text
+
+
+def test_two_registries_share_nothing() -> None:
+    first, second = Metrics(), Metrics()
+    first.counter("resends").inc(5)
+    assert "tokenmesh:resends_total 5.0" in lines(first)
+    assert not any("resends" in line for line in lines(second))
+
+
+def test_a_gauge_can_be_read_when_it_is_scraped() -> None:
+    metrics = Metrics()
+    waiting = [1]
+    metrics.gauge_of("open_streams", lambda: len(waiting))
+    waiting.append(2)
+    assert "tokenmesh:open_streams 2.0" in lines(metrics)
+
+
+def test_a_wrong_name_label_or_kind_is_an_error() -> None:
+    metrics = Metrics()
+    with pytest.raises(KeyError):
+        metrics.counter("requests_that_nobody_declared")
+    with pytest.raises(ValueError, match="label"):
+        metrics.gauge("num_requests_running", color="red")
+    with pytest.raises(AssertionError, match="is no counter"):
+        metrics.counter("open_streams")
+
+
+def test_the_process_itself_is_measured_on_demand() -> None:
+    metrics = Metrics()
+    metrics.watch_process()
+    text = metrics.render().decode()
+    assert "process_resident_memory_bytes" in text
+    assert "python_gc_collections_total" in text
+
+
+async def test_the_endpoint_serves_the_metrics_and_closes_its_port() -> None:
+    metrics = Metrics()
+    metrics.counter("resends").inc()
+    endpoint = MetricsEndpoint.start(metrics, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{endpoint.port}/metrics"
+
+    def fetch() -> str:
+        with urlopen(url, timeout=5) as response:
+            return str(response.read().decode())
+
+    assert "tokenmesh:resends_total 1.0" in await asyncio.to_thread(fetch)
+    await endpoint.stop()
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", endpoint.port)) != 0
+
+
+def test_a_taken_port_is_a_config_error_that_names_the_setting() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        settings = TelemetrySettings(metrics_port=taken.getsockname()[1])
+        with pytest.raises(ConfigError, match="Address already in use") as caught:
+            start_metrics_endpoint(Metrics(), settings)
+    assert caught.value.param == "telemetry.metrics_port"
+
+
+def test_port_zero_means_no_endpoint() -> None:
+    assert start_metrics_endpoint(Metrics(), TelemetrySettings()) is None

@@ -1,0 +1,304 @@
+"""Spans: who is whose child, what is sampled, and what reaches the bus."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+
+from tokenmesh.shared.config.telemetry import TelemetrySettings
+from tokenmesh.shared.errors import BusLost
+from tokenmesh.shared.ids import InstanceId
+from tokenmesh.shared.telemetry import (
+    Telemetry,
+    current_trace_id,
+    current_traceparent,
+    record_span,
+    span,
+    start_telemetry,
+)
+from tokenmesh.shared.telemetry.otlp import encode_request
+
+CLIENT = f"00-{'a' * 32}-{'b' * 16}-01"
+UNSAMPLED = f"00-{'a' * 32}-{'b' * 16}-00"
+
+
+class StubBus:
+    """Keeps what is published; everything else of a Bus is not telemetry's business."""
+
+    def __init__(self) -> None:
+        self.published: list[tuple[str, bytes]] = []
+        self.has_published = asyncio.Event()
+        self.is_lost = False
+
+    async def publish_raw(self, subject: str, data: bytes) -> None:
+        if self.is_lost:
+            raise BusLost("down")
+        self.published.append((subject, data))
+        self.has_published.set()
+
+    def spans(self) -> list[Span]:
+        requests = [ExportTraceServiceRequest.FromString(data) for _, data in self.published]
+        return [
+            each
+            for request in requests
+            for resource in request.resource_spans
+            for scope in resource.scope_spans
+            for each in scope.spans
+        ]
+
+
+@pytest.fixture
+def stub() -> StubBus:
+    return StubBus()
+
+
+def start(stub: StubBus, **settings: object) -> Telemetry:
+    chosen = TelemetrySettings.model_validate({"flush_interval_s": 0.01, **settings})
+    return start_telemetry("worker", InstanceId("worker-1"), chosen, stub)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+async def telemetry(stub: StubBus) -> AsyncIterator[Telemetry]:
+    started = start(stub)
+    yield started
+    await started.stop()
+
+
+async def test_a_span_is_the_child_of_the_one_around_it(
+    stub: StubBus, telemetry: Telemetry
+) -> None:
+    with span("http"), span("place", {"num_tokens": 3}):
+        pass
+    await telemetry.exporter.send_queued()
+    place, http = stub.spans()
+    assert (place.name, http.name) == ("place", "http")
+    assert place.parent_span_id == http.span_id
+    assert place.trace_id == http.trace_id
+    assert http.parent_span_id == b""
+    assert place.attributes[0].key == "num_tokens"
+    assert place.attributes[0].value.int_value == 3
+    assert stub.published[0][0] == "tm.span.worker"
+
+
+async def test_a_span_with_a_traceparent_continues_that_trace(
+    stub: StubBus, telemetry: Telemetry
+) -> None:
+    with span("generate", parent=CLIENT):
+        inner = current_traceparent()
+        assert current_trace_id() == "a" * 32
+    await telemetry.exporter.send_queued()
+    (generate,) = stub.spans()
+    assert generate.trace_id.hex() == "a" * 32
+    assert generate.parent_span_id.hex() == "b" * 16
+    assert inner == f"00-{'a' * 32}-{generate.span_id.hex()}-01"
+    assert current_traceparent() is None
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "",
+        "garbage",
+        f"00-{'0' * 32}-{'b' * 16}-01",
+        f"00-{'a' * 32}-{'0' * 16}-01",
+        f"ff-{'a' * 32}-{'b' * 16}-01",
+        f"00-{'A' * 32}-{'b' * 16}-01",
+        f"00-{'a' * 32}-{'b' * 16}-01-more",
+    ],
+)
+async def test_a_broken_traceparent_starts_a_new_trace(
+    broken: str, stub: StubBus, telemetry: Telemetry
+) -> None:
+    with span("http", parent=broken):
+        pass
+    await telemetry.exporter.send_queued()
+    (http,) = stub.spans()
+    assert http.trace_id.hex() not in ("a" * 32, "0" * 32)
+    assert http.parent_span_id == b""
+
+
+async def test_an_unsampled_client_is_not_traced_but_its_trace_goes_on(
+    stub: StubBus, telemetry: Telemetry
+) -> None:
+    with span("http", parent=UNSAMPLED):
+        passed_on = current_traceparent()
+        record_span("worker.queue", 1, 2)
+    await telemetry.exporter.send_queued()
+    assert stub.spans() == []
+    assert passed_on is not None
+    assert passed_on.startswith(f"00-{'a' * 32}-")
+    assert passed_on.endswith("-00")
+
+
+async def test_the_sample_ratio_decides_for_whole_traces(stub: StubBus) -> None:
+    telemetry = start(stub, sample_ratio=0.5)
+    for _ in range(200):
+        with span("http"):
+            record_span("worker.queue", 1, 2)
+    await telemetry.stop()
+    traces = {each.trace_id for each in stub.spans()}
+    assert 40 < len(traces) < 160
+    assert len(stub.spans()) == 2 * len(traces)
+
+
+async def test_a_past_span_keeps_its_times_and_events(stub: StubBus, telemetry: Telemetry) -> None:
+    decode = record_span(
+        "worker.decode",
+        1_000,
+        5_000,
+        parent=CLIENT,
+        attributes={"tokenmesh.request_id": "chatcmpl-1", "steps": 2},
+        events=[("step", 2_000, {"batch": 4, "kv": 0.5}), ("step", 3_000, None)],
+    )
+    record_span("inner", 2_000, 3_000, parent=decode)
+    await telemetry.exporter.send_queued()
+    found, inner = stub.spans()
+    assert (found.start_time_unix_nano, found.end_time_unix_nano) == (1_000, 5_000)
+    assert [event.time_unix_nano for event in found.events] == [2_000, 3_000]
+    assert found.events[0].attributes[1].value.double_value == 0.5
+    assert found.parent_span_id.hex() == "b" * 16
+    assert inner.parent_span_id == found.span_id
+
+
+async def test_a_past_span_without_parent_is_a_trace_of_its_own(
+    stub: StubBus, telemetry: Telemetry
+) -> None:
+    record_span("load", 1, 2)
+    record_span("load", 1, 2)
+    await telemetry.exporter.send_queued()
+    first, second = stub.spans()
+    assert first.trace_id != second.trace_id
+    assert first.parent_span_id == b""
+
+
+async def test_an_error_marks_the_span_and_goes_on(stub: StubBus, telemetry: Telemetry) -> None:
+    with pytest.raises(ValueError, match="no such"), span("place"):
+        raise ValueError("no such worker")
+    await telemetry.exporter.send_queued()
+    (place,) = stub.spans()
+    assert place.status.code == 2
+    assert place.status.message == "ValueError: no such worker"
+    assert [event.name for event in place.events] == ["exception"]
+
+
+async def test_a_cancellation_is_noted_and_is_no_failure(
+    stub: StubBus, telemetry: Telemetry
+) -> None:
+    with pytest.raises(asyncio.CancelledError), span("place"):
+        raise asyncio.CancelledError
+    await telemetry.exporter.send_queued()
+    (place,) = stub.spans()
+    assert place.status.code == 0
+    assert [event.name for event in place.events] == ["cancelled"]
+
+
+async def test_spans_leave_by_themselves_within_the_flush_interval(
+    stub: StubBus, telemetry: Telemetry
+) -> None:
+    with span("http"):
+        pass
+    await asyncio.wait_for(stub.has_published.wait(), timeout=5)
+    assert [each.name for each in stub.spans()] == ["http"]
+
+
+async def test_stop_sends_what_is_left_and_records_nothing_more(stub: StubBus) -> None:
+    telemetry = start(stub, flush_interval_s=60)
+    with span("last"):
+        pass
+    await telemetry.stop()
+    with span("too late"):
+        pass
+    await telemetry.stop()
+    assert [each.name for each in stub.spans()] == ["last"]
+
+
+async def test_a_full_queue_drops_and_counts(stub: StubBus) -> None:
+    telemetry = start(stub, max_queued_spans=10, flush_interval_s=60)
+    for _ in range(25):
+        record_span("step", 1, 2)
+    await telemetry.stop()
+    assert len(stub.spans()) == 10
+    assert (telemetry.exporter.num_sent, telemetry.exporter.num_dropped) == (10, 15)
+
+
+async def test_a_lost_bus_costs_spans_and_nothing_else(stub: StubBus) -> None:
+    telemetry = start(stub)
+    stub.is_lost = True
+    record_span("lost", 1, 2)
+    await telemetry.exporter.send_queued()
+    stub.is_lost = False
+    record_span("sent", 1, 2)
+    await telemetry.stop()
+    assert [each.name for each in stub.spans()] == ["sent"]
+    assert telemetry.exporter.num_dropped == 1
+
+
+async def test_messages_stay_below_the_limit(stub: StubBus) -> None:
+    telemetry = start(stub, max_batch_bytes=4096, max_batch_spans=64)
+    for _ in range(64):
+        record_span("small", 1, 2, attributes={"text": "x" * 200})
+    record_span("huge", 1, 2, attributes={"text": "x" * 5000})
+    await telemetry.stop()
+    assert max(len(data) for _, data in stub.published) <= 4096
+    assert [each.name for each in stub.spans()] == ["small"] * 64
+    assert telemetry.exporter.num_dropped == 1
+
+
+async def test_disabled_telemetry_sends_nothing_and_passes_the_trace_on(stub: StubBus) -> None:
+    telemetry = start(stub, enabled=False)
+    with span("http", parent=CLIENT):
+        assert current_traceparent() == CLIENT
+        assert record_span("worker.queue", 1, 2) == CLIENT
+    await telemetry.stop()
+    assert stub.published == []
+
+
+def official(spans: Sequence[ReadableSpan]) -> ExportTraceServiceRequest:
+    """What OpenTelemetry's encoder makes, less the fields that ours leaves out."""
+    request = encode_spans(spans)
+    for resource in request.resource_spans:
+        for scope in resource.scope_spans:
+            scope.ClearField("scope")
+            for each in scope.spans:
+                each.ClearField("flags")
+    return request
+
+
+def test_our_encoder_writes_what_the_official_one_does() -> None:
+    provider = TracerProvider(shutdown_on_exit=False)
+    tracer = provider.get_tracer("test")
+    outer = tracer.start_span("outer \u00e9\u4e2d")
+    values: dict[str, str | bool | int | float | Sequence[str] | Sequence[int]] = {
+        "text": "x" * 300,
+        "empty": "",
+        "yes": True,
+        "small": 127,
+        "large": 2**62,
+        "negative": -5,
+        "float": -1.5,
+        "texts": ["a", "b"],
+        "numbers": [1, 2**40],
+    }
+    inner = tracer.start_span(
+        "inner", context=trace.set_span_in_context(outer), attributes=values, start_time=7
+    )
+    inner.add_event("step", {"batch": 128, "kv": 0.25}, timestamp=9)
+    inner.set_status(trace.StatusCode.ERROR, "it broke")
+    inner.end(2**60)
+    outer.set_status(trace.StatusCode.OK)
+    outer.end()
+    spans = [inner, outer]
+    assert all(isinstance(each, ReadableSpan) for each in spans)
+    finished = [each for each in spans if isinstance(each, ReadableSpan)]
+    ours = ExportTraceServiceRequest.FromString(encode_request(finished))
+    assert ours == official(finished)
+
+
+def test_an_empty_request_is_valid() -> None:
+    request = ExportTraceServiceRequest.FromString(encode_request([]))
+    assert not request.resource_spans or not request.resource_spans[0].scope_spans[0].spans
