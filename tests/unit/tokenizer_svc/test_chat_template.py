@@ -1,0 +1,213 @@
+"""Templates render what transformers' apply_chat_template renders."""
+
+import json
+
+import pytest
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+from tests.fakes import chat_templates
+from tokenmesh.services.tokenizer_svc.render_child import render_job
+from tokenmesh.services.tokenizer_svc.render_job import (
+    JsonObject,
+    Rendered,
+    RenderFailed,
+    RenderJob,
+)
+
+SPECIAL: JsonObject = {"bos_token": "<s>", "eos_token": "</s>"}
+SYSTEM: JsonObject = {"role": "system", "content": " Be brief. "}
+USER: JsonObject = {"role": "user", "content": "Hi <b>&'\u00e9 "}
+ASSISTANT: JsonObject = {"role": "assistant", "content": "<think>hm</think>Hello\n"}
+TOOL: JsonObject = {
+    "type": "function",
+    "function": {"name": "sum", "description": "adds <x>", "parameters": {"type": "object"}},
+}
+ARGUMENTS = '{"a": 1, "b": "\u00e9"}'
+
+
+def call(arguments: object) -> JsonObject:
+    function: JsonObject = {"name": "sum", "arguments": arguments}
+    return {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": function}]}
+
+
+RESULT: JsonObject = {"role": "tool", "tool_call_id": "1", "content": "2"}
+
+
+@pytest.fixture(scope="module")
+def oracle() -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), **SPECIAL)
+
+
+def render(template: str, messages: list[JsonObject], **fields: object) -> str:
+    answer = ask(template, messages, **fields)
+    assert isinstance(answer, Rendered), answer
+    return answer.text
+
+
+def ask(template: str, messages: list[JsonObject], **fields: object) -> Rendered | RenderFailed:
+    variables = {**SPECIAL, **fields.pop("variables", {})}  # type: ignore[dict-item]
+    return render_job(
+        RenderJob(
+            template=template,
+            messages=json.loads(json.dumps(messages)),
+            variables=variables,
+            max_chars=100_000,
+            **fields,  # type: ignore[arg-type]
+        )
+    )
+
+
+def expected(
+    oracle: PreTrainedTokenizerFast, template: str, messages: list[JsonObject], **fields: object
+) -> str:
+    text = oracle.apply_chat_template(
+        json.loads(json.dumps(messages)), chat_template=template, tokenize=False, **fields
+    )
+    assert isinstance(text, str)
+    return text
+
+
+TEXT_TEMPLATES = {
+    "chatml": chat_templates.CHATML,
+    "llama3": chat_templates.LLAMA3,
+    "mistral": chat_templates.MISTRAL,
+    "deepseek": chat_templates.DEEPSEEK,
+    "parts": chat_templates.PARTS,
+    "documents": chat_templates.DOCUMENTS,
+}
+
+
+@pytest.mark.parametrize("add_generation_prompt", [True, False])
+@pytest.mark.parametrize("name", TEXT_TEMPLATES)
+def test_text_conversations_render_as_in_transformers(
+    oracle: PreTrainedTokenizerFast, name: str, add_generation_prompt: bool
+) -> None:
+    turns = [USER, ASSISTANT, USER]
+    for messages in (turns[:1], turns) if name == "mistral" else (turns[:1], [SYSTEM, *turns]):
+        fields = {"add_generation_prompt": add_generation_prompt}
+        assert render(TEXT_TEMPLATES[name], messages, **fields) == expected(
+            oracle, TEXT_TEMPLATES[name], messages, **fields
+        )
+
+
+@pytest.mark.parametrize("name", ["chatml", "llama3"])
+def test_tools_and_calls_render_as_in_transformers(
+    oracle: PreTrainedTokenizerFast, name: str
+) -> None:
+    template = TEXT_TEMPLATES[name]
+    ours = render(template, [SYSTEM, USER, call(ARGUMENTS), RESULT], tools=[TOOL])
+    theirs = expected(
+        oracle,
+        template,
+        [SYSTEM, USER, call(json.loads(ARGUMENTS)), RESULT],
+        tools=[TOOL],
+        add_generation_prompt=True,
+    )
+    assert ours == theirs
+    assert '"b": "\u00e9"' in ours
+
+
+def test_a_template_that_pastes_arguments_gets_the_clients_own_text(
+    oracle: PreTrainedTokenizerFast,
+) -> None:
+    messages = [USER, call(ARGUMENTS), RESULT, USER]
+    ours = render(chat_templates.DEEPSEEK, messages)
+    theirs = expected(oracle, chat_templates.DEEPSEEK, messages, add_generation_prompt=True)
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("arguments", ["", None, "{}"])
+def test_a_call_without_arguments_has_an_empty_object(arguments: object) -> None:
+    assert '"arguments": {}' in render(chat_templates.CHATML, [USER, call(arguments)])
+
+
+def test_arguments_that_are_no_json_are_refused_with_their_place() -> None:
+    answer = ask(chat_templates.CHATML, [USER, call("{")])
+    assert isinstance(answer, RenderFailed)
+    assert answer.kind == "input"
+    assert "messages[1].tool_calls[0].function.arguments" in answer.reason
+
+
+def test_documents_and_template_variables_render_as_in_transformers(
+    oracle: PreTrainedTokenizerFast,
+) -> None:
+    messages: list[JsonObject] = [
+        {"role": "hidden", "content": "x"},
+        USER,
+        {**USER, "role": "last"},
+        ASSISTANT,
+    ]
+    documents: list[JsonObject] = [{"title": "T", "text": "one"}, {"title": "U", "text": "two"}]
+    template = chat_templates.DOCUMENTS
+    ours = render(template, messages, documents=documents, variables={"style": "fancy"})
+    assert ours == expected(
+        oracle, template, messages, documents=documents, style="fancy", add_generation_prompt=True
+    )
+    assert "fancy" in ours
+
+
+def test_template_variables_switch_thinking_off(oracle: PreTrainedTokenizerFast) -> None:
+    ours = render(chat_templates.CHATML, [USER], variables={"enable_thinking": False})
+    assert ours.endswith("<think>\n\n</think>\n\n")
+    assert ours == expected(
+        oracle,
+        chat_templates.CHATML,
+        [USER],
+        enable_thinking=False,
+        add_generation_prompt=True,
+    )
+
+
+@pytest.mark.parametrize("text", ["The answer is", "The answer is ", "a\n\n", "is is"])
+@pytest.mark.parametrize("name", ["chatml", "llama3", "deepseek", "parts"])
+def test_the_final_message_is_continued_as_in_transformers(
+    oracle: PreTrainedTokenizerFast, name: str, text: str
+) -> None:
+    messages: list[JsonObject] = [USER, {"role": "assistant", "content": text}]
+    template = TEXT_TEMPLATES[name]
+    ours = render(template, messages, add_generation_prompt=False, continue_final_message=True)
+    assert ours == expected(oracle, template, messages, continue_final_message=True)
+
+
+def test_a_final_message_that_the_template_drops_cannot_be_continued() -> None:
+    messages: list[JsonObject] = [USER, {"role": "function", "content": "lost"}]
+    answer = ask(
+        chat_templates.CHATML, messages, add_generation_prompt=False, continue_final_message=True
+    )
+    assert isinstance(answer, RenderFailed)
+    assert "continue_final_message" in answer.reason
+
+
+def test_the_templates_own_refusal_reaches_the_client() -> None:
+    answer = ask(chat_templates.MISTRAL, [USER, USER])
+    assert isinstance(answer, RenderFailed)
+    assert answer.kind == "raised"
+    assert answer.reason.startswith("Conversation roles must alternate")
+
+
+def test_reasoning_is_found_under_each_of_its_names() -> None:
+    template = "{% for m in messages %}{{ m.reasoning_content }}|{{ m.thinking }};{% endfor %}"
+    messages: list[JsonObject] = [
+        {"role": "assistant", "content": "", name: "hm"}
+        for name in ("reasoning", "reasoning_content", "thinking")
+    ]
+    assert render(template, messages) == "hm|hm;" * 3
+
+
+def test_a_syntax_error_names_its_line() -> None:
+    answer = ask("{{ messages }}\n{% if %}\n", [USER])
+    assert isinstance(answer, RenderFailed)
+    assert (answer.kind, answer.line) == ("syntax", 2)
+
+
+def test_a_runtime_error_names_its_line() -> None:
+    answer = ask("one\ntwo\n{{ messages[0].missing.field }}\n", [USER])
+    assert isinstance(answer, RenderFailed)
+    assert (answer.kind, answer.line) == ("error", 3)
+    assert "UndefinedError" in answer.reason
+
+
+def test_dates_follow_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenmesh.shared.clock.now_s", lambda: 86400.0 * 365)
+    assert render("{{ strftime_now('%Y') }}", [USER]) == "1971"

@@ -1,0 +1,138 @@
+"""Templates that loop, grow or pry are stopped, and the next request is served."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tokenmesh.services.tokenizer_svc.render_child import render_job
+from tokenmesh.services.tokenizer_svc.render_job import (
+    RenderAnswer,
+    Rendered,
+    RenderFailed,
+    RenderJob,
+)
+from tokenmesh.services.tokenizer_svc.renderer import Renderer
+from tokenmesh.shared.config.tokenizer import TokenizerSettings
+from tokenmesh.shared.errors import Overloaded
+
+LIMITS = TokenizerSettings(
+    render_time_limit_s=0.4, render_memory_bytes=256 * 1024 * 1024, render_queue=3
+)
+
+
+def job(template: str) -> RenderJob:
+    return RenderJob(
+        template=template, messages=[{"role": "user", "content": "hi"}], max_chars=10_000
+    )
+
+
+@pytest.fixture
+async def renderer() -> AsyncIterator[Renderer]:
+    renderer = Renderer(LIMITS, 1)
+    yield renderer
+    await renderer.stop()
+
+
+async def ask_twice(renderer: Renderer, template: str) -> RenderAnswer:
+    """The answer to a hostile template, once a sound one was served after it."""
+    answer = await renderer.render(job(template))
+    assert await renderer.render(job("{{ messages[0].content }}")) == Rendered("hi")
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("template", "kind"),
+    [
+        pytest.param(
+            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+            "too_long",
+            id="loops for ever",
+        ),
+        pytest.param("{{ 99999999 ** 99999999 }}", "too_long", id="one endless operation"),
+        pytest.param("{{ range(1000000000) }}", "error", id="huge range"),
+        pytest.param("{% for i in range(9999) %}xxxx{% endfor %}", "too_long", id="long text"),
+        pytest.param("{{ 'x' * 1000000000 }}", "memory", id="huge string"),
+        pytest.param("{{ 'x'|center(1000000000) }}", "memory", id="huge padding"),
+        pytest.param(
+            "{% set ns = namespace(s='x') %}"
+            "{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+            "memory or too_long",
+            id="doubling string",
+        ),
+        pytest.param(
+            "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}", "error", id="recursion"
+        ),
+    ],
+)
+async def test_a_template_without_bounds_is_stopped(
+    renderer: Renderer, template: str, kind: str
+) -> None:
+    answer = await ask_twice(renderer, template)
+    assert isinstance(answer, RenderFailed)
+    assert answer.kind in kind.split(" or ")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.__class__ }}",
+        "{{ raise_exception.__globals__ }}",
+        "{{ dict.__init__ }}",
+        "{{ namespace.__init__.__globals__ }}",
+        "{{ cycler.__init__.__globals__ }}",
+        "{{ self._TemplateReference__context }}",
+        "{{ ''|attr('__class__') }}",
+        "{{ '{0.__class__}'.format('') }}",
+        "{% set ns = namespace(__init__=1) %}",
+        "{% set ns = namespace() %}{% set ns.__class__ = 1 %}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].update({}) }}",
+        "{% include '/etc/passwd' %}",
+        "{% import 'os' as os %}{{ os.environ }}",
+        "{{ strftime_now.__code__ }}",
+    ],
+)
+def test_a_template_that_pries_learns_nothing(template: str) -> None:
+    answer = render_job(job(template))
+    if isinstance(answer, Rendered):
+        # Jinja gives an undefined value for an attribute that is unsafe to read.
+        assert answer.text == ""
+    else:
+        assert answer.kind == "error"
+
+
+async def test_a_rendering_that_is_given_up_leaves_no_answer_for_the_next(
+    renderer: Renderer,
+) -> None:
+    await renderer.render(job("warm"))
+    endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await renderer.render(job(endless))
+    assert await renderer.render(job("next")) == Rendered("next")
+
+
+async def test_renderings_share_the_process_and_each_gets_its_own_answer(
+    renderer: Renderer,
+) -> None:
+    answers = await asyncio.gather(*(renderer.render(job(f"t{n}")) for n in range(4)))
+    assert answers == [Rendered(f"t{n}") for n in range(4)]
+
+
+async def test_more_waiting_renderings_than_the_bound_are_refused(renderer: Renderer) -> None:
+    results = await asyncio.gather(
+        *(renderer.render(job("x")) for _ in range(6)), return_exceptions=True
+    )
+    assert [type(result) for result in results] == [Rendered] * 4 + [Overloaded] * 2
+
+
+async def test_stopping_ends_the_processes() -> None:
+    renderer = Renderer(LIMITS, 2)
+    await asyncio.gather(*(renderer.render(job("x")) for _ in range(2)))
+    children = list(renderer.processes)
+    assert len(children) == 2
+    await renderer.stop()
+    assert all(child.returncode is not None for child in children)
+    assert renderer.processes == ()

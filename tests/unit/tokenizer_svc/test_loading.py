@@ -1,0 +1,183 @@
+"""Every kind of tokenizer encodes as in transformers; a broken one says what is wrong."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from tests.fakes.tokenizers import byte_level_bpe, sentencepiece, wordpiece, write_json
+from tokenmesh.services.tokenizer_svc.encoding import encode_text
+from tokenmesh.services.tokenizer_svc.loading import load_model
+from tokenmesh.shared.config.model import ModelSettings
+from tokenmesh.shared.errors import CheckpointError, ConfigError
+
+KINDS: dict[str, Callable[[Path], Path]] = {
+    "byte-level bpe": byte_level_bpe,
+    "sentencepiece bpe": lambda directory: sentencepiece(directory, "bpe"),
+    "sentencepiece unigram": lambda directory: sentencepiece(directory, "unigram"),
+    "wordpiece": wordpiece,
+}
+TEXTS = [
+    "",
+    " ",
+    "The quick fox",
+    "  two  spaces\n\ttab ",
+    "na\u00efve \u4f60\u597d \U0001f642",
+    "</s><|im_end|>",
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_get_the_ids_that_transformers_gives(kind: str, tmp_path: Path) -> None:
+    directory = KINDS[kind](tmp_path)
+    ours = load_model(ModelSettings(model=str(directory)))
+    theirs = AutoTokenizer.from_pretrained(directory)
+    for text in TEXTS:
+        for special in (True, False):
+            ids = encode_text(ours.tokenizer, text, add_special_tokens=special)
+            assert ids == theirs.encode(text, add_special_tokens=special)
+            assert ours.tokenizer.decode(ids, skip_special_tokens=False) == theirs.decode(ids)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("max_tokens", [1, 3, 5, 100])
+@pytest.mark.parametrize("kind", KINDS)
+def test_truncation_spares_special_tokens_as_in_transformers(
+    kind: str, max_tokens: int, side: str, tmp_path: Path
+) -> None:
+    directory = KINDS[kind](tmp_path)
+    ours = load_model(ModelSettings(model=str(directory)))
+    theirs = AutoTokenizer.from_pretrained(directory, truncation_side=side)
+    text = "The quick brown foxes jump over"
+    for special in (True, False):
+        room = max_tokens - theirs.num_special_tokens_to_add() if special else max_tokens
+        if room < 1:
+            continue
+        assert encode_text(
+            ours.tokenizer,
+            text,
+            add_special_tokens=special,
+            max_tokens=max_tokens,
+            side="left" if side == "left" else "right",
+        ) == theirs.encode(text, add_special_tokens=special, truncation=True, max_length=max_tokens)
+
+
+def test_facts_come_from_the_checkpoint(tmp_path: Path) -> None:
+    directory = byte_level_bpe(tmp_path)
+    write_json(
+        directory / "generation_config.json",
+        {"temperature": 0.6, "top_k": 20, "max_new_tokens": 9, "do_sample": True, "top_p": None},
+    )
+    loaded = load_model(ModelSettings(model=str(directory)))
+    assert loaded.vocab_size == 512
+    assert loaded.max_model_len == 64
+    assert loaded.special_ids == [0, 1, 2]
+    assert loaded.special_tokens["eos_token"] == "<|im_end|>"
+    assert loaded.default_sampling == {"temperature": 0.6, "top_k": 20, "max_tokens": 9}
+    assert list(loaded.templates) == ["default"]
+    neutral = load_model(ModelSettings(model=str(directory), generation_config="vllm"))
+    assert neutral.default_sampling == {}
+
+
+def test_a_vocabulary_larger_than_the_config_says_counts(tmp_path: Path) -> None:
+    directory = byte_level_bpe(tmp_path)
+    write_json(directory / "config.json", {"vocab_size": 7, "text_config": {"vocab_size": 8}})
+    loaded = load_model(ModelSettings(model=str(directory)))
+    assert loaded.vocab_size == loaded.tokenizer.get_vocab_size()
+
+
+def test_a_length_and_a_tokenizer_of_the_operators_own_win(tmp_path: Path) -> None:
+    model, other = tmp_path / "model", tmp_path / "other"
+    model.mkdir()
+    other.mkdir()
+    write_json(model / "config.json", {"vocab_size": 5})
+    byte_level_bpe(other)
+    settings = ModelSettings(model=str(model), tokenizer=str(other), max_model_len=7)
+    assert load_model(settings).max_model_len == 7
+
+
+def test_truncation_and_padding_of_the_file_do_not_apply(tmp_path: Path) -> None:
+    directory = byte_level_bpe(tmp_path)
+    path = directory / "tokenizer.json"
+    source = json.loads(path.read_text())
+    source["truncation"] = {
+        "direction": "Right",
+        "max_length": 2,
+        "strategy": "LongestFirst",
+        "stride": 0,
+    }
+    source["padding"] = {
+        "strategy": {"Fixed": 9},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": "<|endoftext|>",
+    }
+    write_json(path, source)
+    loaded = load_model(ModelSettings(model=str(directory)))
+    assert loaded.tokenizer.decode(loaded.tokenizer.encode("abcdefgh").ids) == "abcdefgh"
+    assert json.loads(loaded.tokenizer_json)["truncation"] is None
+    assert json.loads(loaded.tokenizer_json)["padding"] is None
+
+
+def test_named_templates_are_kept_by_name(tmp_path: Path) -> None:
+    directory = byte_level_bpe(tmp_path)
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "chat_template": [
+            {"name": "default", "template": "plain"},
+            {"name": "tool_use", "template": "tools"},
+        ],
+    }
+    write_json(directory / "tokenizer_config.json", config)
+    loaded = load_model(ModelSettings(model=str(directory)))
+    assert loaded.templates == {"default": "plain", "tool_use": "tools"}
+
+
+def test_the_operators_template_replaces_the_models_own(tmp_path: Path) -> None:
+    directory = byte_level_bpe(tmp_path)
+    file = tmp_path / "mine.jinja"
+    file.write_text("mine")
+    for setting, text in ((str(file), "mine"), ("{{ inline }}", "{{ inline }}")):
+        loaded = load_model(ModelSettings(model=str(directory), chat_template=setting))
+        assert loaded.templates == {"default": text}
+    with pytest.raises(ConfigError, match="neither a readable file nor a template"):
+        load_model(ModelSettings(model=str(directory), chat_template="nothing.jinja"))
+
+
+def test_a_directory_without_tokenizer_names_the_files_that_would_do(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"holds no tokenizer: none of tokenizer\.json"):
+        load_model(ModelSettings(model=str(tmp_path)))
+
+
+def test_a_path_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="is no directory and no hub id"):
+        load_model(ModelSettings(model=str(tmp_path / "missing" / "model")))
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "config.json", "generation_config.json"])
+@pytest.mark.parametrize("content", ["{", "[]", '{"model": 1}', "\x00\xff"])
+def test_a_corrupt_file_is_a_clear_error_or_harmless(
+    name: str, content: str, tmp_path: Path
+) -> None:
+    directory = byte_level_bpe(tmp_path)
+    (directory / name).write_bytes(content.encode("latin-1"))
+    if name != "tokenizer.json" and content == '{"model": 1}':
+        load_model(ModelSettings(model=str(directory)))
+        return
+    with pytest.raises(CheckpointError, match=str(directory)):
+        load_model(ModelSettings(model=str(directory)))
+
+
+def test_a_tokenizer_that_needs_code_of_its_own_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("a\nb\n")
+    write_json(
+        tmp_path / "tokenizer_config.json",
+        {"tokenizer_class": "MyTokenizer", "auto_map": {"AutoTokenizer": ["mine.My", None]}},
+    )
+    (tmp_path / "mine.py").write_text("raise SystemExit('ran')")
+    with pytest.raises(CheckpointError, match="cannot be loaded"):
+        load_model(ModelSettings(model=str(tmp_path)))

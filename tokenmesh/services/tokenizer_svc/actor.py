@@ -1,0 +1,80 @@
+"""TokenizerActor: answers Tokenize, Detokenize and Describe for every model of the process."""
+
+from collections.abc import Callable, Coroutine, Mapping
+
+import msgspec
+
+from tokenmesh.services.tokenizer_svc.prompt import PromptTokenizer
+from tokenmesh.shared.actor import Actor, Context, handles
+from tokenmesh.shared.blobs import Blobs
+from tokenmesh.shared.errors import InvalidInput, UnknownModel
+from tokenmesh.shared.ids import BlobKey, ModelName
+from tokenmesh.shared.messages.tokenize import (
+    Describe,
+    Described,
+    Detokenize,
+    Detokenized,
+    Tokenize,
+    Tokenized,
+)
+from tokenmesh.shared.tokens import unpack_ids
+
+
+class TokenizerActor(Actor):
+    """Holds nothing of a request between messages: any process can answer any of them."""
+
+    def __init__(
+        self,
+        models: Mapping[ModelName, PromptTokenizer],
+        blobs: Blobs,
+        describe_ttl_s: int,
+        release: Callable[[], Coroutine[object, object, None]],
+    ) -> None:
+        self._models = models
+        self._blobs = blobs
+        self._describe_ttl_s = describe_ttl_s
+        self._release = release
+
+    async def stop(self) -> None:
+        """Release what the models share."""
+        await self._release()
+
+    @handles(Tokenize)
+    async def tokenize(self, message: Tokenize, context: Context) -> Tokenized:
+        """A prompt's ids, media and route hashes."""
+        return await self._model(message.model).tokenize(message)
+
+    @handles(Detokenize)
+    async def detokenize(self, message: Detokenize, context: Context) -> Detokenized:
+        """The text of ids."""
+        model = self._model(message.model)
+        try:
+            ids = unpack_ids(message.token_ids)
+        except ValueError as error:
+            raise InvalidInput("token_ids is no list of 32-bit ids", param="tokens") from error
+        return Detokenized(text=await model.detokenize(ids))
+
+    @handles(Describe)
+    async def describe(self, message: Describe, context: Context) -> Described:
+        """What a gateway needs to know; the tokenizer's text goes into the blob store."""
+        model = self._model(message.model).model
+        # Put again each time: this also renews its time to live.
+        key = await self._blobs.put(
+            model.tokenizer_json,
+            key=BlobKey(f"tokenizer:{model.fingerprint}"),
+            ttl_s=self._describe_ttl_s,
+        )
+        return Described(
+            tokenizer=key,
+            fingerprint=model.fingerprint,
+            vocab_size=model.vocab_size,
+            special_ids=model.special_ids,
+            has_chat_template=bool(model.templates),
+            default_sampling_json=msgspec.json.encode(model.default_sampling),
+        )
+
+    def _model(self, name: ModelName) -> PromptTokenizer:
+        found = self._models.get(name)
+        if found is None:
+            raise UnknownModel(f"this tokenizer does not serve the model {name!r}", param="model")
+        return found

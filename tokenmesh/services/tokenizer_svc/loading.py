@@ -1,0 +1,185 @@
+"""Loading: a model's tokenizer, templates and facts. The only file that imports transformers.
+
+transformers is used to read and convert; afterwards only the Rust tokenizer is kept, which threads
+may share. It is imported late: main.py first makes sure that it does not bring torch along.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+import numpy
+from PIL import Image
+from tokenizers import Tokenizer
+
+from tokenmesh.services.tokenizer_svc.checkpoint import (
+    check_has_tokenizer,
+    checkpoint_dir,
+    positive_int,
+    read_json,
+    text_config,
+)
+from tokenmesh.services.tokenizer_svc.render_job import JsonObject
+from tokenmesh.shared.config.model import ModelSettings
+from tokenmesh.shared.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+DEFAULT_TEMPLATE = "default"
+
+_SAMPLING_FIELDS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+"""generation_config.json's names -> ours (and vLLM's)."""
+
+
+class ImageProcessor(Protocol):
+    """A checkpoint's preprocessing: an RGB image to float32 [channels, height, width]."""
+
+    options: bytes
+    """Everything that changes its result."""
+
+    def __call__(self, image: Image.Image) -> numpy.ndarray: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """What tokenizer_svc knows about one model."""
+
+    directory: Path
+    config: JsonObject
+    """config.json as it is."""
+    tokenizer: Tokenizer
+    tokenizer_json: bytes
+    fingerprint: str
+    vocab_size: int
+    special_tokens: dict[str, object]
+    """Template variables such as `bos_token`."""
+    special_ids: list[int]
+    templates: dict[str, str]
+    """By name; `default` is the one that requests get."""
+    default_sampling: JsonObject
+    max_model_len: int | None
+
+
+def load_model(settings: ModelSettings) -> LoadedModel:
+    """Load from a local directory or the hub; blocks. Raises CheckpointError or ConfigError."""
+    directory = checkpoint_dir(settings.model, settings.revision)
+    own = settings.tokenizer is None or settings.tokenizer == settings.model
+    home = directory if own else checkpoint_dir(settings.tokenizer or "", None)
+    config = read_json(directory / "config.json")
+    source = _load_tokenizer(home)
+    tokenizer: Tokenizer = source.backend_tokenizer
+    # A tokenizer.json may carry these; a prompt is cut by us, where the request says so.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    text = tokenizer.to_str().encode()
+    added = tokenizer.get_added_tokens_decoder()
+    text_model = text_config(config)
+    sizes = (positive_int(text_model.get("vocab_size")) or 0, len(source), *(i + 1 for i in added))
+    return LoadedModel(
+        directory=directory,
+        config=config,
+        tokenizer=tokenizer,
+        tokenizer_json=text,
+        fingerprint=hashlib.sha256(text).hexdigest(),
+        vocab_size=max(sizes),
+        special_tokens={name: str(token) for name, token in source.special_tokens_map.items()},
+        special_ids=sorted(index for index, token in added.items() if token.special),
+        templates=_templates(settings, source.chat_template, directory),
+        default_sampling=_default_sampling(settings, directory),
+        max_model_len=settings.max_model_len
+        or positive_int(text_model.get("max_position_embeddings")),
+    )
+
+
+def load_image_processor(directory: Path) -> ImageProcessor:
+    """The checkpoint's image processor, in pillow and numpy. Raises CheckpointError."""
+    from transformers import AutoImageProcessor
+
+    if not (directory / "preprocessor_config.json").is_file():
+        found = read_json(directory / "processor_config.json")
+        if "image_processor" not in found:
+            raise CheckpointError(f"{directory} holds no preprocessor_config.json")
+    try:
+        processor = AutoImageProcessor.from_pretrained(
+            directory, backend="pil", trust_remote_code=False, local_files_only=True
+        )
+    except (OSError, ValueError, ImportError, TypeError, KeyError) as error:
+        raise CheckpointError(f"{directory}: its image processor is unusable: {error}") from error
+    return _Processor(processor)
+
+
+class _Processor:
+    def __init__(self, processor: object) -> None:
+        self._processor = processor
+        self.options = msgspec.json.encode(processor.to_dict(), order="sorted")  # type: ignore[attr-defined]
+
+    def __call__(self, image: Image.Image) -> numpy.ndarray:
+        batch = self._processor(images=[image], return_tensors="np")  # type: ignore[operator]
+        pixels = numpy.asarray(batch["pixel_values"][0], dtype=numpy.float32)
+        return numpy.ascontiguousarray(pixels)
+
+
+def _load_tokenizer(directory: Path) -> "PreTrainedTokenizerBase":
+    from transformers import AutoTokenizer
+
+    check_has_tokenizer(directory)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            directory, trust_remote_code=False, local_files_only=True
+        )
+    # tokenizers raises bare Exception for a file that it cannot read.
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"[:500]
+        raise CheckpointError(f"{directory}: its tokenizer cannot be loaded: {reason}") from error
+    if not tokenizer.is_fast:
+        raise CheckpointError(
+            f"{directory}: {type(tokenizer).__name__} has no tokenizer.json form, which the "
+            "gateway needs to turn tokens into text"
+        )
+    return tokenizer
+
+
+def _templates(settings: ModelSettings, found: object, directory: Path) -> dict[str, str]:
+    if settings.chat_template is not None:
+        return {DEFAULT_TEMPLATE: _read_template(settings.chat_template)}
+    # Older processors keep the template of an image model in a file of its own.
+    processor = read_json(directory / "chat_template.json").get("chat_template")
+    for source in (processor, found):
+        if isinstance(source, str):
+            return {DEFAULT_TEMPLATE: source}
+        if isinstance(source, dict):
+            return {str(name): str(text) for name, text in source.items()}
+    return {}
+
+
+def _read_template(setting: str) -> str:
+    if "\n" in setting or "{" in setting:
+        return setting
+    try:
+        return Path(setting).expanduser().read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"chat_template is neither a readable file nor a template: {error}",
+            param="chat_template",
+        ) from error
+
+
+def _default_sampling(settings: ModelSettings, directory: Path) -> JsonObject:
+    if settings.generation_config == "vllm":
+        return {}
+    found = read_json(directory / "generation_config.json")
+    return {
+        ours: found[theirs]
+        for theirs, ours in _SAMPLING_FIELDS.items()
+        if found.get(theirs) is not None
+    }

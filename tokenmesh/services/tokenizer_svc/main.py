@@ -1,0 +1,89 @@
+"""Process entry of tokenizer_svc."""
+
+import asyncio
+import logging
+import sys
+
+from tokenmesh.services.tokenizer_svc.actor import TokenizerActor
+from tokenmesh.services.tokenizer_svc.chat import ChatRenderer
+from tokenmesh.services.tokenizer_svc.loading import load_model
+from tokenmesh.services.tokenizer_svc.media.fetch import Fetcher
+from tokenmesh.services.tokenizer_svc.media.loader import MediaLoader
+from tokenmesh.services.tokenizer_svc.media.vision import vision_model
+from tokenmesh.services.tokenizer_svc.prompt import PromptTokenizer
+from tokenmesh.services.tokenizer_svc.threads import Threads
+from tokenmesh.shared import subjects
+from tokenmesh.shared.blobs import Blobs
+from tokenmesh.shared.config import Settings
+from tokenmesh.shared.config.model import ModelSettings
+from tokenmesh.shared.ids import ModelName
+from tokenmesh.shared.service import Mesh, run_service
+
+logger = logging.getLogger(__name__)
+
+
+async def build(mesh: Mesh) -> None:
+    """Load every model, then listen on all of its names."""
+    tools = Tools(mesh.settings, mesh.blobs)
+    models = {}
+    for settings in mesh.settings.models:
+        tokenizer = await tools.prompt_tokenizer(settings)
+        for name in _names(settings):
+            models[name] = tokenizer
+    actor = TokenizerActor(models, mesh.blobs, mesh.settings.tokenizer.describe_ttl_s, tools.stop)
+    for name in models:
+        await mesh.listen(actor, subjects.tokenize(name), queue=subjects.TOKENIZER_QUEUE)
+
+
+class Tools:
+    """What all models of a process share: threads, rendering processes, connections."""
+
+    def __init__(self, settings: Settings, blobs: Blobs) -> None:
+        self._limits = settings.tokenizer
+        self._threads = Threads(self._limits.threads, self._limits.inline_chars)
+        self._chat = ChatRenderer(self._limits)
+        self._fetcher = Fetcher(self._limits.media)
+        self._media = MediaLoader(self._limits.media, blobs, self._fetcher, self._threads)
+
+    async def prompt_tokenizer(self, settings: ModelSettings) -> PromptTokenizer:
+        """Load one model. Raises CheckpointError or ConfigError."""
+        loaded = await asyncio.to_thread(load_model, settings)
+        vision = await asyncio.to_thread(vision_model, loaded)
+        await self._chat.check(loaded, is_configured=settings.chat_template is not None)
+        logger.info("%s: %d tokens, images: %s", settings.name, loaded.vocab_size, bool(vision))
+        return PromptTokenizer(
+            ModelName(settings.name),
+            loaded,
+            vision,
+            self._limits,
+            chat=self._chat,
+            media=self._media,
+            threads=self._threads,
+        )
+
+    async def stop(self) -> None:
+        """End processes, connections and threads."""
+        await self._chat.stop()
+        await self._fetcher.stop()
+        self._threads.stop()
+
+
+def run(settings: Settings) -> int:
+    """Run until a signal; the exit code."""
+    _forbid_torch()
+    return run_service("tokenizer", settings, build)
+
+
+def _names(settings: ModelSettings) -> list[ModelName]:
+    return [ModelName(name) for name in settings.served_model_name or (settings.name,)]
+
+
+def _forbid_torch() -> None:
+    """transformers brings torch along wherever it is installed: 180 MB and two seconds for nothing.
+
+    None in sys.modules is Python's own way to say that a module is not to be had.
+    """
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+    logging.getLogger("transformers").addFilter(
+        lambda record: "PyTorch was not found" not in record.getMessage()
+    )

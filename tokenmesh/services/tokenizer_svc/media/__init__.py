@@ -1,0 +1,1 @@
+"""Media of a prompt: sources -> fetch -> images -> pixels in the blob store -> placeholders."""

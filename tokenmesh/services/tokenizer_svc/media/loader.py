@@ -1,0 +1,129 @@
+"""MediaLoader: from the images that messages name to pixels in the blob store.
+
+An image's identity is the hash of its file and of the preprocessing, never what a client calls it.
+Pixels are stored under that identity, so an image of an earlier turn is not preprocessed again.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from typing import Final
+
+import numpy
+
+from tokenmesh.services.tokenizer_svc.loading import ImageProcessor
+from tokenmesh.services.tokenizer_svc.media.fetch import Fetcher
+from tokenmesh.services.tokenizer_svc.media.image import decode_image
+from tokenmesh.services.tokenizer_svc.media.placeholders import Pixels
+from tokenmesh.services.tokenizer_svc.media.source import read_source
+from tokenmesh.services.tokenizer_svc.messages import MediaPart
+from tokenmesh.services.tokenizer_svc.threads import Threads
+from tokenmesh.shared.blobs import Blobs
+from tokenmesh.shared.config.tokenizer import MediaSettings
+from tokenmesh.shared.errors import InvalidInput, NotFound
+from tokenmesh.shared.ids import BlobKey
+from tokenmesh.shared.telemetry.span import span
+from tokenmesh.shared.tensor_blob import TensorBlob
+
+_PIXELS: Final = "pixels:"
+_ALIAS: Final = "media-uuid:"
+
+
+class MediaLoader:
+    """Fetches, decodes and preprocesses images; shared by all models of a process."""
+
+    def __init__(
+        self, limits: MediaSettings, blobs: Blobs, fetcher: Fetcher, threads: Threads
+    ) -> None:
+        self._limits = limits
+        self._blobs = blobs
+        self._fetcher = fetcher
+        self._threads = threads
+
+    async def load(
+        self, parts: Sequence[MediaPart], processor: ImageProcessor, scope: str
+    ) -> list[Pixels]:
+        """Pixels for each part, in order; a source that is named twice is read once.
+
+        `scope` separates the uuids of models and salts. Raises InvalidInput that names the part.
+        """
+        if len(parts) > self._limits.max_images:
+            raise InvalidInput(
+                f"the prompt holds {len(parts)} images, at most {self._limits.max_images}",
+                param="messages",
+            )
+        with span("media", {"images": len(parts)}):
+            first_by_source = {(part.url, part.uuid): part for part in reversed(parts)}
+            tasks = {
+                source: asyncio.create_task(self._load_part(part, processor, scope))
+                for source, part in first_by_source.items()
+            }
+            try:
+                await asyncio.gather(*tasks.values())
+            finally:
+                for task in tasks.values():
+                    task.cancel()
+            return [tasks[part.url, part.uuid].result() for part in parts]
+
+    async def _load_part(self, part: MediaPart, processor: ImageProcessor, scope: str) -> Pixels:
+        try:
+            if part.url is None:
+                return await self._recall(part.uuid or "", scope)
+            with span("fetch"):
+                data = await read_source(
+                    part.url, self._fetcher, self._blobs, self._limits.max_bytes
+                )
+            pixels = await self._preprocess(data, processor)
+            if part.uuid is not None:
+                await self._remember(part.uuid, scope, pixels)
+            return pixels
+        except InvalidInput as error:
+            # All of these errors are the client's: say which of its images is meant.
+            raise type(error)(f"{part.place}: {error.message}", param="messages") from error
+
+    async def _preprocess(self, data: bytes, processor: ImageProcessor) -> Pixels:
+        content_hash = await self._threads.run(_content_hash, data, processor.options)
+        pixels = Pixels(content_hash, BlobKey(_PIXELS + content_hash))
+        if await self._blobs.exists(pixels.key):
+            return pixels
+        with span("preprocess", {"bytes": len(data)}):
+            blob = await self._threads.run(_pixel_blob, data, processor, self._limits.max_pixels)
+        await self._blobs.put(blob, key=pixels.key, ttl_s=self._limits.ttl_s)
+        return pixels
+
+    async def _remember(self, uuid: str, scope: str, pixels: Pixels) -> None:
+        key = self._alias(uuid, scope)
+        await self._blobs.put(pixels.content_hash.encode(), key=key, ttl_s=self._limits.ttl_s)
+
+    async def _recall(self, uuid: str, scope: str) -> Pixels:
+        try:
+            content_hash = (await self._blobs.get(self._alias(uuid, scope))).decode()
+        except NotFound as error:
+            raise NotFound(
+                f"no image is known under the uuid {uuid!r} (any more): send the image itself"
+            ) from error
+        return Pixels(content_hash, BlobKey(_PIXELS + content_hash))
+
+    def _alias(self, uuid: str, scope: str) -> BlobKey:
+        limit = self._limits.max_uuid_chars
+        if len(uuid) > limit:
+            raise InvalidInput(f"the uuid is longer than {limit} characters")
+        digest = hashlib.sha256(b"\0".join((scope.encode(), uuid.encode()))).hexdigest()
+        return BlobKey(_ALIAS + digest)
+
+
+def _content_hash(data: bytes, options: bytes) -> str:
+    digest = hashlib.sha256(len(options).to_bytes(8, "little"))
+    digest.update(options)
+    digest.update(data)
+    return digest.hexdigest()
+
+
+def _pixel_blob(data: bytes, processor: ImageProcessor, max_pixels: int) -> bytes:
+    image = decode_image(data, max_pixels)
+    try:
+        pixels = processor(image)
+    except (ValueError, TypeError, MemoryError) as error:
+        raise InvalidInput(f"the image cannot be preprocessed: {error}") from error
+    little = numpy.ascontiguousarray(pixels, dtype="<f4")
+    return TensorBlob("float32", little.shape, little.tobytes()).encode()

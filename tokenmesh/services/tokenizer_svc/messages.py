@@ -1,0 +1,175 @@
+"""A chat request's JSON: checked, bounded, its content parts in one form and its media set apart.
+
+Free-form fields of a message (tool calls, names, reasoning) pass untouched: templates read them.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from tokenmesh.services.tokenizer_svc.render_job import JsonObject
+from tokenmesh.shared.config.tokenizer import TokenizerSettings
+from tokenmesh.shared.errors import InvalidInput
+from tokenmesh.shared.messages.tokenize import ChatPrompt
+
+_TEXT_FIELD_BY_TYPE: Final = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+}
+_IMAGE_TYPES: Final = ("image_url", "input_image", "image")
+_RESERVED_VARIABLES: Final = (
+    "messages",
+    "tools",
+    "documents",
+    "chat_template",
+    "add_generation_prompt",
+    "continue_final_message",
+    "tokenize",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MediaPart:
+    """An image that a message names, not fetched yet."""
+
+    place: str
+    """Such as `messages[0].content[2]`, for errors."""
+    url: str | None
+    """A data, http(s) or blob URL, or an upload's id; None when only the uuid is given."""
+    uuid: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A chat prompt, ready for a rendering process and for the media path."""
+
+    messages: list[JsonObject]
+    tools: list[JsonObject] | None
+    documents: list[JsonObject] | None
+    variables: JsonObject
+    media: list[MediaPart]
+    """In the order of their parts."""
+
+
+def read_conversation(prompt: ChatPrompt, limits: TokenizerSettings) -> Conversation:
+    """Decode and check. Raises InvalidInput that names the place."""
+    messages = _decode_list(prompt.messages_json, "messages", limits.max_messages)
+    if not messages:
+        raise InvalidInput("messages is empty: send at least one message", param="messages")
+    if prompt.continue_final_message and prompt.add_generation_prompt:
+        raise InvalidInput(
+            "continue_final_message and add_generation_prompt exclude each other: "
+            "set add_generation_prompt to false",
+            param="continue_final_message",
+        )
+    media: list[MediaPart] = []
+    for index, message in enumerate(messages):
+        _read_message(message, f"messages[{index}]", media)
+    _bound_parts(messages, limits.max_content_parts)
+    return Conversation(
+        messages=messages,
+        tools=_decode_optional(prompt.tools_json, "tools", limits.max_tools),
+        documents=_decode_optional(prompt.documents_json, "documents", limits.max_documents),
+        variables=_decode_variables(prompt.template_kwargs_json),
+        media=media,
+    )
+
+
+def _decode(data: bytes, name: str) -> object:
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidInput(f"{name} is not JSON: {error}", param=name) from error
+
+
+def _decode_list(data: bytes, name: str, limit: int) -> list[JsonObject]:
+    values = _decode(data, name)
+    if not isinstance(values, list):
+        raise InvalidInput(f"{name} is not a list", param=name)
+    if len(values) > limit:
+        raise InvalidInput(f"{name} holds {len(values)} entries, at most {limit}", param=name)
+    for index, value in enumerate(values):
+        if not isinstance(value, dict):
+            raise InvalidInput(f"{name}[{index}] is not an object", param=name)
+    return values
+
+
+def _decode_optional(data: bytes | None, name: str, limit: int) -> list[JsonObject] | None:
+    # An empty list means what none means: templates ask `if tools`, and some `is not none`.
+    return (_decode_list(data, name, limit) if data is not None else None) or None
+
+
+def _decode_variables(data: bytes | None) -> JsonObject:
+    values = _decode(data, "chat_template_kwargs") if data is not None else {}
+    if not isinstance(values, dict):
+        raise InvalidInput("chat_template_kwargs is not an object", param="chat_template_kwargs")
+    for name in _RESERVED_VARIABLES:
+        if name in values:
+            raise InvalidInput(
+                f"chat_template_kwargs cannot set {name}: the request has a field of its own",
+                param="chat_template_kwargs",
+            )
+    return values
+
+
+def _read_message(message: JsonObject, place: str, media: list[MediaPart]) -> None:
+    """Bring the message's content into one form, in place, and collect its images."""
+    if not isinstance(message.get("role"), str):
+        raise InvalidInput(f"{place}.role is missing or no string", param="messages")
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        return
+    if isinstance(content, dict):
+        content = [content]
+    if not isinstance(content, list):
+        raise InvalidInput(
+            f"{place}.content is neither a string nor a list of parts", param="messages"
+        )
+    message["content"] = [
+        _read_part(part, f"{place}.content[{index}]", media) for index, part in enumerate(content)
+    ]
+
+
+def _read_part(part: object, place: str, media: list[MediaPart]) -> JsonObject:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    if not isinstance(part, dict):
+        raise InvalidInput(f"{place} is neither a string nor an object", param="messages")
+    kind = part.get("type") or ("image_url" if "image_url" in part else "text")
+    if field := _TEXT_FIELD_BY_TYPE.get(kind):
+        text = part.get(field)
+        if not isinstance(text, str):
+            raise InvalidInput(f"{place}.{field} is missing or no string", param="messages")
+        return {"type": "text", "text": text}
+    if kind in _IMAGE_TYPES:
+        media.append(_read_image(part, place))
+        return {"type": "image"}
+    raise InvalidInput(f"{place}.type {kind!r} is not supported", param="messages")
+
+
+def _read_image(part: JsonObject, place: str) -> MediaPart:
+    uuid = part.get("uuid")
+    if uuid is not None and not isinstance(uuid, str):
+        raise InvalidInput(f"{place}.uuid is no string", param="messages")
+    source = part.get("image_url") or part.get("file_id") or part.get("image")
+    if isinstance(source, dict):
+        source = source.get("url") or source.get("file_id")
+    if source is not None and not isinstance(source, str):
+        raise InvalidInput(f"{place}.image_url is no URL", param="messages")
+    if not source and not uuid:
+        raise InvalidInput(f"{place} names no image: image_url is missing", param="messages")
+    return MediaPart(place, source or None, uuid or None)
+
+
+def _bound_parts(messages: list[JsonObject], limit: int) -> None:
+    counts = (
+        len(content) for message in messages if isinstance(content := message.get("content"), list)
+    )
+    if (total := sum(counts)) > limit:
+        raise InvalidInput(
+            f"messages hold {total} content parts, at most {limit}", param="messages"
+        )

@@ -1,0 +1,178 @@
+"""PromptTokenizer: one model's way from a prompt to a Tokenized answer.
+
+`tokenize` reads as the path: ids (render, media, encode), truncate, check, hash.
+"""
+
+from functools import partial
+
+from tokenmesh.services.tokenizer_svc.chat import ChatRenderer
+from tokenmesh.services.tokenizer_svc.encoding import (
+    bad_words_ids,
+    check_ids,
+    encode_text,
+    token_limit,
+    token_strings,
+    truncate_ids,
+)
+from tokenmesh.services.tokenizer_svc.loading import LoadedModel
+from tokenmesh.services.tokenizer_svc.media.loader import MediaLoader
+from tokenmesh.services.tokenizer_svc.media.placeholders import (
+    Pixels,
+    expand_placeholders,
+    shift_items,
+)
+from tokenmesh.services.tokenizer_svc.media.vision import VisionModel
+from tokenmesh.services.tokenizer_svc.messages import Conversation, read_conversation
+from tokenmesh.services.tokenizer_svc.threads import Threads
+from tokenmesh.shared.config.tokenizer import TokenizerSettings
+from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
+from tokenmesh.shared.hashing import route_hashes, route_scope
+from tokenmesh.shared.ids import ModelName
+from tokenmesh.shared.messages.media import MediaItem
+from tokenmesh.shared.messages.tokenize import (
+    ChatPrompt,
+    IdsPrompt,
+    TextPrompt,
+    Tokenize,
+    Tokenized,
+)
+from tokenmesh.shared.telemetry.span import span
+from tokenmesh.shared.tokens import pack_ids, unpack_ids
+
+
+class PromptTokenizer:
+    """Tokenizes prompts of one model."""
+
+    def __init__(
+        self,
+        name: ModelName,
+        model: LoadedModel,
+        vision: VisionModel | None,
+        limits: TokenizerSettings,
+        *,
+        chat: ChatRenderer,
+        media: MediaLoader,
+        threads: Threads,
+    ) -> None:
+        self.model = model
+        self._name = name
+        self._vision = vision
+        self._limits = limits
+        self._chat = chat
+        self._media = media
+        self._threads = threads
+        self._scope = route_scope(name, model.fingerprint, limits.route_block_tokens)
+
+    async def tokenize(self, message: Tokenize) -> Tokenized:
+        """The answer. Raises InvalidInput and its kin."""
+        limit = token_limit(message.truncate_prompt_tokens, self.model.max_model_len)
+        banned = await self._bad_words(message.bad_words)
+        ids, images = await self._ids(message, limit)
+        items: list[MediaItem] = []
+        if self._vision is not None:
+            ids, items = expand_placeholders(
+                ids, self._vision.image_token, self._vision.tokens_per_image, images
+            )
+        kept = truncate_ids(ids, limit, message.truncation_side)
+        if len(kept) < len(ids):
+            num_lost = len(ids) - len(kept) if message.truncation_side == "left" else 0
+            items = shift_items(items, num_lost, len(kept))
+        packed = pack_ids(kept)
+        strings = token_strings(self.model.tokenizer, kept) if message.return_token_strs else None
+        return Tokenized(
+            token_ids=packed,
+            route_hashes=self._hash(packed, message, items),
+            media=items,
+            bad_words_ids=banned,
+            token_strs=strings,
+        )
+
+    async def detokenize(self, ids: list[int]) -> str:
+        """The text of the ids, special tokens included."""
+        check_ids(ids, self.model.vocab_size, param="tokens")
+        work = partial(self.model.tokenizer.decode, ids, skip_special_tokens=False)
+        return await self._threads.run_text(len(ids), work)
+
+    async def _ids(self, message: Tokenize, limit: int | None) -> tuple[list[int], list[Pixels]]:
+        """The ids with one placeholder an image, and the images."""
+        prompt = message.prompt
+        if isinstance(prompt, IdsPrompt):
+            return self._given_ids(prompt), []
+        if isinstance(prompt, TextPrompt):
+            if len(prompt.text) > self._limits.max_prompt_chars:
+                raise PayloadTooLarge(
+                    f"the prompt has {len(prompt.text)} characters, at most "
+                    f"{self._limits.max_prompt_chars}",
+                    param="prompt",
+                )
+            text, special = prompt.text, prompt.add_special_tokens
+            return await self._encode(text, special, limit, message), []
+        return await self._chat_ids(message, prompt)
+
+    async def _chat_ids(
+        self, message: Tokenize, prompt: ChatPrompt
+    ) -> tuple[list[int], list[Pixels]]:
+        conversation = read_conversation(prompt, self._limits)
+        images = await self._load_media(conversation, message)
+        placeholder = self._vision.placeholder if self._vision is not None else ""
+        with span("render", {"messages": len(conversation.messages)}):
+            text = await self._chat.render(self.model, prompt, conversation, placeholder)
+        # Truncation comes after the placeholders have their length.
+        return await self._encode(text, prompt.add_special_tokens, None, message), images
+
+    async def _load_media(self, conversation: Conversation, message: Tokenize) -> list[Pixels]:
+        if not conversation.media:
+            return []
+        if self._vision is None:
+            raise InvalidInput(
+                f"{conversation.media[0].place}: the model {self._name} takes text only",
+                param="messages",
+            )
+        scope = f"{self._name}\0{message.cache_salt or ''}"
+        return await self._media.load(conversation.media, self._vision.processor, scope)
+
+    async def _encode(
+        self, text: str, add_special_tokens: bool, limit: int | None, message: Tokenize
+    ) -> list[int]:
+        with span("encode", {"chars": len(text)}) as current:
+            work = partial(
+                encode_text,
+                self.model.tokenizer,
+                text,
+                add_special_tokens=add_special_tokens,
+                max_tokens=limit,
+                side=message.truncation_side,
+            )
+            ids = await self._threads.run_text(len(text), work)
+            current.set_attribute("tokens", len(ids))
+        return ids
+
+    def _given_ids(self, prompt: IdsPrompt) -> list[int]:
+        try:
+            ids = unpack_ids(prompt.token_ids)
+        except ValueError as error:
+            raise InvalidInput("token_ids is no list of 32-bit ids", param="prompt") from error
+        check_ids(ids, self.model.vocab_size)
+        return ids
+
+    async def _bad_words(self, words: list[str]) -> list[list[int]]:
+        if not words:
+            return []
+        if len(words) > self._limits.max_bad_words:
+            raise InvalidInput(
+                f"bad_words holds {len(words)} entries, at most {self._limits.max_bad_words}",
+                param="bad_words",
+            )
+        work = partial(bad_words_ids, self.model.tokenizer, words)
+        return await self._threads.run_text(sum(map(len, words)), work)
+
+    def _hash(self, packed: bytes, message: Tokenize, items: list[MediaItem]) -> bytes:
+        with span("hash"):
+            return route_hashes(
+                packed,
+                self._limits.route_block_tokens,
+                self._scope,
+                lora=message.lora,
+                salt=message.cache_salt,
+                media=items,
+            )

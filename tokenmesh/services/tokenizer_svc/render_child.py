@@ -1,0 +1,92 @@
+"""The rendering process: reads jobs from stdin, writes answers to stdout, until stdin ends.
+
+Its bounds hold whatever a template does: the kernel ends it when the alarm of a job goes off, and
+refuses memory beyond its address space. `python -m ...render_child <seconds> <bytes>`.
+"""
+
+import resource
+import signal
+import sys
+from typing import BinaryIO
+
+from jinja2 import TemplateSyntaxError
+
+from tokenmesh.services.tokenizer_svc.continuation import CannotContinue, cut_at_mark, mark_end
+from tokenmesh.services.tokenizer_svc.conversation import UnusableMessages, shape_messages
+from tokenmesh.services.tokenizer_svc.render_job import (
+    LENGTH_BYTES,
+    RenderAnswer,
+    Rendered,
+    RenderFailed,
+    RenderJob,
+    decode_job,
+    frame,
+)
+from tokenmesh.services.tokenizer_svc.template import (
+    RaisedByTemplate,
+    TooLong,
+    compile_template,
+    render,
+    template_line,
+)
+
+
+def render_job(job: RenderJob) -> RenderAnswer:
+    """Carry out one job; every failure is an answer."""
+    try:
+        return Rendered(_render(job))
+    except TemplateSyntaxError as error:
+        return RenderFailed("syntax", error.message or "syntax error", error.lineno)
+    except RaisedByTemplate as error:
+        return RenderFailed("raised", str(error), template_line(error))
+    except (UnusableMessages, CannotContinue) as error:
+        return RenderFailed("input", str(error))
+    except TooLong as error:
+        return RenderFailed("too_long", str(error))
+    except MemoryError:
+        return RenderFailed("memory", "it needs more memory than a rendering may take")
+    # A template can raise anything that Python can; all of it is the template's or the input's.
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"[:1000]
+        return RenderFailed("error", reason, template_line(error))
+
+
+def _render(job: RenderJob) -> str:
+    template = compile_template(job.template)
+    if job.compile_only:
+        return ""
+    messages = shape_messages(job, template.shape)
+    final_text = mark_end(messages, job.template) if job.continue_final_message else None
+    variables: dict[str, object] = {
+        **job.variables,
+        "messages": messages,
+        "tools": job.tools,
+        "documents": job.documents,
+        "add_generation_prompt": job.add_generation_prompt,
+    }
+    text = render(template, variables, job.max_chars)
+    return text if final_text is None else cut_at_mark(text, final_text)
+
+
+def serve(jobs: BinaryIO, answers: BinaryIO, time_limit_s: float) -> None:
+    """Answer jobs in order until `jobs` ends."""
+    while length := jobs.read(LENGTH_BYTES):
+        data = jobs.read(int.from_bytes(length, "little"))
+        signal.setitimer(signal.ITIMER_REAL, time_limit_s)
+        answer = frame(render_job(decode_job(data)))
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        answers.write(answer)
+        answers.flush()
+
+
+def _confine(memory_bytes: int) -> None:
+    # Ctrl-C reaches the whole process group; this one leaves when its parent closes stdin.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+if __name__ == "__main__":
+    _confine(int(sys.argv[2]))
+    serve(sys.stdin.buffer, sys.stdout.buffer, float(sys.argv[1]))

@@ -1,0 +1,80 @@
+"""Route-block hashes: what placement knows about a prompt, and what makes equal tokens differ.
+
+A chain over fixed-size blocks: each hash covers its parent, the block's ids and the block's extras
+(adapter, salt, media). A hash that collides only misroutes a request; it never shares KV, since the
+engine checks hashes of its own.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import xxhash
+
+from tokenmesh.shared.messages.media import MediaItem
+from tokenmesh.shared.tokens import BYTES_PER_ID
+
+ROUTE_BLOCK_TOKENS: Final = 64
+"""Tokens in a route block; a multiple of every engine block size."""
+
+HASH_BYTES: Final = 8
+_HASH_VERSION: Final = 1
+
+_LORA: Final = b"L"
+_SALT: Final = b"S"
+_MEDIA: Final = b"M"
+
+
+def route_scope(model: str, fingerprint: str, block_size: int) -> bytes:
+    """Where two prompts with equal ids may share a prefix at all: the head of every chain."""
+    fields = (model.encode(), fingerprint.encode(), str(block_size).encode())
+    return b"".join(_tagged(b"%d" % _HASH_VERSION, field) for field in fields)
+
+
+def extra_keys_for_block(
+    start: int, end: int, *, lora: str | None, salt: str | None, media: Sequence[MediaItem]
+) -> bytes:
+    """What the block of positions [start, end) holds besides its ids; empty for most blocks.
+
+    Tagged and length-prefixed, so that no two different sets of extras give the same bytes. The
+    salt is in block 0 only and taints the chain; media count where their placeholders are.
+    """
+    extras = []
+    if lora is not None:
+        extras.append(_tagged(_LORA, lora.encode()))
+    if salt is not None and start == 0:
+        extras.append(_tagged(_SALT, salt.encode()))
+    for item in media:
+        if item.offset < end and start < item.offset + item.length:
+            place = (item.offset - start).to_bytes(4, "little", signed=True)
+            extras.append(_tagged(_MEDIA, item.content_hash.encode() + place))
+    return b"".join(extras)
+
+
+def route_hashes(
+    token_ids: bytes,
+    block_size: int,
+    scope: bytes,
+    lora: str | None = None,
+    salt: str | None = None,
+    media: Sequence[MediaItem] = (),
+) -> bytes:
+    """8 little-endian bytes for each full block of packed `token_ids` (see shared/tokens.py)."""
+    block_bytes = block_size * BYTES_PER_ID
+    hashes = []
+    parent = xxhash.xxh3_64_digest(scope)
+    has_extras = lora is not None or salt is not None or bool(media)
+    for index in range(len(token_ids) // block_bytes):
+        block = parent + token_ids[index * block_bytes : (index + 1) * block_bytes]
+        if has_extras:
+            start = index * block_size
+            block += extra_keys_for_block(
+                start, start + block_size, lora=lora, salt=salt, media=media
+            )
+        parent = xxhash.xxh3_64_digest(block)
+        # xxhash's canonical digest is big-endian; the wire and Lua want little-endian.
+        hashes.append(parent[::-1])
+    return b"".join(hashes)
+
+
+def _tagged(tag: bytes, value: bytes) -> bytes:
+    return tag + len(value).to_bytes(4, "little") + value
