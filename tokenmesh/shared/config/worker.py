@@ -16,6 +16,9 @@ class WorkerSettings(BaseModel):
         default="torch",
         description="torch: a real model. sim: no model, a timing model and deterministic tokens.",
     )
+    cpu_threads: int | None = Field(
+        default=None, ge=1, description="Threads of a model on a CPU; default: one a core."
+    )
     max_num_seqs: int = Field(default=256, ge=1, le=4096, description="Streams in one batch.")
     max_num_batched_tokens: int = Field(
         default=1024, ge=1, description="Tokens computed in one step: the budget of a step."
