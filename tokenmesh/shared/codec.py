@@ -41,7 +41,7 @@ def decode(data: bytes, max_bytes: int = MAX_MESSAGE_BYTES) -> Message:
     _check_size(data, max_bytes)
     try:
         return _message_decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"undecodable message: {error}") from error
 
 
@@ -55,7 +55,7 @@ def decode_tokens(data: bytes, max_bytes: int = MAX_MESSAGE_BYTES) -> Tokens:
     _check_size(data, max_bytes)
     try:
         return _tokens_decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"undecodable tokens: {error}") from error
 
 

@@ -1,0 +1,50 @@
+"""The error tree, and errors as messages."""
+
+import pytest
+
+from tokenmesh.shared import errors
+from tokenmesh.shared.errors import TokenMeshError
+from tokenmesh.shared.messages import Failed
+from tokenmesh.shared.messages.failed import from_failed, to_failed
+
+EVERY_ERROR: list[type[TokenMeshError]] = [
+    cls
+    for cls in vars(errors).values()
+    if isinstance(cls, type) and issubclass(cls, TokenMeshError)
+]
+
+
+@pytest.mark.parametrize("cls", EVERY_ERROR, ids=lambda cls: cls.__name__)
+def test_every_error_survives_the_wire(cls: type[TokenMeshError]) -> None:
+    error = cls("what happened", param="field", retry_after_s=1.5)
+    back = from_failed(to_failed(error))
+    assert type(back) is cls
+    assert (back.message, back.param, back.retry_after_s) == ("what happened", "field", 1.5)
+    assert (to_failed(back).status, to_failed(back).retryable) == (cls.status, cls.retryable)
+
+
+def test_codes_are_unique() -> None:
+    codes = [cls.code for cls in EVERY_ERROR]
+    assert len(set(codes)) == len(codes)
+
+
+@pytest.mark.parametrize("cls", EVERY_ERROR, ids=lambda cls: cls.__name__)
+def test_the_table_at_the_top_of_the_file_is_true(cls: type[TokenMeshError]) -> None:
+    words = next(
+        line.split() for line in (errors.__doc__ or "").splitlines() if f" {cls.__name__} " in line
+    )
+    after_name = words[words.index(cls.__name__) + 1 :]
+    assert after_name[0] == str(cls.status)
+    assert after_name[1].rstrip(",") == cls.code
+    inherited = "retryable" in " ".join(after_name)
+    assert inherited == cls.retryable
+
+
+@pytest.mark.parametrize(
+    ("is_retryable", "expected"), [(True, errors.Unavailable), (False, TokenMeshError)]
+)
+def test_code_of_a_newer_version_becomes_its_nearest_base(
+    is_retryable: bool, expected: type[TokenMeshError]
+) -> None:
+    failed = Failed(code="invented_later", message="m", status=599, retryable=is_retryable)
+    assert type(from_failed(failed)) is expected
