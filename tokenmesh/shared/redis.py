@@ -37,7 +37,10 @@ def open_redis(settings: RedisSettings) -> "Redis":
         # One more attempt replaces a pooled connection that a restart of Redis has cut.
         retry=Retry(NoBackoff(), 1),
     )
-    return Redis(Client(connection_pool=pool), settings)
+    client = Client(connection_pool=pool)
+    # redis-py would turn some replies into other types, depending on the command.
+    client.response_callbacks.clear()
+    return Redis(client, settings)
 
 
 class Redis:

@@ -1,0 +1,116 @@
+"""Membership: who counts as alive, from beats and times alone."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenmesh.shared.ids import InstanceId, ModelName
+from tokenmesh.shared.membership import MembershipView
+from tokenmesh.shared.messages import Beat
+from tokenmesh.shared.messages.beat import ModelCard, WorkerLoad
+
+MISSED_BEATS = 4
+INTERVAL_S = 0.25
+LLAMA = ModelCard(
+    name=ModelName("llama"), aliases=[ModelName("gpt-4o")], max_model_len=10, vocab_size=9
+)
+
+
+def beat(
+    sequence: int = 1,
+    instance_id: str = "worker-1",
+    epoch: int = 1,
+    service: str = "worker",
+    draining: bool = False,
+    leaving: bool = False,
+    models: tuple[ModelCard, ...] = (LLAMA,),
+) -> Beat:
+    return Beat(
+        service=service,
+        instance_id=InstanceId(instance_id),
+        epoch=epoch,
+        sequence=sequence,
+        version="0",
+        draining=draining,
+        leaving=leaving,
+        interval_s=INTERVAL_S,
+        models=list(models),
+        load=WorkerLoad(running=sequence),
+    )
+
+
+def view(*beats: Beat, max_members: int = 10) -> MembershipView:
+    made = MembershipView(MISSED_BEATS, max_members)
+    for each in beats:
+        made.observe(each, 0.0)
+    return made
+
+
+def ids(members: MembershipView) -> set[str]:
+    return {member.beat.instance_id for member in members.all()}
+
+
+def test_silent_process_is_gone_after_four_missed_intervals() -> None:
+    members = view(beat())
+    assert members.expire(MISSED_BEATS * INTERVAL_S) == []
+    (gone,) = members.expire(MISSED_BEATS * INTERVAL_S + 0.001)
+    assert gone.beat == beat()
+    assert members.all() == []
+
+
+def test_each_beat_starts_the_wait_anew() -> None:
+    members = view(beat(1))
+    members.observe(beat(2), 0.9)
+    assert members.expire(1.5) == []
+    assert members.all()[0].last_seen == 0.9
+
+
+def test_late_beats_of_the_same_incarnation_are_ignored() -> None:
+    members = view(beat(5), beat(3), beat(5))
+    assert members.all()[0].beat.sequence == 5
+    assert members.ignored == 2
+
+
+def test_new_incarnation_replaces_the_old_one_though_it_counts_from_one() -> None:
+    members = view(beat(500, epoch=1), beat(1, epoch=2))
+    assert [member.beat.epoch for member in members.all()] == [2]
+
+
+def test_draining_process_stays_and_says_so() -> None:
+    members = view(beat(1), beat(2, draining=True))
+    assert [member.beat.draining for member in members.workers(LLAMA.name)] == [True]
+
+
+def test_leaving_process_is_gone_at_once() -> None:
+    members = view(beat(1), beat(2, instance_id="worker-2"), beat(2, leaving=True))
+    assert ids(members) == {"worker-2"}
+
+
+def test_late_goodbye_of_an_earlier_beat_changes_nothing() -> None:
+    assert ids(view(beat(5), beat(4, leaving=True))) == {"worker-1"}
+
+
+def test_goodbye_of_a_stranger_adds_nobody() -> None:
+    assert ids(view(beat(1, leaving=True))) == set()
+
+
+def test_workers_are_found_by_name_and_alias() -> None:
+    members = view(beat(), beat(instance_id="gateway-1", service="gateway", models=()))
+    for name in ("llama", "gpt-4o"):
+        assert [each.beat.instance_id for each in members.workers(ModelName(name))] == ["worker-1"]
+    assert members.workers(ModelName("other")) == []
+    assert [each.beat.instance_id for each in members.service("gateway")] == ["gateway-1"]
+
+
+def test_view_is_bounded_and_keeps_whom_it_knows() -> None:
+    members = view(*(beat(instance_id=f"worker-{number}") for number in range(5)), max_members=3)
+    members.observe(beat(2, instance_id="worker-0"), 1.0)
+    assert ids(members) == {"worker-0", "worker-1", "worker-2"}
+    found = members.get(InstanceId("worker-0"))
+    assert found is not None
+    assert found.beat.sequence == 2
+
+
+@given(st.lists(st.integers(1, 20), min_size=1))
+def test_the_newest_beat_wins_in_whatever_order_they_come(sequences: list[int]) -> None:
+    members = view(*(beat(sequence) for sequence in sequences))
+    assert members.all()[0].beat.sequence == max(sequences)
