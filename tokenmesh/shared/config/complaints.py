@@ -4,12 +4,11 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from tokenmesh.shared.config.catalog import fields
 from tokenmesh.shared.config.layers import MODEL, Layer, Location
-from tokenmesh.shared.config.model import ModelSettings
-from tokenmesh.shared.config.settings import Settings
 from tokenmesh.shared.errors import ConfigError
 
 SECRET_ENDINGS = ("password", "token", "key", "keys", "url")
@@ -71,8 +70,9 @@ def _holds(values: Any, location: Location) -> bool:
 def _suggestion(location: Location, layers: Sequence[Layer]) -> str:
     """The nearest key: of the same section by name, else of any section."""
     *section, name = location
-    siblings = {str(key[-1]): key for key in keys() if list(key[:-1]) == _section(section)}
-    everywhere = {".".join(key): key for key in keys()} | {key[-1]: key for key in keys()}
+    keys = [key for key, _ in fields()]
+    siblings = {key[-1]: key for key in keys if list(key[:-1]) == _section(section)}
+    everywhere = {".".join(key): key for key in keys} | {key[-1]: key for key in keys}
     for candidates, cutoff in ((siblings, 0.6), (everywhere, 0.7)):
         near = difflib.get_close_matches(str(name), candidates, n=1, cutoff=cutoff)
         if near:
@@ -90,16 +90,3 @@ def _spell_like(location: Location, key: tuple[str, ...], layers: Sequence[Layer
             if _holds(layer.values, spelled):
                 return layer.spell(key)
     return ".".join(key)
-
-
-def keys() -> Iterator[tuple[str, ...]]:
-    """Every key there is, and every section."""
-    yield from _keys_of(Settings, ())
-    yield from _keys_of(ModelSettings, (MODEL,))
-
-
-def _keys_of(section: type[BaseModel], path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    for name, field in section.model_fields.items():
-        yield (*path, name)
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from _keys_of(field.annotation, (*path, name))

@@ -59,6 +59,13 @@ def plain_values(settings: Settings) -> dict[str, Any]:
     return _reveal(settings.model_dump(mode="python"))  # type: ignore[no-any-return]
 
 
+def changed(settings: Settings, values: Mapping[str, Any]) -> Settings:
+    """A copy in which these values, nested by section, are laid over the others."""
+    merged = plain_values(settings)
+    _lay_over(merged, values)
+    return Settings.model_validate(merged)
+
+
 def _reveal(value: Any) -> Any:
     if isinstance(value, SecretStr):
         return value.get_secret_value()

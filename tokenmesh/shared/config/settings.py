@@ -11,6 +11,7 @@ from tokenmesh.shared.config.scheduler import SchedulerSettings
 from tokenmesh.shared.config.service import ServiceSettings
 from tokenmesh.shared.config.telemetry import TelemetrySettings
 from tokenmesh.shared.config.tokenizer import TokenizerSettings
+from tokenmesh.shared.config.up import UpSettings
 from tokenmesh.shared.config.worker import WorkerSettings
 
 ENV_PREFIX = "TOKENMESH_"
@@ -38,6 +39,7 @@ class Settings(BaseSettings):
     scheduler: SchedulerSettings = SchedulerSettings()
     worker: WorkerSettings = WorkerSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
+    up: UpSettings = UpSettings()
 
     @classmethod
     def settings_customise_sources(

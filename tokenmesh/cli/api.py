@@ -1,0 +1,121 @@
+"""Api: the gateway as the command line sees it, over HTTP, with errors in words."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import httpx
+
+from tokenmesh.shared.errors import NotFound, TokenMeshError, Unavailable
+
+DEFAULT_URL: Final = "http://127.0.0.1:8000"
+_DATA: Final = "data:"
+_DONE: Final = "[DONE]"
+_TIMEOUT: Final = httpx.Timeout(10.0, read=300.0)
+
+
+class ApiError(TokenMeshError):
+    """The gateway said no; the message is its own."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one chunk of a streamed answer adds."""
+
+    request_id: str
+    text: str = ""
+    reasoning: str = ""
+
+
+class Api:
+    """A connection to one gateway; a context manager."""
+
+    def __init__(
+        self, url: str, api_key: str | None = None, transport: httpx.BaseTransport | None = None
+    ) -> None:
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._url = url
+        self._client = httpx.Client(
+            base_url=url, headers=headers, timeout=_TIMEOUT, transport=transport
+        )
+
+    def __enter__(self) -> "Api":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def first_model(self) -> str:
+        """The name of a served model."""
+        models = self._get("/v1/models")["data"]
+        if not models:
+            raise Unavailable(f"{self._url} serves no model yet")
+        return str(models[0]["id"])
+
+    def trace(self, trace_id: str) -> dict[str, Any]:
+        """A trace by its id or by the id of the request. Raises NotFound."""
+        return self._get(f"/traces/{trace_id}")
+
+    def chat(
+        self, model: str, messages: Sequence[Mapping[str, str]], options: Mapping[str, object]
+    ) -> Iterator[Piece]:
+        """The answer as it is made; closing the iterator cancels the request."""
+        body = {"model": model, "messages": messages, "stream": True, **options}
+        with (
+            self._errors_in_words(),
+            self._client.stream("POST", "/v1/chat/completions", json=body) as response,
+        ):
+            if response.is_error:
+                response.read()
+                raise _error_of(response)
+            for line in response.iter_lines():
+                data = line.removeprefix(_DATA).strip()
+                if not line.startswith(_DATA) or data == _DONE:
+                    continue
+                yield _piece(json.loads(data))
+
+    def _get(self, path: str) -> dict[str, Any]:
+        with self._errors_in_words():
+            response = self._client.get(path)
+            if response.is_error:
+                raise _error_of(response)
+            return dict(response.json())
+
+    @contextmanager
+    def _errors_in_words(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx.ConnectError as error:
+            raise Unavailable(
+                f"nobody answers at {self._url}: start it with `tokenmesh up`, or give its --url"
+            ) from error
+        except httpx.TransportError as error:
+            raise Unavailable(
+                f"the connection to {self._url} broke: {type(error).__name__} {error}"
+            ) from error
+        except httpx.InvalidURL as error:
+            raise ApiError(f"--url {self._url}: {error}") from error
+        except ValueError as error:
+            raise ApiError(f"{self._url} does not answer like TokenMesh: {error}") from error
+
+
+def _piece(chunk: dict[str, Any]) -> Piece:
+    if "error" in chunk:
+        raise ApiError(str(chunk["error"].get("message", chunk["error"])))
+    request_id = str(chunk.get("id", ""))
+    choices = chunk.get("choices") or [{}]
+    delta = choices[0].get("delta") or {}
+    reasoning = delta.get("reasoning_content") or delta.get("reasoning") or ""
+    return Piece(request_id, delta.get("content") or "", reasoning)
+
+
+def _error_of(response: httpx.Response) -> TokenMeshError:
+    try:
+        message = str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        message = f"HTTP status {response.status_code}"
+    if response.status_code == httpx.codes.NOT_FOUND:
+        return NotFound(message)
+    return ApiError(message)

@@ -1,0 +1,109 @@
+"""Child: one process that dies with its parent, and the last lines it wrote."""
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from tokenmesh.cli.embedded.spec import ChildSpec
+from tokenmesh.shared.config.settings import ENV_PREFIX
+
+_PR_SET_PDEATHSIG: Final = 1
+_CHUNK_BYTES: Final = 65536
+_MAX_LINE_CHARS: Final = 8192
+_LIBC: Final = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+OnLine = Callable[[str, str], None]
+"""Called with the child's name and a line of its output."""
+
+
+class Child:
+    """A running process. `exit_code` is a future that its end resolves."""
+
+    def __init__(self, spec: ChildSpec, tail_lines: int, on_line: OnLine) -> None:
+        self.spec = spec
+        self.tail: deque[str] = deque(maxlen=tail_lines)
+        self._on_line = on_line
+        self._process: asyncio.subprocess.Process | None = None
+        self._reader: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The process id, once started."""
+        return self._process.pid if self._process else None
+
+    async def start(self) -> None:
+        """Start the process in a group of its own: a Ctrl-C at the terminal is not for it."""
+        self._process = await asyncio.create_subprocess_exec(
+            *self.spec.command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=child_environment(self.spec),
+            start_new_session=True,
+            preexec_fn=_die_with(os.getpid()),
+        )
+        self._reader = asyncio.create_task(self._read(), name=f"output of {self.spec.name}")
+
+    async def wait(self) -> int:
+        """The exit code, once the process has ended and all it wrote is read."""
+        assert self._process is not None
+        assert self._reader is not None
+        code = await self._process.wait()
+        # Whatever it started goes with it, and closes the pipe.
+        _kill_group(self._process.pid)
+        await self._reader
+        return code
+
+    def terminate(self) -> None:
+        """Ask it to leave."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """End it and its whole group at once."""
+        if self._process is not None and self._process.returncode is None:
+            _kill_group(self._process.pid)
+
+    async def _read(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        rest = ""
+        while chunk := await self._process.stdout.read(_CHUNK_BYTES):
+            *lines, rest = (rest + chunk.decode("utf-8", "replace")).split("\n")
+            for line in lines:
+                self._take(line)
+            rest = rest[-_MAX_LINE_CHARS:]
+        self._take(rest)
+
+    def _take(self, line: str) -> None:
+        line = line.rstrip()[:_MAX_LINE_CHARS]
+        if line:
+            self.tail.append(line)
+            self._on_line(self.spec.name, line)
+
+
+def child_environment(spec: ChildSpec) -> dict[str, str]:
+    """The parent's environment without its settings: they are in the child's file already."""
+    inherited = {name: text for name, text in os.environ.items() if not name.startswith(ENV_PREFIX)}
+    return {**inherited, "PYTHONUNBUFFERED": "1", **spec.environment}
+
+
+def _kill_group(leader: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def _die_with(parent: int) -> Callable[[], None]:
+    def run() -> None:
+        if _LIBC is not None:
+            _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:  # it died before the call above
+                os._exit(1)
+
+    return run

@@ -1,0 +1,42 @@
+"""What the children write: JSON log lines, or plain text where something went wrong early."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+_SEVERITY: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+WARNING: Final = 30
+CRITICAL: Final = 50
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a child's output."""
+
+    severity: int
+    """As in `logging`; 0 for text that is no log line."""
+    text: str
+    exception: str = ""
+
+
+def parse_line(text: str) -> Line:
+    """Understand a line; what is no log record stays as it is."""
+    try:
+        record = json.loads(text)
+    except ValueError:
+        return Line(0, text)
+    if not isinstance(record, dict) or record.get("level") not in _SEVERITY:
+        return Line(0, text)
+    return Line(
+        _SEVERITY[record["level"]], str(record.get("message")), str(record.get("exception", ""))
+    )
+
+
+def explanation(tail: Iterable[str]) -> str:
+    """Why a child died: its critical complaints, else the last that it wrote."""
+    lines = [parse_line(text) for text in tail]
+    critical = [line for line in lines if line.severity >= CRITICAL]
+    chosen = critical or lines
+    parts = [part for line in chosen for part in (line.text, line.exception) if part]
+    return "\n".join(parts).removeprefix("tokenmesh: ")

@@ -1,0 +1,89 @@
+"""From settings to the processes of an embedded mesh."""
+
+import json
+import os
+import secrets
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tokenmesh.cli.embedded.ports import LOOPBACK, free_port
+from tokenmesh.cli.embedded.private import write_private
+from tokenmesh.cli.embedded.servers import nats_server, redis_server
+from tokenmesh.cli.embedded.spec import ChildSpec, Phase
+from tokenmesh.shared.config import Settings
+from tokenmesh.shared.config.loader import changed, plain_values
+
+NATS_USER: Final = "tokenmesh"
+_PASSWORD_BYTES: Final = 24
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run, and the settings with which the services find each other."""
+
+    settings: Settings
+    servers: tuple[ChildSpec, ...]
+    services: tuple[ChildSpec, ...]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many processes each service has."""
+        return dict(Counter(spec.name.partition(" ")[0] for spec in self.services))
+
+
+def make_plan(settings: Settings, folder: Path) -> Plan:
+    """Write the configuration files to `folder` and say what to start.
+
+    A server whose URL is configured is joined, not started.
+    """
+    servers: list[ChildSpec] = []
+    changes: dict[str, dict[str, object]] = {"service": {"exit_with_parent": True}}
+    if "url" not in settings.bus.model_fields_set:
+        port, password = free_port(), secrets.token_hex(_PASSWORD_BYTES)
+        servers.append(nats_server(folder, settings.up, port, NATS_USER, password))
+        changes["bus"] = {
+            "url": f"nats://{LOOPBACK}:{port}",
+            "user": NATS_USER,
+            "password": password,
+        }
+    if "url" not in settings.redis.model_fields_set:
+        port, password = free_port(), secrets.token_hex(_PASSWORD_BYTES)
+        servers.append(redis_server(folder, settings.up, port, password))
+        changes["redis"] = {"url": f"redis://{LOOPBACK}:{port}/0", "password": password}
+    settings = changed(settings, changes)
+    return Plan(settings, tuple(servers), tuple(_services(settings, folder)))
+
+
+def _services(settings: Settings, folder: Path) -> Iterator[ChildSpec]:
+    # JSON lines let `up` show a child's complaint without its wrapping.
+    child_settings = changed(settings, {"telemetry": {"log_format": "json"}})
+    config = write_private(folder / "services.json", json.dumps(plain_values(child_settings)))
+    up = settings.up
+    counts = {
+        "scheduler": up.schedulers,
+        "tokenizer": up.tokenizers,
+        "encoder": up.encoders,
+        "worker": up.workers,
+        "gateway": 1,
+    }
+    threads = max(1, len(os.sched_getaffinity(0)) // up.workers)
+    for service, count in counts.items():
+        command = (sys.executable, "-m", "tokenmesh", "serve", service, "--config", str(config))
+        phase = Phase.EDGE if service == "gateway" else Phase.MESH
+        for number in range(1, count + 1):
+            name = f"{service} {number}" if count > 1 else service
+            yield ChildSpec(name, command, phase, _environment(service, threads))
+
+
+def _environment(service: str, threads: int) -> dict[str, str]:
+    """Workers share the cores, and a thread without work sleeps instead of spinning."""
+    if service not in ("worker", "encoder"):
+        return {}
+    return {
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
+        "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "0"),
+    }

@@ -1,0 +1,96 @@
+"""run_mesh: start the servers, then the services, watch over them, and leave nothing behind."""
+
+import asyncio
+import signal
+from typing import Any, Final
+
+from tokenmesh.cli.embedded.plan import Plan, make_plan
+from tokenmesh.cli.embedded.ports import check_free
+from tokenmesh.cli.embedded.private import private_folder
+from tokenmesh.cli.embedded.readiness import base_url, wait_ready
+from tokenmesh.cli.embedded.screen import Screen
+from tokenmesh.cli.embedded.supervisor import Supervisor
+from tokenmesh.shared.config import Settings
+from tokenmesh.shared.service import exit_codes
+from tokenmesh.shared.service.stops import StopSignals
+
+_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
+
+
+async def run_mesh(settings: Settings, screen: Screen) -> int:
+    """Serve until a signal; the exit code. Raises ConfigError before anything has started."""
+    gateway = settings.gateway
+    check_free(gateway.host, gateway.port)
+    if gateway.host not in _LOOPBACK and not gateway.api_key_hashes:
+        screen.warn(f"anybody who reaches {gateway.host} may use this mesh: set --api-key")
+    stops = StopSignals()
+    with private_folder() as folder, stops.installed():
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, stops.stop, "SIGHUP")
+        plan = make_plan(settings, folder)
+        supervisor = Supervisor(settings.up, screen.line, screen.restarting)
+        try:
+            return await _live(plan, supervisor, screen, stops)
+        finally:
+            screen.end_progress()
+            grace_s = settings.service.drain_grace_s + settings.up.stop_margin_s
+            await supervisor.stop(grace_s, stops.second)
+
+
+async def _live(plan: Plan, supervisor: Supervisor, screen: Screen, stops: StopSignals) -> int:
+    """Through start and service until something ends them."""
+    screen.begin(plan.counts)
+    stop = asyncio.create_task(stops.first.wait())
+    starting = asyncio.create_task(_start(plan, supervisor, screen))
+    try:
+        done = await _first_of(plan.settings.up.ready_s, starting, stop, supervisor.dead)
+        if starting in done:
+            starting.result()
+            _show_ready(plan.settings, screen)
+            done = await _first_of(None, stop, supervisor.dead)
+    finally:
+        starting.cancel()
+        await asyncio.wait((starting,))
+    if supervisor.dead in done:
+        death = supervisor.dead.result()
+        screen.dead(death)
+        is_config = death.exit_code == exit_codes.BAD_CONFIG
+        return exit_codes.BAD_CONFIG if is_config else exit_codes.CRASHED
+    if stop in done:
+        screen.note("stopping: running requests may finish, Ctrl-C again ends them")
+        return exit_codes.CLEAN
+    screen.warn(f"not ready after up.ready_s = {plan.settings.up.ready_s:.0f} s")
+    return exit_codes.CRASHED
+
+
+async def _start(plan: Plan, supervisor: Supervisor, screen: Screen) -> None:
+    await supervisor.start(plan.servers)
+    await supervisor.start(plan.services)
+    await wait_ready(plan, screen.progress)
+
+
+async def _first_of(
+    timeout_s: float | None, *waits: "asyncio.Future[Any]"
+) -> set["asyncio.Future[Any]"]:
+    done, _ = await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    return done
+
+
+def _show_ready(settings: Settings, screen: Screen) -> None:
+    url = base_url(settings.gateway)
+    names = ", ".join(model.name for model in settings.models)
+    facts = {
+        "API": f"{url}/v1",
+        "Docs": f"{url}/docs",
+        "Model": names,
+        "Chat": f"tokenmesh chat --url {url}",
+        "Trace": f"tokenmesh trace ID --url {url}  (the id of any answer)",
+        "Stop": "Ctrl-C",
+    }
+    key = '  -H "Authorization: Bearer $API_KEY" \\\n' if settings.gateway.api_key_hashes else ""
+    curl = (
+        f"curl {url}/v1/chat/completions \\\n{key}"
+        "  -H 'Content-Type: application/json' \\\n"
+        f'  -d \'{{"model": "{settings.models[0].name}", '
+        '"messages": [{"role": "user", "content": "What is 17 + 25?"}]}\''
+    )
+    screen.ready(facts, curl)

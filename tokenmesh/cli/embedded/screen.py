@@ -1,0 +1,115 @@
+"""What `up` shows: progress while the mesh starts, one screen when it is ready, trouble."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from tokenmesh.cli.embedded.output import WARNING, explanation, parse_line
+from tokenmesh.cli.embedded.supervisor import Death
+from tokenmesh.shared.clock import monotonic_s
+
+_MAX_DETAIL: Final = 60
+
+
+class Screen:
+    """The terminal of `up`; plain lines where there is no terminal."""
+
+    def __init__(self, console: Console, *, is_verbose: bool) -> None:
+        self._console = console
+        self._is_verbose = is_verbose
+        self._began_s = monotonic_s()
+        self._wanted: Mapping[str, int] = {}
+        self._counts: Mapping[str, int] = {}
+        self._details: dict[str, str] = {}
+        self._live: Live | None = None
+
+    def begin(self, wanted: Mapping[str, int]) -> None:
+        """Show that these services start, and how many processes each has."""
+        self._wanted = wanted
+        if self._console.is_terminal:
+            self._live = Live(get_renderable=self._progress, console=self._console, transient=True)
+            self._live.start()
+        else:
+            self._say(f"starting {', '.join(wanted)}")
+
+    def progress(self, counts: Mapping[str, int]) -> None:
+        """So many processes of each service beat now."""
+        for service, count in counts.items():
+            if count >= self._wanted[service] > self._counts.get(service, 0):
+                self._details.pop(service, None)
+                if self._live is None:
+                    self._say(f"{service} is up after {self._elapsed_s:.1f} s")
+        self._counts = dict(counts)
+
+    def line(self, child: str, text: str) -> None:
+        """A child wrote something; warnings are for the user, the rest for those who asked."""
+        line = parse_line(text)
+        self._details[child.partition(" ")[0]] = line.text[:_MAX_DETAIL]
+        if self._is_verbose or line.severity >= WARNING:
+            self._say(f"{child}: {line.text}", "yellow" if line.severity >= WARNING else "dim")
+            if line.exception:
+                self._say(line.exception, "dim")
+
+    def restarting(self, child: str, exit_code: int, pause_s: float) -> None:
+        """A child died and comes back."""
+        self._say(
+            f"{child} died (exit code {exit_code}), starting it again in {pause_s:.2g} s", "yellow"
+        )
+
+    def end_progress(self) -> None:
+        """The mesh is ready or will not be."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def ready(self, facts: Mapping[str, str], curl: str) -> None:
+        """The one screen a user reads."""
+        self.end_progress()
+        self._console.print()
+        self._say(f"TokenMesh is ready after {self._elapsed_s:.1f} s", "bold green")
+        table = Table.grid(padding=(0, 2))
+        for name, value in facts.items():
+            table.add_row(Text(f"  {name}", style="dim"), Text(value))
+        self._console.print(table)
+        self._console.print()
+        self._console.print(curl, markup=False, soft_wrap=True)
+        self._console.print()
+
+    def note(self, text: str) -> None:
+        """One more thing that the user should know."""
+        self._say(text)
+
+    def warn(self, text: str) -> None:
+        """Something that the user should change."""
+        self._say(text, "yellow")
+
+    def dead(self, death: Death) -> None:
+        """A child does not come back: why."""
+        self.end_progress()
+        self._say(f"{death.name} cannot run (exit code {death.exit_code}):", "bold red")
+        self._say(explanation(death.tail) or "it wrote nothing", "red")
+
+    @property
+    def _elapsed_s(self) -> float:
+        return monotonic_s() - self._began_s
+
+    def _say(self, text: str, style: str = "") -> None:
+        self._console.print(text, style=style, markup=False, soft_wrap=True)
+
+    def _progress(self) -> RenderableType:
+        table = Table.grid(padding=(0, 2))
+        for service, wanted in self._wanted.items():
+            count = self._counts.get(service, 0)
+            mark = Text("ready", "green") if count >= wanted else Spinner("dots", "starting")
+            of = f"{count}/{wanted}" if wanted > 1 else ""
+            table.add_row(Text(f"  {service}"), mark, of, Text(self._detail(service), "dim"))
+        table.add_row(Text(f"  {self._elapsed_s:.0f} s", "dim"))
+        return table
+
+    def _detail(self, service: str) -> str:
+        return self._details.get(service, "") if self._counts.get(service, 0) == 0 else ""

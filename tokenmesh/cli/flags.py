@@ -1,0 +1,181 @@
+"""Flags: one table from command-line names to settings; `up` and `serve` get all of them.
+
+A flag bears vLLM's name where it means the same there. Help and type come from the setting, and the
+setting validates the value: this module only carries it.
+"""
+
+import hashlib
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, get_args
+
+import typer
+
+from tokenmesh.shared.config.catalog import field_at
+from tokenmesh.shared.errors import ConfigError
+
+MODEL: Final = "Model"
+ENGINE: Final = "Engine"
+HTTP: Final = "HTTP"
+MESH: Final = "Mesh"
+
+_SCALES: Final = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A flag and the key it sets."""
+
+    name: str
+    key: tuple[str, str]
+    panel: str
+    is_switch: bool = False
+    """`--x` and `--no-x`."""
+    takes_several: bool = False
+    convert: Callable[[str], object] = str
+    """From the word on the command line to what the setting takes."""
+
+    @property
+    def parameter(self) -> str:
+        """The Python name under which typer hands the value over."""
+        return self.name.removeprefix("--").replace("-", "_")
+
+
+def human_number(text: str) -> str:
+    """`32k` is 32000 and `32K` is 32768, as in vLLM; anything else stays as it is."""
+    digits, scale = text[:-1], _SCALES.get(text[-1:])
+    if scale is None or not digits.replace(".", "", 1).isdigit():
+        return text
+    return str(int(float(digits) * scale))
+
+
+def dtype_name(text: str) -> str:
+    """vLLM's other name for float32."""
+    return {"float": "float32"}.get(text, text)
+
+
+def key_hash(text: str) -> str:
+    """An API key as the configuration holds it."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+FLAGS: Final = (
+    Flag("--model", ("model", "model"), MODEL),
+    Flag("--served-model-name", ("model", "served_model_name"), MODEL, takes_several=True),
+    Flag("--tokenizer", ("model", "tokenizer"), MODEL),
+    Flag("--revision", ("model", "revision"), MODEL),
+    Flag("--dtype", ("model", "dtype"), MODEL, convert=dtype_name),
+    Flag("--max-model-len", ("model", "max_model_len"), MODEL, convert=human_number),
+    Flag("--chat-template", ("model", "chat_template"), MODEL),
+    Flag("--generation-config", ("model", "generation_config"), MODEL),
+    Flag(
+        "--trust-request-chat-template", ("tokenizer", "trust_request_chat_template"), MODEL, True
+    ),
+    Flag("--engine", ("worker", "engine"), ENGINE),
+    Flag("--max-num-seqs", ("worker", "max_num_seqs"), ENGINE),
+    Flag(
+        "--max-num-batched-tokens",
+        ("worker", "max_num_batched_tokens"),
+        ENGINE,
+        convert=human_number,
+    ),
+    Flag(
+        "--long-prefill-token-threshold",
+        ("worker", "long_prefill_token_threshold"),
+        ENGINE,
+        convert=human_number,
+    ),
+    Flag("--block-size", ("worker", "block_size"), ENGINE),
+    Flag("--enable-prefix-caching", ("worker", "enable_prefix_caching"), ENGINE, True),
+    Flag("--num-gpu-blocks-override", ("worker", "num_gpu_blocks_override"), ENGINE),
+    Flag(
+        "--kv-cache-memory-bytes", ("worker", "kv_cache_memory_bytes"), ENGINE, convert=human_number
+    ),
+    Flag("--gpu-memory-utilization", ("worker", "gpu_memory_utilization"), ENGINE),
+    Flag("--host", ("gateway", "host"), HTTP),
+    Flag("--port", ("gateway", "port"), HTTP),
+    Flag("--api-key", ("gateway", "api_key_hashes"), HTTP, takes_several=True, convert=key_hash),
+    Flag("--nats", ("bus", "url"), MESH),
+    Flag("--redis", ("redis", "url"), MESH),
+    Flag("--otlp-traces-endpoint", ("telemetry", "otlp_endpoint"), MESH),
+)
+
+UP_FLAGS: Final = (
+    *FLAGS,
+    Flag("--workers", ("up", "workers"), MESH),
+    Flag("--tokenizers", ("up", "tokenizers"), MESH),
+    Flag("--encoders", ("up", "encoders"), MESH),
+    Flag("--schedulers", ("up", "schedulers"), MESH),
+)
+
+
+def with_flags(command: Callable[..., None], flags: Sequence[Flag]) -> Callable[..., None]:
+    """Give a typer command these flags; it receives them as `overrides` for load_settings.
+
+    Values stay text: the settings complain about a wrong one in one voice for every source.
+    """
+
+    def run(**values: Any) -> None:
+        overrides: dict[str, dict[str, Any]] = {}
+        for flag in flags:
+            value = values.pop(flag.parameter)
+            if value is not None and value != []:
+                overrides.setdefault(flag.key[0], {})[flag.key[1]] = _converted(flag, value)
+        command(overrides=overrides, **values)
+
+    own = inspect.signature(command).parameters.values()
+    parameters = [each for each in own if each.name != "overrides"]
+    parameters += [_parameter(flag) for flag in flags]
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__annotations__ = {}
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
+    )
+    return run
+
+
+def name_model(overrides: dict[str, Any], positional: str | None) -> None:
+    """`up MODEL` and `up --model MODEL` are the same. Raises ConfigError when they differ."""
+    if positional is None:
+        return
+    model = overrides.setdefault("model", {})
+    if model.setdefault("model", positional) != positional:
+        raise ConfigError(f"two models: {positional} and --model {model['model']}", param="--model")
+
+
+def _converted(flag: Flag, value: Any) -> object:
+    if flag.is_switch:
+        return value
+    if flag.takes_several:
+        return [flag.convert(each) for each in value]
+    return flag.convert(value)
+
+
+def _parameter(flag: Flag) -> inspect.Parameter:
+    field = field_at(flag.key)
+    kind: object = bool if flag.is_switch else list[str] if flag.takes_several else str
+    names = (
+        (f"{flag.name}/--no-{flag.name.removeprefix('--')}",) if flag.is_switch else (flag.name,)
+    )
+    option = typer.Option(
+        *names,
+        help=field.description,
+        metavar=None if flag.is_switch else _metavar(field.annotation),
+        rich_help_panel=flag.panel,
+        show_default=False,
+    )
+    return inspect.Parameter(
+        flag.parameter,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[kind | None, option],  # type: ignore[operator]
+    )
+
+
+def _metavar(annotation: object) -> str:
+    """What stands for the value in the help: the choices, or a letter for the type."""
+    kinds = [each for each in (get_args(annotation) or (annotation,)) if each is not type(None)]
+    if all(isinstance(each, str) for each in kinds):
+        return "|".join(map(str, kinds))
+    return {int: "N", float: "X"}.get(kinds[0], "TEXT") if isinstance(kinds[0], type) else "TEXT"

@@ -1,0 +1,65 @@
+"""The `tokenmesh` command."""
+
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+import typer
+from rich.console import Console
+
+from tokenmesh.cli.arguments import arrange
+from tokenmesh.cli.chat import chat
+from tokenmesh.cli.flags import FLAGS, UP_FLAGS, with_flags
+from tokenmesh.cli.serve import serve
+from tokenmesh.cli.trace import trace
+from tokenmesh.cli.up import up
+from tokenmesh.shared.errors import TokenMeshError
+
+MISUSE: Final = 2
+INTERRUPTED: Final = 130
+
+app = typer.Typer(
+    name="tokenmesh",
+    help="LLM serving as a mesh of small services, with an OpenAI-compatible API.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+WITH_SETTINGS: Final = ("up", "serve")
+app.command("up")(with_flags(up, UP_FLAGS))
+app.command("serve")(with_flags(serve, FLAGS))
+app.command("chat")(chat)
+app.command("trace")(trace)
+
+
+def known_flags(command: str) -> frozenset[str]:
+    """Every flag that a command takes."""
+    group = typer.main.get_command(app)
+    found = {"--help"}
+    for parameter in group.commands[command].params:  # type: ignore[attr-defined]
+        found |= {*parameter.opts, *parameter.secondary_opts}
+    return frozenset(each for each in found if each.startswith("-"))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run a command line without the program's name; the exit code."""
+    try:
+        words = list(arguments)
+        if words[:1] and words[0] in WITH_SETTINGS:
+            words[1:] = arrange(words[1:], known_flags(words[0]))
+        app(words, prog_name="tokenmesh")
+    except TokenMeshError as error:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(
+            f"tokenmesh: {error.message}", style="red", markup=False
+        )
+        return MISUSE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except SystemExit as leaving:
+        return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+    return 0
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,38 @@
+"""`tokenmesh up`: the whole mesh on this machine."""
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from tokenmesh.cli.embedded.run import run_mesh
+from tokenmesh.cli.embedded.screen import Screen
+from tokenmesh.cli.flags import name_model
+from tokenmesh.shared.config import load_settings
+
+
+def up(
+    model_tag: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="Local directory or hub id of the checkpoint; default: the bundled demo model.",
+            show_default=False,
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file with settings.", rich_help_panel="Mesh")
+    ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show what the services log.")
+    ] = False,
+    *,
+    overrides: dict[str, Any],
+) -> None:
+    """Serve a model: starts NATS, Redis and the five services; Ctrl-C ends them."""
+    name_model(overrides, model_tag)
+    settings = load_settings(config, overrides)
+    screen = Screen(Console(highlight=False), is_verbose=verbose)
+    raise typer.Exit(asyncio.run(run_mesh(settings, screen)))
