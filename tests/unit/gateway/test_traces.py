@@ -1,0 +1,248 @@
+"""The trace store, its routes and the console's page."""
+
+import re
+from base64 import b64encode
+from hashlib import sha256
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, Status
+
+from tokenmesh.services.gateway.console import HEADERS, PAGE
+from tokenmesh.services.gateway.routes_traces import traces_router
+from tokenmesh.services.gateway.traces import TraceStore
+from tokenmesh.shared.config.telemetry import TelemetrySettings
+from tokenmesh.shared.errors import NotFound, TokenMeshError
+
+
+def attribute(key: str, value: object) -> KeyValue:
+    match value:
+        case bool():
+            return KeyValue(key=key, value=AnyValue(bool_value=value))
+        case str():
+            return KeyValue(key=key, value=AnyValue(string_value=value))
+        case int():
+            return KeyValue(key=key, value=AnyValue(int_value=value))
+        case float():
+            return KeyValue(key=key, value=AnyValue(double_value=value))
+    raise TypeError(value)
+
+
+def a_span(
+    number: int,
+    trace: int = 1,
+    *,
+    name: str = "step",
+    request_id: str | None = None,
+    start_ns: int = 0,
+    parent: int | None = None,
+    **attributes: object,
+) -> Span:
+    values = {**attributes, **({"tokenmesh.request_id": request_id} if request_id else {})}
+    return Span(
+        trace_id=trace.to_bytes(16, "big"),
+        span_id=number.to_bytes(8, "big"),
+        parent_span_id=b"" if parent is None else parent.to_bytes(8, "big"),
+        name=name,
+        start_time_unix_nano=start_ns,
+        end_time_unix_nano=start_ns + 10,
+        attributes=[attribute(key, value) for key, value in values.items()],
+    )
+
+
+def packed(*spans: Span, service: str = "gateway") -> bytes:
+    sent = ResourceSpans(scope_spans=[ScopeSpans(spans=spans)])
+    sent.resource.attributes.append(attribute("service.name", service))
+    sent.resource.attributes.append(attribute("service.instance.id", f"{service}-1"))
+    return ExportTraceServiceRequest(resource_spans=[sent]).SerializeToString()
+
+
+def trace_id(number: int) -> str:
+    return f"{number:032x}"
+
+
+def store_of(**settings: object) -> TraceStore:
+    return TraceStore(TelemetrySettings.model_validate(settings))
+
+
+def test_a_trace_is_found_by_its_id_and_by_its_request() -> None:
+    store = store_of()
+    store.add(packed(a_span(2, request_id="chatcmpl-1", parent=1), service="worker"))
+    store.add(packed(a_span(1, name="http")))
+    by_request = store.get("chatcmpl-1")
+    assert by_request == store.get(trace_id(1))
+    assert by_request.request_id == "chatcmpl-1"
+    assert {(span.name, span.service, span.parent_id) for span in by_request.spans} == {
+        ("http", "gateway", None),
+        ("step", "worker", f"{1:016x}"),
+    }
+
+
+def test_spans_come_in_order_of_their_beginning() -> None:
+    store = store_of()
+    store.add(packed(a_span(1, start_ns=30), a_span(2, start_ns=10), a_span(3, start_ns=20)))
+    assert [span.start_ns for span in store.get(trace_id(1)).spans] == [10, 20, 30]
+
+
+def test_every_kind_of_value_can_be_shown() -> None:
+    span = a_span(1, text="a<b>", yes=True, count=-3, share=0.5)
+    numbers = ArrayValue(values=[AnyValue(int_value=1), AnyValue(string_value="x")])
+    span.attributes.append(KeyValue(key="list", value=AnyValue(array_value=numbers)))
+    span.attributes.append(KeyValue(key="empty", value=AnyValue()))
+    span.attributes.append(KeyValue(key="bytes", value=AnyValue(bytes_value=b"\x00\xff")))
+    span.events.add(name="step", time_unix_nano=5, attributes=[attribute("batch", 4)])
+    span.status.CopyFrom(Status(code=Status.STATUS_CODE_ERROR, message="broke"))
+    store = store_of()
+    store.add(packed(span))
+    (shown,) = store.get(trace_id(1)).spans
+    text = shown.attributes.pop("bytes")
+    assert isinstance(text, str)
+    assert shown.attributes == {
+        "text": "a<b>",
+        "yes": True,
+        "count": -3,
+        "share": 0.5,
+        "list": [1, "x"],
+        "empty": None,
+    }
+    assert [(event.name, event.attributes) for event in shown.events] == [("step", {"batch": 4})]
+    assert (shown.status, shown.status_message) == ("error", "broke")
+
+
+def test_the_least_recently_extended_trace_leaves_first() -> None:
+    store = store_of(max_traces=2)
+    store.add(packed(a_span(1, trace=1, request_id="one")))
+    store.add(packed(a_span(1, trace=2, request_id="two")))
+    store.add(packed(a_span(2, trace=1)))
+    store.add(packed(a_span(1, trace=3, request_id="three")))
+    assert [trace.request_id for trace in store.recent(10)] == ["three", "one"]
+    for gone in ("two", trace_id(2)):
+        with pytest.raises(NotFound):
+            store.get(gone)
+
+
+def test_a_trace_holds_a_bounded_number_of_spans_and_counts_the_rest() -> None:
+    store = store_of(max_trace_spans=3)
+    for number in range(1, 8):
+        store.add(packed(a_span(number)))
+    assert len(store.get(trace_id(1)).spans) == 3
+    assert store.get(trace_id(1)).dropped_spans == 4
+
+
+def test_bytes_are_bounded_over_all_traces() -> None:
+    store = store_of(max_trace_bytes=4096)
+    for number in range(1, 50):
+        store.add(packed(a_span(1, trace=number, text="x" * 500)))
+        assert store.num_bytes <= 4096
+    assert 5 < len(store) < 10
+    assert store.recent(1)[0].trace_id == trace_id(49)
+
+
+def test_an_evicted_trace_leaves_nothing_behind() -> None:
+    store = store_of(max_traces=1)
+    for number in range(1, 100):
+        store.add(packed(a_span(1, trace=number, request_id=f"request-{number}")))
+    one = store.num_bytes
+    store.add(packed(a_span(1, trace=100, request_id="request-100")))
+    assert len(store) == 1
+    assert abs(store.num_bytes - one) < 5
+    with pytest.raises(NotFound, match="request-5"):
+        store.get("request-5")
+
+
+def test_a_request_id_that_is_used_again_belongs_to_the_newer_trace() -> None:
+    store = store_of(max_traces=2)
+    store.add(packed(a_span(1, trace=1, request_id="mine")))
+    store.add(packed(a_span(1, trace=2, request_id="mine")))
+    store.add(packed(a_span(1, trace=3)))
+    assert store.get("mine").trace_id == trace_id(2)
+
+
+def test_the_summary_says_what_the_first_span_was_and_how_it_went() -> None:
+    store = store_of()
+    failed = a_span(2, start_ns=15, parent=1)
+    failed.status.code = Status.STATUS_CODE_ERROR
+    store.add(packed(failed, service="worker"))
+    store.add(packed(a_span(1, name="http", start_ns=10, route="/v1/models")))
+    (summary,) = store.recent(10)
+    assert (summary.name, summary.attributes) == ("http", {"route": "/v1/models"})
+    assert (summary.start_ns, summary.end_ns, summary.num_spans) == (10, 25, 2)
+    assert summary.services == ["gateway", "worker"]
+    assert summary.has_error
+
+
+def test_garbage_is_refused() -> None:
+    with pytest.raises(DecodeError):
+        store_of().add(b"\xff\xff\xff\xff not protobuf")
+
+
+def client_of(store: TraceStore) -> httpx.AsyncClient:
+    app = FastAPI()
+    app.include_router(traces_router(store))
+
+    @app.exception_handler(TokenMeshError)
+    async def answer(_request: Request, error: TokenMeshError) -> JSONResponse:
+        return JSONResponse({"error": {"message": error.message}}, error.status)
+
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")
+
+
+async def test_the_routes_answer_json() -> None:
+    store = store_of()
+    store.add(packed(a_span(1, name="http", request_id="chatcmpl-1", start_ns=5)))
+    async with client_of(store) as client:
+        trace = (await client.get("/traces/chatcmpl-1")).json()
+        listed = (await client.get("/traces?limit=1")).json()
+        missing = await client.get("/traces/chatcmpl-2")
+        absurd = await client.get("/traces?limit=0")
+    assert trace == {
+        "trace_id": trace_id(1),
+        "request_id": "chatcmpl-1",
+        "dropped_spans": 0,
+        "spans": [
+            {
+                "name": "http",
+                "service": "gateway",
+                "instance": "gateway-1",
+                "span_id": f"{1:016x}",
+                "parent_id": None,
+                "start_ns": 5,
+                "end_ns": 15,
+                "attributes": {"tokenmesh.request_id": "chatcmpl-1"},
+                "events": [],
+                "status": "unset",
+                "status_message": "",
+            }
+        ],
+    }
+    assert [each["request_id"] for each in listed["traces"]] == ["chatcmpl-1"]
+    assert missing.status_code == 404
+    assert "chatcmpl-2" in missing.json()["error"]["message"]
+    assert absurd.status_code == 422
+
+
+async def test_the_console_is_one_page_that_may_run_only_its_own_script() -> None:
+    async with client_of(store_of()) as client:
+        page = await client.get("/console")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    (script,) = re.findall(rb"<script>(.*?)</script>", page.content, re.DOTALL)
+    digest = b64encode(sha256(script).digest()).decode()
+    assert f"script-src 'sha256-{digest}';" in policy
+    assert page.headers.items() >= {key.lower(): value for key, value in HEADERS.items()}.items()
+
+
+def test_the_console_writes_text_never_markup_and_loads_nothing() -> None:
+    page = PAGE.decode()
+    for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
+        assert way not in page
+    assert "http://" not in page
+    assert "https://" not in page
+    assert not re.search(r"\son\w+=", page)
