@@ -1,0 +1,122 @@
+"""BlockPool: who holds which KV block, which free one is evicted next, what a block contains.
+
+Block 0 is the null block: it takes padded writes, is never handed out, and heads the free list.
+A free block may still have content: it keeps its hash until it is allocated again.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+NULL_BLOCK: Final = 0
+
+
+class BlockPool:
+    """Reference counts, a doubly linked free list in eviction order, and a map from hash to block.
+
+    Invariant: a block is in the free list exactly when its count is 0; a hash maps to one block
+    and that block carries the hash.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        if num_blocks < 2:
+            raise ValueError(f"a pool of {num_blocks} blocks holds nothing but the null block")
+        self.num_blocks = num_blocks
+        self.num_free = num_blocks - 1
+        self._ref_counts = [0] * num_blocks
+        self._hashes: list[bytes | None] = [None] * num_blocks
+        self._block_by_hash: dict[bytes, int] = {}
+        # a ring through the null block: next of 0 is evicted first, previous of 0 last
+        self._next = [(block + 1) % num_blocks for block in range(num_blocks)]
+        self._previous = [(block - 1) % num_blocks for block in range(num_blocks)]
+
+    @property
+    def num_used(self) -> int:
+        """Blocks that somebody holds."""
+        return self.num_blocks - 1 - self.num_free
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks whose content can be found by hash, held or free."""
+        return len(self._block_by_hash)
+
+    def ref_count(self, block: int) -> int:
+        """How many requests hold the block."""
+        return self._ref_counts[block]
+
+    def free_blocks(self) -> list[int]:
+        """The free list, first evicted first. For tests and displays: O(n)."""
+        found = []
+        block = self._next[NULL_BLOCK]
+        while block != NULL_BLOCK:
+            found.append(block)
+            block = self._next[block]
+        return found
+
+    def allocate(self, count: int) -> list[int]:
+        """Take blocks with a count of 1 each and no content; the caller checks `num_free`."""
+        assert count <= self.num_free, f"{count} blocks wanted, {self.num_free} free"
+        blocks = []
+        for _ in range(count):
+            block = self._next[NULL_BLOCK]
+            self._unlink(block)
+            self.forget(block)
+            self._ref_counts[block] = 1
+            blocks.append(block)
+        return blocks
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """Hold blocks that `find` returned once more, free or not."""
+        for block in blocks:
+            if self._ref_counts[block] == 0:
+                self._unlink(block)
+            self._ref_counts[block] += 1
+
+    def free(self, blocks: Sequence[int]) -> None:
+        """Give up one hold of each block of a table, in table order.
+
+        Tails are evicted before heads, since a prefix is worth more than what follows it; a block
+        without content is worth nothing and goes first.
+        """
+        for block in reversed(blocks):
+            count = self._ref_counts[block] - 1
+            assert count >= 0, f"block {block} is freed twice"
+            self._ref_counts[block] = count
+            if count == 0:
+                self._link(block, at_end=self._hashes[block] is not None)
+
+    def register(self, block: int, block_hash: bytes) -> None:
+        """Make a held block findable. Where the content is known already, the older block stays."""
+        if block_hash not in self._block_by_hash and self._hashes[block] is None:
+            self._block_by_hash[block_hash] = block
+            self._hashes[block] = block_hash
+
+    def find(self, block_hash: bytes) -> int | None:
+        """The block with that content; held only after `share`."""
+        return self._block_by_hash.get(block_hash)
+
+    def forget(self, block: int) -> None:
+        """The block's content is no longer to be found."""
+        block_hash = self._hashes[block]
+        if block_hash is not None:
+            del self._block_by_hash[block_hash]
+            self._hashes[block] = None
+
+    def forget_all(self) -> None:
+        """Nothing is to be found any more; who holds what stays."""
+        self._block_by_hash.clear()
+        self._hashes = [None] * self.num_blocks
+
+    def _unlink(self, block: int) -> None:
+        before, after = self._previous[block], self._next[block]
+        self._next[before] = after
+        self._previous[after] = before
+        self.num_free -= 1
+
+    def _link(self, block: int, *, at_end: bool) -> None:
+        if at_end:
+            before, after = self._previous[NULL_BLOCK], NULL_BLOCK
+        else:
+            before, after = NULL_BLOCK, self._next[NULL_BLOCK]
+        self._next[before] = self._previous[after] = block
+        self._previous[block], self._next[block] = before, after
+        self.num_free += 1

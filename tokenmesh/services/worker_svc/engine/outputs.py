@@ -1,0 +1,101 @@
+"""What the engine says after a step: deltas by gateway, streams that ended, and its load."""
+
+from dataclasses import dataclass, field
+
+from tokenmesh.services.worker_svc.engine.plan import RowResult
+from tokenmesh.services.worker_svc.engine.request import Ending, Request
+from tokenmesh.services.worker_svc.engine.timeline import Step
+from tokenmesh.shared.ids import GatewayId
+from tokenmesh.shared.messages.tokens import Delta, TokenLogprobs
+from tokenmesh.shared.tokens import BYTES_PER_ID
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """How busy the engine is."""
+
+    num_added: int = 0
+    """Requests that the engine has taken from its inbox so far."""
+    running: int = 0
+    waiting: int = 0
+    queued_tokens: int = 0
+    kv_blocks_used: int = 0
+    prefill_tokens_per_s: float = 0.0
+    step_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A stream that is over. The engine no longer touches the request."""
+
+    request: Request
+    ending: Ending
+    steps: list[Step]
+    """Decode steps for its trace; empty when nobody traces it."""
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """Everything that leaves the engine at one time."""
+
+    step: int
+    deltas: dict[GatewayId, list[Delta]] = field(default_factory=dict)
+    ended: list[Ended] = field(default_factory=list)
+    stats: EngineStats = field(default_factory=EngineStats)
+
+    def add(self, request: Request, delta: Delta) -> None:
+        """Send a delta to the request's gateway."""
+        gateway = request.key.gateway
+        deltas = self.deltas.get(gateway)
+        if deltas is None:
+            deltas = self.deltas[gateway] = []
+        deltas.append(delta)
+
+
+def token_delta(request: Request, result: RowResult, ending: Ending | None) -> Delta:
+    """The delta of the token that was just appended to the request."""
+    key = request.key
+    offset = len(request.token_ids) - 1 - request.num_prompt
+    packed = result.token_id.to_bytes(BYTES_PER_ID, "little")
+    if request.has_reported and ending is None and result.logprobs is None:
+        return Delta(key.stream, key.attempt, offset, packed)
+    return _full_delta(request, offset, packed, ending, result.logprobs)
+
+
+def closing_delta(request: Request, ending: Ending) -> Delta:
+    """The delta that ends a stream without a further token."""
+    offset = len(request.token_ids) - request.num_prompt
+    return _full_delta(request, offset, b"", ending, None)
+
+
+def _full_delta(
+    request: Request,
+    offset: int,
+    packed: bytes,
+    ending: Ending | None,
+    logprobs: TokenLogprobs | None,
+) -> Delta:
+    is_first = not request.has_reported
+    request.has_reported = True
+    return Delta(
+        stream=request.key.stream,
+        attempt=request.key.attempt,
+        offset=offset,
+        token_ids=packed,
+        finish=ending.reason if ending else None,
+        stop_token=ending.stop_token if ending else None,
+        logprobs=[logprobs] if logprobs else None,
+        cached_tokens=(request.num_cached or 0) if is_first else None,
+        prompt_logprobs=_take_prompt_logprobs(request),
+        error=ending.error if ending else None,
+    )
+
+
+def _take_prompt_logprobs(request: Request) -> list[TokenLogprobs | None] | None:
+    """Once, when the whole prompt was computed: one entry a prompt token, None for the first."""
+    if not request.wants_prompt_logprobs or request.is_prefilling:
+        return None
+    request.wants_prompt_logprobs = False
+    entries: list[TokenLogprobs | None] = [None, *request.prompt_logprobs]
+    request.prompt_logprobs = []
+    return entries

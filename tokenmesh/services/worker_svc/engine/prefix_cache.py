@@ -1,0 +1,83 @@
+"""PrefixCache: equal beginnings share blocks.
+
+A block's hash covers its parent's hash, its token ids and its extras, so it stands for everything
+up to its end. Blocks are registered when they are SCHEDULED: within a step every row's KV is
+written before any row attends, layer by layer, so a request admitted in the same step may already
+use them. Whoever learns that a step did not compute what was planned must `retract` it.
+"""
+
+import hashlib
+from typing import Final
+
+from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
+from tokenmesh.services.worker_svc.engine.request import Request
+from tokenmesh.shared.hashing import extra_keys_for_block
+from tokenmesh.shared.tokens import pack_ids
+
+HASH_BYTES: Final = 16
+"""A collision would show one client another one's text: 128 bits of a cryptographic hash."""
+
+_ROOT: Final = bytes(HASH_BYTES)
+
+
+def hash_block(parent: bytes, token_ids: list[int], extras: bytes) -> bytes:
+    """The hash of a full block after `parent` (all zero for the first)."""
+    content = parent + pack_ids(token_ids) + extras
+    return hashlib.blake2b(content, digest_size=HASH_BYTES).digest()
+
+
+class PrefixCache:
+    """Finds and registers the blocks of requests. When disabled it finds nothing."""
+
+    def __init__(self, pool: BlockPool, block_size: int, *, enabled: bool) -> None:
+        self._pool = pool
+        self._block_size = block_size
+        self._enabled = enabled
+
+    def find(self, request: Request) -> list[int]:
+        """The longest run of known blocks from the start; not yet held by the request.
+
+        The last known token is never among them, since it must be computed to draw the next one.
+        A request that still owes prompt logprobs needs every position computed.
+        """
+        if not self._enabled or request.wants_prompt_logprobs:
+            return []
+        num_blocks = (request.num_known - 1) // self._block_size
+        self._hash_up_to(request, num_blocks)
+        found: list[int] = []
+        for block_hash in request.hashes[:num_blocks]:
+            block = self._pool.find(block_hash)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def register(self, request: Request, start: int, end: int) -> None:
+        """Positions [start, end) are being computed: the blocks they fill can be found."""
+        first, last = start // self._block_size, end // self._block_size
+        if not self._enabled or first == last:
+            return
+        self._hash_up_to(request, last)
+        for index in range(first, last):
+            self._pool.register(request.blocks[index], request.hashes[index])
+
+    def retract(self, request: Request, start: int, end: int) -> list[int]:
+        """Positions [start, end) were not computed after all; the blocks they would have filled."""
+        blocks = request.blocks[start // self._block_size : end // self._block_size]
+        for block in blocks:
+            self._pool.forget(block)
+        return blocks
+
+    def _hash_up_to(self, request: Request, num_blocks: int) -> None:
+        size = self._block_size
+        hashes = request.hashes
+        salt, lora, media = request.cache_salt, request.lora, request.media
+        has_extras = bool(media) or lora is not None or salt is not None
+        parent = hashes[-1] if hashes else _ROOT
+        for start in range(len(hashes) * size, num_blocks * size, size):
+            end = start + size
+            extras = b""
+            if has_extras:
+                extras = extra_keys_for_block(start, end, lora=lora, salt=salt, media=media)
+            parent = hash_block(parent, request.token_ids[start:end], extras)
+            hashes.append(parent)

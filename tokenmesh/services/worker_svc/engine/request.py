@@ -1,0 +1,132 @@
+"""Request: what the engine knows about one stream, from its arrival to its end.
+
+The rule that everything follows: a request has known and computed tokens, and a step hands out
+tokens so that the second catches up with the first.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Final, NamedTuple
+
+from tokenmesh.services.worker_svc.engine.timeline import Timeline
+from tokenmesh.shared.ids import GatewayId, RequestId
+from tokenmesh.shared.messages.failed import Failed
+from tokenmesh.shared.messages.media import MediaItem
+from tokenmesh.shared.messages.sampling import SamplingParams
+from tokenmesh.shared.messages.tokens import FinishReason, TokenLogprobs
+from tokenmesh.shared.tensor_blob import TensorBlob
+
+NO_ROW: Final = -1
+
+
+class StreamKey(NamedTuple):
+    """One attempt of one stream of one gateway process."""
+
+    gateway: GatewayId
+    stream: int
+    attempt: int
+
+
+class Status(Enum):
+    """Where a request is. A preempted request waits again."""
+
+    NEW = auto()
+    WAITING = auto()
+    RUNNING = auto()
+    ENDED = auto()
+
+
+@dataclass(slots=True, frozen=True)
+class Ending:
+    """Why a stream ended."""
+
+    reason: FinishReason
+    stop_token: int | None = None
+    """The id of `stop_token_ids` that ended it; None for an end-of-sequence token."""
+    error: Failed | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One stream. Written by the engine thread only, once it was handed over.
+
+    Positions count from the first prompt token; `min_len` and `max_len` are totals as well.
+    """
+
+    key: StreamKey
+    request_id: RequestId
+    token_ids: list[int]
+    """Everything known: the prompt, what earlier attempts delivered, what was drawn here."""
+    num_prompt: int
+    sampling: SamplingParams
+    eos_ids: frozenset[int] = frozenset()
+    media: list[MediaItem] = field(default_factory=list)
+    embeddings: dict[str, TensorBlob] = field(default_factory=dict)
+    priority: int = 0
+    cache_salt: str | None = None
+    lora: str | None = None
+    traceparent: str | None = None
+
+    num_resumed: int = field(init=False)
+    """Output tokens that earlier attempts delivered: the offset of the first token sent here."""
+    min_len: int = field(init=False)
+    max_len: int = field(init=False)
+    stop_ids: frozenset[int] = field(init=False)
+    wants_prompt_logprobs: bool = field(init=False)
+
+    status: Status = Status.NEW
+    arrival: int = 0
+    """Order of arrival; set when the scheduler takes the request, kept over preemptions."""
+    row: int = NO_ROW
+    num_computed: int = 0
+    is_prefilling: bool = True
+    """True until the last known token was computed since admission."""
+    blocks: list[int] = field(default_factory=list)
+    capacity: int = 0
+    """Tokens that `blocks` hold."""
+    hashes: list[bytes] = field(default_factory=list)
+    """One for each full block of known tokens, as far as they were needed."""
+    num_cached: int | None = None
+    """Prompt tokens found in the prefix cache at the first admission; None before it."""
+    has_reported: bool = False
+    """Whether a delta of this attempt went out."""
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    num_preemptions: int = 0
+    timeline: Timeline = field(default_factory=Timeline)
+
+    def __post_init__(self) -> None:
+        self.num_resumed = len(self.token_ids) - self.num_prompt
+        self.min_len = self.num_prompt + self.sampling.min_tokens
+        self.max_len = self.num_prompt + self.sampling.max_tokens
+        stops = frozenset(self.sampling.stop_token_ids)
+        self.stop_ids = stops if self.sampling.ignore_eos else stops | self.eos_ids
+        # an earlier attempt that delivered tokens delivered these before them
+        self.wants_prompt_logprobs = (
+            self.sampling.prompt_logprobs is not None and self.num_resumed == 0
+        )
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Who goes first: smaller priority, then earlier arrival."""
+        return (self.priority, self.arrival)
+
+    @property
+    def num_known(self) -> int:
+        """Prompt and output tokens so far."""
+        return len(self.token_ids)
+
+    @property
+    def backlog(self) -> int:
+        """Tokens to compute before the next one can be drawn; 0 for a decoding request."""
+        return len(self.token_ids) - self.num_computed if self.is_prefilling else 0
+
+    def ending(self) -> Ending | None:
+        """Whether the last known token ends the stream. None while it goes on."""
+        length = len(self.token_ids)
+        if length == self.num_prompt:
+            return None
+        token = self.token_ids[-1]
+        if length >= self.min_len and token in self.stop_ids:
+            is_eos = token in self.eos_ids and not self.sampling.ignore_eos
+            return Ending("stop", stop_token=None if is_eos else token)
+        return Ending("length") if length >= self.max_len else None

@@ -1,0 +1,263 @@
+"""Scheduler: hands one token budget a step to requests, so that computed catches up with known.
+
+Chunked prefill, decode, prefix hits, resumption and preemption are that one rule. Pure Python on
+ints and lists; the runner learns of everything through the plan.
+"""
+
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Final
+
+from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
+from tokenmesh.services.worker_svc.engine.plan import NewRow, RowResult, ScheduledRow, StepPlan
+from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
+from tokenmesh.services.worker_svc.engine.queues import ServiceQueue
+from tokenmesh.services.worker_svc.engine.request import NO_ROW, Request, Status
+
+_NO_BLOCKS: Final[list[int]] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What bounds a step."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    long_prefill_token_threshold: int
+    """0: no bound but the budget."""
+    block_size: int
+    watermark_blocks: int
+    """Free blocks that an admission leaves to the running requests."""
+
+
+@dataclass(slots=True)
+class StepNotes:
+    """What a step did besides its plan; for traces and rates."""
+
+    prefills: list[tuple[Request, int, int]] = field(default_factory=list)
+    """Request, tokens of its chunk, and tokens that the prefix cache saved it just now."""
+    preempted: list[Request] = field(default_factory=list)
+
+
+class Scheduler:
+    """Owns waiting and running requests, their rows and their blocks.
+
+    `num_computed` advances when tokens are scheduled; a step that fails is taken back by
+    `preempt` or `remove` after `PrefixCache.retract`.
+    """
+
+    def __init__(self, limits: Limits, pool: BlockPool, cache: PrefixCache) -> None:
+        self._limits = limits
+        self._pool = pool
+        self._cache = cache
+        self._waiting = ServiceQueue()
+        self._running = ServiceQueue()
+        self._arrivals = count()
+        self._steps = count()
+        self._free_rows = list(range(limits.max_num_seqs - 1, -1, -1))
+        self._removed_rows: list[int] = []
+        self._request_by_row: list[Request | None] = [None] * limits.max_num_seqs
+        self.num_queued_tokens = 0
+        """Sum of `backlog` over all requests."""
+        self.notes = StepNotes()
+        """About the latest step."""
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold a row."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a row."""
+        return len(self._waiting)
+
+    def request_at(self, row: int) -> Request | None:
+        """Who holds the row."""
+        return self._request_by_row[row]
+
+    def add(self, request: Request) -> None:
+        """Take a request; its tokens must fit the pool."""
+        assert -(-(request.max_len - 1) // self._limits.block_size) < self._pool.num_blocks
+        request.arrival = next(self._arrivals)
+        request.status = Status.WAITING
+        self._waiting.add(request)
+        self.num_queued_tokens += request.backlog
+
+    def remove(self, request: Request) -> None:
+        """The request ends, wherever it is; its row and blocks are free at once."""
+        if request.status is Status.RUNNING:
+            self.num_queued_tokens -= request.backlog
+            self._running.remove(request)
+            self._release(request)
+        elif request.status is Status.WAITING:
+            self.num_queued_tokens -= request.backlog
+            self._waiting.remove(request)
+        request.status = Status.ENDED
+
+    def preempt(self, request: Request) -> None:
+        """Send a running request back to wait; all it knows will be computed again."""
+        self._running.remove(request)
+        self._requeue(request)
+
+    def remove_rows_again(self, rows: list[int]) -> None:
+        """A plan failed: the runner may not have got as far as its removed rows."""
+        self._removed_rows += [row for row in rows if row not in self._removed_rows]
+
+    def schedule(self) -> StepPlan:
+        """The next step. Empty only when there is no request at all."""
+        plan = StepPlan(step=next(self._steps))
+        self.notes = StepNotes()
+        budget, has_preempted = self._schedule_running(plan)
+        if not has_preempted:
+            self._admit(plan, budget)
+        plan.removed_rows, self._removed_rows = self._removed_rows, []
+        return plan
+
+    def draw(self, sampled: list[RowResult]) -> list[tuple[Request, RowResult, bool]]:
+        """Append the drawn tokens; with each, whether the request may have come to its end."""
+        drawn = []
+        by_row = self._request_by_row
+        for result in sampled:
+            request = by_row[result.row]
+            assert request is not None, f"a token for the empty row {result.row}"
+            tokens = request.token_ids
+            token = result.token_id
+            tokens.append(token)
+            may_end = token in request.stop_ids or len(tokens) >= request.max_len
+            drawn.append((request, result, may_end))
+        return drawn
+
+    def _schedule_running(self, plan: StepPlan) -> tuple[int, bool]:
+        """Give running requests their tokens; what is left, and whether anybody was preempted."""
+        budget = self._limits.max_num_batched_tokens
+        is_alone = len(self._running) + len(self._waiting) == 1
+        scheduled = plan.scheduled
+        block_size = self._limits.block_size
+        for request in self._running:
+            if budget == 0:
+                break
+            start = request.num_computed
+            pending = len(request.token_ids) - start
+            num_tokens = 1 if pending == 1 else self._chunk(pending, budget, is_alone=is_alone)
+            end = start + num_tokens
+            new_blocks = _NO_BLOCKS
+            if end > request.capacity:
+                if not self._make_room(request):
+                    break
+                new_blocks = self._grow(request)
+            if request.is_prefilling:
+                self._note_prefill(request, num_tokens, 0)
+            scheduled.append(
+                ScheduledRow(request.row, start, num_tokens, new_blocks, num_tokens == pending)
+            )
+            request.num_computed = end
+            if end % block_size < num_tokens:
+                self._cache.register(request, start, end)
+            budget -= num_tokens
+        return budget, bool(self.notes.preempted)
+
+    def _make_room(self, request: Request) -> bool:
+        """One free block, from whoever is served last; False when that is `request` itself."""
+        while self._pool.num_free == 0:
+            victim = self._running.pop_last()
+            self._requeue(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _grow(self, request: Request) -> list[int]:
+        new_blocks = self._pool.allocate(1)
+        request.blocks += new_blocks
+        request.capacity += self._limits.block_size
+        return new_blocks
+
+    def _admit(self, plan: StepPlan, budget: int) -> None:
+        while budget > 0 and self._free_rows and len(self._waiting):
+            request = self._waiting.first
+            hits = self._cache.find(request)
+            num_new = -(-request.num_known // self._limits.block_size) - len(hits)
+            if not self._fits(hits, num_new):
+                break
+            self._waiting.remove(request)
+            self._place(request, hits, num_new)
+            budget -= self._schedule_first_chunk(plan, request, budget)
+
+    def _fits(self, hits: list[int], num_new: int) -> bool:
+        num_revived = sum(self._pool.ref_count(block) == 0 for block in hits)
+        # a request alone always fits: `add` saw to that
+        reserve = self._limits.watermark_blocks if len(self._running) else 0
+        return num_revived + num_new + reserve <= self._pool.num_free
+
+    def _place(self, request: Request, hits: list[int], num_new: int) -> None:
+        """Give a row, the hits, and blocks for every known token: a prefill never runs dry."""
+        self._pool.share(hits)
+        request.blocks = hits + self._pool.allocate(num_new)
+        request.capacity = len(request.blocks) * self._limits.block_size
+        request.num_computed = len(hits) * self._limits.block_size
+        self.num_queued_tokens -= request.num_computed
+        if request.num_cached is None:
+            request.num_cached = min(request.num_computed, request.num_prompt)
+        request.row = self._free_rows.pop()
+        self._request_by_row[request.row] = request
+        request.status = Status.RUNNING
+        self._running.add(request)
+
+    def _schedule_first_chunk(self, plan: StepPlan, request: Request, budget: int) -> int:
+        start = request.num_computed
+        pending = request.num_known - start
+        is_alone = len(self._running) == 1 and not len(self._waiting)
+        num_tokens = self._chunk(pending, budget, is_alone=is_alone)
+        plan.new_rows.append(
+            NewRow(
+                row=request.row,
+                token_ids=list(request.token_ids),
+                num_prompt=request.num_prompt,
+                sampling=request.sampling,
+                media=request.media,
+                wants_prompt_logprobs=request.wants_prompt_logprobs,
+                embeddings=request.embeddings,
+            )
+        )
+        is_last = num_tokens == pending
+        self._note_prefill(request, num_tokens, start)
+        plan.scheduled.append(
+            ScheduledRow(request.row, start, num_tokens, list(request.blocks), is_last)
+        )
+        request.num_computed = start + num_tokens
+        self._cache.register(request, start, request.num_computed)
+        return num_tokens
+
+    def _chunk(self, pending: int, budget: int, *, is_alone: bool) -> int:
+        threshold = self._limits.long_prefill_token_threshold
+        if threshold and not is_alone:
+            pending = min(pending, threshold)
+        return min(pending, budget)
+
+    def _note_prefill(self, request: Request, num_tokens: int, num_cached: int) -> None:
+        """Before `num_computed` advances."""
+        self.num_queued_tokens -= num_tokens
+        request.is_prefilling = request.num_computed + num_tokens < request.num_known
+        self.notes.prefills.append((request, num_tokens, num_cached))
+
+    def _requeue(self, request: Request) -> None:
+        """Give row and blocks back and wait; the request has left the running ones already."""
+        self._release(request)
+        self.num_queued_tokens -= request.backlog
+        request.num_computed = 0
+        request.is_prefilling = True
+        request.status = Status.WAITING
+        request.num_preemptions += 1
+        request.prompt_logprobs.clear()
+        self.notes.preempted.append(request)
+        self.num_queued_tokens += request.backlog
+        self._waiting.add(request)
+
+    def _release(self, request: Request) -> None:
+        self._pool.free(request.blocks)
+        request.blocks = []
+        request.capacity = 0
+        self._removed_rows.append(request.row)
+        self._request_by_row[request.row] = None
+        self._free_rows.append(request.row)
+        request.row = NO_ROW
