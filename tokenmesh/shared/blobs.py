@@ -53,6 +53,11 @@ class Blobs:
             raise ProtocolError(f"blob {key} is no byte string")
         return data
 
+    async def renew(self, key: BlobKey, ttl_s: int | None = None) -> bool:
+        """Whether `get` would find it now; if so, its time to live starts anew."""
+        ttl = self._settings.blob_ttl_s if ttl_s is None else ttl_s
+        return await self._redis.call("EXPIRE", PREFIX + key, ttl) == 1
+
     async def exists(self, key: BlobKey) -> bool:
         """Whether `get` would find it now."""
         return await self._redis.call("EXISTS", PREFIX + key) == 1

@@ -84,7 +84,7 @@ class MediaLoader:
     async def _preprocess(self, data: bytes, processor: ImageProcessor) -> Pixels:
         content_hash = await self._threads.run(_content_hash, data, processor.options)
         pixels = Pixels(content_hash, BlobKey(_PIXELS + content_hash))
-        if await self._blobs.exists(pixels.key):
+        if await self._blobs.renew(pixels.key, self._limits.ttl_s):
             return pixels
         with span("preprocess", {"bytes": len(data)}):
             blob = await self._threads.run(_pixel_blob, data, processor, self._limits.max_pixels)
@@ -102,7 +102,10 @@ class MediaLoader:
             raise NotFound(
                 f"no image is known under the uuid {uuid!r} (any more): send the image itself"
             ) from error
-        return Pixels(content_hash, BlobKey(_PIXELS + content_hash))
+        pixels = Pixels(content_hash, BlobKey(_PIXELS + content_hash))
+        # They may be gone: then the encoder has the embeddings, or says that it needs the image.
+        await self._blobs.renew(pixels.key, self._limits.ttl_s)
+        return pixels
 
     def _alias(self, uuid: str, scope: str) -> BlobKey:
         limit = self._limits.max_uuid_chars

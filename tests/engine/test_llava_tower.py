@@ -1,0 +1,214 @@
+"""The CLIP tower and projector give what transformers' get_image_features gives."""
+
+import json
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlavaForConditionalGeneration
+
+from tests.fakes.llava import IMAGE_SIZE, NUM_PATCHES, config, llava
+from tokenmesh.services.mm_encoder_svc.loader import load_tower
+from tokenmesh.services.mm_encoder_svc.tower import Tower
+from tokenmesh.shared.config.model import ModelSettings
+from tokenmesh.shared.errors import CheckpointError, ProtocolError
+from tokenmesh.shared.tensor_blob import TensorBlob
+
+ATOL = 2e-4
+SHAPE = (3, IMAGE_SIZE, IMAGE_SIZE)
+
+
+def images(count: int) -> torch.Tensor:
+    return torch.randn((count, *SHAPE), generator=torch.Generator().manual_seed(1))
+
+
+def blob(pixels: torch.Tensor) -> TensorBlob:
+    return TensorBlob("float32", tuple(pixels.shape), pixels.numpy().tobytes())
+
+
+def array(embeddings: TensorBlob) -> numpy.ndarray:
+    return numpy.frombuffer(embeddings.data, dtype="<f4").reshape(embeddings.shape)
+
+
+def load(directory: Path) -> Tower:
+    tower = load_tower(ModelSettings(model=str(directory)), torch.device("cpu"))
+    assert tower is not None
+    return tower
+
+
+def rewrite(directory: Path, tensors: dict[str, torch.Tensor]) -> None:
+    save_file(tensors, directory / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {},
+        {"vision_feature_select_strategy": "full"},
+        {"vision_feature_layer": -1},
+        {"vision_feature_layer": [0, 3]},
+        {"vision_feature_layer": 2, "vision_feature_select_strategy": "full"},
+        {"vision_feature_layer": [-3, 1, -1]},
+        {"vision_feature_layer": [-2], "vision_feature_select_strategy": "full"},
+        {"multimodal_projector_bias": False, "projector_hidden_act": "silu"},
+        {"vision_config": {**config()["vision_config"], "hidden_act": "gelu"}},  # type: ignore[dict-item]
+        {"vision_config": {**config()["vision_config"], "patch_size": 7}},  # type: ignore[dict-item]
+    ],
+    ids=str,
+)
+def test_embeddings_equal_those_of_transformers(
+    overrides: dict[str, object], tmp_path: Path
+) -> None:
+    directory = llava(tmp_path, **overrides)
+    oracle = LlavaForConditionalGeneration.from_pretrained(directory, dtype=torch.float32)
+    tower = load(directory)
+    pixels = images(3)
+    with torch.inference_mode():
+        expected = oracle.get_image_features(
+            pixel_values=pixels,
+            vision_feature_layer=oracle.config.vision_feature_layer,
+            vision_feature_select_strategy=oracle.config.vision_feature_select_strategy,
+        ).pooler_output
+    ours = tower.encode([blob(one) for one in pixels])
+    assert len(ours) == len(expected) == 3
+    for mine, theirs in zip(ours, expected, strict=True):
+        assert mine.shape == (tower.tokens_per_item, theirs.shape[-1])
+        numpy.testing.assert_allclose(array(mine), theirs.numpy(), atol=ATOL, rtol=0)
+
+
+def test_an_image_has_the_same_embeddings_alone_and_in_a_batch(tmp_path: Path) -> None:
+    tower = load(llava(tmp_path))
+    blobs = [blob(one) for one in images(4)]
+    together = tower.encode(blobs)
+    for one, among_others in zip(blobs, together, strict=True):
+        (alone,) = tower.encode([one])
+        numpy.testing.assert_allclose(array(alone), array(among_others), atol=1e-5, rtol=0)
+
+
+def test_bfloat16_stays_near_float32(tmp_path: Path) -> None:
+    directory = llava(tmp_path)
+    exact = load(directory)
+    tower = load_tower(ModelSettings(model=str(directory), dtype="bfloat16"), torch.device("cpu"))
+    assert tower is not None
+    (rounded,) = tower.encode([blob(images(1)[0])])
+    (expected,) = exact.encode([blob(images(1)[0])])
+    assert rounded.dtype == "bfloat16"
+    values = torch.frombuffer(bytearray(rounded.data), dtype=torch.bfloat16).float()
+    error = (values.view(expected.shape).numpy() - array(expected)).std()
+    assert error < 0.03 * array(expected).std()
+
+
+@pytest.mark.parametrize("prefix", ["", "model."])
+@pytest.mark.parametrize("infix", ["", "vision_model."])
+def test_every_spelling_of_tensor_names_loads(prefix: str, infix: str, tmp_path: Path) -> None:
+    directory = llava(tmp_path)
+    before = load(directory).encode([blob(images(1)[0])])
+    tensors = load_file(directory / "model.safetensors")
+    renamed = {
+        prefix + name.replace("vision_tower.", f"vision_tower.{infix}"): tensor
+        for name, tensor in tensors.items()
+    }
+    renamed[f"{prefix}vision_tower.{infix}embeddings.position_ids"] = torch.arange(26)
+    rewrite(directory, renamed)
+    after = load(directory).encode([blob(images(1)[0])])
+    assert after == before
+
+
+def test_shards_are_found_by_the_index(tmp_path: Path) -> None:
+    directory = llava(tmp_path)
+    before = load(directory)
+    tensors = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    names = sorted(tensors)
+    weight_map: dict[str, str] = {}
+    for number, part in enumerate((names[::2], names[1::2])):
+        file = f"model-{number}.safetensors"
+        save_file({name: tensors[name] for name in part}, directory / file)
+        weight_map |= dict.fromkeys(part, file)
+    index = directory / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    assert load(directory).fingerprint == before.fingerprint
+
+
+def test_the_fingerprint_follows_the_weights_of_the_tower_only(tmp_path: Path) -> None:
+    directory = llava(tmp_path)
+    before = load(directory).fingerprint
+    tensors = load_file(directory / "model.safetensors")
+    tensors["language_model.lm_head.weight"] += 1
+    rewrite(directory, tensors)
+    assert load(directory).fingerprint == before
+    tensors["multi_modal_projector.linear_2.bias"][0] += 1
+    rewrite(directory, tensors)
+    assert load(directory).fingerprint != before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("missing", "lacks the vision tensors multi_modal_projector.linear_1.weight"),
+        ("unknown", "vision_tower.extra.weight is not known"),
+        ("shape", r"multi_modal_projector.linear_1.weight has shape \(1, 2\), not \(32, 24\)"),
+        ("truncated", "model.safetensors cannot be read"),
+        ("gone", "holds no model.safetensors"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_names_the_tensor_or_file(
+    change: str, message: str, tmp_path: Path
+) -> None:
+    directory = llava(tmp_path)
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    name = "multi_modal_projector.linear_1.weight"
+    if change == "missing":
+        del tensors[name]
+    elif change == "unknown":
+        tensors["vision_tower.extra.weight"] = torch.ones(1)
+    elif change == "shape":
+        tensors[name] = torch.ones(1, 2)
+    rewrite(directory, tensors)
+    if change == "truncated":
+        path.write_bytes(path.read_bytes()[:-100])
+    elif change == "gone":
+        path.unlink()
+    with pytest.raises(CheckpointError, match=message):
+        load(directory)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"vision_feature_layer": 4}, "vision_feature_layer 4 is outside"),
+        ({"vision_feature_layer": -5}, "vision_feature_layer -5 is outside"),
+        ({"vision_feature_layer": []}, "vision_feature_layer is no layer"),
+        ({"vision_feature_select_strategy": "half"}, "'half' is not supported"),
+        ({"projector_hidden_act": "swoosh"}, "'swoosh' is not one of"),
+        ({"text_config": {"hidden_size": "32"}}, "text_config: hidden_size is no positive size"),
+        ({"vision_config": 3}, "vision_config is missing or no object"),
+    ],
+)
+def test_a_config_that_makes_no_sense_names_the_key(
+    overrides: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    directory = llava(tmp_path)
+    (directory / "config.json").write_text(json.dumps({**config(), **overrides}))
+    with pytest.raises(CheckpointError, match=message):
+        load(directory)
+
+
+def test_models_without_a_tower_of_ours_have_none(tmp_path: Path) -> None:
+    for values in (
+        {"model_type": "llama"},
+        {"model_type": "llava", "vision_config": {"model_type": "siglip_vision_model"}},
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(values))
+        assert load_tower(ModelSettings(model=str(tmp_path)), torch.device("cpu")) is None
+
+
+def test_pixels_of_another_shape_are_refused(tmp_path: Path) -> None:
+    tower = load(llava(tmp_path))
+    assert tower.tokens_per_item == NUM_PATCHES
+    with pytest.raises(ProtocolError, match="the tower takes"):
+        tower.check(blob(images(1)))
+    tower.check(blob(images(1)[0]))

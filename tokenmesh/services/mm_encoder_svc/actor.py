@@ -1,0 +1,54 @@
+"""EncoderActor: answers Encode for every model of the process that takes images."""
+
+import asyncio
+from collections.abc import Mapping
+
+import msgspec
+
+from tokenmesh.services.mm_encoder_svc.batcher import Batcher
+from tokenmesh.services.mm_encoder_svc.embeddings import Embeddings
+from tokenmesh.shared.actor import Actor, Context, handles
+from tokenmesh.shared.errors import PayloadTooLarge, UnknownModel
+from tokenmesh.shared.ids import ModelName
+from tokenmesh.shared.messages.encode import Encode, Encoded
+
+
+class EncoderActor(Actor):
+    """Runs the batchers of its models."""
+
+    def __init__(
+        self, models: Mapping[ModelName, Embeddings], batchers: list[Batcher], max_items: int
+    ) -> None:
+        self._models = models
+        self._batchers = batchers
+        self._max_items = max_items
+
+    async def start(self) -> None:
+        """Let the towers work."""
+        for number, batcher in enumerate(self._batchers):
+            self.spawn(batcher.run, f"batcher {number}")
+
+    async def stop(self) -> None:
+        """End the towers' threads."""
+        for batcher in self._batchers:
+            batcher.stop()
+
+    @handles(Encode)
+    async def encode_media(self, message: Encode, context: Context) -> Encoded:
+        """Each item with its embeddings; an image that is named twice is encoded once."""
+        embeddings = self._models.get(message.model)
+        if embeddings is None:
+            raise UnknownModel(
+                f"this encoder does not serve the model {message.model!r}", param="model"
+            )
+        if len(message.items) > self._max_items:
+            raise PayloadTooLarge(f"{len(message.items)} media items, at most {self._max_items}")
+        obtained = await asyncio.gather(*(embeddings.obtain(item) for item in message.items))
+        cached = sum(not was_computed for _, was_computed in obtained)
+        return Encoded(
+            items=[
+                msgspec.structs.replace(item, embeddings=key)
+                for item, (key, _) in zip(message.items, obtained, strict=True)
+            ],
+            cached=cached,
+        )

@@ -1,0 +1,84 @@
+"""Batcher: gathers images that arrive close together into one forward pass of the tower."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from tokenmesh.shared.config.encoder import EncoderSettings
+from tokenmesh.shared.errors import Overloaded
+from tokenmesh.shared.tensor_blob import TensorBlob
+
+_RETRY_AFTER_S = 0.5
+
+EncodeBatch = Callable[[list[TensorBlob]], list[TensorBlob]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiting:
+    pixels: TensorBlob
+    result: "asyncio.Future[TensorBlob]"
+
+
+class Batcher:
+    """One tower's queue. `run` must run beside it; the tower works in a thread of its own."""
+
+    def __init__(self, encode: EncodeBatch, limits: EncoderSettings) -> None:
+        self._encode = encode
+        self._limits = limits
+        self._queue: deque[_Waiting] = deque()
+        self._arrival = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tower")
+
+    async def submit(self, pixels: TensorBlob) -> TensorBlob:
+        """The embeddings of one image. Raises Overloaded when the queue is at its bound."""
+        if len(self._queue) >= self._limits.queue:
+            raise Overloaded("too many images wait to be encoded", retry_after_s=_RETRY_AFTER_S)
+        waiting = _Waiting(pixels, asyncio.get_running_loop().create_future())
+        self._queue.append(waiting)
+        self._arrival.set()
+        return await waiting.result
+
+    async def run(self) -> None:
+        """Encode batch after batch until cancelled."""
+        while True:
+            await self._arrival.wait()
+            if len(self._queue) < self._limits.max_batch:
+                await asyncio.sleep(self._limits.batch_window_s)
+            if batch := self._take():
+                await self._run_batch(batch)
+            if not self._queue:
+                self._arrival.clear()
+
+    def stop(self) -> None:
+        """End the thread after what it does now."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _take(self) -> list[_Waiting]:
+        """The oldest image and others of its shape, up to a batch; the rest keep their order."""
+        batch: list[_Waiting] = []
+        others: list[_Waiting] = []
+        while self._queue and len(batch) < self._limits.max_batch:
+            waiting = self._queue.popleft()
+            if waiting.result.done():
+                continue
+            fits = not batch or waiting.pixels.shape == batch[0].pixels.shape
+            (batch if fits else others).append(waiting)
+        self._queue.extendleft(reversed(others))
+        return batch
+
+    async def _run_batch(self, batch: list[_Waiting]) -> None:
+        loop = asyncio.get_running_loop()
+        pixels = [waiting.pixels for waiting in batch]
+        try:
+            embeddings = await loop.run_in_executor(self._thread, self._encode, pixels)
+        # Whatever the tower stumbles over, those who wait must hear of it.
+        except Exception as error:
+            for waiting in batch:
+                if not waiting.result.done():
+                    waiting.result.set_exception(error)
+            return
+        for waiting, embedding in zip(batch, embeddings, strict=True):
+            if not waiting.result.done():
+                waiting.result.set_result(embedding)

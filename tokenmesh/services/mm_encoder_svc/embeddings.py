@@ -1,0 +1,84 @@
+"""Embeddings: where an image's embeddings come from. Memory, Redis, a request that is on it, tower.
+
+Keys hold the tower's fingerprint and the image's full content hash: whoever finds an entry may use
+it, in this process or after its restart.
+"""
+
+import asyncio
+from typing import Final
+
+from tokenmesh.services.mm_encoder_svc.batcher import Batcher
+from tokenmesh.services.mm_encoder_svc.cache import EmbeddingCache
+from tokenmesh.services.mm_encoder_svc.tower import Tower
+from tokenmesh.shared import tensor_blob
+from tokenmesh.shared.blobs import Blobs
+from tokenmesh.shared.errors import NotFound, ProtocolError
+from tokenmesh.shared.ids import BlobKey
+from tokenmesh.shared.messages.media import MediaItem
+from tokenmesh.shared.telemetry.span import span
+
+_PREFIX: Final = "emb:"
+
+
+class Embeddings:
+    """One model's embeddings."""
+
+    def __init__(
+        self, tower: Tower, batcher: Batcher, cache: EmbeddingCache, blobs: Blobs, ttl_s: int
+    ) -> None:
+        self._tower = tower
+        self._batcher = batcher
+        self._cache = cache
+        self._blobs = blobs
+        self._ttl_s = ttl_s
+        self._in_flight: dict[BlobKey, asyncio.Task[bool]] = {}
+
+    async def obtain(self, item: MediaItem) -> tuple[BlobKey, bool]:
+        """The key of a blob that is there now, and whether it was computed for this call.
+
+        Raises NotFound when the pixels have expired: the prompt must be tokenized again.
+        """
+        if item.length != self._tower.tokens_per_item:
+            raise ProtocolError(
+                f"the prompt holds {item.length} placeholders for an image of "
+                f"{self._tower.tokens_per_item} embeddings"
+            )
+        key = BlobKey(f"{_PREFIX}{self._tower.fingerprint}:{item.content_hash}")
+        task = self._in_flight.get(key)
+        is_first = task is None
+        if task is None:
+            task = asyncio.create_task(self._provide(key, item))
+            self._in_flight[key] = task
+            task.add_done_callback(lambda done: self._land(key, done))
+        # One caller's cancellation must not take the image from the others.
+        was_computed = await asyncio.shield(task)
+        return key, is_first and was_computed
+
+    async def _provide(self, key: BlobKey, item: MediaItem) -> bool:
+        """Make sure that the blob is in Redis, for a full time to live; True when computed."""
+        if await self._blobs.renew(key, self._ttl_s):
+            return False
+        blob = self._cache.get(key)
+        is_new = blob is None
+        if blob is None:
+            blob = await self._compute(item)
+            self._cache.add(key, blob)
+        await self._blobs.put(blob, key=key, ttl_s=self._ttl_s)
+        return is_new
+
+    async def _compute(self, item: MediaItem) -> bytes:
+        try:
+            pixels = tensor_blob.decode(await self._blobs.get(item.pixels))
+        except NotFound as error:
+            raise NotFound(
+                "the pixels of an image have expired: tokenize the prompt again", param="media"
+            ) from error
+        self._tower.check(pixels)
+        with span("tower"):
+            return (await self._batcher.submit(pixels)).encode()
+
+    def _land(self, key: BlobKey, done: "asyncio.Task[bool]") -> None:
+        del self._in_flight[key]
+        if not done.cancelled():
+            # Read it, in case that every caller has left.
+            done.exception()

@@ -1,0 +1,1 @@
+"""Towers: one file a family, each from pixels to embeddings of the language model's width."""
