@@ -1,0 +1,90 @@
+"""What tracing costs in CPU time: making a span, encoding it, and storing it in a gateway.
+
+`python -m benchmarks.span_cost` prints microseconds of CPU for each kind of span.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from tokenmesh.services.gateway.traces import TraceStore
+from tokenmesh.shared.config.telemetry import TelemetrySettings
+from tokenmesh.shared.ids import InstanceId
+from tokenmesh.shared.telemetry import record_span, span, start_telemetry
+
+PARENT = f"00-{'a' * 32}-{'b' * 16}-01"
+ATTRIBUTES = {
+    "tokenmesh.request_id": "chatcmpl-5f0c5f0c5f0c5f0c",
+    "tokenmesh.model": "demo",
+    **{f"tokenmesh.number_{index}": index * 100 for index in range(6)},
+}
+STEPS = [("step", 10**18 + at, {"batch": 4, "tokens": at, "kv": 0.5}) for at in range(128)]
+
+
+class Wire:
+    """Stands where the bus does and keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+
+    async def publish_raw(self, _subject: str, data: bytes) -> None:
+        """See `Bus.publish_raw`."""
+        self.sent.append(data)
+
+
+def live(count: int) -> None:
+    """Spans around work."""
+    for _ in range(count):
+        with span("place", ATTRIBUTES, parent=PARENT):
+            pass
+
+
+def past(count: int) -> None:
+    """Spans after the fact."""
+    for _ in range(count):
+        record_span("worker.prefill", 10**18, 10**18 + 5, PARENT, ATTRIBUTES)
+
+
+def decode(count: int) -> None:
+    """Spans with 128 events, as a worker makes one for each stream."""
+    for _ in range(count):
+        record_span("worker.decode", 10**18, 10**18 + 5, PARENT, ATTRIBUTES, STEPS)
+
+
+def cpu_us(work: Callable[[], object], count: int) -> float:
+    """CPU microseconds of one of `count` things that `work` does."""
+    began = time.process_time()
+    work()
+    return (time.process_time() - began) / count * 1e6
+
+
+async def measure(settings: TelemetrySettings) -> list[str]:
+    """One line for each kind of span."""
+    lines = [f"{'span':<22}{'off':>8}{'make':>8}{'encode':>8}{'store':>8}   us of CPU, bytes"]
+    for name, make, count in (
+        ("live, 8 attributes", live, 5000),
+        ("past, 8 attributes", past, 5000),
+        ("past, 128 events", decode, 300),
+    ):
+        off = cpu_us(lambda make=make, count=count: make(count), count)
+        wire = Wire()
+        telemetry = start_telemetry("worker", InstanceId("worker-1"), settings, wire)  # type: ignore[arg-type]
+        made = cpu_us(lambda make=make, count=count: make(count), count)
+        began = time.process_time()
+        await telemetry.stop()
+        encoded = (time.process_time() - began) / count * 1e6
+        store = TraceStore(settings)
+        stored = cpu_us(lambda store=store, wire=wire: [*map(store.add, wire.sent)], count)
+        size = sum(map(len, wire.sent)) // count
+        lines.append(f"{name:<22}{off:>8.1f}{made:>8.1f}{encoded:>8.1f}{stored:>8.1f}{size:>8}")
+    return lines
+
+
+def main() -> None:
+    """Print the table."""
+    settings = TelemetrySettings(max_queued_spans=10_000, max_trace_spans=10_000)
+    print("\n".join(asyncio.run(measure(settings))))
+
+
+if __name__ == "__main__":
+    main()
