@@ -6,19 +6,23 @@
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 
 from tokenmesh.services.gateway.traces import TraceStore
 from tokenmesh.shared.config.telemetry import TelemetrySettings
 from tokenmesh.shared.ids import InstanceId
 from tokenmesh.shared.telemetry import record_span, span, start_telemetry
+from tokenmesh.shared.telemetry.recorder import Attributes, TimedEvent
 
 PARENT = f"00-{'a' * 32}-{'b' * 16}-01"
-ATTRIBUTES = {
+ATTRIBUTES: Attributes = {
     "tokenmesh.request_id": "chatcmpl-5f0c5f0c5f0c5f0c",
     "tokenmesh.model": "demo",
     **{f"tokenmesh.number_{index}": index * 100 for index in range(6)},
 }
-STEPS = [("step", 10**18 + at, {"batch": 4, "tokens": at, "kv": 0.5}) for at in range(128)]
+STEPS: list[TimedEvent] = [
+    ("step", 10**18 + at, {"batch": 4, "tokens": at, "kv": 0.5}) for at in range(128)
+]
 
 
 class Wire:
@@ -51,6 +55,12 @@ def decode(count: int) -> None:
         record_span("worker.decode", 10**18, 10**18 + 5, PARENT, ATTRIBUTES, STEPS)
 
 
+def take_in(store: TraceStore, messages: list[bytes]) -> None:
+    """What a gateway does with what the bus brings."""
+    for message in messages:
+        store.add(message)
+
+
 def cpu_us(work: Callable[[], object], count: int) -> float:
     """CPU microseconds of one of `count` things that `work` does."""
     began = time.process_time()
@@ -66,15 +76,15 @@ async def measure(settings: TelemetrySettings) -> list[str]:
         ("past, 8 attributes", past, 5000),
         ("past, 128 events", decode, 300),
     ):
-        off = cpu_us(lambda make=make, count=count: make(count), count)
+        off = cpu_us(partial(make, count), count)
         wire = Wire()
         telemetry = start_telemetry("worker", InstanceId("worker-1"), settings, wire)  # type: ignore[arg-type]
-        made = cpu_us(lambda make=make, count=count: make(count), count)
+        made = cpu_us(partial(make, count), count)
         began = time.process_time()
         await telemetry.stop()
         encoded = (time.process_time() - began) / count * 1e6
         store = TraceStore(settings)
-        stored = cpu_us(lambda store=store, wire=wire: [*map(store.add, wire.sent)], count)
+        stored = cpu_us(partial(take_in, store, wire.sent), count)
         size = sum(map(len, wire.sent)) // count
         lines.append(f"{name:<22}{off:>8.1f}{made:>8.1f}{encoded:>8.1f}{stored:>8.1f}{size:>8}")
     return lines

@@ -95,7 +95,7 @@ def _text_field(value: str) -> bytes:
 
 def _other_field(value: object) -> bytes:
     """Sequences of the above, which OpenTelemetry allows too; anything else as text."""
-    if not isinstance(value, Sequence):
+    if not isinstance(value, list | tuple):
         return _text_field(str(value))
     # A value field is one of an ArrayValue once its tag says so.
     fields = [_VALUE_FIELD.get(type(each), _other_field)(each) for each in value]
