@@ -8,13 +8,13 @@ and then run side by side.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
-
-import msgspec
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from tokenmesh.shared.actor.actor import Actor
 from tokenmesh.shared.actor.context import Context
 from tokenmesh.shared.actor.limits import ActorLimits
+from tokenmesh.shared.actor.meters import ActorCounts, ActorMeters
 from tokenmesh.shared.actor.supervisor import RestartPolicy, Supervisor
 from tokenmesh.shared.bus.base import Bus, Envelope, Subscription
 from tokenmesh.shared.clock import now_s, perf_s
@@ -26,27 +26,26 @@ from tokenmesh.shared.errors import (
     ProtocolError,
     TokenMeshError,
 )
-from tokenmesh.shared.messages import Done, Message
-from tokenmesh.shared.messages.failed import Failed, to_failed
-from tokenmesh.shared.telemetry import span
+from tokenmesh.shared.ids import RequestId
+from tokenmesh.shared.logs import bind_request
+from tokenmesh.shared.messages import Done, Message, Tokens
+from tokenmesh.shared.messages.failed import to_failed
+from tokenmesh.shared.metrics import Metrics
+from tokenmesh.shared.telemetry import REQUEST_ID, span
 
 logger = logging.getLogger(__name__)
 
 
-class ActorCounts(msgspec.Struct):
-    """What an actor did so far."""
-
-    received: int = 0
-    answered: int = 0
-    failed: int = 0
-    """Of the answered: with Failed."""
-    refused: int = 0
-    """Of the failed: because the mailbox was full."""
-    unsent: int = 0
-    """Answers that the bus would not take."""
-    busy_s: float = 0.0
-    """Time in handlers, summed over all that ran side by side."""
-    last_error: str = ""
+@contextmanager
+def _bound(message: Message | Tokens, name: str, parent: str | None) -> Iterator[None]:
+    """A span for the handler; spans and logs bear the request's id where there is one."""
+    request_id: RequestId | None = getattr(message, "request_id", None)
+    if request_id is None:
+        with span(name, parent=parent):
+            yield
+    else:
+        with bind_request(request_id), span(name, {REQUEST_ID: request_id}, parent):
+            yield
 
 
 def _ignore_fatal(name: str) -> None:
@@ -63,10 +62,11 @@ class ActorRuntime:
         limits: ActorLimits,
         *,
         policy: RestartPolicy | None = None,
+        metrics: Metrics | None = None,
         on_fatal: Callable[[str], None] = _ignore_fatal,
     ) -> None:
         self.actor = actor
-        self.counts = ActorCounts()
+        self._meters = ActorMeters(self.name, metrics or Metrics())
         self._bus = bus
         self._limits = limits
         self._mailbox: deque[Envelope] = deque()
@@ -84,6 +84,11 @@ class ActorRuntime:
     def name(self) -> str:
         """Class name of the actor."""
         return type(self.actor).__name__
+
+    @property
+    def counts(self) -> ActorCounts:
+        """What the actor did so far."""
+        return self._meters.counts
 
     @property
     def num_running(self) -> int:
@@ -169,7 +174,7 @@ class ActorRuntime:
             # The task is ours and ends here: whoever cancelled it, the caller gets an answer.
             gone = Draining("the service has left") if self._is_stopping else Cancelled("cancelled")
             answer = to_failed(gone)
-        self.counts.busy_s += perf_s() - started_s
+        self._meters.note_handled(type(envelope.message).__name__, perf_s() - started_s)
         await self._send(envelope, answer)
 
     async def _answer(self, envelope: Envelope) -> Message:
@@ -195,11 +200,9 @@ class ActorRuntime:
         if handler is None:
             actor = type(self.actor).__name__
             raise ProtocolError(f"{actor} does not handle {type(message).__name__}")
-        request_id = getattr(message, "request_id", None)
-        attributes = {"tokenmesh.request_id": request_id} if request_id else {}
         limit = asyncio.timeout(context.remaining_s())
         try:
-            with span(handler.__name__, attributes=attributes, parent=envelope.headers.traceparent):
+            with _bound(message, handler.__name__, envelope.headers.traceparent):
                 async with limit:
                     return await handler(self.actor, message, context) or Done()
         except TimeoutError as error:
@@ -208,9 +211,7 @@ class ActorRuntime:
             raise DeadlineExceeded("the deadline passed during the work") from error
 
     async def _send(self, envelope: Envelope, answer: Message) -> None:
-        if isinstance(answer, Failed):
-            self.counts.failed += 1
-            self.counts.last_error = f"{answer.code}: {answer.message}"
+        self._meters.note_answer(answer)
         try:
             try:
                 await self._bus.reply(envelope, answer)

@@ -21,10 +21,14 @@ class Complaints:
         self._clock = clock
         self._logged_at: dict[str, float] = {}
         self.counts: Counter[str] = Counter()
+        self.on_note: Callable[[str], None] | None = None
+        """Told every kind as it happens."""
 
     def note(self, kind: str, detail: str) -> None:
         """Count one of `kind`; log it with `detail` unless that was done a moment ago."""
         self.counts[kind] += 1
+        if self.on_note is not None:
+            self.on_note(kind)
         now = self._clock()
         last = self._logged_at.get(kind)
         if last is None or now - last >= self._interval_s:

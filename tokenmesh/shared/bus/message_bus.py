@@ -4,7 +4,7 @@ One inbox serves all questions of the process: a subscription for each would dou
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from typing import Final
 
@@ -65,6 +65,10 @@ class MessageBus(Bus):
     def counts(self) -> Mapping[str, int]:
         """What went wrong so far, by kind: undecodable, slow consumer, disconnected, ..."""
         return self._complaints.counts
+
+    def on_complaint(self, told: Callable[[str], None]) -> None:
+        """Call `told` with the kind of everything that goes wrong from now on."""
+        self._complaints.on_note = told
 
     @property
     def is_connected(self) -> bool:

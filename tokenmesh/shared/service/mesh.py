@@ -3,7 +3,8 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from tokenmesh.shared.actor import Actor, ActorLimits, ActorRuntime
 from tokenmesh.shared.actor.supervisor import RestartPolicy
@@ -12,6 +13,7 @@ from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.ids import InstanceId, new_epoch
 from tokenmesh.shared.membership import Members, MembershipView
+from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.redis import Redis
 from tokenmesh.shared.service.beats import BeatContent, Beats
 from tokenmesh.shared.service.micro import Micro
@@ -23,7 +25,8 @@ logger = logging.getLogger(__name__)
 
 OnDrain = Callable[[float], Coroutine[object, object, None]]
 
-_WORKER = "worker"
+WORKER: Final = "worker"
+SERVICES: Final = ("gateway", "tokenizer", "encoder", "scheduler", WORKER)
 
 
 class Mesh:
@@ -36,6 +39,7 @@ class Mesh:
         settings: "Settings",
         bus: MessageBus,
         redis: Redis,
+        metrics: Metrics,
     ) -> None:
         self.settings = settings
         self.service = service
@@ -44,13 +48,14 @@ class Mesh:
         self.bus = bus
         self.redis = redis
         self.blobs = Blobs(redis, settings.redis)
+        self.metrics = metrics
         limits = settings.service
         self.members = Members(MembershipView(limits.missed_beats, limits.max_members))
         self.ready = asyncio.Event()
         """Set once the service is built and beats."""
         self.crashed = asyncio.Event()
         """Set when a background task that must not crash did."""
-        is_worker = service == _WORKER
+        is_worker = service == WORKER
         interval_s = limits.worker_beat_interval_s if is_worker else limits.beat_interval_s
         self._beats = Beats(bus, service, instance_id, self.epoch, interval_s)
         self._beating: asyncio.Task[None] | None = None
@@ -85,9 +90,11 @@ class Mesh:
                 self.bus,
                 limits or ActorLimits.of(settings),
                 policy=RestartPolicy.of(settings),
+                metrics=self.metrics,
                 on_fatal=self._on_fatal,
             )
             self._runtimes[actor] = runtime
+            self._measure(runtime)
         await runtime.listen(subject, queue)
         return runtime
 
@@ -108,6 +115,9 @@ class Mesh:
 
     async def start(self) -> None:
         """Learn who else is there."""
+        self.bus.on_complaint(lambda kind: self.metrics.counter("bus_complaints", kind=kind).inc())
+        for service in SERVICES:
+            self.metrics.gauge_of("members", partial(self._count_members, service), service=service)
         await self.members.start(self.bus)
 
     async def join(self) -> None:
@@ -146,6 +156,14 @@ class Mesh:
         runtimes = tuple(self._runtimes.values())
         self._runtimes.clear()
         await asyncio.gather(*(runtime.stop(grace_s) for runtime in runtimes))
+
+    def _measure(self, runtime: ActorRuntime) -> None:
+        name = runtime.name
+        self.metrics.gauge_of("actor_running", lambda: runtime.num_running, actor=name)
+        self.metrics.gauge_of("actor_waiting", lambda: runtime.num_waiting, actor=name)
+
+    def _count_members(self, service: str) -> int:
+        return len(self.members.service(service))
 
     def _on_fatal(self, name: str) -> None:
         logger.critical("background task %s crashed, the service cannot go on", name)

@@ -12,7 +12,7 @@ import msgspec
 
 import tokenmesh
 from tokenmesh.shared import subjects
-from tokenmesh.shared.actor.runtime import ActorCounts
+from tokenmesh.shared.actor.meters import ActorCounts
 from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.ids import InstanceId

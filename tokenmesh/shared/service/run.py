@@ -10,7 +10,10 @@ import uvloop
 
 from tokenmesh.shared.bus.nats import connect
 from tokenmesh.shared.errors import BusLost, CheckpointError, ConfigError, Unavailable
-from tokenmesh.shared.ids import new_instance_id
+from tokenmesh.shared.ids import InstanceId, new_instance_id
+from tokenmesh.shared.logs import start_logging
+from tokenmesh.shared.metrics import Metrics
+from tokenmesh.shared.metrics.endpoint import start_metrics_endpoint
 from tokenmesh.shared.redis import Redis, open_redis
 from tokenmesh.shared.service import exit_codes
 from tokenmesh.shared.service.mesh import Mesh
@@ -28,19 +31,24 @@ Build = Callable[[Mesh], Coroutine[object, object, None]]
 def run_service(name: str, settings: "Settings", build: Build) -> int:
     """Run one service until a signal ends it; returns its exit code (see exit_codes.py)."""
 
+    instance_id = new_instance_id(name)
+    start_logging(name, instance_id, settings.telemetry)
+
     async def main() -> int:
         stops = StopSignals()
         with stops.installed():
-            return await serve(name, settings, build, stops)
+            return await serve(name, instance_id, settings, build, stops)
 
     return uvloop.run(main())
 
 
-async def serve(name: str, settings: "Settings", build: Build, stops: StopSignals) -> int:
+async def serve(
+    name: str, instance_id: InstanceId, settings: "Settings", build: Build, stops: StopSignals
+) -> int:
     """`run_service` inside a running loop; `stops` takes the place of signals."""
     async with AsyncExitStack() as stack:
         try:
-            mesh = await _enter(name, settings, stack)
+            mesh = await _enter(name, instance_id, settings, stack)
         except BusLost as error:
             logger.critical("%s", error.message)
             return exit_codes.NO_BUS
@@ -54,17 +62,23 @@ async def serve(name: str, settings: "Settings", build: Build, stops: StopSignal
         return await _live(mesh, build, stops)
 
 
-async def _enter(name: str, settings: "Settings", stack: AsyncExitStack) -> Mesh:
+async def _enter(
+    name: str, instance_id: InstanceId, settings: "Settings", stack: AsyncExitStack
+) -> Mesh:
     """Connect everything; `stack` gets what closes it, in the order of leaving."""
-    instance_id = new_instance_id(name)
+    metrics = Metrics()
+    metrics.watch_process()
     bus = await connect(settings.bus, instance_id)
     stack.push_async_callback(bus.close)
     telemetry = start_telemetry(name, instance_id, settings.telemetry, bus)
     stack.push_async_callback(telemetry.stop)
+    endpoint = start_metrics_endpoint(metrics, settings.telemetry)
+    if endpoint is not None:
+        stack.push_async_callback(endpoint.stop)
     redis = open_redis(settings.redis)
     stack.push_async_callback(redis.close)
     await _check_redis(redis)
-    mesh = Mesh(name, instance_id, settings, bus, redis)
+    mesh = Mesh(name, instance_id, settings, bus, redis, metrics)
     stack.push_async_callback(mesh.leave)
     await mesh.start()
     return mesh
