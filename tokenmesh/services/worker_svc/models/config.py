@@ -28,6 +28,17 @@ class RopeConfig:
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
 
+    def scope(self, num_prompt: int) -> str | None:
+        """What keys of a prompt of that length have in common with no other; None: nothing.
+
+        Kinds whose angles depend on the length may not share cached keys across it.
+        """
+        if self.kind == "dynamic" and num_prompt > self.max_position:
+            return f"length {num_prompt}"
+        if self.kind == "longrope" and num_prompt > self.original_max_position:
+            return "long"
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class LayerConfig:

@@ -10,6 +10,7 @@ import torch
 from tokenmesh.kernels.linear import can_pack
 from tokenmesh.services.worker_svc.models.build_decoder import Progress, build_decoder
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
+from tokenmesh.services.worker_svc.models.config import RopeConfig
 from tokenmesh.services.worker_svc.models.location import locate
 from tokenmesh.services.worker_svc.models.raw_config import RawConfig, read_json
 from tokenmesh.services.worker_svc.models.read_config import ModelFacts, read_facts
@@ -40,6 +41,12 @@ class LoadedModel:
     hidden_size: int
     eos_token_ids: frozenset[int]
     takes_images: bool
+    rope: RopeConfig
+
+    def cache_salt(self, salt: str | None, num_prompt: int) -> str | None:
+        """The prefix cache's salt of a request: the client's own and the model's reasons."""
+        scope = self.rope.scope(num_prompt)
+        return salt if scope is None else f"{scope}: {salt or ''}"
 
 
 def build_runner(model: ModelSettings, worker: WorkerSettings, progress: Progress) -> LoadedModel:
@@ -74,6 +81,7 @@ def build_runner(model: ModelSettings, worker: WorkerSettings, progress: Progres
         hidden_size=facts.config.hidden_size,
         eos_token_ids=eos_token_ids,
         takes_images=facts.takes_images,
+        rope=facts.config.ropes[0],
     )
 
 

@@ -1,0 +1,84 @@
+"""Every family against transformers: logits, and greedy tokens whatever the chunks."""
+
+import pytest
+import torch
+
+from tests.fakes.engine_driver import EngineDriver, Job, greedy, load
+from tests.fakes.models import FAKES
+from tests.fakes.tiny import Tiny, TinyCheckpoint, prompt_of
+from tokenmesh.services.worker_svc.engine.plan import NewRow, ScheduledRow, StepPlan
+from tokenmesh.services.worker_svc.models.build_decoder import build_decoder
+from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
+from tokenmesh.services.worker_svc.models.raw_config import read_json
+from tokenmesh.services.worker_svc.models.read_config import read_facts
+from tokenmesh.services.worker_svc.runner.inputs import build_inputs
+from tokenmesh.services.worker_svc.runner.memory import make_pool
+from tokenmesh.services.worker_svc.runner.rows import Rows
+
+ATOL = 2e-4
+NUM_TOKENS = 32
+WHOLE = 1024
+
+
+def all_logits(checkpoint: TinyCheckpoint, prompt: list[int]) -> torch.Tensor:
+    """Our logits at every position of a prompt that is computed in one chunk."""
+    facts = read_facts(read_json(checkpoint.directory / "config.json"))
+    weights = Checkpoint(checkpoint.directory)
+    with torch.inference_mode():
+        decoder = build_decoder(facts, weights, torch.float32, lambda done, total: None)
+        pool = make_pool(facts.config, 8, 16, torch.float32).zero_()
+        rows = Rows(1, 8, facts.config)
+        rows.add(NewRow(0, prompt, len(prompt), greedy(1), [], False))
+        entry = ScheduledRow(0, 0, len(prompt), [3, 7, 1, 5], samples=True)
+        rows.append_blocks(entry, 16)
+        inputs = build_inputs([entry], rows, decoder, pool.shape[1:])
+        hidden = decoder.forward(decoder.embed(inputs.token_ids), inputs.step, pool)
+        return decoder.logits(hidden)
+
+
+@pytest.mark.parametrize("name", FAKES)
+def test_logits_equal_those_of_transformers(tiny: Tiny, name: str) -> None:
+    prompt = prompt_of(50)
+    expected = tiny(name).logits(prompt)
+    assert expected.std() > 1.0
+    torch.testing.assert_close(all_logits(tiny(name), prompt), expected, atol=ATOL, rtol=0)
+
+
+@pytest.mark.parametrize("name", FAKES)
+def test_greedy_tokens_equal_those_of_transformers_in_any_chunks(tiny: Tiny, name: str) -> None:
+    prompt = prompt_of(37, seed=1)
+    expected = tiny(name).greedy([prompt], NUM_TOKENS)
+    for chunk in (1, 3, 7, 16, WHOLE):
+        driver = EngineDriver(tiny(name).directory, max_num_batched_tokens=chunk)
+        assert driver.tokens([Job(prompt, greedy(NUM_TOKENS))]) == expected, f"chunks of {chunk}"
+
+
+def test_one_token_prompts_work(tiny: Tiny) -> None:
+    expected = tiny("llama").greedy([[9]], NUM_TOKENS)
+    assert EngineDriver(tiny("llama").directory).tokens([Job([9], greedy(NUM_TOKENS))]) == expected
+
+
+def test_prompts_longer_than_a_query_tile_and_many_pages_match(tiny: Tiny) -> None:
+    checkpoint = tiny("mistral_long")
+    prompt = prompt_of(1100)
+    expected = checkpoint.greedy([prompt], 8)
+    for chunk in (2000, 700):
+        driver = EngineDriver(checkpoint.directory, max_num_batched_tokens=chunk, block_size=8)
+        assert driver.tokens([Job(prompt, greedy(8))]) == expected, f"chunks of {chunk}"
+
+
+def test_bfloat16_logits_are_close_to_float32(tiny: Tiny) -> None:
+    plan = StepPlan(
+        step=0,
+        new_rows=[NewRow(0, prompt_of(20), 20, greedy(1), [], False)],
+        scheduled=[ScheduledRow(0, 0, 20, [1, 2], samples=True)],
+    )
+    logits = []
+    for dtype in ("float32", "bfloat16"):
+        loaded, _ = load(tiny("qwen3").directory, dtype=dtype)
+        step = loaded.runner.forward(loaded.runner.prepare(plan))
+        assert step.sampled is not None
+        logits.append(step.sampled)
+    assert loaded.dtype == "bfloat16"
+    error = (logits[0] - logits[1]).abs().max() / logits[0].abs().max()
+    assert 1e-5 < error < 0.05

@@ -1,0 +1,127 @@
+"""EngineDriver: the real scheduler and the torch runner in one thread, prompts in, tokens out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from tokenmesh.services.worker_svc.engine.engine import Engine
+from tokenmesh.services.worker_svc.engine.request import Request, StreamKey
+from tokenmesh.services.worker_svc.runner.build import LoadedModel, build_runner
+from tokenmesh.shared.config.model import Dtype, ModelSettings
+from tokenmesh.shared.config.worker import WorkerSettings
+from tokenmesh.shared.ids import GatewayId, RequestId
+from tokenmesh.shared.messages.media import MediaItem
+from tokenmesh.shared.messages.sampling import SamplingParams
+from tokenmesh.shared.messages.tokens import TokenLogprobs
+from tokenmesh.shared.tensor_blob import TensorBlob
+
+MAX_STEPS: Final = 5000
+"""A schedule that takes longer than this hangs."""
+
+
+def greedy(max_tokens: int) -> SamplingParams:
+    """Argmax, stopping only at `max_tokens`."""
+    return SamplingParams(seed=0, max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One request."""
+
+    prompt: Sequence[int]
+    sampling: SamplingParams
+    output: Sequence[int] = ()
+    """Tokens of an earlier attempt."""
+    media: Sequence[MediaItem] = ()
+    embeddings: Mapping[str, TensorBlob] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a job."""
+
+    token_ids: list[int]
+    reason: str
+    error: str | None
+    num_preemptions: int
+    num_cached: int
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+
+
+def load(
+    directory: Path,
+    *,
+    dtype: Dtype = "float32",
+    max_model_len: int | None = None,
+    **settings: Any,
+) -> tuple[LoadedModel, WorkerSettings]:
+    """Load a checkpoint, with a small KV pool unless `settings` say otherwise."""
+    worker = WorkerSettings.model_validate({"num_gpu_blocks_override": 256, **settings})
+    model = ModelSettings(model=str(directory), dtype=dtype, max_model_len=max_model_len)
+    return build_runner(model, worker, lambda done, total: None), worker
+
+
+class EngineDriver:
+    """An engine on a loaded checkpoint; its prefix cache lives from one `run` to the next."""
+
+    def __init__(
+        self, directory: Path, *, max_model_len: int | None = None, **settings: Any
+    ) -> None:
+        self.model, self.settings = load(directory, max_model_len=max_model_len, **settings)
+        self._engine = Engine(self.model.runner, self.settings)
+        self._num_streams = 0
+
+    def run(self, jobs: Sequence[Job], *, steps_between: int = 0) -> list[Outcome]:
+        """Run jobs together; each enters the engine `steps_between` steps after the one before."""
+        waiting = [self._request(job) for job in jobs]
+        requests = list(waiting)
+        outcomes: dict[StreamKey, Outcome] = {}
+        logprobs: dict[int, list[TokenLogprobs]] = {}
+        prompts: dict[int, list[TokenLogprobs | None]] = {}
+        for step in range(MAX_STEPS):
+            while waiting and (steps_between == 0 or step % steps_between == 0):
+                self._engine.add(waiting.pop(0))
+                if steps_between:
+                    break
+            self._engine.step()
+            output = self._engine.take_output()
+            for delta in (delta for deltas in output.deltas.values() for delta in deltas):
+                logprobs.setdefault(delta.stream, []).extend(delta.logprobs or [])
+                if delta.prompt_logprobs is not None:
+                    prompts[delta.stream] = delta.prompt_logprobs
+            for ended in output.ended:
+                request, error = ended.request, ended.ending.error
+                outcomes[request.key] = Outcome(
+                    token_ids=request.token_ids[request.num_prompt :],
+                    reason=ended.ending.reason,
+                    error=None if error is None else error.message,
+                    num_preemptions=request.num_preemptions,
+                    num_cached=request.num_cached or 0,
+                    logprobs=logprobs.get(request.key.stream, []),
+                    prompt_logprobs=prompts.get(request.key.stream),
+                )
+            if len(outcomes) == len(requests):
+                return [outcomes[request.key] for request in requests]
+        raise AssertionError(f"not done after {MAX_STEPS} steps")
+
+    def tokens(self, jobs: Sequence[Job], *, steps_between: int = 0) -> list[list[int]]:
+        """The tokens of each job, none of which may fail."""
+        outcomes = self.run(jobs, steps_between=steps_between)
+        assert [outcome.error for outcome in outcomes] == [None] * len(jobs)
+        return [outcome.token_ids for outcome in outcomes]
+
+    def _request(self, job: Job) -> Request:
+        self._num_streams += 1
+        return Request(
+            key=StreamKey(GatewayId("gateway"), self._num_streams, 0),
+            request_id=RequestId(f"request-{self._num_streams}"),
+            token_ids=[*job.prompt, *job.output],
+            num_prompt=len(job.prompt),
+            sampling=job.sampling,
+            eos_ids=self.model.eos_token_ids,
+            cache_salt=self.model.cache_salt(None, len(job.prompt)),
+            media=list(job.media),
+            embeddings=dict(job.embeddings),
+        )
