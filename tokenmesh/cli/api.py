@@ -91,12 +91,12 @@ class Api:
             raise Unavailable(
                 f"nobody answers at {self._url}: start it with `tokenmesh up`, or give its --url"
             ) from error
+        except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+            raise ApiError(f"--url {self._url}: {error}", param="--url") from error
         except httpx.TransportError as error:
             raise Unavailable(
                 f"the connection to {self._url} broke: {type(error).__name__} {error}"
             ) from error
-        except httpx.InvalidURL as error:
-            raise ApiError(f"--url {self._url}: {error}") from error
         except ValueError as error:
             raise ApiError(f"{self._url} does not answer like TokenMesh: {error}") from error
 

@@ -15,11 +15,6 @@ import typer
 from tokenmesh.shared.config.catalog import field_at
 from tokenmesh.shared.errors import ConfigError
 
-MODEL: Final = "Model"
-ENGINE: Final = "Engine"
-HTTP: Final = "HTTP"
-MESH: Final = "Mesh"
-
 _SCALES: Final = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
@@ -29,12 +24,13 @@ class Flag:
 
     name: str
     key: tuple[str, str]
-    panel: str
     is_switch: bool = False
     """`--x` and `--no-x`."""
     takes_several: bool = False
     convert: Callable[[str], object] = str
     """From the word on the command line to what the setting takes."""
+    help: str = ""
+    """Where the setting's own description does not fit the flag."""
 
     @property
     def parameter(self) -> str:
@@ -55,58 +51,70 @@ def dtype_name(text: str) -> str:
     return {"float": "float32"}.get(text, text)
 
 
+def log_level(text: str) -> str:
+    """The nearest of our levels to one of uvicorn's."""
+    return {"trace": "debug", "critical": "error"}.get(text, text)
+
+
 def key_hash(text: str) -> str:
     """An API key as the configuration holds it."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 FLAGS: Final = (
-    Flag("--model", ("model", "model"), MODEL),
-    Flag("--served-model-name", ("model", "served_model_name"), MODEL, takes_several=True),
-    Flag("--tokenizer", ("model", "tokenizer"), MODEL),
-    Flag("--revision", ("model", "revision"), MODEL),
-    Flag("--dtype", ("model", "dtype"), MODEL, convert=dtype_name),
-    Flag("--max-model-len", ("model", "max_model_len"), MODEL, convert=human_number),
-    Flag("--chat-template", ("model", "chat_template"), MODEL),
-    Flag("--generation-config", ("model", "generation_config"), MODEL),
+    Flag("--model", ("model", "model")),
     Flag(
-        "--trust-request-chat-template", ("tokenizer", "trust_request_chat_template"), MODEL, True
+        "--served-model-name",
+        ("model", "served_model_name"),
+        takes_several=True,
+        help="Names clients may use, the first is canonical; several may follow.",
     ),
-    Flag("--engine", ("worker", "engine"), ENGINE),
-    Flag("--max-num-seqs", ("worker", "max_num_seqs"), ENGINE),
+    Flag("--tokenizer", ("model", "tokenizer")),
+    Flag("--revision", ("model", "revision")),
+    Flag("--dtype", ("model", "dtype"), convert=dtype_name),
+    Flag("--max-model-len", ("model", "max_model_len"), convert=human_number),
+    Flag("--chat-template", ("model", "chat_template")),
+    Flag("--generation-config", ("model", "generation_config")),
+    Flag("--trust-request-chat-template", ("tokenizer", "trust_request_chat_template"), True),
+    Flag("--engine", ("worker", "engine")),
+    Flag("--max-num-seqs", ("worker", "max_num_seqs")),
     Flag(
         "--max-num-batched-tokens",
         ("worker", "max_num_batched_tokens"),
-        ENGINE,
         convert=human_number,
     ),
     Flag(
         "--long-prefill-token-threshold",
         ("worker", "long_prefill_token_threshold"),
-        ENGINE,
         convert=human_number,
     ),
-    Flag("--block-size", ("worker", "block_size"), ENGINE),
-    Flag("--enable-prefix-caching", ("worker", "enable_prefix_caching"), ENGINE, True),
-    Flag("--num-gpu-blocks-override", ("worker", "num_gpu_blocks_override"), ENGINE),
+    Flag("--block-size", ("worker", "block_size")),
+    Flag("--enable-prefix-caching", ("worker", "enable_prefix_caching"), is_switch=True),
+    Flag("--num-gpu-blocks-override", ("worker", "num_gpu_blocks_override")),
+    Flag("--kv-cache-memory-bytes", ("worker", "kv_cache_memory_bytes"), convert=human_number),
+    Flag("--gpu-memory-utilization", ("worker", "gpu_memory_utilization")),
+    Flag("--host", ("gateway", "host")),
+    Flag("--port", ("gateway", "port")),
     Flag(
-        "--kv-cache-memory-bytes", ("worker", "kv_cache_memory_bytes"), ENGINE, convert=human_number
+        "--api-key",
+        ("gateway", "api_key_hashes"),
+        takes_several=True,
+        convert=key_hash,
+        help="A key that clients may use; several may follow.",
     ),
-    Flag("--gpu-memory-utilization", ("worker", "gpu_memory_utilization"), ENGINE),
-    Flag("--host", ("gateway", "host"), HTTP),
-    Flag("--port", ("gateway", "port"), HTTP),
-    Flag("--api-key", ("gateway", "api_key_hashes"), HTTP, takes_several=True, convert=key_hash),
-    Flag("--nats", ("bus", "url"), MESH),
-    Flag("--redis", ("redis", "url"), MESH),
-    Flag("--otlp-traces-endpoint", ("telemetry", "otlp_endpoint"), MESH),
+    Flag("--max-logprobs", ("gateway", "max_logprobs")),
+    Flag("--uvicorn-log-level", ("telemetry", "log_level"), convert=log_level),
+    Flag("--nats", ("bus", "url")),
+    Flag("--redis", ("redis", "url")),
+    Flag("--otlp-traces-endpoint", ("telemetry", "otlp_endpoint")),
 )
 
 UP_FLAGS: Final = (
     *FLAGS,
-    Flag("--workers", ("up", "workers"), MESH),
-    Flag("--tokenizers", ("up", "tokenizers"), MESH),
-    Flag("--encoders", ("up", "encoders"), MESH),
-    Flag("--schedulers", ("up", "schedulers"), MESH),
+    Flag("--workers", ("up", "workers")),
+    Flag("--tokenizers", ("up", "tokenizers")),
+    Flag("--encoders", ("up", "encoders")),
+    Flag("--schedulers", ("up", "schedulers")),
 )
 
 
@@ -160,9 +168,8 @@ def _parameter(flag: Flag) -> inspect.Parameter:
     )
     option = typer.Option(
         *names,
-        help=field.description,
+        help=flag.help or field.description,
         metavar=None if flag.is_switch else _metavar(field.annotation),
-        rich_help_panel=flag.panel,
         show_default=False,
     )
     return inspect.Parameter(

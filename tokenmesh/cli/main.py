@@ -24,6 +24,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 WITH_SETTINGS: Final = ("up", "serve")
 app.command("up")(with_flags(up, UP_FLAGS))

@@ -22,9 +22,7 @@ PACKAGES: Final = {
 
 def serve(
     service: Annotated[str, typer.Argument(metavar="SERVICE", help=" | ".join(PACKAGES))],
-    config: Annotated[
-        Path | None, typer.Option(help="TOML file with settings.", rich_help_panel="Mesh")
-    ] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
     *,
     overrides: dict[str, Any],
 ) -> None:

@@ -22,9 +22,7 @@ def up(
             show_default=False,
         ),
     ] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="TOML file with settings.", rich_help_panel="Mesh")
-    ] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Show what the services log.")
     ] = False,

@@ -57,7 +57,7 @@ kv-offloading-size kv-sharing-fast-prefill kv-transfer-config language-model-onl
 limit-mm-per-prompt log-config-file log-error-stack logits-processor-pattern
 logits-processors logprobs-mode lora-dtype lora-modules lora-target-modules
 mamba-block-size mamba-cache-dtype mamba-cache-mode mamba-ssm-cache-dtype master-addr
-master-port max-cpu-loras max-log-len max-logprobs max-long-partial-prefills max-lora-rank
+master-port max-cpu-loras max-log-len max-long-partial-prefills max-lora-rank
 max-loras max-num-partial-prefills max-parallel-loading-workers middleware
 mm-encoder-attn-backend mm-encoder-tp-mode mm-processor-cache-gb mm-processor-cache-type
 mm-processor-kwargs mm-shm-cache-max-object-size-mb model-impl model-loader-extra-config
@@ -70,8 +70,8 @@ scheduler-cls scheduler-reserve-full-isl scheduling-policy seed show-hidden-metr
 skip-mm-profiling skip-tokenizer-init specialize-active-lora speculative-config
 speculative-model ssl-ca-certs ssl-cert-reqs ssl-certfile ssl-ciphers ssl-keyfile
 stream-interval structured-outputs-config task tokenizer-mode tokenizer-revision
-tokens-only tool-call-parser tool-parser-plugin tool-server trust-request-chat-template
-uds use-tqdm-on-load uvicorn-log-level video-pruning-rate weight-transfer-config worker-cls
+tokens-only tool-call-parser tool-parser-plugin tool-server
+uds use-tqdm-on-load video-pruning-rate weight-transfer-config worker-cls
 worker-extension-cls
 """
 

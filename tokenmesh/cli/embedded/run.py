@@ -5,12 +5,13 @@ import signal
 from typing import Any, Final
 
 from tokenmesh.cli.embedded.plan import Plan, make_plan
-from tokenmesh.cli.embedded.ports import check_free
+from tokenmesh.cli.embedded.ports import check_free, free_port
 from tokenmesh.cli.embedded.private import private_folder
 from tokenmesh.cli.embedded.readiness import base_url, wait_ready
 from tokenmesh.cli.embedded.screen import Screen
 from tokenmesh.cli.embedded.supervisor import Supervisor
 from tokenmesh.shared.config import Settings
+from tokenmesh.shared.config.loader import changed
 from tokenmesh.shared.service import exit_codes
 from tokenmesh.shared.service.stops import StopSignals
 
@@ -19,6 +20,8 @@ _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 
 async def run_mesh(settings: Settings, screen: Screen) -> int:
     """Serve until a signal; the exit code. Raises ConfigError before anything has started."""
+    if settings.gateway.port == 0:
+        settings = changed(settings, {"gateway": {"port": free_port()}})
     gateway = settings.gateway
     check_free(gateway.host, gateway.port)
     if gateway.host not in _LOOPBACK and not gateway.api_key_hashes:

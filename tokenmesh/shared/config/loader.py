@@ -61,7 +61,8 @@ def plain_values(settings: Settings) -> dict[str, Any]:
 
 def changed(settings: Settings, values: Mapping[str, Any]) -> Settings:
     """A copy in which these values, nested by section, are laid over the others."""
-    merged = plain_values(settings)
+    # What was left to its default stays so: `up` starts a server whose URL nobody set.
+    merged = settings.model_dump(exclude_unset=True)
     _lay_over(merged, values)
     return Settings.model_validate(merged)
 

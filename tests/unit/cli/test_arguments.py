@@ -1,0 +1,147 @@
+"""A `vllm serve` line works after `tokenmesh up`, and what does not says so."""
+
+import hashlib
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+import typer
+
+from tokenmesh.cli import vllm_flags
+from tokenmesh.cli.arguments import arrange
+from tokenmesh.cli.flags import FLAGS, UP_FLAGS, human_number, name_model, with_flags
+from tokenmesh.cli.main import known_flags, run
+from tokenmesh.shared.config import load_settings
+from tokenmesh.shared.errors import ConfigError
+
+
+def overrides_of(line: str) -> dict[str, Any]:
+    """What `up` makes of a command line."""
+    seen: dict[str, Any] = {}
+
+    def command(
+        model_tag: Annotated[str | None, typer.Argument()] = None, *, overrides: dict[str, Any]
+    ) -> None:
+        """A stand-in for `up`."""
+        name_model(overrides, model_tag)
+        seen.update(overrides)
+
+    app = typer.Typer()
+    app.command()(with_flags(command, UP_FLAGS))
+    app(arrange(line.split(), known_flags("up")), standalone_mode=False)
+    return seen
+
+
+def test_a_vllm_line_needs_only_its_first_two_words_changed() -> None:
+    line = (
+        "some/model --host 127.0.0.1 --port 8100 --served-model-name a b --dtype bfloat16 "
+        "--max-model-len 8k --max-num-seqs 64 --max-num-batched-tokens 2K --block-size 16 "
+        "--api-key k1 k2 --chat-template t.jinja --enable-prefix-caching --tokenizer tok "
+        "--revision main --generation-config vllm --uvicorn-log-level warning "
+        "--num-gpu-blocks-override 99 --gpu-memory-utilization 0.5"
+    )
+    settings = load_settings(overrides=overrides_of(line))
+    (model,) = settings.models
+    assert (model.model, model.served_model_name) == ("some/model", ("a", "b"))
+    assert (model.dtype, model.max_model_len, model.revision) == ("bfloat16", 8000, "main")
+    assert (model.tokenizer, model.chat_template) == ("tok", "t.jinja")
+    assert model.generation_config == "vllm"
+    worker = settings.worker
+    assert (worker.max_num_seqs, worker.max_num_batched_tokens, worker.block_size) == (64, 2048, 16)
+    assert (worker.num_gpu_blocks_override, worker.gpu_memory_utilization) == (99, 0.5)
+    assert worker.enable_prefix_caching
+    assert (settings.gateway.host, settings.gateway.port) == ("127.0.0.1", 8100)
+    assert settings.telemetry.log_level == "warning"
+
+
+def test_api_keys_are_kept_as_hashes_only() -> None:
+    overrides = overrides_of("--api-key one two")
+    expected = [hashlib.sha256(key.encode()).hexdigest() for key in ("one", "two")]
+    assert overrides == {"gateway": {"api_key_hashes": expected}}
+
+
+def test_flags_may_be_spelled_with_underscores_and_equals_signs() -> None:
+    assert overrides_of("--max_num_seqs=3 --no_enable_prefix_caching") == {
+        "worker": {"max_num_seqs": "3", "enable_prefix_caching": False}
+    }
+
+
+def test_a_flag_that_is_not_given_sets_nothing() -> None:
+    assert overrides_of("") == {}
+
+
+def test_the_model_may_be_named_by_flag_or_by_position_but_not_twice() -> None:
+    assert overrides_of("--model m") == overrides_of("m") == {"model": {"model": "m"}}
+    with pytest.raises(ConfigError, match="two models"):
+        overrides_of("m --model other")
+
+
+def test_words_after_two_hyphens_and_negative_numbers_are_no_flags() -> None:
+    assert arrange(["--port", "-1", "--", "--x"], {"--port"}) == ["--port", "-1", "--", "--x"]
+
+
+@pytest.mark.parametrize(
+    ("flag", "expected"),
+    [
+        ("--tensor-parallel-size", "--workers N starts N replicas"),
+        ("-tp", "--workers N starts N replicas"),
+        ("--speculative-config.method", "is a flag of vLLM"),
+        ("--no-async-scheduling", "is a flag of vLLM"),
+        ("--max-modle-len", "unknown flag --max-modle-len; did you mean --max-model-len?"),
+        ("--tokenizer-mode", "did you mean --tokenizer"),
+        ("--zzz", "unknown flag --zzz"),
+    ],
+)
+def test_a_flag_we_do_not_have_says_so_and_suggests_the_nearest(flag: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        overrides_of(f"{flag} 3")
+    assert expected in caught.value.message
+
+
+def test_no_flag_is_both_ours_and_missing() -> None:
+    ours = {flag.name.removeprefix("--") for flag in UP_FLAGS}
+    assert ours & (vllm_flags.NAMES | set(vllm_flags.ADVICE)) == set()
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("8k", "8000"), ("8K", "8192"), ("1.5k", "1500"), ("2M", "2097152"), ("x", "x"), ("k", "k")],
+)
+def test_numbers_may_end_in_a_scale(text: str, number: str) -> None:
+    assert human_number(text) == number
+
+
+@pytest.mark.parametrize("command", ["up", "serve"])
+def test_help_shows_every_flag_whole(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert [flag.name for flag in FLAGS if flag.name not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("up --port 99999", "--port = '99999': should be less than or equal to 65535"),
+        ("up --max-model-len=-1", "--max-model-len = '-1': should be greater than or equal to 1"),
+        ("serve some/model", "to serve a model use `tokenmesh up some/model`"),
+        ("serve gateway --config absent.toml", "cannot read absent.toml"),
+        ("trace x --url nonsense", "nonsense: Request URL is missing"),
+    ],
+)
+def test_a_wrong_command_line_is_a_sentence_and_exit_code_2(
+    line: str, complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(line.split()) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_an_unknown_command_is_misuse(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["sreve"]) == 2
+    assert "sreve" in capsys.readouterr().err
+
+
+def test_a_broken_config_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mesh.toml"
+    path.write_text("[gateway]\nprot = 1\n")
+    assert run(["up", "--config", str(path)]) == 2
+    assert "did you mean gateway.port" in capsys.readouterr().err

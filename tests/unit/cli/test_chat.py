@@ -1,0 +1,111 @@
+"""The chat keeps the conversation, streams answers and explains errors."""
+
+import json
+
+import httpx
+import pytest
+
+from tokenmesh.cli.api import Api, ApiError
+from tokenmesh.cli.conversation import Conversation
+from tokenmesh.shared.errors import InvalidInput, NotFound, Unavailable
+
+URL = "http://mesh"
+
+
+def event(**delta: str) -> str:
+    chunk = {"id": "chatcmpl-1", "choices": [{"index": 0, "delta": delta}]}
+    return f"data: {json.dumps(chunk)}\n\n"
+
+
+class Gateway:
+    """Answers as the gateway would, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.bodies: list[dict[str, object]] = []
+        self.stream = event(content="Hel") + event(content="lo") + "data: [DONE]\n\n"
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/models":
+            return httpx.Response(200, json={"data": [{"id": "demo"}]})
+        if request.url.path.startswith("/traces/"):
+            return httpx.Response(404, json={"error": {"message": "no such trace"}})
+        self.bodies.append(json.loads(request.content))
+        return httpx.Response(200, text=self.stream)
+
+    def api(self) -> Api:
+        return Api(URL, "key", httpx.MockTransport(self))
+
+
+@pytest.fixture
+def gateway() -> Gateway:
+    return Gateway()
+
+
+def answer(conversation: Conversation, text: str) -> str:
+    return "".join(piece.text for piece in conversation.ask(text))
+
+
+def test_an_answer_is_streamed_and_joins_the_conversation(gateway: Gateway) -> None:
+    conversation = Conversation(gateway.api(), "demo", {"temperature": 0})
+    assert answer(conversation, "hi") == "Hello"
+    assert conversation.request_id == "chatcmpl-1"
+    answer(conversation, "again")
+    assert gateway.bodies[1] == {
+        "model": "demo",
+        "stream": True,
+        "temperature": 0,
+        "messages": [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": "Hello"},
+            {"role": "user", "content": "again"},
+        ],
+    }
+
+
+def test_system_prompt_and_reset_are_commands(gateway: Gateway) -> None:
+    conversation = Conversation(gateway.api(), "demo", {})
+    answer(conversation, "hi")
+    conversation.command("/system be kind")
+    conversation.command("/reset")
+    assert conversation.messages == [{"role": "system", "content": "be kind"}]
+    assert conversation.command("/system") == "no system prompt"
+    assert conversation.messages == []
+    with pytest.raises(InvalidInput, match="/rest"):
+        conversation.command("/rest")
+
+
+def test_a_broken_answer_leaves_the_conversation_as_it_was(gateway: Gateway) -> None:
+    gateway.stream = event(content="Hel") + 'data: {"error": {"message": "worker died"}}\n\n'
+    conversation = Conversation(gateway.api(), "demo", {})
+    with pytest.raises(ApiError, match="worker died"):
+        answer(conversation, "hi")
+    assert conversation.messages == []
+
+
+def test_reasoning_is_told_apart_from_the_answer(gateway: Gateway) -> None:
+    gateway.stream = event(reasoning_content="hm") + event(content="4")
+    pieces = list(Conversation(gateway.api(), "demo", {}).ask("2+2"))
+    assert [(piece.reasoning, piece.text) for piece in pieces] == [("hm", ""), ("", "4")]
+
+
+def test_the_first_served_model_is_found(gateway: Gateway) -> None:
+    assert gateway.api().first_model() == "demo"
+
+
+def test_an_unknown_trace_is_not_found(gateway: Gateway) -> None:
+    with pytest.raises(NotFound, match="no such trace"):
+        gateway.api().trace("x")
+
+
+def test_a_gateway_that_is_not_there_is_explained() -> None:
+    def refuse(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused", request=request)
+
+    with pytest.raises(Unavailable, match="tokenmesh up"):
+        Api(URL, transport=httpx.MockTransport(refuse)).first_model()
+
+
+def test_an_answer_that_is_not_ours_is_explained() -> None:
+    api = Api(URL, transport=httpx.MockTransport(lambda _: httpx.Response(200, text="<html>")))
+    with pytest.raises(ApiError, match="does not answer like TokenMesh"):
+        api.first_model()
