@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 
+import nats.aio.client
 import pytest
 from pydantic import SecretStr
 
@@ -316,6 +317,35 @@ async def test_everything_goes_on_after_a_restart_of_the_server(
     assert await bus.request("t.again", Ping(), deadline_s=soon()) == Done()
     assert bus.counts["reconnected"] == 1
     await bus.close()
+
+
+async def test_flush_that_is_cancelled_does_no_harm(bus: MessageBus, other: MessageBus) -> None:
+    await answer_with(other, "t.calm", Done())
+    flushing = [asyncio.create_task(bus.flush()) for _ in range(3)]
+    await asyncio.sleep(0)
+    for task in flushing:
+        task.cancel()
+    await asyncio.gather(*flushing, return_exceptions=True)
+    assert await bus.request("t.calm", Ping(), deadline_s=soon()) == Done()
+    await bus.flush()
+    assert bus.counts == {}
+
+
+async def test_error_in_the_read_loop_reconnects(
+    bus: MessageBus, other: MessageBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await answer_with(other, "t.calm", Done())
+    unpack = nats.aio.client.Client._process_headers
+
+    async def fail_once(client: nats.aio.client.Client, headers: bytes) -> None:
+        monkeypatch.setattr(nats.aio.client.Client, "_process_headers", unpack)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(nats.aio.client.Client, "_process_headers", fail_once)
+    with pytest.raises((DeadlineExceeded, BusLost)):
+        await other.request("t.calm", Ping(), deadline_s=now_s() + 0.3)
+    assert await other.request("t.calm", Ping(), deadline_s=soon()) == Done()
+    assert other.counts["reconnected"] == 1
 
 
 async def test_buffer_for_an_absent_server_is_bounded(start_nats: Callable[[], Server]) -> None:

@@ -61,7 +61,7 @@ class Actor:
 
     def spawn(
         self,
-        work: Callable[[], Coroutine[object, object, None]],
+        work: Callable[[], Coroutine[Any, Any, None]],
         name: str,
         *,
         is_fatal: bool = False,

@@ -5,13 +5,14 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.service import ServiceSettings
 
 logger = logging.getLogger(__name__)
 
-Work = Callable[[], Coroutine[object, object, None]]
+Work = Callable[[], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,16 +226,28 @@ class NatsLink(Link):
 
 
 class _OrderedClient(Client):
-    """nats-py, but PING waits its turn.
+    """nats-py without three of its traps.
 
-    The original writes it past the buffer of commands: the PONG of `flush` says nothing about an
-    earlier SUB, and `drain` loses what the server sends before it has seen the UNSUB.
+    It writes PING past its buffer of commands: the PONG of `flush` says nothing about an earlier
+    SUB, and `drain` loses what the server sends before it has seen the UNSUB. The PONG of a flush
+    that was cancelled ends its read loop. And when that loop ends by an error of its own, nobody
+    reconnects.
     """
 
     async def _send_ping(self, future: "asyncio.Future[bool] | None" = None) -> None:
         self._pongs.append(future or asyncio.get_running_loop().create_future())
         await self._send_command(PING_PROTO)
         await self._flush_pending()
+
+    async def _process_pong(self) -> None:
+        if self._pongs and self._pongs[0].done():
+            self._pongs[0] = asyncio.get_running_loop().create_future()
+        await super()._process_pong()
+
+    async def _read_loop(self) -> None:
+        await super()._read_loop()
+        if self.is_connected:
+            await self._process_op_err(nats.errors.StaleConnectionError())
 
 
 class _NatsSubscription(Subscription):

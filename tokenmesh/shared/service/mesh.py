@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tokenmesh.shared.actor import Actor, ActorLimits, ActorRuntime
 from tokenmesh.shared.actor.supervisor import RestartPolicy
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-OnDrain = Callable[[float], Coroutine[object, object, None]]
+OnDrain = Callable[[float], Coroutine[Any, Any, None]]
 
 WORKER: Final = "worker"
 SERVICES: Final = ("gateway", "tokenizer", "encoder", "scheduler", WORKER)

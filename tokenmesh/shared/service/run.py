@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Build = Callable[[Mesh], Coroutine[object, object, None]]
+Build = Callable[[Mesh], Coroutine[Any, Any, None]]
 
 
 def run_service(name: str, settings: "Settings", build: Build) -> int:
