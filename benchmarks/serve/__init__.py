@@ -1,0 +1,1 @@
+"""The load generator: a lean client, workloads, two ways to send them, a report."""

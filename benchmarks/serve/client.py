@@ -1,0 +1,211 @@
+"""A lean HTTP/1.1 client for streamed answers: the load generator must not be the load.
+
+One connection serves one request at a time and is used again. Parsing is llhttp (httptools) and
+msgspec; a chunk costs about 10 us, an eighth of what httpx takes.
+"""
+
+import asyncio
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import cast
+from urllib.parse import urlsplit
+
+import httptools
+import msgspec
+
+OnChunk = Callable[["Chunk"], None]
+_DONE = b"[DONE]"
+
+
+class Delta(msgspec.Struct):
+    """What a chat chunk adds."""
+
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[msgspec.Raw] | None = None
+
+
+class Choice(msgspec.Struct):
+    """Of a chat chunk (`delta`) or a completion chunk (`text`)."""
+
+    index: int = 0
+    delta: Delta | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+
+    @property
+    def has_output(self) -> bool:
+        """Whether the chunk brings something that the model said."""
+        delta = self.delta
+        if delta is None:
+            return bool(self.text)
+        said = delta.content or delta.reasoning or delta.reasoning_content or delta.tool_calls
+        return bool(said)
+
+
+class Usage(msgspec.Struct):
+    """Token counts of a request."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class Chunk(msgspec.Struct):
+    """One server-sent event."""
+
+    choices: list[Choice] = []
+    usage: Usage | None = None
+    error: dict[str, object] | None = None
+
+
+_decode_chunk = msgspec.json.Decoder(Chunk).decode
+
+
+@dataclass(slots=True)
+class Reply:
+    """What came back; times are `time.perf_counter` seconds."""
+
+    status: int = 0
+    token_times: list[float] = field(default_factory=list)
+    """When each chunk with output arrived."""
+    ended_s: float = 0.0
+    usage: Usage | None = None
+    finish_reasons: list[str] = field(default_factory=list)
+    error: str | None = None
+    """The server's, by its code."""
+    is_done: bool = False
+    """The stream ended as it should."""
+    body: bytes = b""
+    """Of an answer that is no stream."""
+
+
+class Connection(asyncio.Protocol):
+    """One connection; the callbacks in the middle are httptools'."""
+
+    def __init__(self, on_chunk: OnChunk | None = None) -> None:
+        self._on_chunk = on_chunk
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._answer: asyncio.Future[Reply] | None = None
+        self._reply = Reply()
+        self._rest = b""
+        self._is_stream = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether another request can be sent."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    async def send(self, request: bytes) -> Reply:
+        """Send a whole request and await the whole answer. Raises ConnectionError."""
+        assert self._transport is not None, "connect first"
+        self._reply = Reply()
+        self._rest = b""
+        self._is_stream = False
+        self._parser = httptools.HttpResponseParser(self)
+        self._answer = asyncio.get_running_loop().create_future()
+        self._transport.write(request)
+        return await self._answer
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.Protocol."""
+        self._transport = cast("asyncio.Transport", transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.Protocol."""
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(ConnectionError(f"the server hung up: {exc}"))
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, msgspec.MsgspecError) as error:
+            self.close()
+            if self._answer is not None and not self._answer.done():
+                self._answer.set_exception(ConnectionError(f"unreadable answer: {error}"))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """See httptools."""
+        if name.lower() == b"content-type":
+            self._is_stream = value.startswith(b"text/event-stream")
+
+    def on_headers_complete(self) -> None:
+        """See httptools."""
+        self._reply.status = self._parser.get_status_code()
+
+    def on_body(self, body: bytes) -> None:
+        """See httptools."""
+        if not self._is_stream:
+            self._reply.body += body
+            return
+        now = time.perf_counter()
+        *events, self._rest = (self._rest + body).split(b"\n\n")
+        for event in events:
+            self._take(event, now)
+
+    def on_message_complete(self) -> None:
+        """See httptools."""
+        self._reply.ended_s = time.perf_counter()
+        if not self._parser.should_keep_alive():
+            self.close()
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(self._reply)
+
+    def _take(self, event: bytes, now: float) -> None:
+        if not event.startswith(b"data:"):
+            return  # a comment: keep-alive
+        data = event[5:].strip()
+        if data == _DONE:
+            self._reply.is_done = True
+            return
+        chunk = _decode_chunk(data)
+        if chunk.error is not None:
+            self._reply.error = str(chunk.error.get("code") or chunk.error.get("type"))
+        if chunk.usage is not None:
+            self._reply.usage = chunk.usage
+        for choice in chunk.choices:
+            if choice.has_output:
+                self._reply.token_times.append(now)
+            if choice.finish_reason is not None:
+                self._reply.finish_reasons.append(choice.finish_reason)
+        if self._on_chunk is not None:
+            self._on_chunk(chunk)
+
+
+class Server:
+    """Where requests go."""
+
+    def __init__(self, base_url: str, api_key: str | None) -> None:
+        parts = urlsplit(base_url)
+        self._host = parts.hostname or "127.0.0.1"
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._port = parts.port or (443 if self._tls else 80)
+        self._prefix = parts.path.rstrip("/").removesuffix("/v1")
+        authorization = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
+        self._headers = f"Host: {parts.netloc}\r\n{authorization}"
+
+    async def connect(self, on_chunk: OnChunk | None = None) -> Connection:
+        """A new connection. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(
+            lambda: Connection(on_chunk), self._host, self._port, ssl=self._tls
+        )
+        return connection
+
+    def request(self, method: str, path: str, body: object = None) -> bytes:
+        """The bytes of a request; `body` becomes JSON."""
+        data = b"" if body is None else msgspec.json.encode(body)
+        head = (
+            f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._headers}"
+            f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+        )
+        return head.encode("latin-1") + data

@@ -1,0 +1,133 @@
+"""Sending a workload: N at a time (closed loop), or at random moments of a given rate (open)."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from benchmarks.serve.client import Connection, Reply, Server
+from benchmarks.serve.workload import PATHS, Ask, Shape
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One request, measured. Times are `time.perf_counter` seconds."""
+
+    began_s: float
+    """When it was due: waiting for a free connection counts."""
+    ended_s: float = 0.0
+    token_times: list[float] = field(default_factory=list)
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    error: str | None = None
+    """The kind: http_429, timeout, hung_up, truncated, wrong_count, ..."""
+
+
+OnOutcome = Callable[[Outcome], None]
+
+
+class Load:
+    """Sends asks over at most `concurrency` connections."""
+
+    def __init__(
+        self, server: Server, shape: Shape, concurrency: int, timeout_s: float, report: OnOutcome
+    ) -> None:
+        self._server = server
+        self._shape = shape
+        self._slots = asyncio.Semaphore(concurrency)
+        self._idle: list[Connection] = []
+        self._timeout_s = timeout_s
+        self._report = report
+
+    async def closed(self, asks: Sequence[Ask]) -> list[Outcome]:
+        """Send the next one when an earlier one has ended."""
+        outcomes = []
+        async with asyncio.TaskGroup() as group:
+            for ask in asks:
+                await self._slots.acquire()
+                outcome = Outcome(time.perf_counter())
+                outcomes.append(outcome)
+                group.create_task(self._run(ask, outcome))
+        return outcomes
+
+    async def open(self, asks: Sequence[Ask], rate: float, random: Random) -> list[Outcome]:
+        """Send `rate` a second on average, exponential gaps, whatever the server does."""
+        outcomes = []
+        due_s = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            for ask in asks:
+                await asyncio.sleep(due_s - time.perf_counter())
+                outcome = Outcome(due_s)
+                outcomes.append(outcome)
+                group.create_task(self._wait_and_run(ask, outcome))
+                due_s += random.expovariate(rate)
+        return outcomes
+
+    def close(self) -> None:
+        """Hang up all connections."""
+        while self._idle:
+            self._idle.pop().close()
+
+    async def _wait_and_run(self, ask: Ask, outcome: Outcome) -> None:
+        await self._slots.acquire()
+        await self._run(ask, outcome)
+
+    async def _run(self, ask: Ask, outcome: Outcome) -> None:
+        connection = None
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                connection = await self._connection()
+                path = PATHS[self._shape.endpoint]
+                request = self._server.request("POST", path, self._shape.body(ask))
+                reply = await connection.send(request)
+            self._note(outcome, ask, reply)
+        except TimeoutError:
+            outcome.error = "timeout"
+        except ConnectionError as error:
+            outcome.error = "refused" if isinstance(error, ConnectionRefusedError) else "hung_up"
+        except OSError as error:
+            outcome.error = type(error).__name__
+        finally:
+            self._slots.release()
+            outcome.ended_s = outcome.ended_s or time.perf_counter()
+            self._put_back(connection, outcome)
+            self._report(outcome)
+
+    async def _connection(self) -> Connection:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_open:
+                return connection
+        return await self._server.connect()
+
+    def _put_back(self, connection: Connection | None, outcome: Outcome) -> None:
+        if connection is None:
+            return
+        if outcome.error is None and connection.is_open:
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+    def _note(self, outcome: Outcome, ask: Ask, reply: Reply) -> None:
+        outcome.ended_s = reply.ended_s
+        outcome.token_times = reply.token_times
+        if reply.usage is not None:
+            outcome.prompt_tokens = reply.usage.prompt_tokens
+            outcome.output_tokens = reply.usage.completion_tokens
+        outcome.error = fault(reply, ask.output_len if self._shape.ignore_eos else None)
+
+
+def fault(reply: Reply, output_len: int | None) -> str | None:
+    """What is wrong with an answer that should bring exactly `output_len` tokens (None: any)."""
+    if reply.status != 200:
+        return f"http_{reply.status}"
+    if reply.error is not None:
+        return f"stream_{reply.error}"
+    if not reply.is_done:
+        return "truncated"
+    if reply.usage is None:
+        return "no_usage"
+    if output_len is not None and reply.usage.completion_tokens != output_len:
+        return "wrong_count"
+    return None
