@@ -12,15 +12,16 @@ from tokenmesh.services.worker_svc.models.build_decoder import Progress, build_d
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
 from tokenmesh.services.worker_svc.models.config import RopeConfig
 from tokenmesh.services.worker_svc.models.location import locate
-from tokenmesh.services.worker_svc.models.raw_config import RawConfig, read_json
+from tokenmesh.services.worker_svc.models.raw_config import read_json
 from tokenmesh.services.worker_svc.models.read_config import ModelFacts, read_facts
+from tokenmesh.services.worker_svc.models.read_eos import read_eos
 from tokenmesh.services.worker_svc.runner.memory import count_blocks, make_pool
 from tokenmesh.services.worker_svc.runner.rows import Rows
 from tokenmesh.services.worker_svc.runner.runner import TorchRunner
 from tokenmesh.services.worker_svc.sampling.sampler import Sampler
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings
-from tokenmesh.shared.errors import CheckpointError, ConfigError
+from tokenmesh.shared.errors import ConfigError
 
 SMALL_CHECKPOINT_BYTES: Final = 64 << 20
 """Below this, weights stay in the processor's caches and float32 is faster than bfloat16."""
@@ -94,27 +95,6 @@ def choose_dtype(model: ModelSettings, facts: ModelFacts, directory: Path) -> to
     if is_half and size >= SMALL_CHECKPOINT_BYTES and can_pack(torch.bfloat16):
         return torch.bfloat16
     return torch.float32
-
-
-def read_eos(raw: RawConfig, directory: Path) -> frozenset[int]:
-    """End-of-sequence ids: generation_config.json's, else config.json's."""
-    path = directory / "generation_config.json"
-    text = raw.part("text_config")
-    sources = [raw] if text is None else [raw, text]
-    if path.exists():
-        sources.insert(0, read_json(path))
-    for source in sources:
-        value = source.get("eos_token_id")
-        if value is None:
-            continue
-        ids = value if isinstance(value, list) else [value]
-        if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
-            raise CheckpointError(
-                f"{source.origin}: eos_token_id is {value!r}, not a token id or a list of them",
-                param="eos_token_id",
-            )
-        return frozenset(ids)
-    return frozenset()
 
 
 def _max_model_len(model: ModelSettings, facts: ModelFacts) -> int:

@@ -1,0 +1,149 @@
+"""SimRunner: no model, but the time that one would take and tokens that can be checked.
+
+The token at output position p of a stream depends on its prompt, its seed and p, on nothing else:
+`sim_token`. So a stream that moved to another worker goes on with the same tokens, and whoever
+reads a stream can tell a lost, doubled or foreign token.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import islice
+from math import log
+from typing import Final
+
+import xxhash
+
+from tokenmesh.services.worker_svc.engine.plan import (
+    NewRow,
+    RowResult,
+    ScheduledRow,
+    StepPlan,
+    StepResult,
+)
+from tokenmesh.shared.config.worker import WorkerSettings
+from tokenmesh.shared.messages.sampling import SamplingParams
+from tokenmesh.shared.messages.tokens import TokenLogprobs
+from tokenmesh.shared.tokens import pack_ids
+
+_KEY_BYTES: Final = 16
+_SEED_MASK: Final = (1 << 64) - 1
+_HALF: Final = log(0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class SimVocabulary:
+    """Which ids may be drawn: all but the end-of-sequence ones."""
+
+    size: int
+    eos_ids: tuple[int, ...] = ()
+    """Ascending."""
+
+    def pick(self, number: int) -> int:
+        """One id for any number; every id alike."""
+        index = number % max(1, self.size - len(self.eos_ids))
+        for eos in self.eos_ids:
+            if index >= eos:
+                index += 1
+        return index % self.size
+
+
+def prompt_key(prompt_ids: Sequence[int]) -> bytes:
+    """What `sim_token` needs to know of a prompt."""
+    return blake2b(pack_ids(prompt_ids), digest_size=_KEY_BYTES).digest()
+
+
+def sim_token(
+    key: bytes, sampling: SamplingParams, position: int, vocabulary: SimVocabulary
+) -> int:
+    """The token at an output position.
+
+    xxh3_64 of the key, the seed and the position (8 bytes little-endian each), taken modulo the
+    ids that may be drawn: `allowed_token_ids` when set (the way to ask for an end), else the
+    vocabulary without its end-of-sequence ids.
+    """
+    counter = (position << 64 | sampling.seed & _SEED_MASK).to_bytes(16, "little")
+    number = xxhash.xxh3_64_intdigest(key + counter)
+    allowed = sampling.allowed_token_ids
+    return allowed[number % len(allowed)] if allowed else vocabulary.pick(number)
+
+
+def sim_logprobs(token: int, num_top: int, vocabulary_size: int) -> TokenLogprobs:
+    """The token first, with probability 1/2, then its neighbors with 1/4, 1/8, ..."""
+    count = min(num_top, vocabulary_size)
+    top_ids = [(token + offset) % vocabulary_size for offset in range(count)]
+    return TokenLogprobs(token, _HALF, 1, top_ids, [_HALF * (i + 1) for i in range(count)])
+
+
+@dataclass(slots=True)
+class _SimRow:
+    new: NewRow
+    key: bytes
+    num_known: int
+
+
+class SimRunner:
+    """Implements `Runner`; the plan itself is inputs and logits."""
+
+    def __init__(
+        self, vocabulary: SimVocabulary, settings: WorkerSettings, wait: Callable[[float], object]
+    ) -> None:
+        self.num_blocks = settings.num_gpu_blocks_override or settings.sim_num_blocks
+        self._vocabulary = vocabulary
+        self._settings = settings
+        self._wait = wait
+        self._rows: dict[int, _SimRow] = {}
+
+    def prepare(self, plan: StepPlan) -> StepPlan:
+        """See `Runner.prepare`."""
+        for row in plan.removed_rows:
+            self._rows.pop(row, None)
+        for new in plan.new_rows:
+            key = prompt_key(new.token_ids[: new.num_prompt])
+            self._rows[new.row] = _SimRow(new, key, len(new.token_ids))
+        return plan
+
+    def forward(self, inputs: StepPlan) -> StepPlan:
+        """Let the time of the step pass."""
+        duration_s = step_seconds(inputs, self._settings) * self._settings.sim_time_scale
+        if duration_s > 0:
+            self._wait(duration_s)
+        return inputs
+
+    def sample(self, inputs: StepPlan, logits: StepPlan) -> StepResult:
+        """See `Runner.sample`."""
+        result = StepResult()
+        for entry in logits.scheduled:
+            row = self._rows[entry.row]
+            if row.new.wants_prompt_logprobs:
+                result.prompt_logprobs[entry.row] = self._prompt_logprobs(row, entry)
+            if entry.samples:
+                result.sampled.append(self._draw(entry.row, row))
+        return result
+
+    def _draw(self, number: int, row: _SimRow) -> RowResult:
+        sampling = row.new.sampling
+        position = row.num_known - row.new.num_prompt
+        token = sim_token(row.key, sampling, position, self._vocabulary)
+        row.num_known += 1
+        logprobs = None
+        if sampling.logprobs is not None:
+            logprobs = sim_logprobs(token, sampling.logprobs, self._vocabulary.size)
+        return RowResult(number, token, logprobs)
+
+    def _prompt_logprobs(self, row: _SimRow, entry: ScheduledRow) -> list[TokenLogprobs]:
+        num_top = row.new.sampling.prompt_logprobs or 0
+        stop = min(entry.start + entry.num_tokens + 1, row.new.num_prompt)
+        tokens = islice(row.new.token_ids, entry.start + 1, stop)
+        return [sim_logprobs(token, num_top, self._vocabulary.size) for token in tokens]
+
+
+def step_seconds(plan: StepPlan, settings: WorkerSettings) -> float:
+    """The timing model: a fixed part, a part for each stream, and prefill at a fixed rate."""
+    num_streams = len(plan.scheduled)
+    num_decode = sum(entry.num_tokens == 1 for entry in plan.scheduled)
+    return (
+        settings.sim_step_s
+        + settings.sim_seq_s * num_streams
+        + (plan.num_tokens - num_decode) / settings.sim_prefill_tokens_per_s
+    )

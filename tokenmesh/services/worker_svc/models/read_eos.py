@@ -1,0 +1,27 @@
+"""Which token ids end a stream, as the checkpoint states it."""
+
+from pathlib import Path
+
+from tokenmesh.services.worker_svc.models.raw_config import RawConfig, read_json
+from tokenmesh.shared.errors import CheckpointError
+
+
+def read_eos(raw: RawConfig, directory: Path) -> frozenset[int]:
+    """End-of-sequence ids: generation_config.json's, else config.json's."""
+    path = directory / "generation_config.json"
+    text = raw.part("text_config")
+    sources = [raw] if text is None else [raw, text]
+    if path.exists():
+        sources.insert(0, read_json(path))
+    for source in sources:
+        value = source.get("eos_token_id")
+        if value is None:
+            continue
+        ids = value if isinstance(value, list) else [value]
+        if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
+            raise CheckpointError(
+                f"{source.origin}: eos_token_id is {value!r}, not a token id or a list of them",
+                param="eos_token_id",
+            )
+        return frozenset(ids)
+    return frozenset()
