@@ -56,9 +56,7 @@ def distribution(values_s: Sequence[float]) -> Distribution:
     return Distribution(
         mean=round(sum(ordered) / len(ordered) * 1e3, 3),
         max=round(ordered[-1] * 1e3, 3),
-        percentiles={
-            f"p{rank}": round(_percentile(ordered, rank) * 1e3, 3) for rank in PERCENTILES
-        },
+        percentiles=percentiles,
     )
 
 
