@@ -1,0 +1,30 @@
+"""One service's actors in this process, on the test's real NATS and Redis."""
+
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from tokenmesh.shared.bus.nats import connect
+from tokenmesh.shared.config import Settings
+from tokenmesh.shared.ids import new_instance_id
+from tokenmesh.shared.metrics import Metrics
+from tokenmesh.shared.redis import open_redis
+from tokenmesh.shared.service import Mesh
+
+
+@asynccontextmanager
+async def running(
+    service: str, settings: Settings, build: Callable[[Mesh], Coroutine[object, object, None]]
+) -> AsyncIterator[Mesh]:
+    """What run_service does, without signals and telemetry."""
+    instance_id = new_instance_id(service)
+    async with AsyncExitStack() as stack:
+        bus = await connect(settings.bus, instance_id)
+        stack.push_async_callback(bus.close)
+        redis = open_redis(settings.redis)
+        stack.push_async_callback(redis.close)
+        mesh = Mesh(service, instance_id, settings, bus, redis, Metrics())
+        stack.push_async_callback(mesh.leave)
+        await mesh.start()
+        await build(mesh)
+        await mesh.join()
+        yield mesh
