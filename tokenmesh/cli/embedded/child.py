@@ -16,6 +16,7 @@ from tokenmesh.shared.config.settings import ENV_PREFIX
 _PR_SET_PDEATHSIG: Final = 1
 _CHUNK_BYTES: Final = 65536
 _MAX_LINE_CHARS: Final = 8192
+_LAST_WORDS_S: Final = 1.0
 _LIBC: Final = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 OnLine = Callable[[str, str], None]
@@ -39,16 +40,21 @@ class Child:
 
     async def start(self) -> None:
         """Start the process in a group of its own: a Ctrl-C at the terminal is not for it."""
-        self._process = await asyncio.create_subprocess_exec(
-            *self.spec.command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env=child_environment(self.spec),
-            start_new_session=True,
-            preexec_fn=_die_with(os.getpid()),
-        )
-        self._reader = asyncio.create_task(self._read(), name=f"output of {self.spec.name}")
+        # A pipe of our own: asyncio's `wait` would wait for grandchildren that hold its pipe.
+        read_end, write_end = os.pipe()
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *self.spec.command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=write_end,
+                stderr=write_end,
+                env=child_environment(self.spec),
+                start_new_session=True,
+                preexec_fn=_die_with(os.getpid()),
+            )
+        finally:
+            os.close(write_end)
+        self._reader = asyncio.create_task(self._read(read_end), name=f"read {self.spec.name}")
 
     async def wait(self) -> int:
         """The exit code, once the process has ended and all it wrote is read."""
@@ -57,7 +63,8 @@ class Child:
         code = await self._process.wait()
         # Whatever it started goes with it, and closes the pipe.
         _kill_group(self._process.pid)
-        await self._reader
+        await asyncio.wait((self._reader,), timeout=_LAST_WORDS_S)
+        self._reader.cancel()
         return code
 
     def terminate(self) -> None:
@@ -70,11 +77,19 @@ class Child:
         if self._process is not None and self._process.returncode is None:
             _kill_group(self._process.pid)
 
-    async def _read(self) -> None:
-        assert self._process is not None
-        assert self._process.stdout is not None
+    async def _read(self, read_end: int) -> None:
+        stream = asyncio.StreamReader()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(read_end, "rb")
+        )
+        try:
+            await self._take_all(stream)
+        finally:
+            transport.close()
+
+    async def _take_all(self, stream: asyncio.StreamReader) -> None:
         rest = ""
-        while chunk := await self._process.stdout.read(_CHUNK_BYTES):
+        while chunk := await stream.read(_CHUNK_BYTES):
             *lines, rest = (rest + chunk.decode("utf-8", "replace")).split("\n")
             for line in lines:
                 self._take(line)

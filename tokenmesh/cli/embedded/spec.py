@@ -20,7 +20,7 @@ class ChildSpec:
     name: str
     command: tuple[str, ...]
     phase: Phase
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Added to the environment of `up`."""
     port: int | None = None
     """Loopback port that it accepts on once it has started."""

@@ -1,0 +1,124 @@
+"""The plan of an embedded mesh: private files, no secret in an argument, joined servers."""
+
+import json
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from tokenmesh.cli.embedded.plan import Plan, make_plan
+from tokenmesh.cli.embedded.ports import check_free, free_port, wait_accepting
+from tokenmesh.cli.embedded.private import private_folder, write_private
+from tokenmesh.cli.embedded.readiness import base_url
+from tokenmesh.cli.embedded.spec import Phase
+from tokenmesh.shared.config import Settings, load_settings
+from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.config.loader import changed
+from tokenmesh.shared.errors import ConfigError
+
+
+def secrets_of(plan: Plan) -> list[str]:
+    passwords = (plan.settings.bus.password, plan.settings.redis.password)
+    return [each.get_secret_value() for each in passwords if each is not None]
+
+
+def test_services_read_the_same_settings_with_the_passwords(tmp_path: Path) -> None:
+    plan = make_plan(load_settings(), tmp_path)
+    config = Path(plan.services[0].command[-1])
+    settings = load_settings(config)
+    assert settings.bus == plan.settings.bus
+    assert settings.redis == plan.settings.redis
+    assert settings.models == plan.settings.models
+    assert settings.service.exit_with_parent
+    assert len(set(secrets_of(plan))) == 2
+
+
+def test_no_secret_is_in_an_argument_or_in_a_file_that_others_read(tmp_path: Path) -> None:
+    plan = make_plan(load_settings(), tmp_path)
+    words = " ".join(word for spec in (*plan.servers, *plan.services) for word in spec.command)
+    assert [secret for secret in secrets_of(plan) if secret in words] == []
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    assert modes == {"nats.conf": 0o600, "redis.conf": 0o600, "services.json": 0o600}
+
+
+def test_a_configured_server_is_joined_not_started(tmp_path: Path) -> None:
+    overrides = {"bus": {"url": "nats://a:1"}, "redis": {"url": "redis://b:2/0"}}
+    plan = make_plan(load_settings(overrides=overrides), tmp_path)
+    assert plan.servers == ()
+    assert plan.settings.bus.url == "nats://a:1"
+    # A change elsewhere does not make the defaults look configured.
+    elsewhere = tmp_path / "other"
+    elsewhere.mkdir()
+    other = make_plan(changed(load_settings(), {"gateway": {"port": 1}}), elsewhere)
+    assert [spec.name for spec in other.servers] == ["nats", "redis"]
+
+
+def test_replicas_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    plan = make_plan(load_settings(overrides={"up": {"workers": 3, "tokenizers": 2}}), tmp_path)
+    assert plan.counts == {
+        "scheduler": 1, "tokenizer": 2, "encoder": 1, "worker": 3, "gateway": 1,
+    }  # fmt: skip
+    workers = [spec for spec in plan.services if spec.name.startswith("worker")]
+    assert [spec.name for spec in workers] == ["worker 1", "worker 2", "worker 3"]
+    assert {spec.environment["OMP_NUM_THREADS"] for spec in workers} == {"2"}
+    assert {spec.environment["GOMP_SPINCOUNT"] for spec in workers} == {"0"}
+
+
+def test_only_the_gateway_is_at_the_edge(tmp_path: Path) -> None:
+    plan = make_plan(load_settings(), tmp_path)
+    edge = [spec.name for spec in (*plan.servers, *plan.services) if spec.phase is Phase.EDGE]
+    assert edge == ["gateway"]
+
+
+def test_children_log_json(tmp_path: Path) -> None:
+    plan = make_plan(load_settings(), tmp_path)
+    values = json.loads(Path(plan.services[0].command[-1]).read_text())
+    assert values["telemetry"]["log_format"] == "json"
+
+
+def test_a_private_folder_is_gone_afterwards() -> None:
+    with private_folder() as folder:
+        write_private(folder / "secret", "x")
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert not folder.exists()
+
+
+def test_a_port_in_use_is_named_with_a_free_one_to_take() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError) as caught:
+            check_free("127.0.0.1", port)
+    assert f"port {port} on 127.0.0.1 is in use" in caught.value.message
+    suggested = int(caught.value.message.rpartition("--port ")[2])
+    check_free("127.0.0.1", suggested)
+
+
+def test_a_host_that_is_not_here_is_an_error_about_the_host() -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_free("192.0.2.1", free_port())
+    assert caught.value.param == "--host"
+
+
+async def test_a_port_where_nobody_listens_does_not_accept() -> None:
+    assert not await wait_accepting(free_port(), 0.05)
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:80"),
+        ("0.0.0.0", "http://127.0.0.1:80"),
+        ("::1", "http://[::1]:80"),
+    ],
+)
+def test_clients_on_this_machine_get_an_address_they_can_use(host: str, url: str) -> None:
+    assert base_url(GatewaySettings(host=host, port=80)) == url
+
+
+def test_the_defaults_bind_to_this_machine_only() -> None:
+    assert Settings().gateway.host == "127.0.0.1"
