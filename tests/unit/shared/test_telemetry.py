@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from tokenmesh.shared.config.telemetry import TelemetrySettings
 from tokenmesh.shared.errors import BusLost
 from tokenmesh.shared.ids import InstanceId
+from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.telemetry import (
     Telemetry,
     current_trace_id,
@@ -224,6 +225,18 @@ async def test_a_full_queue_drops_and_counts(stub: StubBus) -> None:
     await telemetry.stop()
     assert len(stub.spans()) == 10
     assert (telemetry.exporter.num_sent, telemetry.exporter.num_dropped) == (10, 15)
+
+
+async def test_sent_and_dropped_spans_are_metrics(stub: StubBus) -> None:
+    metrics = Metrics()
+    settings = TelemetrySettings(max_queued_spans=10, flush_interval_s=60)
+    telemetry = start_telemetry("worker", InstanceId("worker-1"), settings, stub, metrics)  # type: ignore[arg-type]
+    for _ in range(25):
+        record_span("step", 1, 2)
+    await telemetry.stop()
+    text = metrics.render().decode()
+    assert "tokenmesh:spans_sent_total 10.0" in text
+    assert "tokenmesh:spans_dropped_total 15.0" in text
 
 
 async def test_a_lost_bus_costs_spans_and_nothing_else(stub: StubBus) -> None:

@@ -70,7 +70,7 @@ async def _enter(
     metrics.watch_process()
     bus = await connect(settings.bus, instance_id)
     stack.push_async_callback(bus.close)
-    telemetry = start_telemetry(name, instance_id, settings.telemetry, bus)
+    telemetry = start_telemetry(name, instance_id, settings.telemetry, bus, metrics)
     stack.push_async_callback(telemetry.stop)
     endpoint = start_metrics_endpoint(metrics, settings.telemetry)
     if endpoint is not None:

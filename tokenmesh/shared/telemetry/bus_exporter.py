@@ -14,17 +14,22 @@ from tokenmesh.shared import subjects
 from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.config.telemetry import TelemetrySettings
 from tokenmesh.shared.errors import TokenMeshError
+from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.telemetry.otlp import encode_request
 
 
 class BusExporter(SpanProcessor):
     """Queues the spans of one process and publishes them."""
 
-    def __init__(self, service: str, settings: TelemetrySettings, bus: Bus) -> None:
+    def __init__(
+        self, service: str, settings: TelemetrySettings, bus: Bus, metrics: Metrics
+    ) -> None:
         self._subject = subjects.spans(service)
         self._settings = settings
         self._bus = bus
         self._queue: deque[ReadableSpan] = deque()
+        self._sent = metrics.counter("spans_sent")
+        self._dropped = metrics.counter("spans_dropped")
         self.num_sent = 0
         self.num_dropped = 0
         """Spans that found the queue full, were too large, or could not be sent."""
@@ -34,7 +39,7 @@ class BusExporter(SpanProcessor):
         if not span.context or not span.context.trace_flags.sampled:
             return
         if len(self._queue) >= self._settings.max_queued_spans:
-            self.num_dropped += 1
+            self._drop(1)
         else:
             self._queue.append(span)
 
@@ -56,9 +61,14 @@ class BusExporter(SpanProcessor):
         try:
             await self._bus.publish_raw(self._subject, data)
         except TokenMeshError:
-            self.num_dropped += num_spans
+            self._drop(num_spans)
         else:
             self.num_sent += num_spans
+            self._sent.inc(num_spans)
+
+    def _drop(self, num_spans: int) -> None:
+        self.num_dropped += num_spans
+        self._dropped.inc(num_spans)
 
     def _encode(self, batch: Sequence[ReadableSpan]) -> Iterator[tuple[bytes, int]]:
         """Messages below the size limit; halves of a batch that is above it."""
@@ -66,7 +76,7 @@ class BusExporter(SpanProcessor):
         if len(data) <= self._settings.max_batch_bytes:
             yield data, len(batch)
         elif len(batch) == 1:
-            self.num_dropped += 1
+            self._drop(1)
         else:
             middle = len(batch) // 2
             yield from self._encode(batch[:middle])

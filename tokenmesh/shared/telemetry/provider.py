@@ -12,6 +12,7 @@ import tokenmesh
 from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.config.telemetry import TelemetrySettings
 from tokenmesh.shared.ids import InstanceId
+from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.telemetry.bus_exporter import BusExporter
 from tokenmesh.shared.telemetry.recorder import install_recorder
 from tokenmesh.shared.telemetry.sdk_recorder import SdkRecorder
@@ -46,10 +47,14 @@ class Telemetry:
 
 
 def start_telemetry(
-    service: str, instance_id: InstanceId, settings: TelemetrySettings, bus: Bus
+    service: str,
+    instance_id: InstanceId,
+    settings: TelemetrySettings,
+    bus: Bus,
+    metrics: Metrics | None = None,
 ) -> Telemetry:
-    """Install the tracer of this process; on the event loop, once the bus is open."""
-    exporter = BusExporter(service, settings, bus)
+    """Install the recorder of this process; on the event loop, once the bus is open."""
+    exporter = BusExporter(service, settings, bus, metrics or Metrics())
     if not settings.enabled:
         return Telemetry(None, exporter)
     processors: list[SpanProcessor] = [exporter]
