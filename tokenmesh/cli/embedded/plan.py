@@ -72,7 +72,17 @@ def _services(settings: Settings, folder: Path) -> Iterator[ChildSpec]:
     }
     threads = max(1, len(os.sched_getaffinity(0)) // up.workers)
     for service, count in counts.items():
-        command = (sys.executable, "-m", "tokenmesh", "serve", service, "--config", str(config))
+        # -P: what lies in the user's folder must not be imported instead of a library.
+        command = (
+            sys.executable,
+            "-P",
+            "-m",
+            "tokenmesh",
+            "serve",
+            service,
+            "--config",
+            str(config),
+        )
         phase = Phase.EDGE if service == "gateway" else Phase.MESH
         for number in range(1, count + 1):
             name = f"{service} {number}" if count > 1 else service

@@ -1,0 +1,158 @@
+"""The pages of docs/reference/ that are made from the code: settings, flags and metrics.
+
+`python scripts/generate_reference.py` writes them; `--check` fails when a page is not current.
+"""
+
+import argparse
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, get_args, get_origin
+
+import annotated_types
+from pydantic import SecretStr
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from tokenmesh.cli.flags import FLAGS, UP_FLAGS
+from tokenmesh.shared.config.catalog import Key, fields, is_section
+from tokenmesh.shared.config.layers import environment_name
+from tokenmesh.shared.metrics.table import METRICS, PREFIX
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+FOLDER: Final = ROOT / "docs/reference"
+NOTE: Final = "<!-- Written by scripts/generate_reference.py; edit the code instead. -->\n"
+_TYPE_NAMES: Final[dict[type, str]] = {
+    str: "text", int: "integer", float: "number", bool: "boolean", SecretStr: "secret"
+}  # fmt: skip
+
+
+def config_page() -> str:
+    """Every setting: its key, variable, type, bounds, default and meaning."""
+    lines = [
+        NOTE,
+        "# Settings\n",
+        "Flags win over variables, variables over the file (`--config FILE`, TOML), the file over "
+        "these defaults. An unknown key is an error. The variable of `gateway.port` is "
+        f"`{environment_name(('gateway', 'port'))}`; lists are JSON or separated by commas.\n",
+        "`[model]` (or `TOKENMESH_MODEL__*`) describes the one model of a mesh; several are a "
+        "list of tables `[[models]]` with the same keys.",
+    ]
+    for key, field in fields():
+        if is_section(field):
+            about = inspect.getdoc(field.annotation) or ""
+            lines += ["", f"## {'.'.join(key)}", "", about, *_table_head()]
+        elif key == ("model", "model"):
+            lines += ["", "## model", *_table_head(), _row(key, field)]
+        elif len(key) > 1:
+            lines.append(_row(key, field))
+    return "\n".join(lines) + "\n"
+
+
+def flags_page() -> str:
+    """Every flag of `up` and `serve`, and the setting it sets."""
+    lines = [
+        NOTE,
+        "# Flags of `tokenmesh up` and `tokenmesh serve`\n",
+        "A flag that vLLM has too means the same here. `up` alone has those marked with a star.\n",
+        "| flag | setting | meaning |",
+        "|---|---|---|",
+    ]
+    by_key = dict(fields())
+    for flag in UP_FLAGS:
+        star = "" if flag in FLAGS else " *"
+        meaning = flag.help or by_key[flag.key].description or ""
+        lines.append(f"| `{flag.name}`{star} | `{'.'.join(flag.key)}` | {_cell(meaning)} |")
+    return "\n".join(lines) + "\n"
+
+
+def metrics_page() -> str:
+    """Every metric."""
+    lines = [NOTE, "# Metrics\n", "| metric | kind | labels | meaning |", "|---|---|---|---|"]
+    lines += [
+        f"| `{PREFIX}{metric.name}` | {metric.kind} | {', '.join(metric.labels)} | {_cell(metric.help)} |"
+        for metric in METRICS
+    ]
+    return "\n".join(lines) + "\n"
+
+
+PAGES: Final = {"config.md": config_page, "flags.md": flags_page, "metrics.md": metrics_page}
+
+
+def _table_head() -> Iterator[str]:
+    yield ""
+    yield "| setting | type | default | meaning |"
+    yield "|---|---|---|---|"
+
+
+def _row(key: Key, field: FieldInfo) -> str:
+    kind = " ".join(filter(None, (_type_name(field.annotation), _bounds(field))))
+    meaning = _cell(field.description or "")
+    return f"| `{'.'.join(key)}` | {_cell(kind)} | {_default(field)} | {meaning} |"
+
+
+def _type_name(annotation: object) -> str:
+    arguments = [each for each in get_args(annotation) if each is not type(None)]
+    if arguments and all(isinstance(each, str) for each in arguments):
+        return " or ".join(f"`{each}`" for each in arguments)
+    if get_origin(annotation) is tuple:
+        return f"list of {_type_name(arguments[0])}"
+    if get_origin(annotation) is dict:
+        return "table"
+    if arguments:
+        return " or ".join(map(_type_name, arguments))
+    assert isinstance(annotation, type)
+    return _TYPE_NAMES.get(annotation, annotation.__name__)
+
+
+def _bounds(field: FieldInfo) -> str:
+    parts = []
+    for each in field.metadata:
+        match each:
+            case annotated_types.Ge(ge):
+                parts.append(f">= {ge}")
+            case annotated_types.Gt(gt):
+                parts.append(f"> {gt}")
+            case annotated_types.Le(le):
+                parts.append(f"<= {le}")
+            case annotated_types.Lt(lt):
+                parts.append(f"< {lt}")
+    return ", ".join(parts)
+
+
+def _default(field: FieldInfo) -> str:
+    if field.default is PydanticUndefined:
+        return "required"
+    if field.default is None or field.default in ((), {}, ""):
+        return ""
+    if isinstance(field.default, bool):
+        return str(field.default).lower()
+    return f"`{field.default}`"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def main() -> int:
+    """Write or check the pages; 1 when a page is not current."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing, fail when stale")
+    check = parser.parse_args().check
+    stale = []
+    for name, page in PAGES.items():
+        path, text = FOLDER / name, page()
+        if path.exists() and path.read_text(encoding="utf-8") == text:
+            continue
+        stale.append(name)
+        if not check:
+            FOLDER.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    for name in stale:
+        print(f"{'stale, run `make docs`' if check else 'written'}: docs/reference/{name}")
+    return 1 if stale and check else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
