@@ -6,12 +6,14 @@ resolution could answer something else (DNS rebinding).
 
 import asyncio
 import socket
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Final
 
 from tokenmesh.shared.errors import InvalidInput
 
 _NAT64: Final = IPv6Network("64:ff9b::/96")
+_IETF_USE: Final = IPv4Network("192.0.0.0/24")
+"""Not public, though some Python versions say so of parts of it."""
 _V4_COMPATIBLE: Final = IPv6Network("::/96")
 _LOW_32_BITS: Final = 0xFFFFFFFF
 
@@ -25,6 +27,8 @@ def is_public(address: str) -> bool:
             return is_public(str(inner))
         if ip.is_site_local:
             return False
+    elif ip in _IETF_USE:
+        return False
     return ip.is_global and not ip.is_multicast and not ip.is_reserved
 
 

@@ -1,0 +1,194 @@
+"""URLs are fetched within a size, a time and the hosts that are allowed."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.fakes.image_server import ImageServer, image_server
+from tokenmesh.services.tokenizer_svc.media.fetch import Fetcher
+from tokenmesh.shared.config.tokenizer import MediaSettings
+from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
+
+LIMITS = MediaSettings(
+    allow_private_addresses=True, max_bytes=1000, fetch_timeout_s=0.5, max_redirects=2
+)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ImageServer]:
+    async with image_server() as server:
+        yield server
+
+
+@pytest.fixture
+async def fetcher() -> AsyncIterator[Fetcher]:
+    fetcher = Fetcher(LIMITS)
+    yield fetcher
+    await fetcher.stop()
+
+
+async def refusal(url: str, **changes: object) -> str:
+    """The error of fetching `url` under changed limits."""
+    fetcher = Fetcher(LIMITS.model_copy(update=changes))
+    try:
+        with pytest.raises(InvalidInput) as refused:
+            await fetcher.fetch(url)
+        return refused.value.message
+    finally:
+        await fetcher.stop()
+
+
+async def test_a_body_is_fetched(server: ImageServer, fetcher: Fetcher) -> None:
+    url = server.serve("/a?b=c%20d", b"body")
+    assert await fetcher.fetch(url) == b"body"
+    assert server.hits == ["/a?b=c%20d"]
+    assert server.hosts == [f"127.0.0.1:{server.port}"]
+
+
+async def test_the_host_is_named_and_the_checked_address_connected_to(
+    server: ImageServer, fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def resolve(*_: object, **__: object) -> list[object]:
+        return [(0, 0, 0, "", ("127.0.0.1", server.port))]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+    server.serve("/a", b"body")
+    # Only our own resolution knows this name: a second one would fail.
+    url = f"http://user:pass@images.example:{server.port}/a"
+    assert await fetcher.fetch(url) == b"body"
+    assert server.hosts == [f"images.example:{server.port}"]
+
+
+async def test_private_addresses_are_refused_unless_allowed(server: ImageServer) -> None:
+    url = server.serve("/a", b"body")
+    for host in ("127.0.0.1", "localhost", "[::ffff:127.0.0.1]"):
+        message = await refusal(url.replace("127.0.0.1", host), allow_private_addresses=False)
+        assert "not on the public internet" in message
+    assert server.hits == []
+
+
+async def test_a_redirect_to_a_private_address_is_refused(
+    server: ImageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+    real = loop.getaddrinfo
+
+    async def resolve(host: str, port: int, **options: object) -> list[object]:
+        if host == "public.example":
+            return [(0, 0, 0, "", ("127.0.0.1", port))]
+        return list(await real(host, port, **options))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(loop, "getaddrinfo", resolve)
+    # The first hop counts as public, so that only the second one can be what is refused.
+    monkeypatch.setattr(
+        "tokenmesh.services.tokenizer_svc.media.address.is_public",
+        lambda address: server.hits == [],
+    )
+    server.redirect("/a", server.url("/secret"))
+    server.serve("/secret", b"secret")
+    message = await refusal(server.url("/a", "public.example"), allow_private_addresses=False)
+    assert "'127.0.0.1' is not on the public internet" in message
+    assert server.hits == ["/a"]
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_redirects_are_followed_relative_ones_too(
+    status: int, server: ImageServer, fetcher: Fetcher
+) -> None:
+    server.redirect("/a", "b", status)
+    server.redirect("/b", server.url("/c"), status)
+    server.serve("/c", b"body")
+    assert await fetcher.fetch(server.url("/a")) == b"body"
+
+
+async def test_redirects_end(server: ImageServer) -> None:
+    url = server.redirect("/a", "/a")
+    assert "more than 2 times" in await refusal(url)
+    assert server.hits == ["/a"] * 3
+
+
+async def test_a_redirect_leaves_http_for_nothing_else(server: ImageServer) -> None:
+    for target in ("file:///etc/passwd", "ftp://127.0.0.1/x", "data:image/png;base64,AA=="):
+        url = server.redirect("/a", target)
+        message = await refusal(url)
+        assert "neither http, https nor data" in message or "InvalidURL" in message
+    assert set(server.hits) == {"/a"}
+
+
+async def test_a_size_over_the_limit_is_refused_before_the_body(server: ImageServer) -> None:
+    url = server.url("/big")
+    server.answers["/big"] = b"HTTP/1.1 200 OK\r\ncontent-length: 1001\r\n\r\n"
+    fetcher = Fetcher(LIMITS)
+    with pytest.raises(PayloadTooLarge, match="1001 bytes, at most 1000"):
+        await fetcher.fetch(url)
+    await fetcher.stop()
+
+
+async def test_a_body_that_never_ends_is_cut_off(server: ImageServer, fetcher: Fetcher) -> None:
+    with pytest.raises(PayloadTooLarge, match="more than 1000 bytes"):
+        await fetcher.fetch(server.url("/endless"))
+
+
+@pytest.mark.parametrize("path", ["/slow", "/trickle"])
+async def test_a_slow_server_is_given_up(path: str, server: ImageServer) -> None:
+    assert "longer than 0.1 s" in await refusal(server.url(path), fetch_timeout_s=0.1)
+
+
+async def test_waiting_for_a_slot_counts_as_time(server: ImageServer) -> None:
+    fetcher = Fetcher(LIMITS.model_copy(update={"max_concurrent_fetches": 1}))
+    urls = [server.url("/slow")] * 2
+    results = await asyncio.gather(*map(fetcher.fetch, urls), return_exceptions=True)
+    assert [type(result) for result in results] == [InvalidInput] * 2
+    await fetcher.stop()
+
+
+async def test_compressed_bodies_are_refused(server: ImageServer) -> None:
+    head = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: 2\r\n\r\nxx"
+    server.answers["/a"] = head
+    assert "compressed" in await refusal(server.url("/a"))
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"HTTP/1.1 404 No\r\ncontent-length: 0\r\n\r\n", "status 404"),
+        (b"HTTP/1.1 500 No\r\ncontent-length: 0\r\n\r\n", "status 500"),
+        (b"HTTP/1.1 302 Found\r\ncontent-length: 0\r\n\r\n", "status 302"),
+        (b"garbage\r\n\r\n", "cannot be fetched: RemoteProtocolError"),
+        (b"", "cannot be fetched: RemoteProtocolError"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nx", "cannot be fetched"),
+    ],
+)
+async def test_a_failing_server_is_named(answer: bytes, message: str, server: ImageServer) -> None:
+    server.answers["/a"] = answer
+    assert message in await refusal(server.url("/a"))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "file:///etc/passwd",
+        "ftp://127.0.0.1/",
+        "gopher://127.0.0.1/",
+        "http://",
+        "//127.0.0.1/",
+        "http://127.0.0.1:99999/",
+        "http://[::1/",
+        "http://127.0.0.1/\x00",
+        "http://exa mple/",
+        "nothing",
+        "",
+        "http://127.0.0.1/" + "x" * 9000,
+    ],
+)
+async def test_what_is_no_usable_url_is_refused(url: str) -> None:
+    assert await refusal(url)
+
+
+async def test_hosts_can_be_limited(server: ImageServer) -> None:
+    url = server.serve("/a", b"body")
+    assert "are not allowed" in await refusal(url, allowed_domains=("images.example",))
+    fetcher = Fetcher(LIMITS.model_copy(update={"allowed_domains": ("127.0.0.1",)}))
+    assert await fetcher.fetch(url) == b"body"
+    await fetcher.stop()

@@ -1,0 +1,138 @@
+"""Image files become the pixels that transformers makes of them; hostile ones become errors."""
+
+import struct
+import zlib
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from PIL import Image
+from transformers import CLIPImageProcessorPil
+
+from tests.fakes.images import image_file, picture
+from tests.fakes.llava import llava_without_weights
+from tests.fakes.tokenizers import write_json
+from tokenmesh.services.tokenizer_svc.loading import load_image_processor
+from tokenmesh.services.tokenizer_svc.media.image import decode_image
+from tokenmesh.shared.errors import CheckpointError, InvalidInput, PayloadTooLarge
+
+MAX_PIXELS = 1_000_000
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {"size": {"shortest_edge": 30}, "crop_size": {"height": 30, "width": 30}},
+    "as in llava 1.5": {"size": {"shortest_edge": 336}, "crop_size": 336},
+    "square": {"size": {"height": 20, "width": 28}, "do_center_crop": False},
+    "crop larger than image": {"size": {"shortest_edge": 8}, "crop_size": 30},
+    "no resize": {"do_resize": False, "crop_size": 16, "resample": 2},
+    "no normalization": {"do_normalize": False, "size": 30, "crop_size": 30},
+    "bilinear": {"resample": 2, "size": {"shortest_edge": 31}, "crop_size": 30},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize(("width", "height"), [(40, 33), (33, 40), (200, 7), (31, 31), (1, 1)])
+def test_pixels_equal_those_of_transformers(
+    options: str, width: int, height: int, tmp_path: Path
+) -> None:
+    values = {"image_processor_type": "CLIPImageProcessor", **OPTIONS[options]}
+    write_json(tmp_path / "preprocessor_config.json", values)
+    image = picture(1, width, height)
+    ours = load_image_processor(tmp_path)(decode_image(image_file(image), MAX_PIXELS))
+    oracle = CLIPImageProcessorPil(**OPTIONS[options])
+    theirs = oracle(images=[image], return_tensors="np")["pixel_values"][0]
+    assert ours.dtype == numpy.float32
+    numpy.testing.assert_array_equal(ours, theirs.astype(numpy.float32))
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA"])
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "TIFF"])
+def test_every_mode_becomes_rgb(mode: str, kind: str) -> None:
+    image = picture(2, mode=mode)
+    options = {"lossless": True} if kind == "WEBP" else {}
+    decoded = decode_image(image_file(image, kind, **options), MAX_PIXELS)
+    assert decoded.mode == "RGB"
+    if mode != "RGBA":
+        numpy.testing.assert_array_equal(numpy.array(decoded), numpy.array(image.convert("RGB")))
+
+
+def test_the_orientation_of_a_photo_is_applied() -> None:
+    image = picture(3, 20, 10)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    turned = decode_image(image_file(image, "PNG", exif=exif), MAX_PIXELS)
+    assert turned.size == (10, 20)
+
+
+def test_an_animation_gives_its_first_frame() -> None:
+    frames = [picture(seed).convert("P") for seed in (4, 5)]
+    data = image_file(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    expected = numpy.array(frames[0].convert("RGB"))
+    numpy.testing.assert_array_equal(numpy.array(decode_image(data, MAX_PIXELS)), expected)
+
+
+def bomb(width: int, height: int) -> bytes:
+    """A few hundred bytes that claim to be width x height pixels."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        )
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    rows = zlib.compress(b"\0" * 100_000)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+    )
+
+
+@pytest.mark.parametrize("size", [1001, 20_000, 60_000])
+def test_a_bomb_is_refused_before_it_is_decoded(size: int) -> None:
+    with pytest.raises(PayloadTooLarge, match=r"too large|at most 1000000"):
+        decode_image(bomb(size, size), MAX_PIXELS)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"])
+def test_a_truncated_image_is_damaged(kind: str) -> None:
+    data = image_file(picture(6), kind)
+    with pytest.raises(InvalidInput, match=r"damaged|no image"):
+        decode_image(data[: len(data) // 2], MAX_PIXELS)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"hello",
+        b"\x89PNG\r\n\x1a\n",
+        b"GIF89a",
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
+        b"<svg xmlns='http://www.w3.org/2000/svg'/>",
+        b"RIFF\x00\x00\x00\x00WEBPVP8 ",
+    ],
+)
+def test_what_is_no_image_is_refused(data: bytes) -> None:
+    with pytest.raises(InvalidInput, match=r"no image|damaged"):
+        decode_image(data, MAX_PIXELS)
+
+
+# pillow warns about damaged metadata beside an image that is sound.
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_every_flipped_byte_gives_an_image_or_an_error() -> None:
+    for kind in ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"):
+        data = image_file(picture(7, 12, 9), kind)
+        for place in range(0, len(data), 7):
+            broken = bytearray(data)
+            broken[place] ^= 0xFF
+            with suppress(InvalidInput):
+                assert decode_image(bytes(broken), MAX_PIXELS).mode == "RGB"
+
+
+def test_a_checkpoint_without_image_processor_says_so(tmp_path: Path) -> None:
+    directory = llava_without_weights(tmp_path)
+    (directory / "preprocessor_config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"holds no preprocessor_config\.json"):
+        load_image_processor(directory)
+    write_json(directory / "preprocessor_config.json", {"image_processor_type": "Nothing"})
+    with pytest.raises(CheckpointError, match="image processor is unusable"):
+        load_image_processor(directory)
