@@ -1,11 +1,15 @@
 """What an actor did, counted twice: for Prometheus, and as plain numbers for NATS micro."""
 
+from functools import lru_cache
+
 import msgspec
 
 from tokenmesh.shared.messages import Failed, Message
 from tokenmesh.shared.metrics import Metrics
 
 _OK = "ok"
+_MAX_CHILDREN = 64
+"""Message types of one actor, or error codes: both are few and ours."""
 
 
 class ActorCounts(msgspec.Struct):
@@ -29,15 +33,18 @@ class ActorMeters:
 
     def __init__(self, actor: str, metrics: Metrics) -> None:
         self.counts = ActorCounts()
-        self._actor = actor
-        self._metrics = metrics
+        # prometheus_client takes longer to find a child than to use it.
+        self._seconds_of = lru_cache(_MAX_CHILDREN)(
+            lambda message: metrics.histogram("actor_seconds", actor=actor, message=message)
+        )
+        self._count_of = lru_cache(_MAX_CHILDREN)(
+            lambda outcome: metrics.counter("actor_messages", actor=actor, outcome=outcome)
+        )
 
     def note_handled(self, message: str, seconds: float) -> None:
         """A handler has ended, well or not."""
         self.counts.busy_s += seconds
-        self._metrics.histogram("actor_seconds", actor=self._actor, message=message).observe(
-            seconds
-        )
+        self._seconds_of(message).observe(seconds)
 
     def note_answer(self, answer: Message) -> None:
         """This is what will be sent."""
@@ -46,4 +53,4 @@ class ActorMeters:
             outcome = answer.code
             self.counts.failed += 1
             self.counts.last_error = f"{answer.code}: {answer.message}"
-        self._metrics.counter("actor_messages", actor=self._actor, outcome=outcome).inc()
+        self._count_of(outcome).inc()

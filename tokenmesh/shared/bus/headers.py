@@ -1,4 +1,7 @@
-"""The headers of a message as text: `tm-schema`, `tm-deadline`, `traceparent`."""
+"""The headers of a message as text: `tm-schema`, `tm-deadline`, `traceparent`.
+
+Answers and `Tokens` travel without any, which means this schema and saves a tenth of a round trip.
+"""
 
 from collections.abc import Mapping
 from typing import Final

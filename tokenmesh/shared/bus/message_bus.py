@@ -42,7 +42,6 @@ _HEADER_ROOM_BYTES: Final = 4096
 """The server counts headers into its max_payload."""
 _MAX_UNREAD_ANSWERS: Final = 64
 """Of one conversation; only keep-alives can be more than one, and a newer one says it all."""
-_PLAIN: Final = pack(Headers())
 
 _Answer = asyncio.Future[bytes | None]
 
@@ -141,7 +140,7 @@ class MessageBus(Bus):
         self, subject: str, message: Message | Tokens, *, headers: Headers | None = None
     ) -> None:
         """See `Bus.publish`."""
-        packed = _PLAIN if headers is None else pack(headers)
+        packed = None if headers is None else pack(headers)
         await self._link.send(subject, self._encode(message), packed)
 
     async def publish_raw(self, subject: str, data: bytes) -> None:
@@ -151,7 +150,7 @@ class MessageBus(Bus):
     async def reply(self, envelope: Envelope, message: Message) -> None:
         """See `Bus.reply`."""
         if envelope.reply_to is not None:
-            await self._link.send(envelope.reply_to, self._encode(message), _PLAIN)
+            await self._link.send(envelope.reply_to, self._encode(message), None)
 
     async def subscribe(
         self, subject: str, receiver: Receiver, *, queue: str | None = None
@@ -201,7 +200,7 @@ class MessageBus(Bus):
 
     async def _refuse(self, reply_to: str, error: TokenMeshError) -> None:
         try:
-            await self._link.send(reply_to, self._encode(to_failed(error)), _PLAIN)
+            await self._link.send(reply_to, self._encode(to_failed(error)), None)
         except TokenMeshError as lost:
             self._complaints.note("unanswered", str(lost))
 
