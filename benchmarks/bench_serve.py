@@ -19,7 +19,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from benchmarks.serve.client import Server
 from benchmarks.serve.load import Load, Outcome
-from benchmarks.serve.plot import plot
 from benchmarks.serve.report import Summary, environment, show, summarize
 from benchmarks.serve.workload import Ask, Shape, file_asks, random_asks
 
@@ -136,6 +135,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.out:
         save(options, summary)
     if options.plot:
+        # matplotlib takes a second to import.
+        from benchmarks.serve.plot import plot
+
         plot(outcomes, f"{options.model}, concurrency {options.concurrency}", options.plot)
     return 1 if summary["errors"] else 0
 
