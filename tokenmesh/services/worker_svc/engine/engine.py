@@ -12,6 +12,7 @@ from tokenmesh.services.worker_svc.engine.outputs import (
     EngineStats,
     StepOutput,
     closing_delta,
+    plain_delta,
     token_delta,
 )
 from tokenmesh.services.worker_svc.engine.plan import StepPlan, StepResult
@@ -122,12 +123,20 @@ class Engine(Generic[Inputs, Logits]):
             owner = self._scheduler.request_at(row)
             if owner is not None:
                 owner.prompt_logprobs += entries
-        output = self._output
-        for request, drawn, may_end in self._scheduler.draw(sampled):
-            if not request.timeline.first_token_ns:
+        drawn, may_end = self._scheduler.draw(sampled)
+        by_gateway = self._output.deltas
+        for request, result_row in zip(drawn, sampled, strict=True):
+            gateway = request.key.gateway
+            if gateway not in by_gateway:
+                by_gateway[gateway] = []
+            is_last = result_row.row in may_end
+            if request.has_reported and not is_last and result_row.logprobs is None:
+                by_gateway[gateway].append(plain_delta(request, result_row.token_id))
+                continue
+            if not request.has_reported:
                 request.timeline.first_token_ns = ended_ns
-            ending = request.ending() if may_end else None
-            output.add(request, token_delta(request, drawn, ending))
+            ending = request.ending() if is_last else None
+            by_gateway[gateway].append(token_delta(request, result_row, ending))
             if ending is not None:
                 self._end(request, ending)
 
@@ -155,7 +164,8 @@ class Engine(Generic[Inputs, Logits]):
             raise EngineBroken(f"{self._num_failures} steps in a row failed, last: {error}")
 
     def _close(self, request: Request, ending: Ending) -> None:
-        self._output.add(request, closing_delta(request, ending))
+        deltas = self._output.deltas.setdefault(request.key.gateway, [])
+        deltas.append(closing_delta(request, ending))
         self._end(request, ending)
 
     def _end(self, request: Request, ending: Ending) -> None:

@@ -43,22 +43,18 @@ class StepOutput:
     ended: list[Ended] = field(default_factory=list)
     stats: EngineStats = field(default_factory=EngineStats)
 
-    def add(self, request: Request, delta: Delta) -> None:
-        """Send a delta to the request's gateway."""
-        gateway = request.key.gateway
-        deltas = self.deltas.get(gateway)
-        if deltas is None:
-            deltas = self.deltas[gateway] = []
-        deltas.append(delta)
+
+def plain_delta(request: Request, token: int) -> Delta:
+    """The delta of the token that was just appended, where there is nothing else to say."""
+    _, stream, attempt = request.key
+    offset = len(request.token_ids) - 1 - request.num_prompt
+    return Delta(stream, attempt, offset, token.to_bytes(BYTES_PER_ID, "little"))
 
 
 def token_delta(request: Request, result: RowResult, ending: Ending | None) -> Delta:
-    """The delta of the token that was just appended to the request."""
-    key = request.key
+    """The delta of the token that was just appended, with all that goes along."""
     offset = len(request.token_ids) - 1 - request.num_prompt
     packed = result.token_id.to_bytes(BYTES_PER_ID, "little")
-    if request.has_reported and ending is None and result.logprobs is None:
-        return Delta(key.stream, key.attempt, offset, packed)
     return _full_delta(request, offset, packed, ending, result.logprobs)
 
 

@@ -2,9 +2,12 @@
 
 A request keeps one row (0 .. max_num_seqs-1) from admission to its end or preemption. The runner
 keeps per-row state (ids, block table, sampling state) and learns about changes only from here.
+What there is one of per row and step is a msgspec struct: those are made three times as fast.
 """
 
 from dataclasses import dataclass, field
+
+import msgspec
 
 from tokenmesh.shared.messages.media import MediaItem
 from tokenmesh.shared.messages.sampling import SamplingParams
@@ -29,8 +32,7 @@ class NewRow:
     """content_hash -> the encoder's output [length, hidden] for each item of `media`."""
 
 
-@dataclass(slots=True)
-class ScheduledRow:
+class ScheduledRow(msgspec.Struct, gc=False):
     """What one row does in this step: compute tokens [start, start + num_tokens)."""
 
     row: int
@@ -61,8 +63,7 @@ class StepPlan:
         return sum(entry.num_tokens for entry in self.scheduled)
 
 
-@dataclass(slots=True)
-class RowResult:
+class RowResult(msgspec.Struct, gc=False):
     """What the runner drew for one row with `samples` set."""
 
     row: int

@@ -114,48 +114,57 @@ class Scheduler:
         plan.removed_rows, self._removed_rows = self._removed_rows, []
         return plan
 
-    def draw(self, sampled: list[RowResult]) -> list[tuple[Request, RowResult, bool]]:
-        """Append the drawn tokens; with each, whether the request may have come to its end."""
+    def draw(self, sampled: list[RowResult]) -> tuple[list[Request], set[int]]:
+        """Append the drawn tokens: whose they are, in order, and rows that may be at their end."""
         drawn = []
+        may_end = set()
         by_row = self._request_by_row
         for result in sampled:
             request = by_row[result.row]
-            assert request is not None, f"a token for the empty row {result.row}"
+            assert request is not None, "a token for an empty row"
             tokens = request.token_ids
             token = result.token_id
             tokens.append(token)
-            may_end = token in request.stop_ids or len(tokens) >= request.max_len
-            drawn.append((request, result, may_end))
-        return drawn
+            drawn.append(request)
+            if token in request.stop_ids or len(tokens) >= request.max_len:
+                may_end.add(result.row)
+        return drawn, may_end
 
     def _schedule_running(self, plan: StepPlan) -> tuple[int, bool]:
         """Give running requests their tokens; what is left, and whether anybody was preempted."""
         budget = self._limits.max_num_batched_tokens
         is_alone = len(self._running) + len(self._waiting) == 1
         scheduled = plan.scheduled
-        block_size = self._limits.block_size
         for request in self._running:
             if budget == 0:
                 break
             start = request.num_computed
-            pending = len(request.token_ids) - start
-            num_tokens = 1 if pending == 1 else self._chunk(pending, budget, is_alone=is_alone)
-            end = start + num_tokens
+            if request.is_prefilling:
+                scheduled.append(self._continue_prefill(request, budget, is_alone=is_alone))
+                budget -= request.num_computed - start
+                continue
+            # the hot path: a decoding request has exactly one known token to compute
+            end = start + 1
             new_blocks = _NO_BLOCKS
             if end > request.capacity:
                 if not self._make_room(request):
                     break
                 new_blocks = self._grow(request)
-            if request.is_prefilling:
-                self._note_prefill(request, num_tokens, 0)
-            scheduled.append(
-                ScheduledRow(request.row, start, num_tokens, new_blocks, num_tokens == pending)
-            )
             request.num_computed = end
-            if end % block_size < num_tokens:
+            if end == request.capacity:
                 self._cache.register(request, start, end)
-            budget -= num_tokens
+            scheduled.append(ScheduledRow(request.row, start, 1, new_blocks, True))
+            budget -= 1
         return budget, bool(self.notes.preempted)
+
+    def _continue_prefill(self, request: Request, budget: int, *, is_alone: bool) -> ScheduledRow:
+        start = request.num_computed
+        pending = len(request.token_ids) - start
+        num_tokens = self._chunk(pending, budget, is_alone=is_alone)
+        self._note_prefill(request, num_tokens, 0)
+        request.num_computed = start + num_tokens
+        self._cache.register(request, start, request.num_computed)
+        return ScheduledRow(request.row, start, num_tokens, _NO_BLOCKS, num_tokens == pending)
 
     def _make_room(self, request: Request) -> bool:
         """One free block, from whoever is served last; False when that is `request` itself."""
