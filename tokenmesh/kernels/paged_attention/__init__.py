@@ -15,8 +15,8 @@ from typing import Final
 import torch
 
 from tokenmesh.kernels.paged_attention.cpu import paged_attention
-from tokenmesh.kernels.paged_attention.prepare import Prepared, Rows, prepare
 from tokenmesh.kernels.paged_attention.reference import paged_attention_reference
+from tokenmesh.kernels.paged_attention.work import Prepared, Rows, prepare
 
 TOLERANCE: Final = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 

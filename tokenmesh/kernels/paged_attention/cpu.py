@@ -7,7 +7,7 @@ matmuls over the whole group of query heads.
 
 import torch
 
-from tokenmesh.kernels.paged_attention.prepare import DecodeGroup, PrefillTile, Prepared
+from tokenmesh.kernels.paged_attention.work import DecodeGroup, PrefillTile, Prepared
 
 
 def paged_attention(

@@ -2,7 +2,7 @@
 
 import torch
 
-from tokenmesh.kernels.paged_attention.prepare import Rows
+from tokenmesh.kernels.paged_attention.work import Rows
 
 
 def paged_attention_reference(
