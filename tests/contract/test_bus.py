@@ -239,12 +239,15 @@ async def test_oversized_message_is_refused_before_it_is_sent(bus: MessageBus) -
         await bus.publish("t.big", Detokenized(text="x" * (5 * 1024 * 1024)))
 
 
-async def test_limit_is_lowered_to_what_the_server_takes(bus_settings: BusSettings) -> None:
+async def test_limit_is_lowered_to_what_the_server_takes(
+    bus_settings: BusSettings, caplog: pytest.LogCaptureFixture
+) -> None:
     greedy = bus_settings.model_copy(update={"max_message_bytes": 64 * 1024 * 1024})
     bus = await connect(greedy, "greedy")
     with pytest.raises(PayloadTooLarge):
         await bus.publish("t.big", Detokenized(text="x" * (9 * 1024 * 1024)))
     assert bus.is_connected
+    assert "limited" in caplog.text
     await bus.close()
 
 
@@ -382,6 +385,15 @@ async def test_wrong_password_fails_at_once_and_does_not_show_it(
         await connect(wrong, "stranger")
     assert time.perf_counter() - started < 2.0
     assert "wrong-secret" not in caught.value.message
+
+
+async def test_password_in_the_address_is_not_shown() -> None:
+    port = free_port()
+    url = f"nats://me:secret@127.0.0.1:{port},nats://me:p@ss@127.0.0.1:{port}"
+    with pytest.raises(BusLost) as caught:
+        await connect(BusSettings(url=url, connect_deadline_s=0.1), "lonely")
+    shown = f"nats://127.0.0.1:{port},nats://127.0.0.1:{port}"
+    assert caught.value.message.startswith(f"cannot reach NATS at {shown}: ")
 
 
 async def test_subject_that_would_break_the_protocol_is_refused(bus: MessageBus) -> None:

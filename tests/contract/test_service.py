@@ -197,11 +197,9 @@ async def test_hanging_work_is_answered_when_the_grace_is_over(
 ) -> None:
     short = settings.service.model_copy(update={"drain_grace_s": 0.1})
     async with running(settings.model_copy(update={"service": short})) as service:
-        await service.ready()
+        mesh = await service.ready()
         service.actor.hang = True
         asking = asyncio.create_task(bus.request("t.greet", Ping(), deadline_s=now_s() + 10))
-        mesh = await service.ready()
-        await until(lambda: "actor_running" in mesh.metrics.render().decode())
         await until(lambda: 'actor_running{actor="Greeter"} 1.0' in mesh.metrics.render().decode())
         service.stops.stop("SIGTERM")
         with pytest.raises(Draining):
@@ -223,6 +221,23 @@ async def test_second_signal_leaves_at_once(settings: Settings) -> None:
         service.stops.stop("SIGINT")
         await asyncio.wait_for(hanging.wait(), 5.0)
         service.stops.stop("SIGINT")
+        assert await service.exit_code() == exit_codes.CLEAN
+
+
+async def test_second_signal_while_work_is_running_answers_it(
+    bus: MessageBus, settings: Settings
+) -> None:
+    long = settings.service.model_copy(update={"drain_grace_s": 60.0})
+    async with running(settings.model_copy(update={"service": long})) as service:
+        mesh = await service.ready()
+        service.actor.hang = True
+        asking = asyncio.create_task(bus.request("t.greet", Ping(), deadline_s=now_s() + 10))
+        await until(lambda: 'actor_running{actor="Greeter"} 1.0' in mesh.metrics.render().decode())
+        service.stops.stop("SIGINT")
+        await until(lambda: mesh.draining)
+        service.stops.stop("SIGINT")
+        with pytest.raises(Draining):
+            await asking
         assert await service.exit_code() == exit_codes.CLEAN
 
 

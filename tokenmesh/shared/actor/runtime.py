@@ -78,6 +78,7 @@ class ActorRuntime:
         """Subjects and their queue groups."""
         self._is_started = False
         self._is_stopping = False
+        self._is_stopped = False
         actor.supervisor = Supervisor(on_fatal, policy or RestartPolicy())
 
     @property
@@ -126,7 +127,12 @@ class ActorRuntime:
             await self._send(envelope, to_failed(full))
 
     async def stop(self, grace_s: float) -> None:
-        """Take nothing new, finish for `grace_s`, answer what is left with Failed(draining)."""
+        """Take nothing new, finish for `grace_s`, answer what is left with Failed(draining).
+
+        A stop that was cancelled may be followed by another one with less grace.
+        """
+        if self._is_stopped:
+            return
         await asyncio.gather(*(subscription.stop() for subscription in self._subscriptions))
         self._subscriptions.clear()
         try:
@@ -137,6 +143,7 @@ class ActorRuntime:
         if self._is_started:
             await self.actor.stop()
         await self.actor.supervisor.stop()
+        self._is_stopped = True
 
     async def _abandon(self) -> None:
         self._is_stopping = True

@@ -4,6 +4,7 @@ One inbox serves all questions of the process: a subscription for each would dou
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from typing import Final
@@ -36,6 +37,8 @@ from tokenmesh.shared.messages import Failed, Message, Queued, Tokens
 from tokenmesh.shared.messages.failed import from_failed, to_failed
 from tokenmesh.shared.telemetry import current_traceparent
 
+logger = logging.getLogger(__name__)
+
 _STATUS: Final = "Status"
 _NO_RESPONDERS: Final = "503"
 _HEADER_ROOM_BYTES: Final = 4096
@@ -59,6 +62,11 @@ class MessageBus(Bus):
         """Listen on the inbox; once, after the link is open."""
         await self._link.subscribe(self._answers.subject, self._on_answer, None)
         await self._link.flush()
+        if self.max_message_bytes < self._settings.max_message_bytes:
+            logger.warning(
+                "messages are limited to %d bytes by the NATS server, below bus.max_message_bytes",
+                self.max_message_bytes,
+            )
 
     @property
     def counts(self) -> Mapping[str, int]:

@@ -5,6 +5,7 @@ nats-py reconnects by itself and for ever; what is sent meanwhile waits in a bou
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable
 from typing import Final, cast
 
@@ -23,6 +24,8 @@ from tokenmesh.shared.errors import BusLost, ConfigError, PayloadTooLarge, Proto
 logger = logging.getLogger(__name__)
 
 _DENIED: Final = "Authorization Violation"
+_USER_INFO: Final = re.compile(r"//[^/,]*@")
+"""May hold a password."""
 _BACKOFF_STEPS: Final = 16
 """Doublings of the pause; more would only overflow."""
 
@@ -48,6 +51,7 @@ class NatsLink(Link):
     def __init__(self, settings: BusSettings, complaints: Complaints) -> None:
         self._settings = settings
         self._complaints = complaints
+        self._shown_url = _USER_INFO.sub("//", settings.url)
         self._client = _OrderedClient()
         self._subscriptions: set[_NatsSubscription] = set()
         self._is_open = False
@@ -82,7 +86,7 @@ class NatsLink(Link):
         except TimeoutError as error:
             reason = self._client.last_error or "no answer"
             await self.close()
-            raise BusLost(f"cannot reach NATS at {self._settings.url}: {reason}") from error
+            raise BusLost(f"cannot reach NATS at {self._shown_url}: {reason}") from error
         self._is_open = True
         self._connected.set()
 
@@ -202,7 +206,7 @@ class NatsLink(Link):
         elif not self._is_open and _DENIED in str(error):
             # Raised here it ends nats-py's loop of attempts, which could not succeed.
             raise ConfigError(
-                f"NATS at {self._settings.url} refuses user, password or token", param="bus"
+                f"NATS at {self._shown_url} refuses user, password or token", param="bus"
             )
         elif isinstance(error, OSError | nats.errors.Error | TimeoutError):
             self._complaints.note("connection", repr(error))
@@ -213,11 +217,11 @@ class NatsLink(Link):
     async def _on_disconnected(self) -> None:
         self._connected.clear()
         if not self._is_closing:
-            self._complaints.note("disconnected", self._settings.url)
+            self._complaints.note("disconnected", self._shown_url)
 
     async def _on_reconnected(self) -> None:
         self._connected.set()
-        self._complaints.note("reconnected", self._settings.url)
+        self._complaints.note("reconnected", self._shown_url)
 
     async def _on_closed(self) -> None:
         if not self._is_closing:

@@ -153,9 +153,7 @@ class Mesh:
             await self._beats.beat(is_leaving=True)
 
     async def _stop_actors(self, grace_s: float) -> None:
-        runtimes = tuple(self._runtimes.values())
-        self._runtimes.clear()
-        await asyncio.gather(*(runtime.stop(grace_s) for runtime in runtimes))
+        await asyncio.gather(*(each.stop(grace_s) for each in self._runtimes.values()))
 
     def _measure(self, runtime: ActorRuntime) -> None:
         name = runtime.name
