@@ -15,7 +15,9 @@ class SchedulerSettings(BaseModel):
         default=1.0, gt=0, description="How often a waiting request is told its position."
     )
     worker_wait_s: float = Field(
-        default=30.0, ge=0, description="How long a request waits when no worker of its model lives."
+        default=30.0,
+        ge=0,
+        description="How long a request waits while no worker of its model lives.",
     )
     worker_queue_share: float = Field(
         default=0.25,
