@@ -83,8 +83,8 @@ def test_logits_that_are_not_finite_fail_their_request_and_spoil_no_block(
     save_file(tensors, tmp_path / "model.safetensors")
     # prompts hold ids below 100, and so few blocks that all are used again
     driver = EngineDriver(tmp_path, num_gpu_blocks_override=17)
-    good, bad = Job(prompt_of(30), greedy(1)), Job([*prompt_of(20, seed=1), 120], greedy(4))
-    expected = tiny("llama").greedy([list(good.prompt)], 1)
+    good, bad = Job(prompt_of(26), greedy(4)), Job([*prompt_of(30, seed=1), 120], greedy(4))
+    expected = tiny("llama").greedy([list(good.prompt)], 4)
     for _ in range(10):
         outcomes = driver.run([bad, good, bad])
         assert "not finite" in (outcomes[0].error or "")
