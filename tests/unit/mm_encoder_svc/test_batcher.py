@@ -1,0 +1,114 @@
+"""Images that arrive together share a forward pass; one that fails fails alone."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tokenmesh.services.mm_encoder_svc.batcher import Batcher
+from tokenmesh.shared.config.encoder import EncoderSettings
+from tokenmesh.shared.errors import Overloaded, ProtocolError
+from tokenmesh.shared.tensor_blob import TensorBlob
+
+LIMITS = EncoderSettings(max_batch=3, batch_window_s=0.01, queue=8)
+
+
+def pixels(value: int, size: int = 1) -> TensorBlob:
+    return TensorBlob("uint8", (size,), bytes([value]) * size)
+
+
+class FakeTower:
+    """Answers with its input; holds each batch until it may go on."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.may_run = threading.Event()
+        self.may_run.set()
+        self.has_begun = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def encode(self, batch: list[TensorBlob]) -> list[TensorBlob]:
+        self.batches.append([blob.data[0] for blob in batch])
+        self._loop.call_soon_threadsafe(self.has_begun.set)
+        assert self.may_run.wait(5)
+        if any(blob.data[0] == 255 for blob in batch):
+            raise ProtocolError("a bad image")
+        return batch
+
+
+@pytest.fixture
+async def tower() -> FakeTower:
+    return FakeTower()
+
+
+@pytest.fixture
+async def batcher(tower: FakeTower) -> AsyncIterator[Batcher]:
+    batcher = Batcher(tower.encode, LIMITS)
+    running = asyncio.create_task(batcher.run())
+    yield batcher
+    tower.may_run.set()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    batcher.stop()
+
+
+async def test_images_of_one_moment_share_batches_up_to_the_bound(
+    batcher: Batcher, tower: FakeTower
+) -> None:
+    results = await asyncio.gather(*(batcher.submit(pixels(value)) for value in range(5)))
+    assert [result.data[0] for result in results] == [0, 1, 2, 3, 4]
+    assert tower.batches == [[0, 1, 2], [3, 4]]
+
+
+async def test_shapes_do_not_mix_and_the_oldest_goes_first(
+    batcher: Batcher, tower: FakeTower
+) -> None:
+    images = [pixels(0), pixels(1, 2), pixels(2), pixels(3, 2)]
+    results = await asyncio.gather(*map(batcher.submit, images))
+    assert results == images
+    assert tower.batches == [[0, 2], [1, 3]]
+
+
+async def test_an_image_alone_does_not_wait_for_a_full_batch(
+    batcher: Batcher, tower: FakeTower
+) -> None:
+    async with asyncio.timeout(1):
+        await batcher.submit(pixels(7))
+    async with asyncio.timeout(1):
+        await batcher.submit(pixels(8))
+    assert tower.batches == [[7], [8]]
+
+
+async def test_a_failing_batch_fails_its_own_images_only(batcher: Batcher) -> None:
+    with pytest.raises(ProtocolError, match="a bad image"):
+        await batcher.submit(pixels(255))
+    assert (await batcher.submit(pixels(1))).data[0] == 1
+
+
+async def test_an_image_that_nobody_waits_for_is_not_encoded(
+    batcher: Batcher, tower: FakeTower
+) -> None:
+    tower.may_run.clear()
+    first = asyncio.create_task(batcher.submit(pixels(1)))
+    await tower.has_begun.wait()
+    left = asyncio.create_task(batcher.submit(pixels(2)))
+    stays = asyncio.create_task(batcher.submit(pixels(3)))
+    await asyncio.sleep(0)
+    left.cancel()
+    await asyncio.gather(left, return_exceptions=True)
+    tower.may_run.set()
+    await asyncio.gather(first, stays)
+    assert tower.batches == [[1], [3]]
+
+
+async def test_a_full_queue_refuses(batcher: Batcher, tower: FakeTower) -> None:
+    tower.may_run.clear()
+    tasks = [asyncio.create_task(batcher.submit(pixels(0)))]
+    await tower.has_begun.wait()
+    tasks += [asyncio.create_task(batcher.submit(pixels(value))) for value in range(8)]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded):
+        await batcher.submit(pixels(9))
+    tower.may_run.set()
+    await asyncio.gather(*tasks)
