@@ -70,10 +70,11 @@ def flags_page() -> str:
 def metrics_page() -> str:
     """Every metric."""
     lines = [NOTE, "# Metrics\n", "| metric | kind | labels | meaning |", "|---|---|---|---|"]
-    lines += [
-        f"| `{PREFIX}{metric.name}` | {metric.kind} | {', '.join(metric.labels)} | {_cell(metric.help)} |"
-        for metric in METRICS
-    ]
+    for metric in METRICS:
+        labels = ", ".join(metric.labels)
+        lines.append(
+            f"| `{PREFIX}{metric.name}` | {metric.kind} | {labels} | {_cell(metric.help)} |"
+        )
     return "\n".join(lines) + "\n"
 
 

@@ -51,15 +51,19 @@ def file_layer(path: Path) -> Layer:
 
 
 def environment_layer() -> Layer:
-    """The TOKENMESH_<SECTION>__<FIELD> variables. Lists are JSON or separated by commas."""
+    """The TOKENMESH_<SECTION>__<FIELD> variables; an empty one counts as absent.
+
+    Lists are JSON or separated by commas.
+    """
     try:
         values = _Environment(_Layout)()
     except SettingsError as error:
         raise ConfigError(f"{ENV_PREFIX}*: {error.__cause__ or error}") from error
-    for name in os.environ:
+    for name, text in os.environ.items():
         section = name.removeprefix(ENV_PREFIX).lower()
-        if name.startswith(ENV_PREFIX) and section.partition(ENV_DELIMITER)[0] not in values:
-            values[section] = os.environ[name]
+        is_ours = name.startswith(ENV_PREFIX) and text
+        if is_ours and section.partition(ENV_DELIMITER)[0] not in values:
+            values[section] = text
     return Layer(values, environment_name)
 
 

@@ -26,6 +26,7 @@ class Settings(BaseSettings):
         frozen=True,
         env_prefix=ENV_PREFIX,
         env_nested_delimiter=ENV_DELIMITER,
+        env_ignore_empty=True,
         hide_input_in_errors=True,
     )
 

@@ -1,0 +1,171 @@
+"""The compose file is valid, and all that it names exists: targets, commands, settings, files."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from compose.requirements import requirements
+from scripts.run_local_mesh import MissingVariable, Service, interpolate, services_of
+from tokenmesh.cli.arguments import arrange
+from tokenmesh.cli.main import known_flags
+from tokenmesh.cli.serve import PACKAGES
+from tokenmesh.shared.config import load_settings
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+COMPOSE = ROOT / "compose/compose.yaml"
+VARIABLES = {"NATS_PASSWORD": "n", "REDIS_PASSWORD": "r"}
+LIGHT = ("gateway", "scheduler")
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    return dict(yaml.safe_load(COMPOSE.read_text()))
+
+
+@pytest.fixture(scope="module")
+def services() -> list[Service]:
+    return services_of(COMPOSE, VARIABLES)
+
+
+def stages() -> dict[str, str]:
+    """Stage of the Dockerfile -> its instructions."""
+    text = (ROOT / "compose/Dockerfile").read_text()
+    found = re.split(r"^FROM \S+ AS (\w+)$", text, flags=re.MULTILINE)[1:]
+    return dict(zip(found[::2], found[1::2], strict=True))
+
+
+def follows_the_specification(path: Path) -> subprocess.CompletedProcess[str]:
+    """check-jsonschema carries the schema of the compose specification with it."""
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
+    return subprocess.run([*command, str(path)], capture_output=True, text=True)
+
+
+def test_the_file_follows_the_compose_specification() -> None:
+    answer = follows_the_specification(COMPOSE)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+
+
+def test_the_schema_would_notice_a_mistake(tmp_path: Path) -> None:
+    broken = tmp_path / "compose.yaml"
+    broken.write_text(COMPOSE.read_text().replace("image: nats", "imagee: nats"))
+    answer = follows_the_specification(broken)
+    assert answer.returncode == 1
+    assert "imagee" in answer.stdout
+
+
+def test_docker_compose_accepts_the_file_where_there_is_one(tmp_path: Path) -> None:
+    docker = shutil.which("docker")
+    command = [docker or "", "compose", "-f", str(COMPOSE)]
+    if docker is None or subprocess.run([*command[:2], "version"], capture_output=True).returncode:
+        pytest.skip("no docker compose on this machine; the schema is checked instead")
+    env = tmp_path / "env"
+    env.write_text("".join(f"{name}={value}\n" for name, value in VARIABLES.items()))
+    command += ["--env-file", str(env), "config", "--quiet"]
+    answer = subprocess.run(command, capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr
+
+
+def test_every_service_runs_its_own_command_in_its_own_image(services: list[Service]) -> None:
+    assert {service.name for service in services} == set(PACKAGES)
+    for service in services:
+        assert service.target == service.name
+        assert service.command[:3] == ("tokenmesh", "serve", service.name)
+        arrange(service.command[3:], known_flags("serve"))
+
+
+def test_every_variable_is_a_setting(
+    services: list[Service], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for service in services:
+        with monkeypatch.context() as patch:
+            for name, value in service.environment.items():
+                patch.setenv(name, value)
+            settings = load_settings()
+        assert settings.bus.url == "nats://nats:4222"
+        assert settings.bus.password is not None
+        assert settings.models[0].name == "tokenmesh-demo"
+
+
+def test_every_image_installs_what_its_service_needs(services: list[Service]) -> None:
+    found = stages()
+    for service in services:
+        assert f"requirements.py {service.name} >" in found[service.target]
+        assert "USER tokenmesh" in found[service.target]
+
+
+@pytest.mark.parametrize("service", sorted(PACKAGES))
+def test_gateway_and_scheduler_have_no_torch(service: str) -> None:
+    names = {
+        re.split(r"[\[<>=]", each)[0] for each in requirements(ROOT / "pyproject.toml", service)
+    }
+    heavy = names & {"torch", "transformers", "triton"}
+    assert bool(heavy) == (service not in LIGHT)
+    assert {"nats-py", "typer", "msgspec"} <= names
+    assert not any(name.startswith("tokenmesh") for name in names)
+
+
+def test_secrets_are_required_and_never_in_the_file(document: dict[str, Any]) -> None:
+    for name in VARIABLES:
+        left = {key: value for key, value in VARIABLES.items() if key != name}
+        with pytest.raises(MissingVariable, match=name):
+            services_of(COMPOSE, left)
+    passwords = re.findall(r"PASSWORD: (.*)", COMPOSE.read_text())
+    assert all(value.startswith("${") for value in passwords)
+
+
+def test_the_example_names_every_variable_of_the_file() -> None:
+    used = set(re.findall(r"(?<!\$)\$\{(\w+)", COMPOSE.read_text()))
+    offered = set(re.findall(r"^(\w+)=", (ROOT / "compose/env.example").read_text(), re.MULTILINE))
+    assert used == offered
+
+
+def test_ports_are_published_on_this_machine_only(document: dict[str, Any]) -> None:
+    ports = [port for each in document["services"].values() for port in each.get("ports", ())]
+    assert ports
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+def test_every_service_can_be_scaled_alone(document: dict[str, Any]) -> None:
+    ours = [each for each in document["services"].values() if "build" in each]
+    assert not any("container_name" in each for each in ours)
+    published = [each for each in ours if "ports" in each]
+    assert [each["build"]["target"] for each in published] == ["gateway"]
+
+
+def test_mounted_files_exist(document: dict[str, Any]) -> None:
+    mounts = [
+        each for service in document["services"].values() for each in service.get("volumes", ())
+    ]
+    files = [each.partition(":")[0] for each in mounts if each.startswith(".")]
+    assert files == ["./nats.conf"]
+    assert all((COMPOSE.parent / file).is_file() for file in files)
+
+
+def test_the_build_context_holds_what_the_dockerfile_copies() -> None:
+    allowed = {
+        line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line[0] == "!"
+    }
+    assert {"pyproject.toml", "README.md", "tokenmesh", "compose/requirements.py"} <= allowed
+    assert not any("env" in name for name in allowed)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("${A}", "1"),
+        ("${A:-2}", "1"),
+        ("${B:-2}", "2"),
+        ("${E:-2}", "2"),
+        ("${B}", ""),
+        ("$${A}", "${A}"),
+        ("x${A}y${B:-}z", "x1yz"),
+    ],
+)
+def test_variables_are_replaced_as_compose_does(text: str, expected: str) -> None:
+    assert interpolate(text, {"A": "1", "E": ""}) == expected
