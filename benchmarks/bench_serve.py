@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
-import msgspec
 import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -20,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks.serve.client import Server
 from benchmarks.serve.load import Load, Outcome
 from benchmarks.serve.report import Summary, environment, show, summarize
-from benchmarks.serve.workload import Ask, Shape, file_asks, random_asks
+from benchmarks.serve.workload import Ask, Shape, file_asks, first_model, random_asks
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -45,27 +44,6 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--out", type=Path, help="write the numbers as JSON")
     add("--plot", type=Path, help="write a picture")
     return parser.parse_args(arguments)
-
-
-class _Model(msgspec.Struct):
-    id: str
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
-
-
-async def first_model(server: Server) -> str:
-    """The first model that the server lists."""
-    connection = await server.connect()
-    reply = await connection.send(server.request("GET", "/v1/models"))
-    connection.close()
-    if reply.status != 200:
-        raise ValueError(f"/v1/models answers {reply.status}: {reply.body[:500]!r}")
-    models = msgspec.json.decode(reply.body, type=_Models).data
-    if not models:
-        raise ValueError("the server serves no model")
-    return models[0].id
 
 
 async def make_asks(options: argparse.Namespace, server: Server, shape: Shape) -> list[Ask]:

@@ -85,8 +85,8 @@ class Reply:
 class Connection(asyncio.Protocol):
     """One connection; the callbacks in the middle are httptools'."""
 
-    def __init__(self, on_chunk: OnChunk | None = None) -> None:
-        self._on_chunk = on_chunk
+    def __init__(self) -> None:
+        self._on_chunk: OnChunk | None = None
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._answer: asyncio.Future[Reply] | None = None
@@ -99,9 +99,13 @@ class Connection(asyncio.Protocol):
         """Whether another request can be sent."""
         return self._transport is not None and not self._transport.is_closing()
 
-    async def send(self, request: bytes) -> Reply:
-        """Send a whole request and await the whole answer. Raises ConnectionError."""
+    async def send(self, request: bytes, on_chunk: OnChunk | None = None) -> Reply:
+        """Send a whole request and await the whole answer. Raises ConnectionError.
+
+        `on_chunk` sees each event of a stream as it comes.
+        """
         assert self._transport is not None, "connect first"
+        self._on_chunk = on_chunk
         self._reply = Reply()
         self._rest = b""
         self._is_stream = False
@@ -188,18 +192,27 @@ class Server:
         parts = urlsplit(base_url)
         self._host = parts.hostname or "127.0.0.1"
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
-        self._port = parts.port or (443 if self._tls else 80)
+        self.port = parts.port or (443 if self._tls else 80)
         self._prefix = parts.path.rstrip("/").removesuffix("/v1")
         authorization = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
         self._headers = f"Host: {parts.netloc}\r\n{authorization}"
 
-    async def connect(self, on_chunk: OnChunk | None = None) -> Connection:
+    async def connect(self) -> Connection:
         """A new connection. Raises OSError."""
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(
-            lambda: Connection(on_chunk), self._host, self._port, ssl=self._tls
+            Connection, self._host, self.port, ssl=self._tls
         )
         return connection
+
+    async def ask(self, method: str, path: str, body: object = None) -> bytes:
+        """The body of a plain answer. Raises ValueError when its status is not 200."""
+        connection = await self.connect()
+        reply = await connection.send(self.request(method, path, body))
+        connection.close()
+        if reply.status != 200:
+            raise ValueError(f"{path} answers {reply.status}: {reply.body[:500]!r}")
+        return reply.body
 
     def request(self, method: str, path: str, body: object = None) -> bytes:
         """The bytes of a request; `body` becomes JSON."""

@@ -58,15 +58,27 @@ class _Tokenized(msgspec.Struct):
     tokens: list[int]
 
 
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+async def first_model(server: Server) -> str:
+    """The first model that the server lists. Raises ValueError when there is none."""
+    models = msgspec.json.decode(await server.ask("GET", "/v1/models"), type=_Models).data
+    if not models:
+        raise ValueError("the server serves no model")
+    return models[0].id
+
+
 async def tokenize(server: Server, model: str, text: str) -> list[int]:
     """The server's own token ids of `text`. Raises ValueError with the server's answer."""
-    connection = await server.connect()
     body = {"model": model, "prompt": text, "add_special_tokens": False}
-    reply = await connection.send(server.request("POST", "/tokenize", body))
-    connection.close()
-    if reply.status != 200:
-        raise ValueError(f"/tokenize answers {reply.status}: {reply.body[:500]!r}")
-    return msgspec.json.decode(reply.body, type=_Tokenized).tokens
+    answer = await server.ask("POST", "/tokenize", body)
+    return msgspec.json.decode(answer, type=_Tokenized).tokens
 
 
 async def random_asks(
