@@ -9,7 +9,7 @@ import pytest
 from pydantic import SecretStr
 
 from tests.servers import Server, bus_settings_of, free_port
-from tokenmesh.shared.bus.base import Envelope, Headers
+from tokenmesh.shared.bus.base import Envelope, Headers, Receiver
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.bus.nats import connect
 from tokenmesh.shared.clock import now_s
@@ -213,6 +213,31 @@ async def test_queue_group_shares_and_plain_subscribers_all_hear(
     await asyncio.gather(bus.close(), other.close())
     assert sum(shares) == heard == 200
     assert min(shares) > 20
+
+
+async def test_leaving_a_queue_group_loses_no_request(bus: MessageBus, other: MessageBus) -> None:
+    answered = {"stays": 0, "leaves": 0}
+
+    def member(connection: MessageBus, name: str) -> Receiver:
+        async def receiver(envelope: Envelope) -> None:
+            answered[name] += 1
+            await connection.reply(envelope, Done())
+
+        return receiver
+
+    await bus.subscribe("t.group", member(bus, "stays"), queue="crew")
+    leaving = await other.subscribe("t.group", member(other, "leaves"), queue="crew")
+    await asyncio.gather(bus.flush(), other.flush())
+    asking = []
+    for number in range(600):
+        asking.append(asyncio.create_task(bus.request("t.group", Ping(), deadline_s=now_s() + 5)))
+        if number == 300:
+            stopping = asyncio.create_task(leaving.stop())
+        await asyncio.sleep(0)
+    await stopping
+    assert set(await asyncio.gather(*asking)) == {Done()}
+    assert min(answered.values()) > 0
+    assert sum(answered.values()) == 600
 
 
 async def test_tokens_arrive_in_order(bus: MessageBus, other: MessageBus) -> None:
