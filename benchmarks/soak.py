@@ -11,7 +11,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
@@ -62,13 +62,22 @@ class Soak:
 
     async def run(self, until_s: float) -> None:
         """Keep all streams busy until that moment (`time.perf_counter`) and end the last ones."""
+        await self._run(lambda _count: time.perf_counter() < until_s)
+
+    async def run_each(self, num_requests: int) -> None:
+        """Send that many requests a stream."""
+        await self._run(lambda count: count < num_requests)
+
+    async def _run(self, is_wanted: Callable[[int], bool]) -> None:
         async with asyncio.TaskGroup() as group:
             for _ in range(self._options.streams):
-                group.create_task(self._repeat(until_s))
+                group.create_task(self._repeat(is_wanted))
 
-    async def _repeat(self, until_s: float) -> None:
+    async def _repeat(self, is_wanted: Callable[[int], bool]) -> None:
         connection = None
-        while time.perf_counter() < until_s:
+        count = 0
+        while is_wanted(count):
+            count += 1
             try:
                 async with asyncio.timeout(self._options.timeout):
                     if connection is None or not connection.is_open:
