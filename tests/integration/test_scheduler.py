@@ -59,6 +59,7 @@ async def desks(bus: MessageBus) -> AsyncIterator[Desks]:
     members = Members(MembershipView(missed_beats=4, max_members=16))
     await members.start(bus)
     actor = SchedulerActor(SETTINGS, Desk(SETTINGS, lambda model: workers_of(members, model)))
+    members.on_beat = actor.on_beat
     runtime = ActorRuntime(actor, bus, ActorLimits())
     await runtime.listen(subjects.place_any(), subjects.SCHEDULER_QUEUE)
     await bus.flush()

@@ -90,6 +90,8 @@ class Members:
         self.view = view
         self._clock = clock
         self._subscription: Subscription | None = None
+        self.on_beat: Callable[[Beat], None] = _ignore
+        """Called after each beat was taken in; must be quick and must not raise."""
 
     async def start(self, bus: Bus) -> None:
         """Listen to every beat."""
@@ -126,3 +128,8 @@ class Members:
     async def _on_beat(self, envelope: Envelope) -> None:
         if isinstance(envelope.message, Beat):
             self.view.observe(envelope.message, self._clock())
+            self.on_beat(envelope.message)
+
+
+def _ignore(_beat: Beat) -> None:
+    """Until somebody wants to know."""

@@ -8,6 +8,7 @@ from tokenmesh.shared.actor import Actor, Context, handles
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.scheduler import SchedulerSettings
 from tokenmesh.shared.errors import Unavailable
+from tokenmesh.shared.messages.beat import Beat
 from tokenmesh.shared.messages.place import Place, Placed, Queued
 from tokenmesh.shared.telemetry import span
 
@@ -35,8 +36,12 @@ class SchedulerActor(Actor):
             self._desk.leave(ticket)
         return placed
 
-    def pump(self) -> None:
-        """Place whom there is room for now; called on every worker's beat."""
+    def on_beat(self, beat: Beat) -> None:
+        """A worker's beat may show room."""
+        if beat.load is not None and self._desk.num_waiting:
+            self._pump()
+
+    def _pump(self) -> None:
         for ticket in self._desk.pump(monotonic_s()):
             waker = self._wakers.get(id(ticket))
             if waker is not None:
@@ -64,7 +69,7 @@ class SchedulerActor(Actor):
         while True:
             await asyncio.sleep(self._settings.retry_interval_s)
             if self._desk.num_waiting:
-                self.pump()
+                self._pump()
 
 
 async def _set_within(waker: asyncio.Event, seconds: float) -> None:

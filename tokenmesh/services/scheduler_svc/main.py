@@ -24,6 +24,7 @@ async def build(mesh: Mesh) -> None:
     settings = mesh.settings.scheduler
     desk = Desk(settings, lambda model: workers_of(mesh.members, model))
     actor = SchedulerActor(settings, desk)
+    mesh.members.on_beat = actor.on_beat
     # A waiting request is a running handler: the line must fit beside those being placed.
     limits = ActorLimits.of(mesh.settings.service)
     limits = replace(limits, concurrency=limits.concurrency + settings.max_queued)
