@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from tokenmesh.shared.errors import InvalidInput
 
@@ -19,16 +19,14 @@ def encode_text(
 ) -> list[int]:
     """The ids of a text, of which truncation spares the special tokens, as in transformers."""
     if max_tokens is None:
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        return ids
-    encoding = tokenizer.encode(text, add_special_tokens=False)
+        return _encode(tokenizer, text, add_special_tokens).ids
+    encoding = _encode(tokenizer, text, False)
     num_special = tokenizer.num_special_tokens_to_add(False) if add_special_tokens else 0
     # `side` names the end that is lost.
     encoding.truncate(max(0, max_tokens - num_special), direction=side)
     if add_special_tokens:
         encoding = tokenizer.post_process(encoding)
-    ids = encoding.ids
-    return ids
+    return encoding.ids
 
 
 def truncate_ids(ids: list[int], max_tokens: int | None, side: Side) -> list[int]:
@@ -84,3 +82,9 @@ def bad_words_ids(tokenizer: Tokenizer, words: list[str]) -> list[list[int]]:
 def token_strings(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
     """The vocabulary's entry of each id; empty for an id that only pads the model's vocabulary."""
     return [tokenizer.id_to_token(token) or "" for token in ids]
+
+
+def _encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> Encoding:
+    # The batch form is the one that can leave out offsets, a fifth of the time.
+    (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    return encoding
