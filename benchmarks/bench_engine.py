@@ -75,7 +75,9 @@ class EngineBench:
         for prompt in prompts:
             self.streams += 1
             key = StreamKey(GatewayId("bench"), self.streams, 0)
-            request = Request(key, RequestId(f"r{self.streams}"), list(prompt), len(prompt), sampling)
+            request = Request(
+                key, RequestId(f"r{self.streams}"), list(prompt), len(prompt), sampling
+            )
             requests.append(request)
             engine.add(request)
         while any(request.num_known == request.num_prompt for request in requests):
@@ -135,7 +137,12 @@ def main() -> None:
         total = batch * arguments.tokens
         engine, transformers = total / min(ours), total / min(theirs)
         results.append(
-            {"batch": batch, "engine": engine, "transformers": transformers, "threads": arguments.threads}
+            {
+                "batch": batch,
+                "engine": engine,
+                "transformers": transformers,
+                "threads": arguments.threads,
+            }
         )
         print(
             f"batch {batch}: engine {engine:.1f} tokens/s, transformers {transformers:.1f}, "

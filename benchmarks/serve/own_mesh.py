@@ -49,7 +49,11 @@ async def _until_ready(server: Server, process: asyncio.subprocess.Process, log:
             await asyncio.sleep(_POLL_S)
         else:
             return
-    raise RuntimeError(f"the mesh did not start:\n{log.read_text(encoding='utf-8')[-2000:]}")
+    raise RuntimeError(f"the mesh did not start:\n{_tail(log)}")
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(encoding="utf-8", errors="replace")[-2000:]
 
 
 def _free_port() -> int:
