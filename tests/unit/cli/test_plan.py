@@ -1,6 +1,7 @@
 """The plan of an embedded mesh: private files, no secret in an argument, joined servers."""
 
 import json
+import os
 import socket
 import stat
 from pathlib import Path
@@ -84,6 +85,21 @@ def test_a_private_folder_is_gone_afterwards() -> None:
         write_private(folder / "secret", "x")
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert not folder.exists()
+
+
+def test_folders_of_killed_meshes_are_swept_and_those_of_others_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    stale = tmp_path / "tokenmesh-stale"
+    stale.mkdir()
+    (stale / "lock").touch()
+    os.utime(stale / "lock", (0, 0))
+    with private_folder() as living:
+        assert not stale.exists()
+        os.utime(living / "lock", (0, 0))
+        with private_folder():
+            assert living.exists()
 
 
 def test_a_port_in_use_is_named_with_a_free_one_to_take() -> None:

@@ -117,9 +117,10 @@ async def test_a_second_signal_ends_all_patience(watched: Watched) -> None:
 
 async def test_what_a_child_started_goes_with_it(watched: Watched) -> None:
     await watched.supervisor.start([spec(WITH_GRANDCHILD)])
-    grandchild = int(await watched.line())
+    grandchild = psutil.Process(int(await watched.line()))
     await watched.supervisor.stop(1.0, asyncio.Event())
-    assert not psutil.pid_exists(grandchild) or psutil.Process(grandchild).status() == "zombie"
+    _, left = psutil.wait_procs([grandchild], timeout=5)
+    assert [each for each in left if each.status() != psutil.STATUS_ZOMBIE] == []
 
 
 async def test_the_edge_stops_before_the_mesh_and_the_servers_last(watched: Watched) -> None:
@@ -151,7 +152,8 @@ async def test_children_die_when_their_parent_is_killed() -> None:
     orphan = psutil.Process(int(await parent.stdout.readline()))
     parent.kill()
     await parent.wait()
-    orphan.wait(timeout=5)
+    _, left = psutil.wait_procs([orphan], timeout=5)
+    assert [each for each in left if each.status() != psutil.STATUS_ZOMBIE] == []
 
 
 async def test_a_child_sees_no_settings_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:

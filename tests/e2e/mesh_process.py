@@ -1,0 +1,91 @@
+"""`tokenmesh up` as a user runs it: a process that takes signals, its output in a file."""
+
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import psutil
+
+READY_S = 120.0
+STOP_S = 30.0
+POLL_S = 0.05
+
+
+class MeshProcess:
+    """One `tokenmesh up` and all that it started."""
+
+    def __init__(self, port: int, *arguments: str) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self.log = Path(tempfile.mkstemp(prefix="up-", suffix=".log")[1])
+        command = [sys.executable, "-m", "tokenmesh", "up", "--port", str(port), *arguments]
+        with self.log.open("wb") as log:
+            self.process = psutil.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+
+    @property
+    def output(self) -> str:
+        """What it has shown so far."""
+        return self.log.read_text()
+
+    def family(self) -> list[psutil.Process]:
+        """Everything that it started and that runs now."""
+        return list(self.process.children(recursive=True))
+
+    def service(self, name: str) -> psutil.Process:
+        """The process of a service or server."""
+        for child in self.process.children():
+            words = child.cmdline()
+            if name in words or words[0].endswith(name):
+                return child
+        raise LookupError(name)
+
+    def wait_ready(self) -> None:
+        """Return when the screen says so; fails with the output otherwise."""
+        give_up = time.monotonic() + READY_S
+        while "TokenMesh is ready" not in self.output:
+            assert self.process.poll() is None, self.output
+            assert time.monotonic() < give_up, self.output
+            time.sleep(POLL_S)
+
+    def interrupt(self) -> int:
+        """Ctrl-C; the exit code."""
+        self.process.send_signal(signal.SIGINT)
+        return int(self.process.wait(STOP_S))
+
+    def kill(self) -> None:
+        """End it whatever state it is in."""
+        family = self.family() if self.process.is_running() else []
+        for process in (self.process, *family):
+            if process.is_running():
+                process.kill()
+        self.process.wait(STOP_S)
+        self.log.unlink(missing_ok=True)
+
+
+@contextmanager
+def mesh(port: int, *arguments: str) -> Iterator[MeshProcess]:
+    """A mesh that is ready, and gone afterwards."""
+    running = MeshProcess(port, *arguments)
+    try:
+        running.wait_ready()
+        yield running
+    finally:
+        running.kill()
+
+
+def chat(url: str, text: str, **fields: object) -> httpx.Response:
+    """The answer to one chat request."""
+    message = {"role": "user", "content": text}
+    body = {"model": "tokenmesh-demo", "messages": [message], **fields}
+    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60.0)
+
+
+def alive(processes: list[psutil.Process]) -> list[str]:
+    """Those of them that still run."""
+    _, left = psutil.wait_procs(processes, timeout=5)
+    return [process.name() for process in left if process.status() != psutil.STATUS_ZOMBIE]

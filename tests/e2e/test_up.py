@@ -1,0 +1,177 @@
+"""`tokenmesh up` starts a mesh that answers, survives deaths, and leaves nothing behind."""
+
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.e2e.mesh_process import MeshProcess, alive, chat, mesh
+from tokenmesh.cli.embedded.ports import free_port
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+
+def cli(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tokenmesh", *arguments]
+    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60)
+
+
+def private_folders() -> set[Path]:
+    return set(Path(tempfile.gettempdir()).glob("tokenmesh-*"))
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[MeshProcess]:
+    with mesh(free_port()) as process:
+        yield process
+
+
+def test_the_demo_model_answers_with_sensible_text(running: MeshProcess) -> None:
+    answer = chat(running.url, "What is 17 + 25?", temperature=0)
+    assert answer.status_code == 200, answer.text
+    assert "42" in answer.json()["choices"][0]["message"]["content"]
+
+
+def test_the_screen_tells_what_a_user_needs(running: MeshProcess) -> None:
+    for part in (running.url, "tokenmesh-demo", "curl ", "tokenmesh trace", "Ctrl-C"):
+        assert part in running.output
+
+
+def test_the_curl_of_the_screen_can_be_pasted(running: MeshProcess) -> None:
+    command = running.output[running.output.index("curl ") :].partition("\n\n")[0]
+    answer = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
+    assert '"choices"' in answer.stdout, answer
+
+
+def test_chat_works_through_a_pipe(running: MeshProcess) -> None:
+    answer = cli("chat", "--url", running.url, "--temperature", "0", text="What is 17 + 25?\n")
+    assert answer.returncode == 0, answer.stderr
+    assert "42" in answer.stdout
+
+
+def test_a_trace_is_drawn_for_the_id_of_an_answer(running: MeshProcess) -> None:
+    request_id = chat(running.url, "hello").json()["id"]
+    give_up = time.monotonic() + 10
+    while (drawn := cli("trace", request_id, "--url", running.url)).returncode:
+        assert time.monotonic() < give_up, drawn.stderr
+    for name in ("http", "tokenize", "place", "generate", "worker.prefill"):
+        assert name in drawn.stdout
+
+
+def test_a_second_mesh_on_the_port_says_so_and_how_to_change_it(running: MeshProcess) -> None:
+    port = running.url.rpartition(":")[2]
+    before = private_folders()
+    answer = cli("up", "--port", port)
+    assert answer.returncode == 2
+    assert f"port {port} on 127.0.0.1 is in use" in answer.stderr
+    assert "--port " in answer.stderr
+    assert private_folders() == before
+
+
+def test_a_worker_that_dies_is_replaced_and_said_so(running: MeshProcess) -> None:
+    running.service("worker").kill()
+    give_up = time.monotonic() + 60
+    while "worker died" not in running.output or chat(running.url, "hello").is_error:
+        assert time.monotonic() < give_up, running.output
+        time.sleep(0.2)
+
+
+def test_no_secret_is_in_the_arguments_of_a_process(running: MeshProcess) -> None:
+    (folder,) = {
+        Path(word).parent
+        for child in running.family()
+        for word in child.cmdline()
+        if word.endswith("services.json")
+    }
+    config = (folder / "services.json").read_text()
+    password = config.partition('"password": "')[2].partition('"')[0]
+    assert len(password) >= 32
+    assert not any(password in " ".join(child.cmdline()) for child in running.family())
+
+
+def test_ctrl_c_leaves_no_process_and_no_file_behind() -> None:
+    before = private_folders()
+    with mesh(free_port(), "--engine", "sim") as process:
+        assert private_folders() != before
+        family = process.family()
+        assert len(family) >= 7
+        assert process.interrupt() == 0
+        assert alive(family) == []
+        assert private_folders() == before
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"{process.url}/livez")
+
+
+def test_a_killed_mesh_leaves_no_process_behind() -> None:
+    with mesh(free_port(), "--engine", "sim") as process:
+        family = process.family()
+        process.process.send_signal(signal.SIGKILL)
+        process.process.wait(10)
+        assert alive(family) == []
+
+
+def test_ctrl_c_while_starting_leaves_nothing_behind() -> None:
+    before = private_folders()
+    process = MeshProcess(free_port())
+    try:
+        give_up = time.monotonic() + 30
+        while len(process.family()) < 3:
+            assert time.monotonic() < give_up, process.output
+            time.sleep(0.05)
+        family = process.family()
+        process.interrupt()
+        assert alive(family) == []
+        assert private_folders() == before
+    finally:
+        process.kill()
+
+
+@pytest.mark.parametrize("kind", ["absent", "empty"])
+def test_a_model_that_is_none_is_explained_without_a_traceback(tmp_path: Path, kind: str) -> None:
+    model = tmp_path / kind
+    if kind == "empty":
+        model.mkdir()
+    answer = cli("up", str(model), "--port", str(free_port()))
+    assert answer.returncode == 2, answer.stdout + answer.stderr
+    shown = answer.stdout + answer.stderr
+    assert str(model) in shown
+    assert "Traceback" not in shown
+
+
+def test_local_runner_starts_the_commands_of_the_compose_file() -> None:
+    port = free_port()
+    script = Path(__file__).resolve().parents[2] / "scripts/run_local_mesh.py"
+    process = psutil.Popen(
+        [sys.executable, str(script), "--port", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        give_up = time.monotonic() + 120
+        while not _is_ready(port):
+            assert process.poll() is None
+            assert time.monotonic() < give_up
+            time.sleep(0.2)
+        answer = chat(f"http://127.0.0.1:{port}", "What is 17 + 25?", temperature=0)
+        assert "42" in answer.json()["choices"][0]["message"]["content"]
+        family = process.children(recursive=True)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        assert alive(family) == []
+    finally:
+        if process.is_running():
+            process.kill()
+
+
+def _is_ready(port: int) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/readyz").status_code == 200
+    except httpx.TransportError:
+        return False
