@@ -16,6 +16,10 @@ class WorkerSettings(BaseModel):
         default="torch",
         description="torch: a real model. sim: no model, a timing model and deterministic tokens.",
     )
+    model: str | None = Field(
+        default=None,
+        description="Served name of the model that this worker runs, when `models` lists several.",
+    )
     cpu_threads: int | None = Field(
         default=None, ge=1, description="Threads of a model on a CPU; default: one a core."
     )
@@ -78,7 +82,15 @@ class WorkerSettings(BaseModel):
         default=0.5, gt=0, description="How often streams of vanished gateways are looked for."
     )
     gateway_grace_s: float = Field(
-        default=5.0, gt=0, description="How long a gateway may be unknown before its streams end."
+        default=2.0, gt=0, description="How long a gateway may be unknown before its streams end."
+    )
+    hand_over_s: float = Field(
+        default=1.0,
+        gt=0,
+        description="Rest of the drain time in which streams still running move to other workers.",
+    )
+    stop_wait_s: float = Field(
+        default=2.0, gt=0, description="How long a leaving worker waits for the step at hand."
     )
     trace_step_events: int = Field(
         default=128, ge=2, description="Decode steps kept as events of one span; then thinned out."

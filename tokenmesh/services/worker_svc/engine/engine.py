@@ -54,6 +54,7 @@ class Engine(Generic[Inputs, Logits]):
         self._log = StepLog(settings.trace_steps)
         self._num_added = 0
         self._num_failures = 0
+        self._num_preemptions = 0
 
     @property
     def has_work(self) -> bool:
@@ -96,7 +97,10 @@ class Engine(Generic[Inputs, Logits]):
             return
         self._num_failures = 0
         ended_ns = now_ns()
-        self._rates.note(perf_s() - started_s, *self._note_step(plan, started_ns, ended_ns))
+        num_prefill, num_decode = self._note_step(plan, started_ns, ended_ns)
+        self._output.duration_s = perf_s() - started_s
+        self._output.num_tokens = num_prefill + num_decode
+        self._rates.note(self._output.duration_s, num_prefill, num_decode)
         self._publish(plan, result, ended_ns)
 
     def take_output(self) -> StepOutput:
@@ -110,6 +114,7 @@ class Engine(Generic[Inputs, Logits]):
             kv_blocks_used=self._pool.num_used,
             prefill_tokens_per_s=self._rates.prefill_tokens_per_s,
             step_s=self._rates.step_s,
+            num_preemptions=self._num_preemptions,
         )
         return output
 
@@ -190,6 +195,7 @@ class Engine(Generic[Inputs, Logits]):
             timeline = request.timeline
             timeline.first_scheduled_ns = timeline.first_scheduled_ns or started_ns
             timeline.chunks.append(Chunk(started_ns, ended_ns, num_tokens, num_cached, batch_size))
+        self._num_preemptions += len(notes.preempted)
         for request in notes.preempted:
             request.timeline.preempted_ns.append(started_ns)
         num_decode = batch_size - len(notes.prefills)

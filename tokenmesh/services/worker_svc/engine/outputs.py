@@ -22,6 +22,8 @@ class EngineStats:
     kv_blocks_used: int = 0
     prefill_tokens_per_s: float = 0.0
     step_s: float = 0.0
+    num_preemptions: int = 0
+    """Since the engine started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,10 @@ class StepOutput:
     deltas: dict[GatewayId, list[Delta]] = field(default_factory=dict)
     ended: list[Ended] = field(default_factory=list)
     stats: EngineStats = field(default_factory=EngineStats)
+    duration_s: float = 0.0
+    """Of the step; 0 when there was none."""
+    num_tokens: int = 0
+    """Computed in the step."""
 
 
 def plain_delta(request: Request, token: int) -> Delta:

@@ -1,0 +1,253 @@
+"""WorkerActor: takes streams, cancels them, sends their output again. The engine does the rest."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tokenmesh.services.worker_svc.admission import admit
+from tokenmesh.services.worker_svc.engine.engine import ABORTED
+from tokenmesh.services.worker_svc.engine.request import Ending, Request, StreamKey
+from tokenmesh.services.worker_svc.gateway_watch import GatewayWatch
+from tokenmesh.services.worker_svc.load import LoadBook
+from tokenmesh.services.worker_svc.loaded import Loaded
+from tokenmesh.services.worker_svc.media import fetch_embeddings
+from tokenmesh.services.worker_svc.meters import WorkerMeters
+from tokenmesh.services.worker_svc.publisher import Publisher
+from tokenmesh.services.worker_svc.streams import Stream, Streams
+from tokenmesh.services.worker_svc.thread import Add, End, EngineHost
+from tokenmesh.services.worker_svc.tracing import sampled
+from tokenmesh.shared.actor import Actor, Context, handles
+from tokenmesh.shared.blobs import Blobs
+from tokenmesh.shared.bus.base import Bus
+from tokenmesh.shared.clock import monotonic_s, now_ns
+from tokenmesh.shared.config.worker import WorkerSettings
+from tokenmesh.shared.errors import Draining, UnknownModel
+from tokenmesh.shared.ids import GatewayId, ModelName, WorkerId
+from tokenmesh.shared.messages import (
+    Accepted,
+    Cancel,
+    Done,
+    Drain,
+    Generate,
+    Ping,
+    Refused,
+    Resend,
+    StreamUnknown,
+)
+from tokenmesh.shared.messages.beat import WorkerLoad
+from tokenmesh.shared.messages.failed import to_failed
+from tokenmesh.shared.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this worker is."""
+
+    worker_id: WorkerId
+    epoch: int
+    names: tuple[ModelName, ...]
+    """The model's name and aliases."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the worker needs of its process."""
+
+    bus: Bus
+    blobs: Blobs
+    metrics: Metrics
+    is_alive: Callable[[GatewayId], bool]
+    """True also while nobody can know."""
+    leave: Callable[[], None]
+    """Drain and end the process."""
+
+
+class WorkerActor(Actor):
+    """One engine's face to the mesh."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        settings: WorkerSettings,
+        loaded: Loaded,
+        host: EngineHost,
+        around: Surroundings,
+    ) -> None:
+        super().__init__()
+        self._identity = identity
+        self._settings = settings
+        self._loaded = loaded
+        self._host = host
+        self._around = around
+        self._streams = Streams(settings)
+        self._book = LoadBook(settings, loaded.runner.num_blocks)
+        self._watch = GatewayWatch(settings.gateway_grace_s)
+        meters = WorkerMeters(around.metrics, identity.names[0], identity.worker_id, self._book)
+        self._publisher = Publisher(
+            around.bus, identity.worker_id, identity.epoch, self._streams, meters
+        )
+        self._is_draining = False
+        self._idle = asyncio.Event()
+
+    async def start(self) -> None:
+        """Start the engine and what looks after it."""
+        self._host.start()
+        self.spawn(self._publish_forever, "publish", is_fatal=True)
+        self.spawn(self._watch_gateways, "watch gateways")
+
+    async def stop(self) -> None:
+        """Stop the engine; what it said last is still published."""
+        if not await asyncio.to_thread(self._host.stop, self._settings.stop_wait_s):
+            logger.warning("the engine is stuck in a step; leaving without it")
+        await self._publish_outputs()
+
+    def load(self) -> WorkerLoad:
+        """For the beat."""
+        return self._book.load()
+
+    def stop_taking(self) -> None:
+        """Refuse every new stream from now on."""
+        self._is_draining = True
+
+    @handles(Generate)
+    async def generate(self, message: Generate, context: Context) -> Accepted | Refused:
+        """Queue a stream, or say at once why not."""
+        if message.epoch != self._identity.epoch:
+            return Refused(reason="this is another incarnation of the worker", retry_after_s=0.0)
+        known = self._streams.get(message.gateway, message.stream)
+        if known is not None and message.attempt <= known.key.attempt:
+            return self._answer_again(known, message.attempt)
+        if known is not None:
+            self._end(known)
+        if self._is_draining:
+            return Refused(reason="draining", retry_after_s=0.0)
+        if message.model not in self._identity.names:
+            raise UnknownModel(f"this worker serves {self._identity.names[0]}", param="model")
+        request = admit(message, self._loaded, self._settings.block_size)
+        request.traceparent = sampled(context.traceparent)
+        request.timeline.arrived_ns = now_ns()
+        refusal = self._book.refusal(request.num_known)
+        if refusal is not None:
+            return refusal
+        await self._begin(request)
+        return Accepted(worker_id=self._identity.worker_id)
+
+    @handles(Cancel)
+    async def cancel(self, message: Cancel, context: Context) -> Done:
+        """End a stream; its blocks are free before the next step."""
+        known = self._streams.get(message.gateway, message.stream)
+        if known is not None and known.key.attempt <= message.attempt:
+            self._end(known)
+        if known is None or known.key.attempt < message.attempt:
+            # the Generate that this cancels may still be on its way
+            key = StreamKey(message.gateway, message.stream, message.attempt)
+            self._streams.end(self._streams.open(key, first_offset=0), monotonic_s())
+        return Done()
+
+    @handles(Resend)
+    async def resend(self, message: Resend, context: Context) -> Done | StreamUnknown:
+        """Publish again what a gateway missed."""
+        known = self._streams.get(message.gateway, message.stream)
+        if known is None or known.key.attempt != message.attempt:
+            return StreamUnknown()
+        delta = known.replay(message.offset)
+        if delta is None:
+            return StreamUnknown()
+        if delta.token_ids or delta.finish is not None:
+            await self._publisher.send(message.gateway, [delta])
+        return Done()
+
+    @handles(Ping)
+    async def ping(self, message: Ping, context: Context) -> Done:
+        """The event loop lives; the engine's failure would have ended the process."""
+        return Done()
+
+    @handles(Drain)
+    async def drain_command(self, message: Drain, context: Context) -> Done:
+        """Leave as after SIGTERM."""
+        self.stop_taking()
+        self._around.leave()
+        return Done()
+
+    async def drain(self, grace_s: float) -> None:
+        """Wait for the streams; shortly before the time is over, hand the rest to others."""
+        self.stop_taking()
+        hand_over_s = min(grace_s, self._settings.hand_over_s)
+        if await self._wait_idle(grace_s - hand_over_s):
+            return
+        logger.info("handing over %d streams", self._streams.num_live)
+        error = to_failed(Draining("the worker is leaving"))
+        self._host.submit(End(Ending("error", error=error), key=None))
+        await self._wait_idle(hand_over_s)
+
+    async def _wait_idle(self, timeout_s: float) -> bool:
+        """Whether all streams have ended by then."""
+        self._idle.clear()
+        if self._streams.num_live:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._idle.wait()
+            except TimeoutError:
+                return False
+        return True
+
+    async def _begin(self, request: Request) -> None:
+        num_tokens = request.num_known
+        stream = self._streams.open(request.key, first_offset=request.num_resumed)
+        try:
+            if request.media:
+                request.embeddings = await fetch_embeddings(
+                    request.media,
+                    self._around.blobs,
+                    self._loaded.hidden_size,
+                    self._settings.media_wait_s,
+                )
+            if stream.ended_s is None:
+                self._host.submit(Add(request))
+                self._book.submitted(num_tokens)
+                stream.is_submitted = True
+        finally:
+            if not stream.is_submitted and stream.ended_s is None:
+                self._streams.forget(stream)
+
+    def _end(self, stream: Stream) -> None:
+        """Cancel a stream, wherever it is on its way."""
+        if not stream.is_submitted:
+            self._streams.end(stream, monotonic_s())
+        elif stream.ended_s is None:
+            self._host.submit(End(ABORTED, stream.key))
+
+    def _answer_again(self, known: Stream, attempt: int) -> Accepted | Refused:
+        if attempt < known.key.attempt:
+            reason = f"attempt {known.key.attempt} has taken its place"
+            return Refused(reason=reason, retry_after_s=0.0)
+        return Accepted(worker_id=self._identity.worker_id)
+
+    async def _publish_forever(self) -> None:
+        while True:
+            await self._host.outputs_ready.wait()
+            self._host.outputs_ready.clear()
+            await self._publish_outputs()
+            if self._host.failure is not None:
+                raise self._host.failure
+
+    async def _publish_outputs(self) -> None:
+        for output in self._host.take_outputs():
+            self._book.update(output.stats)
+            await self._publisher.publish(output)
+        if not self._streams.num_live:
+            self._idle.set()
+
+    async def _watch_gateways(self) -> None:
+        """End the streams of gateways that are gone: nobody reads them any more."""
+        while True:
+            await asyncio.sleep(self._settings.gateway_check_s)
+            self._streams.expire(monotonic_s())
+            gateways = {stream.key.gateway for stream in self._streams.live()}
+            gone = self._watch.gone(gateways, self._around.is_alive, monotonic_s())
+            for stream in [each for each in self._streams.live() if each.key.gateway in gone]:
+                logger.warning("gateway %s is gone", stream.key.gateway)
+                self._end(stream)

@@ -1,0 +1,105 @@
+"""Admission: a Generate becomes a Request, or an error that says why it cannot.
+
+The gateway has validated what a client wrote; this is the worker's own defense: whatever decodes
+must not be able to hurt the engine.
+"""
+
+import msgspec
+
+from tokenmesh.services.worker_svc.engine.request import Request, StreamKey
+from tokenmesh.services.worker_svc.loaded import Loaded
+from tokenmesh.services.worker_svc.sampling_limits import check_sampling
+from tokenmesh.shared.errors import InvalidInput, PromptTooLong
+from tokenmesh.shared.ids import SEED_BITS
+from tokenmesh.shared.messages.generate import Generate
+from tokenmesh.shared.messages.media import MediaItem
+from tokenmesh.shared.messages.sampling import SamplingParams
+from tokenmesh.shared.tensor_blob import TensorBlob
+from tokenmesh.shared.tokens import unpack_ids
+
+_MAX_COUNTER = 1 << 63
+
+
+def admit(message: Generate, loaded: Loaded, block_size: int) -> Request:
+    """The engine's request, its media still without embeddings. Raises InvalidInput."""
+    if message.lora is not None:
+        raise InvalidInput(f"this worker has no adapter {message.lora!r}", param="lora")
+    if min(message.stream, message.attempt) < 0 or abs(message.priority) >= _MAX_COUNTER:
+        raise InvalidInput("stream, attempt and priority must be in range", param="stream")
+    prompt_ids = _read_ids(message.prompt_ids, "prompt_ids", loaded.vocab_size)
+    output_ids = _read_ids(message.output_ids, "output_ids", loaded.vocab_size)
+    if not prompt_ids:
+        raise InvalidInput("the prompt holds no token", param="prompt_ids")
+    check_sampling(message.sampling, loaded.vocab_size)
+    _check_length(len(prompt_ids), message.sampling.max_tokens, loaded, block_size)
+    _check_media(message.media, len(prompt_ids), loaded)
+    return Request(
+        key=StreamKey(message.gateway, message.stream, message.attempt),
+        request_id=message.request_id,
+        token_ids=prompt_ids + output_ids,
+        num_prompt=len(prompt_ids),
+        sampling=_with_seed_in_range(message.sampling),
+        eos_ids=loaded.eos_token_ids,
+        media=sorted(message.media, key=lambda item: item.offset),
+        priority=message.priority,
+        cache_salt=loaded.cache_salt(message.cache_salt, len(prompt_ids)),
+    )
+
+
+def check_embeddings(item: MediaItem, blob: TensorBlob, hidden_size: int) -> None:
+    """An encoder's output must fit the prompt and the model. Raises InvalidInput."""
+    if blob.shape != (item.length, hidden_size):
+        raise InvalidInput(
+            f"embeddings of shape {list(blob.shape)} for {item.length} placeholders of width "
+            f"{hidden_size}",
+            param="media",
+        )
+
+
+def _read_ids(packed: bytes, name: str, vocab_size: int) -> list[int]:
+    try:
+        ids = unpack_ids(packed)
+    except ValueError as error:
+        raise InvalidInput(f"{name} is no multiple of four bytes", param=name) from error
+    if ids and max(ids) >= vocab_size:
+        raise InvalidInput(
+            f"{name} holds the id {max(ids)}; the model has {vocab_size} ids", param=name
+        )
+    return ids
+
+
+def _check_length(num_prompt: int, max_tokens: int, loaded: Loaded, block_size: int) -> None:
+    total = num_prompt + max_tokens
+    if total > loaded.max_model_len:
+        raise PromptTooLong(
+            f"{num_prompt} prompt tokens and max_tokens {max_tokens} are {total} tokens; the "
+            f"model's context holds {loaded.max_model_len}",
+            param="max_tokens",
+        )
+    # the last token is never computed
+    room = (loaded.runner.num_blocks - 1) * block_size + 1
+    if total > room:
+        raise PromptTooLong(
+            f"{num_prompt} prompt tokens and max_tokens {max_tokens} are {total} tokens; this "
+            f"worker's KV cache holds {room}",
+            param="max_tokens",
+        )
+
+
+def _check_media(media: list[MediaItem], num_prompt: int, loaded: Loaded) -> None:
+    if media and not loaded.takes_images:
+        raise InvalidInput("this model takes no images", param="media")
+    end = 0
+    for item in sorted(media, key=lambda item: item.offset):
+        if item.offset < end or item.length < 1 or item.offset + item.length > num_prompt:
+            raise InvalidInput(
+                f"the media item at {item.offset} with {item.length} tokens overlaps another one "
+                f"or lies outside of the prompt's {num_prompt} tokens",
+                param="media",
+            )
+        end = item.offset + item.length
+
+
+def _with_seed_in_range(sampling: SamplingParams) -> SamplingParams:
+    seed = sampling.seed & ((1 << SEED_BITS) - 1)
+    return sampling if seed == sampling.seed else msgspec.structs.replace(sampling, seed=seed)

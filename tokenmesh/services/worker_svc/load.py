@@ -1,0 +1,80 @@
+"""LoadBook: how busy the worker is, as the event loop knows it, and whether it takes one more.
+
+The engine's numbers are those of its last step; what was handed to it since is added here.
+"""
+
+from collections import deque
+from typing import Final
+
+from tokenmesh.services.worker_svc.engine.outputs import EngineStats
+from tokenmesh.shared.config.worker import WorkerSettings
+from tokenmesh.shared.messages.beat import WorkerLoad
+from tokenmesh.shared.messages.place import Refused
+
+_MIN_RETRY_S: Final = 0.1
+_ASSUMED_RETRY_S: Final = 1.0
+"""While no prefill rate is known."""
+
+
+class LoadBook:
+    """Accepted work, in streams and prompt tokens."""
+
+    def __init__(self, settings: WorkerSettings, num_blocks: int) -> None:
+        self._settings = settings
+        self._num_blocks = num_blocks - 1
+        self._stats = EngineStats()
+        self._num_submitted = 0
+        self._pending: deque[int] = deque()
+        """Tokens of submitted requests that the engine's numbers do not hold yet."""
+        self._pending_tokens = 0
+
+    @property
+    def stats(self) -> EngineStats:
+        """The engine's last word."""
+        return self._stats
+
+    def submitted(self, num_tokens: int) -> None:
+        """A request went to the engine."""
+        self._num_submitted += 1
+        self._pending.append(num_tokens)
+        self._pending_tokens += num_tokens
+
+    def update(self, stats: EngineStats) -> None:
+        """The engine took a step."""
+        self._stats = stats
+        while len(self._pending) > self._num_submitted - stats.num_added:
+            self._pending_tokens -= self._pending.popleft()
+
+    def refusal(self, num_tokens: int) -> Refused | None:
+        """Why a request of that many tokens is not taken now; None when it is."""
+        load = self.load()
+        settings = self._settings
+        held = load.running + load.waiting
+        if held >= settings.max_num_seqs + settings.max_waiting:
+            return Refused(reason=f"{held} streams are here already", retry_after_s=self._wait_s())
+        queued = load.queued_tokens
+        if queued and queued + num_tokens > settings.max_waiting_tokens:
+            return Refused(
+                reason=f"{queued} tokens wait to be computed", retry_after_s=self._wait_s()
+            )
+        return None
+
+    def load(self) -> WorkerLoad:
+        """For the beat."""
+        stats = self._stats
+        return WorkerLoad(
+            running=stats.running,
+            waiting=stats.waiting + len(self._pending),
+            max_num_seqs=self._settings.max_num_seqs,
+            queued_tokens=stats.queued_tokens + self._pending_tokens,
+            kv_blocks_used=stats.kv_blocks_used,
+            kv_blocks_total=self._num_blocks,
+            prefill_tokens_per_s=stats.prefill_tokens_per_s,
+            step_s=stats.step_s,
+        )
+
+    def _wait_s(self) -> float:
+        rate = self._stats.prefill_tokens_per_s
+        if not rate:
+            return _ASSUMED_RETRY_S
+        return max(_MIN_RETRY_S, (self._stats.queued_tokens + self._pending_tokens) / rate)

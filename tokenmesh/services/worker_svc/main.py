@@ -1,0 +1,88 @@
+"""Process entry of worker_svc."""
+
+import asyncio
+import gc
+import logging
+import signal
+from functools import partial
+
+from tokenmesh.services.worker_svc.actor import Identity, Surroundings, WorkerActor
+from tokenmesh.services.worker_svc.engine.engine import Engine
+from tokenmesh.services.worker_svc.loaded import Loaded, load
+from tokenmesh.services.worker_svc.thread import EngineThread
+from tokenmesh.shared import subjects
+from tokenmesh.shared.clock import now_s
+from tokenmesh.shared.config import Settings
+from tokenmesh.shared.config.model import ModelSettings
+from tokenmesh.shared.errors import ConfigError
+from tokenmesh.shared.ids import GatewayId, InstanceId, ModelName, WorkerId
+from tokenmesh.shared.messages.beat import ModelCard
+from tokenmesh.shared.service import Mesh, run_service
+
+logger = logging.getLogger(__name__)
+
+
+async def build(mesh: Mesh) -> None:
+    """Load the model, start its engine, listen on this worker's own subjects."""
+    settings = mesh.settings.worker
+    model = choose_model(mesh.settings)
+    loaded = await load(model, settings)
+    # what was loaded stays: the collector need never look at it again
+    await asyncio.to_thread(gc.collect)
+    gc.freeze()
+    worker_id = WorkerId(mesh.instance_id)
+    names = tuple(ModelName(name) for name in model.served_model_name or (model.name,))
+    actor = WorkerActor(
+        Identity(worker_id, mesh.epoch, names),
+        settings,
+        loaded,
+        EngineThread(Engine(loaded.runner, settings), settings),
+        Surroundings(
+            bus=mesh.bus,
+            blobs=mesh.blobs,
+            metrics=mesh.metrics,
+            is_alive=partial(is_alive, mesh),
+            leave=partial(signal.raise_signal, signal.SIGTERM),
+        ),
+    )
+    await mesh.listen(actor, subjects.worker_generate(worker_id))
+    await mesh.listen(actor, subjects.worker_control(worker_id))
+    card = card_of(names, loaded)
+    mesh.set_beat(lambda: ([card], actor.load()))
+    mesh.on_drain(actor.drain)
+
+
+def choose_model(settings: Settings) -> ModelSettings:
+    """The one model that this worker runs. Raises ConfigError."""
+    wanted = settings.worker.model
+    found = [each for each in settings.models if wanted in (None, each.name)]
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(each.name for each in settings.models) or "none"
+    raise ConfigError(
+        f"a worker runs one model: set worker.model to one of those listed in models ({names})",
+        param="worker.model",
+    )
+
+
+def card_of(names: tuple[ModelName, ...], loaded: Loaded) -> ModelCard:
+    """How the worker presents its model."""
+    return ModelCard(
+        name=names[0],
+        aliases=list(names[1:]),
+        max_model_len=loaded.max_model_len,
+        vocab_size=loaded.vocab_size,
+        created_s=now_s(),
+        takes_images=loaded.takes_images,
+    )
+
+
+def is_alive(mesh: Mesh, gateway: GatewayId) -> bool:
+    """Whether a gateway beats. A worker that does not hear itself can say nothing of others."""
+    hears_itself = mesh.members.get(mesh.instance_id) is not None
+    return not hears_itself or mesh.members.get(InstanceId(gateway)) is not None
+
+
+def run(settings: Settings) -> int:
+    """Run until a signal; the exit code."""
+    return run_service("worker", settings, build)

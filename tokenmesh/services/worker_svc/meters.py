@@ -1,0 +1,63 @@
+"""WorkerMeters: the engine's metrics, from its outputs."""
+
+from tokenmesh.services.worker_svc.engine.outputs import Ended, StepOutput
+from tokenmesh.services.worker_svc.load import LoadBook
+from tokenmesh.shared.ids import ModelName, WorkerId
+from tokenmesh.shared.metrics import Metrics
+
+
+class WorkerMeters:
+    """Gauges read the load book; counters and histograms are fed here."""
+
+    def __init__(
+        self, metrics: Metrics, model: ModelName, worker_id: WorkerId, book: LoadBook
+    ) -> None:
+        labels = {"model_name": str(model), "engine": str(worker_id)}
+        self._num_preemptions = 0
+        self._prompt_tokens = metrics.counter("prompt_tokens", **labels)
+        self._prompt_cached = metrics.counter("prompt_tokens_cached", **labels)
+        self._generated = metrics.counter("generation_tokens", **labels)
+        self._queries = metrics.counter("prefix_cache_queries", **labels)
+        self._hits = metrics.counter("prefix_cache_hits", **labels)
+        self._preemptions = metrics.counter("num_preemptions", **labels)
+        self._step_tokens = metrics.histogram("iteration_tokens_total", **labels)
+        self._step_s = metrics.histogram("engine_step_seconds", **labels)
+        self._queue_s = metrics.histogram("request_queue_time_seconds", **labels)
+        self._prefill_s = metrics.histogram("request_prefill_time_seconds", **labels)
+        self._decode_s = metrics.histogram("request_decode_time_seconds", **labels)
+        self._inference_s = metrics.histogram("request_inference_time_seconds", **labels)
+        metrics.gauge_of("num_requests_running", lambda: book.load().running, **labels)
+        metrics.gauge_of("num_requests_waiting", lambda: book.load().waiting, **labels)
+        metrics.gauge_of("kv_cache_usage_perc", lambda: _kv_usage(book), **labels)
+
+    def note(self, output: StepOutput) -> None:
+        """Count one step."""
+        if output.num_tokens:
+            self._step_tokens.observe(output.num_tokens)
+            self._step_s.observe(output.duration_s)
+        self._preemptions.inc(output.stats.num_preemptions - self._num_preemptions)
+        self._num_preemptions = output.stats.num_preemptions
+        for ended in output.ended:
+            self._note_ended(ended)
+
+    def _note_ended(self, ended: Ended) -> None:
+        request = ended.request
+        timeline = request.timeline
+        self._generated.inc(request.num_known - request.num_prompt - request.num_resumed)
+        if request.num_cached is not None:
+            self._prompt_tokens.inc(request.num_prompt)
+            self._prompt_cached.inc(request.num_cached)
+            self._queries.inc(request.num_prompt)
+            self._hits.inc(request.num_cached)
+        if timeline.first_scheduled_ns:
+            self._queue_s.observe((timeline.first_scheduled_ns - timeline.arrived_ns) / 1e9)
+        if timeline.first_token_ns:
+            started_ns, first_ns = timeline.first_scheduled_ns, timeline.first_token_ns
+            self._prefill_s.observe((first_ns - started_ns) / 1e9)
+            self._decode_s.observe((timeline.ended_ns - first_ns) / 1e9)
+            self._inference_s.observe((timeline.ended_ns - started_ns) / 1e9)
+
+
+def _kv_usage(book: LoadBook) -> float:
+    load = book.load()
+    return load.kv_blocks_used / max(1, load.kv_blocks_total)

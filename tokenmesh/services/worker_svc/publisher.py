@@ -1,0 +1,72 @@
+"""Publisher: step outputs from the engine to the gateways, spans and metrics.
+
+One `Tokens` message for each step and gateway, never one for each token.
+"""
+
+import logging
+from collections.abc import Iterable
+
+from tokenmesh.services.worker_svc.engine.outputs import StepOutput
+from tokenmesh.services.worker_svc.meters import WorkerMeters
+from tokenmesh.services.worker_svc.streams import Streams
+from tokenmesh.services.worker_svc.tracing import record_spans
+from tokenmesh.shared import subjects
+from tokenmesh.shared.bus.base import Bus
+from tokenmesh.shared.clock import monotonic_s
+from tokenmesh.shared.errors import BusLost, PayloadTooLarge
+from tokenmesh.shared.ids import GatewayId, WorkerId
+from tokenmesh.shared.messages.failed import to_failed
+from tokenmesh.shared.messages.tokens import Delta, Tokens
+
+logger = logging.getLogger(__name__)
+
+
+class Publisher:
+    """Sends deltas and remembers them in `streams`; a gateway asks again for what was lost."""
+
+    def __init__(
+        self, bus: Bus, worker_id: WorkerId, epoch: int, streams: Streams, meters: WorkerMeters
+    ) -> None:
+        self._bus = bus
+        self._worker_id = worker_id
+        self._epoch = epoch
+        self._streams = streams
+        self._meters = meters
+        self._step = 0
+
+    async def publish(self, output: StepOutput) -> None:
+        """Everything of one step."""
+        self._step = output.step
+        for gateway, deltas in output.deltas.items():
+            for delta in deltas:
+                stream = self._streams.find(delta, gateway)
+                if stream is not None:
+                    stream.record(delta)
+            await self.send(gateway, deltas)
+        now = monotonic_s()
+        for ended in output.ended:
+            key = ended.request.key
+            stream = self._streams.get(key.gateway, key.stream)
+            if stream is not None and stream.key == key:
+                self._streams.end(stream, now)
+            record_spans(ended)
+        self._meters.note(output)
+
+    async def send(self, gateway: GatewayId, deltas: Iterable[Delta]) -> None:
+        """One message to one gateway, or one for each delta when that is too large."""
+        message = Tokens(self._worker_id, self._epoch, self._step, list(deltas))
+        try:
+            await self._bus.publish(subjects.gateway_tokens(gateway), message)
+        except BusLost as error:
+            logger.warning("tokens for %s wait to be asked for again: %s", gateway, error.message)
+        except PayloadTooLarge as error:
+            if len(message.deltas) > 1:
+                for delta in message.deltas:
+                    await self.send(gateway, [delta])
+            elif message.deltas[0].error is None:
+                await self.send(gateway, [_too_large(message.deltas[0], error)])
+
+
+def _too_large(delta: Delta, error: PayloadTooLarge) -> Delta:
+    """What a gateway gets instead of a delta that no message can hold: the stream's end."""
+    return Delta(delta.stream, delta.attempt, delta.offset, b"", "error", error=to_failed(error))

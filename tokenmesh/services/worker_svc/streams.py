@@ -1,0 +1,124 @@
+"""Streams: what the event loop's side remembers of each stream, so that it can be sent again.
+
+A stream is kept for a while after its end: a gateway may have missed its last tokens, and a
+repeated or late Generate of the same attempt must not start it anew.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tokenmesh.services.worker_svc.engine.request import StreamKey
+from tokenmesh.shared.config.worker import WorkerSettings
+from tokenmesh.shared.ids import GatewayId
+from tokenmesh.shared.messages.tokens import Delta, TokenLogprobs
+from tokenmesh.shared.tokens import BYTES_PER_ID
+
+_Place = tuple[GatewayId, int]
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """The output of one attempt so far."""
+
+    key: StreamKey
+    first_offset: int
+    """Output position where this attempt began."""
+    is_submitted: bool = False
+    """Whether the engine was told."""
+    token_ids: bytearray = field(default_factory=bytearray)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    head: Delta | None = None
+    """The first delta, which bears the facts about the prompt."""
+    tail: Delta | None = None
+    """The last delta, which bears the ending."""
+    ended_s: float | None = None
+    """Monotonic seconds; None while it runs."""
+
+    def record(self, delta: Delta) -> None:
+        """Remember what was published."""
+        self.head = self.head or delta
+        self.token_ids += delta.token_ids
+        if delta.logprobs is not None:
+            self.logprobs += delta.logprobs
+        if delta.finish is not None:
+            self.tail = delta
+
+    def replay(self, offset: int) -> Delta | None:
+        """All from `offset` on as one delta; None when this attempt does not hold it."""
+        skipped = offset - self.first_offset
+        if skipped < 0 or skipped > len(self.token_ids) // BYTES_PER_ID:
+            return None
+        head = self.head if skipped == 0 else None
+        tail = self.tail
+        return Delta(
+            stream=self.key.stream,
+            attempt=self.key.attempt,
+            offset=offset,
+            token_ids=bytes(self.token_ids[skipped * BYTES_PER_ID :]),
+            finish=tail.finish if tail else None,
+            stop_token=tail.stop_token if tail else None,
+            logprobs=self.logprobs[skipped:] if self.logprobs else None,
+            cached_tokens=head.cached_tokens if head else None,
+            prompt_logprobs=head.prompt_logprobs if head else None,
+            error=tail.error if tail else None,
+        )
+
+
+class Streams:
+    """At most one attempt of each stream; ended ones up to `resend_streams` and their time."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
+        self._stream_by_place: dict[_Place, Stream] = {}
+        self._ended: OrderedDict[_Place, Stream] = OrderedDict()
+
+    @property
+    def num_live(self) -> int:
+        """Streams that have not ended."""
+        return len(self._stream_by_place) - len(self._ended)
+
+    def live(self) -> Iterator[Stream]:
+        """Streams that have not ended."""
+        return (each for each in self._stream_by_place.values() if each.ended_s is None)
+
+    def get(self, gateway: GatewayId, stream: int) -> Stream | None:
+        """The latest attempt, ended or not."""
+        return self._stream_by_place.get((gateway, stream))
+
+    def find(self, delta: Delta, gateway: GatewayId) -> Stream | None:
+        """The stream of a delta; None when a higher attempt took its place."""
+        stream = self._stream_by_place.get((gateway, delta.stream))
+        return stream if stream is not None and stream.key.attempt == delta.attempt else None
+
+    def open(self, key: StreamKey, first_offset: int) -> Stream:
+        """Begin an attempt; it replaces an earlier one."""
+        place = (key.gateway, key.stream)
+        self._ended.pop(place, None)
+        stream = self._stream_by_place[place] = Stream(key, first_offset)
+        return stream
+
+    def end(self, stream: Stream, now: float) -> None:
+        """The stream is over; keep it for a while. Forgets whatever was kept long enough."""
+        place = (stream.key.gateway, stream.key.stream)
+        if self._stream_by_place.get(place) is stream and stream.ended_s is None:
+            stream.ended_s = now
+            self._ended[place] = stream
+        self.expire(now)
+
+    def forget(self, stream: Stream) -> None:
+        """It never began."""
+        place = (stream.key.gateway, stream.key.stream)
+        if self._stream_by_place.get(place) is stream:
+            del self._stream_by_place[place]
+            self._ended.pop(place, None)
+
+    def expire(self, now: float) -> None:
+        """Forget ended streams past their number or time."""
+        while self._ended:
+            place, oldest = next(iter(self._ended.items()))
+            assert oldest.ended_s is not None
+            is_old = now - oldest.ended_s > self._settings.resend_window_s
+            if not is_old and len(self._ended) <= self._settings.resend_streams:
+                return
+            del self._ended[place], self._stream_by_place[place]

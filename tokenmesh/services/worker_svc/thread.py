@@ -1,0 +1,168 @@
+"""EngineThread: the thread that steps the engine, and the two queues between it and the event loop.
+
+Commands go in, step outputs come out; nothing else is shared. The engine runs on while the event
+loop is busy, up to `max_unpublished_steps`.
+"""
+
+import asyncio
+import logging
+import queue
+import threading
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from tokenmesh.services.worker_svc.engine.engine import Engine, EngineBroken
+from tokenmesh.services.worker_svc.engine.outputs import StepOutput
+from tokenmesh.services.worker_svc.engine.request import Ending, Request, StreamKey
+from tokenmesh.shared.config.worker import WorkerSettings
+from tokenmesh.shared.errors import Overloaded
+from tokenmesh.shared.messages.failed import Failed
+
+logger = logging.getLogger(__name__)
+
+_BROKEN: Final = Ending(
+    "error", error=Failed(code="unavailable", message="the engine has stopped", retryable=True)
+)
+_COMMANDS_PER_STREAM: Final = 2
+"""A stream needs one command to begin and one to be cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """Start a stream."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """End a stream, or all of them."""
+
+    ending: Ending
+    key: StreamKey | None
+    """None: every stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Leave the thread; streams that are still open get nothing more."""
+
+
+Command = Add | End | Stop
+
+
+class EngineHost(Protocol):
+    """Whatever drives an engine for the actor; `EngineThread` outside of simulations."""
+
+    @property
+    def failure(self) -> Exception | None:
+        """What ended the engine before its time."""
+
+    @property
+    def outputs_ready(self) -> asyncio.Event:
+        """Set whenever there is something to take, or a failure to see."""
+
+    def start(self) -> None:
+        """Begin to serve commands; called on the event loop."""
+
+    def stop(self, timeout_s: float) -> bool:
+        """Leave after the step at hand; blocks. False when it is stuck in that step."""
+
+    def submit(self, command: Command) -> None:
+        """Hand over a command; it is carried out before the next step. Raises Overloaded."""
+
+    def take_outputs(self) -> list[StepOutput]:
+        """All finished steps, oldest first."""
+
+
+class EngineThread:
+    """Owns the engine from `start` to `stop`; see `EngineHost` for its methods."""
+
+    def __init__(self, engine: Engine[Any, Any], settings: WorkerSettings) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.outputs_ready = asyncio.Event()
+        num_streams = settings.max_num_seqs + settings.max_waiting
+        self._commands: queue.Queue[Command] = queue.Queue(_COMMANDS_PER_STREAM * num_streams + 1)
+        self._outputs: queue.Queue[StepOutput] = queue.Queue(settings.max_unpublished_steps)
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._failure: Exception | None = None
+
+    @property
+    def failure(self) -> Exception | None:
+        """See `EngineHost.failure`."""
+        return self._failure
+
+    def start(self) -> None:
+        """See `EngineHost.start`."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> bool:
+        """See `EngineHost.stop`."""
+        if self._thread.is_alive():
+            self.submit(Stop())
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def submit(self, command: Command) -> None:
+        """See `EngineHost.submit`."""
+        try:
+            self._commands.put_nowait(command)
+        except queue.Full:
+            raise Overloaded("the engine is not taking commands", retry_after_s=1.0) from None
+
+    def take_outputs(self) -> list[StepOutput]:
+        """See `EngineHost.take_outputs`."""
+        taken = []
+        while True:
+            try:
+                taken.append(self._outputs.get_nowait())
+            except queue.Empty:
+                return taken
+
+    def _run(self) -> None:
+        try:
+            while self._obey():
+                if self._engine.has_work:
+                    self._engine.step()
+                self._emit()
+        except EngineBroken as error:
+            self._engine.cancel_all(_BROKEN)
+            self._outputs.put(self._engine.take_output(), timeout=self._settings.publish_wait_s)
+            self._fail(error)
+        # told to the event loop, which ends the process
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        logger.critical("the engine has stopped: %s", error, exc_info=error)
+        self._failure = error
+        self._wake()
+
+    def _wake(self) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self.outputs_ready.set)
+
+    def _obey(self) -> bool:
+        """Carry out what was asked; waits for a command only while there is nothing else to do."""
+        must_wait = not self._engine.has_work
+        while True:
+            try:
+                command = self._commands.get(block=must_wait)
+            except queue.Empty:
+                return True
+            must_wait = False
+            if isinstance(command, Add):
+                self._engine.add(command.request)
+            elif isinstance(command, Stop):
+                return False
+            elif command.key is None:
+                self._engine.cancel_all(command.ending)
+            else:
+                self._engine.cancel(command.key, command.ending)
+
+    def _emit(self) -> None:
+        self._outputs.put(self._engine.take_output(), timeout=self._settings.publish_wait_s)
+        self._wake()
