@@ -16,7 +16,7 @@ ROWS = [1, 3, 17]
 @pytest.mark.parametrize("features", [1, 33, 896])
 def test_rms_norm_equals_the_reference(dtype: torch.dtype, rows: int, features: int) -> None:
     torch.manual_seed(0)
-    x, weight = torch.randn(rows, features).to(dtype), torch.randn(features).to(dtype)
+    x, weight = torch.randn(rows, features).to(dtype), torch.randn(features)
     expected = norm.rms_norm_reference(x, weight, 1e-5)
     tolerance = norm.TOLERANCE[dtype]
     torch.testing.assert_close(
@@ -28,7 +28,7 @@ def test_rms_norm_equals_the_reference(dtype: torch.dtype, rows: int, features: 
 def test_rms_norm_takes_a_weight_for_each_head_and_strided_input(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x = torch.randn(5, 7, 12).to(dtype)[:, :4]
-    weight = torch.randn(4, 12).to(dtype)
+    weight = torch.randn(4, 12)
     expected = norm.rms_norm_reference(x, weight, 1e-6)
     tolerance = norm.TOLERANCE[dtype]
     torch.testing.assert_close(

@@ -30,11 +30,12 @@ def _decode(
     kv_heads, head_dim = pages.shape[2], pages.shape[4]
     num_rows, heads = query.shape[0], query.shape[1]
     gathered = pages.view(-1, pages.shape[3] * head_dim).index_select(0, group.gather)
-    keys, values = gathered.view(2, num_rows * kv_heads, -1, head_dim)
-    by_kv_head = query.reshape(num_rows * kv_heads, heads // kv_heads, head_dim)
+    dtype = group.mask.dtype
+    keys, values = gathered.to(dtype).view(2, num_rows * kv_heads, -1, head_dim)
+    by_kv_head = query.to(dtype).reshape(num_rows * kv_heads, heads // kv_heads, head_dim)
     scores = torch.baddbmm(group.mask, by_kv_head, keys.transpose(1, 2), alpha=scale)
     mixed = torch.bmm(scores.softmax(-1), values)
-    return mixed.view(num_rows, heads * head_dim)
+    return mixed.view(num_rows, heads * head_dim).to(query.dtype)
 
 
 def _prefill(

@@ -14,6 +14,9 @@ SCRATCH_BYTES: Final = 8 << 20
 """Keys and values that one decode group may gather at a time; it should stay in the cache."""
 MAX_LENGTH_RATIO: Final = 2
 """Longest over shortest row of a decode group: bounds the work spent on padding."""
+WIDE_ELEMENTS: Final = 1 << 16
+"""Up to this many elements of keys, a bfloat16 group is computed in float32: oneDNN's matmul has
+several times the overhead of MKL's, and only pays for it beyond this size."""
 QUERY_TILE: Final = 512
 """Queries of a long row that are computed together."""
 
@@ -38,7 +41,7 @@ class DecodeGroup:
     gather: torch.Tensor
     """[2 * rows * kv_heads * pages] page rows, keys before values."""
     mask: torch.Tensor
-    """[rows * kv_heads, 1, keys] 0 or -inf, in the dtype of the pages."""
+    """[rows * kv_heads, 1, keys] 0 or -inf, in the dtype to compute in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,9 @@ def prepare(
     decode = []
     for group in _groups(rows.starts[:num_single], page_size, page_bytes, window):
         table, mask = _decode_keys(rows, group, page_size, window)
-        mask = mask.to(dtype).repeat_interleave(kv_heads, dim=0).unsqueeze(1)
+        if mask.numel() * kv_heads * head_dim > WIDE_ELEMENTS:
+            mask = mask.to(dtype)
+        mask = mask.repeat_interleave(kv_heads, dim=0).unsqueeze(1)
         decode.append(DecodeGroup(tokens=group, gather=page_rows(table), mask=mask))
 
     prefill = []

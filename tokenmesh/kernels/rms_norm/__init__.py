@@ -1,7 +1,7 @@
 """rms_norm: x / sqrt(mean(x * x) + eps) * weight over the last dimension.
 
 x        [..., features]     float32 or bfloat16; the last dimension contiguous
-weight   [features], or [n, features] for x [..., n, features]; the same dtype
+weight   [features], or [n, features] for x [..., n, features]; float32
 returns  [..., features]     a new tensor
 """
 

@@ -26,7 +26,7 @@ class Attention:
     qkv: Linear
     out: Linear
     qk_norm: torch.Tensor | None
-    """[H + K, D]: the norm weight of each query and key head; None without norms."""
+    """float32 [H + K, D]: the norm weight of each query and key head; None without norms."""
 
     def forward(self, x: torch.Tensor, step: Step, pages: torch.Tensor) -> torch.Tensor:
         """x [T, hidden] -> [T, hidden]; writes the keys and values of x into `pages`."""

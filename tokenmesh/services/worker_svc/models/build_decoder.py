@@ -35,7 +35,7 @@ def build_decoder(
     for number, layer in enumerate(config.layers):
         layers.append(loader.load(number, layer))
         progress(number + 1, len(config.layers))
-    norm = checkpoint.take(f"{names.model}norm.weight", (config.hidden_size,), dtype)
+    norm = checkpoint.take(f"{names.model}norm.weight", (config.hidden_size,), torch.float32)
     ignored = names.ignored
     if config.tied_embeddings:
         head = embedding
@@ -114,7 +114,7 @@ class _LayerLoader:
         counts = (config.num_heads, config.num_kv_heads)
         for name, heads in zip((names.q_norm, names.k_norm), counts, strict=True):
             size = config.head_dim * (heads if config.qk_norm == "all" else 1)
-            weight = self.checkpoint.take(f"{prefix}{name}.weight", (size,), self.dtype)
+            weight = self.checkpoint.take(f"{prefix}{name}.weight", (size,), torch.float32)
             by_head = self._pairs(weight).view(-1, config.head_dim)
             weights.append(by_head.expand(heads, config.head_dim))
         return torch.cat(weights)
@@ -145,4 +145,4 @@ class _LayerLoader:
         if name is None:
             return None
         size = (self.facts.config.hidden_size,)
-        return self.checkpoint.take(f"{prefix}{name}.weight", size, self.dtype)
+        return self.checkpoint.take(f"{prefix}{name}.weight", size, torch.float32)

@@ -19,7 +19,7 @@ from tokenmesh.services.worker_svc.models.config import DecoderConfig
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """One layer. A norm that the family does not have is None."""
+    """One layer. Norm weights are float32; a norm that the family does not have is None."""
 
     attention: Attention
     mlp: Mlp
