@@ -52,7 +52,7 @@ async def watched() -> AsyncIterator[Watched]:
     supervisor = Supervisor(
         LIMITS,
         lambda name, line: lines.append((name, line)),
-        lambda name, code, _: restarts.append((name, code)),
+        lambda death, _: restarts.append((death.name, death.exit_code)),
     )
     yield Watched(supervisor, lines, restarts)
     await supervisor.stop(0.0, asyncio.Event())

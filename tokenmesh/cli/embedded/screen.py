@@ -9,7 +9,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from tokenmesh.cli.embedded.output import WARNING, explanation, parse_line
+from tokenmesh.cli.embedded.output import CRITICAL, WARNING, explanation, parse_line
 from tokenmesh.cli.embedded.supervisor import Death
 from tokenmesh.shared.clock import monotonic_s
 
@@ -50,15 +50,19 @@ class Screen:
         """A child wrote something; warnings are for the user, the rest for those who asked."""
         line = parse_line(text)
         self._details[child.partition(" ")[0]] = line.text[:_MAX_DETAIL]
-        if self._is_verbose or line.severity >= WARNING:
+        # A critical complaint is the last one: `restarting` or `dead` shows it.
+        if self._is_verbose or WARNING <= line.severity < CRITICAL:
             self._say(f"{child}: {line.text}", "yellow" if line.severity >= WARNING else "dim")
             if line.exception:
                 self._say(line.exception, "dim")
 
-    def restarting(self, child: str, exit_code: int, pause_s: float) -> None:
+    def restarting(self, death: Death, pause_s: float) -> None:
         """A child died and comes back."""
+        reason = explanation(death.tail).rpartition("\n")[2]
         self._say(
-            f"{child} died (exit code {exit_code}), starting it again in {pause_s:.2g} s", "yellow"
+            f"{death.name} died (exit code {death.exit_code}), "
+            f"starting it again in {pause_s:.2g} s: {reason}",
+            "yellow",
         )
 
     def end_progress(self) -> None:

@@ -14,18 +14,19 @@ from tokenmesh.shared.service import exit_codes
 
 _KILL_WAIT_S: Final = 5.0
 
-OnRestart = Callable[[str, int, float], None]
-"""Called with name, exit code and the pause before the child starts again."""
-
 
 @dataclass(frozen=True)
 class Death:
-    """A child that does not come back."""
+    """The end of a child that nobody asked for."""
 
     name: str
     exit_code: int
     tail: tuple[str, ...]
     """The last lines it wrote."""
+
+
+OnRestart = Callable[[Death, float], None]
+"""Called with a death and the pause before the child starts again."""
 
 
 class Supervisor:
@@ -98,13 +99,15 @@ class Supervisor:
             if monotonic_s() - began_s >= self._limits.restart_reset_s:
                 deaths = 0
             deaths += 1
+            death = Death(spec.name, code, tuple(self._children[spec].tail))
             if code == exit_codes.BAD_CONFIG or deaths > self._limits.max_restarts:
-                self._give_up(spec, code)
+                if not self.dead.done():
+                    self.dead.set_result(death)
                 return
             pause_s = min(
                 self._limits.restart_min_s * 2 ** (deaths - 1), self._limits.restart_max_s
             )
-            self._on_restart(spec.name, code, pause_s)
+            self._on_restart(death, pause_s)
             if await self._stops_within(pause_s):
                 return
             await self._start(spec)
@@ -117,7 +120,3 @@ class Supervisor:
         except TimeoutError:
             return False
         return True
-
-    def _give_up(self, spec: ChildSpec, code: int) -> None:
-        if not self.dead.done():
-            self.dead.set_result(Death(spec.name, code, tuple(self._children[spec].tail)))

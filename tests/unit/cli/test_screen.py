@@ -1,0 +1,91 @@
+"""What `up` shows on a terminal and in a file."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from tokenmesh.cli.embedded.screen import Screen
+from tokenmesh.cli.embedded.supervisor import Death
+
+
+def log_line(level: str, message: str, **more: str) -> str:
+    return json.dumps({"level": level, "message": message, **more})
+
+
+class Shown:
+    """A screen and the text on it."""
+
+    def __init__(self, *, is_terminal: bool = False, is_verbose: bool = False) -> None:
+        self.file = io.StringIO()
+        console = Console(
+            file=self.file,
+            width=100,
+            force_terminal=is_terminal,
+            color_system=None,
+            highlight=False,
+        )
+        self.screen = Screen(console, is_verbose=is_verbose)
+
+    @property
+    def text(self) -> str:
+        return self.file.getvalue()
+
+
+def test_a_service_is_reported_once_when_all_its_processes_beat() -> None:
+    shown = Shown()
+    shown.screen.begin({"worker": 2, "gateway": 1})
+    for count in (0, 1, 2, 2):
+        shown.screen.progress({"worker": count, "gateway": 0})
+    assert shown.text.count("worker is up after") == 1
+    assert "gateway is up" not in shown.text
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_the_ready_screen_has_url_and_curl_in_one_piece(is_terminal: bool) -> None:
+    shown = Shown(is_terminal=is_terminal)
+    shown.screen.begin({"worker": 1})
+    shown.screen.progress({"worker": 1})
+    curl = f"curl {'x' * 200}"
+    shown.screen.ready({"API": "http://127.0.0.1:8000/v1"}, curl)
+    assert "TokenMesh is ready" in shown.text
+    assert "http://127.0.0.1:8000/v1" in shown.text
+    assert curl in shown.text
+
+
+def test_a_terminal_shows_what_the_services_do_while_they_start() -> None:
+    shown = Shown(is_terminal=True)
+    shown.screen.begin({"worker": 1})
+    shown.screen.line("worker", log_line("info", "loading weights"))
+    shown.screen.end_progress()
+    assert "loading weights" in shown.text
+
+
+def test_warnings_are_shown_and_the_rest_only_to_those_who_ask() -> None:
+    quiet, verbose = Shown(), Shown(is_verbose=True)
+    for shown in (quiet, verbose):
+        shown.screen.line("worker 2", log_line("info", "fine"))
+        shown.screen.line("worker 2", log_line("error", "not fine", exception="ValueError: x"))
+    assert quiet.text == "worker 2: not fine\nValueError: x\n"
+    assert verbose.text.startswith("worker 2: fine\n")
+
+
+def test_a_death_is_explained_once() -> None:
+    shown = Shown()
+    complaint = log_line("critical", "no such model")
+    shown.screen.line("worker", complaint)
+    shown.screen.dead(Death("worker", 2, (complaint,)))
+    assert shown.text == "worker cannot run (exit code 2):\nno such model\n"
+
+
+def test_a_restart_says_why() -> None:
+    shown = Shown()
+    shown.screen.restarting(Death("worker", 1, ("Traceback", "ValueError: x")), 0.25)
+    assert shown.text == "worker died (exit code 1), starting it again in 0.25 s: ValueError: x\n"
+
+
+def test_text_in_brackets_is_not_taken_for_markup() -> None:
+    shown = Shown()
+    shown.screen.warn("set [red] in [bus]")
+    assert shown.text == "set [red] in [bus]\n"
