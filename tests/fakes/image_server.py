@@ -33,7 +33,12 @@ class ImageServer:
         return self.url(path)
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            # The client gave up before it asked.
+            writer.close()
+            return
         path = head.split(" ", 2)[1]
         self.hits.append(path)
         self.hosts += [line[6:] for line in head.split("\r\n") if line.lower().startswith("host: ")]

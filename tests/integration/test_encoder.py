@@ -157,6 +157,20 @@ async def test_an_image_is_encoded_once_for_requests_one_after_another(client: C
     assert again.items[0].offset == 9
 
 
+async def test_what_was_asked_and_found_is_counted(
+    settings: Settings, bus: MessageBus, blobs: Blobs
+) -> None:
+    async with running("encoder", settings, build) as mesh:
+        client = Client(bus, blobs)
+        item = await client.item(noise(16))
+        for _ in range(3):
+            await client.encode(item)
+        counts = mesh.metrics.render().decode()
+    for name, value in (("queries", 3), ("hits", 2)):
+        labels = f'engine="{mesh.instance_id}",model_name="{MODEL}"'
+        assert f"tokenmesh:mm_cache_{name}_total{{{labels}}} {value}.0" in counts
+
+
 async def test_an_image_is_encoded_once_for_concurrent_requests(client: Client) -> None:
     item = await client.item(noise(5))
     answers = await asyncio.gather(*(client.encode(item, item) for _ in range(5)))

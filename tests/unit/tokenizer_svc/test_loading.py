@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
 from transformers import AutoTokenizer
 
 from tests.fakes.tokenizers import byte_level_bpe, sentencepiece, wordpiece, write_json
@@ -181,3 +182,29 @@ def test_a_tokenizer_that_needs_code_of_its_own_is_refused(tmp_path: Path) -> No
     (tmp_path / "mine.py").write_text("raise SystemExit('ran')")
     with pytest.raises(CheckpointError, match="cannot be loaded"):
         load_model(ModelSettings(model=str(tmp_path)))
+
+
+def test_a_hub_id_is_fetched_without_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str | None, list[str]]] = []
+
+    def snapshot(model: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        asked.append((model, revision, allow_patterns))
+        return str(byte_level_bpe(tmp_path))
+
+    monkeypatch.setattr("tokenmesh.services.tokenizer_svc.checkpoint.snapshot_download", snapshot)
+    loaded = load_model(ModelSettings(model="someone/model", revision="v1"))
+    assert loaded.vocab_size == 512
+    ((model, revision, patterns),) = asked
+    assert (model, revision) == ("someone/model", "v1")
+    assert not any("safetensors" in pattern for pattern in patterns)
+
+
+def test_a_hub_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def snapshot(*_: object, **__: object) -> str:
+        raise LocalEntryNotFoundError("offline")
+
+    monkeypatch.setattr("tokenmesh.services.tokenizer_svc.checkpoint.snapshot_download", snapshot)
+    with pytest.raises(CheckpointError, match="as a hub id it cannot be fetched: offline"):
+        load_model(ModelSettings(model="someone/model"))

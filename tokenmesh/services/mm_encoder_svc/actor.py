@@ -9,19 +9,28 @@ from tokenmesh.services.mm_encoder_svc.batcher import Batcher
 from tokenmesh.services.mm_encoder_svc.embeddings import Embeddings
 from tokenmesh.shared.actor import Actor, Context, handles
 from tokenmesh.shared.errors import PayloadTooLarge, UnknownModel
-from tokenmesh.shared.ids import ModelName
+from tokenmesh.shared.ids import InstanceId, ModelName
 from tokenmesh.shared.messages.encode import Encode, Encoded
+from tokenmesh.shared.metrics import Metrics
 
 
 class EncoderActor(Actor):
     """Runs the batchers of its models."""
 
     def __init__(
-        self, models: Mapping[ModelName, Embeddings], batchers: list[Batcher], max_items: int
+        self,
+        models: Mapping[ModelName, Embeddings],
+        batchers: list[Batcher],
+        max_items: int,
+        *,
+        metrics: Metrics,
+        instance_id: InstanceId,
     ) -> None:
         self._models = models
         self._batchers = batchers
         self._max_items = max_items
+        self._metrics = metrics
+        self._instance_id = instance_id
 
     async def start(self) -> None:
         """Let the towers work."""
@@ -45,6 +54,9 @@ class EncoderActor(Actor):
             raise PayloadTooLarge(f"{len(message.items)} media items, at most {self._max_items}")
         obtained = await asyncio.gather(*(embeddings.obtain(item) for item in message.items))
         cached = sum(not was_computed for _, was_computed in obtained)
+        labels = {"model_name": message.model, "engine": self._instance_id}
+        self._metrics.counter("mm_cache_queries", **labels).inc(len(obtained))
+        self._metrics.counter("mm_cache_hits", **labels).inc(cached)
         return Encoded(
             items=[
                 msgspec.structs.replace(item, embeddings=key)

@@ -38,7 +38,13 @@ async def build(mesh: Mesh) -> None:
         embeddings = Embeddings(tower, batcher, cache, mesh.blobs, limits.blob_ttl_s)
         for name in settings.served_model_name or (settings.name,):
             models[ModelName(name)] = embeddings
-    actor = EncoderActor(models, batchers, limits.max_items)
+    actor = EncoderActor(
+        models,
+        batchers,
+        limits.max_items,
+        metrics=mesh.metrics,
+        instance_id=mesh.instance_id,
+    )
     for model in models:
         await mesh.listen(actor, subjects.encode(model), queue=subjects.ENCODER_QUEUE)
 

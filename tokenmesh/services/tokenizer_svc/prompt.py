@@ -115,7 +115,7 @@ class PromptTokenizer:
         conversation = read_conversation(prompt, self._limits)
         images = await self._load_media(conversation, message)
         placeholder = self._vision.placeholder if self._vision is not None else ""
-        with span("render", {"messages": len(conversation.messages)}):
+        with span("render", {"tokenmesh.messages": len(conversation.messages)}):
             text = await self._chat.render(self.model, prompt, conversation, placeholder)
         # Truncation comes after the placeholders have their length.
         return await self._encode(text, prompt.add_special_tokens, None, message), images
@@ -134,7 +134,7 @@ class PromptTokenizer:
     async def _encode(
         self, text: str, add_special_tokens: bool, limit: int | None, message: Tokenize
     ) -> list[int]:
-        with span("encode", {"chars": len(text)}) as current:
+        with span("encode", {"tokenmesh.chars": len(text)}) as current:
             work = partial(
                 encode_text,
                 self.model.tokenizer,
@@ -144,7 +144,7 @@ class PromptTokenizer:
                 side=message.truncation_side,
             )
             ids = await self._threads.run_text(len(text), work)
-            current.set_attribute("tokens", len(ids))
+            current.set_attribute("tokenmesh.tokens", len(ids))
         return ids
 
     def _given_ids(self, prompt: IdsPrompt) -> list[int]:

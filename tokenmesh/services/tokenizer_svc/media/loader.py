@@ -52,7 +52,7 @@ class MediaLoader:
                 f"the prompt holds {len(parts)} images, at most {self._limits.max_images}",
                 param="messages",
             )
-        with span("media", {"images": len(parts)}):
+        with span("media", {"tokenmesh.images": len(parts)}):
             first_by_source = {(part.url, part.uuid): part for part in reversed(parts)}
             tasks = {
                 source: asyncio.create_task(self._load_part(part, processor, scope))
@@ -86,7 +86,7 @@ class MediaLoader:
         pixels = Pixels(content_hash, BlobKey(_PIXELS + content_hash))
         if await self._blobs.renew(pixels.key, self._limits.ttl_s):
             return pixels
-        with span("preprocess", {"bytes": len(data)}):
+        with span("preprocess", {"tokenmesh.bytes": len(data)}):
             blob = await self._threads.run(_pixel_blob, data, processor, self._limits.max_pixels)
         await self._blobs.put(blob, key=pixels.key, ttl_s=self._limits.ttl_s)
         return pixels
