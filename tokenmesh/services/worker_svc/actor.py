@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tokenmesh.services.worker_svc.admission import admit
-from tokenmesh.services.worker_svc.engine.engine import ABORTED
+from tokenmesh.services.worker_svc.engine.engine import ABORTED, EngineBroken
 from tokenmesh.services.worker_svc.engine.request import Ending, Request, StreamKey
 from tokenmesh.services.worker_svc.gateway_watch import GatewayWatch
 from tokenmesh.services.worker_svc.load import LoadBook
@@ -96,6 +96,7 @@ class WorkerActor(Actor):
         """Start the engine and what looks after it."""
         self._host.start()
         self.spawn(self._publish_forever, "publish", is_fatal=True)
+        self.spawn(self._watch_engine, "watch engine", is_fatal=True)
         self.spawn(self._watch_gateways, "watch gateways")
 
     async def stop(self) -> None:
@@ -240,6 +241,12 @@ class WorkerActor(Actor):
             await self._publisher.publish(output)
         if not self._streams.num_live:
             self._idle.set()
+
+    async def _watch_engine(self) -> None:
+        """A step that never ends: the event loop would answer pings for a dead engine for ever."""
+        while self._host.busy_s < self._settings.max_step_s:
+            await asyncio.sleep(self._settings.engine_check_s)
+        raise EngineBroken(f"a step has taken longer than {self._settings.max_step_s:g} s")
 
     async def _watch_gateways(self) -> None:
         """End the streams of gateways that are gone: nobody reads them any more."""

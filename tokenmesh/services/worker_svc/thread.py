@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 from tokenmesh.services.worker_svc.engine.engine import Engine, EngineBroken
 from tokenmesh.services.worker_svc.engine.outputs import StepOutput
 from tokenmesh.services.worker_svc.engine.request import Ending, Request, StreamKey
+from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import Overloaded
 from tokenmesh.shared.messages.failed import Failed
@@ -59,6 +60,10 @@ class EngineHost(Protocol):
         """What ended the engine before its time."""
 
     @property
+    def busy_s(self) -> float:
+        """For how long the step at hand has been going on; 0 between steps."""
+
+    @property
     def outputs_ready(self) -> asyncio.Event:
         """Set whenever there is something to take, or a failure to see."""
 
@@ -88,11 +93,18 @@ class EngineThread:
         self._outputs: queue.Queue[StepOutput] = queue.Queue(settings.max_unpublished_steps)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._failure: Exception | None = None
+        self._step_began_s: float | None = None
 
     @property
     def failure(self) -> Exception | None:
         """See `EngineHost.failure`."""
         return self._failure
+
+    @property
+    def busy_s(self) -> float:
+        """See `EngineHost.busy_s`."""
+        began_s = self._step_began_s
+        return 0.0 if began_s is None else monotonic_s() - began_s
 
     def start(self) -> None:
         """See `EngineHost.start`."""
@@ -126,7 +138,9 @@ class EngineThread:
         try:
             while self._obey():
                 if self._engine.has_work:
+                    self._step_began_s = monotonic_s()
                     self._engine.step()
+                    self._step_began_s = None
                 self._emit()
         except EngineBroken as error:
             self._engine.cancel_all(_BROKEN)

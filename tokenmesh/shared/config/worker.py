@@ -63,6 +63,10 @@ class WorkerSettings(BaseModel):
     max_step_failures: int = Field(
         default=3, ge=1, description="Steps that may fail in a row before the worker gives up."
     )
+    max_step_s: float = Field(
+        default=120.0, gt=0, description="A step that takes longer is stuck: the worker gives up."
+    )
+    engine_check_s: float = Field(default=1.0, gt=0, description="How often that is looked at.")
     max_unpublished_steps: int = Field(
         default=256, ge=1, description="Finished steps that may wait for the bus side."
     )
