@@ -2,11 +2,12 @@
 
 import sys
 from collections.abc import Sequence
-from typing import Final
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
 
+from tokenmesh import __version__
 from tokenmesh.cli.arguments import arrange
 from tokenmesh.cli.chat import chat
 from tokenmesh.cli.flags import FLAGS, UP_FLAGS, with_flags
@@ -20,12 +21,29 @@ INTERRUPTED: Final = 130
 
 app = typer.Typer(
     name="tokenmesh",
-    help="LLM serving as a mesh of small services, with an OpenAI-compatible API.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"tokenmesh {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """LLM serving as a mesh of small services, with an OpenAI-compatible API."""
+
+
 WITH_SETTINGS: Final = ("up", "serve")
 app.command("up")(with_flags(up, UP_FLAGS))
 app.command("serve")(with_flags(serve, FLAGS))

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import pytest
 import typer
 
+from tokenmesh import __version__
 from tokenmesh.cli import vllm_flags
 from tokenmesh.cli.arguments import arrange
 from tokenmesh.cli.flags import FLAGS, UP_FLAGS, human_number, name_model, with_flags
@@ -145,3 +146,8 @@ def test_a_broken_config_file_is_named(tmp_path: Path, capsys: pytest.CaptureFix
     path.write_text("[gateway]\nprot = 1\n")
     assert run(["up", "--config", str(path)]) == 2
     assert "did you mean gateway.port" in capsys.readouterr().err
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == f"tokenmesh {__version__}\n"
