@@ -55,6 +55,14 @@ SHAPES = {
         False,
         False,
     ),
+    "takes other fields from content": (
+        "{% for m in messages %}{% if m.tool_calls is defined %}{% set calls = m.tool_calls %}"
+        "{% else %}{% set calls = m.content %}{% endif %}"
+        "{% for c in calls %}{{ c }}{% endfor %}{{ 'x' + m.content }}{% endfor %}",
+        False,
+        False,
+        False,
+    ),
     "chatml": (chat_templates.CHATML, False, False, False),
 }
 

@@ -28,6 +28,7 @@ def template_shape(root: nodes.Template) -> TemplateShape:
     names = _Names({macro.name: macro for macro in root.find_all(nodes.Macro)})
     while names.learn(root):
         pass
+    names.forget_mixed(root)
     tests = [test for test in root.find_all(nodes.Test) if names.is_content(test.node)]
     return TemplateShape(
         wants_parts=any(names.is_content(loop.iter) for loop in root.find_all(nodes.For)),
@@ -60,6 +61,19 @@ class _Names:
             if isinstance(loop.target, nodes.Name) and self.is_conversation(loop.iter):
                 self.messages.add(loop.target.name)
         return len(self.conversations) + len(self.messages) + len(self.contents) > before
+
+    def forget_mixed(self, root: nodes.Template) -> None:
+        """Drop names that also hold other fields of a message: they stand for those.
+
+        Mistral's templates loop over `tool_calls`, which they take from content in old formats.
+        """
+        for name, value in self._bindings(root):
+            if (
+                isinstance(value, nodes.Getitem | nodes.Getattr)
+                and self.is_message(value.node)
+                and _key(value) != "content"
+            ):
+                self.contents.discard(name)
 
     def _bindings(self, root: nodes.Template) -> Iterator[tuple[str, nodes.Node]]:
         for assign in root.find_all(nodes.Assign):
