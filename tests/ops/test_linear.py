@@ -26,18 +26,31 @@ def test_linear_equals_the_reference(
         torch.testing.assert_close(linear(x, layer), expected, atol=limit, rtol=0)
 
 
-def test_large_weights_are_packed_where_the_processor_can() -> None:
-    assert pack(torch.zeros(1024, 1024), None).is_packed == can_pack(torch.float32)
-    assert not pack(torch.zeros(16, 16), None).is_packed
+def test_only_small_float32_layers_keep_their_plain_weight() -> None:
+    large = pack(torch.zeros(1024, 1024), None)
+    assert (large.packed is None) != can_pack(torch.float32)
+    assert (large.plain is None) == can_pack(torch.float32)
+    small = pack(torch.zeros(16, 16), None)
+    assert small.plain is not None
     half = pack(torch.zeros(16, 16, dtype=torch.bfloat16), None)
-    assert half.is_packed == can_pack(torch.bfloat16)
+    assert (half.plain is None) == can_pack(torch.bfloat16)
+
+
+def test_both_forms_of_a_layer_agree() -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(256, 256)
+    layer = pack(weight, None)
+    for tokens in (layer.max_plain_tokens, layer.max_plain_tokens + 1):
+        x = torch.randn(tokens, 256)
+        expected = linear_reference(x, weight, None)
+        torch.testing.assert_close(linear(x, layer), expected, atol=1e-4, rtol=0)
 
 
 def test_what_the_processor_cannot_pack_stays_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
     weight = torch.randn(64, 32).bfloat16()
     layer = pack(weight, None)
-    assert not layer.is_packed
+    assert layer.packed is None
     x = torch.randn(3, 32).bfloat16()
     expected = linear_reference(x, weight, None)
     torch.testing.assert_close(linear(x, layer), expected, atol=0.2, rtol=0)
