@@ -1,15 +1,137 @@
-"""GatewaySettings: the HTTP edge."""
+"""GatewaySettings: the HTTP edge and every limit of a request."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+_HASH_CHARS = 64
 
 
 class GatewaySettings(BaseModel):
-    """One gateway process."""
+    """One gateway process. Times are seconds, sizes bytes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
-    port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on.")
+    port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0: any.")
+    backlog: int = Field(default=2048, ge=1, description="Connections that wait to be accepted.")
+    keep_alive_s: int = Field(default=30, ge=1, description="How long an idle connection stays.")
     api_key_hashes: tuple[str, ...] = Field(
         default=(), description="SHA-256 (hexadecimal) of each accepted API key; empty: no check."
     )
+    cors_origins: tuple[str, ...] = Field(
+        default=(), description="Origins whose pages may call the API; * for all."
+    )
+    docs: bool = Field(default=True, description="Serve /docs, /redoc and /openapi.json.")
+    model_aliases: dict[str, str] = Field(
+        default={}, description="Further names of models: alias to served name."
+    )
+
+    max_body_bytes: int = Field(default=8 * 1024 * 1024, ge=1024, description="Largest JSON body.")
+    max_json_depth: int = Field(default=64, ge=4, description="Deepest nesting of a JSON body.")
+    max_n: int = Field(default=128, ge=1, description="Largest n.")
+    max_choices: int = Field(default=1024, ge=1, description="Prompts times n of one request.")
+    max_stop_strings: int = Field(default=32, ge=0, description="Stop strings of one request.")
+    max_stop_chars: int = Field(default=256, ge=1, description="Length of one stop string.")
+    max_stop_token_ids: int = Field(default=1024, ge=0, description="stop_token_ids of a request.")
+    max_logprobs: int = Field(
+        default=20, ge=0, description="Largest logprobs, top_logprobs and prompt_logprobs."
+    )
+    max_logit_bias: int = Field(default=1024, ge=0, description="Entries of logit_bias.")
+    max_request_id_chars: int = Field(
+        default=128, ge=1, description="Length of an X-Request-Id or request_id."
+    )
+
+    inline_media_bytes: int = Field(
+        default=16 * 1024,
+        ge=0,
+        description="Data URIs longer than this travel by reference instead of in the message.",
+    )
+    max_media_bytes: int = Field(
+        default=20 * 1024 * 1024, ge=1024, description="Largest uploaded or inlined media item."
+    )
+    media_ttl_s: int = Field(
+        default=900, ge=1, description="How long media of a chat request stay in Redis."
+    )
+    file_ttl_s: int = Field(
+        default=24 * 3600, ge=1, description="How long an upload can be used after it was made."
+    )
+
+    request_timeout_s: float = Field(
+        default=600.0, gt=0, description="Bound of a request from its first to its last byte."
+    )
+    body_timeout_s: float = Field(default=60.0, gt=0, description="Receiving a request's body.")
+    write_timeout_s: float = Field(
+        default=60.0, gt=0, description="A client that takes no bytes for so long is given up."
+    )
+    tokenize_timeout_s: float = Field(default=30.0, gt=0, description="One attempt at Tokenize.")
+    encode_timeout_s: float = Field(default=120.0, gt=0, description="One attempt at Encode.")
+    place_idle_s: float = Field(
+        default=3.0, gt=0, description="Silence of a scheduler after which another is asked."
+    )
+    accept_timeout_s: float = Field(
+        default=2.0, gt=0, description="A worker that does not accept within it is left out."
+    )
+    call_attempts: int = Field(
+        default=3, ge=1, description="How often a tokenizer, encoder or scheduler is asked."
+    )
+    stream_attempts: int = Field(
+        default=8, ge=1, description="Placements of one stream, the first included."
+    )
+    retry_pause_s: float = Field(
+        default=0.05, gt=0, description="Pause before a failed call or placement is tried again."
+    )
+
+    watch_interval_s: float = Field(
+        default=0.02, gt=0, description="How often the watchdog looks at workers and streams."
+    )
+    silence_s: float = Field(
+        default=0.05, gt=0, description="Least silence of a worker before it is pinged."
+    )
+    silence_factor: float = Field(
+        default=4.0, ge=1, description="The same in multiples of its usual time between messages."
+    )
+    ping_timeout_s: float = Field(
+        default=0.2, gt=0, description="Least time a worker has to answer a ping."
+    )
+    ping_factor: float = Field(
+        default=4.0, ge=1, description="The same in multiples of its slowest recent answer."
+    )
+    ping_timeout_max_s: float = Field(
+        default=2.0, gt=0, description="Most time a worker has to answer a ping."
+    )
+    bus_grace_s: float = Field(
+        default=2.0, ge=0, description="After NATS was lost no worker counts as dead for so long."
+    )
+    resend_interval_s: float = Field(
+        default=0.1, gt=0, description="Least time between two Resends of a stream with a gap."
+    )
+    stall_s: float = Field(
+        default=1.0, gt=0, description="A stream silent for so long is asked for what is missing."
+    )
+    stall_max_s: float = Field(
+        default=15.0, gt=0, description="Longest pause between two such questions."
+    )
+    stray_cancels: int = Field(
+        default=1024, ge=1, description="Forgotten streams remembered, to cancel each only once."
+    )
+
+    max_streams: int = Field(default=16384, ge=1, description="Streams of one gateway at a time.")
+    max_buffered_tokens: int = Field(
+        default=8192, ge=1, description="Tokens a slow client may be behind; then it is given up."
+    )
+    max_cancel_queue: int = Field(
+        default=65536, ge=1, description="Cancel commands that wait to be sent."
+    )
+    max_vocabularies: int = Field(default=16, ge=1, description="Tokenizers kept in memory.")
+    describe_ttl_s: float = Field(
+        default=30.0, gt=0, description="How often a tokenizer is asked whether it has changed."
+    )
+
+    @field_validator("api_key_hashes")
+    @classmethod
+    def _are_hashes(cls, hashes: tuple[str, ...]) -> tuple[str, ...]:
+        """A key in clear text here would never match, and would be kept where it must not be."""
+        for each in hashes:
+            is_hex = all(char in "0123456789abcdef" for char in each.lower())
+            if len(each) != _HASH_CHARS or not is_hex:
+                raise ValueError(f"a SHA-256 in hexadecimal ({_HASH_CHARS} characters)")
+        return tuple(each.lower() for each in hashes)

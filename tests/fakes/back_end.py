@@ -1,0 +1,264 @@
+"""Fake tokenizer and scheduler actors, and a whole mesh of fakes with a real gateway in front."""
+
+import asyncio
+import json
+import secrets
+import tempfile
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tokenizers import Tokenizer
+
+from tests.fakes.tokenizers import byte_level_bpe
+from tests.fakes.worker import FakeWorker, Script
+from tokenmesh.services.gateway.app import make_app
+from tokenmesh.services.gateway.gateway import Gateway
+from tokenmesh.services.gateway.server import Server
+from tokenmesh.shared.actor import Actor, ActorLimits, ActorRuntime, Context, handles
+from tokenmesh.shared.blobs import Blobs
+from tokenmesh.shared.bus.message_bus import MessageBus
+from tokenmesh.shared.bus.nats import connect
+from tokenmesh.shared.config import Settings
+from tokenmesh.shared.config.bus import BusSettings
+from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.errors import InvalidInput, Overloaded, Unavailable
+from tokenmesh.shared.ids import GatewayId, ModelName, WorkerId, new_instance_id
+from tokenmesh.shared.membership import Members, MembershipView
+from tokenmesh.shared.messages import (
+    Describe,
+    Described,
+    Detokenize,
+    Detokenized,
+    Generate,
+    Place,
+    Placed,
+    Tokenize,
+    Tokenized,
+)
+from tokenmesh.shared.messages.beat import ModelCard
+from tokenmesh.shared.messages.tokenize import ChatPrompt, IdsPrompt
+from tokenmesh.shared.metrics import Metrics
+from tokenmesh.shared.redis import open_redis
+from tokenmesh.shared.subjects import place_any, tokenize
+from tokenmesh.shared.tokens import pack_ids, unpack_ids
+
+MAX_MODEL_LEN = 256
+EOS = "<|im_end|>"
+
+
+@cache
+def fake_tokenizer() -> Tokenizer:
+    """A byte-level BPE with ChatML's special tokens."""
+    with tempfile.TemporaryDirectory() as folder:
+        byte_level_bpe(Path(folder))
+        return Tokenizer.from_file(f"{folder}/tokenizer.json")
+
+
+def chat_text(prompt: ChatPrompt) -> str:
+    """What the fake template makes of a conversation."""
+    messages = msgspec.json.decode(prompt.messages_json)
+    lines = [f"{each['role']}: {json.dumps(each.get('content'))}" for each in messages]
+    return "\n".join([*lines, "assistant: "])
+
+
+class FakeTokenizer(Actor):
+    """Answers like tokenizer_svc, with a template of one line."""
+
+    def __init__(self, blobs: Blobs) -> None:
+        self._blobs = blobs
+        self._tokenizer = fake_tokenizer()
+        self.received: list[Tokenize] = []
+        self.defaults: dict[str, Any] = {}
+
+    @handles(Tokenize)
+    async def tokenize(self, message: Tokenize, context: Context) -> Tokenized:
+        self.received.append(message)
+        prompt = message.prompt
+        if isinstance(prompt, IdsPrompt):
+            ids = unpack_ids(prompt.token_ids)
+        else:
+            text = chat_text(prompt) if isinstance(prompt, ChatPrompt) else prompt.text
+            if "broken template" in text:
+                raise InvalidInput("the template is broken", param="chat_template")
+            ids = self._tokenizer.encode(text).ids
+        limit = message.truncate_prompt_tokens
+        if limit is not None and limit >= 0:
+            ids = ids[-limit:]
+        return Tokenized(
+            token_ids=pack_ids(ids),
+            bad_words_ids=[self._tokenizer.encode(word).ids for word in message.bad_words],
+            token_strs=(
+                [self._tokenizer.id_to_token(each) for each in ids]
+                if message.return_token_strs
+                else None
+            ),
+        )
+
+    @handles(Detokenize)
+    async def detokenize(self, message: Detokenize, context: Context) -> Detokenized:
+        ids = unpack_ids(message.token_ids)
+        return Detokenized(text=self._tokenizer.decode(ids, skip_special_tokens=False))
+
+    @handles(Describe)
+    async def describe(self, message: Describe, context: Context) -> Described:
+        text = self._tokenizer.to_str()
+        key = await self._blobs.put(text.encode())
+        return Described(
+            tokenizer=key,
+            fingerprint=key,
+            vocab_size=self._tokenizer.get_vocab_size(),
+            special_ids=list(self._tokenizer.get_added_tokens_decoder()),
+            has_chat_template=True,
+            default_sampling_json=json.dumps(self.defaults).encode(),
+        )
+
+
+class FakeScheduler(Actor):
+    """Takes the first worker that is not excluded, else the first that is."""
+
+    def __init__(self) -> None:
+        self.workers: list[FakeWorker] = []
+        self.received: list[Place] = []
+        self.is_full = False
+        self.delay_s = 0.0
+
+    @handles(Place)
+    async def place(self, message: Place, context: Context) -> Placed:
+        self.received.append(message)
+        await asyncio.sleep(self.delay_s)
+        if self.is_full:
+            raise Overloaded("every worker is full", retry_after_s=2.5)
+        fresh = [each for each in self.workers if each.id not in message.exclude]
+        if not self.workers:
+            raise Unavailable("no worker")
+        chosen = (fresh or self.workers)[0]
+        return Placed(worker_id=chosen.id, epoch=chosen.epoch)
+
+
+def saying(text: str) -> Script:
+    """A script that says a text and stops."""
+    tokenizer = fake_tokenizer()
+    ids = [*tokenizer.encode(text).ids, tokenizer.token_to_id(EOS)]
+    return lambda generate: ids
+
+
+class BackEnd:
+    """A gateway on a free port with fakes behind it. Use as `async with`."""
+
+    def __init__(
+        self,
+        bus_settings: BusSettings,
+        redis_settings: RedisSettings,
+        script: Script | None = None,
+        **limits: Any,
+    ) -> None:
+        self.model = ModelName(f"fake-{secrets.token_hex(4)}")
+        self.script = script or saying("Hello from the mesh, na\u00efve caf\u00e9!")
+        gateway = GatewaySettings(port=0, **limits)
+        self.settings = Settings(bus=bus_settings, redis=redis_settings, gateway=gateway)
+        self.scheduler = FakeScheduler()
+        self.workers: list[FakeWorker] = []
+        self.step_s = 0.002
+        self.tokens_per_step = 1
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> "BackEnd":
+        self.bus = await self._connect("back-end")
+        redis = open_redis(self.settings.redis)
+        self._stack.push_async_callback(redis.close)
+        self.blobs = Blobs(redis, self.settings.redis)
+        self.tokenizer = FakeTokenizer(self.blobs)
+        await self.listen(self.tokenizer, tokenize(self.model))
+        await self.listen(self.scheduler, place_any())
+        self.members = Members(MembershipView(4, 100))
+        await self.members.start(self.bus)
+        await self.add_worker()
+        await self._start_gateway()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def listen(self, actor: Actor, subject: str) -> ActorRuntime:
+        runtime = ActorRuntime(actor, self.bus, ActorLimits())
+        await runtime.listen(subject)
+        self._stack.push_async_callback(runtime.stop, 0.0)
+        return runtime
+
+    async def add_worker(self, script: Script | None = None) -> FakeWorker:
+        bus = await connect(self.settings.bus, "worker")
+        tokenizer = fake_tokenizer()
+        card = ModelCard(
+            name=self.model,
+            aliases=[ModelName(f"{self.model}-alias")],
+            max_model_len=MAX_MODEL_LEN,
+            vocab_size=tokenizer.get_vocab_size(),
+            created_s=1.0,
+        )
+        worker = FakeWorker(
+            bus,
+            WorkerId(new_instance_id("worker")),
+            card,
+            script or self.script,
+            eos_id=tokenizer.token_to_id(EOS),
+            step_s=self.step_s,
+            tokens_per_step=self.tokens_per_step,
+        )
+        await worker.start()
+        self._stack.push_async_callback(worker.stop)
+        self.workers.append(worker)
+        self.scheduler.workers.append(worker)
+        await self.until(lambda: len(self.members.workers(self.model)) == len(self.workers))
+        return worker
+
+    async def until(self, is_so: Callable[[], bool], seconds: float = 5.0) -> None:
+        """Return as soon as something is so."""
+        async with asyncio.timeout(seconds):
+            while not is_so():
+                await asyncio.sleep(0.005)
+
+    async def _connect(self, name: str) -> MessageBus:
+        bus = await connect(self.settings.bus, name)
+        self._stack.push_async_callback(bus.close)
+        return bus
+
+    async def _start_gateway(self) -> None:
+        bus = await self._connect("gateway")
+        self.metrics = Metrics()
+        self.gateway = Gateway(
+            GatewayId(new_instance_id("gateway")),
+            bus,
+            self.blobs,
+            self.members,
+            self.settings,
+            metrics=self.metrics,
+            count_losses=lambda: bus.counts.get("disconnected", 0),
+        )
+        await self.gateway.start()
+        self._stack.push_async_callback(self.gateway.stop)
+        running = asyncio.create_task(self.gateway.run())
+        server = Server(make_app(self.gateway), self.settings.gateway)
+        serving = asyncio.create_task(server.run())
+        self.url = f"http://127.0.0.1:{server.port}"
+
+        async def stop() -> None:
+            server.stop(0.0)
+            await serving
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+        self._stack.push_async_callback(stop)
+
+
+def ignore_generate(ids: list[int]) -> Script:
+    """A script of ids, whatever is asked."""
+
+    def script(generate: Generate) -> list[int]:
+        return ids
+
+    return script

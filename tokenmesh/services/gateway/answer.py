@@ -1,0 +1,111 @@
+"""Answer: a generation as an HTTP response, streamed or whole.
+
+Nothing is sent before the first tokens are there, so that an error until then has its status.
+"""
+
+import asyncio
+from typing import Any, Final, Protocol
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tokenmesh.services.gateway import sse
+from tokenmesh.services.gateway.ask import Ask
+from tokenmesh.services.gateway.choice import Piece
+from tokenmesh.services.gateway.client_watch import ClientWatch
+from tokenmesh.services.gateway.delivery import Delivery, deliver
+from tokenmesh.services.gateway.exchange import exchange_of
+from tokenmesh.services.gateway.pipeline import Pipeline
+from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.errors import Cancelled, TokenMeshError
+
+_STREAM_HEADERS: Final = [
+    (b"content-type", sse.MEDIA_TYPE),
+    (b"cache-control", b"no-cache"),
+    # Proxies such as nginx would hold the chunks back.
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class Writer(Protocol):
+    """The shape of a route's answer."""
+
+    def begin(self, delivery: Delivery) -> bytes:
+        """What a stream starts with."""
+
+    def write(self, delivery: Delivery, pieces: list[Piece]) -> bytes:
+        """The chunks of a flush; may be empty."""
+
+    def end(self, delivery: Delivery) -> bytes:
+        """What a stream ends with, before [DONE]."""
+
+    def whole(self, delivery: Delivery, pieces: list[Piece]) -> Any:
+        """The body of an answer that is not streamed, from all its pieces."""
+
+
+class Answer(Response):
+    """Runs an Ask when it is called."""
+
+    def __init__(
+        self, ask: Ask, pipeline: Pipeline, writer: Writer, settings: GatewaySettings
+    ) -> None:
+        super().__init__()
+        self._ask = ask
+        self._pipeline = pipeline
+        self._writer = writer
+        self._settings = settings
+        self._has_begun = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        try:
+            async with ClientWatch(receive) as watch:
+                await self._run(send, watch)
+        except Cancelled:
+            exchange_of(scope).has_client_left = True
+
+    async def _run(self, send: Send, watch: ClientWatch) -> None:
+        ask, limit = self._ask, self._settings.max_buffered_tokens
+        try:
+            async with deliver(self._pipeline, ask.jobs, ask.make_choices, limit) as delivery:
+                if ask.is_stream:
+                    await self._stream(delivery, send, watch)
+                else:
+                    await self._collect(delivery, send, watch)
+        except TokenMeshError as error:
+            if not self._has_begun or isinstance(error, Cancelled):
+                raise
+            await self._send_last(sse.error_frames(error), send, watch)
+
+    async def _stream(self, delivery: Delivery, send: Send, watch: ClientWatch) -> None:
+        loop, writer = asyncio.get_running_loop(), self._writer
+        async for pieces in delivery.pieces():
+            data = writer.write(delivery, pieces)
+            if not self._has_begun:
+                await self._begin(send, 200, _STREAM_HEADERS)
+                data = writer.begin(delivery) + data
+            if delivery.is_complete:
+                await self._send_last(data + writer.end(delivery) + sse.DONE, send, watch)
+            elif data:
+                timer = loop.call_later(self._settings.write_timeout_s, watch.give_up)
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+                timer.cancel()
+
+    async def _collect(self, delivery: Delivery, send: Send, watch: ClientWatch) -> None:
+        collected: list[Piece] = []
+        async for pieces in delivery.pieces():
+            collected.extend(pieces)
+        data = sse.encode_json(self._writer.whole(delivery, collected))
+        length = str(len(data)).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", length)]
+        await self._begin(send, 200, headers)
+        await self._send_last(data, send, watch)
+
+    async def _begin(self, send: Send, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self._has_begun = True
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def _send_last(self, data: bytes, send: Send, watch: ClientWatch) -> None:
+        """After its last byte a server reports the client as gone, which is no news then."""
+        watch.stop()
+        await send({"type": "http.response.body", "body": data, "more_body": False})

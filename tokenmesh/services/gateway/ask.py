@@ -1,0 +1,50 @@
+"""Ask: a validated generation request, ready to run; the same for chat and plain completions."""
+
+from dataclasses import dataclass
+
+from tokenmesh.services.gateway.choice import Choice, TextOptions
+from tokenmesh.services.gateway.job import Job, Prompt
+from tokenmesh.services.gateway.openai.chat_stream import ChunkOptions
+from tokenmesh.services.gateway.openai.head import Head
+from tokenmesh.services.gateway.openai.logprobs import LogprobShapes
+from tokenmesh.services.gateway.vocabularies import ModelText
+from tokenmesh.shared.text.detokenizer import CONTEXT_TOKENS
+from tokenmesh.shared.tokens import BYTES_PER_ID, unpack_ids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What to run and how to show it."""
+
+    head: Head
+    jobs: tuple[Job, ...]
+    text: ModelText
+    options: TextOptions
+    chunks: ChunkOptions
+    is_stream: bool
+    shows_tokens_as_ids: bool = False
+    role: str = "assistant"
+    """Of a chat's answer."""
+    echo: str = ""
+    """Text that a chat's answer begins with."""
+    echoes_prompt: bool = False
+    """Whether a plain completion begins with its prompt."""
+    shows_prompt_logprobs: bool = False
+
+    @property
+    def num_choices(self) -> int:
+        """Of all prompts."""
+        return sum(job.n for job in self.jobs)
+
+    @property
+    def logprobs(self) -> LogprobShapes:
+        """How log-probabilities are shown."""
+        return LogprobShapes(self.text.vocabulary, self.shows_tokens_as_ids)
+
+    def make_choices(self, job: Job, prompt: Prompt) -> list[Choice]:
+        """The choices of one prompt."""
+        context = unpack_ids(prompt.packed_ids[-CONTEXT_TOKENS * BYTES_PER_ID :])
+        return [
+            Choice(job.first_choice + index, self.text.vocabulary, self.options, context)
+            for index in range(job.n)
+        ]

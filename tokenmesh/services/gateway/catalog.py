@@ -1,0 +1,61 @@
+"""Catalog: which models the mesh serves now, by all their names."""
+
+from collections.abc import Iterable
+
+from tokenmesh.shared.config import Settings
+from tokenmesh.shared.errors import InvalidInput, Unavailable, UnknownModel
+from tokenmesh.shared.ids import ModelName
+from tokenmesh.shared.membership import Members
+from tokenmesh.shared.messages.beat import ModelCard
+
+WORKER = "worker"
+
+
+class Catalog:
+    """Read from the workers' beats each time: there is nothing to go stale."""
+
+    def __init__(self, members: Members, settings: Settings) -> None:
+        self._members = members
+        self._aliases = settings.gateway.model_aliases
+        self._configured = {
+            name for model in settings.models for name in (model.name, *model.served_model_name)
+        }
+
+    def all(self) -> list[ModelCard]:
+        """One card a model, in order of their names."""
+        cards = {card.name: card for card in self._cards()}
+        return [cards[name] for name in sorted(cards)]
+
+    def names(self, card: ModelCard) -> list[ModelName]:
+        """Everything that a client may call the model, its canonical name first."""
+        names = [card.name, *card.aliases]
+        names.extend(ModelName(alias) for alias, name in self._aliases.items() if name in names)
+        return list(dict.fromkeys(names))
+
+    def find(self, name: str | None) -> ModelCard:
+        """The model that a client means. None: the only one there is.
+
+        Raises UnknownModel, or Unavailable for a model that is configured and not up.
+        """
+        if name is None:
+            return self._only()
+        wanted = self._aliases.get(name, name)
+        for card in self._cards():
+            if wanted == card.name or wanted in card.aliases:
+                return card
+        if wanted in self._configured:
+            raise Unavailable(f"no worker serves the model {name!r} yet", retry_after_s=1.0)
+        raise UnknownModel(f"The model `{name}` does not exist.", param="model")
+
+    def _only(self) -> ModelCard:
+        cards = self.all()
+        if len(cards) == 1:
+            return cards[0]
+        if not cards:
+            raise Unavailable("no worker is up yet", retry_after_s=1.0)
+        names = ", ".join(card.name for card in cards)
+        raise InvalidInput(f"model is missing; there are: {names}", param="model")
+
+    def _cards(self) -> Iterable[ModelCard]:
+        for member in self._members.service(WORKER):
+            yield from member.beat.models

@@ -1,0 +1,70 @@
+"""ChatWriter: the answer of /v1/chat/completions."""
+
+from tokenmesh.services.gateway.ask import Ask
+from tokenmesh.services.gateway.choice import Piece, merge
+from tokenmesh.services.gateway.delivery import Delivery
+from tokenmesh.services.gateway.openai.chat_stream import ChatStream
+from tokenmesh.services.gateway.openai.shapes import ChatChoice, ChatCompletion, ChatMessageOut
+from tokenmesh.shared.tokens import unpack_ids
+
+
+class ChatWriter:
+    """A `Writer`."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+        self._stream: ChatStream | None = None
+
+    def begin(self, delivery: Delivery) -> bytes:
+        """See `Writer.begin`."""
+        ask = self._ask
+        stream = self._chunks(delivery)
+        return stream.begin(ask.num_choices, ask.role, ask.echo, self._prompt_ids(delivery))
+
+    def write(self, delivery: Delivery, pieces: list[Piece]) -> bytes:
+        """See `Writer.write`."""
+        return self._chunks(delivery).write(pieces)
+
+    def end(self, delivery: Delivery) -> bytes:
+        """See `Writer.end`."""
+        return self._chunks(delivery).end(delivery.usage())
+
+    def whole(self, delivery: Delivery, pieces: list[Piece]) -> ChatCompletion:
+        """See `Writer.whole`."""
+        ask = self._ask
+        choices = [self._choice(each) for each in merge(pieces, ask.num_choices)]
+        prompt_logprobs = delivery.choices[0].prompt_logprobs
+        return ChatCompletion(
+            id=ask.head.id,
+            created=ask.head.created,
+            model=ask.head.model,
+            choices=choices,
+            usage=delivery.usage(),
+            prompt_logprobs=(
+                ask.logprobs.prompt(prompt_logprobs) if prompt_logprobs is not None else None
+            ),
+            prompt_token_ids=self._prompt_ids(delivery),
+        )
+
+    def _choice(self, piece: Piece) -> ChatChoice:
+        ask = self._ask
+        return ChatChoice(
+            index=piece.choice,
+            message=ChatMessageOut(content=ask.echo + piece.text, role=ask.role),
+            logprobs=ask.logprobs.chat(piece.logprobs) if ask.chunks.logprobs else None,
+            finish_reason=piece.finish_reason,
+            stop_reason=piece.stop_reason,
+            token_ids=piece.token_ids if ask.chunks.token_ids else None,
+        )
+
+    def _chunks(self, delivery: Delivery) -> ChatStream:
+        if self._stream is None:
+            ask = self._ask
+            prompt_tokens = delivery.prompts[0].num_tokens
+            self._stream = ChatStream(ask.head, ask.chunks, ask.logprobs, prompt_tokens)
+        return self._stream
+
+    def _prompt_ids(self, delivery: Delivery) -> list[int] | None:
+        if not self._ask.chunks.token_ids:
+            return None
+        return unpack_ids(delivery.prompts[0].packed_ids)

@@ -1,0 +1,112 @@
+"""CompletionWriter: the answer of /v1/completions."""
+
+from collections.abc import Sequence
+
+from tokenmesh.services.gateway.ask import Ask
+from tokenmesh.services.gateway.choice import Piece, merge
+from tokenmesh.services.gateway.delivery import Delivery
+from tokenmesh.services.gateway.openai.completion_stream import CompletionStream
+from tokenmesh.services.gateway.openai.shapes import (
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+)
+from tokenmesh.shared.messages.tokenize import TextPrompt
+from tokenmesh.shared.messages.tokens import TokenLogprobs
+from tokenmesh.shared.tokens import unpack_ids
+
+
+class CompletionWriter:
+    """A `Writer`. A choice belongs to prompt `choice // n`."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+        self._n = ask.jobs[0].n
+        self._stream: CompletionStream | None = None
+
+    def begin(self, delivery: Delivery) -> bytes:
+        """See `Writer.begin`."""
+        if not self._ask.echoes_prompt:
+            return b""
+        stream = self._chunks(delivery)
+        frames = []
+        for index in range(self._ask.num_choices):
+            text, ids = self._echo(delivery, index)
+            shape = None
+            if self._ask.chunks.logprobs:
+                entries = self._prompt_logprobs(delivery, index) or [None] * len(ids)
+                shape = self._ask.logprobs.completion(entries, ids, 0)
+            frames.append(stream.echo(index, text, ids, shape))
+        return b"".join(frames)
+
+    def write(self, delivery: Delivery, pieces: list[Piece]) -> bytes:
+        """See `Writer.write`."""
+        return self._chunks(delivery).write(pieces)
+
+    def end(self, delivery: Delivery) -> bytes:
+        """See `Writer.end`."""
+        return self._chunks(delivery).end(delivery.usage())
+
+    def whole(self, delivery: Delivery, pieces: list[Piece]) -> Completion:
+        """See `Writer.whole`."""
+        head = self._ask.head
+        merged = merge(pieces, self._ask.num_choices)
+        return Completion(
+            id=head.id,
+            created=head.created,
+            model=head.model,
+            choices=[self._choice(delivery, piece) for piece in merged],
+            usage=delivery.usage(),
+        )
+
+    def _choice(self, delivery: Delivery, piece: Piece) -> CompletionChoice:
+        ask = self._ask
+        text, ids = "", list[int]()
+        entries: list[TokenLogprobs | None] = list(piece.logprobs)
+        own_ids = piece.token_ids
+        if ask.echoes_prompt:
+            text, ids = self._echo(delivery, piece.choice)
+            entries = [*(self._prompt_logprobs(delivery, piece.choice) or ()), *entries]
+        shape: CompletionLogprobs | None = None
+        if ask.chunks.logprobs:
+            shape = ask.logprobs.completion(entries, [*ids, *own_ids], 0)
+        prompt_logprobs = None
+        if ask.shows_prompt_logprobs:
+            told = self._prompt_logprobs(delivery, piece.choice)
+            prompt_logprobs = ask.logprobs.prompt(told) if told is not None else None
+        return CompletionChoice(
+            index=piece.choice,
+            text=text + piece.text,
+            logprobs=shape,
+            finish_reason=piece.finish_reason,
+            stop_reason=piece.stop_reason,
+            token_ids=[*ids, *own_ids] if ask.chunks.token_ids else None,
+            prompt_logprobs=prompt_logprobs,
+            prompt_token_ids=self._prompt_ids(delivery, piece.choice),
+        )
+
+    def _echo(self, delivery: Delivery, choice: int) -> tuple[str, list[int]]:
+        """A choice's prompt as text and as ids."""
+        job, prompt = self._ask.jobs[choice // self._n], delivery.prompts[choice // self._n]
+        ids = unpack_ids(prompt.packed_ids)
+        if isinstance(job.prompt, TextPrompt) and job.truncate_prompt_tokens is None:
+            return job.prompt.text, ids
+        return self._ask.text.vocabulary.decode(ids), ids
+
+    def _prompt_logprobs(
+        self, delivery: Delivery, choice: int
+    ) -> Sequence[TokenLogprobs | None] | None:
+        """Only the first choice of a prompt is told them."""
+        return delivery.choices[choice // self._n * self._n].prompt_logprobs
+
+    def _prompt_ids(self, delivery: Delivery, choice: int) -> list[int] | None:
+        if not self._ask.chunks.token_ids:
+            return None
+        return unpack_ids(delivery.prompts[choice // self._n].packed_ids)
+
+    def _chunks(self, delivery: Delivery) -> CompletionStream:
+        if self._stream is None:
+            ask = self._ask
+            counts = [prompt.num_tokens for prompt in delivery.prompts for _ in range(self._n)]
+            self._stream = CompletionStream(ask.head, ask.chunks, ask.logprobs, counts)
+        return self._stream

@@ -1,0 +1,130 @@
+"""Delivery: all prompts of a response through the pipeline, and what they bring as pieces."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from tokenmesh.services.gateway.choice import Choice, Piece
+from tokenmesh.services.gateway.inbox import Inbox
+from tokenmesh.services.gateway.job import Job, Prompt
+from tokenmesh.services.gateway.openai.shapes import Usage, usage_of
+from tokenmesh.services.gateway.pipeline import Pipeline
+from tokenmesh.shared.clock import now_s
+from tokenmesh.shared.errors import DeadlineExceeded
+
+
+class Delivery:
+    """The choices of one response while they are generated."""
+
+    def __init__(self, prompts: Sequence[Prompt], choices: Sequence[Choice], inbox: Inbox) -> None:
+        self.prompts = prompts
+        self.choices = choices
+        self._inbox = inbox
+        self._num_open = len(choices)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every choice has ended."""
+        return self._num_open == 0
+
+    def usage(self) -> Usage:
+        """Tokens so far; final when `is_complete`."""
+        cached = [choice.cached_tokens for choice in self._first_choices()]
+        known = [count for count in cached if count is not None]
+        return usage_of(
+            sum(prompt.num_tokens for prompt in self.prompts),
+            sum(choice.num_tokens for choice in self.choices),
+            sum(known) if known else None,
+        )
+
+    def _first_choices(self) -> Sequence[Choice]:
+        """Of each prompt: the others find its blocks in the cache and would hide the truth."""
+        return self.choices[:: len(self.choices) // len(self.prompts)]
+
+    async def pieces(self) -> AsyncIterator[list[Piece]]:
+        """Everything that arrived since the last time, until every choice has ended.
+
+        Raises what made it impossible to go on.
+        """
+        while self._num_open:
+            pieces = []
+            for index, output in await self._inbox.get():
+                piece = self.choices[index].push(output)
+                if piece is None:
+                    continue
+                pieces.append(piece)
+                if piece.finish_reason is not None:
+                    self._num_open -= 1
+                    self._inbox.close(index)
+            if pieces:
+                yield pieces
+
+
+@asynccontextmanager
+async def deliver(
+    pipeline: Pipeline,
+    jobs: Sequence[Job],
+    make_choices: Callable[[Job, Prompt], list[Choice]],
+    max_tokens: int,
+) -> AsyncIterator[Delivery]:
+    """Inside the block the jobs run; leaving it cancels what still does.
+
+    `max_tokens`: how many tokens may wait to be read.
+    """
+    inbox = Inbox(max_tokens)
+    late = DeadlineExceeded("the answer was not complete in time")
+    remaining_s = max(0.0, jobs[0].deadline_s - now_s())
+    timer = asyncio.get_running_loop().call_later(remaining_s, inbox.fail, late)
+    try:
+        if len(jobs) == 1:
+            async with pipeline.run(jobs[0], inbox) as prompt:
+                yield Delivery([prompt], make_choices(jobs[0], prompt), inbox)
+        else:
+            async with _run_all(pipeline, jobs, inbox) as prompts:
+                pairs = zip(jobs, prompts, strict=True)
+                choices = [choice for pair in pairs for choice in make_choices(*pair)]
+                yield Delivery(prompts, choices, inbox)
+    finally:
+        timer.cancel()
+
+
+@asynccontextmanager
+async def _run_all(
+    pipeline: Pipeline, jobs: Sequence[Job], inbox: Inbox
+) -> AsyncIterator[Sequence[Prompt]]:
+    """All at once."""
+    release = asyncio.Event()
+    holders = [_Holder(pipeline, job, inbox, release) for job in jobs]
+    try:
+        yield await asyncio.gather(*(holder.ready for holder in holders))
+    finally:
+        release.set()
+        for holder in holders:
+            holder.task.cancel()
+        await asyncio.gather(*(holder.task for holder in holders), return_exceptions=True)
+
+
+class _Holder:
+    """Keeps one job's block open, in a task of its own, until the response is over."""
+
+    def __init__(self, pipeline: Pipeline, job: Job, inbox: Inbox, release: asyncio.Event) -> None:
+        self.ready: asyncio.Future[Prompt] = asyncio.get_running_loop().create_future()
+        self.task = asyncio.create_task(self._hold(pipeline, job, inbox, release))
+        self.task.add_done_callback(self._pass_on)
+
+    async def _hold(
+        self, pipeline: Pipeline, job: Job, inbox: Inbox, release: asyncio.Event
+    ) -> None:
+        async with pipeline.run(job, inbox) as prompt:
+            if not self.ready.done():
+                self.ready.set_result(prompt)
+            await release.wait()
+
+    def _pass_on(self, task: "asyncio.Task[None]") -> None:
+        if self.ready.done():
+            return
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            self.ready.cancel()
+        else:
+            self.ready.set_exception(error)

@@ -1,0 +1,131 @@
+"""Edge: what happens to every HTTP request before and after its route.
+
+One plain ASGI layer: request id, the root span, API key, response headers, counters. It adds one
+function call to a chunk, nothing else.
+"""
+
+from typing import Final
+
+from opentelemetry.trace import Span
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tokenmesh.services.gateway.auth import ApiKeys
+from tokenmesh.services.gateway.error_response import error_response
+from tokenmesh.services.gateway.exchange import Exchange, attach
+from tokenmesh.shared.clock import monotonic_s
+from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.errors import InvalidInput, TokenMeshError
+from tokenmesh.shared.ids import RequestId, new_request_id
+from tokenmesh.shared.metrics import Metrics
+from tokenmesh.shared.telemetry import REQUEST_ID, current_traceparent, span
+
+_PREFIX_BY_PATH: Final = {"/v1/chat/completions": "chatcmpl", "/v1/completions": "cmpl"}
+_CLIENT_LEFT: Final = 499
+_UNANSWERED: Final = 500
+
+
+class Edge:
+    """ASGI middleware."""
+
+    def __init__(
+        self, app: ASGIApp, keys: ApiKeys, settings: GatewaySettings, metrics: Metrics
+    ) -> None:
+        self._app = app
+        self._keys = keys
+        self._settings = settings
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        try:
+            exchange, refusal = self._open(scope["path"], headers), None
+        except TokenMeshError as error:
+            exchange, refusal = self._unnamed(scope["path"]), error
+        attach(scope, exchange)
+        if scope["method"] != "POST":
+            # Scrapes, probes and listings would only push the traces of requests out.
+            await self._answer(scope, receive, send, exchange, refusal)
+            return
+        attributes = {"http.request.method": "POST", "url.path": scope["path"]}
+        parent = headers.get(b"traceparent", b"").decode("latin-1") or None
+        with span("http", attributes, parent=parent) as current:
+            await self._answer(scope, receive, send, exchange, refusal)
+            _complete(current, exchange)
+
+    def _open(self, path: str, headers: dict[bytes, bytes]) -> Exchange:
+        """The exchange of a request that may pass. Raises Unauthorized or InvalidInput."""
+        authorization = headers.get(b"authorization")
+        self._keys.check(path, authorization.decode("latin-1") if authorization else None)
+        given = headers.get(b"x-request-id")
+        if given is None:
+            return self._unnamed(path)
+        text = given.decode("latin-1")
+        limit = self._settings.max_request_id_chars
+        if len(text) > limit or not (text.isascii() and text.isprintable() and text):
+            raise InvalidInput(
+                f"X-Request-Id must be 1 to {limit} printable ASCII characters",
+                param="X-Request-Id",
+            )
+        return Exchange(RequestId(text), True, monotonic_s())
+
+    def _unnamed(self, path: str) -> Exchange:
+        prefix = _PREFIX_BY_PATH.get(path, "req")
+        return Exchange(new_request_id(prefix), False, monotonic_s())
+
+    async def _answer(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        exchange: Exchange,
+        refusal: TokenMeshError | None,
+    ) -> None:
+        async def send_on(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                exchange.status = message["status"]
+                message["headers"] = [*message["headers"], *_headers(exchange)]
+            await send(message)
+
+        try:
+            if refusal is not None:
+                await error_response(refusal)(scope, receive, send_on)
+            else:
+                await self._app(scope, receive, send_on)
+        finally:
+            self._count(scope, exchange)
+
+    def _count(self, scope: Scope, exchange: Exchange) -> None:
+        if exchange.has_client_left:
+            exchange.status = _CLIENT_LEFT
+            self._metrics.counter("cancelled_requests").inc()
+        status = str(exchange.status or _UNANSWERED)
+        route = getattr(scope.get("route"), "path", "other")
+        method = scope["method"] if route != "other" else "other"
+        self._metrics.counter("http_requests", route=route, method=method, status=status).inc()
+
+
+def _headers(exchange: Exchange) -> list[tuple[bytes, bytes]]:
+    headers = [(b"x-request-id", exchange.request_id.encode("latin-1", "replace"))]
+    traceparent = current_traceparent()
+    if traceparent is not None:
+        headers.append((b"traceparent", traceparent.encode()))
+    headers.extend((b"x-tokenmesh-warning", _header_text(warning)) for warning in exchange.warnings)
+    return headers
+
+
+def _header_text(text: str) -> bytes:
+    """Clients choose parts of it: nothing that could end the header line."""
+    return "".join(char if char.isprintable() else "?" for char in text).encode("ascii", "replace")
+
+
+def _complete(current: Span, exchange: Exchange) -> None:
+    current.set_attribute(REQUEST_ID, exchange.request_id)
+    current.set_attribute("http.response.status_code", exchange.status)
+    if exchange.model is not None:
+        current.set_attribute("tokenmesh.model", exchange.model)
+    if exchange.has_client_left:
+        current.add_event("client left")

@@ -1,0 +1,38 @@
+"""Exchange: one HTTP request and its response, as everybody who handles it sees them."""
+
+from dataclasses import dataclass, field
+from typing import Final, cast
+
+from starlette.types import Scope
+
+from tokenmesh.shared.ids import RequestId
+
+_KEY: Final = "tokenmesh.exchange"
+
+
+@dataclass(slots=True)
+class Exchange:
+    """Made by the edge, completed on the way."""
+
+    request_id: RequestId
+    """Sent back as X-Request-Id; a body's `request_id` may replace it."""
+    is_own_id: bool
+    """Whether the client chose it."""
+    started_s: float
+    """Monotonic."""
+    warnings: list[str] = field(default_factory=list)
+    """Sent back as X-TokenMesh-Warning."""
+    route: str = "other"
+    model: str | None = None
+    status: int = 0
+    has_client_left: bool = False
+
+
+def attach(scope: Scope, exchange: Exchange) -> None:
+    """Let handlers find it."""
+    scope[_KEY] = exchange
+
+
+def exchange_of(scope: Scope) -> Exchange:
+    """The exchange of a request that came through the edge."""
+    return cast("Exchange", scope[_KEY])

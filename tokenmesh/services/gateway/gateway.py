@@ -1,0 +1,83 @@
+"""Gateway: the parts of one gateway process, put together, without HTTP."""
+
+import asyncio
+from collections.abc import Callable
+
+from tokenmesh.services.gateway.calls import Calls
+from tokenmesh.services.gateway.cancels import Cancels
+from tokenmesh.services.gateway.catalog import Catalog
+from tokenmesh.services.gateway.intake import Intake
+from tokenmesh.services.gateway.launcher import Launcher
+from tokenmesh.services.gateway.pipeline import Pipeline
+from tokenmesh.services.gateway.stages import Stages
+from tokenmesh.services.gateway.streams import Streams
+from tokenmesh.services.gateway.vocabularies import Vocabularies
+from tokenmesh.services.gateway.watch_times import WatchTimes
+from tokenmesh.services.gateway.watchdog import Watchdog
+from tokenmesh.shared.blobs import Blobs
+from tokenmesh.shared.bus.base import Bus, Subscription
+from tokenmesh.shared.config import Settings
+from tokenmesh.shared.ids import GatewayId
+from tokenmesh.shared.membership import Members
+from tokenmesh.shared.metrics import Metrics
+from tokenmesh.shared.subjects import gateway_tokens
+
+
+class Gateway:
+    """Takes requests to workers and their tokens back. `run` must be running meanwhile."""
+
+    def __init__(
+        self,
+        gateway_id: GatewayId,
+        bus: Bus,
+        blobs: Blobs,
+        members: Members,
+        settings: Settings,
+        *,
+        metrics: Metrics,
+        count_losses: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`count_losses` says how often the bus connection was lost so far."""
+        limits = settings.gateway
+        self.id = gateway_id
+        self.settings = limits
+        self.members = members
+        self.metrics = metrics
+        self.blobs = blobs
+        self._bus = bus
+        self._cancels = Cancels(bus, gateway_id, limits.max_cancel_queue)
+        self.streams = Streams(
+            WatchTimes.of(limits),
+            self._cancels,
+            max_streams=limits.max_streams,
+            max_strays=limits.stray_cancels,
+        )
+        self.calls = Calls(bus, limits)
+        launcher = Launcher(bus, self.calls, self.streams, limits, metrics)
+        self._watchdog = Watchdog(
+            bus, self.streams, launcher, limits, metrics, count_losses=count_losses
+        )
+        self.catalog = Catalog(members, settings)
+        self.vocabularies = Vocabularies(self.calls, blobs, limits)
+        self.intake = Intake(self.catalog, self.vocabularies, blobs, limits)
+        self.pipeline = Pipeline(Stages(gateway_id, self.calls, self.streams, launcher, limits))
+        self._subscription: Subscription | None = None
+        metrics.gauge_of("open_streams", lambda: len(self.streams))
+
+    async def start(self) -> None:
+        """Listen for tokens."""
+        self._subscription = await self._bus.subscribe(
+            gateway_tokens(self.id), self.streams.receive
+        )
+
+    async def run(self) -> None:
+        """Watch workers and send Cancels, for ever."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._cancels.run())
+            group.create_task(self._watchdog.run())
+
+    async def stop(self) -> None:
+        """Send the last Cancels and stop listening."""
+        await self._cancels.flush()
+        if self._subscription is not None:
+            await self._subscription.stop()

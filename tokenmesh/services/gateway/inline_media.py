@@ -1,0 +1,66 @@
+"""Data URIs of a chat request: large ones go into the blob store before the message is sent."""
+
+import asyncio
+import base64
+import binascii
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from tokenmesh.shared.blobs import Blobs
+from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
+
+BLOB_SCHEME: Final = "blob:"
+"""How the tokenizer is told where the bytes are; clients may not name blobs themselves."""
+
+_DATA_SCHEME: Final = "data:"
+_SOURCE_FIELDS: Final = ("image_url", "image", "file_id", "url")
+_BASE64_CHARS_PER_BYTE: Final = 4 / 3
+
+
+async def move_inline_media(
+    messages: Sequence[Any], blobs: Blobs, settings: GatewaySettings
+) -> None:
+    """Replace large data URIs by `blob:` URLs, in place. Raises InvalidInput."""
+    for place, holder, key in list(_sources(messages)):
+        url = holder[key]
+        if url.startswith(BLOB_SCHEME):
+            raise InvalidInput(f"{place}: the scheme blob: is not for clients", param="messages")
+        if url.startswith(_DATA_SCHEME) and len(url) > settings.inline_media_bytes:
+            data = await _decode(url, place, settings.max_media_bytes)
+            holder[key] = BLOB_SCHEME + await blobs.put(data, ttl_s=settings.media_ttl_s)
+
+
+def _sources(messages: Sequence[Any]) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Where a part names its medium: the place, the object and its key that holds the URL."""
+    for index, message in enumerate(messages):
+        content = message.get("content")
+        if not isinstance(content, list):
+            continue
+        for number, part in enumerate(content):
+            if isinstance(part, dict):
+                place = f"messages[{index}].content[{number}]"
+                yield from ((place, *found) for found in _sources_of(part))
+
+
+def _sources_of(part: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    for name in _SOURCE_FIELDS:
+        value = part.get(name)
+        if isinstance(value, str):
+            yield part, name
+        elif isinstance(value, dict):
+            yield from _sources_of(value)
+
+
+async def _decode(url: str, place: str, max_bytes: int) -> bytes:
+    head, comma, body = url.partition(",")
+    if not comma or not head.endswith(";base64"):
+        raise InvalidInput(
+            f"{place}: a data URI must be of the form data:image/...;base64,...", param="messages"
+        )
+    if len(body) > max_bytes * _BASE64_CHARS_PER_BYTE + 4:
+        raise PayloadTooLarge(f"{place}: the file has more than {max_bytes} bytes")
+    try:
+        return await asyncio.to_thread(base64.b64decode, body, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidInput(f"{place}: the data URI is not base64", param="messages") from error

@@ -1,0 +1,46 @@
+"""Job: one prompt of a request with all that the mesh must know of it, free of OpenAI's names."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tokenmesh.shared.ids import RequestId
+from tokenmesh.shared.messages.beat import ModelCard
+from tokenmesh.shared.messages.media import MediaItem
+from tokenmesh.shared.messages.sampling import SamplingParams
+from tokenmesh.shared.messages.tokenize import ChatPrompt, IdsPrompt, TextPrompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What a client asked for, validated."""
+
+    request_id: RequestId
+    card: ModelCard
+    prompt: TextPrompt | IdsPrompt | ChatPrompt
+    sampling: SamplingParams
+    """`max_tokens` is meaningless here, `seed` is that of the first choice."""
+    max_tokens: int | None
+    """None: as many as there is room for."""
+    n: int = 1
+    first_choice: int = 0
+    """Index of this prompt's first choice in the response."""
+    bad_words: tuple[str, ...] = ()
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] = "left"
+    cache_salt: str | None = None
+    priority: int = 0
+    deadline_s: float
+    """Absolute, wall clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """A job's prompt as workers take it."""
+
+    packed_ids: bytes
+    num_tokens: int
+    max_tokens: int
+    """Output tokens at most, worked out."""
+    route_hashes: bytes = b""
+    media: tuple[MediaItem, ...] = ()
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()

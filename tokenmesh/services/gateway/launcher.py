@@ -1,0 +1,154 @@
+"""Launcher: gets a stream onto a worker, and onto another one when that fails.
+
+The first start and every recovery are the same loop. A worker that takes over gets the tokens
+that were already delivered, and goes on after them.
+"""
+
+import asyncio
+import logging
+
+import msgspec
+
+from tokenmesh.services.gateway.calls import Calls
+from tokenmesh.services.gateway.session import Output, State
+from tokenmesh.services.gateway.streams import Stream, Streams
+from tokenmesh.shared.bus.base import Bus
+from tokenmesh.shared.clock import now_s
+from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.errors import (
+    DeadlineExceeded,
+    Overloaded,
+    ProtocolError,
+    TokenMeshError,
+    Unavailable,
+)
+from tokenmesh.shared.messages import Accepted, Placed, Refused
+from tokenmesh.shared.metrics import Metrics
+from tokenmesh.shared.subjects import worker_generate
+from tokenmesh.shared.telemetry import REQUEST_ID, span
+from tokenmesh.shared.tokens import pack_ids
+
+logger = logging.getLogger(__name__)
+
+
+class Launcher:
+    """Drives streams to workers; one driver a stream at a time."""
+
+    def __init__(
+        self, bus: Bus, calls: Calls, streams: Streams, settings: GatewaySettings, metrics: Metrics
+    ) -> None:
+        self._bus = bus
+        self._calls = calls
+        self._streams = streams
+        self._settings = settings
+        self._metrics = metrics
+        streams.on_lost = self.recover
+
+    async def launch(self, stream: Stream, placed: Placed) -> None:
+        """Return when a worker has accepted the stream. Raises when none will have it."""
+        stream.is_driven = True
+        try:
+            await self._drive(stream, placed)
+        finally:
+            stream.is_driven = False
+
+    def recover(self, stream: Stream) -> None:
+        """Find another worker for a stream that was lost, in the background."""
+        stream.avoid_worker()
+        if not stream.is_driven:
+            stream.is_driven = True
+            stream.recovery = asyncio.create_task(self._recover(stream))
+
+    async def _recover(self, stream: Stream) -> None:
+        session = stream.session
+        reason = session.lost_because
+        attributes: dict[str, str | int] = {
+            REQUEST_ID: stream.generate.request_id,
+            "tokenmesh.reason": reason,
+            "tokenmesh.worker": str(session.worker_id),
+            "tokenmesh.delivered": len(session.token_ids),
+        }
+        self._metrics.counter("recoveries", reason=session.lost_kind).inc()
+        logger.info("stream %d of %s: %s", stream.number, stream.generate.request_id, reason)
+        try:
+            with span("recover", attributes, parent=stream.traceparent):
+                await self._drive(stream, None)
+        except TokenMeshError as error:
+            stream.inbox.fail(error)
+        finally:
+            stream.is_driven = False
+
+    async def _drive(self, stream: Stream, placed: Placed | None) -> None:
+        session = stream.session
+        failures = 0
+        while session.state is not State.ENDED:
+            if len(session.token_ids) >= stream.generate.sampling.max_tokens:
+                # Only the word that it is the end was lost.
+                session.end()
+                stream.inbox.put(stream.choice, Output(finish="length"))
+                return
+            try:
+                placed = placed or await self._place(stream)
+                await self._give(stream, placed)
+            except (Unavailable, DeadlineExceeded) as error:
+                failures += 1
+                await self._pause_or_raise(stream, error, failures)
+            if session.state is State.RUNNING:
+                return
+            placed = None
+
+    async def _place(self, stream: Stream) -> Placed:
+        session = stream.session
+        place = msgspec.structs.replace(
+            stream.place,
+            num_tokens=stream.place.num_tokens + len(session.token_ids),
+            num_streams=1,
+            attempt=session.attempt,
+            exclude=list(stream.failed),
+        )
+        return await self._calls.place(place, stream.deadline_s)
+
+    async def _give(self, stream: Stream, placed: Placed) -> None:
+        """Tell the worker; what it says or does not say ends in the session's state."""
+        session = stream.session
+        self._streams.start(stream, placed.worker_id, placed.epoch)
+        attempt, num_delivered = session.attempt, len(session.token_ids)
+        generate = msgspec.structs.replace(
+            stream.generate,
+            epoch=placed.epoch,
+            attempt=attempt,
+            output_ids=pack_ids(session.token_ids),
+        )
+        limit_s = min(stream.deadline_s, now_s() + self._settings.accept_timeout_s)
+        try:
+            answer = await self._bus.request(
+                worker_generate(placed.worker_id), generate, deadline_s=limit_s
+            )
+            _check_accepted(answer)
+        except TokenMeshError as error:
+            if not error.retryable:
+                raise
+            is_at_work = session.state is State.ENDED or len(session.token_ids) > num_delivered
+            if session.attempt == attempt and not is_at_work:
+                self._streams.lose(stream, "not accepted", error.message)
+            if session.state is not State.PLACING:
+                return
+            stream.avoid_worker()
+            raise
+
+    async def _pause_or_raise(self, stream: Stream, error: TokenMeshError, failures: int) -> None:
+        """A stream that has begun is worth more patience than one that can still be refused."""
+        is_refused = isinstance(error, Overloaded) and not stream.session.token_ids
+        if failures >= self._settings.stream_attempts or (is_refused and failures > 1):
+            raise error
+        pause_s = self._settings.retry_pause_s * (2.0 ** (failures - 1) - 1.0)
+        if now_s() + pause_s >= stream.deadline_s:
+            raise error
+        await asyncio.sleep(pause_s)
+
+
+def _check_accepted(answer: object) -> None:
+    if isinstance(answer, Refused):
+        raise Overloaded(answer.reason, retry_after_s=answer.retry_after_s)
+    if not isinstance(answer, Accepted):
+        raise ProtocolError(f"the answer to Generate is {type(answer).__name__}")

@@ -1,0 +1,42 @@
+"""Process entry of the gateway."""
+
+import asyncio
+
+from tokenmesh.services.gateway.app import make_app
+from tokenmesh.services.gateway.gateway import Gateway
+from tokenmesh.services.gateway.server import Server
+from tokenmesh.shared.actor.supervisor import RestartPolicy, Supervisor
+from tokenmesh.shared.config import Settings
+from tokenmesh.shared.ids import GatewayId
+from tokenmesh.shared.service import Mesh, run_service
+
+
+async def build(mesh: Mesh) -> None:
+    """Listen for tokens, then for clients."""
+    gateway = Gateway(
+        GatewayId(mesh.instance_id),
+        mesh.bus,
+        mesh.blobs,
+        mesh.members,
+        mesh.settings,
+        metrics=mesh.metrics,
+        count_losses=lambda: mesh.bus.counts.get("disconnected", 0),
+    )
+    await gateway.start()
+    server = Server(make_app(gateway), mesh.settings.gateway)
+    supervisor = Supervisor(lambda _name: mesh.crashed.set(), RestartPolicy())
+    supervisor.spawn(gateway.run, "gateway", is_fatal=True)
+    serving = asyncio.create_task(server.run())
+
+    async def drain(grace_s: float) -> None:
+        server.stop(grace_s)
+        await serving
+        await gateway.stop()
+        await supervisor.stop()
+
+    mesh.on_drain(drain)
+
+
+def run(settings: Settings) -> int:
+    """Run until a signal; the exit code."""
+    return run_service("gateway", settings, build)

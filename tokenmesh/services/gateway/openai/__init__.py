@@ -1,0 +1,1 @@
+"""OpenAI's names, in and out: request models, errors, response shapes. They stop here."""

@@ -1,0 +1,58 @@
+"""ChatRequest: the body of /v1/chat/completions."""
+
+from typing import Any, Literal, Required
+
+from pydantic import ConfigDict, Field
+from typing_extensions import TypedDict
+
+from tokenmesh.services.gateway.openai.sampling_fields import INT32_MAX, SamplingFields
+
+
+class ChatMessage(TypedDict, total=False):
+    """Only the frame is checked here: parts and tool calls are the tokenizer's to judge."""
+
+    __pydantic_config__ = ConfigDict(extra="allow", strict=True)  # type: ignore[misc]
+
+    role: Required[str]
+    content: str | list[str | dict[str, Any]] | None
+
+
+class Tool(TypedDict, total=False):
+    """A declared function; the template writes it into the prompt."""
+
+    __pydantic_config__ = ConfigDict(extra="allow", strict=True)  # type: ignore[misc]
+
+    type: Required[Literal["function"]]
+    function: Required[dict[str, Any]]
+
+
+class ChatRequest(SamplingFields):
+    """See api reference of OpenAI and vLLM; unknown fields are kept and named in a warning."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_tokens: int | None = Field(default=None, ge=1, le=INT32_MAX)
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=INT32_MAX)
+    logprobs: bool | None = False
+    top_logprobs: int | None = Field(default=None, ge=0, le=INT32_MAX)
+    tools: list[Tool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = True
+    documents: list[dict[str, Any]] | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+
+    # Known and not served yet.
+    reasoning_effort: str | None = None
+    include_reasoning: bool = True
+    media_io_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    return_prompt_text: bool | None = None
+    modalities: list[str] | None = None
+    audio: dict[str, Any] | None = None
+    prediction: dict[str, Any] | None = None
+    functions: list[dict[str, Any]] | None = None
+    function_call: str | dict[str, Any] | None = None
+    web_search_options: dict[str, Any] | None = None

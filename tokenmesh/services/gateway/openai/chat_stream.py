@@ -1,0 +1,128 @@
+"""ChatStream: pieces of choices as chunks of a streamed chat.
+
+All that does not vary is encoded once; a usual chunk is four byte strings joined.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tokenmesh.services.gateway.choice import Piece
+from tokenmesh.services.gateway.openai.head import Head
+from tokenmesh.services.gateway.openai.logprobs import LogprobShapes
+from tokenmesh.services.gateway.openai.shapes import Usage, usage_of
+from tokenmesh.services.gateway.sse import encode_json
+
+_NULL: Final = b"null"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkOptions:
+    """What chunks hold besides text."""
+
+    logprobs: bool = False
+    token_ids: bool = False
+    usage: bool = False
+    """A chunk with the usage at the end."""
+    running_usage: bool = False
+    """The usage so far in every chunk."""
+
+
+class ChatStream:
+    """Encodes the chunks of one response."""
+
+    def __init__(
+        self, head: Head, options: ChunkOptions, logprobs: LogprobShapes, prompt_tokens: int
+    ) -> None:
+        self._options = options
+        self._logprobs = logprobs
+        self._prompt_tokens = prompt_tokens
+        self._counts: dict[int, int] = {}
+        model = encode_json(head.model)
+        self._start = (
+            b'data: {"id":%b,"object":"chat.completion.chunk","created":%d,"model":%b,"choices":['
+            % (encode_json(head.id), head.created, model)
+        )
+        self._is_plain = not (options.logprobs or options.token_ids or options.running_usage)
+
+    def begin(
+        self, num_choices: int, role: str, echo: str, prompt_ids: Sequence[int] | None
+    ) -> bytes:
+        """A chunk with the role for each choice, and one with the echoed text."""
+        extra = b""
+        if prompt_ids is not None:
+            extra = b',"prompt_token_ids":' + encode_json(prompt_ids)
+        frames = []
+        for index in range(num_choices):
+            delta = b'{"role":%b,"content":""}' % encode_json(role)
+            frames.append(self._chunk(index, delta, _NULL, b"null", extra))
+            if echo:
+                frames.append(self._text(index, echo))
+        return b"".join(frames)
+
+    def write(self, pieces: Iterable[Piece]) -> bytes:
+        """The chunks of a flush."""
+        frames = []
+        for piece in pieces:
+            if self._is_plain:
+                if piece.text:
+                    frames.append(self._text(piece.choice, piece.text))
+            elif piece.text or piece.token_ids:
+                frames.append(self._rich(piece))
+            if piece.finish_reason is not None:
+                frames.append(self._final(piece))
+        return b"".join(frames)
+
+    def end(self, usage: Usage) -> bytes:
+        """What comes after the last choice has ended; nothing unless usage was asked for."""
+        if not self._options.usage:
+            return b""
+        return b'%b],"usage":%b}\n\n' % (self._start, encode_json(usage))
+
+    def _text(self, index: int, text: str) -> bytes:
+        return (
+            b'%b{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}]}\n\n'
+            % (
+                self._start,
+                index,
+                encode_json(text),
+            )
+        )
+
+    def _rich(self, piece: Piece) -> bytes:
+        logprobs = _NULL
+        if self._options.logprobs:
+            logprobs = encode_json(self._logprobs.chat(piece.logprobs))
+        count = self._counts.get(piece.choice, 0) + len(piece.token_ids)
+        self._counts[piece.choice] = count
+        ids = b""
+        if self._options.token_ids:
+            ids = b',"token_ids":' + encode_json(piece.token_ids)
+        delta = b'{"content":%b}' % encode_json(piece.text)
+        return self._chunk(piece.choice, delta, logprobs, b"null" + ids, self._usage(count))
+
+    def _final(self, piece: Piece) -> bytes:
+        reasons = b'%b,"stop_reason":%b' % (
+            encode_json(piece.finish_reason),
+            encode_json(piece.stop_reason),
+        )
+        usage = self._usage(self._counts.get(piece.choice, 0))
+        return self._chunk(piece.choice, b"{}", _NULL, reasons, usage)
+
+    def _chunk(
+        self, index: int, delta: bytes, logprobs: bytes, reasons: bytes, extra: bytes
+    ) -> bytes:
+        return b'%b{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b}]%b}\n\n' % (
+            self._start,
+            index,
+            delta,
+            logprobs,
+            reasons,
+            extra,
+        )
+
+    def _usage(self, completion_tokens: int) -> bytes:
+        if not self._options.running_usage:
+            return b""
+        usage = usage_of(self._prompt_tokens, completion_tokens, None)
+        return b',"usage":' + encode_json(usage)

@@ -1,0 +1,30 @@
+"""CompletionRequest: the body of /v1/completions."""
+
+from pydantic import Field
+
+from tokenmesh.services.gateway.openai.sampling_fields import INT32_MAX, SamplingFields, TokenId
+
+DEFAULT_MAX_TOKENS = 16
+
+
+class CompletionRequest(SamplingFields):
+    """A prompt is text or token ids; a list of either is several prompts."""
+
+    prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
+    max_tokens: int | None = Field(default=DEFAULT_MAX_TOKENS, ge=0, le=INT32_MAX)
+    logprobs: int | None = Field(default=None, ge=0, le=INT32_MAX)
+    add_special_tokens: bool = True
+
+    # Known and not served yet.
+    suffix: str | None = None
+    best_of: int | None = None
+    prompt_embeds: str | list[str] | None = None
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Each prompt by itself."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [list(self.prompt)]
+        return list(self.prompt)  # type: ignore[arg-type]

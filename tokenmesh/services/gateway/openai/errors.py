@@ -1,0 +1,110 @@
+"""Errors as OpenAI clients know them: {"error": {"message", "type", "param", "code"}}.
+
+`type` is vLLM's word for the status, `code` our error's code.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+from pydantic import ValidationError
+
+from tokenmesh.shared.errors import InvalidInput, TokenMeshError
+
+_TYPE_BY_STATUS: Final = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    403: "PermissionDeniedError",
+    404: "NotFoundError",
+    405: "MethodNotAllowedError",
+    409: "ConflictError",
+    413: "RequestTooLargeError",
+    415: "UnsupportedMediaTypeError",
+    422: "UnprocessableEntityError",
+    429: "RateLimitError",
+    499: "ClientClosedRequestError",
+    500: "InternalServerError",
+    501: "NotImplementedError",
+    503: "ServiceUnavailableError",
+    504: "GatewayTimeoutError",
+}
+
+_MAX_SHOWN: Final = 60
+
+
+class NotSupported(InvalidInput):
+    """A field or value that is known and that this version cannot serve."""
+
+    code = "not_supported"
+
+
+class UnsupportedMediaType(InvalidInput):
+    """The body is not of the type that the route takes."""
+
+    status = 415
+    code = "unsupported_media_type"
+
+
+class ErrorFacts(msgspec.Struct):
+    """The inner object."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct):
+    """The body."""
+
+    error: ErrorFacts
+
+
+def error_body(error: TokenMeshError) -> ErrorBody:
+    """The body for an error."""
+    return status_body(error.status, error.message, error.code, error.param)
+
+
+def status_body(
+    status: int, message: str, code: str | None = None, param: str | None = None
+) -> ErrorBody:
+    """The body for a status that no error of ours stands for, such as 405."""
+    kind = _TYPE_BY_STATUS.get(status, "InternalServerError")
+    return ErrorBody(ErrorFacts(message=message, type=kind, param=param, code=code))
+
+
+def invalid_fields(error: ValidationError) -> InvalidInput:
+    """What pydantic found, as one sentence a field; `param` is the first of them."""
+    details = error.errors(include_url=False, include_context=False)
+    sentences = dict.fromkeys(_sentence(detail["loc"], detail) for detail in details[:5])
+    return InvalidInput("; ".join(sentences), param=field_path(details[0]["loc"]) or None)
+
+
+def _sentence(location: Sequence[str | int], detail: Any) -> str:
+    message = detail["msg"].removeprefix("Value error, ")
+    if detail["type"] == "json_invalid":
+        return f"the body is not valid JSON: {message.removeprefix('Invalid JSON: ')}"
+    path = field_path(location)
+    if detail["type"] == "missing":
+        return f"{path} is missing"
+    where = f"{path}: " if path else ""
+    shown = repr(detail["input"])
+    if len(shown) > _MAX_SHOWN or isinstance(detail["input"], dict | list):
+        return f"{where}{message}"
+    return f"{where}{message} (got {shown})"
+
+
+def field_path(location: Sequence[str | int]) -> str:
+    """`messages[0].content`; the names of union members that pydantic adds are left out."""
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part in _UNION_MEMBERS or (path and not part.isidentifier()):
+            continue
+        else:
+            path += f".{part}" if path else part
+    return path
+
+
+_UNION_MEMBERS: Final = frozenset(("str", "int", "float", "bool", "dict", "list", "none"))

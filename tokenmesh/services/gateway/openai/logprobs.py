@@ -1,0 +1,98 @@
+"""Log-probabilities in OpenAI's two shapes and in vLLM's shape for prompts."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from tokenmesh.services.gateway.openai.shapes import (
+    ChatLogprob,
+    ChatLogprobs,
+    CompletionLogprobs,
+    TopLogprob,
+)
+from tokenmesh.shared.messages.tokens import TokenLogprobs
+from tokenmesh.shared.text import Vocabulary
+
+_LEAST = -9999.0
+"""What vLLM shows for a probability of zero: JSON has no infinity."""
+
+
+class LogprobShapes:
+    """Turns a model's ids into text; with `as_ids` into `token_id:7`."""
+
+    def __init__(self, vocabulary: Vocabulary, as_ids: bool = False) -> None:
+        self._vocabulary = vocabulary
+        self._as_ids = as_ids
+
+    def token(self, token_id: int) -> tuple[str, bytes]:
+        """How a token is shown, and its bytes."""
+        if self._as_ids:
+            name = f"token_id:{token_id}"
+            return name, name.encode()
+        return self._vocabulary.token_text(token_id)
+
+    def chat(self, entries: Sequence[TokenLogprobs]) -> ChatLogprobs:
+        """The shape of chat choices."""
+        return ChatLogprobs([self._chat_entry(entry) for entry in entries])
+
+    def _chat_entry(self, entry: TokenLogprobs) -> ChatLogprob:
+        text, data = self.token(entry.token_id)
+        tops = [
+            TopLogprob(*self._shown(token_id, logprob))
+            for token_id, logprob in zip(entry.top_ids, entry.top_logprobs, strict=True)
+        ]
+        return ChatLogprob(text, _finite(entry.logprob), list(data), tops)
+
+    def _shown(self, token_id: int, logprob: float) -> tuple[str, float, list[int]]:
+        text, data = self.token(token_id)
+        return text, _finite(logprob), list(data)
+
+    def completion(
+        self, entries: Sequence[TokenLogprobs | None], ids: Sequence[int], offset: int
+    ) -> CompletionLogprobs:
+        """The shape of plain completions; `offset` is where the first token's text begins.
+
+        An entry is None for the first token of a prompt. Characters that several tokens share
+        are counted once for each, as in vLLM.
+        """
+        shape = CompletionLogprobs([], [], [], [])
+        for token_id, entry in zip(ids, entries, strict=True):
+            text = self.token(token_id)[0]
+            shape.text_offset.append(offset)
+            shape.tokens.append(text)
+            shape.token_logprobs.append(None if entry is None else _finite(entry.logprob))
+            shape.top_logprobs.append(None if entry is None else self._top(entry))
+            offset += len(text)
+        return shape
+
+    def _top(self, entry: TokenLogprobs) -> dict[str, float]:
+        """The most likely tokens and always the chosen one."""
+        tops = {
+            self.token(token_id)[0]: _finite(logprob)
+            for token_id, logprob in zip(entry.top_ids, entry.top_logprobs, strict=True)
+        }
+        tops.setdefault(self.token(entry.token_id)[0], _finite(entry.logprob))
+        return tops
+
+    def prompt(
+        self, entries: Sequence[TokenLogprobs | None]
+    ) -> list[dict[str, dict[str, Any]] | None]:
+        """One table a prompt token: by id the log-probability, rank and text."""
+        return [None if entry is None else self._prompt_table(entry) for entry in entries]
+
+    def _prompt_table(self, entry: TokenLogprobs) -> dict[str, dict[str, Any]]:
+        table = {
+            str(token_id): self._prompt_cell(token_id, logprob, rank)
+            for rank, (token_id, logprob) in enumerate(
+                zip(entry.top_ids, entry.top_logprobs, strict=True), start=1
+            )
+        }
+        own = self._prompt_cell(entry.token_id, entry.logprob, entry.rank)
+        return {str(entry.token_id): own, **table}
+
+    def _prompt_cell(self, token_id: int, logprob: float, rank: int) -> dict[str, Any]:
+        text = self.token(token_id)[0]
+        return {"logprob": _finite(logprob), "rank": rank, "decoded_token": text}
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, _LEAST)

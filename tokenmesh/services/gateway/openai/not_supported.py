@@ -1,0 +1,84 @@
+"""Fields that are known and not served yet: a clear refusal, never silently dropped.
+
+A field at its harmless value passes: clients send many of them with each request.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from tokenmesh.services.gateway.openai.chat_request import ChatRequest
+from tokenmesh.services.gateway.openai.completion_request import CompletionRequest
+from tokenmesh.services.gateway.openai.errors import NotSupported
+from tokenmesh.services.gateway.openai.sampling_fields import SamplingFields
+
+_Test = Callable[[Any], bool]
+
+
+def _is_unset(value: Any) -> bool:
+    return not value
+
+
+def _is_text_format(value: Any) -> bool:
+    return value is None or value.get("type") == "text"
+
+
+def _is_free_tool_choice(value: Any) -> bool:
+    return value in (None, "none", "auto")
+
+
+_HARMLESS: Final[dict[str, _Test]] = {
+    "response_format": _is_text_format,
+    "structured_outputs": _is_unset,
+    "use_beam_search": _is_unset,
+    "length_penalty": lambda value: value == 1.0,
+    "thinking_token_budget": lambda value: value is None,
+    "logprob_token_ids": _is_unset,
+    "repetition_detection": _is_unset,
+    "watermarking": _is_unset,
+    "session_id": _is_unset,
+    "return_token_offsets": _is_unset,
+    "kv_transfer_params": _is_unset,
+    "ec_transfer_params": _is_unset,
+    "vllm_xargs": _is_unset,
+    "return_mm_kwargs": _is_unset,
+    "mm_payload": lambda value: value == "tensors",
+    "routed_experts_prompt_start": _is_unset,
+}
+
+_HARMLESS_IN_CHAT: Final[dict[str, _Test]] = {
+    "tool_choice": _is_free_tool_choice,
+    "parallel_tool_calls": lambda value: value is not False,
+    "reasoning_effort": lambda value: value is None,
+    "include_reasoning": lambda value: value is True,
+    "media_io_kwargs": _is_unset,
+    "mm_processor_kwargs": _is_unset,
+    "return_prompt_text": _is_unset,
+    "modalities": lambda value: not value or value == ["text"],
+    "audio": _is_unset,
+    "prediction": _is_unset,
+    "functions": _is_unset,
+    "function_call": _is_free_tool_choice,
+    "web_search_options": lambda value: value is None,
+}
+
+_HARMLESS_IN_COMPLETION: Final[dict[str, _Test]] = {
+    "suffix": _is_unset,
+    "best_of": lambda value: value in (None, 1),
+    "prompt_embeds": _is_unset,
+}
+
+
+_TESTS_BY_REQUEST: Final[dict[type[SamplingFields], dict[str, _Test]]] = {
+    ChatRequest: _HARMLESS | _HARMLESS_IN_CHAT,
+    CompletionRequest: _HARMLESS | _HARMLESS_IN_COMPLETION,
+}
+
+
+def refuse_not_supported(body: SamplingFields) -> None:
+    """Raise NotSupported that names the first such field."""
+    is_harmless = _TESTS_BY_REQUEST[type(body)]
+    for name in body.model_fields_set:
+        value = getattr(body, name)
+        if name in is_harmless and not is_harmless[name](value):
+            shown = f" {value!r}" if isinstance(value, str | int | float) else ""
+            raise NotSupported(f"{name}{shown} is not supported yet", param=name)

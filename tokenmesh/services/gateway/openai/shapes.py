@@ -1,0 +1,183 @@
+"""Response bodies as msgspec structs. Names are OpenAI's and vLLM's."""
+
+from typing import Any
+
+import msgspec
+
+Json = Any
+"""A value that is already plain JSON data."""
+
+
+class PromptTokensDetails(msgspec.Struct):
+    """Where prompt tokens came from."""
+
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct):
+    """Tokens of a response over all its choices."""
+
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int
+    prompt_tokens_details: PromptTokensDetails | None = None
+
+
+class TopLogprob(msgspec.Struct):
+    """A candidate at one position of a chat choice."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(msgspec.Struct):
+    """The chosen token at one position of a chat choice."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    """Of one choice."""
+
+    content: list[ChatLogprob]
+    refusal: None = None
+
+
+class ChatMessageOut(msgspec.Struct):
+    """The answer."""
+
+    content: str | None
+    role: str = "assistant"
+    refusal: None = None
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: list[Json] = []
+    reasoning: str | None = None
+
+
+class ChatChoice(msgspec.Struct):
+    """One choice of a chat."""
+
+    index: int
+    message: ChatMessageOut
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: str | int | None
+    token_ids: list[int] | None = None
+
+
+class ChatCompletion(msgspec.Struct):
+    """The body of a chat response."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    object: str = "chat.completion"
+    service_tier: str | None = None
+    system_fingerprint: str | None = None
+    prompt_logprobs: list[dict[str, Json] | None] | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class CompletionLogprobs(msgspec.Struct):
+    """Of one choice of a plain completion, one entry a token in each list."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class CompletionChoice(msgspec.Struct):
+    """One choice of a plain completion."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+    stop_reason: str | int | None
+    token_ids: list[int] | None = None
+    prompt_logprobs: list[dict[str, Json] | None] | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class Completion(msgspec.Struct):
+    """The body of a plain completion."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+    object: str = "text_completion"
+    service_tier: str | None = None
+    system_fingerprint: str | None = None
+
+
+class Model(msgspec.Struct):
+    """One entry of /v1/models."""
+
+    id: str
+    created: int
+    root: str
+    max_model_len: int
+    object: str = "model"
+    owned_by: str = "tokenmesh"
+    parent: str | None = None
+    permission: list[Json] = []
+
+
+class ModelList(msgspec.Struct):
+    """The body of /v1/models."""
+
+    data: list[Model]
+    object: str = "list"
+
+
+class TokenizeResult(msgspec.Struct):
+    """The body of /tokenize."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeResult(msgspec.Struct):
+    """The body of /detokenize."""
+
+    prompt: str
+
+
+class FileObject(msgspec.Struct):
+    """An upload."""
+
+    id: str
+    bytes: int
+    created_at: int
+    expires_at: int
+    filename: str
+    purpose: str
+    object: str = "file"
+
+
+class FileDeleted(msgspec.Struct):
+    """The answer to DELETE."""
+
+    id: str
+    deleted: bool = True
+    object: str = "file"
+
+
+def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int | None) -> Usage:
+    """The counts of a response; `cached_tokens` None: no worker has told."""
+    details = None if cached_tokens is None else PromptTokensDetails(cached_tokens)
+    total = prompt_tokens + completion_tokens
+    return Usage(prompt_tokens, total, completion_tokens, details)

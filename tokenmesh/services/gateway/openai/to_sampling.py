@@ -1,0 +1,153 @@
+"""From request fields to SamplingParams: defaults filled in, limits and ranges checked.
+
+Every refusal names its field. What needs the prompt's length is checked after tokenizing.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from tokenmesh.services.gateway.openai.sampling_fields import SamplingFields
+from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.errors import InvalidInput
+from tokenmesh.shared.ids import SEED_BITS, new_seed
+from tokenmesh.shared.messages.sampling import SamplingParams
+
+_SEED_MASK: Final = (1 << SEED_BITS) - 1
+_MAX_BIAS: Final = 100.0
+
+_NEUTRAL: Final[dict[str, float]] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+
+
+def to_sampling(
+    body: SamplingFields,
+    defaults: Mapping[str, object],
+    vocab_size: int,
+    limits: GatewaySettings,
+    *,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+) -> SamplingParams:
+    """`max_tokens` is left at 1 and `bad_words_ids` empty: the pipeline fills them in.
+
+    Raises InvalidInput.
+    """
+    for name, value in (("logprobs", logprobs), ("prompt_logprobs", prompt_logprobs)):
+        if value is not None and value > limits.max_logprobs:
+            raise InvalidInput(f"{name} is {value}, at most {limits.max_logprobs}", param=name)
+    numbers = {name: _number(body, defaults, name) for name in _NEUTRAL}
+    return SamplingParams(
+        seed=new_seed() if body.seed is None else body.seed & _SEED_MASK,
+        max_tokens=1,
+        min_tokens=body.min_tokens,
+        temperature=numbers["temperature"],
+        top_p=numbers["top_p"],
+        top_k=max(0, int(numbers["top_k"])),
+        min_p=numbers["min_p"],
+        presence_penalty=numbers["presence_penalty"],
+        frequency_penalty=numbers["frequency_penalty"],
+        repetition_penalty=numbers["repetition_penalty"],
+        logit_bias=_logit_bias(body, vocab_size, limits),
+        allowed_token_ids=_allowed_ids(body, vocab_size),
+        stop_token_ids=_stop_ids(body, vocab_size, limits),
+        ignore_eos=body.ignore_eos,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
+
+
+def check_limits(body: SamplingFields, max_tokens: int | None, limits: GatewaySettings) -> None:
+    """What concerns a request as a whole. Raises InvalidInput."""
+    if body.n is not None and body.n > limits.max_n:
+        raise InvalidInput(f"n is {body.n}, at most {limits.max_n}", param="n")
+    if max_tokens is not None and body.min_tokens > max_tokens:
+        raise InvalidInput(
+            f"min_tokens is {body.min_tokens}, more than max_tokens ({max_tokens})",
+            param="min_tokens",
+        )
+    if body.stream_options is not None and not body.stream:
+        raise InvalidInput("stream_options needs stream to be true", param="stream_options")
+    if body.stream and body.prompt_logprobs is not None:
+        raise InvalidInput("prompt_logprobs does not go with stream", param="prompt_logprobs")
+    _check_stops(body, limits)
+    for index, word in enumerate(body.bad_words or ()):
+        if not word:
+            raise InvalidInput(f"bad_words[{index}] is empty", param="bad_words")
+
+
+def _check_stops(body: SamplingFields, limits: GatewaySettings) -> None:
+    if len(body.stops) > limits.max_stop_strings:
+        raise InvalidInput(
+            f"stop holds {len(body.stops)} strings, at most {limits.max_stop_strings}",
+            param="stop",
+        )
+    for index, stop in enumerate(body.stops):
+        if not stop:
+            raise InvalidInput(f"stop[{index}] is empty", param="stop")
+        if len(stop) > limits.max_stop_chars:
+            raise InvalidInput(
+                f"stop[{index}] has {len(stop)} characters, at most {limits.max_stop_chars}",
+                param="stop",
+            )
+
+
+def _number(body: SamplingFields, defaults: Mapping[str, object], name: str) -> float:
+    value = getattr(body, name)
+    if value is None:
+        value = defaults.get(name)
+    return _NEUTRAL[name] if value is None else value
+
+
+def _logit_bias(body: SamplingFields, vocab_size: int, limits: GatewaySettings) -> dict[int, float]:
+    entries = body.logit_bias or {}
+    if len(entries) > limits.max_logit_bias:
+        raise InvalidInput(
+            f"logit_bias holds {len(entries)} entries, at most {limits.max_logit_bias}",
+            param="logit_bias",
+        )
+    biases = {}
+    for key, bias in entries.items():
+        # Python would also take "1_0" and digits of other scripts.
+        if not (key.isascii() and key.isdigit()) or int(key) >= vocab_size:
+            raise InvalidInput(
+                f"logit_bias: {key!r} is no token id of the model (0 to {vocab_size - 1})",
+                param="logit_bias",
+            )
+        biases[int(key)] = max(-_MAX_BIAS, min(_MAX_BIAS, bias))
+    return biases
+
+
+def _allowed_ids(body: SamplingFields, vocab_size: int) -> list[int] | None:
+    allowed = body.allowed_token_ids
+    if allowed is None:
+        return None
+    if not allowed:
+        raise InvalidInput("allowed_token_ids is empty", param="allowed_token_ids")
+    _check_ids(allowed, vocab_size, "allowed_token_ids")
+    return sorted(set(allowed))
+
+
+def _stop_ids(body: SamplingFields, vocab_size: int, limits: GatewaySettings) -> list[int]:
+    ids = body.stop_token_ids or []
+    if len(ids) > limits.max_stop_token_ids:
+        raise InvalidInput(
+            f"stop_token_ids holds {len(ids)} ids, at most {limits.max_stop_token_ids}",
+            param="stop_token_ids",
+        )
+    _check_ids(ids, vocab_size, "stop_token_ids")
+    return ids
+
+
+def _check_ids(ids: list[int], vocab_size: int, name: str) -> None:
+    highest = max(ids, default=0)
+    if highest >= vocab_size:
+        raise InvalidInput(
+            f"{name}: {highest} is no token id of the model (0 to {vocab_size - 1})", param=name
+        )

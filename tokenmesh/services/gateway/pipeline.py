@@ -1,0 +1,27 @@
+"""The path of a prompt: tokenize -> encode -> place -> generate -> deliver.
+
+What each step does is in stages.py. Any step may be done again, by another process.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from tokenmesh.services.gateway.inbox import Inbox
+from tokenmesh.services.gateway.job import Job, Prompt
+from tokenmesh.services.gateway.stages import Stages
+
+
+class Pipeline:
+    """Takes jobs to workers."""
+
+    def __init__(self, stages: Stages) -> None:
+        self._stages = stages
+
+    @asynccontextmanager
+    async def run(self, job: Job, inbox: Inbox) -> AsyncIterator[Prompt]:
+        """Inside the block workers deliver into `inbox`; leaving it cancels what still runs."""
+        prompt = await self._stages.tokenize(job)
+        prompt = await self._stages.encode(job, prompt)
+        placed = await self._stages.place(job, prompt)
+        async with self._stages.generate(job, prompt, placed, inbox):
+            yield prompt

@@ -1,0 +1,57 @@
+"""Pulse: whether one worker lives, from what it sends and how it answers pings.
+
+No I/O. A worker in use is never silent for long: it sends Tokens or answers a Ping. How long is
+long follows from its own habits, so that a slow worker is not taken for a dead one.
+"""
+
+from typing import Final
+
+from tokenmesh.services.gateway.watch_times import WatchTimes
+
+_SMOOTHING: Final = 0.2
+_FADING: Final = 0.9
+"""Share of the slowest answer that is remembered after a faster one."""
+
+
+class Pulse:
+    """The pulse of one worker that has streams of this gateway."""
+
+    __slots__ = ("_answer_s", "_heard_s", "_interval_s", "_is_pinged", "_times")
+
+    def __init__(self, times: WatchTimes, now: float) -> None:
+        self._times = times
+        self._heard_s = now
+        self._interval_s = 0.0
+        self._answer_s = 0.0
+        self._is_pinged = False
+
+    @property
+    def patience_s(self) -> float:
+        """How long a ping may stay unanswered."""
+        usual_s = self._answer_s * self._times.ping_factor
+        return min(max(self._times.ping_timeout_s, usual_s), self._times.ping_timeout_max_s)
+
+    def hear(self, now: float) -> None:
+        """Tokens came."""
+        self._interval_s += _SMOOTHING * (now - self._heard_s - self._interval_s)
+        self._heard_s = now
+
+    def wants_ping(self, now: float) -> bool:
+        """Whether it has been silent for too long; True once until `answered` or `excuse`."""
+        if self._is_pinged:
+            return False
+        patience_s = max(self._times.silence_s, self._times.silence_factor * self._interval_s)
+        # In silence before a first token the interval grows without meaning: keep asking.
+        self._is_pinged = now - self._heard_s >= min(patience_s, self._times.stall_s)
+        return self._is_pinged
+
+    def answered(self, now: float, took_s: float) -> None:
+        """The ping was answered."""
+        self._answer_s = max(took_s, self._answer_s * _FADING)
+        self._is_pinged = False
+        self._heard_s = now
+
+    def excuse(self, now: float) -> None:
+        """The silence was not its fault (this process or the bus stood still)."""
+        self._is_pinged = False
+        self._heard_s = max(self._heard_s, now)

@@ -1,0 +1,1 @@
+"""HTTP routes: thin; each reads, asks the gateway, and shapes the answer."""

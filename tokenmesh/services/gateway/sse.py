@@ -1,0 +1,26 @@
+"""Server-sent events as bytes. Frames are joined and written at once, one write a flush."""
+
+from typing import Any, Final
+
+import msgspec
+
+from tokenmesh.services.gateway.openai.errors import error_body
+from tokenmesh.shared.errors import TokenMeshError
+
+MEDIA_TYPE: Final = b"text/event-stream; charset=utf-8"
+DONE: Final = b"data: [DONE]\n\n"
+
+_START: Final = b"data: "
+_END: Final = b"\n\n"
+
+encode_json: Final = msgspec.json.Encoder().encode
+
+
+def frame(body: Any) -> bytes:
+    """One event with a JSON body."""
+    return _START + encode_json(body) + _END
+
+
+def error_frames(error: TokenMeshError) -> bytes:
+    """The end of a stream that could not be completed."""
+    return frame(error_body(error)) + DONE

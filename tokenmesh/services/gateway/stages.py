@@ -1,0 +1,212 @@
+"""The steps of the pipeline: one question to one service each, in a span of its own."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from tokenmesh.services.gateway.calls import Calls
+from tokenmesh.services.gateway.inbox import Inbox
+from tokenmesh.services.gateway.job import Job, Prompt
+from tokenmesh.services.gateway.launcher import Launcher
+from tokenmesh.services.gateway.streams import Stream, Streams
+from tokenmesh.shared import subjects
+from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.errors import PromptTooLong
+from tokenmesh.shared.ids import SEED_BITS, GatewayId
+from tokenmesh.shared.messages import Encode, Encoded, Generate, Place, Placed, Tokenize, Tokenized
+from tokenmesh.shared.messages.tokenize import ChatPrompt
+from tokenmesh.shared.telemetry import REQUEST_ID, current_traceparent, span
+from tokenmesh.shared.tokens import count_ids
+
+_SEEDS: Final = 1 << SEED_BITS
+_MAX_TRACED_CANDIDATES: Final = 16
+
+
+class Stages:
+    """The four services as the pipeline sees them."""
+
+    def __init__(
+        self,
+        gateway: GatewayId,
+        calls: Calls,
+        streams: Streams,
+        launcher: Launcher,
+        settings: GatewaySettings,
+    ) -> None:
+        self._gateway = gateway
+        self._calls = calls
+        self._streams = streams
+        self._launcher = launcher
+        self._settings = settings
+
+    async def tokenize(self, job: Job) -> Prompt:
+        """Text and media to ids. Raises PromptTooLong and whatever the tokenizer finds wrong."""
+        question = Tokenize(
+            request_id=job.request_id,
+            model=job.card.name,
+            prompt=job.prompt,
+            truncate_prompt_tokens=job.truncate_prompt_tokens,
+            truncation_side=job.truncation_side,
+            bad_words=list(job.bad_words),
+            cache_salt=job.cache_salt,
+        )
+        with span("tokenize", {REQUEST_ID: job.request_id}) as current:
+            answer = await self._calls.ask(
+                subjects.tokenize(job.card.name),
+                question,
+                Tokenized,
+                timeout_s=self._settings.tokenize_timeout_s,
+                deadline_s=job.deadline_s,
+            )
+            num_tokens = count_ids(answer.token_ids)
+            current.set_attribute("tokenmesh.prompt_tokens", num_tokens)
+        return Prompt(
+            packed_ids=answer.token_ids,
+            num_tokens=num_tokens,
+            max_tokens=_room(job, num_tokens),
+            route_hashes=answer.route_hashes,
+            media=tuple(answer.media),
+            bad_words_ids=tuple(tuple(ids) for ids in answer.bad_words_ids),
+        )
+
+    async def encode(self, job: Job, prompt: Prompt) -> Prompt:
+        """Pixels to embeddings; nothing to do without media."""
+        if not prompt.media:
+            return prompt
+        question = Encode(request_id=job.request_id, model=job.card.name, items=list(prompt.media))
+        attributes: dict[str, str | int] = {
+            REQUEST_ID: job.request_id,
+            "tokenmesh.items": len(prompt.media),
+        }
+        with span("encode_media", attributes) as current:
+            answer = await self._calls.ask(
+                subjects.encode(job.card.name),
+                question,
+                Encoded,
+                timeout_s=self._settings.encode_timeout_s,
+                deadline_s=job.deadline_s,
+            )
+            current.set_attribute("tokenmesh.cached", answer.cached)
+        return replace(prompt, media=tuple(answer.items))
+
+    async def place(self, job: Job, prompt: Prompt) -> Placed:
+        """Choose a worker. Raises Overloaded when there is no room."""
+        with span("place", {REQUEST_ID: job.request_id}) as current:
+            placed = await self._calls.place(_place_of(job, prompt), job.deadline_s)
+            current.set_attribute("tokenmesh.worker", placed.worker_id)
+            current.set_attribute("tokenmesh.queued_s", placed.queued_s)
+            for each in placed.candidates[:_MAX_TRACED_CANDIDATES]:
+                candidate: dict[str, str | float] = {
+                    "worker": each.worker_id,
+                    "estimated_ttft_s": each.estimated_ttft_s,
+                    "running": each.running,
+                    "kv_usage": each.kv_usage,
+                }
+                current.add_event("candidate", candidate)
+        return placed
+
+    @asynccontextmanager
+    async def generate(
+        self, job: Job, prompt: Prompt, placed: Placed, inbox: Inbox
+    ) -> AsyncIterator[None]:
+        """Start n streams; inside the block they deliver into `inbox`."""
+        attributes: dict[str, str | int] = {
+            REQUEST_ID: job.request_id,
+            "tokenmesh.worker": placed.worker_id,
+            "tokenmesh.streams": job.n,
+        }
+        with span("generate", attributes):
+            streams: list[Stream] = []
+            try:
+                for index in range(job.n):
+                    streams.append(self._new_stream(job, prompt, inbox, index))  # noqa: PERF401
+                await self._launch(streams, placed)
+                yield
+            finally:
+                for stream in streams:
+                    self._streams.close(stream)
+
+    async def _launch(self, streams: list[Stream], placed: Placed) -> None:
+        if len(streams) == 1:
+            await self._launcher.launch(streams[0], placed)
+            return
+        launches = (self._launcher.launch(stream, placed) for stream in streams)
+        for error in await asyncio.gather(*launches, return_exceptions=True):
+            if error is not None:
+                raise error
+
+    def _new_stream(self, job: Job, prompt: Prompt, inbox: Inbox, index: int) -> Stream:
+        sampling = msgspec.structs.replace(
+            job.sampling,
+            seed=(job.sampling.seed + index) % _SEEDS,
+            max_tokens=prompt.max_tokens,
+            bad_words_ids=[list(ids) for ids in prompt.bad_words_ids],
+            # The prompt is the same for all choices: one of them tells about it.
+            prompt_logprobs=job.sampling.prompt_logprobs if index == 0 else None,
+        )
+        stream = Stream(
+            session=self._streams.new_session(),
+            inbox=inbox,
+            choice=job.first_choice + index,
+            place=_place_of(job, prompt),
+            generate=Generate(
+                request_id=job.request_id,
+                model=job.card.name,
+                gateway=self._gateway,
+                stream=self._streams.next_number(),
+                epoch=0,
+                prompt_ids=prompt.packed_ids,
+                sampling=sampling,
+                media=list(prompt.media),
+                priority=job.priority,
+                cache_salt=job.cache_salt,
+            ),
+            deadline_s=job.deadline_s,
+            traceparent=current_traceparent(),
+        )
+        self._streams.open(stream)
+        inbox.connect(stream.choice, partial(self._streams.close, stream))
+        return stream
+
+
+def _place_of(job: Job, prompt: Prompt) -> Place:
+    return Place(
+        request_id=job.request_id,
+        model=job.card.name,
+        num_tokens=prompt.num_tokens,
+        max_tokens=prompt.max_tokens,
+        num_streams=job.n,
+        route_hashes=prompt.route_hashes,
+        priority=job.priority,
+    )
+
+
+def _room(job: Job, num_tokens: int) -> int:
+    """How many tokens may be generated. Raises PromptTooLong."""
+    limit = job.card.max_model_len
+    wanted = job.max_tokens
+    if num_tokens >= limit or (wanted is not None and num_tokens + wanted > limit):
+        raise _too_long(job, num_tokens, limit)
+    return limit - num_tokens if wanted is None else wanted
+
+
+def _too_long(job: Job, num_tokens: int, limit: int) -> PromptTooLong:
+    where = "messages" if isinstance(job.prompt, ChatPrompt) else "prompt"
+    head = f"This model's maximum context length is {limit} tokens. However, "
+    if job.max_tokens is None or num_tokens >= limit:
+        return PromptTooLong(
+            f"{head}your {where} resulted in {num_tokens} tokens, which leaves no room for an "
+            f"answer. Please reduce the length of the {where}.",
+            param=where,
+        )
+    return PromptTooLong(
+        f"{head}you requested {num_tokens + job.max_tokens} tokens ({num_tokens} in the {where}, "
+        f"{job.max_tokens} in the completion). Please reduce the length of the {where} or "
+        "completion.",
+        param="max_tokens",
+    )

@@ -1,0 +1,179 @@
+"""Streams: every stream of this gateway by its number, and the way of Tokens to them.
+
+This is the hot path: one call a message, no await, no task a token.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import count
+
+from tokenmesh.services.gateway.cancels import Cancels
+from tokenmesh.services.gateway.inbox import Inbox
+from tokenmesh.services.gateway.pulse import Pulse
+from tokenmesh.services.gateway.session import Session, State
+from tokenmesh.services.gateway.watch_times import WatchTimes
+from tokenmesh.shared.bus.base import Envelope
+from tokenmesh.shared.clock import monotonic_s
+from tokenmesh.shared.errors import Overloaded
+from tokenmesh.shared.ids import WorkerId
+from tokenmesh.shared.messages import Generate, Place, Tokens
+from tokenmesh.shared.messages.tokens import Delta
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """A session and all that is needed to give it to a worker, again if need be."""
+
+    session: Session
+    inbox: Inbox
+    choice: int
+    """Which choice of the response it is."""
+    place: Place
+    """What to ask a scheduler; `num_tokens`, `attempt` and `exclude` change with each attempt."""
+    generate: Generate
+    """What to tell a worker; `epoch`, `attempt` and `output_ids` change with each attempt."""
+    deadline_s: float
+    traceparent: str | None = None
+    failed: list[WorkerId] = field(default_factory=list)
+    """Workers that this stream has seen fail, in order."""
+    is_driven: bool = False
+    """Whether somebody is getting it onto a worker now."""
+    recovery: "asyncio.Task[None] | None" = None
+
+    @property
+    def number(self) -> int:
+        """The stream's number within this gateway."""
+        return self.generate.stream
+
+    def avoid_worker(self) -> None:
+        """Let the next placement leave out the last worker."""
+        worker_id = self.session.worker_id
+        if worker_id is not None and worker_id not in self.failed:
+            self.failed.append(worker_id)
+
+
+class Streams:
+    """The open streams. `on_lost` is told of each whose worker broke it off."""
+
+    def __init__(
+        self,
+        times: WatchTimes,
+        cancels: Cancels,
+        *,
+        max_streams: int,
+        max_strays: int,
+    ) -> None:
+        self._times = times
+        self._cancels = cancels
+        self._max_streams = max_streams
+        self._max_strays = max_strays
+        self._numbers = count(1)
+        self._stream_by_number: dict[int, Stream] = {}
+        self._strays: OrderedDict[tuple[WorkerId, int], float] = OrderedDict()
+        """Streams that are gone here and not at their worker, and when it was told."""
+        self.pulses: dict[WorkerId, Pulse] = {}
+        """Of the workers that have a stream now."""
+        self.on_lost: Callable[[Stream], None] = _ignore
+
+    def __len__(self) -> int:
+        return len(self._stream_by_number)
+
+    def all(self) -> Iterable[Stream]:
+        """Every open stream."""
+        return tuple(self._stream_by_number.values())
+
+    def on(self, worker_id: WorkerId) -> list[Stream]:
+        """The streams that a worker runs."""
+        return [each for each in self._stream_by_number.values() if _runs_on(each, worker_id)]
+
+    def next_number(self) -> int:
+        """A number that no stream of this process has had."""
+        return next(self._numbers)
+
+    def new_session(self) -> Session:
+        """A session with this gateway's times. Raises Overloaded at the limit of streams."""
+        if len(self._stream_by_number) >= self._max_streams:
+            raise Overloaded(f"{self._max_streams} streams are already open here", retry_after_s=1)
+        return Session(self._times)
+
+    def open(self, stream: Stream) -> None:
+        """Let tokens reach the stream."""
+        self._stream_by_number[stream.number] = stream
+
+    def start(self, stream: Stream, worker_id: WorkerId, epoch: int) -> None:
+        """A worker is about to be told to run the stream's current attempt."""
+        now = monotonic_s()
+        stream.session.start(worker_id, epoch, now)
+        if worker_id not in self.pulses:
+            self.pulses[worker_id] = Pulse(self._times, now)
+
+    def lose(self, stream: Stream, kind: str, reason: str) -> None:
+        """Take a stream from its worker, which is told in case that it still lives."""
+        self._cancel(stream)
+        stream.session.lose(kind, reason)
+
+    def close(self, stream: Stream) -> None:
+        """Forget a stream; a worker that still runs it is told to stop."""
+        if self._stream_by_number.pop(stream.number, None) is None:
+            return
+        if stream.session.state is State.RUNNING:
+            self._cancel(stream)
+        stream.session.end()
+        if stream.recovery is not None:
+            stream.recovery.cancel()
+
+    def forget_idle_workers(self) -> None:
+        """Drop the pulses of workers without a stream."""
+        busy = {each.session.worker_id for each in self._stream_by_number.values()}
+        for worker_id in tuple(self.pulses):
+            if worker_id not in busy:
+                del self.pulses[worker_id]
+
+    async def receive(self, envelope: Envelope) -> None:
+        """Hand a Tokens message to the streams it is for."""
+        message = envelope.message
+        if not isinstance(message, Tokens):
+            return
+        now = monotonic_s()
+        pulse = self.pulses.get(message.worker_id)
+        if pulse is not None:
+            pulse.hear(now)
+        for delta in message.deltas:
+            stream = self._stream_by_number.get(delta.stream)
+            if stream is None:
+                self._cancel_stray(message.worker_id, delta, now)
+                continue
+            attempt = stream.session.attempt
+            output = stream.session.take(delta, now)
+            if output is not None:
+                stream.inbox.put(stream.choice, output)
+            elif stream.session.attempt != attempt:
+                self.on_lost(stream)
+
+    def _cancel(self, stream: Stream) -> None:
+        session = stream.session
+        if session.worker_id is not None:
+            self._cancels.put(session.worker_id, stream.number, session.attempt)
+
+    def _cancel_stray(self, worker_id: WorkerId, delta: Delta, now: float) -> None:
+        """Tokens for a stream that is gone: the Cancel was lost, or crossed them on its way."""
+        if delta.finish is not None:
+            return
+        key = (worker_id, delta.stream)
+        asked_s = self._strays.pop(key, None)
+        if asked_s is None or now - asked_s >= self._times.stall_s:
+            self._cancels.put(worker_id, delta.stream, delta.attempt)
+            asked_s = now
+        self._strays[key] = asked_s
+        if len(self._strays) > self._max_strays:
+            self._strays.popitem(last=False)
+
+
+def _ignore(_stream: Stream) -> None:
+    """Until there is a recovery."""
+
+
+def _runs_on(stream: Stream, worker_id: WorkerId) -> bool:
+    return stream.session.state is State.RUNNING and stream.session.worker_id == worker_id

@@ -1,0 +1,33 @@
+"""WatchTimes: how patient a gateway is with workers and streams. Seconds throughout."""
+
+from dataclasses import dataclass
+
+from tokenmesh.shared.config.gateway import GatewaySettings
+
+
+@dataclass(frozen=True, slots=True)
+class WatchTimes:
+    """The fields of the same names in `GatewaySettings`."""
+
+    silence_s: float = 0.05
+    silence_factor: float = 4.0
+    ping_timeout_s: float = 0.2
+    ping_factor: float = 4.0
+    ping_timeout_max_s: float = 2.0
+    resend_interval_s: float = 0.1
+    stall_s: float = 1.0
+    stall_max_s: float = 15.0
+
+    @classmethod
+    def of(cls, settings: GatewaySettings) -> "WatchTimes":
+        """The configured ones."""
+        return cls(
+            silence_s=settings.silence_s,
+            silence_factor=settings.silence_factor,
+            ping_timeout_s=settings.ping_timeout_s,
+            ping_factor=settings.ping_factor,
+            ping_timeout_max_s=settings.ping_timeout_max_s,
+            resend_interval_s=settings.resend_interval_s,
+            stall_s=settings.stall_s,
+            stall_max_s=settings.stall_max_s,
+        )

@@ -1,0 +1,143 @@
+"""Watchdog: pings silent workers, asks for lost tokens, takes streams from the dead.
+
+`Pulse` and `Session` decide, this does the I/O.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+
+from tokenmesh.services.gateway.launcher import Launcher
+from tokenmesh.services.gateway.pulse import Pulse
+from tokenmesh.services.gateway.session import State
+from tokenmesh.services.gateway.streams import Stream, Streams
+from tokenmesh.shared.bus.base import Bus
+from tokenmesh.shared.clock import monotonic_s, now_s
+from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.errors import DeadlineExceeded, NoResponders, TokenMeshError
+from tokenmesh.shared.ids import WorkerId
+from tokenmesh.shared.messages import Ping, Resend, StreamUnknown
+from tokenmesh.shared.metrics import Metrics
+from tokenmesh.shared.subjects import worker_control
+
+logger = logging.getLogger(__name__)
+
+_MAX_LAG = 5
+"""Ticks that may be missed before silence is taken for this process's own fault."""
+
+
+class Watchdog:
+    """Looks at all workers and streams every few milliseconds.
+
+    `count_losses` says how often the bus connection was lost so far.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        streams: Streams,
+        launcher: Launcher,
+        settings: GatewaySettings,
+        metrics: Metrics,
+        *,
+        count_losses: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._bus = bus
+        self._streams = streams
+        self._launcher = launcher
+        self._settings = settings
+        self._resends = metrics.counter("resends")
+        self._count_losses = count_losses
+        self._num_losses = 0
+        self._grace_until_s = 0.0
+        self._questions: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Look for ever."""
+        looked_s = monotonic_s()
+        while True:
+            await asyncio.sleep(self._settings.watch_interval_s)
+            now = monotonic_s()
+            if now - looked_s > _MAX_LAG * self._settings.watch_interval_s:
+                self._excuse_all(now)
+            looked_s = now
+            self.look(now)
+
+    def look(self, now: float) -> None:
+        """Start what is due: pings and resends."""
+        for worker_id, pulse in self._streams.pulses.items():
+            if pulse.wants_ping(now):
+                self._start(self._ping(worker_id, pulse))
+        for stream in self._streams.all():
+            if stream.session.wants_resend(now):
+                self._start(self._ask_resend(stream))
+        self._streams.forget_idle_workers()
+
+    def _start(self, question: Coroutine[object, object, None]) -> None:
+        task = asyncio.create_task(question)
+        self._questions.add(task)
+        task.add_done_callback(self._questions.discard)
+
+    async def _ping(self, worker_id: WorkerId, pulse: Pulse) -> None:
+        started_s = monotonic_s()
+        try:
+            limit_s = now_s() + pulse.patience_s
+            await self._bus.request(worker_control(worker_id), Ping(), deadline_s=limit_s)
+        except (NoResponders, DeadlineExceeded) as error:
+            if self._is_bus_to_blame():
+                pulse.excuse(monotonic_s())
+            else:
+                is_gone = isinstance(error, NoResponders)
+                self._bury(worker_id, "worker gone" if is_gone else "worker hung")
+        except TokenMeshError as error:
+            logger.warning("cannot ping %s: %s", worker_id, error)
+            pulse.excuse(monotonic_s())
+        else:
+            now = monotonic_s()
+            pulse.answered(now, now - started_s)
+
+    async def _ask_resend(self, stream: Stream) -> None:
+        session = stream.session
+        worker_id, attempt = session.worker_id, session.attempt
+        assert worker_id is not None
+        resend = Resend(
+            gateway=stream.generate.gateway,
+            stream=stream.number,
+            attempt=attempt,
+            offset=len(session.token_ids),
+        )
+        self._resends.inc()
+        limit_s = now_s() + self._settings.ping_timeout_max_s
+        try:
+            answer = await self._bus.request(worker_control(worker_id), resend, deadline_s=limit_s)
+        except TokenMeshError as error:
+            # Whether the worker lives is the pings' business.
+            logger.info("no answer to a Resend from %s: %s", worker_id, error)
+            return
+        if isinstance(answer, StreamUnknown):
+            # The end of the stream may still be on its way on the other subscription.
+            await asyncio.sleep(self._settings.retry_pause_s)
+            if session.attempt == attempt and session.state is State.RUNNING:
+                self._lose(stream, "stream unknown", f"{worker_id} does not know the stream")
+
+    def _bury(self, worker_id: WorkerId, kind: str) -> None:
+        streams = self._streams.on(worker_id)
+        logger.warning("%s: %s, %d streams move", worker_id, kind, len(streams))
+        self._streams.pulses.pop(worker_id, None)
+        for stream in streams:
+            self._lose(stream, kind, f"{kind}: {worker_id}")
+
+    def _lose(self, stream: Stream, kind: str, reason: str) -> None:
+        self._streams.lose(stream, kind, reason)
+        self._launcher.recover(stream)
+
+    def _is_bus_to_blame(self) -> bool:
+        now, losses = monotonic_s(), self._count_losses()
+        if losses != self._num_losses:
+            self._num_losses = losses
+            self._grace_until_s = now + self._settings.bus_grace_s
+        return now < self._grace_until_s
+
+    def _excuse_all(self, now: float) -> None:
+        for pulse in self._streams.pulses.values():
+            pulse.excuse(now)

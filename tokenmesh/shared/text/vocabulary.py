@@ -1,0 +1,114 @@
+"""Vocabulary: a model's tokenizer as decoders need it, shared by all streams of the model."""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from tokenizers import Tokenizer, decoders
+
+_ANCHORS: Final = ("a", "\u2581a", "\u0120a", "e", "\u2581the", "the")
+"""Tokens of which one is in nearly every vocabulary and decodes to plain letters."""
+
+REPLACEMENT: Final = "\ufffd"
+
+
+class Vocabulary:
+    """Immutable but for its caches, which hold at most one entry an id.
+
+    A byte-level tokenizer (GPT-2, Llama 3, Qwen and their kin) gives each token fixed bytes, so
+    its text needs no call into the tokenizer; `is_byte_level` tells.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, special_ids: Iterable[int]) -> None:
+        self._tokenizer = tokenizer
+        self.special_ids = frozenset(special_ids)
+        self.added_ids = frozenset(tokenizer.get_added_tokens_decoder())
+        self.is_byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
+        self._anchor = _find_anchor(tokenizer)
+        self._texts: dict[int, tuple[str, bytes]] = {}
+        self.pieces = _Pieces(tokenizer)
+        """Bytes by id; only for a byte-level tokenizer."""
+        self.plain_pieces = _Pieces(tokenizer, self.special_ids)
+        """The same with nothing for special ids."""
+
+    @classmethod
+    def load(cls, tokenizer_json: str, special_ids: Iterable[int]) -> "Vocabulary":
+        """Parse the text of a `tokenizer.json`; takes a while for a large one."""
+        return cls(Tokenizer.from_str(tokenizer_json), special_ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, special ones included. Unknown ids are nothing."""
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+    def name(self, token_id: int) -> str:
+        """The token as the vocabulary spells it, such as `Ġhello`; empty for an unknown id."""
+        return self._tokenizer.id_to_token(token_id) or ""
+
+    def token_text(self, token_id: int) -> tuple[str, bytes]:
+        """One token's text in the middle of a text, and its bytes.
+
+        The text of a part of a character is U+FFFD, its bytes are exact where the tokenizer
+        knows them.
+        """
+        known = self._texts.get(token_id)
+        if known is None:
+            known = self._texts[token_id] = self._token_text(token_id)
+        return known
+
+    def _token_text(self, token_id: int) -> tuple[str, bytes]:
+        if self.is_byte_level:
+            piece = self.pieces[token_id]
+            return piece.decode("utf-8", "replace"), piece
+        name = self.name(token_id)
+        if len(name) == 6 and name.startswith("<0x") and token_id not in self.added_ids:
+            piece = bytes([int(name[3:5], 16)])
+            return piece.decode("utf-8", "replace"), piece
+        before = self.decode(self._anchor)
+        text = self.decode([*self._anchor, token_id])[len(before) :]
+        return text, text.encode()
+
+
+class _Pieces(dict[int, bytes]):
+    """Bytes of a byte-level token by id, worked out when first asked for."""
+
+    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int] = frozenset()) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+        self._hidden = hidden
+
+    def __missing__(self, token_id: int) -> bytes:
+        name = self._tokenizer.id_to_token(token_id)
+        if name is None:
+            # Not kept: a worker could name any number of ids that do not exist.
+            return b""
+        piece = b"" if token_id in self._hidden else _piece(name)
+        self[token_id] = piece
+        return piece
+
+
+def _piece(name: str) -> bytes:
+    """An added token may hold characters outside the byte alphabet: those stand for themselves."""
+    try:
+        return bytes([_BYTE_BY_CHAR[char] for char in name])
+    except KeyError:
+        return name.encode()
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable character for each byte."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    alphabet = {chr(byte): byte for byte in printable}
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet.update((chr(0x100 + index), byte) for index, byte in enumerate(others))
+    return alphabet
+
+
+_BYTE_BY_CHAR: Final = _byte_alphabet()
+
+
+def _find_anchor(tokenizer: Tokenizer) -> list[int]:
+    """An ordinary token to put before another one, so that it is not the first of its text."""
+    for name in _ANCHORS:
+        token_id = tokenizer.token_to_id(name)
+        if token_id is not None:
+            return [token_id]
+    return []
