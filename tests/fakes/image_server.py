@@ -13,9 +13,15 @@ class ImageServer:
     port: int = 0
     answers: dict[str, bytes] = field(default_factory=dict)
     hits: list[str] = field(default_factory=list)
-    hosts: list[str] = field(default_factory=list)
+    heads: list[str] = field(default_factory=list)
     release: asyncio.Event = field(default_factory=asyncio.Event)
     """What `/slow` and `/trickle` wait for."""
+
+    @property
+    def hosts(self) -> list[str]:
+        """The Host header of each request."""
+        lines = [line for head in self.heads for line in head.split("\r\n")]
+        return [line[6:] for line in lines if line.lower().startswith("host: ")]
 
     def url(self, path: str, host: str = "127.0.0.1") -> str:
         return f"http://{host}:{self.port}{path}"
@@ -41,7 +47,7 @@ class ImageServer:
             return
         path = head.split(" ", 2)[1]
         self.hits.append(path)
-        self.hosts += [line[6:] for line in head.split("\r\n") if line.lower().startswith("host: ")]
+        self.heads.append(head)
         if path == "/endless":
             await self._stream(writer)
         elif path == "/slow":

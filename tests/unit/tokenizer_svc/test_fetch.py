@@ -60,6 +60,16 @@ async def test_the_host_is_named_and_the_checked_address_connected_to(
     assert server.hosts == [f"images.example:{server.port}"]
 
 
+async def test_no_cookie_travels_from_one_fetch_to_the_next(
+    server: ImageServer, fetcher: Fetcher
+) -> None:
+    server.answers["/a"] = b"HTTP/1.1 200 OK\r\nset-cookie: a=b\r\ncontent-length: 0\r\n\r\n"
+    for _ in range(2):
+        await fetcher.fetch(server.url("/a"))
+    assert len(server.heads) == 2
+    assert not any("cookie" in head.lower() for head in server.heads)
+
+
 async def test_private_addresses_are_refused_unless_allowed(server: ImageServer) -> None:
     url = server.serve("/a", b"body")
     for host in ("127.0.0.1", "localhost", "[::ffff:127.0.0.1]"):

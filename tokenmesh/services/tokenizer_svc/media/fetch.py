@@ -1,6 +1,7 @@
 """Fetcher: bytes behind an http(s) URL, within a size, a time and the public internet."""
 
 import asyncio
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Final
 from urllib.parse import SplitResult, urljoin, urlsplit
 
@@ -21,11 +22,14 @@ class Fetcher:
         self._limits = limits
         self._slots = asyncio.Semaphore(limits.max_concurrent_fetches)
         # Redirects are followed by hand, so that each target is checked; proxies from the
-        # environment would connect to addresses that nobody checked.
+        # environment would connect to addresses that nobody checked. One client's cookies must
+        # not travel with another's request, and a kept connection was verified for one host only.
         self._client = httpx.AsyncClient(
             follow_redirects=False,
             trust_env=False,
             timeout=limits.fetch_timeout_s,
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
+            limits=httpx.Limits(max_keepalive_connections=0),
             headers={"user-agent": "tokenmesh", "accept-encoding": "identity"},
         )
 
