@@ -1,0 +1,144 @@
+"""PrefixCache: what counts as equal, and what is never found."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
+from tokenmesh.services.worker_svc.engine.prefix_cache import HASH_BYTES, PrefixCache, hash_block
+from tokenmesh.services.worker_svc.engine.request import Request
+from tokenmesh.shared.ids import BlobKey
+from tokenmesh.shared.messages.media import MediaItem
+
+MakeRequest = Callable[..., Request]
+PROMPT = list(range(100, 114))
+SIZE = 4
+
+
+@pytest.fixture
+def pool() -> BlockPool:
+    return BlockPool(32)
+
+
+@pytest.fixture
+def cache(pool: BlockPool) -> PrefixCache:
+    return PrefixCache(pool, SIZE, enabled=True)
+
+
+def compute(cache: PrefixCache, pool: BlockPool, request: Request) -> Request:
+    """Let a request hold and register all of its prompt."""
+    request.blocks = pool.allocate(-(-request.num_known // SIZE))
+    cache.register(request, 0, request.num_known)
+    return request
+
+
+def image(content_hash: str, offset: int) -> MediaItem:
+    return MediaItem(
+        kind="image", content_hash=content_hash, offset=offset, length=5, pixels=BlobKey("p")
+    )
+
+
+def test_an_equal_prompt_finds_all_full_blocks(
+    cache: PrefixCache, pool: BlockPool, make_request: MakeRequest
+) -> None:
+    first = compute(cache, pool, make_request(1, PROMPT))
+    assert cache.find(make_request(2, PROMPT)) == first.blocks[:3]
+    assert cache.find(make_request(3, [*PROMPT[:9], 5, 5, 5, 5])) == first.blocks[:2]
+    assert cache.find(make_request(4, [1, *PROMPT])) == []
+
+
+def test_the_last_token_is_always_left_to_compute(
+    cache: PrefixCache, pool: BlockPool, make_request: MakeRequest
+) -> None:
+    first = compute(cache, pool, make_request(1, PROMPT))
+    assert cache.find(make_request(2, PROMPT[:8])) == first.blocks[:1]
+    assert cache.find(make_request(3, PROMPT[:9])) == first.blocks[:2]
+
+
+def test_only_blocks_within_the_scheduled_chunk_are_found(
+    cache: PrefixCache, pool: BlockPool, make_request: MakeRequest
+) -> None:
+    first = make_request(1, PROMPT)
+    first.blocks = pool.allocate(4)
+    cache.register(first, 0, 7)
+    assert cache.find(make_request(2, PROMPT)) == first.blocks[:1]
+    cache.register(first, 7, 8)
+    assert cache.find(make_request(2, PROMPT)) == first.blocks[:2]
+
+
+def test_retracted_blocks_are_not_found(
+    cache: PrefixCache, pool: BlockPool, make_request: MakeRequest
+) -> None:
+    first = make_request(1, PROMPT)
+    first.blocks = pool.allocate(4)
+    cache.register(first, 0, 5)
+    cache.register(first, 5, 14)
+    assert cache.retract(first, 5, 14) == first.blocks[1:3]
+    assert cache.find(make_request(2, PROMPT)) == first.blocks[:1]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "num_shared"),
+    [
+        ({"cache_salt": "a"}, {"cache_salt": "a"}, 3),
+        ({"cache_salt": "a"}, {"cache_salt": "b"}, 0),
+        ({"cache_salt": "a"}, {}, 0),
+        ({"lora": "a"}, {"lora": "b"}, 0),
+        ({"lora": "a"}, {"cache_salt": "a"}, 0),
+        ({"media": [image("aa", 5)]}, {"media": [image("aa", 5)]}, 3),
+        ({"media": [image("aa", 5)]}, {"media": [image("ab", 5)]}, 1),
+        ({"media": [image("aa", 5)]}, {"media": [image("aa", 6)]}, 1),
+        ({"media": [image("aa", 5)]}, {}, 1),
+    ],
+)
+def test_what_is_not_in_the_tokens_counts_from_where_it_begins(
+    cache: PrefixCache,
+    pool: BlockPool,
+    make_request: MakeRequest,
+    one: dict[str, Any],
+    other: dict[str, Any],
+    num_shared: int,
+) -> None:
+    first = compute(cache, pool, make_request(1, PROMPT, **one))
+    assert cache.find(make_request(2, PROMPT, **other)) == first.blocks[:num_shared]
+
+
+def test_output_tokens_are_found_like_prompt_tokens(
+    cache: PrefixCache, pool: BlockPool, make_request: MakeRequest
+) -> None:
+    first = compute(cache, pool, make_request(1, PROMPT[:3], tuple(PROMPT[3:9])))
+    assert cache.find(make_request(2, PROMPT)) == first.blocks[:2]
+
+
+def test_prompt_logprobs_need_every_position_computed(
+    cache: PrefixCache, pool: BlockPool, make_request: MakeRequest
+) -> None:
+    first = compute(cache, pool, make_request(1, PROMPT))
+    asking = make_request(2, PROMPT, sampling={"prompt_logprobs": 1})
+    assert cache.find(asking) == []
+    asking.wants_prompt_logprobs = False
+    assert cache.find(asking) == first.blocks[:3]
+
+
+def test_a_disabled_cache_finds_nothing(pool: BlockPool, make_request: MakeRequest) -> None:
+    cache = PrefixCache(pool, SIZE, enabled=False)
+    compute(cache, pool, make_request(1, PROMPT))
+    assert cache.find(make_request(2, PROMPT)) == []
+    assert pool.num_cached == 0
+
+
+Block = tuple[bytes, list[int], bytes]
+blocks = st.tuples(
+    st.binary(min_size=HASH_BYTES, max_size=HASH_BYTES),
+    st.lists(st.integers(0, 2**32 - 1), min_size=SIZE, max_size=SIZE),
+    st.sampled_from([b"", b"L\x01\x00\x00\x00a", b"S\x01\x00\x00\x00a"]),
+)
+
+
+@given(one=blocks, other=blocks)
+def test_different_blocks_have_different_hashes(one: Block, other: Block) -> None:
+    assert (hash_block(*one) == hash_block(*other)) == (one == other)
+    assert len(hash_block(*one)) == HASH_BYTES
