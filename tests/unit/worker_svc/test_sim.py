@@ -1,0 +1,111 @@
+"""SimRunner: tokens that depend on prompt, seed and position alone, and a clock to be told."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenmesh.services.worker_svc.engine.engine import Engine
+from tokenmesh.services.worker_svc.engine.request import Request
+from tokenmesh.services.worker_svc.engine.sim import (
+    SimRunner,
+    SimVocabulary,
+    prompt_key,
+    sim_token,
+)
+from tokenmesh.shared.config.worker import WorkerSettings
+from tokenmesh.shared.messages.sampling import SamplingParams
+from tokenmesh.shared.messages.tokens import Delta
+from tokenmesh.shared.tokens import unpack_ids
+
+MakeRequest = Callable[..., Request]
+VOCABULARY = SimVocabulary(50, (0, 7, 49))
+
+
+def outputs(*requests: Request, settings: WorkerSettings | None = None) -> dict[int, list[Delta]]:
+    """Run to the end; the deltas of each stream."""
+    settings = settings or WorkerSettings(sim_time_scale=0.0, sim_num_blocks=64)
+    engine = Engine(SimRunner(VOCABULARY, settings, lambda _: None), settings)
+    for request in requests:
+        engine.add(request)
+    deltas: dict[int, list[Delta]] = {request.key.stream: [] for request in requests}
+    while engine.has_work:
+        engine.step()
+        for delta in engine.take_output().deltas.get(requests[0].key.gateway, []):
+            deltas[delta.stream].append(delta)
+    return deltas
+
+
+def tokens_of(deltas: list[Delta]) -> list[int]:
+    return [token for delta in deltas for token in unpack_ids(delta.token_ids)]
+
+
+def test_a_stream_has_the_documented_tokens_alone_and_in_company(
+    make_request: MakeRequest,
+) -> None:
+    prompt = list(range(20, 45))
+    expected = [
+        sim_token(prompt_key(prompt), SamplingParams(seed=1, max_tokens=12), position, VOCABULARY)
+        for position in range(12)
+    ]
+    alone = outputs(make_request(1, prompt, max_tokens=12))
+    others = [make_request(stream, prompt[:stream], max_tokens=20) for stream in range(2, 9)]
+    tight = WorkerSettings(
+        sim_time_scale=0.0, sim_num_blocks=10, block_size=4, max_num_batched_tokens=9
+    )
+    together = outputs(make_request(1, prompt, max_tokens=12), *others, settings=tight)
+    assert tokens_of(alone[1]) == tokens_of(together[1]) == expected
+
+
+@given(done=st.integers(0, 11))
+def test_a_stream_that_moves_goes_on_with_the_same_tokens(done: int) -> None:
+    key, sampling = prompt_key([5, 6]), SamplingParams(seed=3, max_tokens=12)
+    whole = [sim_token(key, sampling, position, VOCABULARY) for position in range(12)]
+    assert [sim_token(key, sampling, at, VOCABULARY) for at in range(done, 12)] == whole[done:]
+
+
+@given(number=st.integers(0, 2**64 - 1), size=st.integers(1, 60))
+def test_an_end_is_never_drawn_unless_it_is_all_there_is(number: int, size: int) -> None:
+    eos = tuple(token for token in VOCABULARY.eos_ids if token < size)
+    token = SimVocabulary(size, eos).pick(number)
+    assert 0 <= token < size
+    assert token not in eos or len(eos) == size
+
+
+def test_every_other_id_is_drawn() -> None:
+    drawn = {VOCABULARY.pick(number) for number in range(VOCABULARY.size)}
+    assert drawn == set(range(VOCABULARY.size)) - set(VOCABULARY.eos_ids)
+
+
+def test_an_end_can_be_asked_for(make_request: MakeRequest) -> None:
+    request = make_request(1, [5], sampling={"allowed_token_ids": [7]}, eos_ids=frozenset({7}))
+    (delta,) = outputs(request)[1]
+    assert (unpack_ids(delta.token_ids), delta.finish) == ([7], "stop")
+
+
+def test_logprobs_have_the_shape_that_was_asked_for(make_request: MakeRequest) -> None:
+    sampling = {"logprobs": 3, "prompt_logprobs": 0}
+    settings = WorkerSettings(sim_time_scale=0.0, sim_num_blocks=64, max_num_batched_tokens=4)
+    deltas = outputs(make_request(1, list(range(9)), sampling=sampling), settings=settings)[1]
+    for delta in deltas:
+        assert delta.logprobs is not None
+        assert [entry.token_id for entry in delta.logprobs] == unpack_ids(delta.token_ids)
+        assert all(len(entry.top_ids) == len(entry.top_logprobs) == 3 for entry in delta.logprobs)
+    assert deltas[0].prompt_logprobs is not None
+    assert deltas[0].prompt_logprobs[0] is None
+    ids = [entry.token_id for entry in deltas[0].prompt_logprobs[1:] if entry]
+    assert ids == list(range(1, 9))
+    assert all(delta.prompt_logprobs is None for delta in deltas[1:])
+
+
+def test_a_step_takes_the_time_of_its_parts(make_request: MakeRequest) -> None:
+    waits: list[float] = []
+    settings = WorkerSettings(
+        sim_step_s=1.0, sim_seq_s=0.25, sim_prefill_tokens_per_s=10.0, sim_time_scale=2.0
+    )
+    engine = Engine(SimRunner(VOCABULARY, settings, waits.append), settings)
+    engine.add(make_request(1, list(range(30)), max_tokens=2))
+    engine.step()
+    engine.step()
+    assert waits == [pytest.approx(2 * (1.0 + 0.25 + 3.0)), pytest.approx(2 * 1.25)]
