@@ -13,6 +13,7 @@ from tokenmesh.services.gateway.openai.completion_request import CompletionReque
 from tokenmesh.services.gateway.routes.chat import chat_router
 from tokenmesh.services.gateway.routes.completions import completions_router
 from tokenmesh.services.gateway.routes.schema import install_schemas
+from tokenmesh.services.gateway.routes_traces import traces_router
 
 _EXPOSED = ["x-request-id", "traceparent", "x-tokenmesh-warning", "retry-after"]
 
@@ -30,6 +31,7 @@ def make_app(gateway: Gateway) -> FastAPI:
     install_error_handlers(app)
     for make_router in (chat_router, completions_router):
         app.include_router(make_router(gateway))
+    app.include_router(traces_router(gateway.traces))
     install_schemas(app, [ChatRequest, CompletionRequest])
     keys = ApiKeys(settings.api_key_hashes)
     app.add_middleware(Edge, keys=keys, settings=settings, metrics=gateway.metrics)

@@ -7,8 +7,8 @@ from typing import Final
 
 from tokenmesh.shared.errors import Unauthorized
 
-OPEN_PATHS: Final = frozenset(("/health", "/livez", "/readyz"))
-"""What a load balancer asks without a key."""
+OPEN_PATHS: Final = frozenset(("/health", "/livez", "/readyz", "/console"))
+"""What a load balancer asks without a key, and a page without data (a browser opens it without)."""
 
 _SCHEME: Final = "bearer "
 

@@ -11,6 +11,7 @@ from tokenmesh.services.gateway.launcher import Launcher
 from tokenmesh.services.gateway.pipeline import Pipeline
 from tokenmesh.services.gateway.stages import Stages
 from tokenmesh.services.gateway.streams import Streams
+from tokenmesh.services.gateway.traces import TraceStore
 from tokenmesh.services.gateway.vocabularies import Vocabularies
 from tokenmesh.services.gateway.watch_times import WatchTimes
 from tokenmesh.services.gateway.watchdog import Watchdog
@@ -61,14 +62,15 @@ class Gateway:
         self.vocabularies = Vocabularies(self.calls, blobs, limits)
         self.intake = Intake(self.catalog, self.vocabularies, blobs, limits)
         self.pipeline = Pipeline(Stages(gateway_id, self.calls, self.streams, launcher, limits))
-        self._subscription: Subscription | None = None
+        self.traces = TraceStore(settings.telemetry)
+        self._subscriptions: list[Subscription] = []
+        metrics.gauge_of("traces_kept", lambda: len(self.traces))
         metrics.gauge_of("open_streams", lambda: len(self.streams))
 
     async def start(self) -> None:
-        """Listen for tokens."""
-        self._subscription = await self._bus.subscribe(
-            gateway_tokens(self.id), self.streams.receive
-        )
+        """Listen for tokens and spans."""
+        tokens = await self._bus.subscribe(gateway_tokens(self.id), self.streams.receive)
+        self._subscriptions += [tokens, await self.traces.follow(self._bus)]
 
     async def run(self) -> None:
         """Watch workers and send Cancels, for ever."""
@@ -79,5 +81,5 @@ class Gateway:
     async def stop(self) -> None:
         """Send the last Cancels and stop listening."""
         await self._cancels.flush()
-        if self._subscription is not None:
-            await self._subscription.stop()
+        for subscription in self._subscriptions:
+            await subscription.stop()
