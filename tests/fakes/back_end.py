@@ -51,6 +51,13 @@ MAX_MODEL_LEN = 256
 EOS = "<|im_end|>"
 
 
+def eos_id() -> int:
+    """The id that ends an answer."""
+    found = fake_tokenizer().token_to_id(EOS)
+    assert found is not None
+    return found
+
+
 @cache
 def fake_tokenizer() -> Tokenizer:
     """A byte-level BPE with ChatML's special tokens."""
@@ -93,7 +100,7 @@ class FakeTokenizer(Actor):
             token_ids=pack_ids(ids),
             bad_words_ids=[self._tokenizer.encode(word).ids for word in message.bad_words],
             token_strs=(
-                [self._tokenizer.id_to_token(each) for each in ids]
+                [self._tokenizer.id_to_token(each) or "" for each in ids]
                 if message.return_token_strs
                 else None
             ),
@@ -143,7 +150,7 @@ class FakeScheduler(Actor):
 def saying(text: str) -> Script:
     """A script that says a text and stops."""
     tokenizer = fake_tokenizer()
-    ids = [*tokenizer.encode(text).ids, tokenizer.token_to_id(EOS)]
+    ids = [*tokenizer.encode(text).ids, eos_id()]
     return lambda generate: ids
 
 
@@ -205,7 +212,7 @@ class BackEnd:
             WorkerId(new_instance_id("worker")),
             card,
             script or self.script,
-            eos_id=tokenizer.token_to_id(EOS),
+            eos_id=eos_id(),
             step_s=self.step_s,
             tokens_per_step=self.tokens_per_step,
         )
@@ -219,7 +226,7 @@ class BackEnd:
     async def until(self, is_so: Callable[[], bool], seconds: float = 5.0) -> None:
         """Return as soon as something is so."""
         async with asyncio.timeout(seconds):
-            while not is_so():
+            while not is_so():  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
 
     async def _connect(self, name: str) -> MessageBus:

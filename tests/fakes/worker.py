@@ -226,9 +226,7 @@ class FakeWorker:
             raise asyncio.CancelledError
         if self.num_messages in faults.drops:
             return
-        tokens = Tokens(
-            worker_id=self.id, epoch=self.epoch, step=self.num_messages, deltas=deltas
-        )
+        tokens = Tokens(worker_id=self.id, epoch=self.epoch, step=self.num_messages, deltas=deltas)
         for _ in range(2 if faults.repeats else 1):
             await self._bus.publish(gateway_tokens(gateway), tokens)  # type: ignore[arg-type]
 

@@ -58,6 +58,10 @@ class Blobs:
         ttl = self._settings.blob_ttl_s if ttl_s is None else ttl_s
         return await self._redis.call("EXPIRE", PREFIX + key, ttl) == 1
 
+    async def remove(self, key: BlobKey) -> None:
+        """Forget a blob; nothing happens when there is none."""
+        await self._redis.call("DEL", PREFIX + key)
+
     async def exists(self, key: BlobKey) -> bool:
         """Whether `get` would find it now."""
         return await self._redis.call("EXISTS", PREFIX + key) == 1

@@ -1,7 +1,7 @@
 """Delivery: all prompts of a response through the pipeline, and what they bring as pieces."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 
 from tokenmesh.services.gateway.choice import Choice, Piece
@@ -9,8 +9,10 @@ from tokenmesh.services.gateway.inbox import Inbox
 from tokenmesh.services.gateway.job import Job, Prompt
 from tokenmesh.services.gateway.openai.shapes import Usage, usage_of
 from tokenmesh.services.gateway.pipeline import Pipeline
+from tokenmesh.services.gateway.session import Output
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.errors import DeadlineExceeded
+from tokenmesh.shared.telemetry import Tally
 
 
 class Delivery:
@@ -19,6 +21,7 @@ class Delivery:
     def __init__(self, prompts: Sequence[Prompt], choices: Sequence[Choice], inbox: Inbox) -> None:
         self.prompts = prompts
         self.choices = choices
+        self.detokenizing = Tally("detokenize")
         self._inbox = inbox
         self._num_open = len(choices)
 
@@ -47,17 +50,21 @@ class Delivery:
         Raises what made it impossible to go on.
         """
         while self._num_open:
-            pieces = []
-            for index, output in await self._inbox.get():
-                piece = self.choices[index].push(output)
-                if piece is None:
-                    continue
-                pieces.append(piece)
-                if piece.finish_reason is not None:
-                    self._num_open -= 1
-                    self._inbox.close(index)
+            outputs = await self._inbox.get()
+            with self.detokenizing:
+                pieces = list(self._push(outputs))
             if pieces:
                 yield pieces
+
+    def _push(self, outputs: Sequence[tuple[int, Output]]) -> Iterator[Piece]:
+        for index, output in outputs:
+            piece = self.choices[index].push(output)
+            if piece is None:
+                continue
+            if piece.finish_reason is not None:
+                self._num_open -= 1
+                self._inbox.close(index)
+            yield piece
 
 
 @asynccontextmanager

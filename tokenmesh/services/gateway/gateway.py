@@ -37,6 +37,7 @@ class Gateway:
         *,
         metrics: Metrics,
         count_losses: Callable[[], int] = lambda: 0,
+        is_draining: Callable[[], bool] = lambda: False,
     ) -> None:
         """`count_losses` says how often the bus connection was lost so far."""
         limits = settings.gateway
@@ -45,6 +46,7 @@ class Gateway:
         self.members = members
         self.metrics = metrics
         self.blobs = blobs
+        self.is_draining = is_draining
         self._bus = bus
         self._cancels = Cancels(bus, gateway_id, limits.max_cancel_queue)
         self.streams = Streams(

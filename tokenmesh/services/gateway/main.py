@@ -21,16 +21,23 @@ async def build(mesh: Mesh) -> None:
         mesh.settings,
         metrics=mesh.metrics,
         count_losses=lambda: mesh.bus.counts.get("disconnected", 0),
+        is_draining=lambda: mesh.draining,
     )
     await gateway.start()
     server = Server(make_app(gateway), mesh.settings.gateway)
     supervisor = Supervisor(lambda _name: mesh.crashed.set(), RestartPolicy())
     supervisor.spawn(gateway.run, "gateway", is_fatal=True)
-    serving = asyncio.create_task(server.run())
+    is_served = asyncio.Event()
+
+    async def serve() -> None:
+        await server.run()
+        is_served.set()
+
+    supervisor.spawn(serve, "http", is_fatal=True)
 
     async def drain(grace_s: float) -> None:
         server.stop(grace_s)
-        await serving
+        await is_served.wait()
         await gateway.stop()
         await supervisor.stop()
 

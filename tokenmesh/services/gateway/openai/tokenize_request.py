@@ -1,0 +1,35 @@
+"""TokenizeRequest and DetokenizeRequest: vLLM's bodies of /tokenize and /detokenize."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tokenmesh.services.gateway.openai.chat_request import ChatMessage, Tool
+from tokenmesh.services.gateway.openai.sampling_fields import TokenId
+
+
+class TokenizeRequest(BaseModel):
+    """Either a prompt or a conversation."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = Field(default=None, min_length=1)
+    add_special_tokens: bool | None = None
+    """Default: true for a prompt, false for a conversation."""
+    return_token_strs: bool | None = False
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+
+
+class DetokenizeRequest(BaseModel):
+    """Token ids of one text."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    model: str | None = None
+    tokens: list[TokenId]

@@ -1,0 +1,89 @@
+"""POST /v1/files (multipart), GET and DELETE /v1/files/{id}: images that chats name by id."""
+
+from fastapi import APIRouter, Request
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import Message
+
+from tokenmesh.services.gateway.error_response import json_response
+from tokenmesh.services.gateway.gateway import Gateway
+from tokenmesh.services.gateway.openai.errors import UnsupportedMediaType
+from tokenmesh.services.gateway.openai.shapes import FileDeleted
+from tokenmesh.services.gateway.uploads import Uploads
+from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
+
+_FORM_BYTES = 64 * 1024
+"""Room for boundaries, headers and the other fields of a form."""
+_MAX_FIELDS = 8
+
+_FILE = {"type": "string", "format": "binary"}
+_SCHEMA = {
+    "type": "object",
+    "required": ["file"],
+    "properties": {"file": _FILE, "purpose": {"type": "string"}},
+}
+_BODY = {"requestBody": {"content": {"multipart/form-data": {"schema": _SCHEMA}}}}
+
+
+def files_router(gateway: Gateway) -> APIRouter:
+    """The routes."""
+    router = APIRouter(tags=["files"])
+    uploads = Uploads(gateway.blobs, gateway.settings)
+
+    @router.post("/v1/files", openapi_extra=_BODY)
+    async def create_file(request: Request) -> Response:
+        """Keep an image for a day; chats name it by its id in place of an image URL."""
+        if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+            raise UnsupportedMediaType("send the file as multipart/form-data")
+        bounded = _bounded(request, gateway.settings.max_media_bytes + _FORM_BYTES)
+        try:
+            async with bounded.form(max_files=1, max_fields=_MAX_FIELDS) as form:
+                file, purpose = form.get("file"), form.get("purpose", "vision")
+                if not isinstance(file, UploadFile) or not isinstance(purpose, str):
+                    raise InvalidInput("the form needs a file in the field file", param="file")
+                facts = await uploads.add(await file.read(), file.filename or "file", purpose)
+        except HTTPException as error:
+            raise InvalidInput(f"the form is broken: {error.detail}") from error
+        return json_response(facts)
+
+    @router.get("/v1/files/{file_id}")
+    async def get_file(file_id: str) -> Response:
+        """What is known of an upload."""
+        return json_response(await uploads.get(file_id))
+
+    @router.get("/v1/files/{file_id}/content")
+    async def get_content(file_id: str) -> Response:
+        """The bytes of an upload."""
+        facts = await uploads.get(file_id)
+        # Never shown as a page: the bytes are a stranger's.
+        headers = {"content-disposition": "attachment", "x-content-type-options": "nosniff"}
+        data = await uploads.content(facts.id)
+        return Response(data, media_type="application/octet-stream", headers=headers)
+
+    @router.delete("/v1/files/{file_id}")
+    async def delete_file(file_id: str) -> Response:
+        """Forget an upload."""
+        await uploads.remove(file_id)
+        return json_response(FileDeleted(file_id))
+
+    return router
+
+
+def _bounded(request: Request, max_bytes: int) -> Request:
+    """The same request, refused as soon as its body is too large."""
+    told = request.headers.get("content-length", "")
+    too_large = PayloadTooLarge(f"the body is larger than {max_bytes} bytes", param="file")
+    if told.isdigit() and int(told) > max_bytes:
+        raise too_large
+    num_bytes = 0
+
+    async def receive() -> Message:
+        nonlocal num_bytes
+        message = await request.receive()
+        num_bytes += len(message.get("body", b""))
+        if num_bytes > max_bytes:
+            raise too_large
+        return message
+
+    return Request(request.scope, receive)

@@ -1,0 +1,52 @@
+"""GET /health, /livez, /readyz, /metrics, /version."""
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+import tokenmesh
+from tokenmesh.services.gateway.error_response import json_response
+from tokenmesh.services.gateway.gateway import Gateway
+from tokenmesh.shared.metrics.registry import CONTENT_TYPE
+
+_NEEDED = ("tokenizer", "scheduler", "worker")
+
+
+def health_router(gateway: Gateway) -> APIRouter:
+    """The routes."""
+    router = APIRouter(tags=["operation"])
+
+    @router.get("/livez")
+    async def livez() -> Response:
+        """200 while the process answers at all."""
+        return Response()
+
+    @router.get("/health")
+    async def health() -> Response:
+        """200 while requests can be served; vLLM's name for /readyz."""
+        return _readiness(gateway)
+
+    @router.get("/readyz")
+    async def readyz() -> Response:
+        """200 while a tokenizer, a scheduler and a worker live; else 503 and who is missing."""
+        return _readiness(gateway)
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        """This process's metrics for Prometheus."""
+        return Response(gateway.metrics.render(), media_type=CONTENT_TYPE)
+
+    @router.get("/version")
+    async def version() -> Response:
+        """Of TokenMesh."""
+        return json_response({"version": tokenmesh.__version__})
+
+    return router
+
+
+def _readiness(gateway: Gateway) -> Response:
+    missing = [service for service in _NEEDED if not gateway.members.service(service)]
+    if gateway.is_draining():
+        return json_response({"ready": False, "draining": True}, 503)
+    if missing:
+        return json_response({"ready": False, "missing": missing}, 503)
+    return json_response({"ready": True})

@@ -1,0 +1,35 @@
+"""GET /v1/models and /v1/models/{id}."""
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from tokenmesh.services.gateway.error_response import json_response
+from tokenmesh.services.gateway.gateway import Gateway
+from tokenmesh.services.gateway.openai.shapes import Model, ModelList
+from tokenmesh.shared.messages.beat import ModelCard
+
+
+def models_router(gateway: Gateway) -> APIRouter:
+    """The routes."""
+    router = APIRouter(tags=["models"])
+
+    @router.get("/v1/models")
+    async def list_models() -> Response:
+        """Every model that a live worker serves, once for each of its names."""
+        cards = gateway.catalog.all()
+        names = ((card, name) for card in cards for name in gateway.catalog.names(card))
+        return json_response(ModelList([_shape(card, name) for card, name in names]))
+
+    # A model's name may hold slashes.
+    @router.get("/v1/models/{model_id:path}")
+    async def get_model(model_id: str) -> Response:
+        """One model by any of its names."""
+        return json_response(_shape(gateway.catalog.find(model_id), model_id))
+
+    return router
+
+
+def _shape(card: ModelCard, name: str) -> Model:
+    return Model(
+        id=name, created=int(card.created_s), root=card.name, max_model_len=card.max_model_len
+    )

@@ -1,0 +1,74 @@
+"""Uploads: files that chats refer to by id, kept in the blob store for a while.
+
+The bytes are one blob, what is known of them another: whoever uses the file needs only the first.
+"""
+
+from typing import Final
+
+import msgspec
+
+from tokenmesh.services.gateway.openai.shapes import FileObject
+from tokenmesh.shared.blobs import Blobs
+from tokenmesh.shared.clock import now_s
+from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.errors import InvalidInput, NotFound, PayloadTooLarge
+from tokenmesh.shared.ids import BlobKey, new_request_id
+
+ID_PREFIX: Final = "file"
+_MAX_NAME_CHARS: Final = 256
+_MAX_ID_CHARS: Final = 64
+
+
+def data_key(file_id: str) -> BlobKey:
+    """Where the bytes are; the tokenizer looks here."""
+    return BlobKey(f"tm:file:{file_id}")
+
+
+class Uploads:
+    """Raises Unavailable while Redis is away."""
+
+    def __init__(self, blobs: Blobs, settings: GatewaySettings) -> None:
+        self._blobs = blobs
+        self._settings = settings
+
+    async def add(self, data: bytes, filename: str, purpose: str) -> FileObject:
+        """Keep a file. Raises InvalidInput, PayloadTooLarge."""
+        if not data:
+            raise InvalidInput("the file is empty", param="file")
+        if len(data) > self._settings.max_media_bytes:
+            limit = self._settings.max_media_bytes
+            raise PayloadTooLarge(f"the file has {len(data)} bytes, at most {limit}", param="file")
+        ttl_s, created_s = self._settings.file_ttl_s, int(now_s())
+        facts = FileObject(
+            id=new_request_id(ID_PREFIX),
+            bytes=len(data),
+            created_at=created_s,
+            expires_at=created_s + ttl_s,
+            filename=filename[:_MAX_NAME_CHARS],
+            purpose=purpose[:_MAX_NAME_CHARS],
+        )
+        await self._blobs.put(data, key=data_key(facts.id), ttl_s=ttl_s)
+        await self._blobs.put(msgspec.json.encode(facts), key=_facts_key(facts.id), ttl_s=ttl_s)
+        return facts
+
+    async def get(self, file_id: str) -> FileObject:
+        """What is known of a file. Raises NotFound."""
+        try:
+            data = await self._blobs.get(_facts_key(file_id[:_MAX_ID_CHARS]))
+        except NotFound:
+            raise NotFound(f"the file {file_id!r} does not exist or has expired") from None
+        return msgspec.json.decode(data, type=FileObject)
+
+    async def content(self, file_id: str) -> bytes:
+        """The bytes of a file that `get` knows."""
+        return await self._blobs.get(data_key(file_id))
+
+    async def remove(self, file_id: str) -> None:
+        """Forget a file. Raises NotFound."""
+        facts = await self.get(file_id)
+        await self._blobs.remove(_facts_key(facts.id))
+        await self._blobs.remove(data_key(facts.id))
+
+
+def _facts_key(file_id: str) -> BlobKey:
+    return BlobKey(f"tm:file-facts:{file_id}")
