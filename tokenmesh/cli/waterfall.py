@@ -10,6 +10,8 @@ from rich.text import Text
 
 _BAR_SHARE: Final = 4
 _MIN_BAR: Final = 12
+_MIN_NUMBER: Final = len("1234.56")
+_INDENT: Final = "  "
 _NS_PER_MS: Final = 1e6
 _HIDDEN: Final = ("tokenmesh.request_id", "request_id")
 _PREFIX: Final = "tokenmesh."
@@ -78,18 +80,19 @@ def draw(spans: Sequence[Span], console: Console) -> Table:
     begin_ns = min((span.start_ns for span in spans), default=0)
     total_ns = max((span.end_ns for span in spans), default=0) - begin_ns
     width = max(_MIN_BAR, console.width // _BAR_SHARE)
+    names = [_INDENT * depth + span.name for depth, span in tree(spans)]
     filled = "\u2588" if console.encoding.startswith("utf") else "#"
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
-    table.add_column("span", no_wrap=True)
-    table.add_column("service", no_wrap=True)
-    table.add_column("at ms", justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True, width=width)
-    table.add_column("ms", justify="right", no_wrap=True)
+    for title, sample in (("span", names), ("service", [span.service for span in spans])):
+        table.add_column(title, no_wrap=True, min_width=max(map(len, (title, *sample))))
+    table.add_column("at ms", justify="right", no_wrap=True, min_width=_MIN_NUMBER)
+    table.add_column("", no_wrap=True, min_width=width)
+    table.add_column("ms", justify="right", no_wrap=True, min_width=_MIN_NUMBER)
     table.add_column("", no_wrap=True, overflow="ellipsis", style="dim")
     for depth, span in tree(spans):
         color = "red" if span.is_error else _COLORS.get(span.service, "white")
         table.add_row(
-            Text("  " * depth + span.name, "red" if span.is_error else ""),
+            Text(_INDENT * depth + span.name, "red" if span.is_error else ""),
             Text(span.service, color),
             f"{(span.start_ns - begin_ns) / _NS_PER_MS:.2f}",
             Text(bar(span, begin_ns, total_ns, width, filled), color),
