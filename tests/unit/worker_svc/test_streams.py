@@ -1,0 +1,105 @@
+"""What the worker remembers of streams, gateways and its load."""
+
+import pytest
+
+from tokenmesh.services.worker_svc.engine.outputs import EngineStats
+from tokenmesh.services.worker_svc.engine.request import StreamKey
+from tokenmesh.services.worker_svc.gateway_watch import GatewayWatch
+from tokenmesh.services.worker_svc.load import LoadBook
+from tokenmesh.services.worker_svc.streams import Stream, Streams
+from tokenmesh.shared.config.worker import WorkerSettings
+from tokenmesh.shared.ids import GatewayId
+from tokenmesh.shared.messages.tokens import Delta
+from tokenmesh.shared.tokens import pack_ids, unpack_ids
+
+GATEWAY = GatewayId("gateway")
+SETTINGS = WorkerSettings(
+    resend_streams=2, resend_window_s=10.0, max_num_seqs=2, max_waiting=1, max_waiting_tokens=100
+)
+
+
+def key(stream: int, attempt: int = 0) -> StreamKey:
+    return StreamKey(GATEWAY, stream, attempt)
+
+
+def test_a_replay_holds_what_was_recorded_from_the_offset_on() -> None:
+    stream = Stream(key(1), first_offset=4)
+    stream.record(Delta(1, 0, 4, pack_ids([10]), cached_tokens=3))
+    stream.record(Delta(1, 0, 5, pack_ids([11, 12])))
+    stream.record(Delta(1, 0, 7, b"", "stop", stop_token=9))
+    whole = stream.replay(4)
+    assert whole is not None
+    assert unpack_ids(whole.token_ids) == [10, 11, 12]
+    assert (whole.cached_tokens, whole.finish, whole.stop_token) == (3, "stop", 9)
+    rest = stream.replay(6)
+    assert rest is not None
+    assert (rest.offset, unpack_ids(rest.token_ids), rest.cached_tokens) == (6, [12], None)
+    assert stream.replay(3) is None
+    assert stream.replay(8) is None
+
+
+def test_ended_streams_are_kept_for_a_while_and_up_to_a_number() -> None:
+    streams = Streams(SETTINGS)
+    for number in range(4):
+        stream = streams.open(key(number), 0)
+        if number < 3:
+            streams.end(stream, now=float(number))
+    assert streams.get(GATEWAY, 0) is None
+    assert streams.get(GATEWAY, 1) is not None
+    assert [stream.key.stream for stream in streams.live()] == [3]
+    assert streams.num_live == 1
+    streams.expire(now=11.5)
+    assert streams.get(GATEWAY, 1) is None
+    assert streams.get(GATEWAY, 2) is not None
+    assert streams.get(GATEWAY, 3) is not None
+
+
+def test_a_higher_attempt_takes_the_place_of_a_lower_one() -> None:
+    streams = Streams(SETTINGS)
+    old = streams.open(key(1), 0)
+    new = streams.open(key(1, attempt=1), 0)
+    streams.end(old, now=0.0)
+    assert streams.get(GATEWAY, 1) is new
+    assert streams.num_live == 1
+    assert streams.find(Delta(1, 0, 0, b""), GATEWAY) is None
+    assert streams.find(Delta(1, 1, 0, b""), GATEWAY) is new
+    streams.forget(new)
+    assert streams.num_live == 0
+
+
+def test_a_gateway_is_gone_after_the_grace_time_without_a_beat() -> None:
+    watch = GatewayWatch(grace_s=2.0)
+    alive = {GATEWAY}
+    assert watch.gone([GATEWAY], alive.__contains__, 0.0) == set()
+    alive.clear()
+    assert watch.gone([GATEWAY], alive.__contains__, 1.9) == set()
+    assert watch.gone([GATEWAY], alive.__contains__, 2.1) == {GATEWAY}
+    newcomer = GatewayId("never seen")
+    assert watch.gone([newcomer], alive.__contains__, 5.0) == set()
+    assert watch.gone([newcomer], alive.__contains__, 7.1) == {newcomer}
+
+
+def test_what_the_engine_has_not_seen_yet_counts_as_load() -> None:
+    book = LoadBook(SETTINGS, num_blocks=10)
+    book.submitted(40)
+    book.submitted(30)
+    assert (book.load().waiting, book.load().queued_tokens) == (2, 70)
+    assert book.load().kv_blocks_total == 9
+    book.update(EngineStats(num_added=1, running=1, queued_tokens=5, prefill_tokens_per_s=10.0))
+    load = book.load()
+    assert (load.running, load.waiting, load.queued_tokens) == (1, 1, 35)
+
+
+@pytest.mark.parametrize(
+    ("submitted", "tokens", "is_refused"),
+    [([], 500, False), ([40], 60, False), ([40], 61, True), ([1, 1, 1], 1, True)],
+)
+def test_the_queue_is_bounded_in_streams_and_tokens(
+    submitted: list[int], tokens: int, is_refused: bool
+) -> None:
+    book = LoadBook(SETTINGS, num_blocks=10)
+    for num_tokens in submitted:
+        book.submitted(num_tokens)
+    refusal = book.refusal(tokens)
+    assert (refusal is not None) == is_refused
+    assert refusal is None or refusal.retry_after_s > 0
