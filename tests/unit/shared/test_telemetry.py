@@ -10,11 +10,13 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 
+from tokenmesh.shared.clock import now_ns
 from tokenmesh.shared.config.telemetry import TelemetrySettings
 from tokenmesh.shared.errors import BusLost
 from tokenmesh.shared.ids import InstanceId
 from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.telemetry import (
+    Tally,
     Telemetry,
     current_trace_id,
     current_traceparent,
@@ -260,6 +262,33 @@ async def test_messages_stay_below_the_limit(stub: StubBus) -> None:
     assert max(len(data) for _, data in stub.published) <= 4096
     assert [each.name for each in stub.spans()] == ["small"] * 64
     assert telemetry.exporter.num_dropped == 1
+
+
+async def test_a_tally_is_one_span_over_all_its_stretches(
+    stub: StubBus, telemetry: Telemetry
+) -> None:
+    tally = Tally("flush")
+    before_ns = now_ns()
+    for _ in range(3):
+        with tally:
+            await asyncio.sleep(0.002)
+        await asyncio.sleep(0.01)
+    tally.record({"tokenmesh.request_id": "chatcmpl-1"}, parent=CLIENT)
+    await telemetry.exporter.send_queued()
+    (flush,) = stub.spans()
+    told = {each.key: each.value for each in flush.attributes}
+    assert told["count"].int_value == 3
+    assert 6 <= told["busy_ms"].double_value < 100
+    length_ns = flush.end_time_unix_nano - flush.start_time_unix_nano
+    assert length_ns >= 26_000_000
+    assert flush.start_time_unix_nano >= before_ns
+    assert flush.parent_span_id.hex() == "b" * 16
+
+
+async def test_a_tally_without_a_stretch_is_no_span(stub: StubBus, telemetry: Telemetry) -> None:
+    Tally("flush").record()
+    await telemetry.exporter.send_queued()
+    assert stub.spans() == []
 
 
 async def test_disabled_telemetry_sends_nothing_and_passes_the_trace_on(stub: StubBus) -> None:

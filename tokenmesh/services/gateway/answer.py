@@ -18,6 +18,7 @@ from tokenmesh.services.gateway.exchange import exchange_of
 from tokenmesh.services.gateway.pipeline import Pipeline
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import Cancelled, TokenMeshError
+from tokenmesh.shared.telemetry import REQUEST_ID, Tally
 
 _STREAM_HEADERS: Final = [
     (b"content-type", sse.MEDIA_TYPE),
@@ -55,6 +56,7 @@ class Answer(Response):
         self._writer = writer
         self._settings = settings
         self._has_begun = False
+        self._flushing = Tally("flush")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
@@ -76,6 +78,8 @@ class Answer(Response):
             if not self._has_begun or isinstance(error, Cancelled):
                 raise
             await self._send_last(sse.error_frames(error), send, watch)
+        finally:
+            self._flushing.record({REQUEST_ID: ask.jobs[0].request_id})
 
     async def _stream(self, delivery: Delivery, send: Send, watch: ClientWatch) -> None:
         loop, writer = asyncio.get_running_loop(), self._writer
@@ -88,7 +92,8 @@ class Answer(Response):
                 await self._send_last(data + writer.end(delivery) + sse.DONE, send, watch)
             elif data:
                 timer = loop.call_later(self._settings.write_timeout_s, watch.give_up)
-                await send({"type": "http.response.body", "body": data, "more_body": True})
+                with self._flushing:
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
                 timer.cancel()
 
     async def _collect(self, delivery: Delivery, send: Send, watch: ClientWatch) -> None:
@@ -108,4 +113,5 @@ class Answer(Response):
     async def _send_last(self, data: bytes, send: Send, watch: ClientWatch) -> None:
         """After its last byte a server reports the client as gone, which is no news then."""
         watch.stop()
-        await send({"type": "http.response.body", "body": data, "more_body": False})
+        with self._flushing:
+            await send({"type": "http.response.body", "body": data, "more_body": False})

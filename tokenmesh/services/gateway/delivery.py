@@ -12,17 +12,23 @@ from tokenmesh.services.gateway.pipeline import Pipeline
 from tokenmesh.services.gateway.session import Output
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.errors import DeadlineExceeded
-from tokenmesh.shared.telemetry import Tally
+from tokenmesh.shared.telemetry import REQUEST_ID, Tally
 
 
 class Delivery:
     """The choices of one response while they are generated."""
 
-    def __init__(self, prompts: Sequence[Prompt], choices: Sequence[Choice], inbox: Inbox) -> None:
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        choices: Sequence[Choice],
+        inbox: Inbox,
+        detokenizing: Tally,
+    ) -> None:
         self.prompts = prompts
         self.choices = choices
-        self.detokenizing = Tally("detokenize")
         self._inbox = inbox
+        self._detokenizing = detokenizing
         self._num_open = len(choices)
 
     @property
@@ -51,7 +57,7 @@ class Delivery:
         """
         while self._num_open:
             outputs = await self._inbox.get()
-            with self.detokenizing:
+            with self._detokenizing:
                 pieces = list(self._push(outputs))
             if pieces:
                 yield pieces
@@ -79,20 +85,22 @@ async def deliver(
     `max_tokens`: how many tokens may wait to be read.
     """
     inbox = Inbox(max_tokens)
+    detokenizing = Tally("detokenize")
     late = DeadlineExceeded("the answer was not complete in time")
     remaining_s = max(0.0, jobs[0].deadline_s - now_s())
     timer = asyncio.get_running_loop().call_later(remaining_s, inbox.fail, late)
     try:
         if len(jobs) == 1:
             async with pipeline.run(jobs[0], inbox) as prompt:
-                yield Delivery([prompt], make_choices(jobs[0], prompt), inbox)
+                yield Delivery([prompt], make_choices(jobs[0], prompt), inbox, detokenizing)
         else:
             async with _run_all(pipeline, jobs, inbox) as prompts:
                 pairs = zip(jobs, prompts, strict=True)
                 choices = [choice for pair in pairs for choice in make_choices(*pair)]
-                yield Delivery(prompts, choices, inbox)
+                yield Delivery(prompts, choices, inbox, detokenizing)
     finally:
         timer.cancel()
+        detokenizing.record({REQUEST_ID: jobs[0].request_id})
 
 
 @asynccontextmanager

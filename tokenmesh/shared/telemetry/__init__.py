@@ -7,9 +7,11 @@ from tokenmesh.shared.telemetry.context import current_trace_id, current_tracepa
 from tokenmesh.shared.telemetry.provider import Telemetry, start_telemetry
 from tokenmesh.shared.telemetry.recorder import TimedEvent
 from tokenmesh.shared.telemetry.span import REQUEST_ID, record_span, span
+from tokenmesh.shared.telemetry.tally import Tally
 
 __all__ = [
     "REQUEST_ID",
+    "Tally",
     "Telemetry",
     "TimedEvent",
     "current_trace_id",
