@@ -186,6 +186,7 @@ def test_an_unsupported_architecture_is_named_with_those_that_are(
         ("tie_word_embeddings", 1),
         ("hidden_act", "gelu"),
         ("rope_parameters", "default"),
+        ("quantization_config", {"quant_method": "gptq"}),
     ],
 )
 def test_a_bad_key_of_config_json_is_named(
@@ -295,6 +296,26 @@ def test_the_kv_cache_follows_its_settings(tiny: Tiny) -> None:
     assert load(tiny("llama").directory, **settings)[0].runner.num_blocks == 40
     free = load(tiny("llama").directory, num_gpu_blocks_override=None, max_num_seqs=3)[0]
     assert free.runner.num_blocks == 1 + 3 * 16
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_auto_takes_the_checkpoints_type_where_the_processor_is_good_at_it(
+    copy: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, stored: torch.dtype
+) -> None:
+    directory = copy("llama")
+    edit_tensors(
+        directory, lambda tensors: tensors.update({k: v.to(stored) for k, v in tensors.items()})
+    )
+    edit_config(directory, dtype=str(stored).removeprefix("torch."))
+    assert load(directory, dtype="auto")[0].dtype == "float32"
+    monkeypatch.setattr("tokenmesh.services.worker_svc.runner.build.SMALL_CHECKPOINT_BYTES", 0)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    assert load(directory, dtype="auto")[0].dtype == "float32"
+    monkeypatch.undo()
+    monkeypatch.setattr("tokenmesh.services.worker_svc.runner.build.SMALL_CHECKPOINT_BYTES", 0)
+    monkeypatch.setattr("tokenmesh.services.worker_svc.runner.build.can_pack", lambda dtype: True)
+    expected = "float32" if stored is torch.float32 else "bfloat16"
+    assert load(directory, dtype="auto")[0].dtype == expected
 
 
 def test_loading_reports_its_progress(tiny: Tiny) -> None:

@@ -38,6 +38,8 @@ class ModelFacts:
 def read_facts(raw: RawConfig) -> ModelFacts:
     """Read a whole config.json. Raises CheckpointError that names the key at fault."""
     architecture = _architecture(raw)
+    if raw.part("quantization_config") is not None:
+        raise raw.error("quantization_config", "is set; only unquantized checkpoints are supported")
     takes_images = architecture in IMAGE_ARCHITECTURES
     text = _text_part(raw) if takes_images else raw
     family = FAMILIES[_text_architecture(text) if takes_images else architecture]

@@ -63,9 +63,10 @@ def build_runner(model: ModelSettings, worker: WorkerSettings, progress: Progres
     checkpoint = Checkpoint(directory)
     dtype = choose_dtype(model, facts, directory)
     max_model_len = _max_model_len(model, facts)
-    num_blocks = count_blocks(facts.config, worker, dtype, max_model_len)
     with torch.inference_mode():
         decoder = build_decoder(facts, checkpoint, dtype, progress)
+        # the pool gets a share of what the weights have left
+        num_blocks = count_blocks(facts.config, worker, dtype, max_model_len)
         pool = make_pool(facts.config, num_blocks, worker.block_size, dtype)
         max_blocks = -(-max_model_len // worker.block_size)
         rows = Rows(worker.max_num_seqs, max_blocks, decoder.config)
