@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import sys
+from contextlib import AsyncExitStack
 
 from tokenmesh.services.tokenizer_svc.actor import TokenizerActor
 from tokenmesh.services.tokenizer_svc.chat import ChatRenderer
@@ -25,14 +26,18 @@ logger = logging.getLogger(__name__)
 async def build(mesh: Mesh) -> None:
     """Load every model, then listen on all of its names."""
     tools = Tools(mesh.settings, mesh.blobs)
-    models = {}
-    for settings in mesh.settings.models:
-        tokenizer = await tools.prompt_tokenizer(settings)
-        for name in _names(settings):
-            models[name] = tokenizer
-    actor = TokenizerActor(models, mesh.blobs, mesh.settings.tokenizer.describe_ttl_s, tools.stop)
-    for name in models:
-        await mesh.listen(actor, subjects.tokenize(name), queue=subjects.TOKENIZER_QUEUE)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(tools.stop)
+        models = {}
+        for settings in mesh.settings.models:
+            tokenizer = await tools.prompt_tokenizer(settings)
+            models.update(dict.fromkeys(_names(settings), tokenizer))
+        ttl_s = mesh.settings.tokenizer.describe_ttl_s
+        actor = TokenizerActor(models, mesh.blobs, ttl_s, tools.stop)
+        for name in models:
+            await mesh.listen(actor, subjects.tokenize(name), queue=subjects.TOKENIZER_QUEUE)
+        # From here on it is the actor that stops them.
+        stack.pop_all()
 
 
 class Tools:
