@@ -1,5 +1,6 @@
 """Tiny tokenizers of each kind that checkpoints ship, trained or written in milliseconds."""
 
+import base64
 import json
 from pathlib import Path
 
@@ -71,6 +72,35 @@ def sentencepiece(directory: Path, kind: str) -> Path:
             "add_bos_token": True,
         }
     write_json(directory / "tokenizer_config.json", config)
+    return directory
+
+
+def tekken(directory: Path) -> Path:
+    """As Mistral ships it, in tiktoken's manner: ranked byte strings and a pattern."""
+    ranked = [bytes([value]) for value in range(256)]
+    ranked += [b"th", b"the", b" q", b"ui", b"ck", b" f", b"ox", b" fox", b" qui"]
+    special = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]"]
+    write_json(
+        directory / "tekken.json",
+        {
+            "config": {
+                "pattern": r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+",
+                "num_vocab_tokens": len(ranked),
+                "default_vocab_size": len(ranked) + 10,
+                "default_num_special_tokens": 10,
+                "version": "v3",
+            },
+            "vocab": [
+                {"rank": rank, "token_bytes": base64.b64encode(token).decode(), "token_str": None}
+                for rank, token in enumerate(ranked)
+            ],
+            "special_tokens": [
+                {"rank": rank, "token_str": text, "is_control": True}
+                for rank, text in enumerate(special)
+            ],
+        },
+    )
+    write_json(directory / "config.json", {"model_type": "mistral", "vocab_size": 275})
     return directory
 
 

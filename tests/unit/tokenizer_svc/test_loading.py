@@ -8,7 +8,7 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 from transformers import AutoTokenizer
 
-from tests.fakes.tokenizers import byte_level_bpe, sentencepiece, wordpiece, write_json
+from tests.fakes.tokenizers import byte_level_bpe, sentencepiece, tekken, wordpiece, write_json
 from tokenmesh.services.tokenizer_svc.encoding import encode_text
 from tokenmesh.services.tokenizer_svc.loading import load_model
 from tokenmesh.shared.config.model import ModelSettings
@@ -18,6 +18,7 @@ KINDS: dict[str, Callable[[Path], Path]] = {
     "byte-level bpe": byte_level_bpe,
     "sentencepiece bpe": lambda directory: sentencepiece(directory, "bpe"),
     "sentencepiece unigram": lambda directory: sentencepiece(directory, "unigram"),
+    "tekken": tekken,
     "wordpiece": wordpiece,
 }
 TEXTS = [
