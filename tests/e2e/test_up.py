@@ -1,5 +1,6 @@
 """`tokenmesh up` starts a mesh that answers, survives deaths, and leaves nothing behind."""
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 from tests.e2e.mesh_process import MeshProcess, alive, chat, mesh
 from tokenmesh.cli.embedded.ports import free_port
+from tokenmesh.shared.config.loader import DEMO_MODEL
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -133,16 +135,22 @@ def test_ctrl_c_while_starting_leaves_nothing_behind() -> None:
         process.kill()
 
 
-@pytest.mark.parametrize("kind", ["absent", "empty"])
+@pytest.mark.parametrize("kind", ["absent", "empty", "no_json", "no_weights"])
 def test_a_model_that_is_none_is_explained_without_a_traceback(tmp_path: Path, kind: str) -> None:
     model = tmp_path / kind
-    if kind == "empty":
+    if kind != "absent":
         model.mkdir()
+    if kind == "no_json":
+        (model / "config.json").write_text("{")
+    if kind == "no_weights":
+        shutil.copytree(DEMO_MODEL, model, dirs_exist_ok=True)
+        (model / "model.safetensors").write_bytes(b"truncated")
     answer = cli("up", str(model), "--port", str(free_port()))
     assert answer.returncode == 2, answer.stdout + answer.stderr
     shown = answer.stdout + answer.stderr
     assert str(model) in shown
     assert "Traceback" not in shown
+    assert "ready" not in shown
 
 
 def test_local_runner_starts_the_commands_of_the_compose_file() -> None:

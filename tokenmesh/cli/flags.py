@@ -102,6 +102,7 @@ FLAGS: Final = (
         convert=key_hash,
         help="A key that clients may use; several may follow.",
     ),
+    Flag("--seed", ("gateway", "seed")),
     Flag("--max-logprobs", ("gateway", "max_logprobs")),
     Flag("--uvicorn-log-level", ("telemetry", "log_level"), convert=log_level),
     Flag("--nats", ("bus", "url")),

@@ -66,7 +66,7 @@ override-generation-config performance-mode pooler-config prefill-context-parall
 prefix-caching-hash-algo profiler-config pt-load-map-location quantization
 ray-workers-use-nsight reasoning-config reasoning-parser reasoning-parser-plugin response-role
 return-tokens-as-token-ids root-path rope-scaling rope-theta runner safetensors-load-strategy
-scheduler-cls scheduler-reserve-full-isl scheduling-policy seed show-hidden-metrics-for-version
+scheduler-cls scheduler-reserve-full-isl scheduling-policy show-hidden-metrics-for-version
 skip-mm-profiling skip-tokenizer-init specialize-active-lora speculative-config
 speculative-model ssl-ca-certs ssl-cert-reqs ssl-certfile ssl-ciphers ssl-keyfile
 stream-interval structured-outputs-config task tokenizer-mode tokenizer-revision

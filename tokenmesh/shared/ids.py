@@ -1,7 +1,10 @@
 """Identifiers: their types and how they are made. Nobody else calls uuid, secrets or random."""
 
+import itertools
 import secrets
 from typing import Final, NewType
+
+import xxhash
 
 RequestId = NewType("RequestId", str)
 """What a user sees and can trace: `chatcmpl-...`, `cmpl-...` or the client's own."""
@@ -37,3 +40,18 @@ def new_epoch() -> int:
 def new_seed() -> int:
     """A sampling seed in [0, 2**63) for a request that brought none."""
     return secrets.randbits(SEED_BITS)
+
+
+class SeedSource:
+    """Seeds for requests that bring none; of a fixed `seed` the same ones in the same order."""
+
+    def __init__(self, seed: int | None) -> None:
+        self._seed = seed
+        self._counter = itertools.count()
+
+    def draw(self) -> int:
+        """The next seed in [0, 2**63)."""
+        if self._seed is None:
+            return new_seed()
+        text = f"{self._seed}:{next(self._counter)}"
+        return xxhash.xxh3_64_intdigest(text.encode()) >> (64 - SEED_BITS)

@@ -39,7 +39,7 @@ def test_a_vllm_line_needs_only_its_first_two_words_changed() -> None:
         "--max-model-len 8k --max-num-seqs 64 --max-num-batched-tokens 2K --block-size 16 "
         "--api-key k1 k2 --chat-template t.jinja --enable-prefix-caching --tokenizer tok "
         "--revision main --generation-config vllm --uvicorn-log-level warning "
-        "--num-gpu-blocks-override 99 --gpu-memory-utilization 0.5"
+        "--seed 7 --num-gpu-blocks-override 99 --gpu-memory-utilization 0.5"
     )
     settings = load_settings(overrides=overrides_of(line))
     (model,) = settings.models
@@ -51,6 +51,7 @@ def test_a_vllm_line_needs_only_its_first_two_words_changed() -> None:
     assert (worker.max_num_seqs, worker.max_num_batched_tokens, worker.block_size) == (64, 2048, 16)
     assert (worker.num_gpu_blocks_override, worker.gpu_memory_utilization) == (99, 0.5)
     assert worker.enable_prefix_caching
+    assert settings.gateway.seed == 7
     assert (settings.gateway.host, settings.gateway.port) == ("127.0.0.1", 8100)
     assert settings.telemetry.log_level == "warning"
 

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from tokenmesh.cli.embedded.plan import Plan, make_plan
 from tokenmesh.cli.embedded.ports import check_free, free_port
+from tokenmesh.cli.embedded.precheck import check_models
 from tokenmesh.cli.embedded.private import private_folder
 from tokenmesh.cli.embedded.readiness import base_url, wait_ready
 from tokenmesh.cli.embedded.screen import Screen
@@ -22,6 +23,7 @@ async def run_mesh(settings: Settings, screen: Screen) -> int:
     """Serve until a signal; the exit code. Raises ConfigError before anything has started."""
     if settings.gateway.port == 0:
         settings = changed(settings, {"gateway": {"port": free_port()}})
+    check_models(settings)
     gateway = settings.gateway
     check_free(gateway.host, gateway.port)
     if gateway.host not in _LOOPBACK and not gateway.api_key_hashes:

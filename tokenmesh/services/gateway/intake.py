@@ -25,7 +25,7 @@ from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput
-from tokenmesh.shared.ids import RequestId
+from tokenmesh.shared.ids import RequestId, SeedSource
 from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.messages.tokenize import ChatPrompt, IdsPrompt, TextPrompt
@@ -47,6 +47,7 @@ class Intake:
         self._vocabularies = vocabularies
         self._blobs = blobs
         self._settings = settings
+        self._seeds = SeedSource(settings.seed)
 
     async def chat(self, body: ChatRequest, exchange: Exchange) -> Ask:
         """Raises InvalidInput and its kin."""
@@ -152,6 +153,7 @@ class Intake:
             text.defaults,
             text.described.vocab_size,
             self._settings,
+            seed=self._seeds.draw(),
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
         )

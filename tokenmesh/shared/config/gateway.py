@@ -32,6 +32,10 @@ class GatewaySettings(BaseModel):
     max_stop_strings: int = Field(default=32, ge=0, description="Stop strings of one request.")
     max_stop_chars: int = Field(default=256, ge=1, description="Length of one stop string.")
     max_stop_token_ids: int = Field(default=1024, ge=0, description="stop_token_ids of a request.")
+    seed: int | None = Field(
+        default=None,
+        description="Makes the seeds of requests that bring none the same in every run.",
+    )
     max_logprobs: int = Field(
         default=20, ge=0, description="Largest logprobs, top_logprobs and prompt_logprobs."
     )
@@ -110,8 +114,8 @@ class GatewaySettings(BaseModel):
     stall_max_s: float = Field(
         default=15.0, gt=0, description="Longest pause between two such questions."
     )
-    stray_cancels: int = Field(
-        default=1024, ge=1, description="Forgotten streams remembered, to cancel each only once."
+    max_cancels_known: int = Field(
+        default=4096, ge=1, description="Cancelled streams remembered, to cancel each only once."
     )
 
     max_streams: int = Field(default=16384, ge=1, description="Streams of one gateway at a time.")

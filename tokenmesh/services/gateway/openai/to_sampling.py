@@ -9,7 +9,7 @@ from typing import Final
 from tokenmesh.services.gateway.openai.sampling_fields import SamplingFields
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput
-from tokenmesh.shared.ids import SEED_BITS, new_seed
+from tokenmesh.shared.ids import SEED_BITS
 from tokenmesh.shared.messages.sampling import SamplingParams
 
 _SEED_MASK: Final = (1 << SEED_BITS) - 1
@@ -32,11 +32,13 @@ def to_sampling(
     vocab_size: int,
     limits: GatewaySettings,
     *,
+    seed: int,
     logprobs: int | None,
     prompt_logprobs: int | None,
 ) -> SamplingParams:
-    """`max_tokens` is left at 1 and `bad_words_ids` empty: the pipeline fills them in.
+    """`seed` is for a request that brings none.
 
+    `max_tokens` is left at 1 and `bad_words_ids` empty: the pipeline fills them in.
     Raises InvalidInput.
     """
     for name, value in (("logprobs", logprobs), ("prompt_logprobs", prompt_logprobs)):
@@ -44,7 +46,7 @@ def to_sampling(
             raise InvalidInput(f"{name} is {value}, at most {limits.max_logprobs}", param=name)
     numbers = {name: _number(body, defaults, name) for name in _NEUTRAL}
     return SamplingParams(
-        seed=new_seed() if body.seed is None else body.seed & _SEED_MASK,
+        seed=(seed if body.seed is None else body.seed) & _SEED_MASK,
         max_tokens=1,
         min_tokens=body.min_tokens,
         temperature=numbers["temperature"],

@@ -1,0 +1,25 @@
+"""What can be seen to be wrong before anything starts."""
+
+from pathlib import Path
+from typing import Final
+
+from tokenmesh.shared.config import Settings
+from tokenmesh.shared.errors import ConfigError
+
+_PATH_STARTS: Final = ("/", "./", "../", "~")
+
+
+def check_models(settings: Settings) -> None:
+    """Raises ConfigError for a model that is meant as a directory and is no checkpoint.
+
+    What may be a hub id is left to the services.
+    """
+    for model in settings.models:
+        path = Path(model.model).expanduser()
+        if not path.exists():
+            if model.model.startswith(_PATH_STARTS):
+                raise ConfigError(f"{model.model}: no such directory", param="--model")
+        elif not (path / "config.json").is_file():
+            raise ConfigError(
+                f"{model.model} is no checkpoint: there is no config.json in it", param="--model"
+            )
