@@ -181,7 +181,7 @@ class BackEnd:
         self.blobs = Blobs(redis, self.settings.redis)
         self.tokenizer = FakeTokenizer(self.blobs)
         await self.listen(self.tokenizer, tokenize(self.model))
-        await self.listen(self.scheduler, place_any())
+        self._placing = await self.listen(self.scheduler, place_any())
         self.members = Members(MembershipView(4, 100))
         await self.members.start(self.bus)
         await self.add_worker()
@@ -222,6 +222,11 @@ class BackEnd:
         self.scheduler.workers.append(worker)
         await self.until(lambda: len(self.members.workers(self.model)) == len(self.workers))
         return worker
+
+    async def stop_scheduler(self) -> None:
+        """Nobody places any more."""
+        await self._placing.stop(0.0)
+        await self.bus.flush()
 
     async def until(self, is_so: Callable[[], bool], seconds: float = 5.0) -> None:
         """Return as soon as something is so."""

@@ -83,12 +83,16 @@ class FakeWorker:
         self.runs: dict[tuple[str, int], Run] = {}
         self.received: list[Message] = []
         self.num_messages = 0
+        self.ignored_cancels = 0
+        """How many Cancels are lost on their way."""
         self._bus = bus
         self._card = card
         self._script = script
         self._eos_id = eos_id
         self._step_s = step_s
         self._tokens_per_step = tokens_per_step
+        self._released = asyncio.Event()
+        self._released.set()
         self._subscriptions: list[Subscription] = []
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -107,6 +111,15 @@ class FakeWorker:
             self._subscriptions.append(await self._bus.subscribe(subject, self._receive))
         await self._bus.flush()
         self._tasks = [asyncio.create_task(work()) for work in (self._step_forever, self._beat)]
+
+    def hold(self) -> None:
+        """Compute nothing until `release`."""
+        self._released.clear()
+
+    def release(self, burst: int) -> None:
+        """Go on, `burst` tokens a step."""
+        self._tokens_per_step = burst
+        self._released.set()
 
     async def die(self) -> None:
         """As by kill -9: the server knows at once that nobody listens."""
@@ -136,7 +149,9 @@ class FakeWorker:
             return self._accept(message)
         if isinstance(message, Cancel):
             run = self.runs.get((message.gateway, message.stream))
-            if run is not None and run.generate.attempt == message.attempt:
+            if self.ignored_cancels:
+                self.ignored_cancels -= 1
+            elif run is not None and run.generate.attempt == message.attempt:
                 run.is_over = True
             return Done()
         if isinstance(message, Resend):
@@ -161,6 +176,7 @@ class FakeWorker:
     async def _step_forever(self) -> None:
         while True:
             await asyncio.sleep(self._step_s)
+            await self._released.wait()
             deltas: dict[str, list[Delta]] = {}
             for run in tuple(self.runs.values()):
                 if not run.is_over:

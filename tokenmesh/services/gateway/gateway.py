@@ -53,7 +53,7 @@ class Gateway:
             WatchTimes.of(limits),
             self._cancels,
             max_streams=limits.max_streams,
-            max_strays=limits.stray_cancels,
+            max_told=limits.max_cancels_known,
         )
         self.calls = Calls(bus, limits)
         launcher = Launcher(bus, self.calls, self.streams, limits, metrics)

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import count
+from math import inf
 
 from tokenmesh.services.gateway.cancels import Cancels
 from tokenmesh.services.gateway.inbox import Inbox
@@ -63,16 +64,16 @@ class Streams:
         cancels: Cancels,
         *,
         max_streams: int,
-        max_strays: int,
+        max_told: int,
     ) -> None:
         self._times = times
         self._cancels = cancels
         self._max_streams = max_streams
-        self._max_strays = max_strays
+        self._max_told = max_told
         self._numbers = count(1)
         self._stream_by_number: dict[int, Stream] = {}
-        self._strays: OrderedDict[tuple[WorkerId, int], float] = OrderedDict()
-        """Streams that are gone here and not at their worker, and when it was told."""
+        self._told: OrderedDict[tuple[WorkerId, int], float] = OrderedDict()
+        """When a worker was last told to stop a stream."""
         self.pulses: dict[WorkerId, Pulse] = {}
         """Of the workers that have a stream now."""
         self.on_lost: Callable[[Stream], None] = _ignore
@@ -155,20 +156,20 @@ class Streams:
     def _cancel(self, stream: Stream) -> None:
         session = stream.session
         if session.worker_id is not None:
-            self._cancels.put(session.worker_id, stream.number, session.attempt)
+            self._tell(session.worker_id, stream.number, session.attempt, monotonic_s())
 
     def _cancel_stray(self, worker_id: WorkerId, delta: Delta, now: float) -> None:
         """Tokens for a stream that is gone: the Cancel was lost, or crossed them on its way."""
-        if delta.finish is not None:
-            return
-        key = (worker_id, delta.stream)
-        asked_s = self._strays.pop(key, None)
-        if asked_s is None or now - asked_s >= self._times.stall_s:
-            self._cancels.put(worker_id, delta.stream, delta.attempt)
-            asked_s = now
-        self._strays[key] = asked_s
-        if len(self._strays) > self._max_strays:
-            self._strays.popitem(last=False)
+        told_s = self._told.get((worker_id, delta.stream), -inf)
+        if delta.finish is None and now - told_s >= self._times.stall_s:
+            self._tell(worker_id, delta.stream, delta.attempt, now)
+
+    def _tell(self, worker_id: WorkerId, number: int, attempt: int, now: float) -> None:
+        self._cancels.put(worker_id, number, attempt)
+        self._told[worker_id, number] = now
+        self._told.move_to_end((worker_id, number))
+        if len(self._told) > self._max_told:
+            self._told.popitem(last=False)
 
 
 def _ignore(_stream: Stream) -> None:

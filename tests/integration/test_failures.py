@@ -1,0 +1,255 @@
+"""Whatever breaks behind the gateway, the client gets its tokens or a clear error, and soon."""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.fakes.back_end import BackEnd, eos_id, saying
+from tests.fakes.worker import Script
+from tokenmesh.shared.config.bus import BusSettings
+from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.errors import InvalidInput, Overloaded
+from tokenmesh.shared.messages import Generate
+from tokenmesh.shared.messages.failed import to_failed
+from tokenmesh.shared.tokens import unpack_ids
+
+Servers = tuple[BusSettings, RedisSettings]
+NUM_TOKENS = 60
+
+
+@pytest.fixture
+def servers(bus_settings: BusSettings, redis_settings: RedisSettings) -> Servers:
+    return bus_settings, redis_settings
+
+
+def counting(generate: Generate) -> list[int]:
+    """Ids that differ by position and by seed: a wrong, lost or doubled one shows."""
+    first = 20 + generate.sampling.seed % 7
+    return [first + position for position in range(NUM_TOKENS)]
+
+
+def ask(mesh: BackEnd, **fields: Any) -> dict[str, Any]:
+    body = {"model": mesh.model, "prompt": "Count", "max_tokens": NUM_TOKENS, "seed": 1}
+    return {**body, "return_token_ids": True, **fields}
+
+
+def expected(seed: int = 1) -> list[int]:
+    return [20 + seed % 7 + position for position in range(NUM_TOKENS)]
+
+
+async def ids_of_stream(mesh: BackEnd, **fields: Any) -> dict[int, list[int]]:
+    """Token ids by choice, from the chunks of a stream."""
+    ids: dict[int, list[int]] = {}
+    body = ask(mesh, stream=True, **fields)
+    async with (
+        httpx.AsyncClient(base_url=mesh.url, timeout=10) as client,
+        client.stream("POST", "/v1/completions", json=body) as response,
+    ):
+        assert response.status_code == 200, await response.aread()
+        async for line in response.aiter_lines():
+            if line.startswith("data: {"):
+                chunk = json.loads(line.removeprefix("data: "))
+                assert "error" not in chunk, chunk
+                for choice in chunk["choices"]:
+                    ids.setdefault(choice["index"], []).extend(choice["token_ids"] or [])
+    return ids
+
+
+async def post(mesh: BackEnd, **fields: Any) -> httpx.Response:
+    async with httpx.AsyncClient(base_url=mesh.url, timeout=10) as client:
+        return await client.post("/v1/completions", json=ask(mesh, **fields))
+
+
+async def test_a_lost_message_is_sent_again(servers: Servers) -> None:
+    async with BackEnd(*servers, script=counting) as mesh:
+        mesh.workers[0].faults.drops = {3, 4, 20}
+        assert await ids_of_stream(mesh) == {0: expected()}
+
+
+async def test_a_lost_last_message_is_asked_for(servers: Servers) -> None:
+    async with BackEnd(*servers, script=counting, stall_s=0.2) as mesh:
+        mesh.workers[0].faults.drops = {NUM_TOKENS}
+        assert await ids_of_stream(mesh) == {0: expected()}
+
+
+async def test_messages_that_come_twice_count_once(servers: Servers) -> None:
+    async with BackEnd(*servers, script=counting) as mesh:
+        mesh.workers[0].faults.repeats = True
+        assert await ids_of_stream(mesh) == {0: expected()}
+
+
+@pytest.mark.parametrize("fault", ["dies_after", "hangs_after", "breaks_off_after"])
+async def test_a_stream_outlives_its_worker(servers: Servers, fault: str) -> None:
+    async with BackEnd(*servers, script=counting) as mesh:
+        second = await mesh.add_worker()
+        setattr(mesh.workers[0].faults, fault, 10)
+        assert await ids_of_stream(mesh) == {0: expected()}
+        taken_over = second.generates[0]
+        assert taken_over.attempt == 1
+        assert unpack_ids(taken_over.output_ids) == expected()[: len(taken_over.output_ids) // 4]
+        assert taken_over.output_ids
+        assert mesh.scheduler.received[-1].exclude == [mesh.workers[0].id]
+
+
+async def test_every_choice_of_a_request_outlives_its_worker(servers: Servers) -> None:
+    async with BackEnd(*servers, script=counting) as mesh:
+        await mesh.add_worker()
+        mesh.workers[0].faults.dies_after = 10
+        ids = await ids_of_stream(mesh, n=4)
+        assert ids == {index: expected(1 + index) for index in range(4)}
+
+
+async def test_the_gap_after_a_killed_worker_is_short(servers: Servers) -> None:
+    async with BackEnd(*servers, script=counting) as mesh:
+        await mesh.add_worker()
+        mesh.workers[0].faults.dies_after = 10
+        loop = asyncio.get_running_loop()
+        times = []
+        async with (
+            httpx.AsyncClient(base_url=mesh.url, timeout=10) as client,
+            client.stream("POST", "/v1/completions", json=ask(mesh, stream=True)) as response,
+        ):
+            times = [loop.time() async for _ in response.aiter_bytes()]
+        gap_s = max(after - before for before, after in zip(times, times[1:], strict=False))
+        # The promise is 100 ms on a quiet machine.
+        assert gap_s < 0.5
+
+
+async def test_a_worker_that_refuses_is_left_out(servers: Servers) -> None:
+    async with BackEnd(*servers, script=counting) as mesh:
+        await mesh.add_worker()
+        mesh.workers[0].faults.refuses = True
+        assert (await post(mesh)).json()["choices"][0]["token_ids"] == expected()
+
+
+async def test_a_worker_that_never_answers_is_left_out(servers: Servers) -> None:
+    async with BackEnd(*servers, script=counting, accept_timeout_s=0.2) as mesh:
+        await mesh.add_worker()
+        mesh.workers[0].faults.is_deaf = True
+        assert (await post(mesh)).json()["choices"][0]["token_ids"] == expected()
+
+
+async def test_only_workers_that_refuse_are_a_429(servers: Servers) -> None:
+    async with BackEnd(*servers, script=counting) as mesh:
+        mesh.workers[0].faults.refuses = True
+        response = await post(mesh)
+        assert (response.status_code, response.json()["error"]["code"]) == (429, "overloaded")
+        assert response.headers["retry-after"] == "1"
+
+
+async def test_a_full_mesh_is_a_429_that_says_when_to_come_back(servers: Servers) -> None:
+    async with BackEnd(*servers, script=counting) as mesh:
+        mesh.scheduler.is_full = True
+        response = await post(mesh)
+        assert response.status_code == 429
+        assert response.headers["retry-after"] == "3"
+
+
+async def test_no_scheduler_is_a_503(servers: Servers) -> None:
+    async with BackEnd(*servers, script=counting) as mesh:
+        await mesh.stop_scheduler()
+        response = await post(mesh)
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "no_responders")
+
+
+async def test_an_error_before_the_first_token_has_its_status(servers: Servers) -> None:
+    async with BackEnd(*servers, script=counting) as mesh:
+        mesh.workers[0].faults.fails_with = to_failed(InvalidInput("no such adapter", param="lora"))
+        response = await post(mesh, stream=True)
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "lora"
+
+
+async def test_an_error_in_mid_stream_is_an_event_and_then_done(servers: Servers) -> None:
+    async with BackEnd(*servers, script=counting) as mesh:
+        worker = mesh.workers[0]
+        failing = to_failed(InvalidInput("the tensor is broken"))
+
+        async def fail_later() -> None:
+            await mesh.until(lambda: worker.num_messages > 5)
+            worker.faults.fails_with = failing
+
+        later = asyncio.create_task(fail_later())
+        response = await post(mesh, stream=True)
+        await later
+        lines = [line for line in response.text.splitlines() if line]
+        assert json.loads(lines[-2].removeprefix("data: "))["error"]["message"] == failing.message
+        assert lines[-1] == "data: [DONE]"
+
+
+async def test_a_failure_that_may_pass_moves_the_stream(servers: Servers) -> None:
+    async with BackEnd(*servers, script=counting) as mesh:
+        await mesh.add_worker()
+        mesh.workers[0].faults.fails_with = to_failed(Overloaded("out of blocks"))
+        assert await ids_of_stream(mesh) == {0: expected()}
+
+
+async def test_the_deadline_ends_a_stream_with_an_error(servers: Servers) -> None:
+    async with BackEnd(*servers, script=counting, request_timeout_s=0.4) as mesh:
+        mesh.workers[0].faults.drops = set(range(1000))
+        response = await post(mesh)
+        assert response.status_code == 504
+        assert response.json()["error"]["code"] == "deadline_exceeded"
+
+
+async def leave(mesh: BackEnd, **fields: Any) -> None:
+    """Ask, and hang up after a moment."""
+    body = ask(mesh, **fields)
+    async with httpx.AsyncClient(base_url=mesh.url, timeout=0.3) as client:
+        with pytest.raises(httpx.ReadTimeout):
+            await client.post("/v1/completions", json=body)
+
+
+def never_ending(generate: Generate) -> list[int]:
+    return [20] * generate.sampling.max_tokens
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_cancels_its_streams(servers: Servers, stream: bool) -> None:
+    async with BackEnd(*servers, script=never_ending) as mesh:
+        mesh.workers[0].faults.drops = set(range(1, 10_000)) if stream else set()
+        await leave(mesh, stream=stream, n=2, max_tokens=240)
+        await mesh.until(lambda: len(mesh.workers[0].cancels) == 2)
+        assert len(mesh.gateway.streams) == 0
+
+
+async def test_a_client_that_leaves_while_waiting_for_a_place_starts_nothing(
+    servers: Servers,
+) -> None:
+    async with BackEnd(*servers, script=counting) as mesh:
+        mesh.scheduler.delay_s = 0.6
+        await leave(mesh)
+        await mesh.until(lambda: b"cancelled_requests_total 1.0" in mesh.metrics.render())
+        await asyncio.sleep(0.5)
+        assert mesh.workers[0].generates == []
+
+
+async def test_a_stream_that_outlives_its_cancel_is_cancelled_again(servers: Servers) -> None:
+    async with BackEnd(*servers, script=never_ending, stall_s=0.1) as mesh:
+        worker = mesh.workers[0]
+        worker.ignored_cancels = 1
+        await leave(mesh, max_tokens=240)
+        await mesh.until(lambda: len(worker.cancels) == 2)
+        assert all(run.is_over for run in worker.runs.values())
+
+
+async def test_a_client_that_does_not_read_is_given_up(servers: Servers) -> None:
+    script: Script = lambda generate: [30] * 200 + [eos_id()]  # noqa: E731
+    async with BackEnd(*servers, script=script, max_buffered_tokens=50) as mesh:
+        mesh.workers[0].hold()
+        request = asyncio.create_task(post(mesh, max_tokens=250))
+        await mesh.until(lambda: len(mesh.workers[0].runs) == 1)
+        mesh.workers[0].release(burst=100)
+        response = await request
+        assert (response.status_code, response.json()["error"]["code"]) == (429, "overloaded")
+
+
+async def test_the_mesh_serves_on_after_all_this(servers: Servers) -> None:
+    async with BackEnd(*servers, script=saying("fine")) as mesh:
+        mesh.workers[0].faults.fails_with = to_failed(InvalidInput("broken"))
+        assert (await post(mesh)).status_code == 400
+        mesh.workers[0].faults.fails_with = None
+        assert (await post(mesh)).json()["choices"][0]["text"] == "fine"
