@@ -39,7 +39,8 @@ class MeshProcess:
     def service(self, name: str) -> psutil.Process:
         """The process of a service or server."""
         for child in self.process.children():
-            words = child.cmdline()
+            # redis-server writes a title of its own over its arguments.
+            words = " ".join(child.cmdline()).split()
             if name in words or words[0].endswith(name):
                 return child
         raise LookupError(name)

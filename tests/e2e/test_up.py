@@ -77,10 +77,23 @@ def test_a_second_mesh_on_the_port_says_so_and_how_to_change_it(running: MeshPro
     assert private_folders() == before
 
 
-def test_a_worker_that_dies_is_replaced_and_said_so(running: MeshProcess) -> None:
-    running.service("worker").kill()
+@pytest.mark.parametrize(
+    ("name", "program"),
+    [
+        ("worker", "worker"),
+        ("tokenizer", "tokenizer"),
+        ("scheduler", "scheduler"),
+        ("nats", "nats-server"),
+        ("redis", "redis-server"),
+        ("gateway", "gateway"),
+    ],
+)
+def test_whatever_dies_is_replaced_and_said_so(
+    running: MeshProcess, name: str, program: str
+) -> None:
+    running.service(program).kill()
     give_up = time.monotonic() + 60
-    while "worker died" not in running.output or chat(running.url, "hello").is_error:
+    while f"{name} died" not in running.output or not _answers(running.url):
         assert time.monotonic() < give_up, running.output
         time.sleep(0.2)
 
@@ -109,6 +122,26 @@ def test_ctrl_c_leaves_no_process_and_no_file_behind() -> None:
         assert private_folders() == before
         with pytest.raises(httpx.TransportError):
             httpx.get(f"{process.url}/livez")
+
+
+def test_ctrl_c_lets_a_running_answer_finish() -> None:
+    with mesh(free_port(), "--engine", "sim") as process:
+        body = {
+            "model": "tokenmesh-demo",
+            "messages": [{"role": "user", "content": "hello"}],
+            "max_tokens": 200,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        url = f"{process.url}/v1/chat/completions"
+        with httpx.stream("POST", url, json=body, timeout=60) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            process.process.send_signal(signal.SIGINT)
+            rest = list(lines)
+        assert '"finish_reason":"length"' in "".join(rest)
+        assert rest[-2:] == ["data: [DONE]", ""]
+        assert process.process.wait(30) == 0
 
 
 def test_a_killed_mesh_leaves_no_process_behind() -> None:
@@ -176,6 +209,13 @@ def test_local_runner_starts_the_commands_of_the_compose_file() -> None:
     finally:
         if process.is_running():
             process.kill()
+
+
+def _answers(url: str) -> bool:
+    try:
+        return chat(url, "hello").is_success
+    except httpx.TransportError:
+        return False
 
 
 def _is_ready(port: int) -> bool:
