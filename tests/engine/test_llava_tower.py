@@ -10,13 +10,16 @@ from safetensors.torch import load_file, save_file
 from transformers import LlavaForConditionalGeneration
 
 from tests.fakes.llava import IMAGE_SIZE, NUM_PATCHES, config, llava
+from tokenmesh.services.mm_encoder_svc.checkpoint import find_tower
 from tokenmesh.services.mm_encoder_svc.loader import load_tower
 from tokenmesh.services.mm_encoder_svc.tower import Tower
-from tokenmesh.shared.config.model import ModelSettings
+from tokenmesh.shared.config.encoder import EncoderSettings
+from tokenmesh.shared.config.model import Dtype
 from tokenmesh.shared.errors import CheckpointError, ProtocolError
 from tokenmesh.shared.tensor_blob import TensorBlob
 
 ATOL = 2e-4
+LIMITS = EncoderSettings(device="cpu")
 SHAPE = (3, IMAGE_SIZE, IMAGE_SIZE)
 
 
@@ -32,10 +35,10 @@ def array(embeddings: TensorBlob) -> numpy.ndarray:
     return numpy.frombuffer(embeddings.data, dtype="<f4").reshape(embeddings.shape)
 
 
-def load(directory: Path) -> Tower:
-    tower = load_tower(ModelSettings(model=str(directory)), torch.device("cpu"))
-    assert tower is not None
-    return tower
+def load(directory: Path, dtype: Dtype = "auto") -> Tower:
+    found = find_tower(str(directory), None)
+    assert found is not None
+    return load_tower(found, dtype, LIMITS)
 
 
 def rewrite(directory: Path, tensors: dict[str, torch.Tensor]) -> None:
@@ -90,8 +93,7 @@ def test_an_image_has_the_same_embeddings_alone_and_in_a_batch(tmp_path: Path) -
 def test_bfloat16_stays_near_float32(tmp_path: Path) -> None:
     directory = llava(tmp_path)
     exact = load(directory)
-    tower = load_tower(ModelSettings(model=str(directory), dtype="bfloat16"), torch.device("cpu"))
-    assert tower is not None
+    tower = load(directory, "bfloat16")
     (rounded,) = tower.encode([blob(images(1)[0])])
     (expected,) = exact.encode([blob(images(1)[0])])
     assert rounded.dtype == "bfloat16"
@@ -203,7 +205,7 @@ def test_models_without_a_tower_of_ours_have_none(tmp_path: Path) -> None:
         {"model_type": "llava", "vision_config": {"model_type": "siglip_vision_model"}},
     ):
         (tmp_path / "config.json").write_text(json.dumps(values))
-        assert load_tower(ModelSettings(model=str(tmp_path)), torch.device("cpu")) is None
+        assert find_tower(str(tmp_path), None) is None
 
 
 def test_pixels_of_another_shape_are_refused(tmp_path: Path) -> None:

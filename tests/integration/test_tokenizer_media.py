@@ -291,8 +291,17 @@ async def test_private_hosts_are_refused_by_default(
     ("overrides", "message"),
     [
         ({"image_token_index": 600}, "lacks the image token 600"),
-        ({"image_token_index": 0}, "lacks vision_config or image token"),
-        ({"vision_config": {"image_size": 36, "patch_size": 6}}, "the tower takes"),
+        ({"image_token_index": 0}, "lacks image_token_index"),
+        (
+            {
+                "vision_config": {
+                    "model_type": "clip_vision_model",
+                    "image_size": 36,
+                    "patch_size": 6,
+                }
+            },
+            "the tower takes",
+        ),
     ],
 )
 async def test_a_checkpoint_whose_parts_disagree_is_refused_at_the_start(
@@ -303,3 +312,15 @@ async def test_a_checkpoint_whose_parts_disagree_is_refused_at_the_start(
     with pytest.raises(CheckpointError, match=message):
         async with running("tokenizer", own, build):
             pass
+
+
+async def test_a_model_with_an_unknown_tower_serves_text(
+    settings: Settings, bus: MessageBus, tmp_path: Path
+) -> None:
+    directory = llava_without_weights(tmp_path, vision_config={"model_type": "siglip_vision_model"})
+    model = ModelSettings(model=str(directory), served_model_name=(MODEL,))
+    async with running("tokenizer", settings.model_copy(update={"models": (model,)}), build):
+        client = Client(bus)
+        assert (await client.chat("hi")).token_ids
+        with pytest.raises(InvalidInput, match="takes text only"):
+            await client.chat(image(data_uri(file(1))))

@@ -5,19 +5,29 @@ it, in this process or after its restart.
 """
 
 import asyncio
-from typing import Final
+from typing import Final, Protocol
 
 from tokenmesh.services.mm_encoder_svc.batcher import Batcher
 from tokenmesh.services.mm_encoder_svc.cache import EmbeddingCache
-from tokenmesh.services.mm_encoder_svc.tower import Tower
 from tokenmesh.shared import tensor_blob
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.errors import NotFound, ProtocolError
 from tokenmesh.shared.ids import BlobKey
 from tokenmesh.shared.messages.media import MediaItem
 from tokenmesh.shared.telemetry.span import span
+from tokenmesh.shared.tensor_blob import TensorBlob
 
 _PREFIX: Final = "emb:"
+
+
+class Tower(Protocol):
+    """What is asked of a loaded tower (tower.py), which brings torch along."""
+
+    tokens_per_item: int
+    fingerprint: str
+
+    def check(self, pixels: TensorBlob) -> None:
+        """Raise ProtocolError for pixels that the tower does not take."""
 
 
 class Embeddings:

@@ -1,25 +1,22 @@
 """Loading a tower: the vision tensors of a checkpoint, each exactly once, and nothing else."""
 
-import json
-import re
 from pathlib import Path
 from typing import Final
 
 import torch
 import xxhash
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from tokenmesh.services.mm_encoder_svc.checkpoint import TowerCheckpoint, read_json
 from tokenmesh.services.mm_encoder_svc.models.config_reader import ConfigReader, JsonObject
 from tokenmesh.services.mm_encoder_svc.models.llava import LlavaConfig, LlavaEncoder
 from tokenmesh.services.mm_encoder_svc.tower import Tower
-from tokenmesh.shared.config.model import ModelSettings
+from tokenmesh.shared.config.encoder import EncoderSettings
+from tokenmesh.shared.config.model import Dtype
 from tokenmesh.shared.errors import CheckpointError
 
 _INDEX: Final = "model.safetensors.index.json"
-_HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _PARTS: Final = ("vision_tower.", "multi_modal_projector.")
 _DERIVED: Final = "vision_tower.embeddings.position_ids"
 """A buffer that old checkpoints stored."""
@@ -27,64 +24,38 @@ _DERIVED: Final = "vision_tower.embeddings.position_ids"
 _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.bfloat16}
 
 
-def load_tower(settings: ModelSettings, device: torch.device) -> Tower | None:
-    """The model's tower, or None for a model that takes text only. Raises CheckpointError."""
-    directory = _locate(settings.model, settings.revision)
-    config = _read_json(directory / "config.json")
-    if config.get("model_type") != "llava":
-        return None
-    reader = ConfigReader(config, str(directory / "config.json"))
-    if reader.section("vision_config").text("model_type", "") != "clip_vision_model":
-        return None
-    llava = LlavaConfig.read(reader)
+def load_tower(found: TowerCheckpoint, dtype: Dtype, limits: EncoderSettings) -> Tower:
+    """Load it onto the configured device; blocks. Raises CheckpointError."""
+    if limits.threads is not None:
+        torch.set_num_threads(limits.threads)
+    directory = found.directory
+    config = LlavaConfig.read(ConfigReader(found.config, str(directory / "config.json")))
     with torch.device("meta"):
-        model = LlavaEncoder(llava)
-    dtype = _dtype(settings, config)
-    fingerprint = _fill(model, directory, dtype)
-    fingerprint.update(repr((llava, dtype)).encode())
-    side = llava.tower.image_size
+        model = LlavaEncoder(config)
+    resolved = _dtype(dtype, found.config)
+    fingerprint = _fill(model, directory, resolved)
+    fingerprint.update(repr((config, resolved)).encode())
+    device = _device(limits)
+    side = config.tower.image_size
     return Tower(
         model.to(device).eval().requires_grad_(False),
         device=device,
-        dtype=dtype,
-        pixel_shape=(llava.tower.num_channels, side, side),
-        tokens_per_item=llava.tokens_per_image,
+        dtype=resolved,
+        pixel_shape=(config.tower.num_channels, side, side),
+        tokens_per_item=config.tokens_per_image,
         fingerprint=fingerprint.hexdigest(),
     )
 
 
-def _locate(model: str, revision: str | None) -> Path:
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists() or not _HUB_ID.fullmatch(model):
-        raise CheckpointError(f"{model} is no directory and no hub id", param="model")
-    try:
-        config = snapshot_download(model, revision=revision, allow_patterns=["config.json"])
-        if _read_json(Path(config) / "config.json").get("model_type") != "llava":
-            return Path(config)
-        files = ["*.json", "*.safetensors"]
-        return Path(snapshot_download(model, revision=revision, allow_patterns=files))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise CheckpointError(
-            f"{model} is no directory, and as a hub id it cannot be fetched: {error}",
-            param="model",
-        ) from error
+def _device(limits: EncoderSettings) -> torch.device:
+    if limits.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(limits.device)
 
 
-def _read_json(path: Path) -> JsonObject:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} holds no object")
-    return value
-
-
-def _dtype(settings: ModelSettings, config: JsonObject) -> torch.dtype:
+def _dtype(asked: Dtype, config: JsonObject) -> torch.dtype:
     stated = config.get("dtype") or config.get("torch_dtype")
-    name = str(stated) if settings.dtype == "auto" else settings.dtype
+    name = str(stated) if asked == "auto" else asked
     return _DTYPES.get(name, torch.float32)
 
 
@@ -116,7 +87,7 @@ def _fill(model: nn.Module, directory: Path, dtype: torch.dtype) -> xxhash.xxh3_
 def _shards(directory: Path) -> list[Path]:
     """The files that hold vision tensors, or all where there is no index."""
     if (directory / _INDEX).is_file():
-        names = _read_json(directory / _INDEX).get("weight_map")
+        names = read_json(directory / _INDEX).get("weight_map")
         if not isinstance(names, dict):
             raise CheckpointError(f"{directory / _INDEX} holds no weight_map")
         chosen = {str(file) for name, file in names.items() if _canonical(name) is not None}

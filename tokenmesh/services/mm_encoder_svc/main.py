@@ -2,19 +2,22 @@
 
 import asyncio
 import logging
-
-import torch
+from typing import TYPE_CHECKING
 
 from tokenmesh.services.mm_encoder_svc.actor import EncoderActor
 from tokenmesh.services.mm_encoder_svc.batcher import Batcher
 from tokenmesh.services.mm_encoder_svc.cache import EmbeddingCache
+from tokenmesh.services.mm_encoder_svc.checkpoint import find_tower
 from tokenmesh.services.mm_encoder_svc.embeddings import Embeddings
-from tokenmesh.services.mm_encoder_svc.loader import load_tower
 from tokenmesh.shared import subjects
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.encoder import EncoderSettings
+from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.ids import ModelName
 from tokenmesh.shared.service import Mesh, run_service
+
+if TYPE_CHECKING:
+    from tokenmesh.services.mm_encoder_svc.tower import Tower
 
 logger = logging.getLogger(__name__)
 
@@ -22,14 +25,11 @@ logger = logging.getLogger(__name__)
 async def build(mesh: Mesh) -> None:
     """Load the tower of every model that has one. A mesh of text models leaves nothing to do."""
     limits = mesh.settings.encoder
-    if limits.threads is not None:
-        torch.set_num_threads(limits.threads)
-    device = _device(limits)
     cache = EmbeddingCache(limits.cache_bytes)
     models: dict[ModelName, Embeddings] = {}
     batchers: list[Batcher] = []
     for settings in mesh.settings.models:
-        tower = await asyncio.to_thread(load_tower, settings, device)
+        tower = await asyncio.to_thread(_load, settings, limits)
         if tower is None:
             logger.info("%s takes no images", settings.name)
             continue
@@ -54,7 +54,11 @@ def run(settings: Settings) -> int:
     return run_service("encoder", settings, build)
 
 
-def _device(limits: EncoderSettings) -> torch.device:
-    if limits.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(limits.device)
+def _load(settings: ModelSettings, limits: EncoderSettings) -> "Tower | None":
+    found = find_tower(settings.model, settings.revision)
+    if found is None:
+        return None
+    # torch takes seconds and 200 MB, which a mesh of text models need not spend here.
+    from tokenmesh.services.mm_encoder_svc.loader import load_tower
+
+    return load_tower(found, settings.dtype, limits)

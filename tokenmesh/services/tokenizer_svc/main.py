@@ -75,7 +75,7 @@ class Tools:
 
 def run(settings: Settings) -> int:
     """Run until a signal; the exit code."""
-    _forbid_torch()
+    forbid_torch()
     return run_service("tokenizer", settings, build)
 
 
@@ -83,7 +83,7 @@ def _names(settings: ModelSettings) -> list[ModelName]:
     return [ModelName(name) for name in settings.served_model_name or (settings.name,)]
 
 
-def _forbid_torch() -> None:
+def forbid_torch() -> None:
     """transformers brings torch along wherever it is installed: 180 MB and two seconds for nothing.
 
     None in sys.modules is Python's own way to say that a module is not to be had.

@@ -1,5 +1,6 @@
 """VisionModel: how one checkpoint takes images, read from its config.json."""
 
+import logging
 from dataclasses import dataclass
 
 from PIL import Image
@@ -10,7 +11,10 @@ from tokenmesh.services.tokenizer_svc.loading import (
     LoadedModel,
     load_image_processor,
 )
+from tokenmesh.services.tokenizer_svc.render_job import JsonObject
 from tokenmesh.shared.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +29,28 @@ class VisionModel:
 
 
 def vision_model(loaded: LoadedModel) -> VisionModel | None:
-    """None for a model that takes text only. Raises CheckpointError."""
-    if loaded.config.get("model_type") != "llava":
+    """None for a model that takes text only, or whose tower is none of ours.
+
+    Raises CheckpointError.
+    """
+    vision = loaded.config.get("vision_config")
+    if loaded.config.get("model_type") != "llava" or not isinstance(vision, dict):
         return None
-    return _llava(loaded)
+    if vision.get("model_type") != "clip_vision_model":
+        logger.warning(
+            "%s: a vision tower of type %s is not supported: serving text only",
+            loaded.directory,
+            vision.get("model_type"),
+        )
+        return None
+    return _llava(loaded, vision)
 
 
-def _llava(loaded: LoadedModel) -> VisionModel:
+def _llava(loaded: LoadedModel, vision: JsonObject) -> VisionModel:
     config = loaded.config
-    vision = config.get("vision_config")
     token = positive_int(config.get("image_token_index") or config.get("image_token_id"))
-    if not isinstance(vision, dict) or token is None:
-        raise CheckpointError(f"{loaded.directory}: config.json lacks vision_config or image token")
+    if token is None:
+        raise CheckpointError(f"{loaded.directory}: config.json lacks image_token_index")
     # CLIPVisionConfig's own defaults; a config.json leaves them out.
     size = positive_int(vision.get("image_size", 224)) or 0
     patch = positive_int(vision.get("patch_size", 32)) or 1

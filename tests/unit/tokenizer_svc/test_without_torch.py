@@ -1,0 +1,33 @@
+"""tokenizer_svc neither imports torch nor needs it, whether it is installed or not."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.fakes.llava import llava_without_weights
+
+SCRIPT = """
+import sys
+from PIL import Image
+from tokenmesh.services.tokenizer_svc.main import forbid_torch
+assert "torch" not in sys.modules and "transformers" not in sys.modules
+forbid_torch()
+from tokenmesh.services.tokenizer_svc.loading import load_model
+from tokenmesh.services.tokenizer_svc.media.vision import vision_model
+from tokenmesh.shared.config.model import ModelSettings
+loaded = load_model(ModelSettings(model=sys.argv[1]))
+vision = vision_model(loaded)
+assert loaded.tokenizer.encode("The fox").ids
+assert vision.processor(Image.new("RGB", (9, 7))).shape == (3, 30, 30)
+assert sys.modules["torch"] is None
+"""
+
+
+def test_text_and_images_are_prepared_without_torch(tmp_path: Path) -> None:
+    directory = llava_without_weights(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(directory)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    # Nor does transformers complain about it to the operator.
+    assert done.stderr == ""
