@@ -14,6 +14,9 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
+_MIN_BUCKET_S = 0.1
+_MAX_BUCKETS = 100
+
 
 def plot(outcomes: Sequence[Outcome], title: str, path: Path) -> None:
     """Write a picture of the format that the suffix of `path` names."""
@@ -39,8 +42,11 @@ def _cumulative(axes: Axes, values_s: Sequence[float], name: str) -> None:
 
 def _chunks_over_time(axes: Axes, outcomes: Sequence[Outcome]) -> None:
     began_s = min((outcome.began_s for outcome in outcomes), default=0.0)
-    seconds = Counter(int(at - began_s) for each in outcomes for at in each.token_times)
-    span = range(max(seconds, default=0) + 1)
-    axes.step([*span], [seconds[second] for second in span], where="post")
+    times_s = [at - began_s for outcome in outcomes for at in outcome.token_times]
+    width_s = max(_MIN_BUCKET_S, max(times_s, default=0.0) / _MAX_BUCKETS)
+    counts = Counter(int(at / width_s) for at in times_s)
+    buckets = range(max(counts, default=0) + 1)
+    rates = [counts[bucket] / width_s for bucket in buckets]
+    axes.step([bucket * width_s for bucket in buckets], rates, where="post")
     axes.set(xlabel="time (s)", ylabel="chunks with output per second", ylim=(0, None))
     axes.grid(alpha=0.3)
