@@ -9,6 +9,7 @@ import torch
 
 from tokenmesh.kernels.exponential_noise import exponential_noise_reference
 from tokenmesh.services.worker_svc.engine.plan import NewRow
+from tokenmesh.services.worker_svc.sampling.first_max import first_max
 from tokenmesh.services.worker_svc.sampling.sampler import (
     NOT_FINITE,
     NOTHING_ALLOWED,
@@ -80,7 +81,12 @@ def probabilities(logits: Sequence[float], params: SamplingParams) -> list[float
             break
         kept[token] = weight
         before += weight
-    return [kept.get(token, 0.0) for token in range(len(logits))]
+    # equal weights share one fate
+    floor = min(kept.values())
+    return [
+        weight if (weight := weights.get(token, 0.0)) >= floor else 0.0
+        for token in range(len(logits))
+    ]
 
 
 def expected_token(logits: Sequence[float], params: SamplingParams, position: int) -> int:
@@ -325,3 +331,18 @@ def test_a_reused_row_number_forgets_what_it_held() -> None:
     draw = sampler.draw([0], logits.clone()).draw_by_row[0]
     assert draw.token_id == int(logits.argmax())
     assert draw.logprobs is None
+
+
+@pytest.mark.parametrize("size", [1, 50, 64, 128, 1024, 4096, 151936 // 8, 4099])
+def test_first_max_is_the_first_of_the_largest(size: int) -> None:
+    torch.manual_seed(0)
+    values = torch.randn(5, size)
+    values[1] = values[1].round()
+    values[2] = NONE
+    values[3, -1] = 99.0
+    expected = values.double().argmax(-1)
+    assert (
+        first_max(values).tolist()
+        == [row.index(max(row)) for row in values.tolist()]
+        == expected.tolist()
+    )

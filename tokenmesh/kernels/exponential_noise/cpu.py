@@ -13,17 +13,26 @@ _LOWBIAS_ROUNDS: Final = ((16, 0x7FEB352D), (15, 0x846CA68B))
 _LARGEST_UNIFORM: Final = 1 - 2**-24
 
 
+def token_keys(token_ids: torch.Tensor) -> torch.Tensor:
+    """The part of the hash that depends on the tokens only: int32 -> int32, a new tensor."""
+    keys = token_ids.clone()
+    for shift, factor in _LOWBIAS_ROUNDS:
+        keys.bitwise_xor_(_shifted(keys, shift, 32)).mul_(_signed(factor, 32))
+    return keys.bitwise_xor_(_shifted(keys, 16, 32))
+
+
 def exponential_noise(
-    seeds: torch.Tensor, positions: torch.Tensor, token_ids: torch.Tensor
+    seeds: torch.Tensor, positions: torch.Tensor, keys: torch.Tensor
 ) -> torch.Tensor:
-    """seeds, positions [R] int64, token_ids [n] or [R, n] int32 -> [R, n] float32."""
-    keys = _splitmix64(_splitmix64(seeds) ^ positions).unsqueeze(1)
-    low, high = keys.to(torch.int32), (keys >> 32).to(torch.int32)
-    bits = _finalize32_(token_ids.clone())
-    bits = _finalize32_(bits ^ low)
-    bits = _finalize32_(bits.bitwise_xor_(high)).bitwise_and_(0x7FFFFFFF)
-    uniform = bits.float().add_(0.5).mul_(2**-31).clamp_(max=_LARGEST_UNIFORM)
-    return uniform.neg_().log1p_().neg_()
+    """seeds, positions [R] int64, keys [n] or [R, n] int32 from `token_keys` -> [R, n] float32."""
+    rows = _splitmix64(_splitmix64(seeds) ^ positions).unsqueeze(1)
+    low, high = rows.to(torch.int32), (rows >> 32).to(torch.int32)
+    # in place, so that one row of a large vocabulary stays in the cache
+    bits = (keys ^ low).mul_(_signed(_LOWBIAS_ROUNDS[0][1], 32))
+    bits.bitwise_xor_(_shifted(bits, 16, 32)).add_(high).mul_(_signed(_LOWBIAS_ROUNDS[1][1], 32))
+    bits.bitwise_xor_(_shifted(bits, 15, 32)).bitwise_and_(0x7FFFFFFF)
+    minus_uniform = bits.float().add_(0.5).mul_(-(2**-31)).clamp_(min=-_LARGEST_UNIFORM)
+    return minus_uniform.log1p_().neg_()
 
 
 def _splitmix64(x: torch.Tensor) -> torch.Tensor:
@@ -31,13 +40,6 @@ def _splitmix64(x: torch.Tensor) -> torch.Tensor:
     for shift, factor in _SPLITMIX_ROUNDS:
         x = (x ^ _shifted(x, shift, 64)) * _signed(factor, 64)
     return x ^ _shifted(x, 31, 64)
-
-
-def _finalize32_(x: torch.Tensor) -> torch.Tensor:
-    """In place, which keeps a row of a large vocabulary in the cache."""
-    for shift, factor in _LOWBIAS_ROUNDS:
-        x.bitwise_xor_(_shifted(x, shift, 32)).mul_(_signed(factor, 32))
-    return x.bitwise_xor_(_shifted(x, 16, 32))
 
 
 def _shifted(x: torch.Tensor, shift: int, width: int) -> torch.Tensor:

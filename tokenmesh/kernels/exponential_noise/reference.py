@@ -8,10 +8,11 @@ MASK_64 = (1 << 64) - 1
 
 def exponential_noise_reference(seed: int, position: int, token_id: int) -> float:
     """The number for one key."""
-    key = splitmix64(splitmix64(seed & MASK_64) ^ (position & MASK_64))
-    low, high = key & MASK_32, key >> 32
-    bits = finalize32(finalize32(token_id) ^ low)
-    bits = finalize32(bits ^ high) & 0x7FFFFFFF
+    row = splitmix64(splitmix64(seed & MASK_64) ^ (position & MASK_64))
+    low, high = row & MASK_32, row >> 32
+    bits = ((lowbias32(token_id) ^ low) * 0x7FEB352D) & MASK_32
+    bits = (((bits ^ (bits >> 16)) + high) * 0x846CA68B) & MASK_32
+    bits = (bits ^ (bits >> 15)) & 0x7FFFFFFF
     uniform = min((bits + 0.5) / 2**31, 1 - 2**-24)
     return -math.log1p(-uniform)
 
@@ -24,8 +25,8 @@ def splitmix64(x: int) -> int:
     return x ^ (x >> 31)
 
 
-def finalize32(x: int) -> int:
-    """Wellons' lowbias32: every input bit flips every output bit about half of the time."""
+def lowbias32(x: int) -> int:
+    """Wellons' finalizer: every input bit flips every output bit about half of the time."""
     x = ((x ^ (x >> 16)) * 0x7FEB352D) & MASK_32
     x = ((x ^ (x >> 15)) * 0x846CA68B) & MASK_32
     return x ^ (x >> 16)

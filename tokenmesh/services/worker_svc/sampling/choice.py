@@ -1,7 +1,7 @@
-"""ChoiceState: temperature, min_p, top_k and top_p, and the draw itself.
+"""ChoiceState: temperature, the filters, and the draw itself.
 
-A filter keeps a prefix of the sorted vocabulary, so the best few hundred tokens are nearly always
-all that has to be looked at. Rows for which they are not are done again over the whole vocabulary.
+What the filters keep is nearly always among the best few hundred tokens, so only those are looked
+at first. Rows for which they are not enough are done again over the whole vocabulary.
 """
 
 from collections.abc import Sequence
@@ -10,8 +10,15 @@ from typing import Final
 
 import torch
 
-from tokenmesh.kernels.exponential_noise import exponential_noise
+from tokenmesh.kernels.exponential_noise import exponential_noise, token_keys
 from tokenmesh.services.worker_svc.engine.plan import NewRow
+from tokenmesh.services.worker_svc.sampling.filters import (
+    Filters,
+    candidate_floors,
+    exact_floor,
+    has_filter,
+)
+from tokenmesh.services.worker_svc.sampling.first_max import first_max
 from tokenmesh.shared.messages.sampling import SamplingParams
 
 GREEDY_BELOW: Final = 1e-5
@@ -20,6 +27,8 @@ CANDIDATES: Final = 256
 """Tokens looked at first when a filter is on."""
 TIES: Final = 8
 """Candidates beyond the largest top_k, to see whether its last place is shared."""
+PIECE: Final = 1 << 18
+"""Elements that are drawn from at a time: a row of a large vocabulary stays in the cache."""
 
 
 @dataclass(slots=True)
@@ -27,11 +36,7 @@ class _Row:
     params: SamplingParams
     position: int
     """Output position of the next token."""
-
-    @property
-    def has_filter(self) -> bool:
-        params = self.params
-        return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
+    is_greedy: bool
 
 
 class ChoiceState:
@@ -39,22 +44,24 @@ class ChoiceState:
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._token_ids = torch.arange(vocab_size, dtype=torch.int32)
+        self._keys = token_keys(torch.arange(vocab_size, dtype=torch.int32))
         self._row_by_number: dict[int, _Row] = {}
         self._num_random = 0
 
     def add(self, new: NewRow) -> None:
         """Take a row; its next output position follows from what it knows."""
         self.remove(new.row)
-        row = _Row(new.sampling, len(new.token_ids) - new.num_prompt)
+        params = new.sampling
+        position = len(new.token_ids) - new.num_prompt
+        row = _Row(params, position, is_greedy=params.temperature < GREEDY_BELOW)
         self._row_by_number[new.row] = row
-        self._num_random += not _is_greedy(row)
+        self._num_random += not row.is_greedy
 
     def remove(self, number: int) -> None:
         """Forget a row."""
         row = self._row_by_number.pop(number, None)
         if row is not None:
-            self._num_random -= not _is_greedy(row)
+            self._num_random -= not row.is_greedy
 
     def append(self, number: int, token_id: int) -> None:
         """A row has drawn a token."""
@@ -63,80 +70,54 @@ class ChoiceState:
     def apply(self, logits: torch.Tensor, numbers: Sequence[int]) -> torch.Tensor:
         """logits [N, V] -> [N] token ids. Rows without any possible token get an arbitrary one."""
         if not self._num_random:
-            return logits.argmax(-1)
+            return first_max(logits)
         rows = [self._row_by_number[number] for number in numbers]
         tokens = torch.empty(len(rows), dtype=torch.int64)
-        greedy = [i for i, row in enumerate(rows) if _is_greedy(row)]
-        plain = [i for i, row in enumerate(rows) if not _is_greedy(row) and not row.has_filter]
-        filtered = [i for i, row in enumerate(rows) if not _is_greedy(row) and row.has_filter]
+        greedy = [i for i, row in enumerate(rows) if row.is_greedy]
         if greedy:
-            tokens[greedy] = logits[greedy].argmax(-1)
-        if plain:
-            tokens[plain] = self._draw_plain(logits[plain], [rows[i] for i in plain])
-        if filtered:
-            tokens[filtered] = self._draw_filtered(logits[filtered], [rows[i] for i in filtered])
+            tokens[greedy] = first_max(logits[greedy])
+        random = [i for i, row in enumerate(rows) if not row.is_greedy]
+        at_once = max(1, PIECE // self._vocab_size)
+        for is_filtered in (False, True):
+            chosen = [i for i in random if has_filter(rows[i].params) == is_filtered]
+            draw = self._draw_filtered if is_filtered else self._draw_plain
+            for first in range(0, len(chosen), at_once):
+                piece = chosen[first : first + at_once]
+                tokens[piece] = draw(logits[piece], [rows[i] for i in piece])
         return tokens
 
     def _draw_plain(self, logits: torch.Tensor, rows: Sequence[_Row]) -> torch.Tensor:
-        scaled = _tempered(logits, rows)
-        scaled.sub_(scaled.amax(-1, keepdim=True)).exp_()
-        return scaled.div_(_noise(rows, self._token_ids)).argmax(-1)
+        weights = _tempered(logits, rows)
+        weights.sub_(weights.amax(-1, keepdim=True)).exp_()
+        return first_max(weights.div_(_noise(rows, self._keys)))
 
     def _draw_filtered(self, logits: torch.Tensor, rows: Sequence[_Row]) -> torch.Tensor:
         largest = max(row.params.top_k for row in rows)
         count = min(self._vocab_size, max(CANDIDATES, largest + TIES))
         scaled = _tempered(logits, rows)
-        tokens, is_complete = self._draw_among(scaled, rows, count)
-        missing = [i for i, complete in enumerate(is_complete.tolist()) if not complete]
-        if missing:
-            again = [rows[i] for i in missing]
-            tokens[missing] = self._draw_among(scaled[missing], again, self._vocab_size)[0]
+        values, ids = scaled.topk(count, dim=-1)
+        best = values[:, :1]
+        weights = (values - best).exp()
+        totals = torch.zeros(len(rows), 1, dtype=torch.float64)
+        for i, row in enumerate(rows):
+            if row.params.top_k == 0 and row.params.min_p == 0.0:
+                totals[i] = (scaled[i] - best[i]).exp_().sum()
+        floors, is_right = candidate_floors(
+            weights, totals, Filters.of([row.params for row in rows])
+        )
+        weights.mul_(weights >= floors).div_(_noise(rows, self._keys[ids]))
+        tokens = ids.gather(1, weights.argmax(-1, keepdim=True)).squeeze(1)
+        if count < self._vocab_size:
+            for i in (~is_right).nonzero().flatten().tolist():
+                one = slice(i, i + 1)
+                tokens[one] = self._draw_from_all(scaled[one] - best[one], rows[i])
         return tokens
 
-    def _draw_among(
-        self, scaled: torch.Tensor, rows: Sequence[_Row], count: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Token ids [N], and whether `count` candidates were enough to know them."""
-        values, ids = scaled.topk(count, dim=-1)
-        kept, is_complete = kept_candidates(scaled, values, [row.params for row in rows])
-        weights = (values - values[:, :1]).exp_().mul_(kept)
-        best = weights.div_(_noise(rows, ids.int())).argmax(-1, keepdim=True)
-        return ids.gather(1, best).squeeze(1), is_complete
-
-
-def kept_candidates(
-    scaled: torch.Tensor, values: torch.Tensor, params: Sequence[SamplingParams]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which of the candidates values [N, K], sorted, survive min_p, top_k and top_p, in this order.
-
-    Returns kept [N, K] and whether each row's answer is exact [N]: it is not when a filter may also
-    keep tokens beyond the candidates. Tokens that tie with the last of top_k are all kept.
-    """
-    count, vocab_size = values.shape[1], scaled.shape[1]
-    min_p = torch.tensor([p.min_p for p in params]).unsqueeze(1)
-    floor = values[:, :1] + min_p.log()
-    last = torch.tensor([(p.top_k if 0 < p.top_k <= count else count) - 1 for p in params])
-    kth = values.gather(1, last.unsqueeze(1))
-    has_top_k = torch.tensor([0 < p.top_k <= count for p in params]).unsqueeze(1)
-    floor = torch.where(has_top_k, torch.maximum(floor, kth), floor)
-    kept = values >= floor
-    is_cut = has_top_k.squeeze(1) | (min_p.squeeze(1) > 0)
-
-    top_p = torch.tensor([p.top_p for p in params]).unsqueeze(1)
-    probabilities = (values - values[:, :1]).exp_().mul_(kept)
-    total = probabilities.sum(-1, keepdim=True)
-    if count < vocab_size and not bool(is_cut.all()):
-        everything = (scaled.logsumexp(-1, keepdim=True) - values[:, :1]).exp_()
-        total = torch.where(is_cut.unsqueeze(1), total, everything)
-    before = probabilities.cumsum(-1) - probabilities
-    within = (before < top_p * total) | (top_p >= 1.0)
-    within[:, 0] = True
-    is_filled = torch.where(is_cut, kept[:, -1], (kept & within)[:, -1])
-    return kept & within, ~is_filled | (count == vocab_size)
-
-
-def _is_greedy(row: _Row) -> bool:
-    return row.params.temperature < GREEDY_BELOW
+    def _draw_from_all(self, scaled: torch.Tensor, row: _Row) -> torch.Tensor:
+        """scaled [1, V], the best 0 -> [1] token id."""
+        weights = scaled.exp_()
+        weights.mul_(weights >= exact_floor(weights[0], row.params))
+        return first_max(weights.div_(_noise([row], self._keys)))
 
 
 def _tempered(logits: torch.Tensor, rows: Sequence[_Row]) -> torch.Tensor:
@@ -144,11 +125,11 @@ def _tempered(logits: torch.Tensor, rows: Sequence[_Row]) -> torch.Tensor:
     return logits / temperature
 
 
-def _noise(rows: Sequence[_Row], token_ids: torch.Tensor) -> torch.Tensor:
-    """token_ids [n] or [N, n] int32 -> [N, n]."""
+def _noise(rows: Sequence[_Row], keys: torch.Tensor) -> torch.Tensor:
+    """keys [n] or [N, n] -> [N, n]."""
     seeds = torch.tensor([_signed64(row.params.seed) for row in rows])
     positions = torch.tensor([row.position for row in rows])
-    return exponential_noise(seeds, positions, token_ids)
+    return exponential_noise(seeds, positions, keys)
 
 
 def _signed64(seed: int) -> int:
