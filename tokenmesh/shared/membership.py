@@ -83,12 +83,37 @@ class MembershipView:
         ]
 
 
+class ListeningClock:
+    """Time as far as we have listened: a gap in which nobody was heard counts for little.
+
+    Somebody who was too busy to read, or cut off from the bus, has no reason to take everybody
+    else for dead; their beats lie there unread.
+    """
+
+    def __init__(self, max_gap_s: float, clock: Callable[[], float] = monotonic_s) -> None:
+        self._max_gap_s = max_gap_s
+        self._clock = clock
+        self._heard_at_s = clock()
+        self._listened_s = 0.0
+
+    def hear(self) -> float:
+        """Somebody was heard just now; the time."""
+        self._listened_s = self.now_s()
+        self._heard_at_s = self._clock()
+        return self._listened_s
+
+    def now_s(self) -> float:
+        """Seconds of listening since the start."""
+        return self._listened_s + min(self._clock() - self._heard_at_s, self._max_gap_s)
+
+
 class Members:
     """A view kept current by the beats on the bus."""
 
-    def __init__(self, view: MembershipView, clock: Callable[[], float] = monotonic_s) -> None:
+    def __init__(self, view: MembershipView, max_gap_s: float = 0.5) -> None:
+        """`max_gap_s`: how much of a time without any beat counts, see `ListeningClock`."""
         self.view = view
-        self._clock = clock
+        self._clock = ListeningClock(max_gap_s)
         self._subscription: Subscription | None = None
         self.on_beat: Callable[[Beat], None] = _ignore
         """Called after each beat was taken in; must be quick and must not raise."""
@@ -123,11 +148,11 @@ class Members:
         return self.view.get(instance_id)
 
     def _expire(self) -> None:
-        self.view.expire(self._clock())
+        self.view.expire(self._clock.now_s())
 
     async def _on_beat(self, envelope: Envelope) -> None:
         if isinstance(envelope.message, Beat):
-            self.view.observe(envelope.message, self._clock())
+            self.view.observe(envelope.message, self._clock.hear())
             self.on_beat(envelope.message)
 
 

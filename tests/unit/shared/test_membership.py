@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmesh.shared.ids import InstanceId, ModelName
-from tokenmesh.shared.membership import MembershipView
+from tokenmesh.shared.membership import ListeningClock, MembershipView
 from tokenmesh.shared.messages import Beat
 from tokenmesh.shared.messages.beat import ModelCard, WorkerLoad
 
@@ -114,3 +114,30 @@ def test_view_is_bounded_and_keeps_whom_it_knows() -> None:
 def test_the_newest_beat_wins_in_whatever_order_they_come(sequences: list[int]) -> None:
     members = view(*(beat(sequence) for sequence in sequences))
     assert members.all()[0].beat.sequence == max(sequences)
+
+
+def test_whoever_did_not_read_for_a_while_takes_nobody_for_dead() -> None:
+    now_s = [100.0]
+    clock = ListeningClock(max_gap_s=0.5, clock=lambda: now_s[0])
+    members = MembershipView(MISSED_BEATS, 10)
+    members.observe(beat(1), clock.hear())
+    members.observe(beat(1, instance_id="worker-2"), clock.hear())
+    now_s[0] += 30.0
+    assert members.expire(clock.now_s()) == []
+    # One is heard before the other is.
+    members.observe(beat(2), clock.hear())
+    assert members.expire(clock.now_s()) == []
+    for sequence in range(3, 10):
+        now_s[0] += INTERVAL_S
+        members.observe(beat(sequence), clock.hear())
+        members.expire(clock.now_s())
+    assert ids(members) == {"worker-1"}
+
+
+def test_time_runs_evenly_while_somebody_is_heard() -> None:
+    now_s = [100.0]
+    clock = ListeningClock(max_gap_s=0.5, clock=lambda: now_s[0])
+    for _ in range(40):
+        now_s[0] += 0.25
+        clock.hear()
+    assert clock.now_s() == 10.0

@@ -40,6 +40,12 @@ class ServiceSettings(BaseModel):
         ge=1,
         description="Intervals without a beat after which a process counts as gone.",
     )
+    max_listening_gap_s: float = Field(
+        default=0.5,
+        gt=0,
+        description="How much of a time without any beat counts against those who were silent: "
+        "a process that could not read must not take all others for gone.",
+    )
     max_members: int = Field(
         default=4096, ge=1, description="Processes that the membership view holds at most."
     )

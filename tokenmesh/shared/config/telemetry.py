@@ -58,7 +58,7 @@ class TelemetrySettings(BaseModel):
         default=0,
         ge=0,
         le=65535,
-        description="Port for GET /metrics of this process; 0: none. The gateway has its own route.",
+        description="Port for GET /metrics of this process; 0: none. The gateway has a route.",
     )
     metrics_host: str = Field(
         default="127.0.0.1", description="Address that the metrics port is bound to."

@@ -50,7 +50,8 @@ class Mesh:
         self.blobs = Blobs(redis, settings.redis)
         self.metrics = metrics
         limits = settings.service
-        self.members = Members(MembershipView(limits.missed_beats, limits.max_members))
+        view = MembershipView(limits.missed_beats, limits.max_members)
+        self.members = Members(view, limits.max_listening_gap_s)
         self.ready = asyncio.Event()
         """Set once the service is built and beats."""
         self.crashed = asyncio.Event()
