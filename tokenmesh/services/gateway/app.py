@@ -1,60 +1,81 @@
 """The FastAPI application: routes, error shapes, middleware."""
 
+from collections.abc import Mapping
+from typing import Final
+
 from fastapi import FastAPI
+from pydantic import BaseModel
 from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.errors import ServerErrorMiddleware
+from starlette.types import ASGIApp
 
 import tokenmesh
 from tokenmesh.services.gateway.auth import ApiKeys
 from tokenmesh.services.gateway.edge import Edge
-from tokenmesh.services.gateway.error_response import install_error_handlers
+from tokenmesh.services.gateway.error_response import crash_response, install_error_handlers
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.openai.chat_request import ChatRequest
 from tokenmesh.services.gateway.openai.completion_request import CompletionRequest
 from tokenmesh.services.gateway.openai.tokenize_request import DetokenizeRequest, TokenizeRequest
-from tokenmesh.services.gateway.routes.chat import chat_router
-from tokenmesh.services.gateway.routes.completions import completions_router
+from tokenmesh.services.gateway.routes import chat, completions
+from tokenmesh.services.gateway.routes.chat import chat_endpoint
+from tokenmesh.services.gateway.routes.completions import completion_endpoint
 from tokenmesh.services.gateway.routes.files import files_router
 from tokenmesh.services.gateway.routes.health import health_router
 from tokenmesh.services.gateway.routes.models import models_router
-from tokenmesh.services.gateway.routes.schema import install_schemas
+from tokenmesh.services.gateway.routes.schema import body_schema, install_schemas
 from tokenmesh.services.gateway.routes.tokenize import tokenize_router
 from tokenmesh.services.gateway.routes_traces import traces_router
+from tokenmesh.services.gateway.shortcut import Endpoint, Shortcut
 
-_ROUTERS = (
-    chat_router,
-    completions_router,
+_BODIES: Final[dict[str, type[BaseModel]]] = {
+    chat.PATH: ChatRequest,
+    completions.PATH: CompletionRequest,
+}
+_ROUTERS: Final = (
     models_router,
     tokenize_router,
     files_router,
     health_router,
 )
-_EXPOSED = ["x-request-id", "traceparent", "x-tokenmesh-warning", "retry-after"]
+_EXPOSED: Final = ["x-request-id", "traceparent", "x-tokenmesh-warning", "retry-after"]
 
 
-def make_app(gateway: Gateway) -> FastAPI:
-    """Everything that HTTP clients see."""
+def make_app(gateway: Gateway) -> ASGIApp:
+    """Everything that HTTP clients see: errors, edge, shortcut, routes, from outside to inside."""
     settings = gateway.settings
+    endpoints = {chat.PATH: chat_endpoint(gateway), completions.PATH: completion_endpoint(gateway)}
+    app: ASGIApp = Shortcut(_make_routes(gateway, endpoints), endpoints)
+    app = Edge(app, ApiKeys(settings.api_key_hashes), settings, gateway.metrics)
+    app = ServerErrorMiddleware(app, handler=crash_response)
+    if not settings.cors_origins:
+        return app
+    # Outermost: a preflight carries no key.
+    return CORSMiddleware(
+        app,
+        allow_origins=list(settings.cors_origins),
+        allow_methods=["*"],
+        allow_headers=["*"],
+        expose_headers=_EXPOSED,
+    )
+
+
+def _make_routes(gateway: Gateway, endpoints: Mapping[str, Endpoint]) -> FastAPI:
+    """The application that describes itself."""
+    docs = gateway.settings.docs
     app = FastAPI(
         title="TokenMesh",
         version=tokenmesh.__version__,
-        docs_url="/docs" if settings.docs else None,
-        redoc_url="/redoc" if settings.docs else None,
-        openapi_url="/openapi.json" if settings.docs else None,
+        docs_url="/docs" if docs else None,
+        redoc_url="/redoc" if docs else None,
+        openapi_url="/openapi.json" if docs else None,
     )
     install_error_handlers(app)
+    for path, endpoint in endpoints.items():
+        schema = body_schema(_BODIES[path])
+        app.post(path, tags=["generate"], response_model=None, openapi_extra=schema)(endpoint)
     for make_router in _ROUTERS:
         app.include_router(make_router(gateway))
     app.include_router(traces_router(gateway.traces))
-    install_schemas(app, [ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest])
-    keys = ApiKeys(settings.api_key_hashes)
-    app.add_middleware(Edge, keys=keys, settings=settings, metrics=gateway.metrics)
-    if settings.cors_origins:
-        # Added last, so it is first: a preflight carries no key.
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=list(settings.cors_origins),
-            allow_methods=["*"],
-            allow_headers=["*"],
-            expose_headers=_EXPOSED,
-        )
+    install_schemas(app, [*_BODIES.values(), TokenizeRequest, DetokenizeRequest])
     return app

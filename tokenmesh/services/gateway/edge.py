@@ -103,7 +103,7 @@ class Edge:
             exchange.status = _CLIENT_LEFT
             self._metrics.counter("cancelled_requests").inc()
         status = str(exchange.status or _UNANSWERED)
-        route = getattr(scope.get("route"), "path", "other")
+        route = getattr(scope.get("route"), "path", exchange.route)
         method = scope["method"] if route != "other" else "other"
         self._metrics.counter("http_requests", route=route, method=method, status=status).inc()
 

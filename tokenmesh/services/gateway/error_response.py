@@ -33,13 +33,23 @@ def error_response(error: TokenMeshError) -> Response:
     return json_response(error_body(error), error.status, headers)
 
 
+def log_error(error: TokenMeshError) -> None:
+    """Ours are told to the operator too; the client's are its own business."""
+    if error.status >= 500:
+        logger.warning("%s: %s", error.code, error.message)
+
+
+async def crash_response(_request: Request, _error: Exception) -> Response:
+    """The response to a defect: logged with its traceback, never told to clients."""
+    return json_response(status_body(500, "internal error", "internal_error"), 500)
+
+
 def install_error_handlers(app: FastAPI) -> None:
     """Let every error of the application, expected or not, have the same shape."""
 
     async def on_ours(_request: Request, error: Exception) -> Response:
         assert isinstance(error, TokenMeshError)
-        if error.status >= 500:
-            logger.warning("%s: %s", error.code, error.message)
+        log_error(error)
         return error_response(error)
 
     async def on_http(_request: Request, error: Exception) -> Response:
@@ -53,12 +63,7 @@ def install_error_handlers(app: FastAPI) -> None:
         name = str(first["loc"][-1])
         return error_response(InvalidInput(f"{name}: {first['msg']}", param=name))
 
-    async def on_crash(_request: Request, error: Exception) -> Response:
-        # The server logs it with its traceback; clients are not told how we fail inside.
-        return json_response(status_body(500, "internal error", "internal_error"), 500)
-
     app.add_exception_handler(TokenMeshError, on_ours)
     app.add_exception_handler(StarletteHTTPException, on_http)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(RequestValidationError, on_parameters)
-    app.add_exception_handler(Exception, on_crash)

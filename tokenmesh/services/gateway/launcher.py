@@ -13,7 +13,7 @@ from tokenmesh.services.gateway.calls import Calls
 from tokenmesh.services.gateway.session import Output, State
 from tokenmesh.services.gateway.streams import Stream, Streams
 from tokenmesh.shared.bus.base import Bus
-from tokenmesh.shared.clock import now_s
+from tokenmesh.shared.clock import monotonic_s, now_s
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import (
     DeadlineExceeded,
@@ -119,12 +119,14 @@ class Launcher:
             attempt=attempt,
             output_ids=pack_ids(session.token_ids),
         )
+        asked_s = monotonic_s()
         limit_s = min(stream.deadline_s, now_s() + self._settings.accept_timeout_s)
         try:
             answer = await self._bus.request(
                 worker_generate(placed.worker_id), generate, deadline_s=limit_s
             )
             _check_accepted(answer)
+            self._streams.heard(placed.worker_id, asked_s)
         except TokenMeshError as error:
             if not error.retryable:
                 raise

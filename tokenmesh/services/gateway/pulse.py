@@ -25,10 +25,13 @@ class Pulse:
         self._answer_s = 0.0
         self._is_pinged = False
 
-    @property
-    def patience_s(self) -> float:
-        """How long a ping may stay unanswered."""
-        usual_s = self._answer_s * self._times.ping_factor
+    def patience_s(self, lag_s: float) -> float:
+        """How long a ping may stay unanswered.
+
+        `lag_s` is how late this process itself has run of late: on a machine that is short of
+        CPU everybody is slow and nobody dead.
+        """
+        usual_s = max(self._answer_s * self._times.ping_factor, lag_s * self._times.lag_factor)
         return min(max(self._times.ping_timeout_s, usual_s), self._times.ping_timeout_max_s)
 
     def hear(self, now: float) -> None:
@@ -46,7 +49,7 @@ class Pulse:
         return self._is_pinged
 
     def answered(self, now: float, took_s: float) -> None:
-        """The ping was answered."""
+        """A ping or another question was answered."""
         self._answer_s = max(took_s, self._answer_s * _FADING)
         self._is_pinged = False
         self._heard_s = now

@@ -35,6 +35,7 @@ class Server:
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             date_header=False,
             timeout_keep_alive=settings.keep_alive_s,
             backlog=settings.backlog,

@@ -110,6 +110,13 @@ class Streams:
         if worker_id not in self.pulses:
             self.pulses[worker_id] = Pulse(self._times, now)
 
+    def heard(self, worker_id: WorkerId, asked_s: float) -> None:
+        """A worker has answered a question put at `asked_s`."""
+        pulse = self.pulses.get(worker_id)
+        if pulse is not None:
+            now = monotonic_s()
+            pulse.answered(now, now - asked_s)
+
     def lose(self, stream: Stream, kind: str, reason: str) -> None:
         """Take a stream from its worker, which is told in case that it still lives."""
         self._cancel(stream)

@@ -13,7 +13,8 @@ class WatchTimes:
     silence_factor: float = 4.0
     ping_timeout_s: float = 0.2
     ping_factor: float = 4.0
-    ping_timeout_max_s: float = 2.0
+    ping_timeout_max_s: float = 5.0
+    lag_factor: float = 10.0
     resend_interval_s: float = 0.1
     stall_s: float = 1.0
     stall_max_s: float = 15.0
@@ -27,6 +28,7 @@ class WatchTimes:
             ping_timeout_s=settings.ping_timeout_s,
             ping_factor=settings.ping_factor,
             ping_timeout_max_s=settings.ping_timeout_max_s,
+            lag_factor=settings.lag_factor,
             resend_interval_s=settings.resend_interval_s,
             stall_s=settings.stall_s,
             stall_max_s=settings.stall_max_s,

@@ -26,6 +26,10 @@ _MAX_LAG = 5
 """Ticks that may be missed before silence is taken for this process's own fault."""
 
 
+_LAG_FADING = 0.99
+"""A lag is remembered for some seconds: about a third is left after a hundred ticks."""
+
+
 class Watchdog:
     """Looks at all workers and streams every few milliseconds.
 
@@ -49,16 +53,20 @@ class Watchdog:
         self._resends = metrics.counter("resends")
         self._count_losses = count_losses
         self._num_losses = 0
+        self._lag_s = 0.0
         self._grace_until_s = 0.0
         self._questions: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Look for ever."""
+        interval_s = self._settings.watch_interval_s
         looked_s = monotonic_s()
         while True:
-            await asyncio.sleep(self._settings.watch_interval_s)
+            await asyncio.sleep(interval_s)
             now = monotonic_s()
-            if now - looked_s > _MAX_LAG * self._settings.watch_interval_s:
+            lag_s = now - looked_s - interval_s
+            self._lag_s = max(lag_s, self._lag_s * _LAG_FADING)
+            if lag_s > _MAX_LAG * interval_s:
                 self._excuse_all(now)
             looked_s = now
             self.look(now)
@@ -81,7 +89,7 @@ class Watchdog:
     async def _ping(self, worker_id: WorkerId, pulse: Pulse) -> None:
         started_s = monotonic_s()
         try:
-            limit_s = now_s() + pulse.patience_s
+            limit_s = now_s() + pulse.patience_s(self._lag_s)
             await self._bus.request(worker_control(worker_id), Ping(), deadline_s=limit_s)
         except (NoResponders, DeadlineExceeded) as error:
             if self._is_bus_to_blame():
@@ -122,8 +130,9 @@ class Watchdog:
 
     def _bury(self, worker_id: WorkerId, kind: str) -> None:
         streams = self._streams.on(worker_id)
-        logger.warning("%s: %s, %d streams move", worker_id, kind, len(streams))
         self._streams.pulses.pop(worker_id, None)
+        if streams:
+            logger.warning("%s: %s, %d streams move", worker_id, kind, len(streams))
         for stream in streams:
             self._lose(stream, kind, f"{kind}: {worker_id}")
 

@@ -99,8 +99,11 @@ class GatewaySettings(BaseModel):
     ping_factor: float = Field(
         default=4.0, ge=1, description="The same in multiples of its slowest recent answer."
     )
+    lag_factor: float = Field(
+        default=10.0, ge=0, description="The same in multiples of this process's own lag."
+    )
     ping_timeout_max_s: float = Field(
-        default=2.0, gt=0, description="Most time a worker has to answer a ping."
+        default=5.0, gt=0, description="Most time a worker has to answer a ping."
     )
     bus_grace_s: float = Field(
         default=2.0, ge=0, description="After NATS was lost no worker counts as dead for so long."

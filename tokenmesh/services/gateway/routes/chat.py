@@ -1,6 +1,8 @@
 """POST /v1/chat/completions."""
 
-from fastapi import APIRouter, Request
+from typing import Final
+
+from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenmesh.services.gateway.answer import Answer
@@ -9,15 +11,15 @@ from tokenmesh.services.gateway.chat_writer import ChatWriter
 from tokenmesh.services.gateway.exchange import exchange_of
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.openai.chat_request import ChatRequest
-from tokenmesh.services.gateway.routes.schema import body_schema
+from tokenmesh.services.gateway.shortcut import Endpoint
 from tokenmesh.shared.telemetry import span
 
+PATH: Final = "/v1/chat/completions"
 
-def chat_router(gateway: Gateway) -> APIRouter:
-    """The route."""
-    router = APIRouter(tags=["generate"])
 
-    @router.post("/v1/chat/completions", openapi_extra=body_schema(ChatRequest))
+def chat_endpoint(gateway: Gateway) -> Endpoint:
+    """The route's function."""
+
     async def create_chat_completion(request: Request) -> Response:
         """Answer a conversation, whole or as a stream of chunks."""
         with span("validate"):
@@ -25,4 +27,4 @@ def chat_router(gateway: Gateway) -> APIRouter:
             ask = await gateway.intake.chat(body, exchange_of(request.scope))
         return Answer(ask, gateway.pipeline, ChatWriter(ask), gateway.settings)
 
-    return router
+    return create_chat_completion

@@ -1,6 +1,8 @@
 """POST /v1/completions."""
 
-from fastapi import APIRouter, Request
+from typing import Final
+
+from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenmesh.services.gateway.answer import Answer
@@ -9,15 +11,15 @@ from tokenmesh.services.gateway.completion_writer import CompletionWriter
 from tokenmesh.services.gateway.exchange import exchange_of
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.openai.completion_request import CompletionRequest
-from tokenmesh.services.gateway.routes.schema import body_schema
+from tokenmesh.services.gateway.shortcut import Endpoint
 from tokenmesh.shared.telemetry import span
 
+PATH: Final = "/v1/completions"
 
-def completions_router(gateway: Gateway) -> APIRouter:
-    """The route."""
-    router = APIRouter(tags=["generate"])
 
-    @router.post("/v1/completions", openapi_extra=body_schema(CompletionRequest))
+def completion_endpoint(gateway: Gateway) -> Endpoint:
+    """The route's function."""
+
     async def create_completion(request: Request) -> Response:
         """Continue one prompt or several, whole or as a stream of chunks."""
         with span("validate"):
@@ -25,4 +27,4 @@ def completions_router(gateway: Gateway) -> APIRouter:
             ask = await gateway.intake.completion(body, exchange_of(request.scope))
         return Answer(ask, gateway.pipeline, CompletionWriter(ask), gateway.settings)
 
-    return router
+    return create_completion
