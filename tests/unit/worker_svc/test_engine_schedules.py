@@ -6,12 +6,14 @@ it reads back through the row's block table. A block that is lost, shared while 
 early or wrongly found by its hash changes a token.
 """
 
+import logging
 from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
 
 import pytest
 
+from tokenmesh.services.worker_svc.engine import engine as engine_module
 from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.plan import NewRow, RowResult, StepPlan, StepResult
 from tokenmesh.services.worker_svc.engine.request import Ending, Request, Status, StreamKey
@@ -334,7 +336,10 @@ def test_every_request_ends_once_with_the_tokens_of_an_unbatched_run(chunk: int)
 
 
 @pytest.mark.parametrize("chunk", range(4))
-def test_failing_rows_and_steps_never_change_the_tokens_of_others(chunk: int) -> None:
+def test_failing_rows_and_steps_never_change_the_tokens_of_others(
+    chunk: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, logger=engine_module.__name__)
     counts: Counter[str] = Counter()
     for seed in range(chunk * SCHEDULES_PER_TEST, (chunk + 1) * SCHEDULES_PER_TEST):
         counts += run_schedule(1_000_000 + seed, trouble=0.15)
