@@ -88,7 +88,7 @@ def _show_ready(settings: Settings, screen: Screen) -> None:
         "Docs": f"{url}/docs",
         "Model": names,
         "Chat": f"tokenmesh chat --url {url}",
-        "Trace": f"tokenmesh trace ID --url {url}  (the id of any answer)",
+        "Traces": f"{url}/console, or tokenmesh trace ID --url {url}",
         "Stop": "Ctrl-C",
     }
     key = '  -H "Authorization: Bearer $API_KEY" \\\n' if settings.gateway.api_key_hashes else ""
