@@ -13,7 +13,7 @@ from tests.fakes.service_mesh import running
 from tests.fakes.tokenizers import byte_level_bpe, sentencepiece, write_json
 from tokenmesh.services.tokenizer_svc.main import build
 from tokenmesh.shared import subjects
-from tokenmesh.shared.blobs import Blobs
+from tokenmesh.shared.blobs import PREFIX, Blobs
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config import Settings
@@ -40,6 +40,7 @@ from tokenmesh.shared.messages.tokenize import (
     Tokenize,
     Tokenized,
 )
+from tokenmesh.shared.redis import open_redis
 from tokenmesh.shared.tokens import pack_ids, unpack_ids
 
 BPE = ModelName("bpe/model-1.0")
@@ -169,6 +170,18 @@ async def test_a_description_lets_a_gateway_detokenize(client: Client, blobs: Bl
     assert not llama.has_chat_template
 
 
+async def test_a_description_survives_what_redis_loses(
+    client: Client, blobs: Blobs, redis_settings: RedisSettings
+) -> None:
+    first = await client.ask(Describe(model=BPE))
+    assert isinstance(first, Described)
+    redis = open_redis(redis_settings)
+    assert await redis.call("DEL", f"{PREFIX}{first.tokenizer}") == 1
+    await redis.close()
+    assert await client.ask(Describe(model=BPE)) == first
+    assert await blobs.exists(first.tokenizer)
+
+
 async def test_ids_become_text_again(client: Client) -> None:
     ids = client.encode("<|im_start|>Gr\u00fc\u00dfe")
     answer = await client.ask(Detokenize(request_id=REQUEST, model=BPE, token_ids=pack_ids(ids)))
@@ -212,54 +225,52 @@ async def test_a_chat_needs_a_template(client: Client) -> None:
         await client.ids(chat(), LLAMA)
 
 
-@pytest.mark.parametrize(
-    ("prompt", "fields", "message"),
-    [
-        (IdsPrompt(token_ids=pack_ids([1, 2, 512])), {}, "512 at position 2 is not below"),
-        (IdsPrompt(token_ids=b"abc"), {}, "no list of 32-bit ids"),
-        (TextPrompt(text="x"), {"truncate_prompt_tokens": 0}, "at least 1, or -1"),
-        (TextPrompt(text="x"), {"truncate_prompt_tokens": -2}, "at least 1, or -1"),
-        (TextPrompt(text="x"), {"bad_words": [" "]}, r"bad_words\[0\] is empty"),
-        (TextPrompt(text="x"), {"bad_words": ["a"] * 3}, "bad_words holds 3 entries"),
-        (ChatPrompt(messages_json=b"[{"), {}, "messages is not JSON"),
-        (ChatPrompt(messages_json=b"\xff"), {}, "messages is not JSON"),
-        (ChatPrompt(messages_json=b"[" * 100_000), {}, "messages is not JSON"),
-        (ChatPrompt(messages_json=b"{}"), {}, "messages is not a list"),
-        (ChatPrompt(messages_json=b"[]"), {}, "messages is empty"),
-        (ChatPrompt(messages_json=b"[1]"), {}, r"messages\[0\] is not an object"),
-        (ChatPrompt(messages_json=b"[{}]"), {}, r"messages\[0\].role is missing"),
-        (ChatPrompt(messages_json=b'[{"role":"a"}]' * 1 + b"x"), {}, "messages is not JSON"),
-        (ChatPrompt(messages_json=b'[%s{"role":"a"}]' % (b'{"role":"a"},' * 5)), {}, "6 entries"),
-        (chat(3), {}, r"messages\[0\].content is neither a string nor a list"),
-        (chat([3]), {}, r"content\[0\] is neither a string nor an object"),
-        (chat([{"type": "text"}]), {}, r"content\[0\].text is missing"),
-        (chat([{"type": "video_url"}]), {}, r"content\[0\].type 'video_url' is not supported"),
-        (chat([{"type": "image_url"}]), {}, r"content\[0\] names no image"),
-        (chat([{"type": "image_url", "image_url": 3}]), {}, r"content\[0\].image_url is no URL"),
-        (chat([{"type": "image_url", "image_url": "data:,"}]), {}, "takes text only"),
-        (chat(["x"] * 6), {}, "6 content parts"),
-        (chat(tools_json=b"[3]"), {}, r"tools\[0\] is not an object"),
-        (chat(tools_json=b"[{},{},{}]"), {}, "tools holds 3 entries"),
-        (chat(documents_json=b"3"), {}, "documents is not a list"),
-        (chat(template_kwargs_json=b"[]"), {}, "chat_template_kwargs is not an object"),
-        (chat(template_kwargs_json=b'{"messages":[]}'), {}, "cannot set messages"),
-        (chat(continue_final_message=True), {}, "exclude each other"),
-        (chat(chat_template="{{ 1 }}"), {}, "chat templates in requests are refused"),
-    ],
-)
-async def test_bad_input_is_named_and_the_next_request_is_served(
-    client: Client, prompt: object, fields: dict[str, object], message: str
-) -> None:
-    with pytest.raises(InvalidInput, match=message) as refused:
-        await client.tokenize(prompt, BPE, **fields)
-    assert refused.value.status == 400
-    assert await client.ids(TextPrompt(text="fox")) == client.encode("fox")
+BAD_INPUT: list[tuple[object, dict[str, object], str]] = [
+    (IdsPrompt(token_ids=pack_ids([1, 2, 512])), {}, "512 at position 2 is not below"),
+    (IdsPrompt(token_ids=b"abc"), {}, "no list of 32-bit ids"),
+    (TextPrompt(text="x"), {"truncate_prompt_tokens": 0}, "at least 1, or -1"),
+    (TextPrompt(text="x"), {"truncate_prompt_tokens": -2}, "at least 1, or -1"),
+    (TextPrompt(text="x"), {"bad_words": [" "]}, r"bad_words\[0\] is empty"),
+    (TextPrompt(text="x"), {"bad_words": ["a"] * 3}, "bad_words holds 3 entries"),
+    (ChatPrompt(messages_json=b"[{"), {}, "messages is not JSON"),
+    (ChatPrompt(messages_json=b"\xff"), {}, "messages is not JSON"),
+    (ChatPrompt(messages_json=b"[" * 100_000), {}, "messages is not JSON"),
+    (ChatPrompt(messages_json=b"{}"), {}, "messages is not a list"),
+    (ChatPrompt(messages_json=b"[]"), {}, "messages is empty"),
+    (ChatPrompt(messages_json=b"[1]"), {}, r"messages\[0\] is not an object"),
+    (ChatPrompt(messages_json=b"[{}]"), {}, r"messages\[0\].role is missing"),
+    (ChatPrompt(messages_json=b'[{"role":"a"}]' * 1 + b"x"), {}, "messages is not JSON"),
+    (ChatPrompt(messages_json=b'[%s{"role":"a"}]' % (b'{"role":"a"},' * 5)), {}, "6 entries"),
+    (chat(3), {}, r"messages\[0\].content is neither a string nor a list"),
+    (chat([3]), {}, r"content\[0\] is neither a string nor an object"),
+    (chat([{"type": "text"}]), {}, r"content\[0\].text is missing"),
+    (chat([{"type": "video_url"}]), {}, r"content\[0\].type 'video_url' is not supported"),
+    (chat([{"type": "image_url"}]), {}, r"content\[0\] names no image"),
+    (chat([{"type": "image_url", "image_url": 3}]), {}, r"content\[0\].image_url is no URL"),
+    (chat([{"type": "image_url", "image_url": "data:,"}]), {}, "takes text only"),
+    (chat(["x"] * 6), {}, "6 content parts"),
+    (chat(tools_json=b"[3]"), {}, r"tools\[0\] is not an object"),
+    (chat(tools_json=b"[{},{},{}]"), {}, "tools holds 3 entries"),
+    (chat(documents_json=b"3"), {}, "documents is not a list"),
+    (chat(template_kwargs_json=b"[]"), {}, "chat_template_kwargs is not an object"),
+    (chat(template_kwargs_json=b'{"messages":[]}'), {}, "cannot set messages"),
+    (chat(continue_final_message=True), {}, "exclude each other"),
+    (chat(chat_template="{{ 1 }}"), {}, "chat templates in requests are refused"),
+]
 
 
-@pytest.mark.parametrize("prompt", [TextPrompt(text="x" * 5001), chat("x" * 5001)])
-async def test_prompts_over_the_bound_are_refused(client: Client, prompt: object) -> None:
-    with pytest.raises(PayloadTooLarge, match="characters"):
-        await client.tokenize(prompt)
+async def test_bad_input_is_named_and_the_next_request_is_served(client: Client) -> None:
+    for prompt, fields, message in BAD_INPUT:
+        with pytest.raises(InvalidInput, match=message) as refused:
+            await client.tokenize(prompt, BPE, **fields)
+        assert refused.value.status == 400
+        assert await client.ids(TextPrompt(text="fox")) == client.encode("fox")
+
+
+async def test_prompts_over_the_bound_are_refused(client: Client) -> None:
+    for prompt in (TextPrompt(text="x" * 5001), chat("x" * 5001)):
+        with pytest.raises(PayloadTooLarge, match="characters"):
+            await client.tokenize(prompt)
 
 
 async def test_ids_out_of_range_cannot_be_detokenized(client: Client) -> None:
@@ -280,6 +291,8 @@ async def test_templates_of_requests_are_bounded_where_they_are_allowed(
         client = Client(bus, Tokenizer.from_file(str(checkpoints["bpe"] / "tokenizer.json")))
         mine = chat(chat_template="{{ messages[0].content }}!")
         assert await client.ids(mine) == client.encode("hi!")
+        with pytest.raises(InvalidInput, match="chat_template is longer than 200000"):
+            await client.ids(chat(chat_template="x" * 200_001))
         endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
         with pytest.raises(PayloadTooLarge, match=r"longer than 0\.5 s") as stopped:
             await client.ids(chat(chat_template=endless))
@@ -287,6 +300,23 @@ async def test_templates_of_requests_are_bounded_where_they_are_allowed(
         with pytest.raises(InvalidInput, match="chat_template is broken: line 2"):
             await client.ids(chat(chat_template="a\n{% if %}"))
         assert await client.ids(mine) == client.encode("hi!")
+
+
+async def test_named_templates_are_chosen_by_name_and_by_tools(
+    settings: Settings, bus: MessageBus, tmp_path: Path
+) -> None:
+    directory = byte_level_bpe(tmp_path)
+    templates = [{"name": name, "template": name} for name in ("default", "tool_use", "rag")]
+    write_json(directory / "tokenizer_config.json", {"chat_template": templates})
+    model = ModelSettings(model=str(directory), served_model_name=(BPE,))
+    async with running("tokenizer", settings.model_copy(update={"models": (model,)}), build):
+        client = Client(bus, Tokenizer.from_file(str(directory / "tokenizer.json")))
+        assert await client.ids(chat()) == client.encode("default")
+        assert await client.ids(chat(tools_json=b"[{}]")) == client.encode("tool_use")
+        assert await client.ids(chat(tools_json=b"[]")) == client.encode("default")
+        assert await client.ids(chat(chat_template="rag")) == client.encode("rag")
+        with pytest.raises(InvalidInput, match="templates in requests are refused"):
+            await client.ids(chat(chat_template="other"))
 
 
 @pytest.mark.parametrize("is_configured", [True, False])

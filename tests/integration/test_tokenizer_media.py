@@ -239,27 +239,25 @@ async def test_placeholders_that_the_client_wrote_need_images(client: Client) ->
         await client.tokenize(IdsPrompt(token_ids=pack_ids([IMAGE_TOKEN])))
 
 
-@pytest.mark.parametrize(
-    ("url", "error", "message"),
-    [
-        ("data:image/png;base64,????", InvalidInput, "not base64"),
-        ("data:image/png,abc", InvalidInput, "not of the form data"),
-        (data_uri(b"text"), InvalidInput, "no image of a known format"),
-        (data_uri(image_file(picture(14))[:200]), InvalidInput, "damaged"),
-        (data_uri(b"x" * 50_001), PayloadTooLarge, "more than 50000 bytes|at most 50000"),
-        (data_uri(image_file(Image.new("RGB", (400, 400)))), PayloadTooLarge, "400x400 pixels"),
-        ("file-nothing", NotFound, "upload 'file-nothing' does not exist"),
-        ("blob:nothing", NotFound, "does not exist or has expired"),
-        ("http://nowhere.invalid/a.png", InvalidInput, "does not resolve"),
-        ("file:///etc/passwd", InvalidInput, "neither http, https nor data"),
-    ],
-)
-async def test_a_bad_image_is_named_and_the_next_one_is_served(
-    client: Client, url: str, error: type[InvalidInput], message: str
-) -> None:
-    with pytest.raises(error, match=message) as refused:
-        await client.chat("see", image(url))
-    assert refused.value.message.startswith("messages[0].content[1]: ")
+BAD_IMAGES: list[tuple[str, type[InvalidInput], str]] = [
+    ("data:image/png;base64,????", InvalidInput, "not base64"),
+    ("data:image/png,abc", InvalidInput, "not of the form data"),
+    (data_uri(b"text"), InvalidInput, "no image of a known format"),
+    (data_uri(image_file(picture(14))[:200]), InvalidInput, "damaged"),
+    (data_uri(b"x" * 50_001), PayloadTooLarge, "more than 50000 bytes|at most 50000"),
+    (data_uri(image_file(Image.new("RGB", (400, 400)))), PayloadTooLarge, "400x400 pixels"),
+    ("file-nothing", NotFound, "upload 'file-nothing' does not exist"),
+    ("blob:nothing", NotFound, "does not exist or has expired"),
+    ("http://nowhere.invalid/a.png", InvalidInput, "does not resolve"),
+    ("file:///etc/passwd", InvalidInput, "neither http, https nor data"),
+]
+
+
+async def test_a_bad_image_is_named_and_the_next_one_is_served(client: Client) -> None:
+    for url, error, message in BAD_IMAGES:
+        with pytest.raises(error, match=message) as refused:
+            await client.chat("see", image(url))
+        assert refused.value.message.startswith("messages[0].content[1]: ")
     assert len((await client.chat(image(data_uri(file(1))))).media) == 1
 
 

@@ -122,6 +122,25 @@ def test_a_call_without_arguments_has_an_empty_object(arguments: object) -> None
     assert '"arguments": {}' in render(chat_templates.CHATML, [USER, call(arguments)])
 
 
+@pytest.mark.parametrize(
+    ("calls", "place"),
+    [
+        ("x", "messages[1].tool_calls is not a list"),
+        (["x"], "messages[1].tool_calls[0].function is not an object"),
+        ([{"function": 1}], "messages[1].tool_calls[0].function is not an object"),
+    ],
+)
+def test_malformed_calls_are_refused_with_their_place(calls: object, place: str) -> None:
+    message: JsonObject = {"role": "assistant", "content": "", "tool_calls": calls}
+    assert ask(chat_templates.CHATML, [USER, message]) == RenderFailed("input", place)
+
+
+def test_an_empty_list_of_calls_counts_as_none() -> None:
+    message: JsonObject = {"role": "assistant", "content": "yes", "tool_calls": []}
+    template = "{% for m in messages %}{{ 'tool_calls' in m }};{% endfor %}"
+    assert render(template, [USER, message]) == "False;False;"
+
+
 def test_arguments_that_are_no_json_are_refused_with_their_place() -> None:
     answer = ask(chat_templates.CHATML, [USER, call("{")])
     assert isinstance(answer, RenderFailed)
@@ -168,6 +187,35 @@ def test_the_final_message_is_continued_as_in_transformers(
     template = TEXT_TEMPLATES[name]
     ours = render(template, messages, add_generation_prompt=False, continue_final_message=True)
     assert ours == expected(oracle, template, messages, continue_final_message=True)
+
+
+def test_the_last_text_of_a_final_list_of_parts_is_continued(
+    oracle: PreTrainedTokenizerFast,
+) -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two "}, {"type": "image"}]
+    messages: list[JsonObject] = [USER, {"role": "assistant", "content": parts}]
+    template = chat_templates.PARTS
+    ours = render(template, messages, add_generation_prompt=False, continue_final_message=True)
+    assert ours == expected(oracle, template, messages, continue_final_message=True)
+    assert ours.endswith("onetwo ")
+
+
+@pytest.mark.parametrize(
+    ("template", "content"),
+    [
+        ("nothing is printed", "x"),
+        (chat_templates.PARTS, [{"type": "image"}]),
+    ],
+)
+def test_without_any_text_there_is_nothing_to_continue(template: str, content: object) -> None:
+    answer = ask(
+        template,
+        [{"role": "assistant", "content": content}],
+        add_generation_prompt=False,
+        continue_final_message=True,
+    )
+    assert isinstance(answer, RenderFailed)
+    assert answer.kind == "input"
 
 
 def test_a_final_message_that_the_template_drops_cannot_be_continued() -> None:

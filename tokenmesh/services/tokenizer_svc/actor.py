@@ -58,12 +58,9 @@ class TokenizerActor(Actor):
     async def describe(self, message: Describe, context: Context) -> Described:
         """What a gateway needs to know; the tokenizer's text goes into the blob store."""
         model = self._model(message.model).model
-        # Put again each time: this also renews its time to live.
-        key = await self._blobs.put(
-            model.tokenizer_json,
-            key=BlobKey(f"tokenizer:{model.fingerprint}"),
-            ttl_s=self._describe_ttl_s,
-        )
+        key = BlobKey(f"tokenizer:{model.fingerprint}")
+        if not await self._blobs.renew(key, self._describe_ttl_s):
+            await self._blobs.put(model.tokenizer_json, key=key, ttl_s=self._describe_ttl_s)
         return Described(
             tokenizer=key,
             fingerprint=model.fingerprint,
