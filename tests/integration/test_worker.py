@@ -421,3 +421,24 @@ async def test_an_engine_that_keeps_failing_ends_the_service_and_every_stream(
         await fatal.wait()
     await runtime.stop(grace_s=0.5)
     await subscription.stop()
+
+
+async def test_a_step_that_never_ends_ends_the_service(
+    bus: MessageBus, blobs: Blobs, settings: WorkerSettings
+) -> None:
+    brakes = Brakes()
+    brakes.hold()
+    hasty = settings.model_copy(update={"max_step_s": 0.1, "engine_check_s": 0.02})
+    runner = SimRunner(VOCABULARY, hasty, brakes)
+    loaded = SimModel(runner, 512, VOCABULARY.size, frozenset())
+    around = Surroundings(bus, blobs, Metrics(), lambda _: True, lambda: None)
+    host = EngineThread(Engine(runner, hasty), hasty)
+    actor = WorkerActor(Identity(WORKER, EPOCH, (MODEL,)), hasty, loaded, host, around)
+    fatal: asyncio.Queue[str] = asyncio.Queue()
+    runtime = ActorRuntime(actor, bus, ActorLimits(), on_fatal=fatal.put_nowait)
+    await runtime.listen(subjects.worker_generate(WORKER))
+    await Rig(bus, actor, brakes, Metrics(), {GATEWAY}, []).generate()
+    async with asyncio.timeout(5):
+        assert await fatal.get() == "watch engine"
+    brakes.release()
+    await runtime.stop(grace_s=0.5)

@@ -38,7 +38,7 @@ def admit(message: Generate, loaded: Loaded, block_size: int) -> Request:
         request_id=message.request_id,
         token_ids=prompt_ids + output_ids,
         num_prompt=len(prompt_ids),
-        sampling=_with_seed_in_range(message.sampling),
+        sampling=_in_range(message.sampling, loaded.vocab_size),
         eos_ids=loaded.eos_token_ids,
         media=sorted(message.media, key=lambda item: item.offset),
         priority=message.priority,
@@ -100,6 +100,9 @@ def _check_media(media: list[MediaItem], num_prompt: int, loaded: Loaded) -> Non
         end = item.offset + item.length
 
 
-def _with_seed_in_range(sampling: SamplingParams) -> SamplingParams:
+def _in_range(sampling: SamplingParams, vocab_size: int) -> SamplingParams:
+    """The same meaning in numbers that fit a tensor: any seed, top_k and stop token is allowed."""
     seed = sampling.seed & ((1 << SEED_BITS) - 1)
-    return sampling if seed == sampling.seed else msgspec.structs.replace(sampling, seed=seed)
+    top_k = 0 if sampling.top_k >= vocab_size else sampling.top_k
+    stops = [token for token in sampling.stop_token_ids if 0 <= token < vocab_size]
+    return msgspec.structs.replace(sampling, seed=seed, top_k=top_k, stop_token_ids=stops)

@@ -1,0 +1,149 @@
+"""Admission: the worker names what is wrong with a message, and lets nothing else through."""
+
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenmesh.services.worker_svc.admission import admit
+from tokenmesh.services.worker_svc.engine.sim import SimRunner, SimVocabulary
+from tokenmesh.services.worker_svc.loaded import SimModel
+from tokenmesh.shared.config.worker import WorkerSettings
+from tokenmesh.shared.errors import InvalidInput, PromptTooLong
+from tokenmesh.shared.ids import BlobKey, GatewayId, ModelName, RequestId
+from tokenmesh.shared.messages.generate import Generate
+from tokenmesh.shared.messages.media import MediaItem
+from tokenmesh.shared.messages.sampling import SamplingParams
+from tokenmesh.shared.tokens import pack_ids
+
+SETTINGS = WorkerSettings(num_gpu_blocks_override=9, block_size=8)
+VOCAB = 100
+LOADED = SimModel(
+    SimRunner(SimVocabulary(VOCAB), SETTINGS, lambda _: None), 128, VOCAB, frozenset({2})
+)
+MESSAGE = Generate(
+    request_id=RequestId("r"),
+    model=ModelName("m"),
+    gateway=GatewayId("g"),
+    stream=1,
+    epoch=1,
+    prompt_ids=pack_ids(range(20)),
+    sampling=SamplingParams(seed=1, max_tokens=10),
+)
+
+
+def changed(**fields: Any) -> Generate:
+    return msgspec.structs.replace(MESSAGE, **fields)
+
+
+def with_sampling(**fields: Any) -> Generate:
+    return changed(sampling=msgspec.structs.replace(MESSAGE.sampling, **fields))
+
+
+def image(offset: int, length: int) -> MediaItem:
+    return MediaItem(
+        kind="image", content_hash="c", offset=offset, length=length, pixels=BlobKey("p")
+    )
+
+
+def test_a_good_message_becomes_a_request() -> None:
+    request = admit(changed(output_ids=pack_ids([7, 8]), cache_salt="s"), LOADED, 8)
+    assert request.token_ids == [*range(20), 7, 8]
+    assert (request.num_prompt, request.num_resumed, request.max_len) == (20, 2, 30)
+    assert (request.cache_salt, request.stop_ids) == ("s", frozenset({2}))
+
+
+def test_media_are_put_in_order() -> None:
+    with_images = msgspec.structs.replace(MESSAGE, media=[image(9, 3), image(0, 9)])
+    seeing = SimModel(LOADED.runner, 128, VOCAB, frozenset(), takes_images=True)
+    assert [item.offset for item in admit(with_images, seeing, 8).media] == [0, 9]
+    for broken in ([image(-1, 2)], [image(0, 0)], [image(0, 21)], [image(0, 5), image(4, 2)]):
+        with pytest.raises(InvalidInput, match="overlaps another one or lies outside"):
+            admit(changed(media=broken), seeing, 8)
+    with pytest.raises(InvalidInput, match="takes no images"):
+        admit(with_images, LOADED, 8)
+
+
+@pytest.mark.parametrize(
+    ("param", "value"),
+    [
+        ("max_tokens", 0),
+        ("max_tokens", -(2**62)),
+        ("min_tokens", -1),
+        ("min_tokens", 11),
+        ("temperature", -0.1),
+        ("temperature", float("inf")),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("top_k", -1),
+        ("min_p", 2.0),
+        ("presence_penalty", float("nan")),
+        ("frequency_penalty", 1e9),
+        ("repetition_penalty", 0.0),
+        ("logprobs", -1),
+        ("logprobs", VOCAB + 1),
+        ("prompt_logprobs", -5),
+        ("logit_bias", {-1: 0.0}),
+        ("logit_bias", {VOCAB: 0.0}),
+        ("logit_bias", {1: float("nan")}),
+        ("allowed_token_ids", []),
+        ("allowed_token_ids", [VOCAB]),
+        ("bad_words_ids", [[1], []]),
+        ("bad_words_ids", [[VOCAB]]),
+    ],
+)
+def test_sampling_out_of_range_names_the_field(param: str, value: object) -> None:
+    with pytest.raises(InvalidInput) as wrong:
+        admit(with_sampling(**{param: value}), LOADED, 8)
+    assert wrong.value.param == param
+
+
+def test_a_request_that_can_never_fit_the_kv_cache_says_how_much_does() -> None:
+    assert admit(with_sampling(max_tokens=45), LOADED, 8).max_len == 65
+    with pytest.raises(PromptTooLong, match="KV cache holds 65"):
+        admit(with_sampling(max_tokens=46), LOADED, 8)
+    with pytest.raises(PromptTooLong, match="context holds 128"):
+        admit(with_sampling(max_tokens=109), LOADED, 8)
+
+
+def test_numbers_without_effect_do_not_reach_the_sampler() -> None:
+    message = with_sampling(top_k=2**63, stop_token_ids=[5, -1, VOCAB, 2**40])
+    sampling = admit(message, LOADED, 8).sampling
+    assert (sampling.top_k, sampling.stop_token_ids) == (0, [5])
+
+
+@given(seed=st.integers(-(2**63), 2**64 - 1))
+def test_every_seed_is_mapped_into_range(seed: int) -> None:
+    mapped = admit(with_sampling(seed=seed), LOADED, 8).sampling.seed
+    assert 0 <= mapped < 2**63
+    assert mapped == seed or not 0 <= seed < 2**63
+
+
+@given(
+    message=st.builds(
+        changed,
+        prompt_ids=st.binary(max_size=40),
+        output_ids=st.binary(max_size=12),
+        stream=st.integers(-(2**63), 2**64 - 1),
+        attempt=st.integers(-(2**63), 2**64 - 1),
+        priority=st.integers(-(2**63), 2**64 - 1),
+        sampling=st.builds(
+            SamplingParams,
+            seed=st.integers(-(2**63), 2**64 - 1),
+            max_tokens=st.integers(-(2**63), 2**64 - 1),
+            min_tokens=st.integers(-(2**63), 2**64 - 1),
+            top_k=st.integers(-(2**63), 2**64 - 1),
+            temperature=st.floats(),
+            top_p=st.floats(),
+            logit_bias=st.dictionaries(st.integers(-(2**63), 2**64 - 1), st.floats(), max_size=2),
+        ),
+    )
+)
+def test_whatever_decodes_is_admitted_or_named(message: Generate) -> None:
+    with suppress(InvalidInput):
+        request = admit(message, LOADED, 8)
+        assert request.max_len <= 65
+        assert 0 <= request.sampling.top_k < VOCAB
