@@ -122,6 +122,21 @@ def test_derived_buffers_and_a_tied_head_are_no_unknown_tensors(
     load(directory)
 
 
+def test_a_head_of_its_own_counts_even_when_the_config_says_tied(
+    tiny: Tiny, copy: Callable[[str], Path]
+) -> None:
+    directory = copy("llama_odd")
+    edit_tensors(
+        directory,
+        lambda tensors: tensors.update(
+            {"lm_head.weight": tensors["model.embed_tokens.weight"].roll(1, 0).contiguous()}
+        ),
+    )
+    prompt = prompt_of(20)
+    (tied,) = tiny("llama_odd").greedy([prompt], 1)
+    assert EngineDriver(directory).tokens([Job(prompt, greedy(1))]) == [[tied[0] + 1]]
+
+
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.99])
 def test_a_truncated_file_is_named(copy: Callable[[str], Path], share: float) -> None:
     directory = copy("llama")

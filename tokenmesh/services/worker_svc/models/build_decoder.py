@@ -36,13 +36,13 @@ def build_decoder(
         layers.append(loader.load(number, layer))
         progress(number + 1, len(config.layers))
     norm = checkpoint.take(f"{names.model}norm.weight", (config.hidden_size,), torch.float32)
-    ignored = names.ignored
-    if config.tied_embeddings:
+    head_name = f"{names.head}weight"
+    if config.tied_embeddings and head_name not in checkpoint:
         head = embedding
-        ignored = (*ignored, f"{names.head}weight")
     else:
-        head = checkpoint.take(f"{names.head}weight", shape, dtype)
-    checkpoint.finish(ignored)
+        # a tied checkpoint may bring its own all the same; transformers believes the tensor
+        head = checkpoint.take(head_name, shape, dtype)
+    checkpoint.finish(names.ignored)
     return Decoder(
         config=config,
         embedding=embedding,

@@ -70,9 +70,9 @@ def rope_where_sliding(raw: RawConfig, count: int) -> tuple[LayerConfig, ...]:
     window = _window(raw)
     if window is None:
         return full(raw, count)
-    pattern = raw.integer("sliding_window_pattern", 4)
     types = layer_types(raw, count)
     if types is None:
+        pattern = raw.integer("sliding_window_pattern", 4)
         types = [FULL if (i + 1) % pattern == 0 else SLIDING for i in range(count)]
     return tuple(
         LayerConfig(window=window, rope=0) if kind == SLIDING else LayerConfig(None, None)

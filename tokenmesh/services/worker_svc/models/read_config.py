@@ -16,7 +16,7 @@ from tokenmesh.services.worker_svc.models.read_rope import (
 from tokenmesh.services.worker_svc.models.registry import (
     FAMILIES,
     IMAGE_ARCHITECTURES,
-    TEXT_ARCHITECTURES,
+    TEXT_MODELS,
     Family,
 )
 
@@ -41,11 +41,14 @@ def read_facts(raw: RawConfig) -> ModelFacts:
     if raw.part("quantization_config") is not None:
         raise raw.error("quantization_config", "is set; only unquantized checkpoints are supported")
     takes_images = architecture in IMAGE_ARCHITECTURES
-    text = _text_part(raw) if takes_images else raw
-    family = FAMILIES[_text_architecture(text) if takes_images else architecture]
-    config = _decoder_config(text.with_defaults(family.defaults), family)
     if takes_images:
-        tied = raw.flag("tie_word_embeddings", config.tied_embeddings)
+        text, family = _text_model(raw)
+    else:
+        text, family = raw, FAMILIES[architecture]
+        text = text.with_defaults(family.defaults)
+    config = _decoder_config(text, family)
+    if takes_images:
+        tied = raw.flag("tie_word_embeddings") or config.tied_embeddings
         config = dataclasses.replace(config, tied_embeddings=tied)
     dtype = raw.get("dtype") or raw.get("torch_dtype") or text.get("dtype")
     return ModelFacts(
@@ -80,19 +83,18 @@ def _architecture(raw: RawConfig) -> str:
     return name
 
 
-def _text_part(raw: RawConfig) -> RawConfig:
+def _text_model(raw: RawConfig) -> tuple[RawConfig, Family]:
+    """The language model of a vision-language checkpoint, which may leave out nearly everything."""
     text = raw.part("text_config")
     if text is None:
         raise raw.error("text_config", "is missing")
-    return text
-
-
-def _text_architecture(text: RawConfig) -> str:
-    kind = text.get("model_type")
-    if kind not in TEXT_ARCHITECTURES:
-        supported = ", ".join(TEXT_ARCHITECTURES)
+    kind = text.get("model_type") or "llama"
+    model = TEXT_MODELS.get(kind)
+    if model is None:
+        supported = ", ".join(TEXT_MODELS)
         raise text.error("model_type", f"is {kind!r}; supported are {supported}")
-    return TEXT_ARCHITECTURES[kind]
+    family = FAMILIES[model.architecture]
+    return text.with_defaults({**model.sizes, **family.defaults}), family
 
 
 def _decoder_config(raw: RawConfig, family: Family) -> DecoderConfig:
@@ -125,8 +127,8 @@ def _decoder_config(raw: RawConfig, family: Family) -> DecoderConfig:
 
 def _ropes(raw: RawConfig, family: Family, head_dim: int) -> tuple[RopeConfig, ...]:
     def read(parameters: RawConfig) -> RopeConfig:
-        alpha = parameters.get("alpha")
-        if alpha and parameters.get("type") is None and parameters.get("rope_type") == "dynamic":
+        kind = parameters.get("rope_type") or parameters.get("type")
+        if kind == "dynamic" and parameters.get("alpha"):
             return _fixed_alpha(raw, parameters, head_dim)
         return read_rope(raw, parameters, head_dim, partial_default=family.partial_rotary)
 

@@ -156,14 +156,29 @@ FAMILIES: Final[Mapping[str, Family]] = {
     ),
 }
 
-TEXT_ARCHITECTURES: Final[Mapping[str, str]] = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "ministral3": "Ministral3ForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
+
+@dataclass(frozen=True, slots=True)
+class TextModel:
+    """A language model inside a vision-language checkpoint."""
+
+    architecture: str
+    sizes: Mapping[str, int]
+    """What its text_config may leave out."""
+
+
+def _text_model(architecture: str, *sizes: int) -> TextModel:
+    names = ("vocab_size", "hidden_size", "intermediate_size", "max_position_embeddings")
+    deep = {"num_hidden_layers": 32, "num_attention_heads": 32}
+    return TextModel(architecture, {**dict(zip(names, sizes, strict=True)), **deep})
+
+
+TEXT_MODELS: Final[Mapping[str, TextModel]] = {
+    "llama": _text_model("LlamaForCausalLM", 32000, 4096, 11008, 2048),
+    "mistral": _text_model("MistralForCausalLM", 32000, 4096, 14336, 131072),
+    "qwen2": _text_model("Qwen2ForCausalLM", 151936, 4096, 22016, 32768),
+    "qwen3": _text_model("Qwen3ForCausalLM", 151936, 4096, 22016, 32768),
 }
-"""Language models inside a vision-language checkpoint, by text_config.model_type."""
+"""By text_config.model_type."""
 
 IMAGE_ARCHITECTURES: Final = ("LlavaForConditionalGeneration",)
 """Checkpoints whose vision tower another service runs."""
