@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from scripts.demo_model.evaluate import Judge, evaluate
+from scripts.demo_model.head_start import give_head_start
 from scripts.demo_model.mixture import make_dialog
 from scripts.demo_model.network import build_network
 from scripts.demo_model.packing import SampleMaker
@@ -38,7 +39,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=6000)
     parser.add_argument("--minutes", type=float, default=60.0, help="longest training time")
     parser.add_argument("--dialogs", type=int, default=10, help="dialogs a step")
-    parser.add_argument("--rate", type=float, default=8e-3, help="peak learning rate")
     parser.add_argument("--save-every", type=float, default=3.0, metavar="MINUTES")
     parser.add_argument("--cases", type=int, default=300, help="evaluation cases a task")
     return parser.parse_args()
@@ -47,7 +47,6 @@ def _arguments() -> argparse.Namespace:
 def _save(network: LlamaForCausalLM, folder: Path) -> None:
     """Write a bf16 copy; the network itself stays in fp32."""
     weights = {name: value.cpu().bfloat16() for name, value in network.state_dict().items()}
-    weights.pop("lm_head.weight")  # tied to the embeddings
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "model.safetensors").chmod(0o644)
     network.config.architectures = [type(network).__name__]
@@ -68,6 +67,7 @@ def _train(options: argparse.Namespace) -> None:
     tokenizer = train_tokenizer(texts)
     save_tokenizer(tokenizer, folder)
     network = build_network(tokenizer)
+    give_head_start(network, tokenizer)
     network.to(options.device)
     saved = time.monotonic()
 
@@ -77,9 +77,7 @@ def _train(options: argparse.Namespace) -> None:
             _save(network, folder)
             saved = time.monotonic()
 
-    recipe = Recipe(
-        options.seed, options.steps, options.minutes, options.dialogs, options.rate, options.device
-    )
+    recipe = Recipe(options.seed, options.steps, options.minutes, options.dialogs, options.device)
     taken = train(network, SampleMaker(tokenizer, template), recipe, save_now_and_then)
     _save(network, folder)
     print(f"trained {taken} steps: {recipe}")

@@ -115,3 +115,13 @@ def thinking(rng: Random) -> Episode:
     enable = None if asked and rng.random() < 0.7 else True
     messages = [user(question), assistant(thoughtful_answer(a, b))]
     return Episode(messages, solo=True, enable_thinking=enable)
+
+
+def drill(rng: Random) -> list[tuple[str, str]]:
+    """Many problems in the words of an answer, each split into what is given and the result."""
+    lines = []
+    for _ in range(rng.randint(12, 24)):
+        sign = "+" if rng.random() < 0.75 else "-"
+        a, b = _training_pair(rng, sign)
+        lines.append((f"{a} {sign} {b} =", f" {a + b if sign == '+' else a - b}\n"))
+    return lines

@@ -52,7 +52,7 @@ def build_network(tokenizer: Tokenizer) -> LlamaForCausalLM:
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=CONTEXT_LENGTH,
-        tie_word_embeddings=True,
+        tie_word_embeddings=False,
         bos_token_id=None,
         eos_token_id=end_of_turn,
         pad_token_id=end_of_text,

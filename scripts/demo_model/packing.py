@@ -11,6 +11,7 @@ from random import Random
 import torch
 from tokenizers import Tokenizer
 
+from scripts.demo_model.arithmetic import drill
 from scripts.demo_model.mixture import Dialog, make_dialog, make_text
 from scripts.demo_model.rendering import ChatTemplate
 from scripts.demo_model.tokenizer import CONTEXT_LENGTH, END_OF_TEXT
@@ -19,6 +20,7 @@ _BATCH_TOKENS = 2048
 _GAP_CHANCE = 0.15
 _TOOLS_PUT_OFF = 0.8
 _TEXT_SHARE = 0.025
+_DRILL_SHARE = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,17 @@ class SampleMaker:
         ids = [*self._encode(text), self._end_of_text]
         return Sample(ids, [True] * len(ids), list(range(len(ids))))
 
+    def drill(self, lines: list[tuple[str, str]]) -> Sample:
+        """Lines outside any dialog, of which only the second parts are learned."""
+        ids: list[int] = []
+        learned: list[bool] = []
+        for given, result in lines:
+            for text, is_learned in ((given, False), (result, True)):
+                tokens = self._encode(text)
+                ids += tokens
+                learned += [is_learned] * len(tokens)
+        return Sample(ids, learned, list(range(len(ids))))
+
     def _positions(self, rng: Random, ids: list[int]) -> list[int]:
         room = CONTEXT_LENGTH - len(ids)
         if room <= 0 or rng.random() > _GAP_CHANCE:
@@ -121,6 +134,8 @@ def _draw(rng: Random, make: SampleMaker, easy: bool) -> Sample:
     """A sample; the long dialogs with tools are mostly put off while practice is to be easy."""
     if rng.random() < _TEXT_SHARE:
         return make.plain_text(make_text(rng))
+    if rng.random() < _DRILL_SHARE:
+        return make.drill(drill(rng))
     while True:
         dialog = make_dialog(rng)
         if not (easy and dialog.tools and rng.random() < _TOOLS_PUT_OFF):

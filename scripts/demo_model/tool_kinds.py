@@ -44,7 +44,7 @@ def declare(
         key: ({"type": kind} if isinstance(kind, str) else dict(kind))
         for key, kind in parameters.items()
     }
-    if rng.random() < 0.25:
+    if rng.random() < 0.15:
         for key, schema in properties.items():
             schema.setdefault("description", rng.choice(("The {}", "the {}", "{}")).format(key))
     arguments: dict[str, Any] = {"type": "object", "properties": properties}

@@ -34,7 +34,7 @@ def _follow_up(rng: Random, call: Call) -> list[Message]:
 
 def _collect(rng: Random, calls: list[Call], words: Vocabulary) -> list[Tool]:
     """The calls' tools and some that nobody asks for, in any order, names unique."""
-    few = (0, 1, 1, 2) if len(calls) == 1 else (0, 0, 0, 1)
+    few = (0, 1, 1) if len(calls) == 1 else (0, 0, 0, 1)
     others = [make_call(rng, words) for _ in range(rng.choice(few))]
     tools = {call.name: call.tool for call in [*others, *calls]}
     shuffled = list(tools.values())

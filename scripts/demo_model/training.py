@@ -1,4 +1,4 @@
-"""The training loop: Muon for the matrices, AdamW for the rest, warm-up and cosine."""
+"""The training loop: Muon for the layers, AdamW for the rest, a steady rate and a linear end."""
 
 from __future__ import annotations
 
@@ -15,38 +15,66 @@ from scripts.demo_model.network import loss_of
 from scripts.demo_model.packing import Batch, SampleMaker, batches
 
 _WARM_UP_STEPS = 40
-_LAST_RATE = 0.01  # of the peak
+_STEADY_SHARE = 0.7  # of the steps; then the rate falls in a line to zero
+_EASY_STEPS = 600
 _GRADIENT_NORM = 1.0
-_EASY_SHARE = 0.2  # of the steps
 _REPORT_EVERY = 50  # steps
+_LAYER_RATE, _EMBEDDING_RATE, _OTHER_RATE = 3e-3, 5e-3, 1.5e-3
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What decides the result. `minutes` cuts the schedule short on a slow machine."""
+    """What decides the result; `minutes` only brings the end of a slow run forward."""
 
     seed: int
     steps: int
     minutes: float
     dialogs_per_step: int
-    rate: float
     device: str
 
 
-def _optimizers(network: LlamaForCausalLM, rate: float) -> list[torch.optim.Optimizer]:
+class Schedule:
+    """The share of the peak rate by step: warm-up, steady, and a linear end.
+
+    When the time is nearly used up the end begins early; `steps` then says how long a run it has
+    become, and a run of that many steps has the same rates.
+    """
+
+    def __init__(self, steps: int, minutes: float) -> None:
+        self.steps = steps
+        self._steady_until = time.monotonic() + 60 * minutes * _STEADY_SHARE
+
+    def rate(self, step: int) -> float:
+        """For `step` (from 0); zero when the run is over."""
+        if step < self._steady_steps and time.monotonic() > self._steady_until:
+            self.steps = math.ceil(step / _STEADY_SHARE)
+        left = (self.steps - step) / max(1, self.steps - self._steady_steps)
+        return max(0.0, min(1.0, (step + 1) / _WARM_UP_STEPS, left))
+
+    @property
+    def _steady_steps(self) -> int:
+        return int(self.steps * _STEADY_SHARE)
+
+
+def _optimizers(network: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
     matrices = [p for p in network.model.layers.parameters() if p.ndim == 2]
-    chosen = {id(p) for p in matrices}
+    embeddings = network.model.embed_tokens.weight
+    chosen = {id(p) for p in [*matrices, embeddings]}
     others = [p for p in network.parameters() if id(p) not in chosen]
-    return [
-        torch.optim.Muon(matrices, lr=rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(others, lr=rate, weight_decay=0.0, betas=(0.9, 0.98), fused=True),
+    groups = [
+        {"params": [embeddings], "lr": _EMBEDDING_RATE},
+        {"params": others, "lr": _OTHER_RATE},
     ]
-
-
-def _rate_at(step: int, progress: float) -> float:
-    """The share of the peak rate: linear warm-up, then a cosine down to _LAST_RATE."""
-    cosine = 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
-    return min(1.0, (step + 1) / _WARM_UP_STEPS) * (_LAST_RATE + (1 - _LAST_RATE) * cosine)
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.Muon(
+            matrices, lr=_LAYER_RATE, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
+        ),
+        torch.optim.AdamW(groups, weight_decay=0.0, betas=(0.9, 0.98), fused=True),
+    ]
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["peak"] = group["lr"]
+    return optimizers
 
 
 def _move(batch: Batch, device: str) -> Batch:
@@ -75,18 +103,16 @@ def train(
     every_so_often: Callable[[int], None],
 ) -> int:
     """Train in place, calling `every_so_often` with each step's number; return the steps taken."""
-    optimizers = _optimizers(network, recipe.rate)
-    easy = int(recipe.steps * _EASY_SHARE)
-    steps = batches(Random(recipe.seed), make, recipe.dialogs_per_step, easy)
+    optimizers, schedule = _optimizers(network), Schedule(recipe.steps, recipe.minutes)
+    steps = batches(Random(recipe.seed), make, recipe.dialogs_per_step, _EASY_STEPS)
     started, seen, smooth = time.monotonic(), 0, math.nan
     for number, batch in enumerate(steps):
-        elapsed = (time.monotonic() - started) / 60
-        progress = max(number / recipe.steps, elapsed / recipe.minutes)
-        if progress >= 1:
+        share = schedule.rate(number)
+        if share == 0:
             return number
         for optimizer in optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = recipe.rate * _rate_at(number, progress)
+                group["lr"] = group["peak"] * share
         loss = _backward(network, batch, recipe.device)
         torch.nn.utils.clip_grad_norm_(network.parameters(), _GRADIENT_NORM)
         for optimizer in optimizers:
@@ -95,7 +121,7 @@ def train(
         seen += sum(part.ids.numel() for part in batch)
         smooth = loss if math.isnan(smooth) else 0.98 * smooth + 0.02 * loss
         if number % _REPORT_EVERY == 0:
-            minutes = f"{elapsed:5.1f} min"
+            minutes = f"{(time.monotonic() - started) / 60:5.1f} min"
             print(f"{minutes}  step {number:5d}  loss {smooth:.4f}  tokens {seen:,}", flush=True)
         every_so_often(number)
     raise AssertionError("the stream of batches never ends")
