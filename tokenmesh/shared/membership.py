@@ -21,6 +21,8 @@ class Member:
     beat: Beat
     last_seen: float
     """By the clock that the view is given, not by the sender's."""
+    deaf_s: float = 0.0
+    """How long the view had been deaf in all when it saw the process, see `Hearing`."""
 
 
 class MembershipView:
@@ -33,7 +35,7 @@ class MembershipView:
         self.ignored = 0
         """Beats that were older than what is known, or one process too many."""
 
-    def observe(self, beat: Beat, now: float) -> None:
+    def observe(self, beat: Beat, now: float, deaf_s: float = 0.0) -> None:
         """Take a beat: newer than the known one, or of another incarnation."""
         known = self._member_by_id.get(beat.instance_id)
         if known is None and len(self._member_by_id) >= self._max_members:
@@ -49,14 +51,15 @@ class MembershipView:
         elif beat.leaving:
             self._member_by_id.pop(beat.instance_id, None)
         else:
-            self._member_by_id[beat.instance_id] = Member(beat, now)
+            self._member_by_id[beat.instance_id] = Member(beat, now, deaf_s)
 
-    def expire(self, now: float) -> list[Member]:
-        """Forget, and return, whoever has been silent for too long."""
+    def expire(self, now: float, deaf_s: float = 0.0) -> list[Member]:
+        """Forget, and return, whoever has been silent for too long while we could hear."""
         gone = [
             member
             for member in self._member_by_id.values()
-            if now - member.last_seen > self._missed_beats * member.beat.interval_s
+            if now - member.last_seen - (deaf_s - member.deaf_s)
+            > self._missed_beats * member.beat.interval_s
         ]
         for member in gone:
             del self._member_by_id[member.beat.instance_id]
@@ -83,37 +86,36 @@ class MembershipView:
         ]
 
 
-class ListeningClock:
-    """Time as far as we have listened: a gap in which nobody was heard counts for little.
+class Hearing:
+    """How long we have been deaf: of a gap in which nobody at all was heard, all but `max_gap_s`.
 
     Somebody who was too busy to read, or cut off from the bus, has no reason to take everybody
     else for dead; their beats lie there unread.
     """
 
-    def __init__(self, max_gap_s: float, clock: Callable[[], float] = monotonic_s) -> None:
+    def __init__(self, max_gap_s: float, now: float) -> None:
         self._max_gap_s = max_gap_s
-        self._clock = clock
-        self._heard_at_s = clock()
-        self._listened_s = 0.0
+        self._heard_at = now
+        self._deaf_s = 0.0
 
-    def hear(self) -> float:
-        """Somebody was heard just now; the time."""
-        self._listened_s = self.now_s()
-        self._heard_at_s = self._clock()
-        return self._listened_s
+    def hear(self, now: float) -> float:
+        """Somebody is heard; seconds of deafness until now."""
+        self._deaf_s = self.deaf_s(now)
+        self._heard_at = now
+        return self._deaf_s
 
-    def now_s(self) -> float:
-        """Seconds of listening since the start."""
-        return self._listened_s + min(self._clock() - self._heard_at_s, self._max_gap_s)
+    def deaf_s(self, now: float) -> float:
+        """Seconds of deafness until now."""
+        return self._deaf_s + max(0.0, now - self._heard_at - self._max_gap_s)
 
 
 class Members:
-    """A view kept current by the beats on the bus."""
+    """A view kept current by the beats on the bus. Its clock is `monotonic_s`."""
 
     def __init__(self, view: MembershipView, max_gap_s: float = 0.5) -> None:
-        """`max_gap_s`: how much of a time without any beat counts, see `ListeningClock`."""
+        """`max_gap_s`: how much of a time without any beat counts, see `Hearing`."""
         self.view = view
-        self._clock = ListeningClock(max_gap_s)
+        self._hearing = Hearing(max_gap_s, monotonic_s())
         self._subscription: Subscription | None = None
         self.on_beat: Callable[[Beat], None] = _ignore
         """Called after each beat was taken in; must be quick and must not raise."""
@@ -148,11 +150,13 @@ class Members:
         return self.view.get(instance_id)
 
     def _expire(self) -> None:
-        self.view.expire(self._clock.now_s())
+        now = monotonic_s()
+        self.view.expire(now, self._hearing.deaf_s(now))
 
     async def _on_beat(self, envelope: Envelope) -> None:
         if isinstance(envelope.message, Beat):
-            self.view.observe(envelope.message, self._clock.hear())
+            now = monotonic_s()
+            self.view.observe(envelope.message, now, self._hearing.hear(now))
             self.on_beat(envelope.message)
 
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmesh.shared.ids import InstanceId, ModelName
-from tokenmesh.shared.membership import ListeningClock, MembershipView
+from tokenmesh.shared.membership import Hearing, MembershipView
 from tokenmesh.shared.messages import Beat
 from tokenmesh.shared.messages.beat import ModelCard, WorkerLoad
 
@@ -117,27 +117,23 @@ def test_the_newest_beat_wins_in_whatever_order_they_come(sequences: list[int]) 
 
 
 def test_whoever_did_not_read_for_a_while_takes_nobody_for_dead() -> None:
-    now_s = [100.0]
-    clock = ListeningClock(max_gap_s=0.5, clock=lambda: now_s[0])
+    hearing = Hearing(max_gap_s=0.5, now=100.0)
     members = MembershipView(MISSED_BEATS, 10)
-    members.observe(beat(1), clock.hear())
-    members.observe(beat(1, instance_id="worker-2"), clock.hear())
-    now_s[0] += 30.0
-    assert members.expire(clock.now_s()) == []
+    members.observe(beat(1), 100.0, hearing.hear(100.0))
+    members.observe(beat(1, instance_id="worker-2"), 100.0, hearing.hear(100.0))
+    assert members.expire(130.0, hearing.deaf_s(130.0)) == []
     # One is heard before the other is.
-    members.observe(beat(2), clock.hear())
-    assert members.expire(clock.now_s()) == []
-    for sequence in range(3, 10):
-        now_s[0] += INTERVAL_S
-        members.observe(beat(sequence), clock.hear())
-        members.expire(clock.now_s())
+    members.observe(beat(2), 130.0, hearing.hear(130.0))
+    assert members.expire(130.0, hearing.deaf_s(130.0)) == []
+    for sequence in range(3, 6):
+        now = 130.0 + (sequence - 2) * INTERVAL_S
+        members.observe(beat(sequence), now, hearing.hear(now))
+        members.expire(now, hearing.deaf_s(now))
     assert ids(members) == {"worker-1"}
+    assert members.all()[0].last_seen == 130.75
 
 
-def test_time_runs_evenly_while_somebody_is_heard() -> None:
-    now_s = [100.0]
-    clock = ListeningClock(max_gap_s=0.5, clock=lambda: now_s[0])
-    for _ in range(40):
-        now_s[0] += 0.25
-        clock.hear()
-    assert clock.now_s() == 10.0
+def test_short_gaps_are_no_deafness() -> None:
+    hearing = Hearing(max_gap_s=0.5, now=100.0)
+    for beats in range(1, 40):
+        assert hearing.hear(100.0 + beats * 0.5) == 0.0
