@@ -50,7 +50,7 @@ def test_only_a_model_with_a_tower_has_its_weights_downloaded(
         asked.append(allow_patterns)
         return str(tmp_path)
 
-    monkeypatch.setattr("tokenmesh.services.mm_encoder_svc.checkpoint.snapshot_download", snapshot)
+    monkeypatch.setattr("tokenmesh.shared.model_files.snapshot_download", snapshot)
     write(tmp_path, {"model_type": "llama"})
     assert find_tower("someone/text", None) is None
     assert asked == [["config.json"]]
@@ -69,5 +69,5 @@ def test_a_broken_config_names_the_file(content: str, tmp_path: Path) -> None:
 def test_what_is_no_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"config\.json cannot be read"):
         find_tower(str(tmp_path), None)
-    with pytest.raises(CheckpointError, match="is no directory and no hub id"):
+    with pytest.raises(CheckpointError, match="no such directory, and it is no hub id"):
         find_tower(str(tmp_path / "no" / "where"), None)

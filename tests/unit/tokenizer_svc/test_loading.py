@@ -156,7 +156,7 @@ def test_a_directory_without_tokenizer_names_the_files_that_would_do(tmp_path: P
 
 
 def test_a_path_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="is no directory and no hub id"):
+    with pytest.raises(CheckpointError, match="no such directory, and it is no hub id"):
         load_model(ModelSettings(model=str(tmp_path / "missing" / "model")))
 
 
@@ -194,7 +194,7 @@ def test_a_hub_id_is_fetched_without_weights(
         asked.append((model, revision, allow_patterns))
         return str(byte_level_bpe(tmp_path))
 
-    monkeypatch.setattr("tokenmesh.services.tokenizer_svc.checkpoint.snapshot_download", snapshot)
+    monkeypatch.setattr("tokenmesh.shared.model_files.snapshot_download", snapshot)
     loaded = load_model(ModelSettings(model="someone/model", revision="v1"))
     assert loaded.vocab_size == 512
     ((model, revision, patterns),) = asked
@@ -206,6 +206,6 @@ def test_a_hub_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) ->
     def snapshot(*_: object, **__: object) -> str:
         raise LocalEntryNotFoundError("offline")
 
-    monkeypatch.setattr("tokenmesh.services.tokenizer_svc.checkpoint.snapshot_download", snapshot)
-    with pytest.raises(CheckpointError, match="as a hub id it cannot be fetched: offline"):
+    monkeypatch.setattr("tokenmesh.shared.model_files.snapshot_download", snapshot)
+    with pytest.raises(CheckpointError, match="someone/model: .*the hub cannot be reached"):
         load_model(ModelSettings(model="someone/model"))

@@ -1,18 +1,14 @@
 """Where a model's files are, and whether it has a tower that we run. Needs no torch to say no."""
 
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
 from tokenmesh.services.mm_encoder_svc.models.config_reader import ConfigReader, JsonObject
 from tokenmesh.shared.errors import CheckpointError
+from tokenmesh.shared.model_files import locate_model
 
-_HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _CONFIG: Final = "config.json"
 _WEIGHTS: Final = "*.safetensors*"
 
@@ -30,11 +26,11 @@ def find_tower(model: str, revision: str | None) -> TowerCheckpoint | None:
 
     Raises CheckpointError.
     """
-    directory = _locate(model, revision, _CONFIG)
+    directory = locate_model(model, revision, _CONFIG)
     config = read_json(directory / _CONFIG)
     if not _has_tower(config, directory):
         return None
-    return TowerCheckpoint(_locate(model, revision, _CONFIG, _WEIGHTS), config)
+    return TowerCheckpoint(locate_model(model, revision, _CONFIG, _WEIGHTS), config)
 
 
 def read_json(path: Path) -> JsonObject:
@@ -53,18 +49,3 @@ def _has_tower(config: JsonObject, directory: Path) -> bool:
         return False
     vision = ConfigReader(config, str(directory / _CONFIG)).section("vision_config")
     return vision.text("model_type", "") == "clip_vision_model"
-
-
-def _locate(model: str, revision: str | None, *files: str) -> Path:
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists() or not _HUB_ID.fullmatch(model):
-        raise CheckpointError(f"{model} is no directory and no hub id", param="model")
-    try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=list(files)))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise CheckpointError(
-            f"{model} is no directory, and as a hub id it cannot be fetched: {error}",
-            param="model",
-        ) from error

@@ -1,17 +1,13 @@
 """A model's files without its weights: where they are and what the JSON ones say."""
 
 import json
-import re
 from pathlib import Path
 from typing import Final
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
 from tokenmesh.services.tokenizer_svc.render_job import JsonObject
 from tokenmesh.shared.errors import CheckpointError
+from tokenmesh.shared.model_files import locate_model
 
-_HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _HUB_FILES: Final = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
 _TOKENIZER_FILES: Final = (
     "tokenizer.json",
@@ -28,20 +24,9 @@ _TOKENIZER_FILES: Final = (
 def checkpoint_dir(model: str, revision: str | None) -> Path:
     """The local directory of a checkpoint; a hub id is downloaded first, its weights left out.
 
-    Raises CheckpointError that says which of the two `model` was taken for.
+    Raises CheckpointError.
     """
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists() or not _HUB_ID.fullmatch(model):
-        raise CheckpointError(f"{model} is no directory and no hub id", param="model")
-    try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=list(_HUB_FILES)))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise CheckpointError(
-            f"{model} is no directory, and as a hub id it cannot be fetched: {error}",
-            param="model",
-        ) from error
+    return locate_model(model, revision, *_HUB_FILES)
 
 
 def check_has_tokenizer(directory: Path) -> None:

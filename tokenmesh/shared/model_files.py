@@ -1,0 +1,41 @@
+"""Where a model is: a local directory, or a snapshot from the hub. Needs huggingface_hub."""
+
+import re
+from pathlib import Path
+from typing import Final
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+from tokenmesh.shared.errors import CheckpointError
+
+_HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
+
+
+def locate_model(model: str, revision: str | None, *patterns: str) -> Path:
+    """The local directory of `model`; of a hub id only the files of `patterns` are downloaded.
+
+    Blocks. Raises CheckpointError that says what `model` was taken for.
+    """
+    directory = Path(model).expanduser()
+    if directory.is_dir():
+        return directory
+    if directory.exists():
+        raise CheckpointError(
+            f"{model}: is a file; a model is a directory or a hub id", param="model"
+        )
+    if _HUB_ID.fullmatch(model) is None or model.startswith("."):
+        raise CheckpointError(
+            f"{model}: there is no such directory, and it is no hub id", param="model"
+        )
+    try:
+        return Path(snapshot_download(model, revision=revision, allow_patterns=list(patterns)))
+    except LocalEntryNotFoundError as error:
+        raise CheckpointError(
+            f"{model}: no such directory, not in the hub cache, and the hub cannot be reached",
+            param="model",
+        ) from error
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        raise CheckpointError(
+            f"{model}: cannot be fetched from the hub: {error}", param="model"
+        ) from error
