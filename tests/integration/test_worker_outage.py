@@ -32,6 +32,25 @@ SAMPLING = SamplingParams(seed=1, max_tokens=300)
 OUTAGE_S = 1.2
 
 
+class Inbox:
+    """What reached the gateway."""
+
+    def __init__(self) -> None:
+        self.deltas: list[Delta] = []
+        self._arrived = asyncio.Event()
+
+    async def take(self, envelope: Envelope) -> None:
+        assert isinstance(envelope.message, Tokens)
+        self.deltas.extend(envelope.message.deltas)
+        self._arrived.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():
+                self._arrived.clear()
+                await self._arrived.wait()
+
+
 def make_settings(tmp_path: Path, nats: Server, redis: RedisSettings) -> Settings:
     """A worker that takes 10 ms a token and counts a silent process as gone after 0.4 s."""
     config = {"vocab_size": 500, "max_position_embeddings": 512}
@@ -55,21 +74,9 @@ async def test_a_nats_restart_loses_no_token_and_ends_no_stream(
     bus = await connect(settings.bus, "gateway")
     beats = Beats(bus, "gateway", InstanceId(GATEWAY), epoch=1, interval_s=0.1)
     beating = asyncio.create_task(beats.run())
-    deltas: list[Delta] = []
-    arrived = asyncio.Event()
-
-    async def take(envelope: Envelope) -> None:
-        assert isinstance(envelope.message, Tokens)
-        deltas.extend(envelope.message.deltas)
-        arrived.set()
-
-    async def until(condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
-            while not condition():
-                arrived.clear()
-                await arrived.wait()
-
-    await bus.subscribe(subjects.gateway_tokens(GATEWAY), take)
+    inbox = Inbox()
+    deltas = inbox.deltas
+    await bus.subscribe(subjects.gateway_tokens(GATEWAY), inbox.take)
     async with running("worker", settings, build) as mesh:
         worker_id = WorkerId(mesh.instance_id)
         question = Generate(
@@ -85,17 +92,17 @@ async def test_a_nats_restart_loses_no_token_and_ends_no_stream(
             subjects.worker_generate(worker_id), question, deadline_s=now_s() + 5
         )
         assert answer == Accepted(worker_id=worker_id)
-        await until(lambda: len(deltas) > 5)
+        await inbox.until(lambda: len(deltas) > 5)
         nats.stop()
         await asyncio.sleep(OUTAGE_S)
         nats.start()
-        await until(lambda: any(delta.finish is not None for delta in deltas))
+        await inbox.until(lambda: any(delta.finish is not None for delta in deltas))
         assert {delta.finish for delta in deltas} == {None, "length"}
         deltas.clear()
         again = Resend(gateway=GATEWAY, stream=1, attempt=0, offset=0)
         control = subjects.worker_control(worker_id)
         assert await bus.request(control, again, deadline_s=now_s() + 5) == Done()
-        await until(lambda: bool(deltas))
+        await inbox.until(lambda: bool(deltas))
     beating.cancel()
     await bus.close()
     vocabulary = SimVocabulary(500)
