@@ -207,5 +207,5 @@ def test_a_hub_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) ->
         raise LocalEntryNotFoundError("offline")
 
     monkeypatch.setattr("tokenmesh.shared.model_files.snapshot_download", snapshot)
-    with pytest.raises(CheckpointError, match="someone/model: .*the hub cannot be reached"):
+    with pytest.raises(CheckpointError, match=r"someone/model: .*the hub cannot be reached"):
         load_model(ModelSettings(model="someone/model"))
