@@ -10,6 +10,7 @@ import pytest
 
 from tokenmesh.cli.embedded.plan import Plan, make_plan
 from tokenmesh.cli.embedded.ports import check_free, free_port, wait_accepting
+from tokenmesh.cli.embedded.precheck import check_models
 from tokenmesh.cli.embedded.private import private_folder, write_private
 from tokenmesh.cli.embedded.readiness import base_url
 from tokenmesh.cli.embedded.spec import Phase
@@ -138,3 +139,24 @@ def test_clients_on_this_machine_get_an_address_they_can_use(host: str, url: str
 
 def test_the_defaults_bind_to_this_machine_only() -> None:
     assert Settings().gateway.host == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("/absent/model", "no such directory"),
+        ("./absent", "no such directory"),
+        ("{tmp}", "no config.json"),
+    ],
+)
+def test_a_directory_that_is_no_checkpoint_is_refused_at_once(
+    tmp_path: Path, name: str, complaint: str
+) -> None:
+    name = name.replace("{tmp}", str(tmp_path))
+    with pytest.raises(ConfigError, match=complaint):
+        check_models(load_settings(overrides={"model": {"model": name}}))
+
+
+def test_what_may_be_a_hub_id_is_left_to_the_services() -> None:
+    check_models(load_settings(overrides={"model": {"model": "Qwen/Qwen2.5-0.5B"}}))
+    check_models(load_settings())

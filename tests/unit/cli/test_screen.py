@@ -6,8 +6,10 @@ import json
 import pytest
 from rich.console import Console
 
+from tokenmesh.cli.embedded.precheck import warn_if_open
 from tokenmesh.cli.embedded.screen import Screen
 from tokenmesh.cli.embedded.supervisor import Death
+from tokenmesh.shared.config.gateway import GatewaySettings
 
 
 def log_line(level: str, message: str, **more: str) -> str:
@@ -89,3 +91,18 @@ def test_text_in_brackets_is_not_taken_for_markup() -> None:
     shown = Shown()
     shown.screen.warn("set [red] in [bus]")
     assert shown.text == "set [red] in [bus]\n"
+
+
+@pytest.mark.parametrize(
+    ("host", "keys", "is_warned"),
+    [
+        ("127.0.0.1", (), False),
+        ("localhost", (), False),
+        ("0.0.0.0", (), True),
+        ("0.0.0.0", ("0" * 64,), False),
+    ],
+)
+def test_an_open_mesh_is_warned_about(host: str, keys: tuple[str, ...], is_warned: bool) -> None:
+    shown = Shown()
+    warn_if_open(GatewaySettings(host=host, api_key_hashes=keys), shown.screen)
+    assert ("set --api-key" in shown.text) == is_warned

@@ -3,9 +3,12 @@
 from pathlib import Path
 from typing import Final
 
+from tokenmesh.cli.embedded.screen import Screen
 from tokenmesh.shared.config import Settings
+from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import ConfigError
 
+_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 _PATH_STARTS: Final = ("/", "./", "../", "~")
 
 
@@ -23,3 +26,9 @@ def check_models(settings: Settings) -> None:
             raise ConfigError(
                 f"{model.model} is no checkpoint: there is no config.json in it", param="--model"
             )
+
+
+def warn_if_open(gateway: GatewaySettings, screen: Screen) -> None:
+    """Warn when other machines reach the API and no key guards it."""
+    if gateway.host not in _LOOPBACK and not gateway.api_key_hashes:
+        screen.warn(f"anybody who reaches {gateway.host} may use this mesh: set --api-key")

@@ -2,11 +2,12 @@
 
 import asyncio
 import signal
-from typing import Any, Final
+from typing import Any
 
+from tokenmesh.cli.api import DEFAULT_URL
 from tokenmesh.cli.embedded.plan import Plan, make_plan
 from tokenmesh.cli.embedded.ports import check_free, free_port
-from tokenmesh.cli.embedded.precheck import check_models
+from tokenmesh.cli.embedded.precheck import check_models, warn_if_open
 from tokenmesh.cli.embedded.private import private_folder
 from tokenmesh.cli.embedded.readiness import base_url, wait_ready
 from tokenmesh.cli.embedded.screen import Screen
@@ -16,8 +17,6 @@ from tokenmesh.shared.config.loader import changed
 from tokenmesh.shared.service import exit_codes
 from tokenmesh.shared.service.stops import StopSignals
 
-_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
-
 
 async def run_mesh(settings: Settings, screen: Screen) -> int:
     """Serve until a signal; the exit code. Raises ConfigError before anything has started."""
@@ -26,8 +25,7 @@ async def run_mesh(settings: Settings, screen: Screen) -> int:
     check_models(settings)
     gateway = settings.gateway
     check_free(gateway.host, gateway.port)
-    if gateway.host not in _LOOPBACK and not gateway.api_key_hashes:
-        screen.warn(f"anybody who reaches {gateway.host} may use this mesh: set --api-key")
+    warn_if_open(gateway, screen)
     stops = StopSignals()
     with private_folder() as folder, stops.installed():
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, stops.stop, "SIGHUP")
@@ -83,12 +81,13 @@ async def _first_of(
 def _show_ready(settings: Settings, screen: Screen) -> None:
     url = base_url(settings.gateway)
     names = ", ".join(model.name for model in settings.models)
+    where = "" if url == DEFAULT_URL else f" --url {url}"
     facts = {
         "API": f"{url}/v1",
         "Docs": f"{url}/docs",
         "Model": names,
-        "Chat": f"tokenmesh chat --url {url}",
-        "Traces": f"{url}/console, or tokenmesh trace ID --url {url}",
+        "Chat": f"tokenmesh chat{where}",
+        "Traces": f"{url}/console, or tokenmesh trace ID{where}",
         "Stop": "Ctrl-C",
     }
     key = '  -H "Authorization: Bearer $API_KEY" \\\n' if settings.gateway.api_key_hashes else ""
