@@ -1,5 +1,7 @@
 """A request gets the same tokens alone, batched, from the prefix cache, preempted or resumed."""
 
+from random import Random
+
 import pytest
 
 from tests.fakes.engine_driver import EngineDriver, Job, greedy
@@ -119,3 +121,25 @@ def test_blocks_of_an_ended_request_leave_no_trace(tiny: Tiny) -> None:
     first = driver.tokens([job])
     driver.tokens([Job(prompt_of(48, seed=9), greedy(60))])
     assert driver.tokens([job]) == first
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_setting_of_the_scheduler_changes_a_token(tiny: Tiny, seed: int) -> None:
+    rng = Random(seed)
+    name = rng.choice(["llama_odd", "qwen2_window", "qwen3", "olmo3", "ministral3"])
+    jobs = jobs_of(6)
+    rng.shuffle(jobs)
+    block_size = rng.choice([1, 2, 5, 8, 64])
+    longest = -(-120 // block_size)
+    driver = EngineDriver(
+        tiny(name).directory,
+        max_model_len=120,
+        block_size=block_size,
+        num_gpu_blocks_override=1 + longest * rng.choice([1, 2, 4]),
+        max_num_seqs=rng.choice([1, 3, 9]),
+        max_num_batched_tokens=rng.choice([2, 11, 64, 1024]),
+        long_prefill_token_threshold=rng.choice([0, 1, 6, 100]),
+        enable_prefix_caching=rng.random() < 0.7,
+    )
+    steps_between = rng.choice([0, 1, 4])
+    assert driver.tokens(jobs, steps_between=steps_between) == expected_of(tiny, name, jobs)
