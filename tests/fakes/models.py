@@ -141,15 +141,24 @@ FAKES: Final[Mapping[str, Fake]] = {
 }
 
 
+# Looked up here, where no test's deadline runs: transformers imports each on its first use.
+_CLASSES: Final[Mapping[str, tuple[Any, Any]]] = {
+    fake.family: (
+        getattr(transformers, f"{fake.family}Config"),
+        getattr(transformers, f"{fake.family}ForCausalLM"),
+    )
+    for fake in FAKES.values()
+}
+
+
 def make_model(name: str) -> Any:
     """The transformers model of a fake, in float32, with weights that depend on nothing else."""
     fake = FAKES[name]
     sizes = {**_SIZES, **fake.sizes}
     if fake.rope is not None:
         sizes["rope_parameters"] = _copied(fake.rope)
-    config = getattr(transformers, f"{fake.family}Config")(**sizes)
-    model = getattr(transformers, f"{fake.family}ForCausalLM")(config)
-    return randomized(model)
+    config_class, model_class = _CLASSES[fake.family]
+    return randomized(model_class(config_class(**sizes)))
 
 
 def randomized(model: Any) -> Any:
