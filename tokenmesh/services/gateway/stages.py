@@ -206,7 +206,7 @@ def _too_long(job: Job, num_tokens: int, limit: int) -> PromptTooLong:
         )
     return PromptTooLong(
         f"{head}you requested {num_tokens + job.max_tokens} tokens ({num_tokens} in the {where}, "
-        f"{job.max_tokens} in the completion). Please reduce the length of the {where} or "
-        "completion.",
+        f"{job.max_tokens} in the completion). Please reduce the {where} or "
+        "max_tokens.",
         param="max_tokens",
     )

@@ -30,6 +30,7 @@ _TYPE_BY_STATUS: Final = {
 }
 
 _MAX_SHOWN: Final = 60
+_MAX_TOLD: Final = 5
 
 
 class NotSupported(InvalidInput):
@@ -74,10 +75,25 @@ def status_body(
 
 
 def invalid_fields(error: ValidationError) -> InvalidInput:
-    """What pydantic found, as one sentence a field; `param` is the first of them."""
+    """What pydantic found, as one sentence a field; `param` is the first of them.
+
+    Of a field that may have several types only the errors that lie deepest count: those of the
+    type that the client most likely meant.
+    """
     details = error.errors(include_url=False, include_context=False)
-    sentences = dict.fromkeys(_sentence(detail["loc"], detail) for detail in details[:5])
-    return InvalidInput("; ".join(sentences), param=field_path(details[0]["loc"]) or None)
+    depth_by_field: dict[str, int] = {}
+    for detail in details:
+        field, depth = _field(detail), len(field_path(detail["loc"]))
+        depth_by_field[field] = max(depth, depth_by_field.get(field, 0))
+    told = [
+        each for each in details if len(field_path(each["loc"])) == depth_by_field[_field(each)]
+    ]
+    sentences = dict.fromkeys(_sentence(each["loc"], each) for each in told[:_MAX_TOLD])
+    return InvalidInput("; ".join(sentences), param=field_path(told[0]["loc"]) or None)
+
+
+def _field(detail: Any) -> str:
+    return str(detail["loc"][0]) if detail["loc"] else ""
 
 
 def _sentence(location: Sequence[str | int], detail: Any) -> str:
