@@ -42,7 +42,9 @@ async def check(
     assert (await client.post(path, json=body)).status_code == 200
 
 
-COMMON = [
+Cases = list[tuple[dict[str, Any], str]]
+
+COMMON: Cases = [
     ({"temperature": -0.1}, "temperature"),
     ({"temperature": "warm"}, "temperature"),
     ({"temperature": "0.5"}, "temperature"),
@@ -89,7 +91,7 @@ COMMON = [
     ({"repetition_detection": {"min_count": 2}}, "repetition_detection"),
     ({"kv_transfer_params": {"a": 1}}, "kv_transfer_params"),
 ]
-CHAT_ONLY = [
+CHAT_ONLY: Cases = [
     ({"messages": []}, "messages"),
     ({"messages": "Hi"}, "messages"),
     ({"messages": [{"content": "Hi"}]}, "messages[0].role"),
@@ -102,7 +104,7 @@ CHAT_ONLY = [
     ({"reasoning_effort": "high"}, "reasoning_effort"),
     ({"parallel_tool_calls": False}, "parallel_tool_calls"),
 ]
-PLAIN_ONLY = [
+PLAIN_ONLY: Cases = [
     ({"prompt": []}, "prompt"),
     ({"prompt": [[]]}, "prompt"),
     ({"prompt": [10**6]}, "prompt"),

@@ -179,9 +179,10 @@ async def test_log_probabilities_of_an_echoed_completion(
     assert (choice.text, choice.finish_reason) == ("The fox", "length")
     logprobs = choice.logprobs
     assert logprobs is not None
-    assert "".join(logprobs.tokens or ()) == "The fox"
-    assert (logprobs.token_logprobs or ())[0] is None
-    assert (logprobs.text_offset or ())[:2] == [0, len((logprobs.tokens or ())[0])]
+    tokens, offsets = logprobs.tokens or [], logprobs.text_offset or []
+    assert "".join(tokens) == "The fox"
+    assert offsets[:2] == [0, len(tokens[0])]
+    assert (logprobs.token_logprobs or [0])[0] is None
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 0
 

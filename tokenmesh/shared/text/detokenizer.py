@@ -102,13 +102,29 @@ class _Window(Detokenizer):
         if not ids:
             return ""
         self._window.extend(ids)
-        text = self._vocabulary.decode(self._window)
-        is_held = text.endswith(REPLACEMENT) and len(self._window) - self._num_known < _MAX_HELD
-        if is_held or len(text) < len(self._known):
+        text, num_held = self._decode_complete()
+        if len(text) < len(self._known):
             return ""
         added = text[len(self._known) :]
-        self._restart(self._window[self._num_known :])
+        if added:
+            end = len(self._window) - num_held
+            held = self._window[end:]
+            self._restart(self._window[self._num_known : end])
+            self._window.extend(held)
         return added
+
+    def _decode_complete(self) -> tuple[str, int]:
+        """The text up to the last whole character, and how many ids come after it."""
+        text = whole = self._vocabulary.decode(self._window)
+        num_held, num_new = 0, len(self._window) - self._num_known
+        while text.endswith(REPLACEMENT):
+            num_held += 1
+            if num_held > num_new:
+                return "", num_new
+            if num_held > _MAX_HELD:
+                return whole, 0
+            text = self._vocabulary.decode(self._window[:-num_held])
+        return text, num_held
 
     def _push_apart(self, token_id: int) -> str:
         """An added token right after another one is written as it is."""

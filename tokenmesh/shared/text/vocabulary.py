@@ -39,6 +39,10 @@ class Vocabulary:
         """The text of ids, special ones included. Unknown ids are nothing."""
         return self._tokenizer.decode(ids, skip_special_tokens=False)
 
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without special tokens around it."""
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
     def name(self, token_id: int) -> str:
         """The token as the vocabulary spells it, such as `Ġhello`; empty for an unknown id."""
         return self._tokenizer.id_to_token(token_id) or ""
