@@ -8,16 +8,9 @@ from typing import Any, cast
 
 from tests.simulation.network import Network, SimBus
 from tests.simulation.sim_host import SimHost
-from tokenmesh.services.gateway.calls import Calls
-from tokenmesh.services.gateway.cancels import Cancels
+from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.inbox import Inbox
 from tokenmesh.services.gateway.job import Job
-from tokenmesh.services.gateway.launcher import Launcher
-from tokenmesh.services.gateway.pipeline import Pipeline
-from tokenmesh.services.gateway.stages import Stages
-from tokenmesh.services.gateway.streams import Streams
-from tokenmesh.services.gateway.watch_times import WatchTimes
-from tokenmesh.services.gateway.watchdog import Watchdog
 from tokenmesh.services.scheduler_svc.main import build as build_scheduler
 from tokenmesh.services.worker_svc.actor import Identity, Surroundings, WorkerActor
 from tokenmesh.services.worker_svc.engine.engine import Engine
@@ -74,8 +67,7 @@ class World:
         self.network = network
         self.settings = settings
         self.workers: list[SimWorker] = []
-        self.streams: Streams
-        self.pipeline: Pipeline
+        self.gateway: Gateway
         self._num_started = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -87,9 +79,6 @@ class World:
         return bus, Mesh(
             service, instance_id, self.settings, anything, cast("Any", None), Metrics()
         )
-
-    def _run(self, work: Any) -> None:
-        self._tasks.add(asyncio.create_task(work))
 
     async def start(self, num_workers: int) -> None:
         """A mesh with one scheduler, one gateway and some workers."""
@@ -105,24 +94,18 @@ class World:
 
     async def _start_gateway(self) -> None:
         bus, mesh = self._mesh("gateway")
-        settings, metrics = self.settings.gateway, mesh.metrics
-        gateway = GatewayId(mesh.instance_id)
-        calls = Calls(bus, settings)
-        cancels = Cancels(bus, gateway, settings.max_cancel_queue)
-        self.streams = Streams(
-            WatchTimes.of(settings),
-            cancels,
-            max_streams=settings.max_streams,
-            max_strays=settings.stray_cancels,
+        self.gateway = Gateway(
+            GatewayId(mesh.instance_id),
+            bus,
+            mesh.blobs,
+            mesh.members,
+            self.settings,
+            metrics=mesh.metrics,
         )
-        launcher = Launcher(bus, calls, self.streams, settings, metrics)
-        watchdog = Watchdog(bus, self.streams, launcher, settings, metrics)
-        self.pipeline = Pipeline(Stages(gateway, calls, self.streams, launcher, settings))
-        await bus.subscribe(subjects.gateway_tokens(gateway), self.streams.receive)
+        await self.gateway.start()
         await mesh.start()
         await mesh.join()
-        self._run(cancels.run())
-        self._run(watchdog.run())
+        self._tasks.add(asyncio.create_task(self.gateway.run()))
 
     async def start_worker(self) -> SimWorker:
         """One more worker joins."""
@@ -168,7 +151,7 @@ class World:
         inbox = Inbox(self.settings.gateway.max_buffered_tokens)
         open_choices = set(range(job.first_choice, job.first_choice + job.n))
         try:
-            async with self.pipeline.run(job, inbox):
+            async with self.gateway.pipeline.run(job, inbox):
                 while open_choices:
                     for choice, output in await inbox.get():
                         outcome.tokens.setdefault(choice, []).extend(output.token_ids)
