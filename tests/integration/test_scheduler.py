@@ -19,6 +19,7 @@ from tokenmesh.shared.ids import InstanceId, ModelName, RequestId
 from tokenmesh.shared.membership import Members, MembershipView
 from tokenmesh.shared.messages import Beat, Message, Place, Placed, Queued
 from tokenmesh.shared.messages.beat import ModelCard, WorkerLoad
+from tokenmesh.shared.metrics import Metrics
 
 MODEL = ModelName("tiny/model-1.5")
 SETTINGS = SchedulerSettings(max_queued=1, keepalive_s=0.05, worker_wait_s=0.2)
@@ -29,6 +30,7 @@ class Desks:
     """A running scheduler and the bus that talks to it."""
 
     bus: MessageBus
+    metrics: Metrics
     sequence: int = 0
 
     async def beat(self, *, running: int, name: str = "w1") -> None:
@@ -58,14 +60,24 @@ class Desks:
 async def desks(bus: MessageBus) -> AsyncIterator[Desks]:
     members = Members(MembershipView(missed_beats=4, max_members=16))
     await members.start(bus)
-    actor = SchedulerActor(SETTINGS, Desk(SETTINGS, lambda model: workers_of(members, model)))
+    desk, metrics = Desk(SETTINGS, lambda model: workers_of(members, model)), Metrics()
+    actor = SchedulerActor(SETTINGS, desk, metrics)
     members.on_beat = actor.on_beat
     runtime = ActorRuntime(actor, bus, ActorLimits())
     await runtime.listen(subjects.place_any(), subjects.SCHEDULER_QUEUE)
     await bus.flush()
-    yield Desks(bus)
+    yield Desks(bus, metrics)
     await runtime.stop(grace_s=0.0)
     await members.stop()
+
+
+async def test_placements_are_counted_by_their_outcome(desks: Desks) -> None:
+    await desks.beat(running=0)
+    await desks.ask()
+    text = desks.metrics.render().decode()
+    assert 'tokenmesh:placements_total{outcome="placed"} 1.0' in text
+    assert 'tokenmesh:placement_seconds_count{model_name="' in text
+    assert "tokenmesh:placement_waiting 0.0" in text
 
 
 async def test_a_live_worker_with_room_is_chosen_at_once(desks: Desks) -> None:

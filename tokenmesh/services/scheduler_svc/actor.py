@@ -7,19 +7,22 @@ from tokenmesh.services.scheduler_svc.waiting import Ticket
 from tokenmesh.shared.actor import Actor, Context, handles
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.scheduler import SchedulerSettings
-from tokenmesh.shared.errors import Unavailable
+from tokenmesh.shared.errors import Cancelled, TokenMeshError, Unavailable
 from tokenmesh.shared.messages.beat import Beat
 from tokenmesh.shared.messages.place import Place, Placed, Queued
+from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.telemetry import span
 
 
 class SchedulerActor(Actor):
     """Any replica answers any Place; what it knows comes from beats."""
 
-    def __init__(self, settings: SchedulerSettings, desk: Desk) -> None:
+    def __init__(self, settings: SchedulerSettings, desk: Desk, metrics: Metrics) -> None:
         super().__init__()
         self._settings = settings
         self._desk = desk
+        self._metrics = metrics
+        metrics.gauge_of("placement_waiting", lambda: desk.num_waiting)
         self._wakers: dict[int, asyncio.Event] = {}
 
     async def start(self) -> None:
@@ -29,12 +32,26 @@ class SchedulerActor(Actor):
     @handles(Place)
     async def place(self, request: Place, context: Context) -> Placed:
         """Answer with a worker; refuse with Overloaded past the bound."""
-        ticket = self._desk.arrive(request, monotonic_s())
+        began_s = monotonic_s()
         try:
-            placed = ticket.placed or await self._wait(ticket, context)
-        finally:
-            self._desk.leave(ticket)
+            ticket = self._desk.arrive(request, began_s)
+            try:
+                placed = ticket.placed or await self._wait(ticket, context)
+            finally:
+                self._desk.leave(ticket)
+        except TokenMeshError as error:
+            self._count(error.code)
+            raise
+        except asyncio.CancelledError:
+            self._count(Cancelled.code)
+            raise
+        self._count("placed")
+        seconds = self._metrics.histogram("placement_seconds", model_name=request.model)
+        seconds.observe(monotonic_s() - began_s)
         return placed
+
+    def _count(self, outcome: str) -> None:
+        self._metrics.counter("placements", outcome=outcome).inc()
 
     def on_beat(self, beat: Beat) -> None:
         """A worker's beat may show room."""

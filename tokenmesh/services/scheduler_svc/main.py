@@ -23,7 +23,7 @@ async def build(mesh: Mesh) -> None:
     """Listen for Place of every model."""
     settings = mesh.settings.scheduler
     desk = Desk(settings, lambda model: workers_of(mesh.members, model))
-    actor = SchedulerActor(settings, desk)
+    actor = SchedulerActor(settings, desk, mesh.metrics)
     mesh.members.on_beat = actor.on_beat
     # A waiting request is a running handler: the line must fit beside those being placed.
     limits = ActorLimits.of(mesh.settings.service)

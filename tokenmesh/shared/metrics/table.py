@@ -111,8 +111,8 @@ _MESH: Final = (
     _counter("spans_dropped", "Spans lost to a full queue, their size, or a lost bus."),
     _gauge("traces_kept", "Traces that this gateway can show."),
     _histogram("placement_seconds", "One placement, waiting included.", _TTFT_S, "model_name"),
-    _counter("placements", "Placements by outcome.", "model_name", "outcome"),
-    _gauge("placement_waiting", "Requests that wait for a worker.", "model_name"),
+    _counter("placements", "Placements by outcome.", "outcome"),
+    _gauge("placement_waiting", "Requests that wait for a worker."),
     _gauge("members", "Live processes of the mesh as this one sees them.", "service"),
 )
 """Measured by whoever does it."""
