@@ -227,3 +227,14 @@ async def test_pages_of_allowed_origins_may_call(
         headers = {"origin": "https://a.example"}
         response = await client.post("/v1/chat/completions", json=ask(mesh), headers=headers)
         assert response.headers["access-control-allow-origin"] == "https://a.example"
+
+
+async def test_a_request_is_measured(mesh: BackEnd, client: httpx.AsyncClient) -> None:
+    await client.post("/v1/chat/completions", json=ask(mesh, n=2, stream=True))
+    text = (await client.get("/metrics")).text
+    labels = f'{{engine="{mesh.workers[0].id}",model_name="{mesh.model}"'
+    for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds", "request_params_n"):
+        assert f"tokenmesh:{name}_count{labels}}} 1.0" in text
+    assert f"tokenmesh:request_generation_tokens_count{labels}}} 2.0" in text
+    model = f'model_name="{mesh.model}"'
+    assert f'finished_reason="stop",{model}}} 2.0' in text

@@ -15,8 +15,7 @@ from tokenmesh.services.gateway.choice import Piece
 from tokenmesh.services.gateway.client_watch import ClientWatch
 from tokenmesh.services.gateway.delivery import Delivery, deliver
 from tokenmesh.services.gateway.exchange import exchange_of
-from tokenmesh.services.gateway.pipeline import Pipeline
-from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.shared.errors import Cancelled, TokenMeshError
 from tokenmesh.shared.telemetry import REQUEST_ID, Tally
 
@@ -47,14 +46,14 @@ class Writer(Protocol):
 class Answer(Response):
     """Runs an Ask when it is called."""
 
-    def __init__(
-        self, ask: Ask, pipeline: Pipeline, writer: Writer, settings: GatewaySettings
-    ) -> None:
+    def __init__(self, ask: Ask, gateway: Gateway, writer: Writer, started_s: float) -> None:
+        """`started_s`: when the request arrived (monotonic)."""
         super().__init__()
         self._ask = ask
-        self._pipeline = pipeline
+        self._pipeline = gateway.pipeline
+        self._settings = gateway.settings
         self._writer = writer
-        self._settings = settings
+        self._meter = gateway.meters.start(ask.head.model, started_s)
         self._has_begun = False
         self._flushing = Tally("flush")
 
@@ -74,6 +73,7 @@ class Answer(Response):
                     await self._stream(delivery, send, watch)
                 else:
                     await self._collect(delivery, send, watch)
+                self._meter.finish(delivery, ask.jobs[0].n)
         except TokenMeshError as error:
             if not self._has_begun or isinstance(error, Cancelled):
                 raise
@@ -84,6 +84,7 @@ class Answer(Response):
     async def _stream(self, delivery: Delivery, send: Send, watch: ClientWatch) -> None:
         loop, writer = asyncio.get_running_loop(), self._writer
         async for pieces in delivery.pieces():
+            self._meter.flush(delivery)
             data = writer.write(delivery, pieces)
             if not self._has_begun:
                 await self._begin(send, 200, _STREAM_HEADERS)
@@ -99,6 +100,7 @@ class Answer(Response):
     async def _collect(self, delivery: Delivery, send: Send, watch: ClientWatch) -> None:
         collected: list[Piece] = []
         async for pieces in delivery.pieces():
+            self._meter.flush(delivery)
             collected.extend(pieces)
         data = sse.encode_json(self._writer.whole(delivery, collected))
         length = str(len(data)).encode()

@@ -37,18 +37,22 @@ async def read_bytes(request: Request, max_bytes: int, timeout_s: float) -> byte
     told = request.headers.get("content-length", "")
     if told.isdigit() and int(told) > max_bytes:
         raise _too_large(max_bytes)
-    parts, num_bytes = [], 0
     try:
         async with asyncio.timeout(timeout_s):
-            async for part in request.stream():
-                num_bytes += len(part)
-                if num_bytes > max_bytes:
-                    raise _too_large(max_bytes)
-                parts.append(part)
+            return await _join_parts(request, max_bytes)
     except TimeoutError as error:
         raise DeadlineExceeded(f"the body did not arrive within {timeout_s:g} s") from error
     except ClientDisconnect as error:
         raise Cancelled("the client left while sending") from error
+
+
+async def _join_parts(request: Request, max_bytes: int) -> bytes:
+    parts, num_bytes = [], 0
+    async for part in request.stream():
+        num_bytes += len(part)
+        if num_bytes > max_bytes:
+            raise _too_large(max_bytes)
+        parts.append(part)
     return b"".join(parts)
 
 

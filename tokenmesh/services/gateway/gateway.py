@@ -8,6 +8,7 @@ from tokenmesh.services.gateway.cancels import Cancels
 from tokenmesh.services.gateway.catalog import Catalog
 from tokenmesh.services.gateway.intake import Intake
 from tokenmesh.services.gateway.launcher import Launcher
+from tokenmesh.services.gateway.metering import Meters
 from tokenmesh.services.gateway.pipeline import Pipeline
 from tokenmesh.services.gateway.stages import Stages
 from tokenmesh.services.gateway.streams import Streams
@@ -65,6 +66,7 @@ class Gateway:
         self.intake = Intake(self.catalog, self.vocabularies, blobs, limits)
         self.pipeline = Pipeline(Stages(gateway_id, self.calls, self.streams, launcher, limits))
         self.traces = TraceStore(settings.telemetry)
+        self.meters = Meters(metrics)
         self._subscriptions: list[Subscription] = []
         metrics.gauge_of("traces_kept", lambda: len(self.traces))
         metrics.gauge_of("open_streams", lambda: len(self.streams))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from tokenmesh.shared.ids import RequestId
+from tokenmesh.shared.ids import RequestId, WorkerId
 from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.messages.media import MediaItem
 from tokenmesh.shared.messages.sampling import SamplingParams
@@ -44,3 +44,5 @@ class Prompt:
     route_hashes: bytes = b""
     media: tuple[MediaItem, ...] = ()
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    worker_id: WorkerId | None = None
+    """Where it was placed first."""

@@ -5,6 +5,7 @@ What each step does is in stages.py. Any step may be done again, by another proc
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from tokenmesh.services.gateway.inbox import Inbox
 from tokenmesh.services.gateway.job import Job, Prompt
@@ -24,4 +25,4 @@ class Pipeline:
         prompt = await self._stages.encode(job, prompt)
         placed = await self._stages.place(job, prompt)
         async with self._stages.generate(job, prompt, placed, inbox):
-            yield prompt
+            yield replace(prompt, worker_id=placed.worker_id)

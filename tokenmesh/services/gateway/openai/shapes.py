@@ -71,15 +71,15 @@ class ChatChoice(msgspec.Struct):
     token_ids: list[int] | None = None
 
 
-class ChatCompletion(msgspec.Struct):
+class ChatCompletion(msgspec.Struct, kw_only=True):
     """The body of a chat response."""
 
     id: str
+    object: str = "chat.completion"
     created: int
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    object: str = "chat.completion"
     service_tier: str | None = None
     system_fingerprint: str | None = None
     prompt_logprobs: list[dict[str, Json] | None] | None = None
@@ -108,37 +108,37 @@ class CompletionChoice(msgspec.Struct):
     prompt_token_ids: list[int] | None = None
 
 
-class Completion(msgspec.Struct):
+class Completion(msgspec.Struct, kw_only=True):
     """The body of a plain completion."""
 
     id: str
+    object: str = "text_completion"
     created: int
     model: str
     choices: list[CompletionChoice]
     usage: Usage
-    object: str = "text_completion"
     service_tier: str | None = None
     system_fingerprint: str | None = None
 
 
-class Model(msgspec.Struct):
+class Model(msgspec.Struct, kw_only=True):
     """One entry of /v1/models."""
 
     id: str
+    object: str = "model"
     created: int
     root: str
     max_model_len: int
-    object: str = "model"
     owned_by: str = "tokenmesh"
     parent: str | None = None
     permission: list[Json] = []
 
 
-class ModelList(msgspec.Struct):
+class ModelList(msgspec.Struct, kw_only=True):
     """The body of /v1/models."""
 
-    data: list[Model]
     object: str = "list"
+    data: list[Model]
 
 
 class TokenizeResult(msgspec.Struct):
@@ -156,24 +156,24 @@ class DetokenizeResult(msgspec.Struct):
     prompt: str
 
 
-class FileObject(msgspec.Struct):
+class FileObject(msgspec.Struct, kw_only=True):
     """An upload."""
 
     id: str
+    object: str = "file"
     bytes: int
     created_at: int
     expires_at: int
     filename: str
     purpose: str
-    object: str = "file"
 
 
-class FileDeleted(msgspec.Struct):
+class FileDeleted(msgspec.Struct, kw_only=True):
     """The answer to DELETE."""
 
     id: str
-    deleted: bool = True
     object: str = "file"
+    deleted: bool = True
 
 
 def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int | None) -> Usage:

@@ -22,9 +22,10 @@ def chat_endpoint(gateway: Gateway) -> Endpoint:
 
     async def create_chat_completion(request: Request) -> Response:
         """Answer a conversation, whole or as a stream of chunks."""
+        exchange = exchange_of(request.scope)
         with span("validate"):
             body = await read_json(request, ChatRequest, gateway.settings)
-            ask = await gateway.intake.chat(body, exchange_of(request.scope))
-        return Answer(ask, gateway.pipeline, ChatWriter(ask), gateway.settings)
+            ask = await gateway.intake.chat(body, exchange)
+        return Answer(ask, gateway, ChatWriter(ask), exchange.started_s)
 
     return create_chat_completion

@@ -22,9 +22,10 @@ def completion_endpoint(gateway: Gateway) -> Endpoint:
 
     async def create_completion(request: Request) -> Response:
         """Continue one prompt or several, whole or as a stream of chunks."""
+        exchange = exchange_of(request.scope)
         with span("validate"):
             body = await read_json(request, CompletionRequest, gateway.settings)
-            ask = await gateway.intake.completion(body, exchange_of(request.scope))
-        return Answer(ask, gateway.pipeline, CompletionWriter(ask), gateway.settings)
+            ask = await gateway.intake.completion(body, exchange)
+        return Answer(ask, gateway, CompletionWriter(ask), exchange.started_s)
 
     return create_completion

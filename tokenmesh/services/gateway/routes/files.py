@@ -65,7 +65,7 @@ def files_router(gateway: Gateway) -> APIRouter:
     async def delete_file(file_id: str) -> Response:
         """Forget an upload."""
         await uploads.remove(file_id)
-        return json_response(FileDeleted(file_id))
+        return json_response(FileDeleted(id=file_id))
 
     return router
 

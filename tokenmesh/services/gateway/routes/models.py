@@ -18,7 +18,7 @@ def models_router(gateway: Gateway) -> APIRouter:
         """Every model that a live worker serves, once for each of its names."""
         cards = gateway.catalog.all()
         names = ((card, name) for card in cards for name in gateway.catalog.names(card))
-        return json_response(ModelList([_shape(card, name) for card, name in names]))
+        return json_response(ModelList(data=[_shape(card, name) for card, name in names]))
 
     # A model's name may hold slashes.
     @router.get("/v1/models/{model_id:path}")
