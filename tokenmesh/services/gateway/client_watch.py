@@ -38,8 +38,10 @@ class ClientWatch:
 
     def stop(self) -> None:
         """Look away: the answer is complete, what the client does now is its own business."""
-        if self._watcher is not None:
-            self._watcher.cancel()
+        # Let go of it: its traceback leads back here, and such rings wait for the collector.
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None:
+            watcher.cancel()
 
     def give_up(self) -> None:
         """Treat the client as gone."""
