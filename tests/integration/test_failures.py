@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -9,6 +11,7 @@ import pytest
 
 from tests.fakes.back_end import BackEnd, eos_id, saying
 from tests.fakes.worker import Script
+from tests.servers import Server, bus_settings_of
 from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.redis import RedisSettings
 from tokenmesh.shared.errors import InvalidInput, Overloaded
@@ -113,7 +116,7 @@ async def test_the_gap_after_a_killed_worker_is_short(servers: Servers) -> None:
             client.stream("POST", "/v1/completions", json=ask(mesh, stream=True)) as response,
         ):
             times = [loop.time() async for _ in response.aiter_bytes()]
-        gap_s = max(after - before for before, after in zip(times, times[1:], strict=False))
+        gap_s = max(after - before for before, after in pairwise(times))
         # The promise is 100 ms on a quiet machine.
         assert gap_s < 0.5
 
@@ -253,3 +256,20 @@ async def test_the_mesh_serves_on_after_all_this(servers: Servers) -> None:
         assert (await post(mesh)).status_code == 400
         mesh.workers[0].faults.fails_with = None
         assert (await post(mesh)).json()["choices"][0]["text"] == "fine"
+
+
+async def test_a_stream_outlives_a_restart_of_nats(
+    start_nats: Callable[[], Server], redis_settings: RedisSettings
+) -> None:
+    server = start_nats()
+    mesh = BackEnd(bus_settings_of(server), redis_settings, script=counting, stall_s=0.3)
+    mesh.step_s = 0.01
+    async with mesh:
+        await mesh.add_worker()
+        reading = asyncio.create_task(ids_of_stream(mesh))
+        await mesh.until(lambda: mesh.workers[0].num_messages > 10)
+        server.stop()
+        await asyncio.sleep(0.2)
+        server.start()
+        assert await reading == {0: expected()}
+        assert await ids_of_stream(mesh, seed=2) == {0: expected(2)}

@@ -1,0 +1,84 @@
+"""The gateway as a service: its port, its socket options, and how it leaves."""
+
+import asyncio
+import socket
+
+import httpx
+import pytest
+
+from tests.fakes.back_end import BackEnd
+from tests.fakes.service_mesh import running
+from tests.servers import free_port
+from tokenmesh.services.gateway.main import build
+from tokenmesh.services.gateway.server import bind
+from tokenmesh.shared.config import Settings
+from tokenmesh.shared.config.bus import BusSettings
+from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.errors import ConfigError
+
+
+def test_a_taken_port_is_told_with_what_to_change() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match="--port") as caught:
+            bind(GatewaySettings(port=port))
+    assert caught.value.param == "gateway.port"
+
+
+def test_a_key_in_clear_text_is_no_hash() -> None:
+    with pytest.raises(ValueError, match="SHA-256"):
+        GatewaySettings(api_key_hashes=("sk-secret",))
+
+
+async def test_a_draining_gateway_finishes_what_runs_and_takes_nothing_new(
+    bus_settings: BusSettings, redis_settings: RedisSettings
+) -> None:
+    async with BackEnd(bus_settings, redis_settings) as back_end:
+        back_end.workers[0].hold()
+        port = free_port()
+        settings = Settings(
+            bus=bus_settings, redis=redis_settings, gateway=GatewaySettings(port=port)
+        )
+        url = f"http://127.0.0.1:{port}"
+        async with (
+            running("gateway", settings, build) as mesh,
+            httpx.AsyncClient(base_url=url, timeout=10) as client,
+        ):
+            await back_end.until(lambda: bool(mesh.members.workers(back_end.model)))
+            body = {"model": back_end.model, "prompt": "Hi", "max_tokens": 100}
+            answer = asyncio.create_task(client.post("/v1/completions", json=body))
+            await back_end.until(lambda: len(back_end.workers[0].runs) == 1)
+            draining = asyncio.create_task(mesh.drain(8.0))
+            await back_end.until(lambda: mesh.draining)
+            await asyncio.sleep(0.2)
+            async with httpx.AsyncClient(base_url=url) as late:
+                with pytest.raises(httpx.ConnectError):
+                    await late.get("/livez")
+            back_end.workers[0].release(burst=10)
+            assert (await answer).json()["choices"][0]["text"].startswith("Hello")
+            await draining
+
+
+async def test_a_gateway_that_may_not_wait_cancels_what_runs(
+    bus_settings: BusSettings, redis_settings: RedisSettings
+) -> None:
+    async with BackEnd(bus_settings, redis_settings) as back_end:
+        back_end.workers[0].hold()
+        settings = Settings(
+            bus=bus_settings, redis=redis_settings, gateway=GatewaySettings(port=free_port())
+        )
+        async with (
+            running("gateway", settings, build) as mesh,
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{settings.gateway.port}") as client,
+        ):
+            await back_end.until(lambda: bool(mesh.members.workers(back_end.model)))
+            body = {"model": back_end.model, "prompt": "Hi", "max_tokens": 100}
+            answer = asyncio.create_task(client.post("/v1/completions", json=body))
+            await back_end.until(lambda: len(back_end.workers[0].runs) == 1)
+            await mesh.drain(1.0)
+            await back_end.until(lambda: len(back_end.workers[0].cancels) == 1)
+            with pytest.raises(httpx.HTTPError):
+                (await answer).raise_for_status()
