@@ -45,8 +45,14 @@ class Watched:
             await asyncio.sleep(0.005)
 
 
+def new_children(known: set[psutil.Process]) -> set[psutil.Process]:
+    """What runs now and did not before; the session's own servers are children too."""
+    return set(psutil.Process().children(recursive=True)) - known
+
+
 @pytest.fixture
 async def watched() -> AsyncIterator[Watched]:
+    known = new_children(set())
     lines: list[tuple[str, str]] = []
     restarts: list[tuple[str, int]] = []
     supervisor = Supervisor(
@@ -56,7 +62,7 @@ async def watched() -> AsyncIterator[Watched]:
     )
     yield Watched(supervisor, lines, restarts)
     await supervisor.stop(0.0, asyncio.Event())
-    assert psutil.Process().children(recursive=True) == []
+    assert new_children(known) == set()
 
 
 def spec(code: str, name: str = "child", phase: Phase = Phase.MESH) -> ChildSpec:
@@ -100,10 +106,11 @@ async def test_a_wrong_configuration_is_not_tried_again(watched: Watched) -> Non
 
 
 async def test_a_child_that_does_not_leave_is_killed_after_the_grace(watched: Watched) -> None:
+    known = new_children(set())
     await watched.supervisor.start([spec(STUBBORN)])
     await watched.line()
     await asyncio.wait_for(watched.supervisor.stop(0.05, asyncio.Event()), 5)
-    assert psutil.Process().children() == []
+    assert new_children(known) == set()
 
 
 async def test_a_second_signal_ends_all_patience(watched: Watched) -> None:
