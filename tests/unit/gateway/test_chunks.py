@@ -1,0 +1,133 @@
+"""Streamed chunks are valid JSON with the right fields, whatever the text and the options."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+
+from tokenmesh.services.gateway.choice import Piece
+from tokenmesh.services.gateway.openai.chat_stream import ChatStream, ChunkOptions
+from tokenmesh.services.gateway.openai.completion_stream import CompletionStream
+from tokenmesh.services.gateway.openai.head import Head
+from tokenmesh.services.gateway.openai.logprobs import LogprobShapes
+from tokenmesh.services.gateway.openai.shapes import usage_of
+from tokenmesh.services.gateway.sse import error_frames
+from tokenmesh.shared.errors import Unavailable
+from tokenmesh.shared.messages.tokens import TokenLogprobs
+from tokenmesh.shared.text import Vocabulary
+
+HEAD = Head('id "7"', 1234, "a/model")
+
+
+@pytest.fixture(scope="module")
+def shapes() -> LogprobShapes:
+    tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1}, []))
+    tokenizer.decoder = decoders.ByteLevel()
+    return LogprobShapes(Vocabulary(tokenizer, []))
+
+
+def parse(data: bytes) -> list[Any]:
+    events = data.decode().split("\n\n")
+    assert events.pop() == ""
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+@given(text=st.text())
+def test_any_text_survives(text: str) -> None:
+    shapes = LogprobShapes(Vocabulary(Tokenizer(models.BPE()), []))
+    chat = ChatStream(HEAD, ChunkOptions(), shapes, 3)
+    events = parse(chat.write([Piece(1, text or "x", [5])]))
+    assert events[0]["choices"][0]["delta"]["content"] == (text or "x")
+    assert (events[0]["id"], events[0]["model"], events[0]["created"]) == (
+        HEAD.id,
+        HEAD.model,
+        1234,
+    )
+    plain = CompletionStream(HEAD, ChunkOptions(), shapes, [3, 3])
+    assert parse(plain.write([Piece(1, text, [5], finish_reason="stop")]))[0]["choices"] == [
+        {
+            "index": 1,
+            "text": text,
+            "logprobs": None,
+            "finish_reason": "stop",
+            "stop_reason": None,
+        }
+    ]
+
+
+def test_a_chat_chunk_with_everything(shapes: LogprobShapes) -> None:
+    options = ChunkOptions(logprobs=True, token_ids=True, usage=True, running_usage=True)
+    stream = ChatStream(HEAD, options, shapes, 3)
+    entry = TokenLogprobs(0, -0.5, 1, [0, 1], [-0.5, float("-inf")])
+    piece = Piece(0, "a", [0], [entry], finish_reason="stop", stop_reason="b")
+    begin, text, end, usage = parse(
+        stream.begin(1, "assistant", "", [1, 0])
+        + stream.write([piece])
+        + stream.end(usage_of(3, 1, 2))
+    )
+    assert begin["prompt_token_ids"] == [1, 0]
+    assert text["choices"][0]["token_ids"] == [0]
+    assert text["usage"] == {
+        "prompt_tokens": 3,
+        "total_tokens": 4,
+        "completion_tokens": 1,
+        "prompt_tokens_details": None,
+    }
+    shown = text["choices"][0]["logprobs"]["content"][0]
+    assert (shown["token"], shown["bytes"], len(shown["top_logprobs"])) == ("a", [97], 2)
+    assert shown["top_logprobs"][1]["logprob"] == -9999.0
+    assert end["choices"][0] == {
+        "index": 0,
+        "delta": {},
+        "logprobs": None,
+        "finish_reason": "stop",
+        "stop_reason": "b",
+    }
+    assert (usage["choices"], usage["usage"]["prompt_tokens_details"]) == (
+        [],
+        {"cached_tokens": 2},
+    )
+
+
+def test_text_offsets_go_on_over_chunks_and_after_an_echo(shapes: LogprobShapes) -> None:
+    stream = CompletionStream(HEAD, ChunkOptions(logprobs=True), shapes, [2])
+    entry = TokenLogprobs(0, -0.5, 1, [0], [-0.5])
+    echo = stream.echo(0, "ab", [0, 1], shapes.completion([None, entry], [0, 1], 0))
+    first, second = (stream.write([Piece(0, "a", [0], [entry])]) for _ in range(2))
+    offsets = [
+        event["choices"][0]["logprobs"]["text_offset"] for event in parse(echo + first + second)
+    ]
+    assert offsets == [[0, 1], [2], [3]]
+
+
+def test_tokens_can_be_shown_as_ids() -> None:
+    shapes = LogprobShapes(Vocabulary(Tokenizer(models.BPE()), []), as_ids=True)
+    assert shapes.chat([TokenLogprobs(7, -1.0, 3)]).content[0].token == "token_id:7"
+
+
+def test_prompt_log_probabilities_hold_the_token_itself_and_the_best(
+    shapes: LogprobShapes,
+) -> None:
+    told = shapes.prompt([None, TokenLogprobs(1, -2.0, 5, [0], [-0.1])])
+    assert told == [
+        None,
+        {
+            "1": {"logprob": -2.0, "rank": 5, "decoded_token": "b"},
+            "0": {"logprob": -0.1, "rank": 1, "decoded_token": "a"},
+        },
+    ]
+
+
+def test_a_failed_stream_ends_with_the_error_and_done() -> None:
+    data = error_frames(Unavailable("gone", retry_after_s=1.0))
+    assert data.endswith(b"data: [DONE]\n\n")
+    error = json.loads(data.split(b"\n\n")[0].removeprefix(b"data: "))["error"]
+    assert error == {
+        "message": "gone",
+        "type": "ServiceUnavailableError",
+        "param": None,
+        "code": "unavailable",
+    }

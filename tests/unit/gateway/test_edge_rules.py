@@ -1,0 +1,126 @@
+"""Keys, error shapes and the catalog's rules."""
+
+import hashlib
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from tokenmesh.services.gateway.auth import ApiKeys
+from tokenmesh.services.gateway.catalog import Catalog
+from tokenmesh.services.gateway.openai.errors import error_body, field_path, invalid_fields
+from tokenmesh.shared.clock import monotonic_s
+from tokenmesh.shared.config import Settings
+from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.config.model import ModelSettings
+from tokenmesh.shared.errors import (
+    InvalidInput,
+    Overloaded,
+    Unauthorized,
+    Unavailable,
+    UnknownModel,
+)
+from tokenmesh.shared.ids import InstanceId, ModelName
+from tokenmesh.shared.membership import Members, MembershipView
+from tokenmesh.shared.messages import Beat
+from tokenmesh.shared.messages.beat import ModelCard
+
+HASH = hashlib.sha256(b"sk-1").hexdigest()
+
+
+@pytest.mark.parametrize("given", [None, "", "sk-1", "Bearer", "Bearer sk-2", "Basic sk-1"])
+def test_a_wrong_or_missing_key_is_refused(given: str | None) -> None:
+    with pytest.raises(Unauthorized):
+        ApiKeys([HASH]).check("/v1/models", given)
+
+
+@pytest.mark.parametrize("given", ["Bearer sk-1", "bearer  sk-1 "])
+def test_the_right_key_passes(given: str) -> None:
+    ApiKeys(["0" * 64, HASH]).check("/v1/models", given)
+
+
+def test_without_keys_everybody_passes() -> None:
+    ApiKeys([]).check("/v1/models", None)
+
+
+@pytest.mark.parametrize("path", ["/health", "/livez", "/readyz"])
+def test_health_needs_no_key(path: str) -> None:
+    ApiKeys([HASH]).check(path, None)
+
+
+def test_an_error_body_has_four_fields() -> None:
+    body = error_body(Overloaded("full", retry_after_s=1))
+    assert (body.error.type, body.error.code) == ("RateLimitError", "overloaded")
+
+
+@pytest.mark.parametrize(
+    ("location", "path"),
+    [
+        (("temperature",), "temperature"),
+        (("messages", 0, "role"), "messages[0].role"),
+        (("stop", "list[str]", 3), "stop[3]"),
+        (("prompt", "list[constrained-int]", 0), "prompt[0]"),
+        ((), ""),
+    ],
+)
+def test_a_location_reads_like_the_field(location: tuple[str | int, ...], path: str) -> None:
+    assert field_path(location) == path
+
+
+def test_several_wrong_fields_are_all_told() -> None:
+    class Body(BaseModel):
+        a: int
+        b: int
+
+    with pytest.raises(ValidationError) as caught:
+        Body.model_validate_json('{"a": "x"}')
+    error = invalid_fields(caught.value)
+    assert error.param == "a"
+    assert "b is missing" in error.message
+
+
+def catalog(*names: str, aliases: dict[str, str] | None = None) -> Catalog:
+    view = MembershipView(4, 10)
+    for index, name in enumerate(names):
+        card = ModelCard(
+            name=ModelName(name),
+            aliases=[ModelName(f"{name}-latest")],
+            max_model_len=8,
+            vocab_size=9,
+        )
+        view.observe(
+            Beat(
+                service="worker",
+                instance_id=InstanceId(f"worker-{index}"),
+                epoch=1,
+                sequence=1,
+                version="0",
+                models=[card],
+            ),
+            monotonic_s(),
+        )
+    settings = Settings(
+        models=(ModelSettings(model="/models/slow", served_model_name=("slow",)),),
+        gateway=GatewaySettings(model_aliases=aliases or {}),
+    )
+    return Catalog(Members(view), settings)
+
+
+def test_a_model_is_found_by_all_its_names() -> None:
+    found = catalog("m", aliases={"gpt-4o": "m"})
+    assert {found.find(name).name for name in ("m", "m-latest", "gpt-4o")} == {"m"}
+    assert found.names(found.find("m")) == ["m", "m-latest", "gpt-4o"]
+
+
+def test_the_only_model_needs_no_name() -> None:
+    assert catalog("m").find(None).name == "m"
+    with pytest.raises(InvalidInput, match="a, b"):
+        catalog("a", "b").find(None)
+    with pytest.raises(Unavailable):
+        catalog().find(None)
+
+
+def test_a_configured_model_without_a_worker_is_not_up_yet() -> None:
+    with pytest.raises(Unavailable):
+        catalog("m").find("slow")
+    with pytest.raises(UnknownModel):
+        catalog("m").find("nothing")

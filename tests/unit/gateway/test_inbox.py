@@ -1,0 +1,70 @@
+"""Outputs wait in one place for the response, in order and within a bound."""
+
+import asyncio
+
+import pytest
+
+from tokenmesh.services.gateway.inbox import Inbox
+from tokenmesh.services.gateway.session import Output
+from tokenmesh.shared.errors import InvalidInput, Overloaded
+
+
+async def test_one_wake_up_brings_everything_that_is_there() -> None:
+    inbox = Inbox(max_tokens=10)
+    waiting = asyncio.create_task(inbox.get())
+    await asyncio.sleep(0)
+    first, second = Output([1]), Output([2])
+    inbox.put(0, first)
+    inbox.put(1, second)
+    assert await waiting == [(0, first), (1, second)]
+
+
+async def test_outputs_that_came_early_are_there_at_once() -> None:
+    inbox = Inbox(max_tokens=10)
+    inbox.put(0, Output([1]))
+    assert len(await inbox.get()) == 1
+
+
+async def test_a_reader_that_falls_behind_is_given_up() -> None:
+    inbox = Inbox(max_tokens=3)
+    inbox.put(0, Output([1, 2]))
+    await inbox.get()
+    inbox.put(0, Output([1, 2]))
+    inbox.put(0, Output([3, 4]))
+    with pytest.raises(Overloaded):
+        await inbox.get()
+
+
+async def test_the_first_error_counts() -> None:
+    inbox = Inbox(max_tokens=3)
+    inbox.put(0, Output(error=InvalidInput("first")))
+    inbox.fail(InvalidInput("second"))
+    with pytest.raises(InvalidInput, match="first"):
+        await inbox.get()
+
+
+async def test_an_error_wakes_the_reader() -> None:
+    inbox = Inbox(max_tokens=3)
+    waiting = asyncio.create_task(inbox.get())
+    await asyncio.sleep(0)
+    inbox.fail(InvalidInput("broken"))
+    with pytest.raises(InvalidInput):
+        await waiting
+
+
+async def test_a_reader_may_give_up_and_come_back() -> None:
+    inbox = Inbox(max_tokens=3)
+    waiting = asyncio.create_task(inbox.get())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    inbox.put(0, Output([1]))
+    assert len(await inbox.get()) == 1
+
+
+def test_closing_a_choice_closes_its_stream_once() -> None:
+    inbox, closed = Inbox(max_tokens=3), list[int]()
+    inbox.connect(4, lambda: closed.append(4))
+    inbox.close(4)
+    assert closed == [4]
