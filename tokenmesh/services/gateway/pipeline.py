@@ -10,6 +10,7 @@ from dataclasses import replace
 from tokenmesh.services.gateway.inbox import Inbox
 from tokenmesh.services.gateway.job import Job, Prompt
 from tokenmesh.services.gateway.stages import Stages
+from tokenmesh.shared.errors import NotFound
 
 
 class Pipeline:
@@ -21,8 +22,15 @@ class Pipeline:
     @asynccontextmanager
     async def run(self, job: Job, inbox: Inbox) -> AsyncIterator[Prompt]:
         """Inside the block workers deliver into `inbox`; leaving it cancels what still runs."""
-        prompt = await self._stages.tokenize(job)
-        prompt = await self._stages.encode(job, prompt)
+        prompt = await self._prepare(job)
         placed = await self._stages.place(job, prompt)
         async with self._stages.generate(job, prompt, placed, inbox):
             yield replace(prompt, worker_id=placed.worker_id)
+
+    async def _prepare(self, job: Job) -> Prompt:
+        """Tokenize and encode; pixels that have expired in between are made again, once."""
+        prompt = await self._stages.tokenize(job)
+        try:
+            return await self._stages.encode(job, prompt)
+        except NotFound:
+            return await self._stages.encode(job, await self._stages.tokenize(job))

@@ -1,0 +1,80 @@
+"""The pipeline does a step again when what it made is gone."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import pytest
+
+from tokenmesh.services.gateway.inbox import Inbox
+from tokenmesh.services.gateway.job import Job, Prompt
+from tokenmesh.services.gateway.pipeline import Pipeline
+from tokenmesh.services.gateway.stages import Stages
+from tokenmesh.shared.errors import NotFound
+from tokenmesh.shared.ids import ModelName, RequestId, WorkerId
+from tokenmesh.shared.messages import Placed
+from tokenmesh.shared.messages.beat import ModelCard
+from tokenmesh.shared.messages.sampling import SamplingParams
+from tokenmesh.shared.messages.tokenize import IdsPrompt
+
+JOB = Job(
+    request_id=RequestId("r"),
+    card=ModelCard(name=ModelName("m"), max_model_len=8, vocab_size=8),
+    prompt=IdsPrompt(token_ids=b""),
+    sampling=SamplingParams(seed=0, max_tokens=1),
+    max_tokens=1,
+    deadline_s=0.0,
+)
+
+
+class ForgetfulStages:
+    """Loses the pixels a number of times."""
+
+    def __init__(self, num_losses: int) -> None:
+        self.steps: list[str] = []
+        self._num_losses = num_losses
+
+    async def tokenize(self, job: Job) -> Prompt:
+        self.steps.append("tokenize")
+        return Prompt(packed_ids=b"", num_tokens=1, max_tokens=1)
+
+    async def encode(self, job: Job, prompt: Prompt) -> Prompt:
+        self.steps.append("encode")
+        if self._num_losses:
+            self._num_losses -= 1
+            raise NotFound("pixels have expired", param="media")
+        return prompt
+
+    async def place(self, job: Job, prompt: Prompt) -> Placed:
+        self.steps.append("place")
+        return Placed(worker_id=WorkerId("w"), epoch=1)
+
+    @asynccontextmanager
+    async def generate(
+        self, job: Job, prompt: Prompt, placed: Placed, inbox: Inbox
+    ) -> AsyncIterator[None]:
+        self.steps.append("generate")
+        yield
+
+
+async def run(stages: ForgetfulStages) -> None:
+    async with Pipeline(cast("Stages", cast("Any", stages))).run(JOB, Inbox(10)):
+        stages.steps.append("deliver")
+
+
+async def test_the_steps_follow_each_other() -> None:
+    stages = ForgetfulStages(0)
+    await run(stages)
+    assert stages.steps == ["tokenize", "encode", "place", "generate", "deliver"]
+
+
+async def test_pixels_that_expired_are_made_again_once() -> None:
+    stages = ForgetfulStages(1)
+    await run(stages)
+    assert stages.steps[:4] == ["tokenize", "encode", "tokenize", "encode"]
+    assert stages.steps[-1] == "deliver"
+
+
+async def test_pixels_that_expire_again_are_an_error() -> None:
+    with pytest.raises(NotFound):
+        await run(ForgetfulStages(2))
