@@ -146,6 +146,10 @@ def tokens_of(deltas: list[Delta]) -> list[int]:
     return [token for delta in deltas for token in unpack_ids(delta.token_ids)]
 
 
+async def no_beat() -> None:
+    """Nobody places anything here."""
+
+
 @pytest.fixture
 def settings() -> WorkerSettings:
     return WorkerSettings(
@@ -171,7 +175,9 @@ async def rig(bus: MessageBus, blobs: Blobs, settings: WorkerSettings) -> AsyncI
     metrics = Metrics()
     alive = {GATEWAY}
     left: list[bool] = []
-    around = Surroundings(bus, blobs, metrics, alive.__contains__, lambda: left.append(True))
+    around = Surroundings(
+        bus, blobs, metrics, alive.__contains__, lambda: left.append(True), no_beat
+    )
     host = EngineThread(Engine(runner, settings), settings)
     actor = WorkerActor(Identity(WORKER, EPOCH, (MODEL,)), settings, loaded, host, around)
     runtime = ActorRuntime(actor, bus, ActorLimits())
@@ -401,7 +407,7 @@ async def test_an_engine_that_keeps_failing_ends_the_service_and_every_stream(
 ) -> None:
     runner = BrokenRunner(VOCABULARY, settings, Brakes())
     loaded = SimModel(runner, 512, VOCABULARY.size, frozenset())
-    around = Surroundings(bus, blobs, Metrics(), lambda _: True, lambda: None)
+    around = Surroundings(bus, blobs, Metrics(), lambda _: True, lambda: None, no_beat)
     host = EngineThread(Engine(runner, settings), settings)
     actor = WorkerActor(Identity(WORKER, EPOCH, (MODEL,)), settings, loaded, host, around)
     fatal = asyncio.Event()
@@ -431,7 +437,7 @@ async def test_a_step_that_never_ends_ends_the_service(
     hasty = settings.model_copy(update={"max_step_s": 0.1, "engine_check_s": 0.02})
     runner = SimRunner(VOCABULARY, hasty, brakes)
     loaded = SimModel(runner, 512, VOCABULARY.size, frozenset())
-    around = Surroundings(bus, blobs, Metrics(), lambda _: True, lambda: None)
+    around = Surroundings(bus, blobs, Metrics(), lambda _: True, lambda: None, no_beat)
     host = EngineThread(Engine(runner, hasty), hasty)
     actor = WorkerActor(Identity(WORKER, EPOCH, (MODEL,)), hasty, loaded, host, around)
     fatal: asyncio.Queue[str] = asyncio.Queue()

@@ -127,6 +127,7 @@ class World:
                 metrics=mesh.metrics,
                 is_alive=lambda gateway: is_alive(mesh, gateway),
                 leave=lambda: None,
+                beat=mesh.beat_now,
             ),
         )
         await mesh.start()

@@ -2,10 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
 from tokenmesh.services.worker_svc.admission import admit
+from tokenmesh.services.worker_svc.beat_pace import BeatPace
 from tokenmesh.services.worker_svc.engine.engine import ABORTED, EngineBroken
 from tokenmesh.services.worker_svc.engine.request import Ending, Request, StreamKey
 from tokenmesh.services.worker_svc.gateway_watch import GatewayWatch
@@ -63,6 +64,8 @@ class Surroundings:
     """True also while nobody can know."""
     leave: Callable[[], None]
     """Drain and end the process."""
+    beat: Callable[[], Coroutine[object, object, None]]
+    """Tell the mesh the load at once."""
 
 
 class WorkerActor(Actor):
@@ -85,6 +88,7 @@ class WorkerActor(Actor):
         self._streams = Streams(settings)
         self._book = LoadBook(settings, loaded.runner.num_blocks)
         self._watch = GatewayWatch(settings.gateway_grace_s)
+        self._pace = BeatPace(settings)
         meters = WorkerMeters(around.metrics, identity.names[0], identity.worker_id, self._book)
         self._publisher = Publisher(
             around.bus, identity.worker_id, identity.epoch, self._streams, meters
@@ -236,9 +240,13 @@ class WorkerActor(Actor):
                 raise self._host.failure
 
     async def _publish_outputs(self) -> None:
+        num_ended = 0
         for output in self._host.take_outputs():
             self._book.update(output.stats)
             await self._publisher.publish(output)
+            num_ended += len(output.ended)
+        if self._pace.is_due(num_ended, monotonic_s()):
+            await self._around.beat()
         if not self._streams.num_live:
             self._idle.set()
 

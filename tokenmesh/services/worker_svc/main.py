@@ -43,6 +43,7 @@ async def build(mesh: Mesh) -> None:
             metrics=mesh.metrics,
             is_alive=partial(is_alive, mesh),
             leave=partial(signal.raise_signal, signal.SIGTERM),
+            beat=mesh.beat_now,
         ),
     )
     await mesh.listen(actor, subjects.worker_generate(worker_id))

@@ -60,6 +60,14 @@ class WorkerSettings(BaseModel):
     max_waiting_tokens: int = Field(
         default=1_048_576, ge=1, description="Prompt tokens that may wait; beyond: Refused."
     )
+    early_beat_share: float = Field(
+        default=0.125,
+        gt=0,
+        description="Streams that end, as a share of max_num_seqs, before a beat is sent early.",
+    )
+    early_beat_interval_s: float = Field(
+        default=0.02, gt=0, description="Shortest time between two early beats."
+    )
     max_step_failures: int = Field(
         default=3, ge=1, description="Steps that may fail in a row before the worker gives up."
     )
