@@ -27,8 +27,13 @@ check: install
 test: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu and not slow"
 
+# On a quiet machine; about ten minutes.
 bench: install
-	$(BIN)/python benchmarks/run_all.py
+	mkdir -p benchmarks/results
+	$(BIN)/python -m benchmarks.bench_scheduler
+	GOMP_SPINCOUNT=0 $(BIN)/python -m benchmarks.bench_engine --json benchmarks/results/engine.json
+	$(BIN)/python -m benchmarks.bench_mesh --out benchmarks/results/mesh.json
+	$(BIN)/python -m benchmarks.trace_cost --out benchmarks/results/tracing.json -- --engine sim
 
 docs: install
 	$(BIN)/python scripts/generate_reference.py
