@@ -180,7 +180,7 @@ class BackEnd:
         self._stack.push_async_callback(redis.close)
         self.blobs = Blobs(redis, self.settings.redis)
         self.tokenizer = FakeTokenizer(self.blobs)
-        await self.listen(self.tokenizer, tokenize(self.model))
+        await self.start_tokenizer()
         self._placing = await self.listen(self.scheduler, place_any())
         self.members = Members(MembershipView(4, 100))
         await self.members.start(self.bus)
@@ -222,6 +222,15 @@ class BackEnd:
         self.scheduler.workers.append(worker)
         await self.until(lambda: len(self.members.workers(self.model)) == len(self.workers))
         return worker
+
+    async def start_tokenizer(self) -> None:
+        self._tokenizing = await self.listen(self.tokenizer, tokenize(self.model))
+        await self.bus.flush()
+
+    async def stop_tokenizer(self) -> None:
+        """Nobody tokenizes any more."""
+        await self._tokenizing.stop(0.0)
+        await self.bus.flush()
 
     async def stop_scheduler(self) -> None:
         """Nobody places any more."""

@@ -273,3 +273,23 @@ async def test_a_stream_outlives_a_restart_of_nats(
         server.start()
         assert await reading == {0: expected()}
         assert await ids_of_stream(mesh, seed=2) == {0: expected(2)}
+
+
+async def test_one_prompt_that_is_too_long_fails_the_request_and_stops_the_others(
+    servers: Servers,
+) -> None:
+    async with BackEnd(*servers, script=never_ending) as mesh:
+        response = await post(mesh, prompt=[[20], [20] * 300, [21]], max_tokens=200)
+        assert response.json()["error"]["code"] == "context_length_exceeded"
+        assert len(mesh.gateway.streams) == 0
+        started = len(mesh.workers[0].generates)
+        await mesh.until(lambda: len(mesh.workers[0].cancels) == started)
+
+
+async def test_a_tokenizer_that_comes_late_is_asked_again(servers: Servers) -> None:
+    async with BackEnd(*servers, script=counting, retry_pause_s=0.2) as mesh:
+        await mesh.stop_tokenizer()
+        asked = asyncio.create_task(post(mesh))
+        await asyncio.sleep(0.1)
+        await mesh.start_tokenizer()
+        assert (await asked).status_code == 200

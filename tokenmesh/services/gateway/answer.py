@@ -115,5 +115,9 @@ class Answer(Response):
     async def _send_last(self, data: bytes, send: Send, watch: ClientWatch) -> None:
         """After its last byte a server reports the client as gone, which is no news then."""
         watch.stop()
-        with self._flushing:
-            await send({"type": "http.response.body", "body": data, "more_body": False})
+        try:
+            async with asyncio.timeout(self._settings.write_timeout_s):
+                with self._flushing:
+                    await send({"type": "http.response.body", "body": data, "more_body": False})
+        except TimeoutError as error:
+            raise Cancelled("the client takes no bytes") from error

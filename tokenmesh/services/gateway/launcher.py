@@ -6,6 +6,7 @@ that were already delivered, and goes on after them.
 
 import asyncio
 import logging
+from functools import partial
 
 import msgspec
 
@@ -58,6 +59,7 @@ class Launcher:
         if not stream.is_driven:
             stream.is_driven = True
             stream.recovery = asyncio.create_task(self._recover(stream))
+            stream.recovery.add_done_callback(partial(_fail_if_crashed, stream))
 
     async def _recover(self, stream: Stream) -> None:
         session = stream.session
@@ -147,6 +149,13 @@ class Launcher:
         if now_s() + pause_s >= stream.deadline_s:
             raise error
         await asyncio.sleep(pause_s)
+
+
+def _fail_if_crashed(stream: Stream, recovery: "asyncio.Task[None]") -> None:
+    """A defect of ours must not leave a client waiting."""
+    if not recovery.cancelled() and (error := recovery.exception()) is not None:
+        logger.error("the recovery of stream %d crashed", stream.number, exc_info=error)
+        stream.inbox.fail(TokenMeshError("internal error"))
 
 
 def _check_accepted(answer: object) -> None:
