@@ -71,3 +71,10 @@ def test_an_excuse_starts_the_silence_anew() -> None:
     pulse.excuse(now + 1.0)
     assert not pulse.wants_ping(now + 1.04)
     assert pulse.wants_ping(now + 1.06)
+
+
+def test_a_sign_of_life_after_a_ping_was_sent_is_known() -> None:
+    pulse, now = beating(0.001)
+    assert not pulse.has_been_heard(now)
+    pulse.hear(now + 0.1)
+    assert pulse.has_been_heard(now)

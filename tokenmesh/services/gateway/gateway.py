@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from math import inf
 
 from tokenmesh.services.gateway.calls import Calls
 from tokenmesh.services.gateway.cancels import Cancels
@@ -19,7 +20,7 @@ from tokenmesh.services.gateway.watchdog import Watchdog
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.bus.base import Bus, Subscription
 from tokenmesh.shared.config import Settings
-from tokenmesh.shared.ids import GatewayId
+from tokenmesh.shared.ids import GatewayId, InstanceId, WorkerId
 from tokenmesh.shared.membership import Members
 from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.subjects import gateway_tokens
@@ -59,7 +60,13 @@ class Gateway:
         self.calls = Calls(bus, limits)
         launcher = Launcher(bus, self.calls, self.streams, limits, metrics)
         self._watchdog = Watchdog(
-            bus, self.streams, launcher, limits, metrics, count_losses=count_losses
+            bus,
+            self.streams,
+            launcher,
+            limits,
+            metrics,
+            count_losses=count_losses,
+            last_beat_s=self._last_beat_s,
         )
         self.catalog = Catalog(members, settings)
         self.vocabularies = Vocabularies(self.calls, blobs, limits)
@@ -70,6 +77,10 @@ class Gateway:
         self._subscriptions: list[Subscription] = []
         metrics.gauge_of("traces_kept", lambda: len(self.traces))
         metrics.gauge_of("open_streams", lambda: len(self.streams))
+
+    def _last_beat_s(self, worker_id: WorkerId) -> float:
+        member = self.members.get(InstanceId(worker_id))
+        return -inf if member is None else member.last_seen
 
     async def start(self) -> None:
         """Listen for tokens and spans."""

@@ -39,6 +39,10 @@ class Pulse:
         self._interval_s += _SMOOTHING * (now - self._heard_s - self._interval_s)
         self._heard_s = now
 
+    def has_been_heard(self, since_s: float) -> bool:
+        """Whether there was a sign of life after a time."""
+        return self._heard_s > since_s
+
     def wants_ping(self, now: float) -> bool:
         """Whether it has been silent for too long; True once until `answered` or `excuse`."""
         if self._is_pinged:

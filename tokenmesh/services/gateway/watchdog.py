@@ -6,6 +6,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from math import inf
 
 from tokenmesh.services.gateway.launcher import Launcher
 from tokenmesh.services.gateway.pulse import Pulse
@@ -33,7 +34,8 @@ _LAG_FADING = 0.99
 class Watchdog:
     """Looks at all workers and streams every few milliseconds.
 
-    `count_losses` says how often the bus connection was lost so far.
+    `count_losses` says how often the bus connection was lost so far, `last_beat_s` when a worker
+    last published its beat (monotonic).
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Watchdog:
         metrics: Metrics,
         *,
         count_losses: Callable[[], int] = lambda: 0,
+        last_beat_s: Callable[[WorkerId], float] = lambda _worker: -inf,
     ) -> None:
         self._bus = bus
         self._streams = streams
@@ -52,6 +55,7 @@ class Watchdog:
         self._settings = settings
         self._resends = metrics.counter("resends")
         self._count_losses = count_losses
+        self._last_beat_s = last_beat_s
         self._num_losses = 0
         self._lag_s = 0.0
         self._grace_until_s = 0.0
@@ -92,10 +96,12 @@ class Watchdog:
             limit_s = now_s() + pulse.patience_s(self._lag_s)
             await self._bus.request(worker_control(worker_id), Ping(), deadline_s=limit_s)
         except (NoResponders, DeadlineExceeded) as error:
-            if self._is_bus_to_blame():
+            is_gone = isinstance(error, NoResponders)
+            beat_s = self._last_beat_s(worker_id)
+            is_alive = not is_gone and (pulse.has_been_heard(started_s) or beat_s > started_s)
+            if is_alive or self._is_bus_to_blame():
                 pulse.excuse(monotonic_s())
             else:
-                is_gone = isinstance(error, NoResponders)
                 self._bury(worker_id, "worker gone" if is_gone else "worker hung")
         except TokenMeshError as error:
             logger.warning("cannot ping %s: %s", worker_id, error)
