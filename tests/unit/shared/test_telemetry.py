@@ -189,6 +189,40 @@ async def test_an_error_marks_the_span_and_goes_on(stub: StubBus, telemetry: Tel
     assert [event.name for event in place.events] == ["exception"]
 
 
+async def test_a_span_keeps_no_more_than_its_bounds(stub: StubBus) -> None:
+    telemetry = start(
+        stub, max_span_attributes=2, max_span_events=3, max_attribute_chars=16, flush_interval_s=60
+    )
+    with span("http", {"first": "x" * 50, "second": 2, "third": 3}) as current:
+        current.set_attribute("second", 22)
+        for number in range(5):
+            current.add_event("step", {"number": number, "text": "y" * 50})
+    current.set_attribute("late", True)
+    current.end()
+    await telemetry.stop()
+    (http,) = stub.spans()
+    kept = {each.key: each.value for each in http.attributes}
+    assert kept["first"].string_value == "x" * 16
+    assert kept["second"].int_value == 22
+    assert kept.keys() == {"first", "second"}
+    assert [event.attributes[0].value.int_value for event in http.events] == [0, 1, 2]
+    assert http.events[0].attributes[1].value.string_value == "y" * 16
+
+
+async def test_the_whole_interface_of_a_span_works(stub: StubBus, telemetry: Telemetry) -> None:
+    with span("old name") as current:
+        assert current.is_recording()
+        current.update_name("new name")
+        current.record_exception(ValueError("seen"))
+        current.set_status(trace.StatusCode.ERROR, "bad")
+    assert not current.is_recording()
+    await telemetry.exporter.send_queued()
+    (found,) = stub.spans()
+    assert (found.name, found.status.message) == ("new name", "bad")
+    assert [event.name for event in found.events] == ["exception"]
+    assert found.end_time_unix_nano >= found.start_time_unix_nano
+
+
 async def test_a_cancellation_is_noted_and_is_no_failure(
     stub: StubBus, telemetry: Telemetry
 ) -> None:
