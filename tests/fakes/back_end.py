@@ -41,6 +41,7 @@ from tokenmesh.shared.messages import (
     Tokenized,
 )
 from tokenmesh.shared.messages.beat import ModelCard
+from tokenmesh.shared.messages.media import MediaItem
 from tokenmesh.shared.messages.tokenize import ChatPrompt, IdsPrompt
 from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.redis import open_redis
@@ -81,6 +82,7 @@ class FakeTokenizer(Actor):
         self._tokenizer = fake_tokenizer()
         self.received: list[Tokenize] = []
         self.defaults: dict[str, Any] = {}
+        self.media: list[MediaItem] = []
 
     @handles(Tokenize)
     async def tokenize(self, message: Tokenize, context: Context) -> Tokenized:
@@ -98,6 +100,7 @@ class FakeTokenizer(Actor):
             ids = ids[-limit:]
         return Tokenized(
             token_ids=pack_ids(ids),
+            media=self.media,
             bad_words_ids=[self._tokenizer.encode(word).ids for word in message.bad_words],
             token_strs=(
                 [self._tokenizer.id_to_token(each) or "" for each in ids]

@@ -1,5 +1,6 @@
 """Chat completions through a real gateway, with fakes behind it, over HTTP."""
 
+import asyncio
 import base64
 import hashlib
 import json
@@ -7,12 +8,17 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from tests.fakes.back_end import MAX_MODEL_LEN, BackEnd
+from tokenmesh.shared import subjects
+from tokenmesh.shared.actor import Actor, Context, handles
 from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.redis import RedisSettings
 from tokenmesh.shared.ids import BlobKey
+from tokenmesh.shared.messages import Encode, Encoded
+from tokenmesh.shared.messages.media import MediaItem
 from tokenmesh.shared.messages.tokenize import ChatPrompt
 
 TEXT = "Hello from the mesh, na\u00efve caf\u00e9!"
@@ -238,3 +244,81 @@ async def test_a_request_is_measured(mesh: BackEnd, client: httpx.AsyncClient) -
     assert f"tokenmesh:request_generation_tokens_count{labels}}} 2.0" in text
     model = f'model_name="{mesh.model}"'
     assert f'finished_reason="stop",{model}}} 2.0' in text
+
+
+class FakeEncoder(Actor):
+    """Gives every image the same embeddings."""
+
+    @handles(Encode)
+    async def encode_media(self, message: Encode, context: Context) -> Encoded:
+        items = [
+            msgspec.structs.replace(each, embeddings=BlobKey("embedded")) for each in message.items
+        ]
+        return Encoded(items=items, cached=1)
+
+
+async def test_images_are_encoded_before_a_worker_sees_them(
+    mesh: BackEnd, client: httpx.AsyncClient
+) -> None:
+    await mesh.listen(FakeEncoder(), subjects.encode(mesh.model))
+    mesh.tokenizer.media = [
+        MediaItem(kind="image", content_hash="aa", offset=1, length=2, pixels=BlobKey("pixels"))
+    ]
+    response = await client.post("/v1/chat/completions", json=ask(mesh))
+    assert response.status_code == 200, response.text
+    assert [each.embeddings for each in mesh.workers[0].generates[0].media] == ["embedded"]
+
+
+async def test_no_encoder_is_a_503(mesh: BackEnd, client: httpx.AsyncClient) -> None:
+    item = MediaItem(kind="image", content_hash="a", offset=0, length=1, pixels=BlobKey("p"))
+    mesh.tokenizer.media = [item]
+    response = await client.post("/v1/chat/completions", json=ask(mesh))
+    assert response.status_code == 503
+
+
+async def test_a_defect_of_ours_has_the_same_error_shape(
+    mesh: BackEnd, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_name: str) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(mesh.gateway.catalog, "find", broken)
+    response = await client.post("/v1/chat/completions", json=ask(mesh))
+    assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
+    assert "Zero" not in response.text
+    monkeypatch.undo()
+    assert (await client.post("/v1/chat/completions", json=ask(mesh))).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("url", "status"),
+    [
+        ("data:image/png," + "x" * 40_000, 400),
+        ("data:image/png;base64," + "!" * 40_000, 400),
+        ("data:image/png;base64," + "A" * 400_000, 413),
+    ],
+)
+async def test_broken_and_large_data_uris_are_refused(
+    bus_settings: BusSettings, redis_settings: RedisSettings, url: str, status: int
+) -> None:
+    async with (
+        BackEnd(bus_settings, redis_settings, max_media_bytes=100_000) as mesh,
+        httpx.AsyncClient(base_url=mesh.url) as client,
+    ):
+        part = {"type": "image_url", "image_url": {"url": url}}
+        body = ask(mesh, messages=[{"role": "user", "content": [part]}])
+        response = await client.post("/v1/chat/completions", json=body)
+        assert response.status_code == status, response.text
+        assert "messages[0].content[0]" in response.json()["error"]["message"]
+
+
+async def test_a_body_that_does_not_come_is_given_up(
+    bus_settings: BusSettings, redis_settings: RedisSettings
+) -> None:
+    async with BackEnd(bus_settings, redis_settings, body_timeout_s=0.2) as mesh:
+        host, port = mesh.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n\r\n{")
+        status = await reader.readline()
+        writer.close()
+        assert status.startswith(b"HTTP/1.1 504 ")

@@ -1,0 +1,125 @@
+"""A model's tokenizer is asked for once, then now and again, and fetched only when it changed."""
+
+import asyncio
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from tests.fakes.tokenizers import byte_level_bpe
+from tokenmesh.services.gateway.calls import Calls
+from tokenmesh.services.gateway.vocabularies import Vocabularies
+from tokenmesh.shared.blobs import Blobs
+from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.errors import NoResponders, ProtocolError
+from tokenmesh.shared.ids import BlobKey, ModelName
+from tokenmesh.shared.messages import Described
+
+MODEL = ModelName("m")
+
+
+class Tokenizers:
+    """Stands in for `Calls` and `Blobs`."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.fingerprint = "one"
+        self.defaults = b'{"top_k": 7}'
+        self.is_away = False
+        self.num_asked = 0
+        self.num_fetched = 0
+
+    async def ask(self, *_: object, **__: object) -> Described:
+        self.num_asked += 1
+        await asyncio.sleep(0)
+        if self.is_away:
+            raise NoResponders("nobody")
+        return Described(
+            tokenizer=BlobKey("key"),
+            fingerprint=self.fingerprint,
+            vocab_size=400,
+            special_ids=[0],
+            has_chat_template=True,
+            default_sampling_json=self.defaults,
+        )
+
+    async def get(self, _key: BlobKey) -> bytes:
+        self.num_fetched += 1
+        return self.text.encode()
+
+
+@pytest.fixture(scope="module")
+def tokenizer_json(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder: Path = byte_level_bpe(tmp_path_factory.mktemp("bpe"))
+    return (folder / "tokenizer.json").read_text(encoding="utf-8")
+
+
+def made(text: str, **limits: Any) -> tuple[Vocabularies, Tokenizers]:
+    service = Tokenizers(text)
+    settings = GatewaySettings(**limits)
+    return Vocabularies(cast("Calls", service), cast("Blobs", service), settings), service
+
+
+async def until(vocabularies: Vocabularies, service: Tokenizers, num_asked: int) -> None:
+    async with asyncio.timeout(5):
+        while service.num_asked < num_asked:
+            await vocabularies.get(MODEL)
+            await asyncio.sleep(0.001)
+    await asyncio.sleep(0.01)
+
+
+async def test_many_requests_ask_once(tokenizer_json: str) -> None:
+    vocabularies, service = made(tokenizer_json)
+    texts = await asyncio.gather(*(vocabularies.get(MODEL) for _ in range(5)))
+    assert (service.num_asked, service.num_fetched) == (1, 1)
+    assert texts[0].defaults == {"top_k": 7}
+    assert all(text is texts[0] for text in texts)
+
+
+async def test_an_unchanged_tokenizer_is_not_fetched_again(tokenizer_json: str) -> None:
+    vocabularies, service = made(tokenizer_json, describe_ttl_s=0.001)
+    before = await vocabularies.get(MODEL)
+    await until(vocabularies, service, 3)
+    after = await vocabularies.get(MODEL)
+    assert service.num_fetched == 1
+    assert after.vocabulary is before.vocabulary
+
+
+async def test_a_changed_tokenizer_is_fetched(tokenizer_json: str) -> None:
+    vocabularies, service = made(tokenizer_json, describe_ttl_s=0.001)
+    await vocabularies.get(MODEL)
+    service.fingerprint = "two"
+    await until(vocabularies, service, 3)
+    assert (await vocabularies.get(MODEL)).described.fingerprint == "two"
+    assert service.num_fetched == 2
+
+
+async def test_while_no_tokenizer_answers_the_old_one_is_used(tokenizer_json: str) -> None:
+    vocabularies, service = made(tokenizer_json, describe_ttl_s=0.001)
+    await vocabularies.get(MODEL)
+    service.is_away = True
+    await until(vocabularies, service, 3)
+    assert (await vocabularies.get(MODEL)).described.fingerprint == "one"
+
+
+async def test_a_first_question_that_fails_is_put_again(tokenizer_json: str) -> None:
+    vocabularies, service = made(tokenizer_json)
+    service.is_away = True
+    with pytest.raises(NoResponders):
+        await vocabularies.get(MODEL)
+    service.is_away = False
+    assert (await vocabularies.get(MODEL)).described.fingerprint == "one"
+
+
+async def test_only_so_many_are_kept(tokenizer_json: str) -> None:
+    vocabularies, service = made(tokenizer_json, max_vocabularies=1)
+    for name in ("a", "b", "a"):
+        await vocabularies.get(ModelName(name))
+    assert service.num_fetched == 3
+
+
+async def test_defaults_that_are_no_json_are_a_broken_tokenizer(tokenizer_json: str) -> None:
+    vocabularies, service = made(tokenizer_json)
+    service.defaults = b"nonsense"
+    with pytest.raises(ProtocolError):
+        await vocabularies.get(MODEL)
