@@ -37,6 +37,7 @@ from tokenmesh.shared.messages import (
     Generate,
     Place,
     Placed,
+    Refused,
     Tokenize,
     Tokenized,
 )
@@ -135,11 +136,14 @@ class FakeScheduler(Actor):
         self.workers: list[FakeWorker] = []
         self.received: list[Place] = []
         self.is_full = False
+        self.refusal: Refused | None = None
         self.delay_s = 0.0
 
     @handles(Place)
-    async def place(self, message: Place, context: Context) -> Placed:
+    async def place(self, message: Place, context: Context) -> Placed | Refused:
         self.received.append(message)
+        if self.refusal is not None:
+            return self.refusal
         await asyncio.sleep(self.delay_s)
         if self.is_full:
             raise Overloaded("every worker is full", retry_after_s=2.5)

@@ -49,6 +49,8 @@ class Faults:
     """End each stream with "abort" after so many tokens."""
     fails_with: Failed | None = None
     refuses: bool = False
+    hides_end: bool = False
+    """Never say that a stream is over."""
     is_deaf: bool = False
     """Hear nothing at all."""
 
@@ -190,6 +192,8 @@ class FakeWorker:
         run.sent += len(ids)
         finish = self._finish(run)
         run.is_over = finish is not None
+        if self.faults.hides_end:
+            finish = None
         is_first = first == count_ids(generate.output_ids)
         wants_prompt = generate.sampling.prompt_logprobs is not None
         logprobs = None

@@ -15,7 +15,7 @@ from tests.servers import Server, bus_settings_of
 from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.redis import RedisSettings
 from tokenmesh.shared.errors import InvalidInput, Overloaded
-from tokenmesh.shared.messages import Generate
+from tokenmesh.shared.messages import Generate, Refused
 from tokenmesh.shared.messages.failed import to_failed
 from tokenmesh.shared.tokens import unpack_ids
 
@@ -293,3 +293,44 @@ async def test_a_tokenizer_that_comes_late_is_asked_again(servers: Servers) -> N
         await asyncio.sleep(0.1)
         await mesh.start_tokenizer()
         assert (await asked).status_code == 200
+
+
+async def test_a_scheduler_may_refuse_in_its_own_words(servers: Servers) -> None:
+    async with BackEnd(*servers, script=counting) as mesh:
+        mesh.scheduler.refusal = Refused(reason="tenant over its budget", retry_after_s=7.0)
+        response = await post(mesh)
+        assert (response.status_code, response.headers["retry-after"]) == (429, "7")
+        assert "budget" in response.json()["error"]["message"]
+
+
+async def test_a_stream_that_lost_only_its_end_is_complete(servers: Servers) -> None:
+    async with BackEnd(*servers, script=counting) as mesh:
+        second = await mesh.add_worker()
+        mesh.workers[0].faults.hides_end = True
+        asked = asyncio.create_task(post(mesh))
+        await mesh.until(lambda: mesh.workers[0].num_messages >= NUM_TOKENS)
+        await asyncio.sleep(0.05)
+        await mesh.workers[0].die()
+        choice = (await asked).json()["choices"][0]
+        assert (choice["token_ids"], choice["finish_reason"]) == (expected(), "length")
+        assert second.generates == []
+
+
+async def test_the_last_worker_is_tried_again_when_there_is_no_other(servers: Servers) -> None:
+    async with BackEnd(*servers, script=counting) as mesh:
+        mesh.workers[0].faults.breaks_off_after = 10
+        asked = asyncio.create_task(post(mesh))
+        await mesh.until(lambda: len(mesh.workers[0].generates) > 1)
+        mesh.workers[0].faults.breaks_off_after = None
+        assert (await asked).json()["choices"][0]["token_ids"] == expected()
+
+
+async def test_a_stream_without_any_worker_left_ends_with_an_error(servers: Servers) -> None:
+    limits: dict[str, Any] = {"stream_attempts": 3, "call_attempts": 1, "retry_pause_s": 0.01}
+    async with BackEnd(*servers, script=counting, **limits) as mesh:
+        mesh.workers[0].faults.dies_after = 10
+        response = await post(mesh, stream=True)
+        lines = [line for line in response.text.splitlines() if line]
+        error = json.loads(lines[-2].removeprefix("data: "))["error"]
+        assert error["code"] == "no_responders"
+        assert lines[-1] == "data: [DONE]"

@@ -52,8 +52,11 @@ class Server:
         await self._uvicorn.serve(sockets=[self._socket])
 
     def stop(self, grace_s: float) -> None:
-        """Take no new connections; let what runs finish for `grace_s`, then cancel it."""
-        self._uvicorn.config.timeout_graceful_shutdown = max(0, int(grace_s))
+        """Take no new connections; let what runs finish for `grace_s`, then cancel it.
+
+        A second is kept back, so that workers still hear of what was cancelled.
+        """
+        self._uvicorn.config.timeout_graceful_shutdown = max(0, int(grace_s - 1.0))
         self._uvicorn.should_exit = True
 
 
