@@ -46,9 +46,9 @@ class Trail:
 
 
 def mesh_processes(port: int) -> list[psutil.Process]:
-    """All processes of the mesh whose gateway listens on `port` of this machine.
+    """The services and servers of the mesh whose gateway listens on `port` of this machine.
 
-    Raises ValueError when nobody does.
+    What a service starts and ends as it likes is left out. Raises ValueError when nobody does.
     """
     listening = (
         each.pid
@@ -59,7 +59,7 @@ def mesh_processes(port: int) -> list[psutil.Process]:
     if pid is None:
         raise ValueError(f"no process of this machine listens on port {port}")
     top = _top(psutil.Process(pid))
-    return [top, *top.children(recursive=True)]
+    return [top, *(child for child in top.children(recursive=True) if _title(child))]
 
 
 def _top(process: psutil.Process) -> psutil.Process:
@@ -74,9 +74,8 @@ def _title(process: psutil.Process) -> str:
     for index, word in enumerate(words):
         name = word.rpartition("/")[2]
         if name in _NAMES:
-            return " ".join(
-                [name, *(each for each in words[index + 1 : index + 3] if each[0] != "-")]
-            )
+            # Plain words only: paths and flags differ from run to run.
+            return " ".join([name, *filter(str.isalpha, words[index + 1 : index + 3])])
     return ""
 
 
