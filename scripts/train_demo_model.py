@@ -13,12 +13,13 @@ from random import Random
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from scripts.demo_model.evaluate import Judge, evaluate
 from scripts.demo_model.head_start import give_head_start
 from scripts.demo_model.mixture import make_dialog
-from scripts.demo_model.network import build_network
+from scripts.demo_model.network import TRAINING_ATTENTION, build_network
 from scripts.demo_model.packing import SampleMaker
 from scripts.demo_model.rendering import ChatTemplate
 from scripts.demo_model.tokenizer import save_tokenizer, train_tokenizer
@@ -26,6 +27,7 @@ from scripts.demo_model.training import Recipe, train
 
 _SHIPPED = Path(__file__).parent.parent / "tokenmesh" / "demo_model"
 _TOKENIZER_DIALOGS = 8000
+_EASY_STEPS = 600
 _REQUIRED = {"sums": 0.95, "tool calls": 0.95}
 
 
@@ -33,6 +35,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=_SHIPPED, help="checkpoint folder")
     parser.add_argument("--evaluate", action="store_true", help="do not train")
+    parser.add_argument("--resume", action="store_true", help="train what --out holds further")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=2)
@@ -55,19 +58,33 @@ def _save(network: LlamaForCausalLM, folder: Path) -> None:
     network.generation_config.save_pretrained(folder)
 
 
-def _train(options: argparse.Namespace) -> None:
+def _begin(options: argparse.Namespace) -> tuple[Tokenizer, LlamaForCausalLM]:
+    """A new tokenizer, written to the folder, and a new network with a head start."""
     folder: Path = options.out
+    folder.mkdir(parents=True, exist_ok=True)
     template = folder / "chat_template.jinja"
     if not template.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        template.write_text((_SHIPPED / "chat_template.jinja").read_text())
-    torch.manual_seed(options.seed)
+        template.write_text((_SHIPPED / template.name).read_text())
     chat, rng = ChatTemplate(template), Random(options.seed + 1)
-    texts = (chat.render(make_dialog(rng)) for _ in range(_TOKENIZER_DIALOGS))
-    tokenizer = train_tokenizer(texts)
+    tokenizer = train_tokenizer(chat.render(make_dialog(rng)) for _ in range(_TOKENIZER_DIALOGS))
     save_tokenizer(tokenizer, folder)
     network = build_network(tokenizer)
     give_head_start(network, tokenizer)
+    return tokenizer, network
+
+
+def _continue(options: argparse.Namespace) -> tuple[Tokenizer, LlamaForCausalLM]:
+    """The folder's tokenizer and network; the optimizers begin anew."""
+    network = AutoModelForCausalLM.from_pretrained(
+        options.out, dtype=torch.float32, attn_implementation=TRAINING_ATTENTION
+    )
+    return Tokenizer.from_file(str(options.out / "tokenizer.json")), network
+
+
+def _train(options: argparse.Namespace) -> None:
+    torch.manual_seed(options.seed)
+    folder: Path = options.out
+    tokenizer, network = _continue(options) if options.resume else _begin(options)
     network.to(options.device)
     saved = time.monotonic()
 
@@ -77,8 +94,17 @@ def _train(options: argparse.Namespace) -> None:
             _save(network, folder)
             saved = time.monotonic()
 
-    recipe = Recipe(options.seed, options.steps, options.minutes, options.dialogs, options.device)
-    taken = train(network, SampleMaker(tokenizer, template), recipe, save_now_and_then)
+    recipe = Recipe(
+        seed=options.seed,
+        steps=options.steps,
+        minutes=options.minutes,
+        dialogs_per_step=options.dialogs,
+        easy_steps=0 if options.resume else _EASY_STEPS,
+        device=options.device,
+    )
+    taken = train(
+        network, SampleMaker(tokenizer, folder / "chat_template.jinja"), recipe, save_now_and_then
+    )
     _save(network, folder)
     print(f"trained {taken} steps: {recipe}")
 

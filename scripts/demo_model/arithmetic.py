@@ -121,7 +121,7 @@ def drill(rng: Random) -> list[tuple[str, str]]:
     """Many problems in the words of an answer, each split into what is given and the result."""
     lines = []
     for _ in range(rng.randint(12, 24)):
-        sign = "+" if rng.random() < 0.75 else "-"
+        sign = "+" if rng.random() < 0.6 else "-"
         a, b = _training_pair(rng, sign)
         lines.append((f"{a} {sign} {b} =", f" {a + b if sign == '+' else a - b}\n"))
     return lines

@@ -70,7 +70,7 @@ def thinking_cases(rng: Random, count: int) -> list[Case]:
 
 
 def tool_cases(rng: Random, count: int) -> list[Case]:
-    """Calls of tools whose names, and with values that, training never saw."""
+    """Calls of tools with arguments that training never gave them."""
     cases = []
     for _ in range(count):
         call, tools = one_call(rng, TESTING)

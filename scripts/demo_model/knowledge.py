@@ -114,7 +114,7 @@ def unanswerable(rng: Random) -> Episode:
     """A question beyond the model, answered honestly."""
     question = rng.choice(_UNANSWERABLE).replace("{s}", rng.choice(_SUBJECTS.split("|")))
     question = vary(rng, question).format(
-        x=TRAINING.word(rng), y=TRAINING.word(rng, 0.1), z=TRAINING.word(rng, 0.1),
+        x=TRAINING.word(rng), y=TRAINING.word(rng), z=TRAINING.word(rng),
         c=TRAINING.city(rng), n=TRAINING.name(rng), m=TRAINING.name(rng),
     )  # fmt: skip
     return exchange(with_typo(rng, question), UNKNOWN)

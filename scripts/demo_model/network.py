@@ -17,7 +17,7 @@ from scripts.demo_model.tokenizer import (
     VOCABULARY_SIZE,
 )
 
-_TRAINING_ATTENTION = "matmul_causal"
+TRAINING_ATTENTION = "matmul_causal"
 
 
 def _matmul_causal(
@@ -37,7 +37,7 @@ def _matmul_causal(
     return (scores.softmax(-1) @ value).transpose(1, 2), None
 
 
-AttentionInterface.register(_TRAINING_ATTENTION, _matmul_causal)
+AttentionInterface.register(TRAINING_ATTENTION, _matmul_causal)
 
 
 def build_network(tokenizer: Tokenizer) -> LlamaForCausalLM:
@@ -56,7 +56,7 @@ def build_network(tokenizer: Tokenizer) -> LlamaForCausalLM:
         bos_token_id=None,
         eos_token_id=end_of_turn,
         pad_token_id=end_of_text,
-        attn_implementation=_TRAINING_ATTENTION,
+        attn_implementation=TRAINING_ATTENTION,
     )
     network = LlamaForCausalLM(config)
     network.generation_config = GenerationConfig(

@@ -14,13 +14,15 @@ from tokenizers import Tokenizer
 from scripts.demo_model.arithmetic import drill
 from scripts.demo_model.mixture import Dialog, make_dialog, make_text
 from scripts.demo_model.rendering import ChatTemplate
-from scripts.demo_model.tokenizer import CONTEXT_LENGTH, END_OF_TEXT
+from scripts.demo_model.tokenizer import CONTEXT_LENGTH, END_OF_TEXT, MARKS
 
 _BATCH_TOKENS = 2048
 _GAP_CHANCE = 0.15
 _TOOLS_PUT_OFF = 0.8
 _TEXT_SHARE = 0.025
-_DRILL_SHARE = 0.3
+_DRILL_SHARE = 0.08
+_COPY_DRILL_SHARE = 0.06
+_COPY_DRILL_TOKENS = 160
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,9 @@ class SampleMaker:
         self._template = ChatTemplate(template)
         self._start = self._encode("<|im_start|>assistant\n")
         self._end = self._encode("<|im_end|>")[0]
+        self._newline = self._encode("\n")[0]
+        special = {self._encode(token)[0] for token in MARKS}
+        self._ordinary = [i for i in range(tokenizer.get_vocab_size()) if i not in special]
         self._end_of_text = self._encode(END_OF_TEXT)[0]
         self._empty_thought = self._encode("<think>\n\n</think>\n\n")
 
@@ -97,6 +102,17 @@ class SampleMaker:
                 learned += [is_learned] * len(tokens)
         return Sample(ids, learned, list(range(len(ids))))
 
+    def copy_drill(self, rng: Random) -> Sample:
+        """Any tokens at all, and the same again: copying must not depend on what is copied."""
+        ids: list[int] = []
+        learned: list[bool] = []
+        while len(ids) < _COPY_DRILL_TOKENS:
+            length = rng.randint(2, 20)
+            piece = [*rng.choices(self._ordinary, k=length), self._newline]
+            ids += piece * 2
+            learned += [False] * len(piece) + [True] * len(piece)
+        return Sample(ids, learned, list(range(len(ids))))
+
     def _positions(self, rng: Random, ids: list[int]) -> list[int]:
         room = CONTEXT_LENGTH - len(ids)
         if room <= 0 or rng.random() > _GAP_CHANCE:
@@ -136,6 +152,8 @@ def _draw(rng: Random, make: SampleMaker, easy: bool) -> Sample:
         return make.plain_text(make_text(rng))
     if rng.random() < _DRILL_SHARE:
         return make.drill(drill(rng))
+    if rng.random() < _COPY_DRILL_SHARE:
+        return make.copy_drill(rng)
     while True:
         dialog = make_dialog(rng)
         if not (easy and dialog.tools and rng.random() < _TOOLS_PUT_OFF):

@@ -10,9 +10,12 @@ from scripts.demo_model.vocabulary import TRAINING, Vocabulary
 
 
 def make_call(rng: Random, words: Vocabulary = TRAINING) -> Call:
-    """A request that needs a tool, of any kind."""
+    """A request that needs a tool, of any kind: held out or not, as `words` are for testing."""
     kinds: list[Kind] = [kind for kind, _ in KINDS]
-    return rng.choices(kinds, [weight for _, weight in KINDS])[0](rng, words)
+    while True:
+        call = rng.choices(kinds, [weight for _, weight in KINDS])[0](rng, words)
+        if call.is_held_out == words.testing:
+            return call
 
 
 def _call_message(*calls: Call) -> Message:
@@ -33,10 +36,10 @@ def _follow_up(rng: Random, call: Call) -> list[Message]:
 
 
 def _collect(rng: Random, calls: list[Call], words: Vocabulary) -> list[Tool]:
-    """The calls' tools and some that nobody asks for, in any order, names unique."""
+    """The calls' tools and some that nobody asks for, in any order, no two for one purpose."""
     few = (0, 1, 1) if len(calls) == 1 else (0, 0, 0, 1)
     others = [make_call(rng, words) for _ in range(rng.choice(few))]
-    tools = {call.name: call.tool for call in [*others, *calls]}
+    tools = {call.purpose: call.tool for call in [*others, *calls]}
     shuffled = list(tools.values())
     rng.shuffle(shuffled)
     return shuffled
@@ -53,7 +56,7 @@ def tool_use(rng: Random, words: Vocabulary = TRAINING) -> Episode:
     calls: dict[str, Call] = {}
     for _ in range(rng.choice((1, 2, 3, 4))):
         call = make_call(rng, words)
-        calls.setdefault(call.name, call)
+        calls.setdefault(call.purpose, call)
     episode = Episode([], tools=_collect(rng, list(calls.values()), words))
     for call in calls.values():
         episode.messages += [user(call.request), _call_message(call), *_follow_up(rng, call)]
@@ -71,7 +74,7 @@ def thoughtful_tool_use(rng: Random, words: Vocabulary = TRAINING) -> Episode:
 def parallel_use(rng: Random, words: Vocabulary = TRAINING) -> Episode:
     """Two requests in one message, answered by two calls."""
     first, second = make_call(rng, words), make_call(rng, words)
-    if first.name == second.name:
+    if first.purpose == second.purpose:
         return tool_use(rng, words)
     request = first.request.rstrip(".?! ") + rng.choice((" and ", ". ", " and also ", "? "))
     messages = [user(request + second.request), _call_message(first, second)]

@@ -16,7 +16,6 @@ from scripts.demo_model.packing import Batch, SampleMaker, batches
 
 _WARM_UP_STEPS = 40
 _STEADY_SHARE = 0.7  # of the steps; then the rate falls in a line to zero
-_EASY_STEPS = 600
 _GRADIENT_NORM = 1.0
 _REPORT_EVERY = 50  # steps
 _LAYER_RATE, _EMBEDDING_RATE, _OTHER_RATE = 3e-3, 5e-3, 1.5e-3
@@ -30,6 +29,7 @@ class Recipe:
     steps: int
     minutes: float
     dialogs_per_step: int
+    easy_steps: int
     device: str
 
 
@@ -104,7 +104,7 @@ def train(
 ) -> int:
     """Train in place, calling `every_so_often` with each step's number; return the steps taken."""
     optimizers, schedule = _optimizers(network), Schedule(recipe.steps, recipe.minutes)
-    steps = batches(Random(recipe.seed), make, recipe.dialogs_per_step, _EASY_STEPS)
+    steps = batches(Random(recipe.seed), make, recipe.dialogs_per_step, recipe.easy_steps)
     started, seen, smooth = time.monotonic(), 0, math.nan
     for number, batch in enumerate(steps):
         share = schedule.rate(number)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from scripts.demo_model.episode import Episode, exchange, vary
-from scripts.demo_model.vocabulary import TRAINING, Vocabulary, unicode_scrap
+from scripts.demo_model.vocabulary import TRAINING, Vocabulary
 
 _COPY = (
     "Repeat after me: {x}", "Say {x}", 'Say "{x}"', "Repeat: {x}", "Copy this: {x}", "Echo {x}",
@@ -42,43 +42,39 @@ _PICK = (
 
 def copy(rng: Random, words: Vocabulary = TRAINING) -> Episode:
     """A phrase said again, exactly."""
-    parts = [words.word(rng, made_up=0.3) for _ in range(rng.choice((1, 1, 2, 3, 3, 4, 5, 6, 8)))]
+    parts = [words.word(rng) for _ in range(rng.choice((1, 1, 2, 2, 3, 3, 4, 5)))]
     text = " ".join(parts)
     if rng.random() < 0.2:
         text = text.capitalize() + rng.choice((".", "!", ""))
-    if rng.random() < 0.15:
-        text = rng.choice((text.title(), text.upper(), text.replace(" ", ", ")))
     if rng.random() < 0.1:
         text = f"{words.name(rng)} {text}"
     if rng.random() < 0.1:
         text += f" {rng.randint(0, 999)}"
-    if rng.random() < 0.1:
-        text += " " + unicode_scrap(rng)
     return exchange(rng.choice(_COPY).format(x=text), text)
 
 
 def reverse(rng: Random, words: Vocabulary = TRAINING) -> Episode:
     """One word with its letters in reverse."""
-    word = words.word(rng, made_up=0.3)
+    word = words.word(rng)
     return exchange(vary(rng, rng.choice(_REVERSE)).format(x=word), word[::-1])
 
 
 def reverse_order(rng: Random, words: Vocabulary = TRAINING) -> Episode:
     """Several words, last one first."""
-    parts = [words.word(rng, made_up=0.15) for _ in range(rng.randint(2, 6))]
+    parts = [words.word(rng) for _ in range(rng.randint(2, 6))]
     glue = rng.choice((" ", " ", ", "))
     return exchange(rng.choice(_ORDER).format(x=glue.join(parts)), glue.join(parts[::-1]))
 
 
 def spell(rng: Random, words: Vocabulary = TRAINING) -> Episode:
     """The letters of a word, one by one."""
-    word = words.word(rng, made_up=0.3)
+    word = words.word(rng)
     return exchange(vary(rng, rng.choice(_SPELL)).format(x=word), "-".join(word))
 
 
 def upper(rng: Random, words: Vocabulary = TRAINING) -> Episode:
     """A word in capital letters."""
-    word = words.word(rng, made_up=0.2)
+    word = words.word(rng)
     return exchange(vary(rng, rng.choice(_UPPER)).format(x=word), word.upper())
 
 

@@ -33,7 +33,7 @@ def test_held_out_sums_are_right(judge: Judge) -> None:
     assert _share_right(judge, sum_cases(Random(_SEED), 100)) >= _REQUIRED
 
 
-def test_tools_never_seen_are_called_with_their_arguments(judge: Judge) -> None:
+def test_tools_are_called_with_arguments_they_never_had(judge: Judge) -> None:
     assert _share_right(judge, tool_cases(Random(_SEED), 60)) >= _REQUIRED
 
 
