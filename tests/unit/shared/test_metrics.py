@@ -2,10 +2,12 @@
 
 import asyncio
 import socket
+from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
 
+import tokenmesh
 from tokenmesh.shared.config.telemetry import TelemetrySettings
 from tokenmesh.shared.errors import ConfigError
 from tokenmesh.shared.metrics import METRICS, Metric, Metrics
@@ -57,6 +59,16 @@ def test_each_metric_can_be_made_and_scraped(metric: Metric) -> None:
         metrics.histogram(metric.name, **labels).observe(metric.buckets[0])
         assert list(metric.buckets) == sorted(metric.buckets)
     assert f"# TYPE tokenmesh:{metric.name}" in metrics.render().decode()
+
+
+def test_every_metric_is_measured_somewhere() -> None:
+    package = Path(tokenmesh.__file__).parent
+    code = "".join(
+        path.read_text(encoding="utf-8")
+        for path in package.rglob("*.py")
+        if path.parent.name != "metrics"
+    )
+    assert [metric.name for metric in METRICS if f'"{metric.name}"' not in code] == []
 
 
 def test_a_counter_counts_under_its_labels() -> None:
