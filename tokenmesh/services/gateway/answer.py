@@ -3,7 +3,6 @@
 Nothing is sent before the first tokens are there, so that an error until then has its status.
 """
 
-import asyncio
 from typing import Any, Final, Protocol
 
 from starlette.responses import Response
@@ -60,7 +59,7 @@ class Answer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
         try:
-            async with ClientWatch(receive) as watch:
+            async with ClientWatch(receive, self._settings.write_timeout_s) as watch:
                 await self._run(send, watch)
         except Cancelled:
             exchange_of(scope).has_client_left = True
@@ -82,7 +81,7 @@ class Answer(Response):
             self._flushing.record({REQUEST_ID: ask.jobs[0].request_id})
 
     async def _stream(self, delivery: Delivery, send: Send, watch: ClientWatch) -> None:
-        loop, writer = asyncio.get_running_loop(), self._writer
+        writer = self._writer
         async for pieces in delivery.pieces():
             self._meter.flush(delivery)
             data = writer.write(delivery, pieces)
@@ -92,10 +91,7 @@ class Answer(Response):
             if delivery.is_complete:
                 await self._send_last(data + writer.end(delivery) + sse.DONE, send, watch)
             elif data:
-                timer = loop.call_later(self._settings.write_timeout_s, watch.give_up)
-                with self._flushing:
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
-                timer.cancel()
+                await self._send(data, send, watch, more=True)
 
     async def _collect(self, delivery: Delivery, send: Send, watch: ClientWatch) -> None:
         collected: list[Piece] = []
@@ -115,9 +111,11 @@ class Answer(Response):
     async def _send_last(self, data: bytes, send: Send, watch: ClientWatch) -> None:
         """After its last byte a server reports the client as gone, which is no news then."""
         watch.stop()
-        try:
-            async with asyncio.timeout(self._settings.write_timeout_s):
-                with self._flushing:
-                    await send({"type": "http.response.body", "body": data, "more_body": False})
-        except TimeoutError as error:
-            raise Cancelled("the client takes no bytes") from error
+        await self._send(data, send, watch, more=False)
+
+    async def _send(self, data: bytes, send: Send, watch: ClientWatch, *, more: bool) -> None:
+        watch.num_writes += 1
+        watch.is_writing = True
+        with self._flushing:
+            await send({"type": "http.response.body", "body": data, "more_body": more})
+        watch.is_writing = False

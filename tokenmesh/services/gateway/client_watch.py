@@ -12,17 +12,29 @@ _DISCONNECT: Final = "http.disconnect"
 
 
 class ClientWatch:
-    """Cancels the block when the client leaves; the block then ends with Cancelled."""
+    """Cancels the block when the client leaves; the block then ends with Cancelled.
 
-    def __init__(self, receive: Receive) -> None:
+    A client that takes no bytes for `patience_s` (at most twice as long) has left, too. That is
+    looked at now and then, because a timer for each write would cost as much as the write.
+    """
+
+    def __init__(self, receive: Receive, patience_s: float) -> None:
         self._receive = receive
+        self._patience_s = patience_s
         self._has_left = False
+        self.is_writing = False
+        """Set and cleared by the writer around each write."""
+        self.num_writes = 0
+        """Counted by the writer."""
+        self._num_seen = 0
+        self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[object] | None = None
         self._watcher: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "ClientWatch":
         self._task = asyncio.current_task()
         self._watcher = asyncio.create_task(self._watch())
+        self._look_later()
         return self
 
     async def __aexit__(
@@ -32,6 +44,8 @@ class ClientWatch:
         _traceback: TracebackType | None,
     ) -> None:
         self.stop()
+        if self._timer is not None:
+            self._timer.cancel()
         is_ours = self._has_left and kind is asyncio.CancelledError
         if is_ours and self._task is not None and self._task.uncancel() == 0:
             raise Cancelled("the client left") from None
@@ -48,6 +62,17 @@ class ClientWatch:
         if self._task is not None and not self._has_left:
             self._has_left = True
             self._task.cancel()
+
+    def _look_later(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._patience_s, self._look)
+
+    def _look(self) -> None:
+        if self.is_writing and self.num_writes == self._num_seen:
+            self.give_up()
+            return
+        self._num_seen = self.num_writes
+        self._look_later()
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != _DISCONNECT:
