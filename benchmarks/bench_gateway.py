@@ -130,9 +130,8 @@ async def one_request(app: Any, body: bytes) -> None:
     await app({**scope, "query_string": b""}, receive, send)
 
 
-async def measure(arguments: argparse.Namespace, step_tokens: int) -> float:
-    """CPU seconds of one request."""
-    mesh = FreeMesh(arguments.prompt_tokens)
+def one_worker() -> Members:
+    """A membership that a single worker keeps for ever."""
     view = MembershipView(4, 10)
     card = ModelCard(name=MODEL, max_model_len=10**6, vocab_size=len(LETTERS))
     alive = Beat(
@@ -145,12 +144,18 @@ async def measure(arguments: argparse.Namespace, step_tokens: int) -> float:
         models=[card],
     )
     view.observe(alive, monotonic_s())
+    return Members(view)
+
+
+async def measure(arguments: argparse.Namespace, step_tokens: int) -> float:
+    """CPU seconds of one request."""
+    mesh = FreeMesh(arguments.prompt_tokens)
     bus = cast("Bus", mesh)
     gateway = Gateway(
         GatewayId("gateway-bench"),
         bus,
         cast("Blobs", mesh),
-        Members(view),
+        one_worker(),
         Settings(),
         metrics=Metrics(),
     )
