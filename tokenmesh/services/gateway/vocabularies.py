@@ -31,7 +31,6 @@ class ModelText:
 class _Entry:
     text: ModelText
     asked_s: float
-    refresh: "asyncio.Task[ModelText] | None" = None
 
 
 class Vocabularies:
