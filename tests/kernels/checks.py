@@ -1,0 +1,51 @@
+"""check_specimen: one case of an op held against its reference, on any device."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from tests.kernels.discovery import specimen_named
+from tests.kernels.guarded import Guarded
+from tokenmesh.kernels.specimen import Inputs, Specimen
+
+
+def check_specimen(op: str, name: str, dtype: torch.dtype, device: str) -> None:
+    """Run the specimen; AssertionError when it is wrong anywhere or writes where it may not."""
+    specimen = specimen_named(op, name)
+    expected = specimen.reference(_inputs(specimen, dtype, device))
+    guarded = Guarded(_inputs(specimen, dtype, device))
+    with _poisoned_memory():
+        actual = specimen.run(guarded.inputs)
+    assert actual.keys() == expected.keys()
+    for key, value in expected.items():
+        _assert_close(actual[key], value, specimen.tolerance[dtype], key)
+    guarded.assert_untouched(written=set(expected))
+
+
+def _inputs(specimen: Specimen, dtype: torch.dtype, device: str) -> Inputs:
+    where = torch.device(device)
+    return specimen.make(dtype, where, torch.Generator(where).manual_seed(0))
+
+
+def _assert_close(
+    actual: torch.Tensor, expected: torch.Tensor, tolerance: float, name: str
+) -> None:
+    assert actual.dtype == expected.dtype, f"{name} is {actual.dtype}, not {expected.dtype}"
+    if expected.is_floating_point():
+        actual, expected = actual.double(), expected.double()
+    else:
+        tolerance = 0
+    torch.testing.assert_close(
+        actual, expected, atol=tolerance, rtol=tolerance, msg=lambda text: f"{name}: {text}"
+    )
+
+
+@contextmanager
+def _poisoned_memory() -> Iterator[None]:
+    """New memory is NaN (floats) or the largest number (integers): unwritten elements show."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)

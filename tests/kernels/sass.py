@@ -1,0 +1,70 @@
+"""Compile a kernel for Hopper without a GPU and read what the assembler made of it."""
+
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from tokenmesh.kernels.specimen import Compilation
+
+_TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+_INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+ +)?([A-Z][\w.]*)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class MachineCode:
+    """One kernel for sm_90."""
+
+    registers: int
+    shared_bytes: int
+    instructions: list[str]
+    """Mnemonics with their modifiers, in order."""
+
+    def count(self, pattern: str) -> int:
+        """Instructions whose mnemonic begins with a match of the pattern."""
+        expression = re.compile(pattern)
+        return sum(expression.match(each) is not None for each in self.instructions)
+
+
+def compile_for_hopper(compilation: Compilation) -> MachineCode:
+    """Compile as the launcher would and take the machine code apart."""
+    names = compilation.kernel.arg_names
+    missing = set(names) ^ {*compilation.signature, *compilation.constants}
+    assert not missing, f"{compilation.name}: arguments {missing}"
+    source = ASTSource(
+        compilation.kernel,
+        {name: compilation.signature.get(name, "constexpr") for name in names},
+        constexprs={(names.index(key),): value for key, value in compilation.constants.items()},
+        attrs={
+            (names.index(name),): [["tt.divisibility", 16]] for name in compilation.divisible_by_16
+        },
+    )
+    compiled = triton.compile(
+        source,
+        target=GPUTarget("cuda", 90, 32),
+        options={
+            "num_warps": compilation.num_warps,
+            "num_stages": compilation.num_stages,
+            "enable_fp_fusion": True,
+        },
+    )
+    with TemporaryDirectory() as folder:
+        cubin = Path(folder) / "kernel.cubin"
+        cubin.write_bytes(compiled.asm["cubin"])
+        usage = _run("cuobjdump", "-res-usage", str(cubin))
+        listing = _run("cuobjdump", "-sass", str(cubin))
+    registers = re.search(r"REG:(\d+)", usage)
+    assert registers is not None, usage
+    return MachineCode(int(registers[1]), compiled.metadata.shared, _INSTRUCTION.findall(listing))
+
+
+def _run(tool: str, *arguments: str) -> str:
+    result = subprocess.run(
+        [str(_TOOLS / tool), *arguments], capture_output=True, text=True, check=True, timeout=60
+    )
+    return result.stdout

@@ -1,0 +1,45 @@
+"""Every compilation for sm_90, without a GPU: registers, spills, shared memory, instructions."""
+
+import os
+import re
+
+import pytest
+
+from tests.kernels.interpreter import VARIABLE
+
+pytest.importorskip("triton")
+
+from tests.kernels.discovery import compilation_cases, ops, triton_module
+from tests.kernels.sass import compile_for_hopper
+from tokenmesh.kernels.specimen import Compilation
+
+CASES = list(compilation_cases())
+pytestmark = pytest.mark.skipif(
+    os.environ.get(VARIABLE) == "1", reason="a process that interprets cannot compile"
+)
+
+
+@pytest.mark.timeout(120)  # ptxas takes seconds for the largest kernels
+@pytest.mark.parametrize(
+    "compilation", [case for _, case in CASES], ids=[f"{op}-{case.name}" for op, case in CASES]
+)
+def test_compiled_kernel_keeps_its_limits(compilation: Compilation) -> None:
+    machine = compile_for_hopper(compilation)
+    limits = compilation.limits
+    assert machine.registers <= limits.max_registers
+    assert machine.shared_bytes <= limits.max_shared_bytes
+    assert machine.count(r"LDL|STL") <= limits.max_spills
+    for wanted in compilation.required:
+        assert machine.count(wanted), f"no {wanted} in {sorted(set(machine.instructions))}"
+    for unwanted in compilation.forbidden:
+        assert not machine.count(unwanted), f"{unwanted} in the machine code"
+
+
+@pytest.mark.parametrize("op", ops())
+def test_op_has_specimens_and_a_bfloat16_compilation(op: str) -> None:
+    module = triton_module(op)
+    names = [each.name for each in module.specimens()]
+    assert names
+    assert len(set(names)) == len(names)
+    types = " ".join(" ".join(each.signature.values()) for each in module.compilations())
+    assert re.search(r"\*(bf16|i32|i64)", types)

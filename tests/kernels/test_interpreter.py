@@ -1,0 +1,26 @@
+"""Every specimen in Triton's interpreter, in float32 and float16, against its reference.
+
+bfloat16 is left to the GPU: the interpreter computes it wrongly. To debug a kernel in one process:
+TRITON_INTERPRET=1 pytest --pdb tests/kernels/test_interpreter.py -k rms_norm
+"""
+
+import pytest
+import torch
+
+from tests.kernels.interpreter import Interpreter
+
+pytest.importorskip("triton")
+
+from tests.kernels.checks import check_specimen
+from tests.kernels.discovery import specimen_cases
+
+CASES = list(specimen_cases((torch.float32, torch.float16)))
+IDS = [f"{op}-{name}-{str(dtype).removeprefix('torch.')}" for op, name, dtype in CASES]
+
+
+@pytest.mark.timeout(120)  # the first case waits for the child to import torch
+@pytest.mark.parametrize(("op", "name", "dtype"), CASES, ids=IDS)
+def test_interpreted_kernel_equals_the_reference(
+    op: str, name: str, dtype: torch.dtype, interpreter: Interpreter
+) -> None:
+    interpreter.call(check_specimen, op, name, dtype, "cpu", timeout_s=100)
