@@ -96,7 +96,7 @@ def quantize_one(tensors: Tensors) -> None:
         (drop_gate, ["model.layers.1.mlp.gate_proj.weight", "missing", "[80, 48]"]),
         (add_two, ["unknown", "extra", "model.layers.0.self_attn.q_norm.weight"]),
         (cut_norm, ["model.norm.weight", "[47]", "[48]"]),
-        (quantize_one, ["model.layers.2.mlp.down_proj.weight", "int8"]),
+        (quantize_one, ["model.layers.2.mlp.down_proj.weight", "I8"]),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -339,4 +339,9 @@ def test_loading_reports_its_progress(tiny: Tiny) -> None:
     build_runner(
         model, WorkerSettings(num_gpu_blocks_override=20), lambda a, b: seen.append((a, b))
     )
-    assert seen == [(1, 3), (2, 3), (3, 3)]
+    tensors = load_file(tiny("llama").directory / "model.safetensors").values()
+    total = sum(tensor.nbytes for tensor in tensors)
+    assert [all_bytes for _, all_bytes in seen] == [total] * 4
+    done = [done for done, _ in seen]
+    assert sorted(set(done[:3])) == done[:3]
+    assert 0 < done[0] < done[2] < done[3] == total

@@ -5,22 +5,23 @@ from typing import Final
 
 import torch
 import xxhash
-from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from tokenmesh.services.mm_encoder_svc.checkpoint import TowerCheckpoint, read_json
+from tokenmesh.services.mm_encoder_svc.checkpoint import TowerCheckpoint
 from tokenmesh.services.mm_encoder_svc.models.config_reader import ConfigReader, JsonObject
 from tokenmesh.services.mm_encoder_svc.models.llava import LlavaConfig, LlavaEncoder
 from tokenmesh.services.mm_encoder_svc.tower import Tower
 from tokenmesh.shared.config.encoder import EncoderSettings
 from tokenmesh.shared.config.model import Dtype
 from tokenmesh.shared.errors import CheckpointError
+from tokenmesh.shared.tensor_file import TensorFile
+from tokenmesh.shared.tensor_shards import TensorShards
 
-_INDEX: Final = "model.safetensors.index.json"
 _PARTS: Final = ("vision_tower.", "multi_modal_projector.")
 _DERIVED: Final = "vision_tower.embeddings.position_ids"
 """A buffer that old checkpoints stored."""
 
+_STORED: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.bfloat16}
 
 
@@ -63,16 +64,13 @@ def _fill(model: nn.Module, directory: Path, dtype: torch.dtype) -> xxhash.xxh3_
     """Load the module's tensors; returns the hash of their bytes, by name."""
     wanted = model.state_dict()
     found: dict[str, torch.Tensor] = {}
-    for path in _shards(directory):
-        try:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118 - no mapping
-                    ours = _canonical(name)
-                    if ours is not None:
-                        _check(ours, tuple(file.get_slice(name).get_shape()), wanted, path)
-                        found[ours] = file.get_tensor(name).to(dtype)
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{path} cannot be read: {error}") from error
+    shards = TensorShards(directory, lambda name: _canonical(name) is not None)
+    for name in shards:
+        ours = _canonical(name)
+        if ours is not None:
+            file = shards.file_of(name)
+            _check(ours, file[name].shape, wanted, file.path)
+            found[ours] = _read(file, name).to(dtype)
     missing = sorted(wanted.keys() - found.keys())
     if missing:
         raise CheckpointError(f"{directory} lacks the vision tensors {', '.join(missing[:5])}")
@@ -84,18 +82,17 @@ def _fill(model: nn.Module, directory: Path, dtype: torch.dtype) -> xxhash.xxh3_
     return digest
 
 
-def _shards(directory: Path) -> list[Path]:
-    """The files that hold vision tensors, or all where there is no index."""
-    if (directory / _INDEX).is_file():
-        names = read_json(directory / _INDEX).get("weight_map")
-        if not isinstance(names, dict):
-            raise CheckpointError(f"{directory / _INDEX} holds no weight_map")
-        chosen = {str(file) for name, file in names.items() if _canonical(name) is not None}
-        return sorted(directory / Path(file).name for file in chosen)
-    single = directory / "model.safetensors"
-    if not single.is_file():
-        raise CheckpointError(f"{directory} holds no model.safetensors and no index of shards")
-    return [single]
+def _read(file: TensorFile, name: str) -> torch.Tensor:
+    """One tensor as it is stored. Raises CheckpointError."""
+    entry = file[name]
+    stored = _STORED.get(entry.dtype)
+    if stored is None:
+        raise CheckpointError(
+            f"{file.path}: tensor {name} has type {entry.dtype}; supported are {', '.join(_STORED)}"
+        )
+    tensor = torch.empty(entry.shape, dtype=stored)
+    file.read_into(name, tensor.view(-1).view(torch.uint8).numpy().data)
+    return tensor
 
 
 def _canonical(name: str) -> str | None:

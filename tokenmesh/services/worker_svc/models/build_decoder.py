@@ -17,7 +17,7 @@ from tokenmesh.services.worker_svc.models.names import Names
 from tokenmesh.services.worker_svc.models.read_config import ModelFacts
 
 Progress = Callable[[int, int], None]
-"""Called with (layers loaded, layers in all)."""
+"""Called with (bytes read, bytes in all) after each layer."""
 
 
 def build_decoder(
@@ -31,10 +31,11 @@ def build_decoder(
     shape = (config.vocab_size, config.hidden_size)
     embedding = checkpoint.take(f"{names.model}embed_tokens.weight", shape, dtype)
     loader = _LayerLoader(facts, names, checkpoint, dtype)
+    num_bytes = checkpoint.num_bytes(names.ignored)
     layers = []
     for number, layer in enumerate(config.layers):
         layers.append(loader.load(number, layer))
-        progress(number + 1, len(config.layers))
+        progress(checkpoint.bytes_read, num_bytes)
     norm = checkpoint.take(f"{names.model}norm.weight", (config.hidden_size,), torch.float32)
     head_name = f"{names.head}weight"
     if config.tied_embeddings and head_name not in checkpoint:
@@ -43,6 +44,7 @@ def build_decoder(
         # a tied checkpoint may bring its own all the same; transformers believes the tensor
         head = checkpoint.take(head_name, shape, dtype)
     checkpoint.finish(names.ignored)
+    progress(checkpoint.bytes_read, num_bytes)
     return Decoder(
         config=config,
         embedding=embedding,
@@ -133,13 +135,11 @@ class _LayerLoader:
         self, names: list[str], sizes: list[int], inputs: int, has_bias: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Weights [sum(sizes), inputs] of projections that share an input, and their biases."""
-        take, dtype = self.checkpoint.take, self.dtype
-        named = list(zip(names, sizes, strict=True))
-        weights = [take(f"{name}.weight", (size, inputs), dtype) for name, size in named]
-        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
-        if not has_bias:
-            return weight, None
-        return weight, torch.cat([take(f"{name}.bias", (size,), dtype) for name, size in named])
+        take_rows, named = self.checkpoint.take_rows, list(zip(names, sizes, strict=True))
+        weights = [(f"{name}.weight", size) for name, size in named]
+        biases = [(f"{name}.bias", size) for name, size in named]
+        weight = take_rows(weights, (inputs,), self.dtype)
+        return weight, take_rows(biases, (), self.dtype) if has_bias else None
 
     def _norm(self, prefix: str, name: str | None) -> torch.Tensor | None:
         if name is None:

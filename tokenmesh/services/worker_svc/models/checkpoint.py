@@ -1,105 +1,148 @@
 """Checkpoint: the tensors of a model directory, each taken once, nothing left over.
 
-A tensor that nobody asks for is an error like one that is missing: both mean that the model would
-not compute what its authors trained.
+Bytes stream from the file into their final place, on whichever device, one tensor at a time; only
+where a type changes or a device is in between do they pass through one bounded buffer. A tensor
+that nobody asks for is an error like one that is missing: both mean that the model would not
+compute what its authors trained.
 """
 
-import json
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
-from safetensors import SafetensorError, safe_open
 
+from tokenmesh.shared.clock import perf_s
 from tokenmesh.shared.errors import CheckpointError
+from tokenmesh.shared.tensor_file import TensorFile
+from tokenmesh.shared.tensor_shards import TensorShards
 
-SINGLE_FILE: Final = "model.safetensors"
-INDEX_FILE: Final = "model.safetensors.index.json"
 LEFT_OVER_SHOWN: Final = 5
 """Names listed in the error about unknown tensors."""
 
+_DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_BUFFER_BYTES: Final = 64 << 20
+
 
 class Checkpoint:
-    """All tensors of a directory, memory-mapped."""
+    """All tensors of a directory."""
 
-    def __init__(self, directory: Path) -> None:
-        """Open every shard. Raises CheckpointError when one is missing or broken."""
+    def __init__(
+        self,
+        directory: Path,
+        device: torch.device | None = None,
+        buffer_bytes: int = _BUFFER_BYTES,
+    ) -> None:
+        """Read every shard's header. Raises CheckpointError when one is missing or broken.
+
+        Tensors are made on `device` (default: CPU). What must be converted, or copied to another
+        device, goes there in pieces of `buffer_bytes`.
+        """
         self.directory = directory
-        self._file_by_tensor: dict[str, Path] = {}
-        self._open_files: dict[Path, Any] = {}
+        self.bytes_read = 0
+        self.read_s = 0.0
+        """Seconds in the file system, of all that loading takes."""
+        self._device = device or torch.device("cpu")
+        self._buffer_bytes = buffer_bytes
+        self._buffer: torch.Tensor | None = None
+        self._shards = TensorShards(directory)
         self._taken: set[str] = set()
-        index = directory / INDEX_FILE
-        if index.exists():
-            self._read_index(index)
-        elif (directory / SINGLE_FILE).exists():
-            self._open(directory / SINGLE_FILE)
-        else:
-            raise CheckpointError(
-                f"{directory}: holds neither {SINGLE_FILE} nor {INDEX_FILE}; "
-                "only safetensors checkpoints can be loaded"
-            )
 
     def __contains__(self, name: object) -> bool:
-        return name in self._file_by_tensor
+        return name in self._shards
 
     def __len__(self) -> int:
-        return len(self._file_by_tensor)
+        return len(self._shards)
+
+    def num_bytes(self, ignored: tuple[str, ...]) -> int:
+        """Bytes of the tensors that a model takes: all but those with a prefix in `ignored`."""
+        return sum(
+            self._shards.file_of(name)[name].num_bytes
+            for name in self._shards
+            if not _is_left_out(name, ignored)
+        )
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A copy of the tensor in `dtype`. Raises CheckpointError that names it."""
-        path = self._file_by_tensor.get(name)
-        if path is None:
-            raise CheckpointError(f"{self.directory}: tensor {name} {list(shape)} is missing")
-        file = self._open_files[path]
-        found = tuple(file.get_slice(name).get_shape())
-        if found != shape:
-            raise CheckpointError(
-                f"{path}: tensor {name} has shape {list(found)}; config.json asks for {list(shape)}"
-            )
-        tensor: torch.Tensor = file.get_tensor(name)
-        if not tensor.is_floating_point():
-            raise CheckpointError(
-                f"{path}: tensor {name} has type {tensor.dtype}; "
-                "supported are float32, float16 and bfloat16"
-            )
+        """The tensor in `dtype`. Raises CheckpointError that names it."""
+        # found or not, before memory is asked for
+        self._find(name, shape)
+        tensor = torch.empty(shape, dtype=dtype, device=self._device)
+        self.take_into(name, tensor)
+        return tensor
+
+    def take_rows(
+        self, named: list[tuple[str, int]], inner: tuple[int, ...], dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Tensors [size, *inner] one below the other, read into one: [sum of sizes, *inner]."""
+        total = sum(size for _, size in named)
+        rows = torch.empty((total, *inner), dtype=dtype, device=self._device)
+        first = 0
+        for name, size in named:
+            self.take_into(name, rows[first : first + size])
+            first += size
+        return rows
+
+    def take_into(self, name: str, target: torch.Tensor) -> None:
+        """Read a tensor into a contiguous one of its shape. Raises CheckpointError."""
+        file, stored = self._find(name, tuple(target.shape))
         self._taken.add(name)
-        return tensor.to(dtype, copy=True)
+        flat = target.view(-1)
+        if flat.dtype == stored and flat.device.type == "cpu":
+            self._read(file, name, flat, 0)
+            return
+        buffer = self._buffer_of(stored)
+        for first in range(0, len(flat), len(buffer)):
+            piece = flat[first : first + len(buffer)]
+            self._read(file, name, buffer[: len(piece)], first * stored.itemsize)
+            piece.copy_(buffer[: len(piece)])
 
     def finish(self, ignored: tuple[str, ...]) -> None:
         """Raise CheckpointError when a tensor was not taken, unless its prefix is in `ignored`."""
+        self._buffer = None
         unknown = sorted(
             name
-            for name in self._file_by_tensor
-            if name not in self._taken and not name.startswith(ignored) and not _is_derived(name)
+            for name in self._shards
+            if name not in self._taken and not _is_left_out(name, ignored)
         )
         if unknown:
             more = len(unknown) - LEFT_OVER_SHOWN
             names = ", ".join(unknown[:LEFT_OVER_SHOWN]) + (f" and {more} more" if more > 0 else "")
             raise CheckpointError(f"{self.directory}: unknown tensors: {names}")
 
-    def _read_index(self, index: Path) -> None:
-        try:
-            file_by_tensor = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            shards = sorted(set(file_by_tensor.values()))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{index}: is no valid index ({error!r})") from error
-        for shard in shards:
-            self._open(self.directory / Path(shard).name)
-        for name, shard in file_by_tensor.items():
-            if name not in self._file_by_tensor:
-                raise CheckpointError(f"{self.directory / shard}: tensor {name} is missing")
-
-    def _open(self, path: Path) -> None:
-        try:
-            file: Any = safe_open(path, framework="pt")
-        except (OSError, SafetensorError) as error:
+    def _find(self, name: str, shape: tuple[int, ...]) -> tuple[TensorFile, torch.dtype]:
+        """The file of a tensor that has this shape, and its type there."""
+        if name not in self._shards:
+            raise CheckpointError(f"{self.directory}: tensor {name} {list(shape)} is missing")
+        file = self._shards.file_of(name)
+        entry = file[name]
+        if entry.shape != shape:
             raise CheckpointError(
-                f"{path}: cannot be read as safetensors: {error}; is the file complete?"
-            ) from error
-        self._open_files[path] = file
-        self._file_by_tensor |= dict.fromkeys(file.keys(), path)
+                f"{file.path}: tensor {name} has shape {list(entry.shape)}; "
+                f"config.json asks for {list(shape)}"
+            )
+        stored = _DTYPES.get(entry.dtype)
+        if stored is None:
+            raise CheckpointError(
+                f"{file.path}: tensor {name} has type {entry.dtype}; "
+                f"supported are {', '.join(_DTYPES)}"
+            )
+        return file, stored
+
+    def _read(self, file: TensorFile, name: str, target: torch.Tensor, start: int) -> None:
+        """Fill a flat CPU tensor with a tensor's bytes from `start` on."""
+        began_s = perf_s()
+        file.read_into(name, target.view(torch.uint8).numpy().data, start)
+        self.read_s += perf_s() - began_s
+        self.bytes_read += target.nbytes
+
+    def _buffer_of(self, dtype: torch.dtype) -> torch.Tensor:
+        """The buffer as elements of a type; in pinned memory where a GPU copies from it."""
+        if self._buffer is None:
+            self._buffer = torch.empty(
+                self._buffer_bytes, dtype=torch.uint8, pin_memory=self._device.type == "cuda"
+            )
+        return self._buffer.view(dtype)
 
 
-def _is_derived(name: str) -> bool:
-    """Buffers that old checkpoints stored and that follow from config.json."""
-    return name.endswith("rotary_emb.inv_freq")
+def _is_left_out(name: str, ignored: tuple[str, ...]) -> bool:
+    """Parts that other services run, and buffers that follow from config.json."""
+    return name.startswith(ignored) or name.endswith("rotary_emb.inv_freq")

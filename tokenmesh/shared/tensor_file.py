@@ -1,0 +1,140 @@
+"""TensorFile: where the tensors of a safetensors file lie, and reading them one at a time.
+
+Needs neither torch nor safetensors: bytes go straight into the memory that the caller brings, so
+nothing is mapped and nothing is held but the header. Layout: u64 little-endian header length, a
+JSON header {name: {"dtype", "shape", "data_offsets"}}, then the elements, little-endian, no gaps.
+"""
+
+import math
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+
+from tokenmesh.shared.errors import CheckpointError
+
+MAX_HEADER_BYTES: Final = 100 << 20
+"""The same bound as in the safetensors library."""
+READ_BYTES: Final = 1 << 30
+"""Most that one system call is asked for; Linux ends a read at 2 GiB."""
+
+BYTES_BY_DTYPE: Final = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
+}
+"""Sizes of the types whose tensors are checked; others may be in a file that nobody reads."""
+
+_METADATA: Final = "__metadata__"
+_LENGTH: Final = struct.Struct("<Q")
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    dtype: str
+    shape: tuple[_Count, ...]
+    data_offsets: tuple[_Count, _Count]
+
+
+_header_decoder: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_entry_decoder: Final = msgspec.json.Decoder(_Entry)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One tensor of a file."""
+
+    dtype: str
+    """As the format spells it: F32, F16, BF16, I8, ..."""
+    shape: tuple[int, ...]
+    offset: int
+    """Of the first byte, from the start of the file."""
+    num_bytes: int
+
+
+class TensorFile:
+    """A file's table of contents. The file is opened for each read and never held open."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the header. Raises CheckpointError that names the file."""
+        self.path = path
+        try:
+            self._entry_by_name = dict(_read_header(path))
+        except (OSError, msgspec.MsgspecError, ValueError) as error:
+            raise CheckpointError(
+                f"{path}: cannot be read as safetensors: {error}; is the file complete?"
+            ) from error
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entry_by_name
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entry_by_name)
+
+    def __getitem__(self, name: str) -> TensorEntry:
+        return self._entry_by_name[name]
+
+    def read_into(self, name: str, target: memoryview, start: int = 0) -> None:
+        """Fill `target`, a view of bytes, with a tensor's bytes from its byte `start` on.
+
+        Raises CheckpointError when the file ends early.
+        """
+        entry = self._entry_by_name[name]
+        assert start + len(target) <= entry.num_bytes, f"{name} holds {entry.num_bytes} bytes"
+        position = entry.offset + start
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                while target:
+                    count = os.preadv(file.fileno(), [target[:READ_BYTES]], position)
+                    if count == 0:
+                        raise EOFError("it has become shorter")
+                    target, position = target[count:], position + count
+        except (OSError, EOFError) as error:
+            raise CheckpointError(f"{self.path}: tensor {name} cannot be read: {error}") from error
+
+
+def _read_header(path: Path) -> Iterator[tuple[str, TensorEntry]]:
+    """Every tensor in the order of its bytes. Raises ValueError for a file that is not whole."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        length_bytes = file.read(_LENGTH.size)
+        if len(length_bytes) < _LENGTH.size:
+            raise ValueError(f"it holds {size} bytes only")
+        (length,) = _LENGTH.unpack(length_bytes)
+        if length > min(MAX_HEADER_BYTES, size - _LENGTH.size):
+            raise ValueError(f"its header of {length} bytes does not fit")
+        raw_by_name = _header_decoder.decode(file.read(length))
+    raw_by_name.pop(_METADATA, None)
+    start = _LENGTH.size + length
+    entries = {name: _entry_decoder.decode(raw) for name, raw in raw_by_name.items()}
+    end = 0
+    for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
+        num_bytes = _check(name, entry, end)
+        yield name, TensorEntry(entry.dtype, entry.shape, start + end, num_bytes)
+        end += num_bytes
+    if start + end != size:
+        raise ValueError(f"it holds {size} bytes, its header tells of {start + end}")
+
+
+def _check(name: str, entry: _Entry, expected_begin: int) -> int:
+    """The bytes of a tensor that must follow the one before it."""
+    begin, end = entry.data_offsets
+    if begin != expected_begin or end < begin:
+        raise ValueError(f"tensor {name} lies at {begin} to {end}, not from {expected_begin} on")
+    size = BYTES_BY_DTYPE.get(entry.dtype)
+    if size is not None and math.prod(entry.shape) * size != end - begin:
+        raise ValueError(f"tensor {name} has {end - begin} bytes for shape {list(entry.shape)}")
+    return end - begin
