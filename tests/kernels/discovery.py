@@ -1,15 +1,22 @@
-"""Finds every op that has Triton kernels; there is no registry to forget an op in."""
+"""Finds every op that has Triton kernels; there is no registry to forget an op in.
+
+Cases are listed by name and looked up when they run, in the process that runs them. An op that does
+not import is a case that fails, so that it does not hide the other ops.
+"""
 
 import importlib
 import importlib.util
 import pkgutil
 from collections.abc import Iterator
 from types import ModuleType
+from typing import Final
 
 import torch
 
 import tokenmesh.kernels
 from tokenmesh.kernels.specimen import Compilation, Specimen
+
+BROKEN: Final = "import"
 
 
 def ops() -> list[str]:
@@ -33,17 +40,31 @@ def specimen_named(op: str, name: str) -> Specimen:
     return specimen
 
 
+def compilation_named(op: str, name: str) -> Compilation:
+    """One compilation; ValueError unless exactly one has the name."""
+    compilations: list[Compilation] = triton_module(op).compilations()
+    (compilation,) = [each for each in compilations if each.name == name]
+    return compilation
+
+
 def specimen_cases(dtypes: tuple[torch.dtype, ...]) -> Iterator[tuple[str, str, torch.dtype]]:
     """(op, specimen, dtype) for each of these dtypes that the specimen has a tolerance for."""
     for op in ops():
-        for specimen in triton_module(op).specimens():
-            for dtype in dtypes:
-                if dtype in specimen.tolerance:
-                    yield op, specimen.name, dtype
+        try:
+            specimens: list[Specimen] = triton_module(op).specimens()
+        except Exception:
+            yield op, BROKEN, dtypes[0]
+            continue
+        for specimen in specimens:
+            yield from ((op, specimen.name, each) for each in dtypes if each in specimen.tolerance)
 
 
-def compilation_cases() -> Iterator[tuple[str, Compilation]]:
-    """Every compilation, with its op."""
+def compilation_cases() -> Iterator[tuple[str, str]]:
+    """(op, compilation)."""
     for op in ops():
-        for compilation in triton_module(op).compilations():
-            yield op, compilation
+        try:
+            compilations: list[Compilation] = triton_module(op).compilations()
+        except Exception:
+            yield op, BROKEN
+            continue
+        yield from ((op, each.name) for each in compilations)

@@ -24,3 +24,8 @@ def assert_aligned_rows(*tensors: torch.Tensor) -> None:
                 assert size == 1 or stride % MULTIPLE == 0, (
                     f"pad the rows: strides {tensor.stride()} are not multiples of {MULTIPLE}"
                 )
+
+
+def padded(length: int) -> int:
+    """The least multiple of 16 that is not below length: how wide to allocate a row."""
+    return -(-length // MULTIPLE) * MULTIPLE

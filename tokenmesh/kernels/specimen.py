@@ -13,6 +13,8 @@ import torch
 Inputs = dict[str, Any]
 """Tensors, numbers and None by argument name; tensors may be views of one storage."""
 Outputs = dict[str, torch.Tensor]
+Make = Callable[[torch.dtype, torch.device, torch.Generator], Inputs]
+"""Inputs on a device, from that device's generator; equal seeds give equal inputs."""
 
 EXACT: Final[Mapping[torch.dtype, float]] = {torch.float32: 0.0}
 """The tolerance of ops that only move numbers."""
@@ -23,8 +25,7 @@ class Specimen:
     """One case of an op."""
 
     name: str
-    make: Callable[[torch.dtype, torch.device, torch.Generator], Inputs]
-    """Inputs on a device, from that device's generator; equal seeds give equal inputs."""
+    make: Make
     run: Callable[[Inputs], Outputs]
     """Calls the Triton launcher. An input that it writes is an output of the same name; every
     other input must stay as it is."""
@@ -66,3 +67,13 @@ class Compilation:
     """Regular expressions; each must match an instruction: "LDGSTS|UTMALDG", "HGMMA"."""
     forbidden: tuple[str, ...] = ()
     """Regular expressions that must match none."""
+
+
+def normal(
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    generator: torch.Generator,
+) -> torch.Tensor:
+    """Standard normal numbers, drawn in float32: about the same in every dtype."""
+    return torch.randn(shape, device=device, generator=generator).to(dtype)

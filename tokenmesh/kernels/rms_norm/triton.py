@@ -1,23 +1,20 @@
 """rms_norm on a GPU: one program a row, the whole row in registers, sums in float32."""
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
-from tokenmesh.kernels.alignment import assert_aligned_rows
-from tokenmesh.kernels.rms_norm.reference import add_rms_norm_reference, rms_norm_reference
-from tokenmesh.kernels.rms_norm.tolerance import TOLERANCE
-from tokenmesh.kernels.specimen import Compilation, Inputs, Limits, Outputs, Specimen
+from tokenmesh.kernels.alignment import assert_aligned_rows, padded
+from tokenmesh.kernels.rms_norm import TOLERANCE, add_rms_norm_reference, rms_norm_reference
+from tokenmesh.kernels.specimen import Compilation, Inputs, Limits, Make, Outputs, Specimen, normal
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x [T, F] with weight [F], or x [T, N, F] with weight [F] or [N, F]; see the package."""
     by_head = x if x.dim() == 3 else x.unsqueeze(1)
     tokens, heads, features = by_head.shape
-    out = torch.empty_like(by_head, memory_format=torch.contiguous_format)
-    assert_aligned_rows(by_head, out)
+    out = torch.empty(by_head.shape, dtype=x.dtype, device=x.device)
+    assert_aligned_rows(by_head)
     if out.numel():
         stride_w = weight.stride(0) if weight.dim() == 2 else 0
         _rms_norm_kernel[(tokens, heads)](
@@ -39,8 +36,8 @@ def add_rms_norm(
 ) -> torch.Tensor:
     """hidden, x [T, F], weight [F]; hidden changes in place; see the package."""
     tokens, features = hidden.shape
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    assert_aligned_rows(hidden, x, out)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    assert_aligned_rows(hidden, x)
     if out.numel():
         _add_rms_norm_kernel[(tokens,)](
             hidden,
@@ -128,22 +125,24 @@ def specimens() -> list[Specimen]:
 
 def _plain(tokens: int, features: int) -> Specimen:
     def make(dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> Inputs:
-        wide = _randn((tokens, features + 7), device, generator).to(dtype)
-        return {"x": wide[:, :features], "weight": _randn((features,), device, generator)}
+        wide = normal((tokens, padded(features + 1)), dtype, device, generator)
+        weight = normal((features,), torch.float32, device, generator)
+        return {"x": wide[:, :features], "weight": weight}
 
     return _norm_specimen(f"{tokens}x{features}", make)
 
 
 def _by_head(has_rows: bool) -> Specimen:
     def make(dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> Inputs:
-        wide = _randn((3, 7, 12), device, generator).to(dtype)
-        weight = _randn((5, 12) if has_rows else (12,), device, generator)
+        wide = normal((3, 7, 16), dtype, device, generator)
+        shape = (5, 16) if has_rows else (16,)
+        weight = normal(shape, torch.float32, device, generator)
         return {"x": wide[:, 1:6], "weight": weight}
 
     return _norm_specimen(f"heads-weight-{'each' if has_rows else 'shared'}", make)
 
 
-def _norm_specimen(name: str, make: Any) -> Specimen:
+def _norm_specimen(name: str, make: Make) -> Specimen:
     return Specimen(
         name=name,
         make=make,
@@ -155,11 +154,11 @@ def _norm_specimen(name: str, make: Any) -> Specimen:
 
 def _added(tokens: int, features: int, alpha: float) -> Specimen:
     def make(dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> Inputs:
-        hidden = _randn((tokens, features + 16), device, generator).to(dtype)
+        wide = normal((tokens, padded(features + 1)), dtype, device, generator)
         return {
-            "hidden": hidden[:, :features],
-            "x": _randn((tokens, features), device, generator).to(dtype),
-            "weight": _randn((features,), device, generator),
+            "hidden": wide[:, :features],
+            "x": normal((tokens, padded(features)), dtype, device, generator)[:, :features],
+            "weight": normal((features,), torch.float32, device, generator),
         }
 
     def run(a: Inputs) -> Outputs:
@@ -171,12 +170,6 @@ def _added(tokens: int, features: int, alpha: float) -> Specimen:
         return {"out": out, "hidden": hidden}
 
     return Specimen(f"add-{tokens}x{features}", make, run, reference, TOLERANCE)
-
-
-def _randn(
-    shape: tuple[int, ...], device: torch.device, generator: torch.Generator
-) -> torch.Tensor:
-    return torch.randn(shape, device=device, generator=generator)
 
 
 def compilations() -> list[Compilation]:
