@@ -14,7 +14,7 @@ from tokenmesh.shared.actor import ActorLimits, ActorRuntime
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config.scheduler import SchedulerSettings
-from tokenmesh.shared.errors import Overloaded, Unavailable
+from tokenmesh.shared.errors import Asleep, Overloaded, Unavailable
 from tokenmesh.shared.ids import InstanceId, ModelName, RequestId
 from tokenmesh.shared.membership import Members, MembershipView
 from tokenmesh.shared.messages import Beat, Message, Place, Placed, Queued
@@ -33,7 +33,7 @@ class Desks:
     metrics: Metrics
     sequence: int = 0
 
-    async def beat(self, *, running: int, name: str = "w1") -> None:
+    async def beat(self, *, running: int, name: str = "w1", sleep_level: int = 0) -> None:
         self.sequence += 1
         card = ModelCard(name=MODEL, max_model_len=128, vocab_size=10)
         beat = Beat(
@@ -44,7 +44,7 @@ class Desks:
             version="0",
             interval_s=30.0,
             models=[card],
-            load=WorkerLoad(running=running, max_num_seqs=4),
+            load=WorkerLoad(running=running, max_num_seqs=4, sleep_level=sleep_level),
         )
         await self.bus.publish(subjects.beat("worker", InstanceId(name)), beat)
         await self.bus.flush()
@@ -110,6 +110,20 @@ async def test_past_the_bound_the_answer_is_overloaded(desks: Desks) -> None:
     assert refused.value.retry_after_s >= 1.0
     await desks.beat(running=0)
     assert isinstance((await first)[-1], Placed)
+
+
+async def test_while_every_worker_sleeps_nobody_is_kept_waiting(desks: Desks) -> None:
+    await desks.beat(running=5)
+    waiting = asyncio.create_task(desks.ask())
+    await asyncio.sleep(0.1)
+    await desks.beat(running=0, sleep_level=1)
+    with pytest.raises(Asleep, match=r"every worker of .* sleeps") as refused:
+        await waiting
+    assert refused.value.retry_after_s == SETTINGS.asleep_retry_after_s
+    with pytest.raises(Asleep):
+        await desks.ask()
+    await desks.beat(running=0)
+    assert isinstance((await desks.ask())[-1], Placed)
 
 
 async def test_without_any_worker_a_request_fails_after_the_wait(desks: Desks) -> None:

@@ -7,6 +7,7 @@
     - PromptTooLong               400 context_length_exceeded
     - PayloadTooLarge             413 payload_too_large
     - Unauthorized                401 invalid_api_key
+    - Conflict                    409 conflict
   x ConfigError                   500 config_error             (the operator's; no client sees it)
   x CheckpointError               500 checkpoint_error         (names the file or tensor)
   x Unavailable                   503 unavailable, retryable
@@ -14,6 +15,7 @@
     - NoResponders                503 no_responders, retryable
     - Draining                    503 draining, retryable
     - BusLost                     503 bus_lost, retryable
+  x Asleep                        503 asleep                   (until somebody wakes the model)
   x DeadlineExceeded              504 deadline_exceeded, retryable
   x Cancelled                     499 cancelled
   x ProtocolError                 500 protocol_error           (bytes that no peer would send)
@@ -82,6 +84,13 @@ class Unauthorized(InvalidInput):
     code = "invalid_api_key"
 
 
+class Conflict(InvalidInput):
+    """The command does not fit what goes on: a profile that runs already, or none to stop."""
+
+    status = 409
+    code = "conflict"
+
+
 class ConfigError(TokenMeshError):
     """A setting is wrong; the message names it and what would be right."""
 
@@ -125,6 +134,13 @@ class BusLost(Unavailable):
     """The connection to NATS is down and the wait for it is over."""
 
     code = "bus_lost"
+
+
+class Asleep(TokenMeshError):
+    """Every worker of the model sleeps. Asking again at once helps nobody: it must be woken."""
+
+    status = 503
+    code = "asleep"
 
 
 class DeadlineExceeded(TokenMeshError):

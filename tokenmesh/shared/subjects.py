@@ -55,7 +55,7 @@ def worker_generate(worker: WorkerId) -> str:
 
 
 def worker_control(worker: WorkerId) -> str:
-    """Cancel, Resend, Ping, Drain for one worker."""
+    """Cancel, Resend, Ping, Drain, Sleep, WakeUp, StartProfile, StopProfile for one worker."""
     return f"{PREFIX}.worker.{worker}.control"
 
 

@@ -73,6 +73,23 @@ def test_equal_workers_take_turns_between_two_beats() -> None:
     assert {chosen(desk, request()) for _ in range(2)} == {"a", "b"}
 
 
+def test_a_sleeping_worker_is_passed_over_and_a_model_sleeps_when_all_of_its_workers_do() -> None:
+    asleep, awake = worker("asleep", sleep_level=1), worker("awake", running=3)
+    desk, fleet = desk_of(asleep, awake)
+    assert chosen(desk, request()) == "awake"
+    assert chosen(desk, request(exclude=("awake",))) == "awake"
+    assert not desk.is_asleep(MODEL)
+    # who is about to leave will not be there to take anything
+    fleet[1] = worker("awake", draining=True)
+    assert desk.is_asleep(MODEL)
+    assert not desk.has_workers(MODEL)
+    assert chosen(desk, request()) is None
+    fleet[:] = [worker("leaving", draining=True)]
+    assert not desk.is_asleep(MODEL)
+    fleet.clear()
+    assert not desk.is_asleep(MODEL)
+
+
 def test_draining_and_just_failed_workers_are_passed_over() -> None:
     desk, _ = desk_of(worker("draining", draining=True), worker("failed"), worker("ok", running=3))
     assert chosen(desk, request(exclude=("failed",))) == "ok"

@@ -7,7 +7,8 @@ from tokenmesh.services.scheduler_svc.waiting import Ticket
 from tokenmesh.shared.actor import Actor, Context, handles
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.scheduler import SchedulerSettings
-from tokenmesh.shared.errors import Cancelled, TokenMeshError, Unavailable
+from tokenmesh.shared.errors import Asleep, Cancelled, TokenMeshError, Unavailable
+from tokenmesh.shared.ids import ModelName
 from tokenmesh.shared.messages.beat import Beat
 from tokenmesh.shared.messages.place import Place, Placed, Queued
 from tokenmesh.shared.metrics import Metrics
@@ -34,6 +35,7 @@ class SchedulerActor(Actor):
         """Answer with a worker; refuse with Overloaded past the bound."""
         began_s = monotonic_s()
         try:
+            self._refuse_if_asleep(request.model)
             ticket = self._desk.arrive(request, began_s)
             try:
                 placed = ticket.placed or await self._wait(ticket, context)
@@ -69,8 +71,9 @@ class SchedulerActor(Actor):
         try:
             with span("queue"):
                 while ticket.placed is None:
-                    await context.interim(Queued(position=self._desk.position(ticket)))
+                    self._refuse_if_asleep(ticket.request.model)
                     self._give_up_without_workers(ticket)
+                    await context.interim(Queued(position=self._desk.position(ticket)))
                     await _set_within(waker, self._settings.keepalive_s)
                 return ticket.placed
         finally:
@@ -81,6 +84,11 @@ class SchedulerActor(Actor):
         model = ticket.request.model
         if waited_s >= self._settings.worker_wait_s and not self._desk.has_workers(model):
             raise Unavailable(f"no live worker serves {model!r}", retry_after_s=1.0)
+
+    def _refuse_if_asleep(self, model: ModelName) -> None:
+        if self._desk.is_asleep(model):
+            retry_after_s = self._settings.asleep_retry_after_s
+            raise Asleep(f"every worker of {model!r} sleeps", retry_after_s=retry_after_s)
 
     async def _pump_forever(self) -> None:
         while True:

@@ -58,8 +58,13 @@ class Desk:
         return line.position(ticket) if line is not None else 0
 
     def has_workers(self, model: ModelName) -> bool:
-        """Whether any live, undrained worker serves the model."""
-        return any(not worker.draining for worker in self._workers_of(model))
+        """Whether any live worker that takes streams serves the model."""
+        return any(worker.takes_streams for worker in self._workers_of(model))
+
+    def is_asleep(self, model: ModelName) -> bool:
+        """Whether every worker of the model that is to stay sleeps."""
+        staying = [worker for worker in self._workers_of(model) if not worker.draining]
+        return bool(staying) and not any(worker.takes_streams for worker in staying)
 
     def pump(self, now: float) -> list[Ticket]:
         """Place whatever can be placed by now; their tickets have `placed` set."""

@@ -26,6 +26,11 @@ class Worker:
     beat_at: float
     """When that beat was received, monotonic seconds."""
 
+    @property
+    def takes_streams(self) -> bool:
+        """Whether it is neither about to leave nor asleep."""
+        return not self.draining and self.load.sleep_level == 0
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -73,16 +78,16 @@ class Placement:
         waits = [
             self._weigh(request, worker).estimated_ttft_s
             for worker in workers
-            if not worker.draining
+            if worker.takes_streams
         ]
         return max(1.0, min(waits, default=1.0))
 
     def _eligible(self, request: Place, workers: list[Worker]) -> list[Worker]:
-        """Undrained workers that the request has not just seen fail; those only if there are none.
+        """Workers that the request has not just seen fail; those only if there are no others.
 
         A sole worker that failed once may be back: waiting for ever would be worse than asking it.
         """
-        live = [worker for worker in workers if not worker.draining]
+        live = [worker for worker in workers if worker.takes_streams]
         fresh = [worker for worker in live if worker.worker_id not in request.exclude]
         return fresh or live
 

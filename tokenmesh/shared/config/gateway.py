@@ -21,6 +21,16 @@ class GatewaySettings(BaseModel):
         default=(), description="Origins whose pages may call the API; * for all."
     )
     docs: bool = Field(default=True, description="Serve /docs, /redoc and /openapi.json.")
+    admin_routes: bool = Field(
+        default=False,
+        description="Serve /sleep, /wake_up, /is_sleeping, /start_profile and /stop_profile.",
+    )
+    admin_timeout_s: float = Field(
+        default=300.0, gt=0, description="Time for all workers to carry out such a command."
+    )
+    max_metric_workers: int = Field(
+        default=64, ge=0, description="Workers whose load is told in this gateway's /metrics."
+    )
     model_aliases: dict[str, str] = Field(
         default={}, description="Further names of models: alias to served name."
     )

@@ -19,6 +19,9 @@ class SchedulerSettings(BaseModel):
         ge=0,
         description="How long a request waits while no worker of its model lives.",
     )
+    asleep_retry_after_s: float = Field(
+        default=5.0, gt=0, description="Retry-After while every worker of a model sleeps."
+    )
     worker_queue_share: float = Field(
         default=0.25,
         ge=0,

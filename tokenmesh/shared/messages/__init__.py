@@ -6,6 +6,15 @@ yesterday's bytes.
 """
 
 from tokenmesh.shared.messages.beat import Beat
+from tokenmesh.shared.messages.control import (
+    Profiled,
+    Sleep,
+    Slept,
+    StartProfile,
+    StopProfile,
+    WakeUp,
+    Woken,
+)
 from tokenmesh.shared.messages.encode import Encode, Encoded
 from tokenmesh.shared.messages.failed import Failed
 from tokenmesh.shared.messages.generate import (
@@ -50,6 +59,13 @@ Message = (
     | Drain
     | Done
     | StreamUnknown
+    | Sleep
+    | Slept
+    | WakeUp
+    | Woken
+    | StartProfile
+    | StopProfile
+    | Profiled
     | Beat
     | Failed
 )
@@ -73,11 +89,18 @@ __all__ = [
     "Ping",
     "Place",
     "Placed",
+    "Profiled",
     "Queued",
     "Refused",
     "Resend",
+    "Sleep",
+    "Slept",
+    "StartProfile",
+    "StopProfile",
     "StreamUnknown",
     "Tokenize",
     "Tokenized",
     "Tokens",
+    "WakeUp",
+    "Woken",
 ]

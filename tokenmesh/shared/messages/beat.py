@@ -30,6 +30,14 @@ class WorkerLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """EWMA that the worker measures; 0 before the first measurement."""
     step_s: float = 0.0
     """EWMA of a decode step's duration."""
+    sleep_level: int = 0
+    """Above 0 the worker takes no streams until it is woken."""
+    preemptions: int = 0
+    """Since the process started, as the two below."""
+    prefill_tokens: int = 0
+    """Prompt tokens computed; those found in the prefix cache are not among them."""
+    decode_tokens: int = 0
+    """Tokens generated."""
 
 
 class Beat(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

@@ -1,0 +1,58 @@
+"""The conversation with one worker about itself: sleep, wake up, profile."""
+
+from typing import Literal
+
+import msgspec
+
+SleepMode = Literal["abort", "wait"]
+WakeTag = Literal["weights", "kv_cache"]
+EndedBy = Literal["asked", "steps", "time"]
+
+
+class Sleep(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Give memory back, take no streams until WakeUp. Answered with Slept or Failed."""
+
+    level: int = 1
+    """1: KV is freed and the weights leave the GPU. 2: the weights are freed everywhere."""
+    mode: SleepMode = "abort"
+    """What becomes of running streams: ended with an error, or waited for."""
+
+
+class Slept(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """The worker sleeps; it was no mistake to ask twice."""
+
+    level: int
+    """May be deeper than was asked for."""
+    freed_bytes: int = 0
+    """By this command, on the device."""
+
+
+class WakeUp(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Bring back parts of a sleeping worker. Answered with Woken or Failed."""
+
+    tags: list[WakeTag]
+
+
+class Woken(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """The parts are back; with `level` 0 the worker takes streams."""
+
+    level: int = 0
+    seconds: float = 0.0
+
+
+class StartProfile(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Begin to record a trace. Answered with Done or Failed."""
+
+
+class StopProfile(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """End the trace and write it, or tell of one that has ended by itself."""
+
+
+class Profiled(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """A trace was written."""
+
+    path: str
+    """On the worker's machine: Chrome's trace format, gzip."""
+    num_steps: int
+    seconds: float
+    ended_by: EndedBy = "asked"
