@@ -93,9 +93,9 @@ def quantize_one(tensors: Tensors) -> None:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (drop_gate, ["model.layers.1.mlp.gate_proj.weight", "missing", "[80, 48]"]),
+        (drop_gate, ["model.layers.1.mlp.gate_proj.weight", "missing", "[80, 64]"]),
         (add_two, ["unknown", "extra", "model.layers.0.self_attn.q_norm.weight"]),
-        (cut_norm, ["model.norm.weight", "[47]", "[48]"]),
+        (cut_norm, ["model.norm.weight", "[63]", "[64]"]),
         (quantize_one, ["model.layers.2.mlp.down_proj.weight", "I8"]),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

@@ -6,6 +6,7 @@ import torch
 from tests.fakes.engine_driver import EngineDriver, Job, greedy, load
 from tests.fakes.models import FAKES
 from tests.fakes.tiny import Tiny, TinyCheckpoint, prompt_of
+from tokenmesh.kernels import native as native_kernels
 from tokenmesh.services.worker_svc.engine.plan import NewRow, ScheduledRow, StepPlan
 from tokenmesh.services.worker_svc.models.build_decoder import build_decoder
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
@@ -20,12 +21,12 @@ NUM_TOKENS = 32
 WHOLE = 1024
 
 
-def all_logits(checkpoint: TinyCheckpoint, prompt: list[int]) -> torch.Tensor:
+def all_logits(checkpoint: TinyCheckpoint, prompt: list[int], native: bool) -> torch.Tensor:
     """Our logits at every position of a prompt that is computed in one chunk."""
     facts = read_facts(read_json(checkpoint.directory / "config.json"))
     weights = Checkpoint(checkpoint.directory)
     with torch.inference_mode():
-        decoder = build_decoder(facts, weights, torch.float32, lambda done, total: None)
+        decoder = build_decoder(facts, weights, torch.float32, lambda done, total: None, native)
         pool = make_pool(facts.config, 8, 16, torch.float32).zero_()
         rows = Rows(1, 8, facts.config)
         rows.add(NewRow(0, prompt, len(prompt), greedy(1), [], False))
@@ -36,12 +37,26 @@ def all_logits(checkpoint: TinyCheckpoint, prompt: list[int]) -> torch.Tensor:
         return decoder.logits(hidden)
 
 
+@pytest.mark.parametrize("native", [True, False], ids=["native", "torch"])
 @pytest.mark.parametrize("name", FAKES)
-def test_logits_equal_those_of_transformers(tiny: Tiny, name: str) -> None:
+def test_logits_equal_those_of_transformers(tiny: Tiny, name: str, native: bool) -> None:
+    if native and not native_kernels.start(1, 0):
+        pytest.skip("no C kernels on this machine")
     prompt = prompt_of(50)
     expected = tiny(name).logits(prompt)
     assert expected.std() > 1.0
-    torch.testing.assert_close(all_logits(tiny(name), prompt), expected, atol=ATOL, rtol=0)
+    torch.testing.assert_close(all_logits(tiny(name), prompt, native), expected, atol=ATOL, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2_window", "qwen3", "olmo3", "ministral3"])
+def test_greedy_tokens_of_torch_kernels_equal_those_of_transformers(tiny: Tiny, name: str) -> None:
+    prompt = prompt_of(37, seed=1)
+    expected = tiny(name).greedy([prompt], NUM_TOKENS)
+    for chunk in (7, WHOLE):
+        driver = EngineDriver(
+            tiny(name).directory, max_num_batched_tokens=chunk, native_kernels=False
+        )
+        assert driver.tokens([Job(prompt, greedy(NUM_TOKENS))]) == expected, f"chunks of {chunk}"
 
 
 @pytest.mark.parametrize("name", FAKES)

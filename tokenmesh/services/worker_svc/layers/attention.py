@@ -42,9 +42,9 @@ class Attention:
             self._normalize(query_key, self.qk_norm)
         query = buffer[:, :heads]
         if step.query_scale is not None:
-            query = query * step.query_scale
+            query = query * step.query_scale.to(query.dtype).view(-1, 1, 1)
         kv_write(buffer[:, heads:], pages, step.slots)
-        prepared = step.attention[self.layer.window]
+        prepared = step.attention(self.layer.window, pages)
         return linear(paged_attention(query, pages, prepared, config.attention_scale), self.out)
 
     def _normalize(self, query_key: torch.Tensor, weight: torch.Tensor) -> None:

@@ -1,21 +1,45 @@
 """Step: what all layers of one forward pass share."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
-from tokenmesh.kernels.paged_attention import Prepared
+from tokenmesh.kernels.native import ProgramInputs
+from tokenmesh.kernels.paged_attention import Prepared, Rows, prepare
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Positions, slots and attention work of a step, computed once for all layers."""
+    """Positions, slots and rows of a step. T tokens."""
 
     turns: list[torch.Tensor]
     """For each of DecoderConfig.ropes: [T, 1, pairs] complex64."""
     slots: torch.Tensor
     """[T, 2 * kv_heads] rows of the pool that the new keys and values go to."""
-    attention: dict[int | None, Prepared]
-    """By window."""
+    rows: Rows
+    token_rows: torch.Tensor
+    """[T] int64 index into `rows` of each token."""
+    positions: torch.Tensor
+    """[T] int64"""
     query_scale: torch.Tensor | None
-    """[T, 1, 1] factor on queries, for models that grow them with the position."""
+    """[T] float32 factor on queries, for models that grow them with the position."""
+    _prepared: dict[int | None, Prepared] = field(default_factory=dict)
+
+    def attention(self, window: int | None, pages: torch.Tensor) -> Prepared:
+        """The work of the layers of one window over pages like `pages`; made once for them all."""
+        prepared = self._prepared.get(window)
+        if prepared is None:
+            prepared = prepare(self.rows, pages.shape, pages.dtype, window)
+            self._prepared[window] = prepared
+        return prepared
+
+    def program_inputs(self) -> ProgramInputs:
+        """The same for a decoder that runs as a program of C kernels."""
+        return ProgramInputs(
+            turns=self.turns,
+            slots=self.slots,
+            tables=self.rows.tables,
+            token_rows=self.token_rows,
+            positions=self.positions,
+            query_scale=self.query_scale,
+        )

@@ -10,6 +10,7 @@ from tokenmesh.kernels.rope import interleave_rows
 from tokenmesh.services.worker_svc.layers.attention import Attention
 from tokenmesh.services.worker_svc.layers.mlp import Mlp
 from tokenmesh.services.worker_svc.layers.rotary import Rotary
+from tokenmesh.services.worker_svc.models.build_program import build_program
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
 from tokenmesh.services.worker_svc.models.config import LayerConfig
 from tokenmesh.services.worker_svc.models.decoder import Decoder, DecoderLayer
@@ -21,16 +22,23 @@ Progress = Callable[[int, int], None]
 
 
 def build_decoder(
-    facts: ModelFacts, checkpoint: Checkpoint, dtype: torch.dtype, progress: Progress
+    facts: ModelFacts,
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    progress: Progress,
+    native: bool = False,
 ) -> Decoder:
-    """Load every tensor. Raises CheckpointError for any that is missing, misshapen or unknown."""
+    """Load every tensor; `native`: for the C kernels, which have been started.
+
+    Raises CheckpointError for any that is missing, misshapen or unknown.
+    """
     config = facts.config
     names = next(
         (n for n in facts.names if f"{n.model}embed_tokens.weight" in checkpoint), facts.names[0]
     )
     shape = (config.vocab_size, config.hidden_size)
     embedding = checkpoint.take(f"{names.model}embed_tokens.weight", shape, dtype)
-    loader = _LayerLoader(facts, names, checkpoint, dtype)
+    loader = _LayerLoader(facts, names, checkpoint, dtype, native)
     num_bytes = checkpoint.num_bytes(names.ignored)
     layers = []
     for number, layer in enumerate(config.layers):
@@ -50,8 +58,9 @@ def build_decoder(
         embedding=embedding,
         layers=layers,
         norm=norm,
-        head=pack(head, None),
+        head=pack(head, None, native),
         rotaries=[Rotary(rope) for rope in config.ropes],
+        program=build_program(config, layers),
     )
 
 
@@ -63,6 +72,7 @@ class _LayerLoader:
     names: Names
     checkpoint: Checkpoint
     dtype: torch.dtype
+    native: bool
 
     def load(self, number: int, layer: LayerConfig) -> DecoderLayer:
         prefix = f"{self.names.model}layers.{number}."
@@ -106,7 +116,7 @@ class _LayerLoader:
         )
         for rows in (weight, bias) if bias is not None else (weight,):
             rows[:rotated] = self._pairs(rows[:rotated])
-        return pack(weight, bias)
+        return pack(weight, bias, self.native)
 
     def _qk_norm(self, prefix: str) -> torch.Tensor | None:
         config, names = self.facts.config, self.facts.family.names
@@ -129,7 +139,7 @@ class _LayerLoader:
         return interleave_rows(rows, config.head_dim, config.ropes[0].rotary_dim)
 
     def _linear(self, names: list[str], sizes: list[int], inputs: int, has_bias: bool) -> Linear:
-        return pack(*self._rows(names, sizes, inputs, has_bias))
+        return pack(*self._rows(names, sizes, inputs, has_bias), self.native)
 
     def _rows(
         self, names: list[str], sizes: list[int], inputs: int, has_bias: bool

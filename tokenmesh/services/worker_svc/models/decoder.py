@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from tokenmesh.kernels.linear import Linear, linear
+from tokenmesh.kernels.native import Program
 from tokenmesh.kernels.rms_norm import rms_norm
 from tokenmesh.services.worker_svc.layers.attention import Attention
 from tokenmesh.services.worker_svc.layers.mlp import Mlp
@@ -56,6 +57,8 @@ class Decoder:
     norm: torch.Tensor
     head: Linear
     rotaries: Sequence[Rotary]
+    program: Program | None
+    """The layers as C kernels; None where there are none for this model or machine."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -73,6 +76,9 @@ class Decoder:
         """
         if self.config.embedding_multiplier != 1.0:
             hidden.mul_(self.config.embedding_multiplier)
+        if self.program is not None:
+            self.program.run(hidden, step.program_inputs(), pool)
+            return hidden
         for layer, pages in zip(self.layers, pool.unbind(0), strict=True):
             layer.forward(hidden, step, pages, self.config)
         return hidden
@@ -80,7 +86,7 @@ class Decoder:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [N, hidden] after `forward` -> float32 [N, V]."""
         x = rms_norm(hidden, self.norm, self.config.rms_norm_eps)
-        logits = linear(x, self.head).float()
+        logits = linear(x, self.head, torch.float32)
         if self.config.logits_divisor != 1.0:
             logits.div_(self.config.logits_divisor)
         return logits

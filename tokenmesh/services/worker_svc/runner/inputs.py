@@ -10,7 +10,6 @@ import torch
 
 from tokenmesh.kernels.kv_write import slot_rows
 from tokenmesh.kernels.paged_attention import Rows as AttentionRows
-from tokenmesh.kernels.paged_attention import prepare
 from tokenmesh.services.worker_svc.engine.plan import ScheduledRow
 from tokenmesh.services.worker_svc.layers.step import Step
 from tokenmesh.services.worker_svc.models.decoder import Decoder
@@ -106,24 +105,21 @@ def _step(
     num_columns = -(-longest // page_size)
     if len(order) == len(lengths):
         positions = torch.tensor(starts)
-        row_numbers = numbers
+        token_rows = torch.arange(len(order))
     else:
         positions = torch.cat([torch.arange(s, s + n) for s, n in zip(starts, counts, strict=True)])
-        row_numbers = numbers.repeat_interleave(torch.tensor(counts))
-    blocks = rows.tables[row_numbers, positions // page_size]
-    attention_rows = AttentionRows(starts, counts, rows.tables[numbers, :num_columns])
-    windows = {layer.window for layer in decoder.config.layers}
+        token_rows = torch.arange(len(order)).repeat_interleave(torch.tensor(counts))
+    tables = rows.tables[numbers, :num_columns]
+    blocks = tables[token_rows, positions // page_size]
     scaling = decoder.config.query_scaling
     scale = None
     if scaling is not None:
-        grown = 1 + scaling.beta * torch.log(1 + torch.floor(positions / scaling.period))
-        scale = grown.to(decoder.dtype).view(-1, 1, 1)
+        scale = 1 + scaling.beta * torch.log(1 + torch.floor(positions / scaling.period))
     return Step(
         turns=[rotary.turns(positions, lengths) for rotary in decoder.rotaries],
         slots=slot_rows(blocks, positions % page_size, pages_shape),
-        attention={
-            window: prepare(attention_rows, pages_shape, decoder.dtype, window)
-            for window in windows
-        },
+        rows=AttentionRows(starts, counts, tables),
+        token_rows=token_rows,
+        positions=positions,
         query_scale=scale,
     )

@@ -1,0 +1,71 @@
+"""The pool of threads: every chunk once, whoever asks and however often."""
+
+import ctypes
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.ops.native import needs_native
+from tokenmesh.kernels.native import NativeWeight, build, native_linear
+
+pytestmark = needs_native
+
+
+def _layer() -> tuple[torch.Tensor, NativeWeight, torch.Tensor]:
+    torch.manual_seed(0)
+    weight, x = torch.randn(1024, 128), torch.randn(16, 128)
+    packed = NativeWeight.pack(weight, None)
+    return x, packed, native_linear(x, packed)
+
+
+def test_thousands_of_short_pieces_are_all_done() -> None:
+    x, packed, expected = _layer()
+    for _ in range(5000):
+        assert torch.equal(native_linear(x, packed), expected)
+
+
+def test_threads_that_ask_at_the_same_time_all_get_their_answer() -> None:
+    x, packed, expected = _layer()
+    wrong: list[torch.Tensor] = []
+
+    def ask() -> None:
+        answers = (native_linear(x, packed) for _ in range(500))
+        wrong.extend(answer for answer in answers if not torch.equal(answer, expected))
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert wrong == []
+
+
+def test_the_pool_grows_and_never_shrinks() -> None:
+    kernels = build.library()
+    assert kernels is not None
+    before = kernels.tm_pool_threads()
+    assert kernels.tm_pool_start(ctypes.c_int(1), ctypes.c_long(0)) == before
+    assert before >= 3
+
+
+def test_a_compiler_that_fails_is_no_disaster(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CC", "false")
+    assert build.library.__wrapped__() is None
+    assert "no C kernels" in caplog.text
+
+
+def test_a_cache_that_others_can_write_to_is_not_loaded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "tokenmesh" / "kernels"
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    assert build.library.__wrapped__() is None
+    assert "written by other users" in caplog.text

@@ -1,0 +1,78 @@
+"""Compile the C kernels at first use, once for each machine, and load them.
+
+They need an x86-64 processor with AVX-512 and its bfloat16 products, Linux, and a C compiler.
+Where one of these is missing the callers take their torch path.
+"""
+
+import ctypes
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+import torch
+
+COMPILE_TIMEOUT_S: Final = 120.0
+_FLAGS: Final = (
+    *("-std=gnu11", "-O3", "-fPIC", "-shared", "-fno-math-errno"),
+    *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mfma", "-mbmi2"),
+)
+_SOURCES: Final = ("pool.c", "gemm.c", "program.c")
+_HERE: Final = Path(__file__).parent
+
+logger = logging.getLogger(__name__)
+
+
+@lru_cache(maxsize=1)
+def library() -> ctypes.CDLL | None:
+    """The compiled kernels; None where they cannot be had, with the reason in the log."""
+    if not torch.cpu._is_avx512_bf16_supported():
+        logger.info("no C kernels: the processor has no AVX-512 BF16")
+        return None
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        logger.warning("no C kernels: there is no C compiler (cc); torch's slower ones are used")
+        return None
+    try:
+        return ctypes.CDLL(str(_compiled(compiler)))
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = getattr(error, "stderr", None) or error
+        logger.warning("no C kernels: %s; torch's slower ones are used", reason)
+        return None
+
+
+def _compiled(compiler: str) -> Path:
+    """The shared library of these very sources, made unless it is there."""
+    sources = sorted(p for p in _HERE.iterdir() if p.suffix in {".c", ".h", ".inc"})
+    digest = hashlib.sha256(" ".join((compiler, *_FLAGS)).encode())
+    for source in sources:
+        digest.update(source.read_bytes())
+    folder = _cache_folder()
+    target = folder / f"kernels-{digest.hexdigest()[:24]}.so"
+    if not target.exists():
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            made = Path(scratch) / target.name
+            command = [*compiler.split(), *_FLAGS, "-o", str(made)]
+            command += [str(_HERE / name) for name in _SOURCES] + ["-lpthread", "-lm"]
+            subprocess.run(
+                command, check=True, timeout=COMPILE_TIMEOUT_S, capture_output=True, text=True
+            )
+            made.replace(target)
+        logger.info("compiled the C kernels into %s", target)
+    return target
+
+
+def _cache_folder() -> Path:
+    """A folder that only this user can write to: what lies there is run. Raises OSError."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = base / "tokenmesh" / "kernels"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    status = folder.stat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise PermissionError(f"{folder} can be written by other users")
+    return folder

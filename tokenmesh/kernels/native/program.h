@@ -1,0 +1,55 @@
+/* A forward pass as a list of operations; program.py writes the same structs with ctypes. */
+#ifndef TM_PROGRAM_H
+#define TM_PROGRAM_H
+
+#include <stdint.h>
+
+enum { TM_NORM, TM_LINEAR, TM_HEAD_NORM, TM_ROPE, TM_KV_WRITE, TM_ATTENTION, TM_SILU_MUL, TM_ADD, TM_SCALE };
+
+enum { MAX_DIM = 256, MAX_QUERIES = 32 }; /* head_dim; query heads of a kv head, times tokens */
+
+/* One operation on every token of the step. Which fields count depends on `kind`. */
+struct tm_op {
+    int64_t kind;
+    int64_t source, target; /* buffers */
+    int64_t width;          /* numbers of a token that the operation covers; LINEAR: its inputs */
+    int64_t outputs;        /* LINEAR */
+    int64_t offset;         /* first number of the token that the operation covers */
+    int64_t index;          /* ROPE: which turns; KV_WRITE, ATTENTION: which layer of the pool */
+    int64_t window;         /* ATTENTION: 0 without */
+    float value;            /* NORM, HEAD_NORM: eps; ATTENTION: scale; ADD: factor */
+    const void *weight, *bias;
+};
+
+struct tm_attention {
+    int64_t heads, kv_heads, head_dim, page_size, window;
+    float scale;
+};
+
+/* What changes from step to step. All rows are contiguous. */
+struct tm_step {
+    int64_t tokens;
+    void *const *buffers;          /* of each buffer: [tokens, its width] */
+    const int64_t *widths;         /* of each buffer */
+    const float *const *turns;     /* of each rope: [tokens, pairs, 2] */
+    const int64_t *pairs;          /* of each rope */
+    void *pages;                   /* [layers, 2, blocks, kv_heads, page_size, head_dim] */
+    int64_t blocks, page_size;
+    const int64_t *slots;          /* [tokens, 2 * kv_heads] rows of a layer's pages */
+    const int64_t *tables;         /* [rows, columns] block ids */
+    int64_t columns;
+    const int64_t *rows;           /* [tokens] the table of each token */
+    const int64_t *positions;      /* [tokens] */
+    const float *scales;           /* [tokens] what SCALE multiplies with */
+    const int64_t *tiles;          /* [tile_count + 1] first tokens of attention's tiles, then tokens */
+    int64_t tile_count;
+};
+
+struct tm_model {
+    int64_t is_bf16, heads, kv_heads, head_dim;
+};
+
+void tm_run(const struct tm_model *model, const struct tm_op *ops, int64_t count,
+            const struct tm_step *step);
+
+#endif

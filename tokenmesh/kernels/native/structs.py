@@ -1,0 +1,78 @@
+"""The structs of program.h as ctypes sees them."""
+
+import ctypes
+from enum import IntEnum
+from typing import Final
+
+MAX_HEAD_DIM: Final = 256
+MAX_QUERIES: Final = 32
+"""Query heads of one kv head, times the tokens of a tile."""
+
+_I = ctypes.c_int64
+_P = ctypes.c_void_p
+
+
+class Kind(IntEnum):
+    """What an operation does."""
+
+    NORM = 0
+    LINEAR = 1
+    HEAD_NORM = 2
+    ROPE = 3
+    KV_WRITE = 4
+    ATTENTION = 5
+    SILU_MUL = 6
+    ADD = 7
+    SCALE = 8
+
+
+class Op(ctypes.Structure):
+    """struct tm_op."""
+
+    _fields_ = (
+        ("kind", _I),
+        ("source", _I),
+        ("target", _I),
+        ("width", _I),
+        ("outputs", _I),
+        ("offset", _I),
+        ("index", _I),
+        ("window", _I),
+        ("value", ctypes.c_float),
+        ("weight", _P),
+        ("bias", _P),
+    )
+
+
+class Model(ctypes.Structure):
+    """struct tm_model."""
+
+    _fields_ = (
+        ("is_bf16", _I),
+        ("heads", _I),
+        ("kv_heads", _I),
+        ("head_dim", _I),
+    )
+
+
+class StepArguments(ctypes.Structure):
+    """struct tm_step."""
+
+    _fields_ = (
+        ("tokens", _I),
+        ("buffers", _P),
+        ("widths", _P),
+        ("turns", _P),
+        ("pairs", _P),
+        ("pages", _P),
+        ("blocks", _I),
+        ("page_size", _I),
+        ("slots", _P),
+        ("tables", _P),
+        ("columns", _I),
+        ("rows", _P),
+        ("positions", _P),
+        ("scales", _P),
+        ("tiles", _P),
+        ("tile_count", _I),
+    )

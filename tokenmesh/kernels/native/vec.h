@@ -1,0 +1,46 @@
+/* Vectors of 16 floats, and what is loaded into and stored from them: float32 or bfloat16. */
+#ifndef TM_VEC_H
+#define TM_VEC_H
+
+#include <immintrin.h>
+#include <stdint.h>
+
+typedef uint16_t bf16;
+
+#define TM_INLINE static inline __attribute__((always_inline))
+
+TM_INLINE __m512 load16_f32(const float *p) { return _mm512_loadu_ps(p); }
+TM_INLINE void store16_f32(float *p, __m512 v) { _mm512_storeu_ps(p, v); }
+TM_INLINE void store_some_f32(float *p, __mmask16 m, __m512 v) { _mm512_mask_storeu_ps(p, m, v); }
+TM_INLINE __m512 load_some_f32(const float *p, __mmask16 m) { return _mm512_maskz_loadu_ps(m, p); }
+
+TM_INLINE __m512 widen(__m256i half) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+TM_INLINE __m256i narrow(__m512 v) { return (__m256i)_mm512_cvtneps_pbh(v); }
+
+TM_INLINE __m512 load16_bf16(const bf16 *p) { return widen(_mm256_loadu_si256((const __m256i *)p)); }
+TM_INLINE void store16_bf16(bf16 *p, __m512 v) { _mm256_storeu_si256((__m256i *)p, narrow(v)); }
+TM_INLINE void store_some_bf16(bf16 *p, __mmask16 m, __m512 v) { _mm256_mask_storeu_epi16(p, m, narrow(v)); }
+TM_INLINE __m512 load_some_bf16(const bf16 *p, __mmask16 m) { return widen(_mm256_maskz_loadu_epi16(m, p)); }
+
+/* The lanes of a group of 16 that exist when only `left` numbers are left. */
+TM_INLINE __mmask16 lanes(long left) { return left >= 16 ? 0xffff : (__mmask16)((1u << left) - 1); }
+
+/* e to the v, within 2 units in the last place; 0 below -87, for arguments up to 88. */
+TM_INLINE __m512 exp16(__m512 v) {
+    v = _mm512_max_ps(v, _mm512_set1_ps(-104.0f));
+    __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(v, _mm512_set1_ps(1.44269504088896341f)), 0);
+    __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), v);
+    r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
+    __m512 p = _mm512_set1_ps(1.9875691500e-4f);
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.3981999507e-3f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(8.3334519073e-3f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(4.1665795894e-2f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.6666665459e-1f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.0000001201e-1f));
+    p = _mm512_fmadd_ps(p, _mm512_mul_ps(r, r), _mm512_add_ps(r, _mm512_set1_ps(1.0f)));
+    return _mm512_scalef_ps(p, n);
+}
+
+#endif

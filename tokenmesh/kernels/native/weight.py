@@ -1,0 +1,71 @@
+"""NativeWeight: a linear layer's weight in the panels that gemm.inc reads."""
+
+import ctypes
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from tokenmesh.kernels.native.build import library
+
+_PANEL: Final = 32
+_STEPS: Final = {torch.float32: 1, torch.bfloat16: 2}
+"""Neighboring inputs that one multiplication takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class NativeWeight:
+    """Weight and bias of one layer; made by `NativeWeight.pack`."""
+
+    panels: torch.Tensor
+    """[ceil(O / 32), I / step, 32, step], filled up with zeros."""
+    bias: torch.Tensor | None
+    out_features: int
+    in_features: int
+
+    @classmethod
+    def pack(cls, weight: torch.Tensor, bias: torch.Tensor | None) -> "NativeWeight":
+        """Copy weight [O, I] and keep bias [O]; `fits` says which weights can be taken."""
+        out_features, in_features = weight.shape
+        step, num_panels = _STEPS[weight.dtype], -(-out_features // _PANEL)
+        steps = in_features // step
+        panels = weight.new_zeros((num_panels, steps, _PANEL, step))
+        full = out_features // _PANEL
+        whole, rest = weight[: full * _PANEL], weight[full * _PANEL :]
+        panels[:full] = whole.view(full, _PANEL, steps, step).transpose(1, 2)
+        if len(rest):
+            panels[full, :, : len(rest)] = rest.view(len(rest), steps, step).transpose(0, 1)
+        kept = None if bias is None else bias.contiguous()
+        return cls(panels, kept, out_features, in_features)
+
+    @staticmethod
+    def fits(weight: torch.Tensor) -> bool:
+        """Whether the kernels know the dtype and the number of inputs."""
+        step = _STEPS.get(weight.dtype)
+        return step is not None and weight.shape[1] % step == 0
+
+
+def native_linear(
+    x: torch.Tensor, weight: NativeWeight, out_dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """x [T, I], contiguous rows, -> [T, O] in x's dtype or, without a rounding, in float32."""
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    out = x.new_empty((x.shape[0], weight.out_features), dtype=out_dtype or x.dtype)
+    kernels = library()
+    assert kernels is not None
+    assert x.dtype == weight.panels.dtype
+    assert out.dtype in (x.dtype, torch.float32)
+    kernels.tm_linear(
+        ctypes.c_void_p(x.data_ptr()),
+        ctypes.c_long(x.stride(0)),
+        ctypes.c_void_p(weight.panels.data_ptr()),
+        ctypes.c_void_p(None if weight.bias is None else weight.bias.data_ptr()),
+        ctypes.c_void_p(out.data_ptr()),
+        ctypes.c_int(out.dtype == torch.float32),
+        ctypes.c_long(x.shape[0]),
+        ctypes.c_long(weight.out_features),
+        ctypes.c_long(weight.in_features),
+        ctypes.c_int(x.dtype == torch.bfloat16),
+    )
+    return out

@@ -1,0 +1,169 @@
+"""A decoder's layers as a program of C kernels."""
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+import torch
+
+from tokenmesh.kernels.linear import Linear
+from tokenmesh.kernels.native import MAX_HEAD_DIM, MAX_QUERIES, Kind, Model, Op, Program
+from tokenmesh.services.worker_svc.layers.attention import Attention
+from tokenmesh.services.worker_svc.layers.mlp import Mlp
+from tokenmesh.services.worker_svc.models.config import DecoderConfig, LayerConfig
+from tokenmesh.services.worker_svc.models.decoder import DecoderLayer
+
+
+class _Buffer(IntEnum):
+    HIDDEN = 0
+    NORMED = 1
+    QKV = 2
+    MIXED = 3
+    """The attention's result by head."""
+    BLOCK = 4
+    """What an attention or MLP block adds to HIDDEN."""
+    GATE_UP = 5
+    ACTIVE = 6
+
+
+def build_program(config: DecoderConfig, layers: Sequence[DecoderLayer]) -> Program | None:
+    """None when a layer is not packed for the C kernels or has a shape that they do not take."""
+    if not _fits(config, layers):
+        return None
+    writer = _Writer(config)
+    for number, (layer, layer_config) in enumerate(zip(layers, config.layers, strict=True)):
+        writer.attention_block(number, layer, layer_config)
+        writer.mlp_block(layer)
+    qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    hidden, inner = config.hidden_size, config.intermediate_size
+    mixed = config.num_heads * config.head_dim
+    model = Model(
+        is_bf16=layers[0].mlp.down.native.panels.dtype == torch.bfloat16,  # type: ignore[union-attr]
+        heads=config.num_heads,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+    )
+    widths = [hidden, hidden, qkv, mixed, hidden, 2 * inner, inner]
+    return Program(model, writer.ops, widths, writer.weights)
+
+
+def _fits(config: DecoderConfig, layers: Sequence[DecoderLayer]) -> bool:
+    linears = [
+        linear
+        for layer in layers
+        for linear in (
+            layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down
+        )
+    ]  # fmt: skip
+    return (
+        all(linear.native is not None for linear in linears)
+        and config.head_dim % 16 == 0
+        and config.head_dim <= MAX_HEAD_DIM
+        and config.num_heads // config.num_kv_heads <= MAX_QUERIES
+    )
+
+
+class _Writer:
+    """Appends operations, in the order of `DecoderLayer.forward`."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        self._config = config
+        self.ops: list[Op] = []
+        self.weights: list[torch.Tensor] = []
+
+    def attention_block(self, number: int, layer: DecoderLayer, config: LayerConfig) -> None:
+        """Norm, projections, norms and rope of queries and keys, attention, residual."""
+        attention, shape = layer.attention, self._config
+        queries = shape.num_heads * shape.head_dim
+        keys = shape.num_kv_heads * shape.head_dim
+        self._linear(self._normed(layer.attention_norm), _Buffer.QKV, attention.qkv)
+        if not shape.norms_after_rope:
+            self._qk_norm(attention, queries, keys)
+        if config.rope is not None:
+            self._in_place(Kind.ROPE, _Buffer.QKV, queries + keys, index=config.rope)
+        if shape.norms_after_rope:
+            self._qk_norm(attention, queries, keys)
+        if shape.query_scaling is not None:
+            self._in_place(Kind.SCALE, _Buffer.QKV, queries)
+        self._in_place(Kind.KV_WRITE, _Buffer.QKV, 2 * keys, offset=queries, index=number)
+        self._op(
+            Kind.ATTENTION,
+            _Buffer.QKV,
+            _Buffer.MIXED,
+            index=number,
+            window=config.window or 0,
+            value=shape.attention_scale,
+        )
+        self._linear(_Buffer.MIXED, _Buffer.BLOCK, attention.out)
+        self._add(layer.attention_post_norm)
+
+    def mlp_block(self, layer: DecoderLayer) -> None:
+        """Norm, gated MLP, residual."""
+        mlp: Mlp = layer.mlp
+        self._linear(self._normed(layer.mlp_norm), _Buffer.GATE_UP, mlp.gate_up)
+        width = self._config.intermediate_size
+        self._op(Kind.SILU_MUL, _Buffer.GATE_UP, _Buffer.ACTIVE, width=width)
+        self._linear(_Buffer.ACTIVE, _Buffer.BLOCK, mlp.down)
+        self._add(layer.mlp_post_norm)
+
+    def _normed(self, weight: torch.Tensor | None) -> _Buffer:
+        if weight is None:
+            return _Buffer.HIDDEN
+        self._norm(_Buffer.HIDDEN, _Buffer.NORMED, weight)
+        return _Buffer.NORMED
+
+    def _add(self, post_norm: torch.Tensor | None) -> None:
+        if post_norm is not None:
+            self._norm(_Buffer.BLOCK, _Buffer.BLOCK, post_norm)
+        width, factor = self._config.hidden_size, self._config.residual_multiplier
+        self._op(Kind.ADD, _Buffer.BLOCK, _Buffer.HIDDEN, width=width, value=factor)
+
+    def _qk_norm(self, attention: Attention, queries: int, keys: int) -> None:
+        weight, eps = attention.qk_norm, self._config.rms_norm_eps
+        if weight is None:
+            return
+        if self._config.qk_norm == "head":
+            self._in_place(
+                Kind.HEAD_NORM, _Buffer.QKV, queries + keys, value=eps, weight=self._keep(weight)
+            )
+            return
+        flat = weight.flatten()
+        self._norm(_Buffer.QKV, _Buffer.QKV, flat[:queries])
+        self._norm(_Buffer.QKV, _Buffer.QKV, flat[queries:], queries)
+
+    def _norm(
+        self, source: _Buffer, target: _Buffer, weight: torch.Tensor, offset: int = 0
+    ) -> None:
+        self._op(
+            Kind.NORM,
+            source,
+            target,
+            width=weight.numel(),
+            offset=offset,
+            value=self._config.rms_norm_eps,
+            weight=self._keep(weight),
+        )
+
+    def _linear(self, source: _Buffer, target: _Buffer, linear: Linear) -> None:
+        native = linear.native
+        assert native is not None
+        self._op(
+            Kind.LINEAR,
+            source,
+            target,
+            width=native.in_features,
+            outputs=native.out_features,
+            weight=self._keep(native.panels),
+            bias=None if native.bias is None else self._keep(native.bias),
+        )
+
+    def _in_place(self, kind: Kind, buffer: _Buffer, width: int, **fields: object) -> None:
+        self._op(kind, buffer, buffer, width=width, **fields)
+
+    def _op(self, kind: Kind, source: _Buffer, target: _Buffer, **fields: object) -> None:
+        self.ops.append(Op(kind=kind, source=source, target=target, **fields))
+
+    def _keep(self, weight: torch.Tensor) -> int:
+        """The address of a weight that the program is to keep alive."""
+        weight = weight.contiguous()
+        self.weights.append(weight)
+        return weight.data_ptr()
