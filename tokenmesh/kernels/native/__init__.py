@@ -1,8 +1,8 @@
 """C kernels for the CPU: linear layers of any size and whole forward passes in one call.
 
 For x86-64 with AVX-512 BF16 under Linux, compiled at first use; `start` says whether they are
-there. Every number they compute depends on its own inputs alone: not on the number of tokens, the batch,
-the chunk of a prompt, or the threads.
+there. Every number they compute depends on its own inputs alone: not on the number of tokens, the
+batch, the chunk of a prompt, or the threads.
 """
 
 from tokenmesh.kernels.native.program import Program, ProgramInputs
