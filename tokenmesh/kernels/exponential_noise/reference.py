@@ -1,6 +1,7 @@
 """The specification of exponential_noise, in Python's whole numbers."""
 
 import math
+import struct
 
 MASK_32 = (1 << 32) - 1
 MASK_64 = (1 << 64) - 1
@@ -8,13 +9,23 @@ MASK_64 = (1 << 64) - 1
 
 def exponential_noise_reference(seed: int, position: int, token_id: int) -> float:
     """The number for one key."""
+    bits = noise_bits_reference(seed, position, token_id)
+    uniform = min(_float32(_float32(bits) + 0.5) / 2**31, 1 - 2**-24)
+    return -math.log1p(-uniform)
+
+
+def noise_bits_reference(seed: int, position: int, token_id: int) -> int:
+    """The 31 bits that the number is made of."""
     row = splitmix64(splitmix64(seed & MASK_64) ^ (position & MASK_64))
     low, high = row & MASK_32, row >> 32
     bits = ((lowbias32(token_id) ^ low) * 0x7FEB352D) & MASK_32
     bits = (((bits ^ (bits >> 16)) + high) * 0x846CA68B) & MASK_32
-    bits = (bits ^ (bits >> 15)) & 0x7FFFFFFF
-    uniform = min((bits + 0.5) / 2**31, 1 - 2**-24)
-    return -math.log1p(-uniform)
+    return (bits ^ (bits >> 15)) & 0x7FFFFFFF
+
+
+def _float32(x: float) -> float:
+    """Rounded to 24 bits, as every implementation does before the logarithm."""
+    return float(struct.unpack("<f", struct.pack("<f", x))[0])
 
 
 def splitmix64(x: int) -> int:
