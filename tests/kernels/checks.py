@@ -1,4 +1,4 @@
-"""check_specimen: one case of an op held against its reference, on any device."""
+"""check: one case of an op held against its reference, on any device."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,9 +10,13 @@ from tests.kernels.guarded import Guarded
 from tokenmesh.kernels.specimen import Inputs, Specimen
 
 
-def check_specimen(op: str, name: str, dtype: torch.dtype, device: str) -> None:
+def check_named(op: str, name: str, dtype: torch.dtype, device: str) -> None:
+    """Look the specimen up in this process, and check it."""
+    check(specimen_named(op, name), dtype, device)
+
+
+def check(specimen: Specimen, dtype: torch.dtype, device: str) -> None:
     """Run the specimen; AssertionError when it is wrong anywhere or writes where it may not."""
-    specimen = specimen_named(op, name)
     expected = specimen.reference(_inputs(specimen, dtype, device))
     guarded = Guarded(_inputs(specimen, dtype, device))
     with _poisoned_memory():

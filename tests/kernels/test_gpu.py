@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from tests.kernels.checks import check_specimen
+from tests.kernels.checks import check_named
 from tests.kernels.discovery import specimen_cases
 
 CASES = list(specimen_cases((torch.bfloat16, torch.float16, torch.float32)))
@@ -17,4 +17,4 @@ IDS = [f"{op}-{name}-{str(dtype).removeprefix('torch.')}" for op, name, dtype in
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize(("op", "name", "dtype"), CASES, ids=IDS)
 def test_kernel_on_a_gpu_equals_the_reference(op: str, name: str, dtype: torch.dtype) -> None:
-    check_specimen(op, name, dtype, "cuda")
+    check_named(op, name, dtype, "cuda")

@@ -11,7 +11,7 @@ from tests.kernels.interpreter import Interpreter
 
 pytest.importorskip("triton")
 
-from tests.kernels.checks import check_specimen
+from tests.kernels.checks import check_named
 from tests.kernels.discovery import specimen_cases
 
 CASES = list(specimen_cases((torch.float32, torch.float16)))
@@ -23,4 +23,4 @@ IDS = [f"{op}-{name}-{str(dtype).removeprefix('torch.')}" for op, name, dtype in
 def test_interpreted_kernel_equals_the_reference(
     op: str, name: str, dtype: torch.dtype, interpreter: Interpreter
 ) -> None:
-    interpreter.call(check_specimen, op, name, dtype, "cpu", timeout_s=100)
+    interpreter.call(check_named, op, name, dtype, "cpu", timeout_s=100)
