@@ -1,156 +1,129 @@
-"""Output tokens per second of the engine against transformers.generate, on random weights.
+"""The engine by itself, offline, on random weights of a real shape in bfloat16.
 
     python -m benchmarks.bench_engine --threads 2
     python -m benchmarks.bench_engine --threads 1 --batches 1 8 --clock cpu
+    python -m benchmarks.bench_engine --workload nano --requests 16 --peer transformers
 
-Both run in this process, one after the other, on the shape of Qwen2.5-0.5B in bfloat16. `--clock
-cpu` counts processor time, which is steady on a machine that others use as well.
+`decode`: output tokens per second after the first token, beside transformers.generate in the same
+process; `--clock cpu` counts processor time, which is steady on a machine that others use as well.
+`nano`: nano-vllm's 256 requests of 100 to 1,024 tokens in and out, prefill included; `--peer
+transformers` runs its continuous batching on the same requests.
 """
 
 import argparse
-import json
+import os
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tokenmesh.services.worker_svc.engine.engine import Engine
-from tokenmesh.services.worker_svc.engine.request import Request, StreamKey
-from tokenmesh.services.worker_svc.runner.build import LoadedModel, build_runner
-from tokenmesh.shared.config.model import ModelSettings
+from benchmarks.engine_loop import Ask, Clock, EngineLoop
+from benchmarks.engine_results import DecodeLine, EngineResult, NanoLine
+from benchmarks.nano_workload import REQUESTS, TEMPERATURE, nano_asks
+from benchmarks.peers.sample import decode_rate
+from benchmarks.peers.transformers_runs import continuous, generate
+from benchmarks.random_model import SHAPES, random_prompts, write_checkpoint
+from benchmarks.serve.report import environment, write_json
 from tokenmesh.shared.config.worker import WorkerSettings
-from tokenmesh.shared.ids import GatewayId, RequestId
-from tokenmesh.shared.messages.sampling import SamplingParams
-
-QWEN_SHAPE = {
-    "vocab_size": 151936,
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": True,
-}
-
-Clock = Callable[[], float]
 
 
-def make_checkpoint(directory: Path) -> Any:
-    """Write random weights of the Qwen2.5-0.5B shape; returns transformers' model."""
-    import transformers
-
-    torch.manual_seed(0)
-    config = transformers.Qwen2Config(**QWEN_SHAPE, dtype="bfloat16")
-    model = transformers.Qwen2ForCausalLM(config).to(torch.bfloat16).eval()
-    model.save_pretrained(directory)
-    return model
-
-
-def prompts_of(batch: int, length: int) -> list[list[int]]:
-    """Random ids."""
-    generator = torch.Generator().manual_seed(1)
-    return torch.randint(3, 150000, (batch, length), generator=generator).tolist()
-
-
-class EngineBench:
-    """The engine without a bus."""
-
-    def __init__(self, directory: Path) -> None:
-        self.settings = WorkerSettings(num_gpu_blocks_override=2048, enable_prefix_caching=False)
-        model = ModelSettings(model=str(directory), dtype="bfloat16")
-        self.model: LoadedModel = build_runner(model, self.settings, lambda done, total: None)
-        self.streams = 0
-
-    def decode(self, prompts: list[list[int]], num_tokens: int, clock: Clock) -> float:
-        """Seconds for `num_tokens` of each prompt, from the first output token on."""
-        engine = Engine(self.model.runner, self.settings)
-        sampling = SamplingParams(
-            seed=0, max_tokens=num_tokens + 1, temperature=0.0, ignore_eos=True
-        )
-        requests = []
-        for prompt in prompts:
-            self.streams += 1
-            key = StreamKey(GatewayId("bench"), self.streams, 0)
-            request = Request(
-                key, RequestId(f"r{self.streams}"), list(prompt), len(prompt), sampling
-            )
-            requests.append(request)
-            engine.add(request)
-        while any(request.num_known == request.num_prompt for request in requests):
-            engine.step()
-            engine.take_output()
-        start = clock()
-        first = sum(request.num_known - request.num_prompt for request in requests)
-        while engine.has_work:
-            engine.step()
-            engine.take_output()
-        done = len(requests) * (num_tokens + 1) - first
-        return (clock() - start) * len(requests) * num_tokens / done
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, prog="bench_engine", formatter_class=argparse.RawTextHelpFormatter
+    )
+    add = parser.add_argument
+    add("--workload", choices=("decode", "nano"), default="decode")
+    add("--model", choices=sorted(SHAPES), default="qwen2.5-0.5b")
+    add("--threads", type=int, default=2)
+    add("--batches", type=int, nargs="+", default=[1, 8], help="decode")
+    add("--prompt", type=int, default=64, help="decode: prompt tokens")
+    add("--tokens", type=int, default=64, help="decode: output tokens of each stream")
+    add("--rounds", type=int, default=3, help="decode: the best round counts")
+    add("--clock", choices=("wall", "cpu"), default="wall", help="decode")
+    add("--requests", type=int, default=REQUESTS, help="nano: the first so many")
+    add("--peer", choices=("transformers",), help="nano: run the same requests on it")
+    add("--json", type=Path, help="write the numbers")
+    return parser.parse_args(arguments)
 
 
-def generate(model: Any, prompts: list[list[int]], num_tokens: int, clock: Clock) -> float:
-    """Seconds that transformers takes for `num_tokens` of each prompt after the first."""
-    ids = torch.tensor(prompts)
-    seconds = []
-    for count in (1, num_tokens + 1):
-        start = clock()
-        with torch.inference_mode():
-            model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=count,
-                min_new_tokens=count,
-                do_sample=False,
-                pad_token_id=0,
-            )
-        seconds.append(clock() - start)
-    return seconds[1] - seconds[0]
-
-
-def main() -> None:
-    """Print one line a batch size and, with --json, write the numbers."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--prompt", type=int, default=64, help="prompt tokens")
-    parser.add_argument("--tokens", type=int, default=64, help="output tokens of each stream")
-    parser.add_argument("--rounds", type=int, default=3, help="the best round counts")
-    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
-    parser.add_argument("--json", type=Path, default=None)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    clock: Clock = time.perf_counter if arguments.clock == "wall" else time.process_time
-    with tempfile.TemporaryDirectory() as folder:
-        model = make_checkpoint(Path(folder))
-        bench = EngineBench(Path(folder))
-    results = []
-    for batch in arguments.batches:
-        prompts = prompts_of(batch, arguments.prompt)
+def compare_decode(options: argparse.Namespace, loop: EngineLoop, model: Any) -> list[DecodeLine]:
+    """Take turns, batch by batch."""
+    clock: Clock = time.perf_counter if options.clock == "wall" else time.process_time
+    lines = []
+    for batch in options.batches:
+        prompts = random_prompts(SHAPES[options.model], batch, options.prompt)
+        # The first token is the prefill's.
+        count = options.tokens + 1
         ours, theirs = [], []
-        for _ in range(arguments.rounds):
-            ours.append(bench.decode(prompts, arguments.tokens, clock))
-            theirs.append(generate(model, prompts, arguments.tokens, clock))
-        total = batch * arguments.tokens
-        engine, transformers = total / min(ours), total / min(theirs)
-        results.append(
-            {
-                "batch": batch,
-                "engine": engine,
-                "transformers": transformers,
-                "threads": arguments.threads,
-            }
-        )
+        for _ in range(options.rounds):
+            ours.append(decode_rate(loop.run([(prompt, count) for prompt in prompts], clock)))
+            theirs.append(decode_rate(generate(model, prompts, count, clock)))
+        lines.append(DecodeLine(batch, round(max(ours), 2), round(max(theirs), 2)))
         print(
-            f"batch {batch}: engine {engine:.1f} tokens/s, transformers {transformers:.1f}, "
-            f"ratio {engine / transformers:.2f} ({arguments.threads} threads, {arguments.clock})"
+            f"batch {batch}: engine {max(ours):.1f} tokens/s, transformers {max(theirs):.1f}, "
+            f"ratio {max(ours) / max(theirs):.2f} ({options.threads} threads, {options.clock})",
+            flush=True,
         )
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+    return lines
+
+
+def run_nano(options: argparse.Namespace, loop: EngineLoop, model: Any) -> NanoLine:
+    """Ours first, then the peer."""
+    asks = nano_asks(options.requests)
+    loop.run([([1, 2, 3], 2)])
+    started_s = time.perf_counter()
+    loop.run(asks, temperature=TEMPERATURE)
+    engine_s = time.perf_counter() - started_s
+    transformers_s = time_continuous(model, asks) if options.peer else None
+    line = NanoLine(
+        requests=len(asks),
+        prompt_tokens=sum(len(prompt) for prompt, _ in asks),
+        output_tokens=sum(length for _, length in asks),
+        engine_s=round(engine_s, 2),
+        transformers_s=transformers_s,
+    )
+    print(f"{line.requests} requests: engine {line.output_tokens / engine_s:.1f} output tokens/s")
+    if transformers_s:
+        print(f"transformers continuous batching: {line.output_tokens / transformers_s:.1f}")
+    return line
+
+
+def time_continuous(model: Any, asks: Sequence[Ask]) -> float:
+    """Seconds that transformers' continuous batching takes."""
+    with continuous(model, TEMPERATURE) as run:
+        run([([1, 2, 3], 2)])
+        started_s = time.perf_counter()
+        run(asks)
+        return round(time.perf_counter() - started_s, 2)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and, with --json, save."""
+    options = parse(arguments)
+    torch.set_num_threads(options.threads)
+    result = EngineResult(
+        config={key: value for key, value in vars(options).items() if key != "json"},
+        environment=environment(),
+        load_average_end=0.0,
+    )
+    settings = WorkerSettings(enable_prefix_caching=False)
+    with tempfile.TemporaryDirectory() as folder:
+        model = write_checkpoint(SHAPES[options.model], Path(folder))
+        loop = EngineLoop(Path(folder), settings)
+        if options.workload == "decode":
+            result.decode = compare_decode(options, loop, model)
+        else:
+            result.nano = run_nano(options, loop, model)
+    result.load_average_end = os.getloadavg()[0]
+    if options.json is not None:
+        write_json(options.json, result)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

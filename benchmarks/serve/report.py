@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TypedDict
 
+import msgspec
 import psutil
 from rich.console import Console
 from rich.table import Table
@@ -134,6 +135,13 @@ def _cpu_name() -> str:
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor())
+
+
+def write_json(path: Path, result: msgspec.Struct) -> None:
+    """Save a result; paths in it become text."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    encoded = msgspec.json.encode(result, enc_hook=str)
+    path.write_bytes(msgspec.json.format(encoded, indent=2) + b"\n")
 
 
 def show(summary: Summary, console: Console) -> None:

@@ -1,0 +1,67 @@
+"""What the mesh adds to its own engine: TTFT of one stream and throughput of 32, in one run.
+
+    python -m benchmarks.bench_overhead --out benchmarks/results/overhead.json
+
+The whole mesh over HTTP and the same engine in a process without a bus take turns on the same
+checkpoint: single short requests, alternating, for the time to the first token; then full loads.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from benchmarks.peers.results import ModelResult
+from benchmarks.peers.roster import Setting
+from benchmarks.peers.session import add_options, run_models
+from benchmarks.peers.turns import open_turns
+from benchmarks.random_model import ModelShape
+
+_SIDES = ("mesh", "engine")
+_MODELS = ("qwen2.5-0.5b", "llama-42m")
+_SHORT_ANSWER = 2
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, prog="bench_overhead", formatter_class=argparse.RawTextHelpFormatter
+    )
+    add_options(parser, _MODELS)
+    add = parser.add_argument
+    add("--requests", type=int, default=50, help="single requests of each side")
+    add("--streams", type=int, default=32)
+    add("--prompt", type=int, default=128, help="prompt tokens")
+    add("--tokens", type=int, default=128, help="output tokens of each stream under load")
+    add("--rounds", type=int, default=5, help="full loads of each side")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print and save; 1 when a side could not be measured."""
+    options = parse(arguments)
+
+    async def measure(shape: ModelShape, result: ModelResult, setting: Setting) -> None:
+        async with open_turns(shape, result, _SIDES, setting, lambda _: None) as turns:
+            for number in range(options.requests):
+                await turns.round([1], (options.prompt, _SHORT_ANSWER), number)
+            for number in range(options.rounds):
+                await turns.round([options.streams], (options.prompt, options.tokens), number)
+        print(describe(result, options.streams), flush=True)
+
+    result = run_models(options, measure)
+    return 1 if any(model.missing for model in result.models) else 0
+
+
+def describe(result: ModelResult, streams: int) -> str:
+    """One line."""
+    added, lost = result.added_ttft_ms, result.lost_throughput(streams)
+    if added is None or lost is None:
+        return f"{result.name}: not measured: {result.missing}"
+    return (
+        f"{result.name}: first token {added:+.2f} ms (p50, 1 stream), "
+        f"throughput {-lost:+.1%} ({streams} streams)"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""The engine in this process, without a bus: the same scheduler and runner, driven step by step."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from tokenmesh.services.worker_svc.engine.engine import Engine
+from tokenmesh.services.worker_svc.engine.request import Request, StreamKey
+from tokenmesh.services.worker_svc.runner.build import LoadedModel, build_runner
+from tokenmesh.shared.config.model import ModelSettings
+from tokenmesh.shared.config.worker import WorkerSettings
+from tokenmesh.shared.ids import GatewayId, RequestId
+from tokenmesh.shared.messages.sampling import SamplingParams
+from tokenmesh.shared.tokens import BYTES_PER_ID
+
+Ask = tuple[list[int], int]
+"""Prompt and output tokens."""
+Clock = Callable[[], float]
+_GATEWAY: Final = GatewayId("bench")
+
+
+class EngineLoop:
+    """A loaded model; every `run` is a fresh engine on it."""
+
+    def __init__(self, directory: Path, settings: WorkerSettings) -> None:
+        self._settings = settings
+        model = ModelSettings(model=str(directory), dtype="bfloat16")
+        self._model: LoadedModel = build_runner(model, settings, lambda done, total: None)
+
+    def run(
+        self, asks: Sequence[Ask], clock: Clock = time.perf_counter, temperature: float = 0.0
+    ) -> list[list[float]]:
+        """All at once, to the full length: when each token of each came.
+
+        Raises RuntimeError when a request fails.
+        """
+        engine = Engine(self._model.runner, self._settings)
+        for stream, ask in enumerate(asks):
+            engine.add(_request(stream, ask, temperature))
+        times: list[list[float]] = [[] for _ in asks]
+        while engine.has_work:
+            engine.step()
+            deltas = engine.take_output().deltas.get(_GATEWAY, [])
+            now = clock()
+            for delta in deltas:
+                if delta.error is not None:
+                    raise RuntimeError(f"a request failed: {delta.error.message}")
+                times[delta.stream].extend([now] * (len(delta.token_ids) // BYTES_PER_ID))
+        return times
+
+
+def _request(stream: int, ask: Ask, temperature: float) -> Request:
+    prompt, num_tokens = ask
+    sampling = SamplingParams(
+        seed=stream, max_tokens=num_tokens, temperature=temperature, ignore_eos=True
+    )
+    key = StreamKey(_GATEWAY, stream, 0)
+    return Request(key, RequestId(f"r{stream}"), list(prompt), len(prompt), sampling)

@@ -1,0 +1,43 @@
+"""The shape of `results/engine.json`, `nano.json` and `scheduler.json`."""
+
+import msgspec
+
+
+class DecodeLine(msgspec.Struct):
+    """Tokens a second, the best round."""
+
+    batch: int
+    engine: float
+    transformers: float
+
+
+class NanoLine(msgspec.Struct):
+    """nano-vllm's workload, or its first requests."""
+
+    requests: int
+    prompt_tokens: int
+    output_tokens: int
+    engine_s: float
+    transformers_s: float | None
+    """None: not asked for."""
+
+
+class EngineResult(msgspec.Struct):
+    """A run of bench_engine."""
+
+    config: dict[str, object]
+    environment: dict[str, object]
+    load_average_end: float
+    decode: list[DecodeLine] = []
+    nano: NanoLine | None = None
+
+
+class SchedulerLine(msgspec.Struct):
+    """CPU of a step in microseconds, as bench_scheduler prints it."""
+
+    scheduler_us: float
+    engine_us: float
+
+
+SchedulerResult = dict[int, SchedulerLine]
+"""By running requests."""

@@ -1,0 +1,60 @@
+"""Which ops can be measured: those with work of their own here, and on a GPU every other one."""
+
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import torch
+
+from benchmarks.ops.attention import paged_attention_work
+from benchmarks.ops.batch import Batch
+from benchmarks.ops.elementwise import (
+    gelu_mul_work,
+    kv_write_work,
+    rms_norm_work,
+    rope_work,
+    silu_mul_work,
+)
+from benchmarks.ops.linear import linear_work
+from benchmarks.ops.work import Dimensions, Work, size_of
+from tokenmesh.kernels.specimen import Specimen
+
+MakeWork = Callable[[Batch, Dimensions, torch.dtype, torch.device], Work]
+
+WORKS: Final[dict[str, MakeWork]] = {
+    "gelu_mul": gelu_mul_work,
+    "kv_write": kv_write_work,
+    "linear": linear_work,
+    "paged_attention": paged_attention_work,
+    "rms_norm": rms_norm_work,
+    "rope": rope_work,
+    "silu_mul": silu_mul_work,
+}
+"""Ops whose sizes follow from a batch."""
+
+
+def specimen_works(op: str, dtype: torch.dtype, device: torch.device) -> Iterator[tuple[str, Work]]:
+    """(name, work) of each case that a Triton op shows to the tests. Raises ModuleNotFoundError."""
+    module = importlib.import_module(f"tokenmesh.kernels.{op}.triton")
+    for specimen in module.specimens():
+        if dtype in specimen.tolerance:
+            yield specimen.name, _work(specimen, dtype, device)
+
+
+def _work(specimen: Specimen, dtype: torch.dtype, device: torch.device) -> Work:
+    generator = torch.Generator(device).manual_seed(0)
+    inputs = specimen.make(dtype, device, generator)
+    fresh = specimen.make(dtype, device, generator.manual_seed(0))
+
+    def first(outputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        return next(iter(outputs.values()))
+
+    tensors = [value for value in inputs.values() if isinstance(value, torch.Tensor)]
+    return Work(
+        run=lambda: first(specimen.run(inputs)),
+        reference=lambda: first(specimen.reference(fresh)),
+        torch_way=None,
+        num_bytes=size_of(*tensors),
+        num_flops=0,
+        tolerance=specimen.tolerance[dtype],
+    )

@@ -1,0 +1,43 @@
+"""A piece of work that an op does, beside other ways to do the same."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+Compute = Callable[[], torch.Tensor]
+"""Does the work once and returns what came out. Calling it again does the same work again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One op on one batch."""
+
+    run: Compute
+    """The op as the engine calls it on this device."""
+    reference: Compute
+    """The specification."""
+    torch_way: Compute | None
+    """What one would write in torch instead: SDPA, F.linear, F.rms_norm."""
+    num_bytes: int
+    """Read and written at least."""
+    num_flops: int
+    """Multiplications and additions at least; 0: nothing to speak of."""
+    tolerance: float
+    """Of run against reference: absolute, on outputs of about 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dimensions:
+    """Of the model whose layers are measured."""
+
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+def size_of(*tensors: torch.Tensor) -> int:
+    """Bytes."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -1,0 +1,101 @@
+"""The sections of engine.json, nano.json, scheduler.json and the ops' files."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from benchmarks.engine_results import EngineResult, SchedulerResult
+from benchmarks.ops.results import Line, Sweep
+from benchmarks.page.table import number, origin, table
+
+_STEP_BARS_US: Final = {256: 100.0, 1024: 400.0}
+
+
+def decode_section(result: EngineResult) -> Iterator[str]:
+    """Decode beside transformers.generate in one process."""
+    yield "## Decode without HTTP"
+    yield ""
+    yield origin(result.environment, result.load_average_end)
+    yield (
+        f"{result.config['model']}, {result.config['threads']} threads, "
+        f"{result.config['clock']} clock, tokens/s after the first token, both in one process. "
+        "`python -m benchmarks.bench_engine`."
+    )
+    yield ""
+    rows = (
+        [
+            str(line.batch),
+            number(line.engine),
+            number(line.transformers),
+            f"{line.engine / line.transformers:.2f}x",
+        ]
+        for line in result.decode
+    )
+    yield from table(["streams", "engine", "transformers.generate", "ratio"], rows)
+
+
+def nano_section(result: EngineResult) -> Iterator[str]:
+    """nano-vllm's workload."""
+    line = result.nano
+    assert line is not None
+    yield "## nano-vllm's workload, offline"
+    yield ""
+    yield origin(result.environment, result.load_average_end)
+    yield (
+        f"{result.config['model']}, {result.config['threads']} threads; {line.requests} of its 256 "
+        f"requests: {line.prompt_tokens:,} prompt and {line.output_tokens:,} output tokens. "
+        "`python -m benchmarks.bench_engine --workload nano`."
+    )
+    yield ""
+    rows = [
+        ["TokenMesh's engine", number(line.engine_s), number(line.output_tokens / line.engine_s)]
+    ]
+    if line.transformers_s is not None:
+        speed = number(line.output_tokens / line.transformers_s)
+        rows.append(["transformers continuous batching", number(line.transformers_s), speed])
+    yield from table(["", "seconds", "output tokens/s"], rows)
+
+
+def scheduler_section(result: SchedulerResult) -> Iterator[str]:
+    """CPU of a step without a model."""
+    yield "## CPU of the scheduler"
+    yield ""
+    yield "Processor time of one decode step, no model. `python -m benchmarks.bench_scheduler`."
+    yield ""
+    heads = ["running requests", "schedule and draw, us", "whole engine step, us", "bar, us"]
+    rows = (
+        [
+            str(count),
+            number(line.scheduler_us),
+            number(line.engine_us),
+            number(_STEP_BARS_US.get(count), 0),
+        ]
+        for count, line in sorted(result.items())
+    )
+    yield from table(heads, rows)
+
+
+def ops_section(sweep: Sweep) -> Iterator[str]:
+    """A sweep over ops."""
+    yield f"## Ops on {'a GPU' if sweep.config['device'] == 'cuda' else 'the CPU'}"
+    yield ""
+    yield origin(sweep.environment, sweep.load_average_end)
+    threads = f"{sweep.config['threads']} threads" * (sweep.device == "cpu")
+    yield (
+        f"{threads or sweep.device}, {sweep.config['dtype']}, layers of {sweep.config['model']}; "
+        f"at most {sweep.limits.bytes_per_s / 1e9:.0f} GB/s and "
+        f"{sweep.limits.flops_per_s / 1e12:.2f} TFLOP/s in the same run, caches emptied before "
+        "each call. `8q1s4k`: 8 sequences of 1 new token and 4,096 keys. "
+        "`python -m benchmarks.bench_ops`."
+    )
+    yield ""
+    heads = ["op on batch", "us", "reference, us", "torch, us", "GB/s", "TFLOP/s", "of the limit"]
+    yield from table(heads, map(_op, sweep.lines))
+    if sweep.red:
+        yield ""
+        yield "Not reported, because their tests fail: " + ", ".join(sorted(sweep.red))
+
+
+def _op(line: Line) -> list[str]:
+    speeds = [number(line.gb_per_s), number(line.tflop_per_s, 2), f"{line.share:.0%}"]
+    times = [number(each) for each in (line.us, line.reference_us, line.torch_us)]
+    return [f"{line.op} `{line.batch}`", *times, *speeds]

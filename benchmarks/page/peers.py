@@ -1,0 +1,109 @@
+"""The sections of peers.json and overhead.json."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from benchmarks.page import bars
+from benchmarks.page.table import number, origin, table
+from benchmarks.peers.quoted import QUOTED
+from benchmarks.peers.results import ModelResult, PeersResult
+from benchmarks.peers.roster import TITLES
+
+_MAX_ADDED_TTFT_MS: Final = 1.5
+_MAX_LOST: Final = 0.05
+
+
+def peers_section(result: PeersResult) -> Iterator[str]:
+    """Tables of every model."""
+    config = result.config
+    yield "## Beside other engines"
+    yield ""
+    versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
+    yield origin(result.environment, result.load_average_end, f"; {versions}")
+    yield (
+        f"Random weights in bfloat16, prompts of {config['prompt']} random tokens, greedy, "
+        f"{config['tokens']} output tokens of every stream, all streams at once, "
+        f"{config['threads']} threads; the best of {config['rounds']} rounds in which all take "
+        f"turns. Client priority: {result.client_priority}. `python -m benchmarks.bench_peers`."
+    )
+    for model in result.models:
+        yield ""
+        yield from _model(model)
+
+
+def _model(model: ModelResult) -> Iterator[str]:
+    streams = sorted(model.rounds)
+    heads = [f"{count} stream{'s' * (count > 1)}" for count in streams]
+    yield f"### {model.title}"
+    yield ""
+    yield from table(["output tokens/s, prefill included", *heads], _speeds(model, streams))
+    yield ""
+    yield from table(["time to first token, p50, ms", *heads], _first_tokens(model, streams))
+    yield ""
+    if model.read_gb_per_s:
+        speed = max(speed for each in model.read_gb_per_s for speed in each.values())
+        yield (
+            f"The weights are {model.weight_bytes / 1e6:,.0f} MB; the fastest plain read of as "
+            f"many bytes ran at {speed:.1f} GB/s, so one stream cannot decode more than "
+            f"{model.bound_tokens_per_s:.1f} tokens/s. It decoded "
+            f"{number(model.best_decode(1, 'mesh'))} over HTTP and "
+            f"{number(model.best_decode(1, 'engine'))} in-process."
+        )
+        yield ""
+    yield from table(["bar", "wanted", "reached", "holds"], bars.rows(model))
+    if model.missing:
+        yield ""
+        yield "Not measured: " + "; ".join(
+            f"{TITLES[name]} ({reason.splitlines()[0]})" for name, reason in model.missing.items()
+        )
+
+
+def _speeds(model: ModelResult, streams: Sequence[int]) -> Iterator[list[str]]:
+    for name, title in TITLES.items():
+        samples = [model.best(count, name) for count in streams]
+        if any(samples):
+            yield [title, *(number(each.tokens_per_s) if each else "-" for each in samples)]
+        elif name in QUOTED.get(model.name, {}):
+            quoted = QUOTED[model.name][name]
+            cells = (_range(quoted.get(count)) for count in streams)
+            yield [f"*{title}: quoted from another run*", *cells]
+
+
+def _range(quoted: tuple[float, float] | None) -> str:
+    if quoted is None:
+        return "-"
+    low, high = (number(value, 0) for value in quoted)
+    return f"*{low}*" if low == high else f"*{low} to {high}*"
+
+
+def _first_tokens(model: ModelResult, streams: Sequence[int]) -> Iterator[list[str]]:
+    for name, title in TITLES.items():
+        samples = [model.best(count, name) for count in streams]
+        if any(samples):
+            yield [title, *(number(each.ttft_p50_ms, 0) if each else "-" for each in samples)]
+
+
+def overhead_section(result: PeersResult) -> Iterator[str]:
+    """What the mesh adds to its engine."""
+    streams = int(str(result.config["streams"]))
+    yield "## What the mesh adds to its own engine"
+    yield ""
+    yield origin(result.environment, result.load_average_end)
+    yield (
+        "The whole mesh over HTTP and the same engine in-process take turns: "
+        f"{result.config['requests']} single requests each, then {result.config['rounds']} loads "
+        f"of {streams} streams each, "
+        f"{result.config['prompt']} + {result.config['tokens']} tokens; medians. Bars: "
+        f"{_MAX_ADDED_TTFT_MS} ms and {_MAX_LOST:.0%}. `python -m benchmarks.bench_overhead`."
+    )
+    yield ""
+    heads = ("model", "added time to first token, ms", f"throughput lost at {streams} streams")
+    yield from table([*heads, "holds"], (_overhead(model, streams) for model in result.models))
+
+
+def _overhead(model: ModelResult, streams: int) -> list[str]:
+    added, lost = model.added_ttft_ms, model.lost_throughput(streams)
+    if added is None or lost is None:
+        return [model.title, "-", "-", "not measured"]
+    holds = added <= _MAX_ADDED_TTFT_MS and lost <= _MAX_LOST
+    return [model.title, number(added, 2), f"{lost:.1%}", "yes" if holds else "**no**"]

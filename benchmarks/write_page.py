@@ -1,0 +1,58 @@
+"""docs/benchmarks.md from benchmarks/results/: `python -m benchmarks.write_page`.
+
+A file that is not there has no section. A test fails while the page does not match the files.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from benchmarks.engine_results import EngineResult, SchedulerResult
+from benchmarks.ops.results import Sweep
+from benchmarks.page.engine import decode_section, nano_section, ops_section, scheduler_section
+from benchmarks.page.peers import overhead_section, peers_section
+from benchmarks.peers.results import PeersResult
+from benchmarks.serve.report import ROOT
+
+PAGE: Final = ROOT / "docs" / "benchmarks.md"
+RESULTS: Final = ROOT / "benchmarks" / "results"
+
+_SECTIONS: Final[tuple[tuple[str, Any, Callable[[Any], Iterator[str]]], ...]] = (
+    ("peers.json", PeersResult, peers_section),
+    ("overhead.json", PeersResult, overhead_section),
+    ("engine.json", EngineResult, decode_section),
+    ("nano.json", EngineResult, nano_section),
+    ("scheduler.json", SchedulerResult, scheduler_section),
+    ("ops_cpu.json", Sweep, ops_section),
+    ("ops_cuda.json", Sweep, ops_section),
+)
+_INTRODUCTION: Final = """\
+<!-- Written by benchmarks/write_page.py from benchmarks/results/; edit the code instead. -->
+# Benchmarks
+
+Measured by the programs in [benchmarks/](../benchmarks/README.md); `make bench` runs them all on a
+quiet machine. What is compared ran side by side in one run, unless a line says that it is quoted.
+What was tried and why numbers moved is in the [lab notebook](log.md)."""
+
+
+def page(results: Path) -> str:
+    """The text. Raises msgspec.ValidationError for a file that is not what its program writes."""
+    lines = [_INTRODUCTION]
+    for name, kind, section in _SECTIONS:
+        path = results / name
+        if path.exists():
+            lines += ["", *section(msgspec.json.decode(path.read_bytes(), type=kind))]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Write the page."""
+    PAGE.write_text(page(RESULTS), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
