@@ -63,7 +63,8 @@ def flags_page() -> str:
     for flag in UP_FLAGS:
         star = "" if flag in FLAGS else " *"
         meaning = flag.help or by_key[flag.key].description or ""
-        lines.append(f"| `{flag.name}`{star} | `{'.'.join(flag.key)}` | {_cell(meaning)} |")
+        names = f"`{flag.name}`" + (f", `{flag.alias}`" if flag.alias else "")
+        lines.append(f"| {names}{star} | `{'.'.join(flag.key)}` | {_cell(meaning)} |")
     return "\n".join(lines) + "\n"
 
 

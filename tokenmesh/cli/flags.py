@@ -31,6 +31,8 @@ class Flag:
     """From the word on the command line to what the setting takes."""
     help: str = ""
     """Where the setting's own description does not fit the flag."""
+    alias: str = ""
+    """Another name for it."""
 
     @property
     def parameter(self) -> str:
@@ -90,9 +92,16 @@ FLAGS: Final = (
     ),
     Flag("--block-size", ("worker", "block_size")),
     Flag("--enable-prefix-caching", ("worker", "enable_prefix_caching"), is_switch=True),
-    Flag("--num-gpu-blocks-override", ("worker", "num_gpu_blocks_override")),
+    Flag(
+        "--num-gpu-blocks-override",
+        ("worker", "num_gpu_blocks_override"),
+        alias="--num-kv-blocks",
+    ),
     Flag("--kv-cache-memory-bytes", ("worker", "kv_cache_memory_bytes"), convert=human_number),
     Flag("--gpu-memory-utilization", ("worker", "gpu_memory_utilization")),
+    Flag("--cpu-memory-utilization", ("worker", "cpu_memory_utilization")),
+    Flag("--profiler-dir", ("worker", "profiler_dir")),
+    Flag("--enable-admin-routes", ("gateway", "admin_routes"), is_switch=True),
     Flag("--host", ("gateway", "host")),
     Flag("--port", ("gateway", "port")),
     Flag(
@@ -164,9 +173,9 @@ def _converted(flag: Flag, value: Any) -> object:
 def _parameter(flag: Flag) -> inspect.Parameter:
     field = field_at(flag.key)
     kind: object = bool if flag.is_switch else list[str] if flag.takes_several else str
-    names = (
-        (f"{flag.name}/--no-{flag.name.removeprefix('--')}",) if flag.is_switch else (flag.name,)
-    )
+    names = [flag.name] + ([flag.alias] if flag.alias else [])
+    if flag.is_switch:
+        names = [f"{flag.name}/--no-{flag.name.removeprefix('--')}"]
     option = typer.Option(
         *names,
         help=flag.help or field.description,

@@ -13,6 +13,8 @@ ADVICE: Final = {
     "trust-remote-code": "code from checkpoints is never run",
     "enforce-eager": "the engine is eager; leave the flag out",
     "swap-space": "preempted streams are recomputed; leave the flag out",
+    "enable-sleep-mode": "--enable-admin-routes serves /sleep and /wake_up",
+    "profiler-config": "--profiler-dir is where /stop_profile writes, with --enable-admin-routes",
     "load-format": "checkpoints are read from safetensors; leave the flag out",
     "device": "the worker takes a GPU if it has one",
 }
@@ -47,7 +49,7 @@ distributed-timeout-seconds download-dir ec-transfer-config enable-auto-tool-cho
 enable-dbo enable-eplb enable-expert-parallel enable-force-include-usage
 enable-log-outputs enable-log-requests enable-lora enable-lora-bias enable-mfu-metrics
 enable-mm-embeds enable-prompt-embeds enable-prompt-tokens-details enable-request-id-headers
-enable-return-routed-experts enable-server-load-tracking enable-sleep-mode enable-ssl-refresh
+enable-return-routed-experts enable-server-load-tracking enable-ssl-refresh
 enable-tokenizer-info-endpoint enable-tower-connector-lora eplb-config
 exclude-tools-when-tool-choice-none expert-placement-strategy fully-sharded-loras
 guided-decoding-backend h11-max-header-count h11-max-incomplete-event-size headless
@@ -63,7 +65,7 @@ mm-encoder-attn-backend mm-encoder-tp-mode mm-processor-cache-gb mm-processor-ca
 mm-processor-kwargs mm-shm-cache-max-object-size-mb model-impl model-loader-extra-config
 nnodes node-rank numa-bind optimization-level override-attention-dtype
 override-generation-config performance-mode pooler-config prefill-context-parallel-size
-prefix-caching-hash-algo profiler-config pt-load-map-location quantization
+prefix-caching-hash-algo pt-load-map-location quantization
 ray-workers-use-nsight reasoning-config reasoning-parser reasoning-parser-plugin response-role
 return-tokens-as-token-ids root-path rope-scaling rope-theta runner safetensors-load-strategy
 scheduler-cls scheduler-reserve-full-isl scheduling-policy show-hidden-metrics-for-version

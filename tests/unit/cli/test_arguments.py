@@ -56,6 +56,25 @@ def test_a_vllm_line_needs_only_its_first_two_words_changed() -> None:
     assert settings.telemetry.log_level == "warning"
 
 
+@pytest.mark.parametrize(
+    "name", ["--num-gpu-blocks-override", "--num-kv-blocks", "--num_kv_blocks"]
+)
+def test_kv_blocks_have_two_names(name: str) -> None:
+    worker = load_settings(overrides=overrides_of(f"m {name}=77")).worker
+    assert worker.num_gpu_blocks_override == 77
+
+
+def test_memory_and_admin_flags_reach_their_settings() -> None:
+    line = "m --kv-cache-memory-bytes 2G --profiler-dir out --enable-admin-routes"
+    settings = load_settings(overrides=overrides_of(line))
+    assert settings.worker.kv_cache_memory_bytes == 2 << 30
+    assert settings.worker.profiler_dir == "out"
+    assert settings.gateway.admin_routes
+    assert not load_settings(
+        overrides=overrides_of("m --no-enable-admin-routes")
+    ).gateway.admin_routes
+
+
 def test_api_keys_are_kept_as_hashes_only() -> None:
     overrides = overrides_of("--api-key one two")
     expected = [hashlib.sha256(key.encode()).hexdigest() for key in ("one", "two")]

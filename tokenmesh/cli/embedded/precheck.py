@@ -31,4 +31,5 @@ def check_models(settings: Settings) -> None:
 def warn_if_open(gateway: GatewaySettings, screen: Screen) -> None:
     """Warn when other machines reach the API and no key guards it."""
     if gateway.host not in _LOOPBACK and not gateway.api_key_hashes:
-        screen.warn(f"anybody who reaches {gateway.host} may use this mesh: set --api-key")
+        what = "use this mesh and put it to sleep" if gateway.admin_routes else "use this mesh"
+        screen.warn(f"anybody who reaches {gateway.host} may {what}: set --api-key")

@@ -18,6 +18,7 @@ from tokenmesh.services.gateway.openai.chat_request import ChatRequest
 from tokenmesh.services.gateway.openai.completion_request import CompletionRequest
 from tokenmesh.services.gateway.openai.tokenize_request import DetokenizeRequest, TokenizeRequest
 from tokenmesh.services.gateway.routes import chat, completions
+from tokenmesh.services.gateway.routes.admin import admin_router
 from tokenmesh.services.gateway.routes.chat import chat_endpoint
 from tokenmesh.services.gateway.routes.completions import completion_endpoint
 from tokenmesh.services.gateway.routes.files import files_router
@@ -77,5 +78,7 @@ def _make_routes(gateway: Gateway, endpoints: Mapping[str, Endpoint]) -> FastAPI
     for make_router in _ROUTERS:
         app.include_router(make_router(gateway))
     app.include_router(traces_router(gateway.traces))
+    if gateway.settings.admin_routes:
+        app.include_router(admin_router(gateway))
     install_schemas(app, [*_BODIES.values(), TokenizeRequest, DetokenizeRequest])
     return app

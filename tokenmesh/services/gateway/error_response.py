@@ -60,7 +60,8 @@ def install_error_handlers(app: FastAPI) -> None:
     async def on_parameters(_request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
-        name = str(first["loc"][-1])
+        # ("query", name), and for one of several values its index behind it
+        name = str(first["loc"][:2][-1])
         return error_response(InvalidInput(f"{name}: {first['msg']}", param=name))
 
     app.add_exception_handler(TokenMeshError, on_ours)

@@ -4,9 +4,10 @@ import asyncio
 from collections.abc import Callable
 from math import inf
 
+from tokenmesh.services.gateway.admin import Admin
 from tokenmesh.services.gateway.calls import Calls
 from tokenmesh.services.gateway.cancels import Cancels
-from tokenmesh.services.gateway.catalog import Catalog
+from tokenmesh.services.gateway.catalog import WORKER, Catalog
 from tokenmesh.services.gateway.intake import Intake
 from tokenmesh.services.gateway.launcher import Launcher
 from tokenmesh.services.gateway.metering import Meters
@@ -17,6 +18,7 @@ from tokenmesh.services.gateway.traces import TraceStore
 from tokenmesh.services.gateway.vocabularies import Vocabularies
 from tokenmesh.services.gateway.watch_times import WatchTimes
 from tokenmesh.services.gateway.watchdog import Watchdog
+from tokenmesh.services.gateway.worker_metrics import measure_workers
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.bus.base import Bus, Subscription
 from tokenmesh.shared.config import Settings
@@ -69,6 +71,7 @@ class Gateway:
             last_beat_s=self._last_beat_s,
         )
         self.catalog = Catalog(members, settings)
+        self.admin = Admin(bus, members, self.catalog, limits)
         self.vocabularies = Vocabularies(self.calls, blobs, limits)
         self.intake = Intake(self.catalog, self.vocabularies, blobs, limits)
         self.pipeline = Pipeline(Stages(gateway_id, self.calls, self.streams, launcher, limits))
@@ -77,6 +80,7 @@ class Gateway:
         self._subscriptions: list[Subscription] = []
         metrics.gauge_of("traces_kept", lambda: len(self.traces))
         metrics.gauge_of("open_streams", lambda: len(self.streams))
+        measure_workers(metrics, lambda: members.service(WORKER), limits.max_metric_workers)
 
     def _last_beat_s(self, worker_id: WorkerId) -> float:
         member = self.members.get(InstanceId(worker_id))

@@ -48,6 +48,20 @@ class WorkerSettings(BaseModel):
     cpu_memory_utilization: float = Field(
         default=0.3, gt=0, le=1, description="Share of free host memory for KV on a CPU."
     )
+    load_buffer_bytes: int = Field(
+        default=64 * 1024 * 1024,
+        ge=4096,
+        description="Buffer for weights that change their type or go to a GPU while they are read.",
+    )
+    profiler_dir: str | None = Field(
+        default=None, description="Where POST /stop_profile writes traces; none: no profiling."
+    )
+    profiler_max_steps: int = Field(
+        default=500, ge=1, description="Engine steps after which a profile ends by itself."
+    )
+    profiler_max_s: float = Field(
+        default=60.0, gt=0, description="Time after which a profile ends by itself."
+    )
     kv_watermark: float = Field(
         default=0.01,
         ge=0,

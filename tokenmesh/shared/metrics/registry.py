@@ -3,7 +3,8 @@
 There is no global one: whoever measures is given a `Metrics`, and a test makes its own.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from prometheus_client import (
@@ -16,13 +17,24 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.registry import Collector
 
 from tokenmesh.shared.metrics.table import METRICS, PREFIX, Metric
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 
 _METRIC_BY_NAME: Final = {metric.name: metric for metric in METRICS}
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One number at the time of a scrape."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
 
 
 class Metrics:
@@ -58,6 +70,10 @@ class Metrics:
         """A gauge that is read when it is scraped."""
         self.gauge(name, **labels).set_function(read)
 
+    def watch(self, names: tuple[str, ...], read: Callable[[], Iterable[Sample]]) -> None:
+        """Gauges and counters whose label values come and go: asked for at each scrape."""
+        self.registry.register(_Watched(names, read))
+
     def watch_process(self) -> None:
         """Add memory, CPU and garbage collection of this process."""
         ProcessCollector(registry=self.registry)
@@ -87,3 +103,25 @@ class Metrics:
             registry=self.registry,
             buckets=metric.buckets,
         )
+
+
+class _Watched(Collector):
+    """What `Metrics.watch` adds."""
+
+    def __init__(self, names: tuple[str, ...], read: Callable[[], Iterable[Sample]]) -> None:
+        self._metrics = [_METRIC_BY_NAME[name] for name in names]
+        self._read = read
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        """See prometheus_client."""
+        families = {
+            metric.name: (CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily)(
+                PREFIX + metric.name, metric.help, labels=metric.labels
+            )
+            for metric in self._metrics
+        }
+        labels = {metric.name: metric.labels for metric in self._metrics}
+        for sample in self._read():
+            values = [sample.labels[label] for label in labels[sample.name]]
+            families[sample.name].add_metric(values, sample.value)
+        yield from families.values()

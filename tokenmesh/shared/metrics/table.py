@@ -98,6 +98,13 @@ _EDGE: Final = (
     _counter("resends", "Resend commands after a gap in a stream's offsets."),
     _counter("cancelled_requests", "Requests whose client left."),
     _gauge("open_streams", "Streams that this gateway drives now."),
+    _gauge("worker_requests_running", "By its beat: streams in a worker's batch.", *_MODEL),
+    _gauge("worker_requests_waiting", "By its beat: streams that wait for a row.", *_MODEL),
+    _gauge("worker_kv_cache_usage_perc", "By its beat: share of KV blocks in use.", *_MODEL),
+    _gauge("worker_sleep_level", "By its beat: 0 is awake.", *_MODEL),
+    _counter("worker_preemptions", "By its beat: streams put back to free KV.", *_MODEL),
+    _counter("worker_prefill_tokens", "By its beat: prompt tokens computed.", *_MODEL),
+    _counter("worker_decode_tokens", "By its beat: tokens computed while decoding.", *_MODEL),
 )
 """Measured by gateways."""
 

@@ -6,6 +6,7 @@ from starlette.responses import Response
 import tokenmesh
 from tokenmesh.services.gateway.error_response import json_response
 from tokenmesh.services.gateway.gateway import Gateway
+from tokenmesh.shared.membership import Member
 from tokenmesh.shared.metrics.registry import CONTENT_TYPE
 
 _NEEDED = ("tokenizer", "scheduler", "worker")
@@ -27,7 +28,7 @@ def health_router(gateway: Gateway) -> APIRouter:
 
     @router.get("/readyz")
     async def readyz() -> Response:
-        """200 while a tokenizer, a scheduler and a worker live; else 503 and who is missing."""
+        """200 while a tokenizer, a scheduler and an awake worker live; else 503 and why not."""
         return _readiness(gateway)
 
     @router.get("/metrics")
@@ -49,4 +50,10 @@ def _readiness(gateway: Gateway) -> Response:
         return json_response({"ready": False, "draining": True}, 503)
     if missing:
         return json_response({"ready": False, "missing": missing}, 503)
+    if not any(_is_awake(member) for member in gateway.members.service("worker")):
+        return json_response({"ready": False, "asleep": True}, 503)
     return json_response({"ready": True})
+
+
+def _is_awake(member: Member) -> bool:
+    return member.beat.load is None or member.beat.load.sleep_level == 0
