@@ -27,12 +27,14 @@ check: install
 test: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu and not slow"
 
-# On a quiet machine; about three quarters of an hour, an hour with vLLM (VLLM_PYTHON=its python).
+# On a quiet machine; about three quarters of an hour, more with VLLM_PYTHON=its python and
+# LLAMA_BENCH=path of llama-batched-bench.
 RESULTS := benchmarks/results
 bench: install
 	mkdir -p $(RESULTS)
 	$(BIN)/python -m benchmarks.bench_peers --out $(RESULTS)/peers.json \
-	  $(if $(VLLM_PYTHON),--vllm-python $(VLLM_PYTHON))
+	  $(if $(VLLM_PYTHON),--vllm-python $(VLLM_PYTHON)) \
+	  $(if $(LLAMA_BENCH),--llama-bench $(LLAMA_BENCH))
 	$(BIN)/python -m benchmarks.bench_overhead --out $(RESULTS)/overhead.json
 	GOMP_SPINCOUNT=0 $(BIN)/python -m benchmarks.bench_engine --json $(RESULTS)/engine.json
 	GOMP_SPINCOUNT=0 $(BIN)/python -m benchmarks.bench_engine --workload nano --requests 16 \

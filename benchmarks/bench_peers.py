@@ -34,8 +34,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--rounds", type=int, default=3)
     options = parser.parse_args(arguments)
     if options.peers is None:
-        has_vllm = options.vllm_python is not None
-        options.peers = [name for name in PEERS if has_vllm or not name.startswith("vllm")]
+        absent = ["vllm", "vllm-all-cores"] * (options.vllm_python is None)
+        absent += ["llama.cpp"] * (options.llama_bench is None)
+        options.peers = [name for name in PEERS if name not in absent]
     return options
 
 

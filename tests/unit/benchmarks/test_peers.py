@@ -137,7 +137,7 @@ class Fakes:
         return open_it
 
 
-SETTING = Setting(Path("nowhere"), 2, 5.0, None)
+SETTING = Setting(Path("nowhere"), 2, 5.0, None, None)
 
 
 async def test_peers_take_turns_and_another_one_begins_each_round(
