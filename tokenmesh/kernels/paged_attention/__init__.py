@@ -1,30 +1,68 @@
 """paged_attention: causal attention of new tokens over keys and values that live in pages.
 
-query    [tokens, heads, head_dim]    the rows' tokens one after the other
-pages    [2, blocks, kv_heads, page_size, head_dim]    the new tokens are already written
-rows     Rows: which tokens belong to which row, and each row's block table
+query    [tokens, heads, head_dim]    the rows' tokens one after the other; may be a view of a
+                                      wider buffer
+pages    [2, blocks, kv_heads, page_size, head_dim]    the new tokens are already written; in
+                                      query's dtype or, on a GPU, float8_e4m3fn
+rows     which tokens belong to which row, each row's block table, and the window: `prepare`
+         makes it on the CPU; on a GPU it is a DeviceRows
+scale    what a logit is multiplied by, above 0
+variant  softcap, sinks, scales of 8-bit pages; on a GPU only
+lse      [tokens, heads] float32 to be filled with the logarithm of each softmax's denominator,
+         sink included; on a GPU only. merge_attention puts such results together
 returns  [tokens, heads * head_dim]
 
 Query head h reads kv head h // (heads / kv_heads). With a window, position p sees the positions
-q with p - window < q <= p. Every page a row may touch must hold finite numbers, its tail included:
-what is masked is still multiplied by zero.
-"""
+q with p - window < q <= p. On the CPU every page that a row may touch must hold finite numbers,
+its tail included: what is masked is still multiplied by zero. On a GPU nothing is read that no
+token sees.
 
-from typing import Final
+What the GPU runner prepares is one DeviceRows a step, see there; `for_window` gives its twin for
+layers with another window. Decode alone is the case num_short == rows; it has no numbers that
+depend on lengths, so it can be recorded in a graph. There the page size must be a power of two,
+and head_dim and query's strides multiples of 16.
+"""
 
 import torch
 
-from tokenmesh.kernels.paged_attention.cpu import paged_attention
-from tokenmesh.kernels.paged_attention.reference import paged_attention_reference
+from tokenmesh.kernels.paged_attention.cpu import paged_attention as paged_attention_on_cpu
+from tokenmesh.kernels.paged_attention.device import DeviceRows, choose_splits
+from tokenmesh.kernels.paged_attention.reference import (
+    attention_and_lse_reference,
+    paged_attention_reference,
+)
+from tokenmesh.kernels.paged_attention.tolerance import TOLERANCE
+from tokenmesh.kernels.paged_attention.variant import PLAIN, Variant
 from tokenmesh.kernels.paged_attention.work import Prepared, Rows, prepare
 
-TOLERANCE: Final = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
-
 __all__ = [
+    "PLAIN",
     "TOLERANCE",
+    "DeviceRows",
     "Prepared",
     "Rows",
+    "Variant",
+    "attention_and_lse_reference",
+    "choose_splits",
     "paged_attention",
     "paged_attention_reference",
     "prepare",
 ]
+
+
+def paged_attention(
+    query: torch.Tensor,
+    pages: torch.Tensor,
+    rows: Prepared | DeviceRows,
+    scale: float,
+    variant: Variant = PLAIN,
+    lse: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """A new tensor; NotImplementedError where the CPU path lacks what is asked for."""
+    if isinstance(rows, DeviceRows):
+        from tokenmesh.kernels.paged_attention import triton
+
+        return triton.paged_attention(query, pages, rows, scale, variant, lse)
+    if variant is not PLAIN or lse is not None:
+        raise NotImplementedError("attention on the CPU has no softcap, sinks, scales or lse")
+    return paged_attention_on_cpu(query, pages, rows, scale)

@@ -1,0 +1,191 @@
+"""Cases of paged attention: few, at the edges of pages, tiles, windows and splits.
+
+Whatever no token sees is NaN: other rows' pages, tails of pages, keys behind the window, and the
+null block, which stands in block tables wherever a block was freed or never needed.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from tokenmesh.kernels.paged_attention.device import DeviceRows
+from tokenmesh.kernels.paged_attention.reference import attention_and_lse_reference
+from tokenmesh.kernels.paged_attention.tolerance import TOLERANCE
+from tokenmesh.kernels.paged_attention.variant import Variant
+from tokenmesh.kernels.paged_attention.work import Rows
+from tokenmesh.kernels.specimen import Inputs, Outputs, Specimen
+
+COLUMN_MULTIPLE = 16
+SPARE_BLOCKS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Rows are (first position, tokens); a padded row has the first position -tokens."""
+
+    name: str
+    short: tuple[tuple[int, int], ...] = ()
+    long: tuple[tuple[int, int], ...] = ()
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 64
+    page_size: int = 16
+    window: int | None = None
+    splits: int = 1
+    softcap: float | None = None
+    has_sinks: bool = False
+    pages_dtype: torch.dtype | None = None
+    """None: the query's."""
+    scales: tuple[float, float] = (1.0, 1.0)
+
+    @property
+    def rows(self) -> tuple[tuple[int, int], ...]:
+        """All rows in batch order."""
+        return self.short + self.long
+
+
+CASES = (
+    Case("one-token", short=((0, 1),)),
+    Case("page-borders", short=((14, 1), (15, 1), (16, 1), (63, 1), (64, 1), (79, 1))),
+    Case("padding", short=((20, 1), (-1, 1), (3, 0), (40, 1), (-1, 1)), has_sinks=True),
+    Case(
+        "splits", short=((299, 1), (0, 1), (127, 1), (128, 1), (-1, 1)), heads=7, kv_heads=1,
+        splits=3, has_sinks=True,
+    ),
+    Case(
+        "drafts", short=((260, 3), (0, 4), (62, 2), (63, 1), (5, 0)), heads=6, head_dim=80,
+        page_size=64, splits=2, softcap=3.0,
+    ),
+    Case(
+        "window-below-a-page", short=((300, 1), (64, 3), (63, 2), (4, 1)), head_dim=96,
+        page_size=64, window=20, splits=2,
+    ),
+    Case("window-of-one", short=((70, 1), (16, 2)), long=((40, 33),), window=1),
+    Case("splits-in-a-window", short=((600, 2), (30, 1)), window=300, splits=4, has_sinks=True),
+    Case("many-heads", short=((50, 4), (7, 1)), heads=20, kv_heads=1, head_dim=16, page_size=8),
+    Case(
+        "fp8-decode", short=((100, 1), (15, 1)), heads=2, head_dim=256, has_sinks=True,
+        pages_dtype=torch.float8_e4m3fn, scales=(0.5, 1.5),
+    ),
+    Case("prompts", long=((0, 2), (0, 33), (0, 1), (0, 129), (0, 64))),
+    Case("prefixes", long=((100, 70), (16, 7), (63, 65)), heads=7, kv_heads=1, head_dim=80,
+         page_size=64),
+    Case("prompts-in-a-window", long=((0, 100), (70, 80)), window=70, softcap=5.0),
+    Case("narrow-window", long=((150, 40), (0, 30)), heads=2, kv_heads=2, window=9, head_dim=96,
+         has_sinks=True),
+    Case("padded-prompts", long=((10, 20), (-5, 5), (0, 0), (30, 3)), heads=5, kv_heads=1),
+    Case(
+        "fp8-prefill", long=((64, 64), (0, 20)), page_size=128,
+        pages_dtype=torch.float8_e4m3fn, scales=(2.0, 0.5),
+    ),
+    Case(
+        "mixed", short=((130, 1), (33, 2), (-1, 1)), long=((64, 50), (0, 17)), splits=2,
+        has_sinks=True, softcap=20.0,
+    ),
+)  # fmt: skip
+
+
+def specimens() -> list[Specimen]:
+    """Every case."""
+    return [specimen(case) for case in CASES]
+
+
+def specimen(case: Case) -> Specimen:
+    """One case, as the kernel tests take it."""
+
+    def make(dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> Inputs:
+        return _inputs(case, dtype, device, generator)
+
+    return Specimen(
+        name=case.name,
+        make=make,
+        run=lambda inputs: _run(case, inputs),
+        reference=lambda inputs: _reference(case, inputs),
+        tolerance=TOLERANCE,
+    )
+
+
+def _run(case: Case, inputs: Inputs) -> Outputs:
+    from tokenmesh.kernels.paged_attention.triton import paged_attention
+
+    query = inputs["query"]
+    rows = DeviceRows(
+        cu_q=inputs["cu_q"],
+        seq_lens=inputs["seq_lens"],
+        block_tables=inputs["block_tables"],
+        num_short=len(case.short),
+        max_short_query=max((length for _, length in case.short), default=0),
+        num_long_tokens=sum(length for _, length in case.long),
+        num_splits=case.splits,
+    ).for_window(case.window)
+    lse = query.new_empty(query.shape[:2], dtype=torch.float32)
+    scale = case.head_dim**-0.5
+    out = paged_attention(query, inputs["pages"], rows, scale, _variant(case, inputs), lse)
+    return {"out": out, "lse": lse}
+
+
+def _reference(case: Case, inputs: Inputs) -> Outputs:
+    rows = Rows(
+        [start for start, _ in case.rows],
+        [length for _, length in case.rows],
+        inputs["block_tables"].long(),
+    )
+    query, pages, scale = inputs["query"], inputs["pages"], case.head_dim**-0.5
+    variant = _variant(case, inputs)
+    out, lse = attention_and_lse_reference(query, pages, rows, scale, case.window, variant)
+    return {"out": out, "lse": lse}
+
+
+def _variant(case: Case, inputs: Inputs) -> Variant:
+    return Variant(case.softcap, inputs["sinks"], *case.scales)
+
+
+def _inputs(
+    case: Case, dtype: torch.dtype, device: torch.device, generator: torch.Generator
+) -> Inputs:
+    def randn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, device=device, generator=generator)
+
+    def int32(numbers: list[int]) -> torch.Tensor:
+        return torch.tensor(numbers, dtype=torch.int32, device=device)
+
+    lengths = [length for _, length in case.rows]
+    tables, seen = _tables(case, generator)
+    shape = (2, len(seen), case.kv_heads, case.page_size, case.head_dim)
+    pages = torch.where(seen.to(device).view(1, len(seen), 1, -1, 1), randn(*shape), torch.nan)
+    buffer = randn(sum(lengths), case.heads + 2 * case.kv_heads, case.head_dim).to(dtype)
+    return {
+        "query": buffer[:, : case.heads],
+        "pages": pages.to(case.pages_dtype or dtype),
+        "cu_q": int32([0, *torch.tensor(lengths).cumsum(0).tolist()]),
+        "seq_lens": int32([start + length if length else 0 for start, length in case.rows]),
+        "block_tables": tables.to(device),
+        "sinks": randn(case.heads).to(dtype) if case.has_sinks else None,
+    }
+
+
+def _tables(case: Case, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scattered block tables, padded rows apart, and which cells [blocks, page_size] are seen."""
+    size = case.page_size
+    ends = [start + length for start, length in case.rows]
+    firsts = [0 if case.window is None else max(0, s - case.window + 1) for s, _ in case.rows]
+    columns = max(1, max(-(-end // size) for end in ends))
+    stride = -(-columns // COLUMN_MULTIPLE) * COLUMN_MULTIPLE
+    tables = torch.zeros(len(ends), stride, dtype=torch.int32)[:, :columns]
+    counts = [
+        max(0, -(-end // size) - first // size) for first, end in zip(firsts, ends, strict=True)
+    ]
+    num_blocks = 1 + sum(counts) + SPARE_BLOCKS
+    order = torch.randperm(num_blocks - 1, device=generator.device, generator=generator)
+    blocks = (order.cpu() + 1).to(torch.int32)
+    seen = torch.zeros(num_blocks, size, dtype=torch.bool)
+    taken = 0
+    for row, (first, end) in enumerate(zip(firsts, ends, strict=True)):
+        if counts[row] == 0:
+            continue
+        own = blocks[taken : taken + counts[row]]
+        taken += counts[row]
+        tables[row, first // size : first // size + len(own)] = own
+        positions = torch.arange(first, end)
+        seen[tables[row, positions // size].long(), positions % size] = True
+    return tables, seen

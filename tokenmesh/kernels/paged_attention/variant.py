@@ -1,0 +1,23 @@
+"""Variant: what a layer's attention does beside plain softmax."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One layer's constants."""
+
+    softcap: float | None = None
+    """Logits become softcap * tanh(logit / softcap)."""
+    sinks: torch.Tensor | None = None
+    """[heads] A logit for each head that joins the softmax's denominator and has no value."""
+    k_scale: float = 1.0
+    """What a stored key has to be multiplied by; pages in 8 bits need it."""
+    v_scale: float = 1.0
+    """Likewise for values."""
+
+
+PLAIN: Final = Variant()
