@@ -1,0 +1,30 @@
+"""logprobs: log-probabilities of drawn tokens and of the most likely ones, for rows that ask.
+
+logits   [N, V]   float32, float16 or bfloat16, as the model computed them; only read
+indices  [A] int32  the rows of logits that ask
+tokens   [N] int64  the token of each row of logits
+num_top  how many alternatives
+returns  Logprobs of the A rows
+
+Rows that do not ask cost nothing. What is returned lies on the device; nothing is waited for.
+"""
+
+import torch
+
+from tokenmesh.kernels.dispatch import uses_triton
+from tokenmesh.kernels.logprobs.answer import Logprobs
+from tokenmesh.kernels.logprobs.reference import logprobs_reference
+from tokenmesh.kernels.logprobs.tolerance import TOLERANCE
+
+__all__ = ["TOLERANCE", "Logprobs", "logprobs", "logprobs_reference"]
+
+
+def logprobs(
+    logits: torch.Tensor, indices: torch.Tensor, tokens: torch.Tensor, num_top: int
+) -> Logprobs:
+    """New tensors."""
+    if uses_triton(logits):
+        from tokenmesh.kernels.logprobs import triton
+
+        return triton.logprobs(logits, indices, tokens, num_top)
+    return logprobs_reference(logits, indices, tokens, num_top)

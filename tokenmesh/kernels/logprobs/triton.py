@@ -1,0 +1,251 @@
+"""logprobs on a GPU: blocks of the vocabulary side by side, then one program a row joins them.
+
+Logits and ids are packed into one int64 whose order is "larger logit, then smaller id", so the
+most likely tokens are found by taking the largest again and again.
+"""
+
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+from tokenmesh.kernels.logprobs.answer import Logprobs
+from tokenmesh.kernels.logprobs.reference import logprobs_reference
+from tokenmesh.kernels.logprobs.tolerance import TOLERANCE
+from tokenmesh.kernels.specimen import Compilation, Inputs, Limits, Outputs, Specimen
+
+BLOCK: Final = 4096
+"""Tokens of one program."""
+MAX_TOP: Final = 64
+"""More alternatives than that are sorted out by torch."""
+_LARGEST_ID = tl.constexpr(0x7FFFFFFF)
+_NONE = tl.constexpr(-(2**63))
+
+
+def logprobs(
+    logits: torch.Tensor,
+    indices: torch.Tensor,
+    tokens: torch.Tensor,
+    num_top: int,
+    block: int = BLOCK,
+) -> Logprobs:
+    """See the package."""
+    num_top = min(num_top, logits.shape[1])
+    in_kernel = num_top if num_top <= MAX_TOP else 0
+    answer, norm = _launch(logits, indices, tokens, in_kernel, block)
+    if in_kernel == num_top:
+        return answer
+    asked = logits[indices.long()].float()
+    top, top_ids = asked.sort(dim=-1, descending=True, stable=True)
+    top = top[:, :num_top] - norm.unsqueeze(1)
+    return Logprobs(answer.chosen, answer.ranks, top_ids[:, :num_top].int(), top)
+
+
+def _launch(
+    logits: torch.Tensor, indices: torch.Tensor, tokens: torch.Tensor, num_top: int, block: int
+) -> tuple[Logprobs, torch.Tensor]:
+    """The answer and the logarithm of each row's sum."""
+    assert logits.stride(1) == 1, "the logits of a row are not contiguous"
+    num_rows, vocab_size = len(indices), logits.shape[1]
+    num_blocks = triton.cdiv(vocab_size, block)
+    device = logits.device
+    answer = Logprobs(
+        chosen=torch.empty(num_rows, device=device),
+        ranks=torch.empty(num_rows, dtype=torch.int32, device=device),
+        top_ids=torch.empty(num_rows, num_top, dtype=torch.int32, device=device),
+        top=torch.empty(num_rows, num_top, device=device),
+    )
+    norm = torch.empty(num_rows, device=device)
+    if not num_rows:
+        return answer, norm
+    best, total = torch.empty(2, num_rows, num_blocks, device=device)
+    larger = torch.empty_like(best, dtype=torch.int32)
+    keys = torch.empty(num_rows, num_blocks, num_top, dtype=torch.int64, device=device)
+    batch = (logits, logits.stride(0), indices, tokens)
+    parts = (best, total, larger, keys)
+    _survey_kernel[num_rows, num_blocks](
+        *batch, *parts, vocab_size, num_top, BLOCK=block, num_warps=8
+    )
+    _join_kernel[(num_rows,)](
+        *batch,
+        *parts,
+        norm,
+        answer.chosen,
+        answer.ranks,
+        answer.top_ids,
+        answer.top,
+        num_blocks,
+        num_top,
+        BLOCKS=triton.next_power_of_2(num_blocks),
+        KEYS=triton.next_power_of_2(max(1, num_blocks * num_top)),
+        num_warps=8,
+    )
+    return answer, norm
+
+
+@triton.jit
+def _order(bits):
+    """Bits of floats, int32 -> integers in the order of the floats; its own inverse."""
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def _survey_kernel(
+    logits_ptr,  # [N, V]
+    stride_n,
+    indices_ptr,  # [A]
+    tokens_ptr,  # [N]
+    best_ptr,  # [A, blocks] out: the largest logit
+    total_ptr,  # [A, blocks] out: sum of exp(logit - best)
+    larger_ptr,  # [A, blocks] out: how many logits are larger than the token's
+    keys_ptr,  # [A, blocks, num_top] out
+    vocab_size,
+    num_top,
+    BLOCK: tl.constexpr,
+):
+    partial = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
+    n = tl.load(indices_ptr + tl.program_id(0)).to(tl.int64)
+    offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = offs < vocab_size
+    row_ptr = logits_ptr + n * stride_n
+    x = tl.load(row_ptr + offs, mask=mask, other=float("-inf")).to(tl.float32)
+    best = tl.max(x, axis=0)
+    total = tl.sum(tl.exp(x - tl.where(best == float("-inf"), 0.0, best)), axis=0)
+    target = tl.load(row_ptr + tl.load(tokens_ptr + n)).to(tl.float32)
+    tl.store(best_ptr + partial, best)
+    tl.store(total_ptr + partial, total)
+    tl.store(larger_ptr + partial, tl.sum((x > target).to(tl.int32), axis=0))
+    if num_top > 0:
+        # minus zero is no less than zero
+        bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
+        order = _order(bits).to(tl.int64)
+        keys = tl.where(mask, (order << 32) | (offs ^ _LARGEST_ID), _NONE)
+        for place in range(0, num_top):
+            key = tl.max(keys, axis=0)
+            tl.store(keys_ptr + partial * num_top + place, key)
+            keys = tl.where(keys == key, _NONE, keys)
+
+
+@triton.jit
+def _join_kernel(
+    logits_ptr,  # [N, V]
+    stride_n,
+    indices_ptr,  # [A]
+    tokens_ptr,  # [N]
+    best_ptr,  # [A, blocks], as the next two
+    total_ptr,
+    larger_ptr,
+    keys_ptr,  # [A, blocks, num_top]
+    norm_ptr,  # [A] out
+    chosen_ptr,  # [A] out
+    ranks_ptr,  # [A] out
+    top_ids_ptr,  # [A, num_top] out
+    top_ptr,  # [A, num_top] out
+    num_blocks,
+    num_top,
+    BLOCKS: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    a = tl.program_id(0).to(tl.int64)
+    n = tl.load(indices_ptr + a).to(tl.int64)
+    blocks = tl.arange(0, BLOCKS)
+    mask = blocks < num_blocks
+    offs = a * num_blocks + blocks
+    bests = tl.load(best_ptr + offs, mask=mask, other=float("-inf"))
+    best = tl.max(bests, axis=0)
+    totals = tl.load(total_ptr + offs, mask=mask, other=0.0)
+    norm = best + tl.log(tl.sum(totals * tl.exp(bests - best), axis=0))
+    target = tl.load(logits_ptr + n * stride_n + tl.load(tokens_ptr + n)).to(tl.float32)
+    tl.store(norm_ptr + a, norm)
+    tl.store(chosen_ptr + a, target - norm)
+    tl.store(ranks_ptr + a, 1 + tl.sum(tl.load(larger_ptr + offs, mask=mask, other=0), axis=0))
+    if num_top > 0:
+        places = tl.arange(0, KEYS)
+        num_keys = num_blocks * num_top
+        keys = tl.load(keys_ptr + a * num_keys + places, mask=places < num_keys, other=_NONE)
+        for place in range(0, num_top):
+            key = tl.max(keys, axis=0)
+            value = _order((key >> 32).to(tl.int32)).to(tl.float32, bitcast=True)
+            out = a * num_top + place
+            tl.store(top_ids_ptr + out, (key & _LARGEST_ID).to(tl.int32) ^ _LARGEST_ID)
+            tl.store(top_ptr + out, value - norm)
+            keys = tl.where(keys == key, _NONE, keys)
+
+
+def specimens() -> list[Specimen]:
+    """No, few, many and all alternatives; one block and several; equal logits; nobody asks."""
+    return [
+        _specimen("none", num_top=0, vocab_size=301),
+        _specimen("five", num_top=5, vocab_size=301),
+        _specimen("one-block", num_top=3, vocab_size=37),
+        _specimen("everything", num_top=37, vocab_size=37),
+        _specimen("sorted", num_top=70, vocab_size=301),
+        _specimen("nobody", num_top=2, vocab_size=37, indices=()),
+    ]
+
+
+def _specimen(
+    name: str, num_top: int, vocab_size: int, indices: tuple[int, ...] = (3, 0, 2)
+) -> Specimen:
+    def make(dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> Inputs:
+        logits = torch.randn(4, vocab_size + 3, generator=generator, device=device) * 5
+        logits[2] = logits[2].round()
+        logits[3, 1:9] = float("-inf")
+        return {
+            "logits": logits.to(dtype)[:, :vocab_size],
+            "indices": torch.tensor(indices, dtype=torch.int32, device=device),
+            "tokens": torch.tensor([vocab_size - 1, 0, 5, 9], device=device),
+        }
+
+    def run(a: Inputs) -> Outputs:
+        return _outputs(logprobs(a["logits"], a["indices"], a["tokens"], num_top, block=64))
+
+    def reference(a: Inputs) -> Outputs:
+        return _outputs(logprobs_reference(a["logits"], a["indices"], a["tokens"], num_top))
+
+    return Specimen(name, make, run, reference, TOLERANCE)
+
+
+def _outputs(answer: Logprobs) -> Outputs:
+    return {name: getattr(answer, name) for name in Logprobs.__dataclass_fields__}
+
+
+def compilations() -> list[Compilation]:
+    """A vocabulary of 152k with 20 alternatives."""
+    batch = {"logits_ptr": "*bf16", "stride_n": "i32", "indices_ptr": "*i32", "tokens_ptr": "*i64"}
+    parts = {
+        "best_ptr": "*fp32",
+        "total_ptr": "*fp32",
+        "larger_ptr": "*i32",
+        "keys_ptr": "*i64",
+    }
+    out = {
+        "norm_ptr": "*fp32",
+        "chosen_ptr": "*fp32",
+        "ranks_ptr": "*i32",
+        "top_ids_ptr": "*i32",
+        "top_ptr": "*fp32",
+    }
+    survey = batch | parts | {"vocab_size": "i32", "num_top": "i32"}
+    join = batch | parts | out | {"num_blocks": "i32", "num_top": "i32"}
+    return [
+        Compilation(
+            name="survey",
+            kernel=_survey_kernel,
+            signature=survey,
+            constants={"BLOCK": BLOCK},
+            divisible_by_16=("logits_ptr", "stride_n", "vocab_size"),
+            limits=Limits(max_registers=96, max_shared_bytes=256),
+            num_warps=8,
+            required=(r"LDG\.E\.128",),
+        ),
+        Compilation(
+            name="join",
+            kernel=_join_kernel,
+            signature=join,
+            constants={"BLOCKS": 64, "KEYS": 1024},
+            limits=Limits(max_registers=96, max_shared_bytes=256),
+            num_warps=8,
+        ),
+    ]

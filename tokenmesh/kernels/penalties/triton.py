@@ -1,0 +1,218 @@
+"""penalties on a GPU: a row's blocks of the vocabulary side by side.
+
+Products and sums are not fused: the CPU rounds each, and the same token must come of it.
+"""
+
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+from tokenmesh.kernels.penalties.reference import count_tokens_reference, penalties_reference
+from tokenmesh.kernels.penalties.rows import PenaltyRows
+from tokenmesh.kernels.specimen import (
+    EXACT,
+    Compilation,
+    Inputs,
+    Limits,
+    Outputs,
+    Specimen,
+)
+
+BLOCK: Final = 1024
+"""Tokens of one program."""
+ROWS: Final = 128
+"""Rows of one program that counts."""
+
+
+def penalties(
+    logits: torch.Tensor, idx_mapping: torch.Tensor, rows: PenaltyRows, block: int = BLOCK
+) -> None:
+    """See the package."""
+    num_rows, vocab_size = logits.shape
+    assert logits.dtype == torch.float32, "penalties would be rounded"
+    assert logits.stride(1) == 1, "the logits of a row are not contiguous"
+    if num_rows:
+        _penalties_kernel[num_rows, triton.cdiv(vocab_size, block)](
+            logits,
+            logits.stride(0),
+            idx_mapping,
+            rows.slot,
+            rows.repetition,
+            rows.presence,
+            rows.frequency,
+            rows.prompt,
+            rows.counts,
+            vocab_size,
+            rows.prompt.shape[1],
+            BLOCK=block,
+            enable_fp_fusion=False,
+        )
+
+
+def count_tokens(
+    tokens: torch.Tensor, flaws: torch.Tensor, idx_mapping: torch.Tensor, rows: PenaltyRows
+) -> None:
+    """See the package."""
+    if len(tokens):
+        _count_tokens_kernel[(triton.cdiv(len(tokens), ROWS),)](
+            tokens,
+            flaws,
+            idx_mapping,
+            rows.slot,
+            rows.counts,
+            len(tokens),
+            rows.counts.shape[1],
+            ROWS=ROWS,
+        )
+
+
+@triton.jit
+def _penalties_kernel(
+    logits_ptr,  # [N, V], changed
+    stride_n,
+    idx_mapping_ptr,  # [N]
+    slot_ptr,  # [R]
+    repetition_ptr,  # [S], as the next two
+    presence_ptr,
+    frequency_ptr,
+    prompt_ptr,  # [S, num_mask_words]
+    counts_ptr,  # [S, V]
+    vocab_size,
+    num_mask_words,
+    BLOCK: tl.constexpr,
+):
+    n = tl.program_id(0).to(tl.int64)
+    row = tl.load(idx_mapping_ptr + n).to(tl.int64)
+    slot = tl.load(slot_ptr + row, mask=row >= 0, other=-1).to(tl.int64)
+    if slot < 0:
+        return
+    offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = offs < vocab_size
+    counts = tl.load(counts_ptr + slot * vocab_size + offs, mask=mask, other=0)
+    words = tl.load(prompt_ptr + slot * num_mask_words + offs // 32, mask=mask, other=0)
+    ptrs = logits_ptr + n * stride_n + offs
+    x = tl.load(ptrs, mask=mask, other=0.0)
+    repetition = tl.load(repetition_ptr + slot)
+    is_seen = (((words >> (offs % 32)) & 1) == 1) | (counts > 0)
+    penalized = tl.where(x > 0, tl.div_rn(x, repetition), x * repetition)
+    value = tl.where(is_seen, penalized, x)
+    presence = tl.where(counts > 0, tl.load(presence_ptr + slot), 0.0)
+    value -= tl.load(frequency_ptr + slot) * counts.to(tl.float32) + presence
+    tl.store(ptrs, value, mask=mask & is_seen)
+
+
+@triton.jit
+def _count_tokens_kernel(
+    tokens_ptr,  # [N]
+    flaws_ptr,  # [N]
+    idx_mapping_ptr,  # [N]
+    slot_ptr,  # [R]
+    counts_ptr,  # [S, V], changed
+    num_rows,
+    vocab_size,
+    ROWS: tl.constexpr,
+):
+    offs = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    mask = offs < num_rows
+    row = tl.load(idx_mapping_ptr + offs, mask=mask, other=-1)
+    slot = tl.load(slot_ptr + row, mask=row >= 0, other=-1).to(tl.int64)
+    mask = (slot >= 0) & (tl.load(flaws_ptr + offs, mask=mask, other=1) == 0)
+    ptrs = counts_ptr + slot * vocab_size + tl.load(tokens_ptr + offs, mask=mask, other=0)
+    tl.store(ptrs, tl.load(ptrs, mask=mask, other=0) + 1, mask=mask)
+
+
+def specimens() -> list[Specimen]:
+    """Rows with and without a slot, padding, an odd vocabulary in two blocks, a flaw."""
+    return [
+        Specimen("penalties", _make, _run, _reference, EXACT),
+        Specimen("count", _make, _run_count, _reference_count, EXACT),
+    ]
+
+
+def _make(_: torch.dtype, device: torch.device, generator: torch.Generator) -> Inputs:
+    vocab_size = 1029
+    counts = torch.randint(-6, 4, (3, vocab_size), generator=generator, device=device).clamp_(min=0)
+    return {
+        "logits": torch.randn(5, vocab_size + 3, generator=generator, device=device)[:, :vocab_size]
+        * 4,
+        "idx_mapping": torch.tensor([4, 0, -1, 2, 1], dtype=torch.int32, device=device),
+        "slot": torch.tensor([2, -1, 0, -1, 1], dtype=torch.int32, device=device),
+        "repetition": torch.tensor([1.0, 1.3, 0.7], device=device),
+        "presence": torch.tensor([0.3, 0.0, -1.1], device=device),
+        "frequency": torch.tensor([0.7, -0.2, 0.0], device=device),
+        "prompt": torch.randint(-(2**31), 2**31, (3, 33), generator=generator, device=device).int(),
+        "counts": counts.int(),
+        "tokens": torch.tensor([0, vocab_size - 1, 5, 7, 9], device=device),
+        "flaws": torch.tensor([0, 0, 0, 1, 0], device=device),
+    }
+
+
+def _rows_of(a: Inputs) -> PenaltyRows:
+    names = ("slot", "repetition", "presence", "frequency", "prompt", "counts")
+    return PenaltyRows(*(a[name] for name in names))
+
+
+def _run(a: Inputs) -> Outputs:
+    penalties(a["logits"], a["idx_mapping"], _rows_of(a))
+    return {"logits": a["logits"]}
+
+
+def _reference(a: Inputs) -> Outputs:
+    penalties_reference(a["logits"], a["idx_mapping"], _rows_of(a))
+    return {"logits": a["logits"]}
+
+
+def _run_count(a: Inputs) -> Outputs:
+    count_tokens(a["tokens"], a["flaws"], a["idx_mapping"], _rows_of(a))
+    return {"counts": a["counts"]}
+
+
+def _reference_count(a: Inputs) -> Outputs:
+    count_tokens_reference(a["tokens"], a["flaws"], a["idx_mapping"], _rows_of(a))
+    return {"counts": a["counts"]}
+
+
+def compilations() -> list[Compilation]:
+    """A vocabulary of 152k."""
+    signature = {
+        "logits_ptr": "*fp32",
+        "stride_n": "i32",
+        "idx_mapping_ptr": "*i32",
+        "slot_ptr": "*i32",
+        "repetition_ptr": "*fp32",
+        "presence_ptr": "*fp32",
+        "frequency_ptr": "*fp32",
+        "prompt_ptr": "*i32",
+        "counts_ptr": "*i32",
+        "vocab_size": "i32",
+        "num_mask_words": "i32",
+    }
+    count_signature = {
+        "tokens_ptr": "*i64",
+        "flaws_ptr": "*i64",
+        "idx_mapping_ptr": "*i32",
+        "slot_ptr": "*i32",
+        "counts_ptr": "*i32",
+        "num_rows": "i32",
+        "vocab_size": "i32",
+    }
+    return [
+        Compilation(
+            name="penalties",
+            kernel=_penalties_kernel,
+            signature=signature,
+            constants={"BLOCK": BLOCK},
+            divisible_by_16=("logits_ptr", "stride_n", "counts_ptr", "vocab_size"),
+            limits=Limits(max_registers=64),
+            required=(r"LDG\.E\.128", r"STG\.E"),
+        ),
+        Compilation(
+            name="count",
+            kernel=_count_tokens_kernel,
+            signature=count_signature,
+            constants={"ROWS": ROWS},
+            limits=Limits(max_registers=40),
+        ),
+    ]
