@@ -1,12 +1,9 @@
 """check: one case of an op held against its reference, on any device."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 
 from tests.kernels.discovery import specimen_named
-from tests.kernels.guarded import Guarded
+from tests.kernels.guarded import Guarded, GuardedMemory
 from tokenmesh.kernels.specimen import Inputs, Specimen
 
 
@@ -19,12 +16,13 @@ def check(specimen: Specimen, dtype: torch.dtype, device: str) -> None:
     """Run the specimen; AssertionError when it is wrong anywhere or writes where it may not."""
     expected = specimen.reference(_inputs(specimen, dtype, device))
     guarded = Guarded(_inputs(specimen, dtype, device))
-    with _poisoned_memory():
+    with GuardedMemory() as memory:
         actual = specimen.run(guarded.inputs)
     assert actual.keys() == expected.keys()
     for key, value in expected.items():
         _assert_close(actual[key], value, specimen.tolerance[dtype], key)
     guarded.assert_untouched(written=set(expected))
+    memory.assert_untouched()
 
 
 def _inputs(specimen: Specimen, dtype: torch.dtype, device: str) -> Inputs:
@@ -43,13 +41,3 @@ def _assert_close(
     torch.testing.assert_close(
         actual, expected, atol=tolerance, rtol=tolerance, msg=lambda text: f"{name}: {text}"
     )
-
-
-@contextmanager
-def _poisoned_memory() -> Iterator[None]:
-    """New memory is NaN (floats) or the largest number (integers): unwritten elements show."""
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)

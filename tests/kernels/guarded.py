@@ -1,13 +1,24 @@
-"""Guarded: inputs in memory that shows every write outside what an op may write."""
+"""Memory that shows writes out of place: around and between inputs, around what an op allocates."""
 
-from typing import Final
+from typing import Any, Final
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tokenmesh.kernels.specimen import Inputs
 
-GUARD_BYTES: Final = 1024
+GUARD_BYTES: Final = 1 << 16
+"""More than a tile that lost its mask writes too far."""
 _POISON: Final = 0xFF  # NaN in every float format, -1 in every integer
+_ALLOCATIONS: Final = frozenset(
+    {
+        torch.ops.aten.empty.memory_format,
+        torch.ops.aten.empty_strided.default,
+        torch.ops.aten.empty_like.default,
+        torch.ops.aten.new_empty.default,
+        torch.ops.aten.new_empty_strided.default,
+    }
+)
 
 
 class Guarded:
@@ -30,16 +41,12 @@ class Guarded:
     def _guard(self, views: dict[str, torch.Tensor]) -> None:
         first = next(iter(views.values()))
         original = _bytes_of(first)
-        buffer = torch.full(
-            (original.numel() + 2 * GUARD_BYTES,), _POISON, dtype=torch.uint8, device=first.device
-        )
+        buffer = _poisoned(original.numel() + 2 * GUARD_BYTES, first.device)
         inside = buffer[GUARD_BYTES : GUARD_BYTES + original.numel()]
         covered = torch.zeros_like(inside, dtype=torch.bool)
         for name, view in views.items():
             covered |= _covered_by(view, original.numel())
-            typed = buffer[GUARD_BYTES:].view(view.dtype)
-            offset = typed.storage_offset() + view.storage_offset()
-            self.inputs[name] = typed.as_strided(view.shape, view.stride(), offset)
+            self.inputs[name] = _placed(view, buffer)
         inside[covered] = original[covered]
         self._storages.append((buffer, buffer.clone()))
 
@@ -63,6 +70,42 @@ class Guarded:
             if isinstance(value, torch.Tensor)
             and value.untyped_storage().data_ptr() == buffer.data_ptr()
         ]
+
+
+class GuardedMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While active, new memory is poisoned and stands between guards."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._buffers: list[torch.Tensor] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func not in _ALLOCATIONS or not result.numel():
+            return result
+        num_bytes = result.untyped_storage().nbytes() + 2 * GUARD_BYTES
+        self._buffers.append(_poisoned(num_bytes, result.device))
+        return _placed(result, self._buffers[-1])
+
+    def assert_untouched(self) -> None:
+        """Nothing was written beyond the ends of what was allocated."""
+        for buffer in self._buffers:
+            for guard in (buffer[:GUARD_BYTES], buffer[-GUARD_BYTES:]):
+                touched = int((guard != _POISON).sum())
+                assert not touched, f"wrote {touched} bytes past the end of new memory"
+
+
+def _poisoned(num_bytes: int, device: torch.device) -> torch.Tensor:
+    return torch.full((num_bytes,), _POISON, dtype=torch.uint8, device=device)
+
+
+def _placed(like: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
+    """A tensor of the same layout whose storage is the inside of a guarded buffer."""
+    typed = buffer[GUARD_BYTES : len(buffer) - len(buffer) % like.element_size()].view(like.dtype)
+    offset = typed.storage_offset() + like.storage_offset()
+    return typed.as_strided(like.shape, like.stride(), offset)
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ This module must therefore import neither triton nor torch.
 import os
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from typing import Any
 
@@ -25,7 +26,11 @@ class Interpreter:
             return function(*arguments)
         if self._pool is None:
             self._pool = ProcessPoolExecutor(1, get_context("spawn"), _begin)
-        return self._pool.submit(function, *arguments).result(timeout_s)
+        try:
+            return self._pool.submit(function, *arguments).result(timeout_s)
+        except BrokenProcessPool:
+            self._pool = None  # the next case gets a new child
+            raise
 
     def stop(self) -> None:
         """End the child, if there is one."""

@@ -66,6 +66,12 @@ def from_the_padding(a: Inputs) -> Outputs:
     return {"out": a["out"]}
 
 
+def past_the_end_of_new_memory(a: Inputs) -> Outputs:
+    out = torch.empty(15)
+    out.as_strided((16,), (1,)).zero_()
+    return {"out": out.view(3, 5).copy_(2 * a["x"])}
+
+
 def in_another_dtype(a: Inputs) -> Outputs:
     return {"out": correct(a)["out"].double()}
 
@@ -83,6 +89,7 @@ def test_a_correct_op_passes() -> None:
         into_the_padding,
         into_another_input,
         from_the_padding,
+        past_the_end_of_new_memory,
         in_another_dtype,
         lambda a: {},
     ],

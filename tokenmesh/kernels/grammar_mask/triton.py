@@ -46,11 +46,12 @@ def _grammar_mask_kernel(
     index = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + index).to(tl.int64)
     offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    in_row = offs < vocab
-    words = tl.load(masks_ptr + index * stride_masks + offs // 32, mask=in_row, other=-1)
+    # Past the vocabulary everything is allowed, so that nothing is written there.
+    ptrs = masks_ptr + index * stride_masks + offs // 32
+    words = tl.load(ptrs, mask=offs < vocab, other=-1)
     is_forbidden = ((words >> (offs % 32)) & 1) == 0
     minus_infinity = tl.full([BLOCK], float("-inf"), logits_ptr.dtype.element_ty)
-    tl.store(logits_ptr + row * stride_logits + offs, minus_infinity, mask=is_forbidden & in_row)
+    tl.store(logits_ptr + row * stride_logits + offs, minus_infinity, mask=is_forbidden)
 
 
 def specimens() -> list[Specimen]:

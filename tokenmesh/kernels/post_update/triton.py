@@ -71,7 +71,7 @@ def _post_update_kernel(
 
 def specimens() -> list[Specimen]:
     """Padding, rows that draw nothing, draws in another order, a full row; more than a tile."""
-    mixed = [(3, 1, 2), (-1, 1, 0), (0, 40, -1), (4, 7, 0), (1, 0, -1), (2, 30, 1), (-1, 0, -1)]
+    mixed = [(3, 1, 2), (-1, 1, 0), (0, 40, -1), (4, 7, 0), (1, 0, -1), (2, 30, 1), (-1, 2, -1)]
     many = [(row, 1, BLOCK + 8 - row) for row in range(BLOCK + 9)]
     return [
         _specimen("mixed", mixed, num_rows=6, max_tokens=60),

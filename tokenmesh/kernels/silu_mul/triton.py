@@ -83,8 +83,8 @@ def gate_up_of(tokens: int, features: int) -> Make:
     """Inputs in padded rows, large enough to saturate the activation."""
 
     def make(dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> Inputs:
-        wide = normal((tokens, padded(2 * features + 1)), dtype, device, generator)
-        return {"gate_up": 4 * wide[:, : 2 * features]}
+        wide = 4 * normal((tokens, padded(2 * features + 1)), dtype, device, generator)
+        return {"gate_up": wide[:, : 2 * features]}
 
     return make
 

@@ -137,7 +137,8 @@ def _specimen(
         starts = torch.cat([torch.zeros(1), queries.cumsum(0)])
         state = random_state(6, BLOCK + 60, BLOCK + 60, device, generator)
         out = StepTensors.zeros(num_tokens, len(batch), BLOCK + 60, device)
-        out.tables.fill_(-7)
+        for tensor in (out.token_ids, out.positions, out.lengths, out.slots, out.tables):
+            tensor.fill_(-7)
         return {
             "rows": torch.tensor([row for row, _ in batch], dtype=torch.int32, device=device),
             "query_starts": starts.to(device, torch.int32),
