@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from tokenmesh.kernels.kv_write import kv_write
 from tokenmesh.kernels.linear import Linear, linear
 from tokenmesh.kernels.paged_attention import paged_attention
+from tokenmesh.kernels.qk_norm_rope_kv_write import HeadNorm, qk_norm_rope_kv_write
 from tokenmesh.kernels.rms_norm import rms_norm
-from tokenmesh.kernels.rope import rotate
 from tokenmesh.services.worker_svc.layers.step import Step
 from tokenmesh.services.worker_svc.models.config import DecoderConfig, LayerConfig
 
@@ -33,26 +32,20 @@ class Attention:
         config = self.config
         heads, kv_heads = config.num_heads, config.num_kv_heads
         buffer = linear(x, self.qkv).view(len(x), heads + 2 * kv_heads, config.head_dim)
-        query_key = buffer[:, : heads + kv_heads]
-        if self.qk_norm is not None and not config.norms_after_rope:
-            self._normalize(query_key, self.qk_norm)
-        if self.layer.rope is not None:
-            rotate(query_key, step.turns[self.layer.rope])
-        if self.qk_norm is not None and config.norms_after_rope:
-            self._normalize(query_key, self.qk_norm)
-        query = buffer[:, :heads]
-        if step.query_scale is not None:
-            query = query * step.query_scale.to(query.dtype).view(-1, 1, 1)
-        kv_write(buffer[:, heads:], pages, step.slots)
+        norm = None
+        if self.qk_norm is not None and config.qk_norm == "head":
+            norm = HeadNorm(self.qk_norm, config.rms_norm_eps, config.norms_after_rope)
+        elif self.qk_norm is not None:
+            self._normalize(buffer, self.qk_norm)
+        turns = None if self.layer.rope is None else step.turns[self.layer.rope]
+        query = qk_norm_rope_kv_write(buffer, pages, step.slots, turns, norm, step.query_scale)
         prepared = step.attention(self.layer.window, pages)
         return linear(paged_attention(query, pages, prepared, config.attention_scale), self.out)
 
-    def _normalize(self, query_key: torch.Tensor, weight: torch.Tensor) -> None:
-        """Normalize [T, H + K, D] in place, over each head or over all heads of a kind."""
-        eps = self.config.rms_norm_eps
-        if self.config.qk_norm == "head":
-            query_key.copy_(rms_norm(query_key, weight, eps))
-            return
-        for heads in (slice(0, self.config.num_heads), slice(self.config.num_heads, None)):
-            part = query_key[:, heads]
-            part.copy_(rms_norm(part.flatten(1), weight[heads].flatten(), eps).view(part.shape))
+    def _normalize(self, buffer: torch.Tensor, weight: torch.Tensor) -> None:
+        """Normalize [T, H + 2K, D] in place, over all query heads and over all key heads."""
+        config = self.config
+        assert not config.norms_after_rope, "a norm over all heads comes before rope"
+        for heads in (slice(0, config.num_heads), slice(config.num_heads, len(weight))):
+            part, over_all = buffer[:, heads], weight[heads].flatten()
+            part.copy_(rms_norm(part.flatten(1), over_all, config.rms_norm_eps).view(part.shape))

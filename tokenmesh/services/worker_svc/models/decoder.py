@@ -10,7 +10,7 @@ import torch
 
 from tokenmesh.kernels.linear import Linear, linear
 from tokenmesh.kernels.native import Program
-from tokenmesh.kernels.rms_norm import rms_norm
+from tokenmesh.kernels.rms_norm import add_rms_norm, rms_norm
 from tokenmesh.services.worker_svc.layers.attention import Attention
 from tokenmesh.services.worker_svc.layers.mlp import Mlp
 from tokenmesh.services.worker_svc.layers.rotary import Rotary
@@ -30,20 +30,41 @@ class DecoderLayer:
     mlp_post_norm: torch.Tensor | None
 
     def forward(
-        self, hidden: torch.Tensor, step: Step, pages: torch.Tensor, config: DecoderConfig
-    ) -> None:
-        """Add both blocks to hidden [T, hidden], in place."""
-        eps, multiplier = config.rms_norm_eps, config.residual_multiplier
-        x = hidden if self.attention_norm is None else rms_norm(hidden, self.attention_norm, eps)
+        self,
+        hidden: torch.Tensor,
+        pending: torch.Tensor | None,
+        step: Step,
+        pages: torch.Tensor,
+        config: DecoderConfig,
+    ) -> torch.Tensor:
+        """Add `pending`, the last layer's result, and one block to hidden [T, hidden], in place.
+
+        Returns the other block's result: the next layer adds it where it reads hidden anyway.
+        """
+        x = _add_and_norm(hidden, pending, self.attention_norm, config)
         x = self.attention.forward(x, step, pages)
         if self.attention_post_norm is not None:
-            x = rms_norm(x, self.attention_post_norm, eps)
-        hidden.add_(x, alpha=multiplier)
-        x = hidden if self.mlp_norm is None else rms_norm(hidden, self.mlp_norm, eps)
+            x = rms_norm(x, self.attention_post_norm, config.rms_norm_eps)
+        x = _add_and_norm(hidden, x, self.mlp_norm, config)
         x = self.mlp.forward(x)
         if self.mlp_post_norm is not None:
-            x = rms_norm(x, self.mlp_post_norm, eps)
-        hidden.add_(x, alpha=multiplier)
+            x = rms_norm(x, self.mlp_post_norm, config.rms_norm_eps)
+        return x
+
+
+def _add_and_norm(
+    hidden: torch.Tensor,
+    x: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    config: DecoderConfig,
+) -> torch.Tensor:
+    """Add x to hidden in place; returns hidden's norm, or hidden where there is no norm."""
+    eps, multiplier = config.rms_norm_eps, config.residual_multiplier
+    if x is None:
+        return hidden if weight is None else rms_norm(hidden, weight, eps)
+    if weight is None:
+        return hidden.add_(x, alpha=multiplier)
+    return add_rms_norm(hidden, x, weight, eps, multiplier)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +100,10 @@ class Decoder:
         if self.program is not None:
             self.program.run(hidden, step.program_inputs(), pool)
             return hidden
+        x = None
         for layer, pages in zip(self.layers, pool.unbind(0), strict=True):
-            layer.forward(hidden, step, pages, self.config)
-        return hidden
+            x = layer.forward(hidden, x, step, pages, self.config)
+        return hidden if x is None else hidden.add_(x, alpha=self.config.residual_multiplier)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [N, hidden] after `forward` -> float32 [N, V]."""
