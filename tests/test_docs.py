@@ -11,6 +11,8 @@ PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CON
 
 ANCHOR = re.compile(r"`([\w/]+\.py):([A-Za-z_][\w.]*)`")
 """`gateway/pipeline.py:run` style; the path is relative to tokenmesh/ or tokenmesh/services/."""
+ROUTE = re.compile(r"""router\.(?:get|post|delete)\(\s*"([^"]+)\"""")
+"""A route of the gateway where it is declared."""
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
 
 
@@ -50,6 +52,15 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     broken = [link for link in LINK.findall(text) if not (page.parent / link).exists()]
     assert broken == []
+
+
+def test_every_route_is_in_the_documentation() -> None:
+    text = (ROOT / "docs/http-api.md").read_text(encoding="utf-8")
+    told = {words.split()[-1] for words in re.findall(r"`([^`\n]+)`", text)}
+    code = [path.read_text("utf-8") for path in (ROOT / "tokenmesh/services/gateway").rglob("*.py")]
+    routes = {re.sub(r"\{[^}]+\}", "{id}", each) for text in code for each in ROUTE.findall(text)}
+    assert "/sleep" in routes
+    assert sorted(routes - told) == []
 
 
 def test_the_request_path_names_every_hop() -> None:

@@ -23,6 +23,8 @@ _request_id: Final[ContextVar[RequestId | None]] = ContextVar("request_id", defa
 
 _CHATTY: Final = ("asyncio", "httpcore", "httpx", "nats", "opentelemetry", "urllib3", "uvicorn")
 """Libraries that say at `info` what matters to them alone."""
+PROGRESS: Final = "progress"
+"""`extra={PROGRESS: share}` on a record: how much of something long is done, 0 to 1."""
 _SHOWN_ID_CHARS: Final = 8
 _MAX_KEYS: Final = 1024
 
@@ -84,6 +86,8 @@ class JsonFormatter(logging.Formatter):
             fields["request_id"] = request_id
         if trace_id := current_trace_id():
             fields["trace_id"] = trace_id
+        if (share := getattr(record, PROGRESS, None)) is not None:
+            fields[PROGRESS] = share
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         return json.dumps(fields, ensure_ascii=False)

@@ -6,6 +6,7 @@ import json
 import pytest
 from rich.console import Console
 
+from tokenmesh.cli.embedded.output import parse_line
 from tokenmesh.cli.embedded.precheck import warn_if_open
 from tokenmesh.cli.embedded.screen import Screen
 from tokenmesh.cli.embedded.supervisor import Death
@@ -64,6 +65,27 @@ def test_a_terminal_shows_what_the_services_do_while_they_start() -> None:
     assert "loading weights" in shown.text
 
 
+def test_a_bar_shows_how_far_a_service_has_come() -> None:
+    shown = Shown(is_terminal=True)
+    shown.screen.begin({"worker": 1, "gateway": 1})
+    line = json.dumps({"level": "info", "message": "weights 50 %: 1 GiB", "progress": 0.5})
+    shown.screen.line("worker", line)
+    shown.screen.end_progress()
+    last = shown.text[shown.text.rindex("worker") :].splitlines()[0]
+    assert "━" * 12 in last.replace("╸", "━").replace("╺", "━")
+    assert "weights 50 %: 1 GiB" in last
+
+
+@pytest.mark.parametrize(
+    ("progress", "expected"), [(0.25, 0.25), (1, 1.0), (7, 1.0), (-1, 0.0), ("x", None)]
+)
+def test_a_share_that_no_service_would_log_does_no_harm(
+    progress: object, expected: float | None
+) -> None:
+    line = json.dumps({"level": "info", "message": "m", "progress": progress})
+    assert parse_line(line).progress == expected
+
+
 def test_warnings_are_shown_and_the_rest_only_to_those_who_ask() -> None:
     quiet, verbose = Shown(), Shown(is_verbose=True)
     for shown in (quiet, verbose):
@@ -106,3 +128,6 @@ def test_an_open_mesh_is_warned_about(host: str, keys: tuple[str, ...], is_warne
     shown = Shown()
     warn_if_open(GatewaySettings(host=host, api_key_hashes=keys), shown.screen)
     assert ("set --api-key" in shown.text) == is_warned
+    assert "sleep" not in shown.text
+    warn_if_open(GatewaySettings(host=host, api_key_hashes=keys, admin_routes=True), shown.screen)
+    assert ("put it to sleep" in shown.text) == is_warned

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from tokenmesh.shared.logs import PROGRESS
+
 _SEVERITY: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 WARNING: Final = 30
 CRITICAL: Final = 50
@@ -18,6 +20,8 @@ class Line:
     """As in `logging`; 0 for text that is no log line."""
     text: str
     exception: str = ""
+    progress: float | None = None
+    """How much of what the line is about is done, 0 to 1."""
 
 
 def parse_line(text: str) -> Line:
@@ -28,8 +32,12 @@ def parse_line(text: str) -> Line:
         return Line(0, text)
     if not isinstance(record, dict) or record.get("level") not in _SEVERITY:
         return Line(0, text)
+    share = record.get(PROGRESS)
     return Line(
-        _SEVERITY[record["level"]], str(record.get("message")), str(record.get("exception", ""))
+        _SEVERITY[record["level"]],
+        str(record.get("message")),
+        str(record.get("exception", "")),
+        min(max(0.0, float(share)), 1.0) if isinstance(share, int | float) else None,
     )
 
 

@@ -5,6 +5,7 @@ from typing import Final
 
 from rich.console import Console, RenderableType
 from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
@@ -14,6 +15,7 @@ from tokenmesh.cli.embedded.supervisor import Death
 from tokenmesh.shared.clock import monotonic_s
 
 _MAX_DETAIL: Final = 60
+_BAR_WIDTH: Final = 24
 
 
 class Screen:
@@ -26,6 +28,8 @@ class Screen:
         self._wanted: Mapping[str, int] = {}
         self._counts: Mapping[str, int] = {}
         self._details: dict[str, str] = {}
+        self._shares: dict[str, float | None] = {}
+        """How far a service has come with what its last line is about."""
         self._live: Live | None = None
 
     def begin(self, wanted: Mapping[str, int]) -> None:
@@ -49,7 +53,9 @@ class Screen:
     def line(self, child: str, text: str) -> None:
         """A child wrote something; warnings are for the user, the rest for those who asked."""
         line = parse_line(text)
-        self._details[child.partition(" ")[0]] = line.text[:_MAX_DETAIL]
+        service = child.partition(" ")[0]
+        self._details[service] = line.text[:_MAX_DETAIL]
+        self._shares[service] = line.progress
         # A critical complaint is the last one: `restarting` or `dead` shows it.
         if self._is_verbose or WARNING <= line.severity < CRITICAL:
             self._say(f"{child}: {line.text}", "yellow" if line.severity >= WARNING else "dim")
@@ -111,9 +117,18 @@ class Screen:
             count = self._counts.get(service, 0)
             mark = Text("ready", "green") if count >= wanted else Spinner("dots", "starting")
             of = f"{count}/{wanted}" if wanted > 1 else ""
-            table.add_row(Text(f"  {service}"), mark, of, Text(self._detail(service), "dim"))
+            table.add_row(Text(f"  {service}"), mark, of, self._detail(service))
         table.add_row(Text(f"  {self._elapsed_s:.0f} s", "dim"))
         return table
 
-    def _detail(self, service: str) -> str:
-        return self._details.get(service, "") if self._counts.get(service, 0) == 0 else ""
+    def _detail(self, service: str) -> RenderableType:
+        """What a service that is not up says it does, and how far it is."""
+        if self._counts.get(service, 0) > 0:
+            return ""
+        text = Text(self._details.get(service, ""), "dim")
+        share = self._shares.get(service)
+        if share is None:
+            return text
+        row = Table.grid(padding=(0, 1))
+        row.add_row(ProgressBar(1.0, share, width=_BAR_WIDTH), text)
+        return row

@@ -49,7 +49,7 @@ class WorkerSettings(BaseModel):
         default=0.3, gt=0, le=1, description="Share of free host memory for KV on a CPU."
     )
     load_buffer_bytes: int = Field(
-        default=64 * 1024 * 1024,
+        default=4 * 1024 * 1024,
         ge=4096,
         description="Buffer for weights that change their type or go to a GPU while they are read.",
     )

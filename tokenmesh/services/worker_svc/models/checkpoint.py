@@ -20,7 +20,7 @@ LEFT_OVER_SHOWN: Final = 5
 """Names listed in the error about unknown tensors."""
 
 _DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_BUFFER_BYTES: Final = 64 << 20
+_BUFFER_BYTES: Final = 4 << 20
 
 
 class Checkpoint:
