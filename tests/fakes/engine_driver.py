@@ -67,9 +67,16 @@ class EngineDriver:
     """An engine on a loaded checkpoint; its prefix cache lives from one `run` to the next."""
 
     def __init__(
-        self, directory: Path, *, max_model_len: int | None = None, **settings: Any
+        self,
+        directory: Path,
+        *,
+        dtype: Dtype = "float32",
+        max_model_len: int | None = None,
+        **settings: Any,
     ) -> None:
-        self.model, self.settings = load(directory, max_model_len=max_model_len, **settings)
+        self.model, self.settings = load(
+            directory, dtype=dtype, max_model_len=max_model_len, **settings
+        )
         self._engine = Engine(self.model.runner, self.settings)
         self._num_streams = 0
 
@@ -105,6 +112,11 @@ class EngineDriver:
             if len(outcomes) == len(requests):
                 return [outcomes[request.key] for request in requests]
         raise AssertionError(f"not done after {MAX_STEPS} steps")
+
+    def sleep(self, level: int) -> int:
+        """Between two runs; bytes freed."""
+        self._engine.forget_kv()
+        return self.model.resident.sleep(level)
 
     def tokens(self, jobs: Sequence[Job], *, steps_between: int = 0) -> list[list[int]]:
         """The tokens of each job, none of which may fail."""

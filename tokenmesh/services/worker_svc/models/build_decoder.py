@@ -60,7 +60,7 @@ def build_decoder(
         norm=norm,
         head=pack(head, None, native),
         rotaries=[Rotary(rope) for rope in config.ropes],
-        program=build_program(config, layers),
+        program=build_program(config, layers, norm),
     )
 
 

@@ -25,14 +25,20 @@ class _Buffer(IntEnum):
     ACTIVE = 6
 
 
-def build_program(config: DecoderConfig, layers: Sequence[DecoderLayer]) -> Program | None:
-    """None when a layer is not packed for the C kernels or has a shape that they do not take."""
+def build_program(
+    config: DecoderConfig, layers: Sequence[DecoderLayer], norm: torch.Tensor
+) -> Program | None:
+    """Everything of `Decoder.forward`, the final norm included.
+
+    None when a layer is not packed for the C kernels or has a shape that they do not take.
+    """
     if not _fits(config, layers):
         return None
     writer = _Writer(config)
     for number, (layer, layer_config) in enumerate(zip(layers, config.layers, strict=True)):
         writer.attention_block(number, layer, layer_config)
         writer.mlp_block(layer)
+    writer.final_norm(norm)
     qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     hidden, inner = config.hidden_size, config.intermediate_size
     mixed = config.num_heads * config.head_dim
@@ -104,6 +110,10 @@ class _Writer:
         self._op(Kind.SILU_MUL, _Buffer.GATE_UP, _Buffer.ACTIVE, width=width)
         self._linear(_Buffer.ACTIVE, _Buffer.BLOCK, mlp.down)
         self._add(layer.mlp_post_norm)
+
+    def final_norm(self, weight: torch.Tensor) -> None:
+        """What the model returns of each token."""
+        self._norm(_Buffer.HIDDEN, _Buffer.HIDDEN, weight)
 
     def _normed(self, weight: torch.Tensor | None) -> _Buffer:
         if weight is None:

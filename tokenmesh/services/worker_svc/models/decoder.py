@@ -91,7 +91,7 @@ class Decoder:
         return self.embedding.index_select(0, token_ids)
 
     def forward(self, hidden: torch.Tensor, step: Step, pool: torch.Tensor) -> torch.Tensor:
-        """Run the layers over embeddings hidden [T, hidden], which is overwritten.
+        """Run layers and final norm over embeddings hidden [T, hidden], which is overwritten.
 
         pool is [layers, 2, blocks, kv_heads, page_size, head_dim].
         """
@@ -103,12 +103,11 @@ class Decoder:
         x = None
         for layer, pages in zip(self.layers, pool.unbind(0), strict=True):
             x = layer.forward(hidden, x, step, pages, self.config)
-        return hidden if x is None else hidden.add_(x, alpha=self.config.residual_multiplier)
+        return _add_and_norm(hidden, x, self.norm, self.config)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [N, hidden] after `forward` -> float32 [N, V]."""
-        x = rms_norm(hidden, self.norm, self.config.rms_norm_eps)
-        logits = linear(x, self.head, torch.float32)
+        logits = linear(hidden, self.head, torch.float32)
         if self.config.logits_divisor != 1.0:
             logits.div_(self.config.logits_divisor)
         return logits

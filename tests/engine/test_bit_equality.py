@@ -1,0 +1,43 @@
+"""With the C kernels a request's numbers are the same to the last bit, whatever runs beside it."""
+
+import pytest
+
+from tests.fakes.engine_driver import EngineDriver, Job, Outcome
+from tests.fakes.tiny import Tiny, prompt_of
+from tokenmesh.kernels import native
+from tokenmesh.shared.messages.sampling import SamplingParams
+
+LENGTHS = (37, 5, 18, 64, 1, 16, 29, 90)
+KINDS = ("llama", "qwen2_window", "qwen3", "olmo3", "ministral3", "exaone4", "granite")
+SAMPLING = SamplingParams(
+    seed=3, max_tokens=20, temperature=0.8, ignore_eos=True, logprobs=5, prompt_logprobs=1
+)
+
+pytestmark = pytest.mark.skipif(not native.start(2, 20), reason="no C kernels on this machine")
+
+
+def numbers_of(outcome: Outcome) -> list[object]:
+    return [outcome.token_ids, outcome.logprobs, outcome.prompt_logprobs]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", KINDS)
+def test_log_probabilities_are_bit_equal_alone_batched_and_in_chunks(
+    tiny: Tiny, name: str, dtype: str
+) -> None:
+    directory = tiny(name).directory
+    jobs = [Job(prompt_of(n, seed=n), SAMPLING) for n in LENGTHS]
+    whole = EngineDriver(directory, dtype=dtype, enable_prefix_caching=False)
+    alone = [numbers_of(whole.run([job])[0]) for job in jobs]
+    batched = [numbers_of(outcome) for outcome in whole.run(jobs)]
+    assert batched == alone
+    chunked = EngineDriver(
+        directory, dtype=dtype, max_num_batched_tokens=11, enable_prefix_caching=False
+    )
+    assert [numbers_of(outcome) for outcome in chunked.run(jobs, steps_between=2)] == alone
+
+
+def test_a_different_prompt_gives_different_numbers(tiny: Tiny) -> None:
+    driver = EngineDriver(tiny("llama").directory)
+    first, second = (driver.run([Job(prompt_of(20, seed=n), SAMPLING)])[0] for n in (1, 2))
+    assert numbers_of(first) != numbers_of(second)
