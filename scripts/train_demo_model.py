@@ -39,7 +39,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--steps", type=int, default=3812)
     parser.add_argument("--minutes", type=float, default=60.0, help="longest training time")
     parser.add_argument("--dialogs", type=int, default=10, help="dialogs a step")
     parser.add_argument("--save-every", type=float, default=3.0, metavar="MINUTES")
