@@ -27,7 +27,7 @@ def all_logits(checkpoint: TinyCheckpoint, prompt: list[int], native: bool) -> t
     weights = Checkpoint(checkpoint.directory)
     with torch.inference_mode():
         decoder = build_decoder(facts, weights, torch.float32, lambda done, total: None, native)
-        pool = make_pool(facts.config, 8, 16, torch.float32).zero_()
+        pool = make_pool(facts.config, 8, 16, torch.float32, torch.device("cpu")).zero_()
         rows = Rows(1, 8, facts.config)
         rows.add(NewRow(0, prompt, len(prompt), greedy(1), [], False))
         entry = ScheduledRow(0, 0, len(prompt), [3, 7, 1, 5], samples=True)

@@ -23,6 +23,15 @@ class WorkerSettings(BaseModel):
     cpu_threads: int | None = Field(
         default=None, ge=1, description="Threads of a model on a CPU; default: one a core."
     )
+    native_kernels: bool = Field(
+        default=True,
+        description="C kernels on CPUs with AVX-512 BF16, compiled at first use; else torch's.",
+    )
+    native_spin_us: float = Field(
+        default=50.0,
+        ge=0,
+        description="Microseconds that their threads look for more work before they sleep.",
+    )
     max_num_seqs: int = Field(default=256, ge=1, le=4096, description="Streams in one batch.")
     max_num_batched_tokens: int = Field(
         default=1024, ge=1, description="Tokens computed in one step: the budget of a step."
@@ -31,6 +40,15 @@ class WorkerSettings(BaseModel):
         default=512,
         ge=0,
         description="Longest prefill chunk while other streams run; 0: only the budget bounds it.",
+    )
+    async_scheduling: bool = Field(
+        default=True, description="Launch a step before the tokens of the one before it are read."
+    )
+    launch_ahead_s: float = Field(
+        default=0.002,
+        ge=0,
+        description="How long before the expected end of a step the next one is launched; streams "
+        "that arrive until then are in it.",
     )
     block_size: int = Field(default=16, ge=1, le=1024, description="Tokens of one KV block.")
     enable_prefix_caching: bool = Field(

@@ -1,67 +1,181 @@
-"""The KV pool: how many blocks there are room for, and the tensor that holds them."""
+"""The KV pool: what there is room for, as blocks, and the tensor that holds them."""
 
-from pathlib import Path
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
 
 import torch
 
 from tokenmesh.services.worker_svc.models.config import DecoderConfig
+from tokenmesh.services.worker_svc.runner.device_memory import DeviceMemory
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import ConfigError
 
-_GIB = 1 << 30
-_MEMINFO = Path("/proc/meminfo")
+_GIB: Final = 1 << 30
 
 
-def block_bytes(config: DecoderConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block over all layers, keys and values."""
-    per_token = 2 * config.num_kv_heads * config.head_dim * dtype.itemsize
-    return per_token * block_size * len(config.layers)
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Memory for the pool, and where it comes from."""
+
+    num_bytes: int
+    """May be negative: so much is missing before the pool holds anything."""
+    setting: str
+    """Which setting to raise for more."""
+    account: str
+    """How the number came about."""
+    share: float = math.inf
+    """The setting's value where it is a share; infinite: raising it would not help."""
+    of_bytes: int = 1
+    """What the share is of."""
+    also_lower: str = ""
+    """Settings other than max_model_len that would leave more."""
 
 
-def count_blocks(
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What the model asks of the pool."""
+
+    block_bytes: int
+    block_size: int
+    max_model_len: int
+
+    @property
+    def num_blocks(self) -> int:
+        """For one request of full length, and the null block."""
+        return 1 + -(-self.max_model_len // self.block_size)
+
+
+class GpuBudget:
+    """Measures what a GPU has left. Make it before anything is loaded."""
+
+    def __init__(self, memory: DeviceMemory, utilization: float) -> None:
+        self._memory = memory
+        self._utilization = utilization
+        self._used_by_others = memory.total() - memory.free() - memory.reserved()
+
+    def measure(self, profile: Callable[[], int]) -> Budget:
+        """Run the largest steps with `profile`; what they and the weights leave of the share.
+
+        `profile` returns bytes of its peak that will not be needed again: its own pool. The share
+        is this worker's own, as in vLLM: two workers with 0.45 each fit one GPU. Raises
+        ConfigError when the steps themselves do not fit.
+        """
+        memory = self._memory
+        total, weights = memory.total(), memory.allocated()
+        memory.reset_peak()
+        try:
+            passing = profile()
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                f"the largest step does not fit beside {_gib(weights)} GiB of weights in "
+                f"{_gib(total)}; lower max_num_batched_tokens or max_num_seqs",
+                param="max_num_batched_tokens",
+            ) from error
+        activations = memory.peak() - weights - passing
+        memory.release()
+        context = total - memory.free() - memory.reserved() - self._used_by_others
+        share = int(self._utilization * total)
+        left = share - weights - activations - context
+        really_free = memory.free() - activations
+        account = (
+            f"{_gib(share)} GiB ({self._utilization:g} of {_gib(total)}): weights "
+            f"{_gib(weights)}, activations {_gib(activations)}, CUDA {_gib(context)}, "
+            f"other processes hold {_gib(self._used_by_others)}"
+        )
+        return Budget(
+            min(left, really_free),
+            "gpu_memory_utilization",
+            account,
+            share=self._utilization if left < really_free else math.inf,
+            of_bytes=total,
+            also_lower="max_num_batched_tokens or max_num_seqs",
+        )
+
+
+def host_budget(available_bytes: int, utilization: float) -> Budget:
+    """A share of the host memory that is free after the weights were loaded."""
+    account = f"{utilization:g} of the {_gib(available_bytes)} GiB that are free"
+    num_bytes = int(utilization * available_bytes)
+    return Budget(num_bytes, "cpu_memory_utilization", account, utilization, available_bytes)
+
+
+def need_of(
     config: DecoderConfig, settings: WorkerSettings, dtype: torch.dtype, max_model_len: int
-) -> int:
-    """Blocks of the pool, the null block included.
+) -> Need:
+    """What a model of this shape asks of the pool."""
+    per_token = 2 * config.num_kv_heads * config.head_dim * dtype.itemsize
+    num_bytes = per_token * settings.block_size * len(config.layers)
+    return Need(num_bytes, settings.block_size, max_model_len)
+
+
+def count_blocks(need: Need, settings: WorkerSettings, measure: Callable[[], Budget]) -> int:
+    """Blocks of the pool, the null block included; `measure` is called only when no setting says.
 
     Raises ConfigError when a single request of full length would not fit.
     """
-    size = block_bytes(config, settings.block_size, dtype)
-    needed = 1 + -(-max_model_len // settings.block_size)
     if settings.num_gpu_blocks_override is not None:
-        count, source = settings.num_gpu_blocks_override, "num_gpu_blocks_override"
+        count = settings.num_gpu_blocks_override
+        budget = Budget(count * need.block_bytes, "num_gpu_blocks_override", "as set")
     elif settings.kv_cache_memory_bytes is not None:
-        count, source = settings.kv_cache_memory_bytes // size, "kv_cache_memory_bytes"
+        num_bytes = settings.kv_cache_memory_bytes
+        budget = Budget(num_bytes, "kv_cache_memory_bytes", "as set")
+        count = num_bytes // need.block_bytes
     else:
-        share = settings.cpu_memory_utilization * available_bytes()
+        budget = measure()
         # More than every row at full length can never be used.
-        count = min(int(share) // size, 1 + settings.max_num_seqs * (needed - 1))
-        source = "cpu_memory_utilization"
-    if count < needed:
-        missing = (needed - count) * size / _GIB
-        raise ConfigError(
-            f"the KV cache has room for {max(0, count - 1) * settings.block_size} tokens, and one "
-            f"request may need {max_model_len}: {missing:.2f} GiB are missing; "
-            f"raise {source} or lower max_model_len",
-            param=source,
-        )
+        most = 1 + settings.max_num_seqs * (need.num_blocks - 1)
+        count = min(budget.num_bytes // need.block_bytes, most)
+    if count < need.num_blocks:
+        raise _too_little(need, budget, count)
     return count
 
 
-def available_bytes() -> int:
-    """Host memory that can be had without swapping."""
-    for line in _MEMINFO.read_text(encoding="ascii").splitlines():
-        key, _, value = line.partition(":")
-        if key == "MemAvailable":
-            return int(value.split()[0]) * 1024
-    raise ConfigError(f"{_MEMINFO} does not tell how much memory is available")
-
-
 def make_pool(
-    config: DecoderConfig, num_blocks: int, block_size: int, dtype: torch.dtype
+    config: DecoderConfig,
+    num_blocks: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> torch.Tensor:
-    """[layers, 2, blocks, kv_heads, page_size, head_dim], not initialized: pages that no request
-    ever used cost no memory."""
+    """[layers, 2, blocks, kv_heads, page_size, head_dim], not initialized: on a CPU, pages that no
+    request ever used cost no memory."""
     return torch.empty(
         (len(config.layers), 2, num_blocks, config.num_kv_heads, block_size, config.head_dim),
         dtype=dtype,
+        device=device,
     )
+
+
+def _too_little(need: Need, budget: Budget, count: int) -> ConfigError:
+    """Says how much is missing, what to raise to what, and what to lower to what."""
+    wanted = need.num_blocks * need.block_bytes
+    missing = wanted - budget.num_bytes
+    fits = (count - 1) * need.block_size
+    lower = [f"max_model_len to {fits}" if fits > 0 else "max_model_len"]
+    lower += [budget.also_lower] if budget.also_lower else []
+    raised = _raised(need, budget, missing)
+    return ConfigError(
+        f"one request of max_model_len {need.max_model_len} needs {_gib(wanted)} GiB of KV cache "
+        f"and there are {_gib(max(budget.num_bytes, 0))} ({budget.account}): "
+        f"{_gib(missing)} GiB are missing; {raised}lower {' or '.join(lower)}",
+        param=budget.setting,
+    )
+
+
+def _raised(need: Need, budget: Budget, missing: int) -> str:
+    """Advice with the smallest value of the setting that would do; empty where none would."""
+    value: float
+    if budget.setting == "num_gpu_blocks_override":
+        value = need.num_blocks
+    elif budget.setting == "kv_cache_memory_bytes":
+        value = need.num_blocks * need.block_bytes
+    else:
+        percent = 100 * (budget.share + missing / budget.of_bytes)
+        value = math.ceil(percent) / 100 if percent <= 100 else 0
+    return f"raise {budget.setting} to {value} or " if value else ""
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / _GIB:.2f}"

@@ -1,0 +1,247 @@
+"""How many KV blocks there is room for: with scripted devices, to the byte."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenmesh.services.worker_svc.runner.device_memory import available_host_bytes
+from tokenmesh.services.worker_svc.runner.memory import (
+    Budget,
+    GpuBudget,
+    Need,
+    count_blocks,
+    host_budget,
+)
+from tokenmesh.shared.config.worker import WorkerSettings
+from tokenmesh.shared.errors import ConfigError
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+class FakeGpu:
+    """80 GiB, of which others hold some, and an allocator that keeps what was freed."""
+
+    def __init__(self, others: float = 0.0) -> None:
+        self.others = int(others * GIB)
+        self.context = 0
+        self.tensors = 0
+        self.kept = 0
+        self.highest = 0
+
+    def total(self) -> int:
+        return 80 * GIB
+
+    def free(self) -> int:
+        return self.total() - self.others - self.context - self.reserved()
+
+    def allocated(self) -> int:
+        return self.tensors
+
+    def reserved(self) -> int:
+        return self.tensors + self.kept
+
+    def peak(self) -> int:
+        return self.highest
+
+    def reset_peak(self) -> None:
+        self.highest = self.tensors
+
+    def release(self) -> None:
+        self.kept = 0
+
+    def load(self, weights: float, context: float) -> None:
+        self.tensors += int(weights * GIB)
+        self.context += int(context * GIB)
+
+    def step(self, activations: float, pool: float = 0.0) -> Callable[[], int]:
+        def run() -> int:
+            passing = int((activations + pool) * GIB)
+            self.highest = max(self.highest, self.tensors + passing)
+            self.kept += passing
+            return int(pool * GIB)
+
+        return run
+
+
+def need(max_model_len: int = 32768, block_mib: int = 2) -> Need:
+    return Need(block_bytes=block_mib * MIB, block_size=16, max_model_len=max_model_len)
+
+
+def settings(**values: Any) -> WorkerSettings:
+    return WorkerSettings.model_validate(values)
+
+
+def never() -> Budget:
+    raise AssertionError("nothing was to be measured")
+
+
+def measured(gpu: FakeGpu, utilization: float, **steps: float) -> Budget:
+    budget = GpuBudget(gpu, utilization)
+    gpu.load(weights=15, context=0.5)
+    return budget.measure(gpu.step(**steps))
+
+
+def test_a_gpu_leaves_its_share_less_weights_peak_and_context() -> None:
+    budget = measured(FakeGpu(), 0.9, activations=2.5)
+    assert budget.num_bytes == int(0.9 * 80 * GIB) - int((15 + 2.5 + 0.5) * GIB)
+    assert budget.setting == "gpu_memory_utilization"
+    for part in ("72.00", "0.9 of 80.00", "weights 15.00", "activations 2.50", "CUDA 0.50"):
+        assert part in budget.account
+
+
+def test_the_pool_of_the_profile_itself_is_not_counted() -> None:
+    with_pool = measured(FakeGpu(), 0.9, activations=2.5, pool=3)
+    assert with_pool.num_bytes == measured(FakeGpu(), 0.9, activations=2.5).num_bytes
+
+
+def test_what_other_processes_hold_counts_only_where_it_is_in_the_way() -> None:
+    alone = measured(FakeGpu(), 0.45, activations=1)
+    beside = measured(FakeGpu(others=36), 0.45, activations=1)
+    assert beside.num_bytes == alone.num_bytes
+    crowded = measured(FakeGpu(others=50), 0.45, activations=1)
+    # 80 - 50 - 15 weights - 0.5 context - 1 of activations
+    assert crowded.num_bytes == int(13.5 * GIB)
+
+
+def test_what_was_there_before_the_start_is_not_this_workers() -> None:
+    gpu = FakeGpu(others=10)
+    gpu.kept = 2 * GIB
+    budget = measured(gpu, 0.9, activations=1)
+    assert "other processes hold 10.00" in budget.account
+    assert "CUDA 0.50" in budget.account
+
+
+def test_the_whole_budget_becomes_blocks_but_no_more_than_can_be_used() -> None:
+    budget = Budget(40 * GIB + MIB, "gpu_memory_utilization", "")
+    assert count_blocks(need(), settings(max_num_seqs=256), lambda: budget) == 20 * 1024
+    # three rows of 2048 blocks, and the null block
+    assert count_blocks(need(), settings(max_num_seqs=3), lambda: budget) == 3 * 2048 + 1
+
+
+def test_what_is_set_is_taken_and_nothing_is_measured() -> None:
+    assert count_blocks(need(), settings(num_gpu_blocks_override=3000), never) == 3000
+    exact = settings(kv_cache_memory_bytes=2500 * 2 * MIB + 1)
+    assert count_blocks(need(), exact, never) == 2500
+
+
+def test_too_little_says_how_much_is_missing_and_what_to_change_to_what() -> None:
+    gpu = FakeGpu()
+    budget = GpuBudget(gpu, 0.25)
+    gpu.load(weights=15, context=0.5)
+    # 20 GiB share - 15 - 0.5 - 2.5 leave 2; 2049 blocks of 2 MiB are needed
+    with pytest.raises(ConfigError) as error:
+        count_blocks(need(), settings(), lambda: budget.measure(gpu.step(activations=2.5)))
+    message = error.value.message
+    assert "max_model_len 32768 needs 4.00 GiB of KV cache and there are 2.00" in message
+    assert "2.00 GiB are missing" in message
+    assert "raise gpu_memory_utilization to 0.28" in message
+    assert f"lower max_model_len to {1023 * 16}" in message
+    assert "max_num_batched_tokens or max_num_seqs" in message
+    assert error.value.param == "gpu_memory_utilization"
+
+
+@given(
+    utilization=st.integers(5, 100).map(lambda each: each / 100),
+    others=st.integers(0, 60),
+    activations=st.integers(0, 8),
+    max_model_len=st.integers(1, 200_000),
+)
+def test_the_advice_of_the_error_is_right(
+    utilization: float, others: int, activations: int, max_model_len: int
+) -> None:
+    def attempt(share: float, length: int) -> str:
+        gpu = FakeGpu(others)
+        budget = GpuBudget(gpu, share)
+        gpu.load(weights=15, context=0.5)
+        measure = gpu.step(activations)
+        try:
+            count = count_blocks(need(length), settings(), lambda: budget.measure(measure))
+        except ConfigError as error:
+            return error.message
+        assert count * 2 * MIB <= gpu.free() - activations * GIB
+        return ""
+
+    message = attempt(utilization, max_model_len)
+    if "raise gpu_memory_utilization to " in message:
+        advised = float(message.split("raise gpu_memory_utilization to ")[1].split()[0])
+        assert advised > utilization
+        again = attempt(advised, max_model_len)
+        # others may be in the way then: that is what the second message is about
+        assert again == "" or "raise" not in again
+    if "lower max_model_len to " in message:
+        fits = int(message.split("lower max_model_len to ")[1].split()[0])
+        assert attempt(utilization, fits) == ""
+        assert attempt(utilization, fits + 16) != ""
+
+
+def test_nothing_is_advised_that_would_not_help() -> None:
+    gpu = FakeGpu(others=63)
+    budget = GpuBudget(gpu, 0.9)
+    gpu.load(weights=15, context=0.5)
+    with pytest.raises(ConfigError) as error:
+        count_blocks(need(), settings(), lambda: budget.measure(gpu.step(activations=1)))
+    assert "raise" not in error.value.message
+    assert "there are 0.50" in error.value.message
+    gpu.others += 2 * GIB
+    with pytest.raises(ConfigError, match=r"there are 0\.00 .* lower max_model_len or max_num_b"):
+        count_blocks(need(), settings(), lambda: budget.measure(gpu.step(activations=1)))
+
+
+def test_a_step_that_does_not_fit_names_what_makes_it_large() -> None:
+    def explode() -> int:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    gpu = FakeGpu()
+    budget = GpuBudget(gpu, 0.9)
+    gpu.load(weights=70, context=0.5)
+    with pytest.raises(ConfigError, match=r"70\.00 GiB .* 80\.00; lower max_num_batched_tokens"):
+        budget.measure(explode)
+
+
+def test_the_error_of_a_fixed_size_names_the_smallest_that_does() -> None:
+    with pytest.raises(ConfigError, match="raise num_gpu_blocks_override to 2049 or lower"):
+        count_blocks(need(), settings(num_gpu_blocks_override=2048), never)
+    assert count_blocks(need(), settings(num_gpu_blocks_override=2049), never) == 2049
+    enough = 2049 * 2 * MIB
+    with pytest.raises(ConfigError, match=f"raise kv_cache_memory_bytes to {enough} or lower"):
+        count_blocks(need(), settings(kv_cache_memory_bytes=enough - 1), never)
+    assert count_blocks(need(), settings(kv_cache_memory_bytes=enough), never) == 2049
+
+
+def test_a_host_gives_a_share_of_what_is_free() -> None:
+    assert host_budget(10 * GIB, 0.3).num_bytes == 3 * GIB
+    with pytest.raises(
+        ConfigError, match=r"raise cpu_memory_utilization to 0\.41 or lower"
+    ) as error:
+        count_blocks(need(), settings(), lambda: host_budget(10 * GIB, 0.3))
+    assert "0.3 of the 10.00 GiB that are free" in error.value.message
+    assert count_blocks(need(), settings(), lambda: host_budget(10 * GIB, 0.41)) > 2048
+
+
+def host(folder: Path, **files: str) -> int:
+    meminfo = folder / "meminfo"
+    meminfo.write_text("MemTotal:  100 kB\nMemAvailable:   50 kB\n")
+    for name, text in files.items():
+        (folder / name.replace("_", ".", 1)).write_text(text)
+    return available_host_bytes(meminfo, folder)
+
+
+def test_host_memory_is_bounded_by_the_container(tmp_path: Path) -> None:
+    assert host(tmp_path) == 50 * 1024
+    assert host(tmp_path, memory_max="max\n", memory_current="5", memory_stat="") == 50 * 1024
+    stat = "anon 7\ninactive_file 1000\nactive_file 9\n"
+    assert host(tmp_path, memory_max="30000\n", memory_current="20000", memory_stat=stat) == 11000
+    assert host(tmp_path, memory_max="100", memory_current="9000", memory_stat=stat) == 0
+    assert host(tmp_path, memory_max="99999999", memory_current="9", memory_stat=stat) == 50 * 1024
+
+
+def test_a_host_that_does_not_tell_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 100 kB\n")
+    with pytest.raises(ConfigError, match="does not tell"):
+        available_host_bytes(tmp_path / "meminfo", tmp_path)

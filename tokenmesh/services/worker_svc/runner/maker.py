@@ -1,0 +1,104 @@
+"""RunnerMaker: makes the parts of a runner from one checkpoint: weights, pool, rows, sampler."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tokenmesh.services.worker_svc.models.build_decoder import Progress, build_decoder
+from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
+from tokenmesh.services.worker_svc.models.decoder import Decoder
+from tokenmesh.services.worker_svc.models.read_config import ModelFacts
+from tokenmesh.services.worker_svc.runner.device_memory import CudaMemory, available_host_bytes
+from tokenmesh.services.worker_svc.runner.memory import (
+    Budget,
+    GpuBudget,
+    count_blocks,
+    host_budget,
+    make_pool,
+    need_of,
+)
+from tokenmesh.services.worker_svc.runner.profile_run import run_largest_steps
+from tokenmesh.services.worker_svc.runner.rows import Rows
+from tokenmesh.services.worker_svc.runner.runner import TorchRunner
+from tokenmesh.services.worker_svc.sampling.sampler import Sampler
+from tokenmesh.shared.clock import perf_s
+from tokenmesh.shared.config.worker import WorkerSettings
+from tokenmesh.shared.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class LoadTimes:
+    """What loading took, in seconds."""
+
+    num_bytes: int
+    """Read from the checkpoint."""
+    read_s: float
+    """In the file system."""
+    pack_s: float
+    """Converting, merging, packing: all that is not reading."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerMaker:
+    """What a runner is made from. Use it within `torch.inference_mode()`."""
+
+    facts: ModelFacts
+    directory: Path
+    dtype: torch.dtype
+    max_model_len: int
+    eos_token_ids: frozenset[int]
+    settings: WorkerSettings
+    native: bool
+    """Whether the C kernels run."""
+    device: torch.device
+
+    def load_decoder(self, progress: Progress) -> tuple[Decoder, LoadTimes]:
+        """Read the weights. Raises CheckpointError; ConfigError when they do not fit."""
+        began_s = perf_s()
+        checkpoint = Checkpoint(self.directory, self.device, self.settings.load_buffer_bytes)
+        try:
+            decoder = build_decoder(self.facts, checkpoint, self.dtype, progress, self.native)
+        except torch.OutOfMemoryError as error:
+            size = sum(file.stat().st_size for file in self.directory.glob("*.safetensors"))
+            raise ConfigError(
+                f"{size / (1 << 30):.2f} GiB of weights do not fit the device: {error}",
+                param="model",
+            ) from error
+        read_s = checkpoint.read_s
+        times = LoadTimes(checkpoint.bytes_read, read_s, perf_s() - began_s - read_s)
+        return decoder, times
+
+    def budget_of(self, decoder: Decoder, gpu: GpuBudget | None) -> Budget:
+        """What the pool may take, once the weights are there."""
+        if gpu is None:
+            return host_budget(available_host_bytes(), self.settings.cpu_memory_utilization)
+        return gpu.measure(
+            lambda: run_largest_steps(
+                lambda num_blocks: self.make_runner(decoder, num_blocks),
+                self.settings,
+                self.max_model_len,
+            )
+        )
+
+    def count_blocks(self, measure: Callable[[], Budget]) -> int:
+        """Blocks of the pool. Raises ConfigError when one request would not fit."""
+        need = need_of(self.facts.config, self.settings, self.dtype, self.max_model_len)
+        return count_blocks(need, self.settings, measure)
+
+    def make_runner(self, decoder: Decoder, num_blocks: int) -> tuple[TorchRunner, torch.Tensor]:
+        """A runner and its pool."""
+        config, worker = self.facts.config, self.settings
+        pool = make_pool(config, num_blocks, worker.block_size, self.dtype, self.device)
+        max_blocks = -(-self.max_model_len // worker.block_size)
+        rows = Rows(worker.max_num_seqs, max_blocks, config)
+        sampler = Sampler(config.vocab_size, self.eos_token_ids)
+        return TorchRunner(decoder, pool, rows, sampler), pool
+
+
+def gpu_budget(device: torch.device, settings: WorkerSettings) -> GpuBudget | None:
+    """Make it before anything is loaded; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    return GpuBudget(CudaMemory(device), settings.gpu_memory_utilization)
