@@ -214,6 +214,6 @@ def compilations() -> list[Compilation]:
             constants={"PAGE": 16, "BLOCK": BLOCK},
             divisible_by_16=(*pointers, *strides),
             num_warps=NUM_WARPS,
-            limits=Limits(max_registers=96),
+            limits=Limits(max_registers=96, max_shared_bytes=4096),
         )
     ]

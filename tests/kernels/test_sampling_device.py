@@ -1,0 +1,53 @@
+"""The sampler on a device draws what the sampler on the CPU draws: streams move between workers."""
+
+import math
+
+import pytest
+import torch
+
+from tests.kernels.interpreter import Interpreter
+from tests.kernels.sampler_twins import compare_twins, draw_counts
+
+pytest.importorskip("triton")
+
+
+@pytest.mark.timeout(120)  # the first case waits for the child to import torch
+@pytest.mark.parametrize(
+    ("seed", "vocab_size", "num_steps"),
+    [(0, 50, 10), (1, 50, 10), (2, 50, 10), (3, 1, 4), (4, 1100, 6), (5, 2100, 4)],
+)
+def test_kernels_draw_what_the_cpu_draws(
+    seed: int, vocab_size: int, num_steps: int, interpreter: Interpreter
+) -> None:
+    arguments = (seed, vocab_size, num_steps, True)
+    assert interpreter.call(compare_twins, *arguments, timeout_s=100) > 5 * num_steps
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "filters", [{}, {"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.2}], ids=lambda f: next(iter(f), "")
+)
+def test_kernels_follow_the_distribution(
+    filters: dict[str, float], interpreter: Interpreter
+) -> None:
+    counts, weights = interpreter.call(draw_counts, filters, 800, timeout_s=100)
+    assert _chi_square(counts, weights) < 4
+    skewed = [weight * (2.0 if token % 2 else 1.0) for token, weight in enumerate(weights)]
+    assert _chi_square(counts, skewed) > 4
+
+
+def _chi_square(counts: list[int], weights: list[float]) -> float:
+    """How far counts are from probabilities, in standard deviations of a right sampler."""
+    observed = torch.tensor(counts, dtype=torch.float64)
+    expected = torch.tensor(weights, dtype=torch.float64)
+    expected *= observed.sum() / expected.sum()
+    assert bool((observed[expected == 0] == 0).all())
+    rare = expected < 5
+    observed = torch.cat([observed[~rare], observed[rare].sum().view(1)])
+    expected = torch.cat([expected[~rare], expected[rare].sum().view(1)])
+    is_possible = expected > 0
+    freedom = int(is_possible.sum()) - 1
+    statistic = float(((observed - expected)[is_possible] ** 2 / expected[is_possible]).sum())
+    # Wilson and Hilferty: the cube root is nearly normal
+    spread = 2 / (9 * freedom)
+    return float(((statistic / freedom) ** (1 / 3) - (1 - spread)) / math.sqrt(spread))

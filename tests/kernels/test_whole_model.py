@@ -1,0 +1,35 @@
+"""Models whose every layer runs in Triton's interpreter, against transformers."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tests.fakes.models import make_model
+from tests.fakes.tiny import prompt_of
+from tests.kernels.interpreter import Interpreter
+from tests.kernels.whole_model import greedy_logits
+
+ATOL = 2e-4
+CHUNK, NUM_DECODE = 13, 3
+
+# Between them: norms of heads before and after rope and over all heads, norms after blocks and none
+# before, windows, a scaled query, multipliers.
+MODELS = ["qwen3", "hunyuan", "olmo3", "ministral3", "granite"]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", MODELS)
+def test_interpreted_model_computes_what_transformers_does(
+    name: str, interpreter: Interpreter, tmp_path: Path
+) -> None:
+    prompt = prompt_of(21)
+    oracle = make_model(name)
+    oracle.save_pretrained(tmp_path)
+    logits = interpreter.call(greedy_logits, tmp_path, prompt, CHUNK, NUM_DECODE, timeout_s=100)
+    tokens = logits.argmax(-1).tolist()
+    with torch.no_grad():
+        expected = oracle(torch.tensor([prompt + tokens[len(prompt) - 1 : -1]])).logits[0]
+    torch.testing.assert_close(logits, expected, atol=ATOL, rtol=0)
