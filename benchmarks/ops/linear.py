@@ -4,7 +4,9 @@ import torch
 
 from benchmarks.ops.batch import Batch
 from benchmarks.ops.work import Dimensions, Work, size_of
-from tokenmesh.kernels.linear import TOLERANCE, linear, linear_reference, pack
+from tokenmesh.kernels import native
+from tokenmesh.kernels.linear import TOLERANCE, Linear, linear, linear_reference, pack
+from tokenmesh.shared.config.worker import WorkerSettings
 
 
 def linear_work(batch: Batch, sizes: Dimensions, dtype: torch.dtype, device: torch.device) -> Work:
@@ -12,7 +14,7 @@ def linear_work(batch: Batch, sizes: Dimensions, dtype: torch.dtype, device: tor
     x = torch.randn(batch.num_tokens, sizes.hidden, device=device).to(dtype)
     weight = torch.randn(2 * sizes.intermediate, sizes.hidden, device=device)
     weight = weight.mul_(sizes.hidden**-0.5).to(dtype)
-    layer = pack(weight.clone(), None)
+    layer = _packed(weight.clone())
     outputs = batch.num_tokens * weight.shape[0]
     return Work(
         run=lambda: linear(x, layer),
@@ -22,3 +24,11 @@ def linear_work(batch: Batch, sizes: Dimensions, dtype: torch.dtype, device: tor
         num_flops=2 * outputs * sizes.hidden,
         tolerance=5 * TOLERANCE[dtype],
     )
+
+
+def _packed(weight: torch.Tensor) -> Linear:
+    """As the engine packs it: for the C kernels where there are any; cuBLAS takes it plain."""
+    if weight.is_cuda:
+        return Linear(None, weight, None, None, max_plain_tokens=0)
+    has_native = native.start(torch.get_num_threads(), WorkerSettings().native_spin_us)
+    return pack(weight, None, has_native)

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -50,7 +50,8 @@ def awake(pid: int) -> Iterator[None]:
     try:
         yield
     finally:
-        os.killpg(pid, signal.SIGSTOP)
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGSTOP)
 
 
 class Child:
@@ -80,6 +81,8 @@ class Child:
         assert self._process.stdout is not None
         line = await asyncio.wait_for(self._process.stdout.readline(), self._timeout_s)
         if not line:
+            # its last words come after its end of file
+            await asyncio.wait_for(self._process.wait(), _LEAVE_S)
             raise RuntimeError(f"the child ended:\n{tail(self._log)}")
         return msgspec.json.decode(line, type=kind)
 
@@ -112,7 +115,7 @@ async def start_child(
             stdout=asyncio.subprocess.PIPE,
             stderr=errors,
             limit=_LINE_LIMIT,
-            start_new_session=True,
+            process_group=0,
         )
     try:
         child = Child(process, log, timeout_s)

@@ -6,10 +6,16 @@ The program starts anew for each measurement; loading the file is not part of it
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from benchmarks.peers.sample import Sample
+
+_CONTEXT_STEP: Final = 256
+"""Keys of a sequence are allocated in such steps."""
+_LAST_TOKENS: Final = 1
+"""A second, short run: reports are printed by a thread, and the program's end loses the last."""
 
 
 class Report(msgspec.Struct):
@@ -45,11 +51,15 @@ class LlamaCpp:
 
     async def measure(self, prompts: list[list[int]], num_tokens: int) -> Sample:
         """A `Measure`; only the number and the length of the prompts matter."""
-        count, length = len(prompts), len(prompts[0])
-        context = max(count * (length + num_tokens), 512)
+        asked = (len(prompts), len(prompts[0]), num_tokens)
+        return read_report(await self._run(*asked), asked)
+
+    async def _run(self, count: int, length: int, num_tokens: int) -> bytes:
+        """What the program prints."""
+        context = count * -(-(length + num_tokens) // _CONTEXT_STEP) * _CONTEXT_STEP
         command = [str(self._program), "-m", str(self._model), "-c", str(context)]
         command += ["-b", "2048", "-ub", "512", "-t", self._threads, "-tb", self._threads]
-        command += ["-npp", str(length), "-ntg", str(num_tokens), "-npl", str(count)]
+        command += ["-npp", str(length), "-ntg", f"{num_tokens},{_LAST_TOKENS}", "-npl", str(count)]
         process = await asyncio.create_subprocess_exec(
             *command,
             *("--output-format", "jsonl"),
@@ -59,11 +69,11 @@ class LlamaCpp:
         )
         try:
             said, _ = await asyncio.wait_for(process.communicate(), self._timeout_s)
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-            raise
-        return read_report(said, (count, length, num_tokens))
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        return said
 
 
 def read_report(said: bytes, asked: tuple[int, int, int]) -> Sample:
@@ -72,7 +82,7 @@ def read_report(said: bytes, asked: tuple[int, int, int]) -> Sample:
         if line.startswith(b"{"):
             report = msgspec.json.decode(line, type=Report)
             if (report.pl, report.pp, report.tg) != asked:
-                break
+                continue
             tokens = report.pl * report.tg
             return Sample(
                 tokens_per_s=round(tokens / (report.t_pp + report.t_tg), 2),

@@ -46,7 +46,7 @@ async def own_server(
             env=dict(environment),
             stdout=output,
             stderr=output,
-            start_new_session=True,
+            process_group=0,
         )
     url = f"http://127.0.0.1:{port}"
     try:

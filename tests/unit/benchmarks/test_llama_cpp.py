@@ -139,16 +139,24 @@ def test_no_report_or_another_ones_is_an_error(said: bytes) -> None:
         read_report(said, (4, 128, 64))
 
 
-async def test_the_program_is_told_what_to_run(tmp_path: Path) -> None:
-    program = tmp_path / "llama-batched-bench"
-    # prints a report made of its own arguments
-    program.write_text(
+def program(folder: Path, before: str) -> LlamaCpp:
+    """One that prints a report made of its own arguments, after the line of shell `before`."""
+    path = folder / "llama-batched-bench"
+    path.write_text(
         "#!/bin/sh\n"
-        "while [ $# -gt 1 ]; do case $1 in -npp) pp=$2;; -ntg) tg=$2;; -npl) pl=$2;; esac\n"
-        "shift; done\n"
+        "while [ $# -gt 1 ]; do case $1 in -npp) pp=$2;; -ntg) tg=${2%,*};; -npl) pl=$2;; esac\n"
+        f"shift; done\n{before}\n"
         'echo "{\\"pp\\": $pp, \\"tg\\": $tg, \\"pl\\": $pl, \\"t_pp\\": 1, \\"t_tg\\": 1}"\n'
     )
-    program.chmod(0o755)
-    peer = LlamaCpp(program, tmp_path / "model.gguf", 2, {"PATH": "/usr/bin:/bin"}, 10.0)
-    sample = await peer.measure([[1] * 12] * 3, 6)
+    path.chmod(0o755)
+    return LlamaCpp(path, folder / "model.gguf", 2, {"PATH": "/usr/bin:/bin"}, 10.0)
+
+
+async def test_the_program_is_told_what_to_run(tmp_path: Path) -> None:
+    sample = await program(tmp_path, "").measure([[1] * 12] * 3, 6)
     assert sample.tokens_per_s == 9.0
+
+
+async def test_a_program_that_never_reports_is_an_error_with_its_words(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="no such model"):
+        await program(tmp_path, "echo no such model; exit 1").measure([[1] * 12] * 3, 6)
