@@ -15,6 +15,7 @@ from tokenmesh.services.worker_svc.engine.engine import Engine, limits_of
 from tokenmesh.services.worker_svc.engine.plan import RowResult, StepPlan, StepResult
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.request import Request, StreamKey
+from tokenmesh.services.worker_svc.engine.runner import Landed
 from tokenmesh.services.worker_svc.engine.scheduler import Scheduler
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.ids import GatewayId, RequestId
@@ -32,17 +33,9 @@ class IdleRunner:
 
     num_blocks = NUM_BLOCKS
 
-    def prepare(self, plan: StepPlan) -> StepPlan:
-        """Nothing."""
-        return plan
-
-    def forward(self, inputs: StepPlan) -> StepPlan:
-        """Nothing."""
-        return inputs
-
-    def sample(self, inputs: StepPlan, logits: StepPlan) -> StepResult:
+    def launch(self, plan: StepPlan) -> Landed:
         """One token a row."""
-        return StepResult([RowResult(entry.row, TOKEN) for entry in inputs.scheduled])
+        return Landed(StepResult([RowResult(entry.row, TOKEN) for entry in plan.scheduled]))
 
 
 def settings_for(num_requests: int) -> WorkerSettings:
@@ -65,7 +58,7 @@ def request(stream: int) -> Request:
 
 
 def scheduler_step(num_requests: int) -> Callable[[], None]:
-    """`schedule` and `draw` alone, the runner's result included in neither."""
+    """`schedule` and `draw` of the step before, the runner's result included in neither."""
     pool = BlockPool(NUM_BLOCKS)
     settings = settings_for(num_requests)
     cache = PrefixCache(pool, settings.block_size, enabled=True)
@@ -74,9 +67,12 @@ def scheduler_step(num_requests: int) -> Callable[[], None]:
         scheduler.add(request(stream))
     sampled = [RowResult(row, TOKEN) for row in range(num_requests)]
 
+    flight = scheduler.schedule()
+
     def step() -> None:
-        scheduler.schedule()
-        scheduler.draw(sampled)
+        nonlocal flight
+        plan, flight = flight, scheduler.schedule()
+        scheduler.draw(plan.step, sampled)
 
     return step
 

@@ -11,8 +11,14 @@ import pytest
 
 from tokenmesh.services.worker_svc.actor import Identity, Surroundings, WorkerActor
 from tokenmesh.services.worker_svc.engine.engine import Engine
-from tokenmesh.services.worker_svc.engine.plan import StepPlan
-from tokenmesh.services.worker_svc.engine.sim import SimRunner, SimVocabulary, prompt_key, sim_token
+from tokenmesh.services.worker_svc.engine.plan import StepPlan, StepResult
+from tokenmesh.services.worker_svc.engine.sim import (
+    SimLaunch,
+    SimRunner,
+    SimVocabulary,
+    prompt_key,
+    sim_token,
+)
 from tokenmesh.services.worker_svc.loaded import SimModel
 from tokenmesh.services.worker_svc.thread import EngineThread
 from tokenmesh.shared import subjects
@@ -395,11 +401,18 @@ async def test_a_draining_worker_finishes_short_streams(rig: Rig) -> None:
     assert (await rig.finished())[-1].finish == "length"
 
 
+class BrokenLaunch(SimLaunch):
+    """Fails."""
+
+    def result(self) -> StepResult:
+        raise RuntimeError("no such device")
+
+
 class BrokenRunner(SimRunner):
     """Fails in every step."""
 
-    def forward(self, inputs: StepPlan) -> StepPlan:
-        raise RuntimeError("no such device")
+    def launch(self, plan: StepPlan) -> SimLaunch:
+        return BrokenLaunch(StepResult(), 0.0, Brakes())
 
 
 async def test_an_engine_that_keeps_failing_ends_the_service_and_every_stream(

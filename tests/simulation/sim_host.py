@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import deque
-from typing import Any
 
 from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.outputs import StepOutput
@@ -12,7 +11,7 @@ from tokenmesh.services.worker_svc.thread import Add, Command, End
 class SimHost:
     """An `EngineHost` without a thread. Set `engine` before `start`."""
 
-    engine: Engine[Any, Any]
+    engine: Engine
 
     def __init__(self) -> None:
         self.outputs_ready = asyncio.Event()

@@ -34,6 +34,10 @@ class VirtualClock:
     def perf_counter(self) -> float:
         return self.elapsed_s
 
+    def sleep(self, seconds: float) -> None:
+        """Let time pass, outside of any loop."""
+        self.elapsed_s += seconds
+
 
 class _VirtualSelector(selectors.BaseSelector):
     """Never blocks: where a real selector would sleep, the clock jumps."""

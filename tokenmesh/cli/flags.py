@@ -90,6 +90,7 @@ FLAGS: Final = (
         ("worker", "long_prefill_token_threshold"),
         convert=human_number,
     ),
+    Flag("--async-scheduling", ("worker", "async_scheduling"), is_switch=True),
     Flag("--block-size", ("worker", "block_size")),
     Flag("--enable-prefix-caching", ("worker", "enable_prefix_caching"), is_switch=True),
     Flag(

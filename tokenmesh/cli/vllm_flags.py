@@ -36,7 +36,7 @@ SHORT: Final = {
 _OTHERS: Final = """
 additional-config all2all-backend allow-credentials allow-deprecated-quantization
 allowed-headers allowed-local-media-path allowed-media-domains allowed-methods allowed-origins
-async-scheduling attention-backend attention-config calculate-kv-scales
+attention-backend attention-config calculate-kv-scales
 chat-template-content-format code-revision collect-detailed-traces compilation-config
 config-format convert cpu-offload-gb data-parallel-address data-parallel-backend
 data-parallel-hybrid-lb data-parallel-rank data-parallel-rpc-port data-parallel-size-local

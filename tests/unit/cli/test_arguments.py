@@ -107,7 +107,7 @@ def test_words_after_two_hyphens_and_negative_numbers_are_no_flags() -> None:
         ("--tensor-parallel-size", "--workers N starts N replicas"),
         ("-tp", "--workers N starts N replicas"),
         ("--speculative-config.method", "is a flag of vLLM"),
-        ("--no-async-scheduling", "is a flag of vLLM"),
+        ("--no-enable-eplb", "is a flag of vLLM"),
         ("--max-modle-len", "unknown flag --max-modle-len; did you mean --max-model-len?"),
         ("--tokenizer-mode", "did you mean --tokenizer"),
         ("--zzz", "unknown flag --zzz"),

@@ -8,6 +8,7 @@ from tokenmesh.services.worker_svc.engine.engine import Engine, EngineBroken
 from tokenmesh.services.worker_svc.engine.outputs import StepOutput
 from tokenmesh.services.worker_svc.engine.plan import StepPlan, StepResult
 from tokenmesh.services.worker_svc.engine.request import Request
+from tokenmesh.services.worker_svc.engine.runner import Landed, Launch
 from tokenmesh.services.worker_svc.engine.sim import SimRunner, SimVocabulary
 from tokenmesh.services.worker_svc.tracing import record_spans, sampled
 from tokenmesh.shared.config.worker import WorkerSettings
@@ -20,35 +21,46 @@ SETTINGS = WorkerSettings(
 PARENT = f"00-{1:032x}-{2:016x}-01"
 
 
-class Troubled(SimRunner):
+class Failed:
+    """A launch that raises."""
+
+    def wait(self, timeout_s: float) -> bool:
+        return True
+
+    def result(self) -> StepResult:
+        raise RuntimeError("out of memory")
+
+
+class Troubled:
     """Fails when it is told to."""
 
+    num_blocks = SETTINGS.sim_num_blocks
+
     def __init__(self) -> None:
-        super().__init__(SimVocabulary(100), SETTINGS, lambda _: None)
+        self._sim = SimRunner(SimVocabulary(100), SETTINGS, lambda _: None)
         self.must_fail = False
         self.failing_streams: set[int] = set()
 
-    def forward(self, inputs: StepPlan) -> StepPlan:
+    def launch(self, plan: StepPlan) -> Launch:
         if self.must_fail:
-            raise RuntimeError("out of memory")
-        return inputs
-
-    def sample(self, inputs: StepPlan, logits: StepPlan) -> StepResult:
-        result = super().sample(inputs, logits)
+            return Failed()
+        result = self._sim.launch(plan).result()
         result.errors = {
             new.row: "no such media"
-            for new in inputs.new_rows
+            for new in plan.new_rows
             if new.sampling.seed in self.failing_streams
         }
-        return result
+        return Landed(result)
 
 
 def deltas_of(output: StepOutput) -> list[Delta]:
     return [delta for deltas in output.deltas.values() for delta in deltas]
 
 
-def step(engine: Engine[StepPlan, StepPlan]) -> StepOutput:
+def step(engine: Engine) -> StepOutput:
+    """One step from its launch to its tokens."""
     engine.step()
+    engine.settle()
     return engine.take_output()
 
 
@@ -76,9 +88,10 @@ def test_failing_again_and_again_breaks_the_engine(make_request: MakeRequest) ->
     engine = Engine(runner, SETTINGS)
     engine.add(make_request(1, [1]))
     engine.step()
+    engine.settle()
     engine.add(make_request(2, [1]))
     with pytest.raises(EngineBroken, match="2 steps in a row"):
-        engine.step()
+        step(engine)
     assert len(engine.take_output().ended) == 2
 
 
@@ -127,6 +140,8 @@ def test_the_timeline_tells_chunks_first_token_and_thinned_steps(make_request: M
         timeline.ended_ns,
     )
     assert list(times) == sorted(times)
+    assert timeline.chunks[0].start_ns >= timeline.first_scheduled_ns
+    assert timeline.chunks[0].end_ns <= timeline.first_token_ns
     assert 2 <= len(ended.steps) <= SETTINGS.trace_step_events
     assert all(entry.batch_size == 1 for entry in ended.steps)
     record_spans(ended)

@@ -74,10 +74,36 @@ def test_retracted_blocks_are_not_found(
 ) -> None:
     first = make_request(1, PROMPT)
     first.blocks = pool.allocate(4)
+    first.row = 3
     cache.register(first, 0, 5)
-    cache.register(first, 5, 14)
-    assert cache.retract(first, 5, 14) == first.blocks[1:3]
+    registered = cache.register(first, 5, 14)
+    assert cache.retract(registered, row=2) == []
+    assert cache.retract(registered, row=3) == first.blocks[1:3]
     assert cache.find(make_request(2, PROMPT)) == first.blocks[:1]
+
+
+def test_a_block_with_other_content_by_now_is_not_retracted(
+    cache: PrefixCache, pool: BlockPool, make_request: MakeRequest
+) -> None:
+    first = make_request(1, PROMPT)
+    first.row, first.blocks = 3, pool.allocate(1)
+    registered = cache.register(first, 0, 4)
+    pool.free(first.blocks)
+    pool.forget(first.blocks[0])
+    second = make_request(2, PROMPT[4:])
+    second.blocks = first.blocks
+    cache.register(second, 0, 4)
+    assert cache.retract(registered, row=3) == []
+    assert cache.find(make_request(3, PROMPT[4:])) == second.blocks
+
+
+def test_a_block_is_not_registered_before_its_tokens_are_known(
+    cache: PrefixCache, pool: BlockPool, make_request: MakeRequest
+) -> None:
+    first = make_request(1, PROMPT[:7])
+    first.blocks = pool.allocate(2)
+    with pytest.raises(AssertionError, match="before its tokens are known"):
+        cache.register(first, 4, 8)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ class Bench:
         """Schedule, and draw TOKEN wherever a token is drawn."""
         plan = self.scheduler.schedule()
         sampled = [RowResult(entry.row, TOKEN) for entry in plan.scheduled if entry.samples]
-        self.scheduler.draw(sampled)
+        self.scheduler.draw(plan.step, sampled)
         return plan
 
 
@@ -79,7 +79,7 @@ def test_no_more_streams_run_than_there_are_rows(make_request: MakeRequest) -> N
     plan = bench.step()
     assert len(plan.scheduled) == 2
     assert (bench.scheduler.num_running, bench.scheduler.num_waiting) == (2, 1)
-    first = bench.scheduler.request_at(plan.scheduled[0].row)
+    first = bench.scheduler.rows.owner(plan.scheduled[0].row, plan.step)
     assert first is not None
     bench.scheduler.remove(first)
     plan = bench.step()

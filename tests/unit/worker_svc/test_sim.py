@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.simulation.virtual_time import virtual_time
 from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.request import Request
 from tokenmesh.services.worker_svc.engine.sim import (
@@ -99,13 +100,25 @@ def test_logprobs_have_the_shape_that_was_asked_for(make_request: MakeRequest) -
     assert all(delta.prompt_logprobs is None for delta in deltas[1:])
 
 
-def test_a_step_takes_the_time_of_its_parts(make_request: MakeRequest) -> None:
-    waits: list[float] = []
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_step_takes_the_time_of_its_parts_and_begins_after_the_one_before(
+    make_request: MakeRequest, is_async: bool
+) -> None:
     settings = WorkerSettings(
-        sim_step_s=1.0, sim_seq_s=0.25, sim_prefill_tokens_per_s=10.0, sim_time_scale=2.0
+        sim_step_s=1.0,
+        sim_seq_s=0.25,
+        sim_prefill_tokens_per_s=10.0,
+        sim_time_scale=2.0,
+        async_scheduling=is_async,
     )
-    engine = Engine(SimRunner(VOCABULARY, settings, waits.append), settings)
-    engine.add(make_request(1, list(range(30)), max_tokens=2))
-    engine.step()
-    engine.step()
-    assert waits == [pytest.approx(2 * (1.0 + 0.25 + 3.0)), pytest.approx(2 * 1.25)]
+    with virtual_time() as now:
+        engine = Engine(SimRunner(VOCABULARY, settings, now.sleep), settings)
+        engine.add(make_request(1, list(range(30)), max_tokens=3))
+        told = []
+        while engine.has_work:
+            engine.step()
+            if engine.take_output().deltas:
+                told.append(now.elapsed_s)
+    prefill_s, decode_s = 2 * (1.0 + 0.25 + 3.0), 2 * (1.0 + 0.25)
+    expected = [prefill_s, prefill_s + decode_s, prefill_s + 2 * decode_s]
+    assert told == pytest.approx(expected)

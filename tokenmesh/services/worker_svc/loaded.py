@@ -4,7 +4,7 @@ import asyncio
 import logging
 import threading
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from tokenmesh.services.worker_svc.engine.runner import Runner
 from tokenmesh.services.worker_svc.engine.sim import SimRunner, SimVocabulary
@@ -24,7 +24,7 @@ class Loaded(Protocol):
     """A model that is ready to run. `runner.build.LoadedModel` is the one with weights."""
 
     @property
-    def runner(self) -> Runner[Any, Any]:
+    def runner(self) -> Runner:
         """What the engine steps."""
 
     @property

@@ -9,7 +9,7 @@ import logging
 import queue
 import threading
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from tokenmesh.services.worker_svc.engine.engine import Engine, EngineBroken
 from tokenmesh.services.worker_svc.engine.outputs import StepOutput
@@ -61,7 +61,7 @@ class EngineHost(Protocol):
 
     @property
     def busy_s(self) -> float:
-        """For how long the step at hand has been going on; 0 between steps."""
+        """For how long the oldest step in flight has been going on; 0 when there is none."""
 
     @property
     def outputs_ready(self) -> asyncio.Event:
@@ -83,7 +83,7 @@ class EngineHost(Protocol):
 class EngineThread:
     """Owns the engine from `start` to `stop`; see `EngineHost` for its methods."""
 
-    def __init__(self, engine: Engine[Any, Any], settings: WorkerSettings) -> None:
+    def __init__(self, engine: Engine, settings: WorkerSettings) -> None:
         self._engine = engine
         self._settings = settings
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -93,7 +93,6 @@ class EngineThread:
         self._outputs: queue.Queue[StepOutput] = queue.Queue(settings.max_unpublished_steps)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._failure: Exception | None = None
-        self._step_began_s: float | None = None
 
     @property
     def failure(self) -> Exception | None:
@@ -103,7 +102,7 @@ class EngineThread:
     @property
     def busy_s(self) -> float:
         """See `EngineHost.busy_s`."""
-        began_s = self._step_began_s
+        began_s = self._engine.busy_since_s
         return 0.0 if began_s is None else monotonic_s() - began_s
 
     def start(self) -> None:
@@ -138,10 +137,11 @@ class EngineThread:
         try:
             while self._obey():
                 if self._engine.has_work:
-                    self._step_began_s = monotonic_s()
                     self._engine.step()
-                    self._step_began_s = None
                 self._emit()
+                self._engine.linger()
+            self._engine.settle()
+            self._emit()
         except EngineBroken as error:
             self._engine.cancel_all(_BROKEN)
             self._outputs.put(self._engine.take_output(), timeout=self._settings.publish_wait_s)

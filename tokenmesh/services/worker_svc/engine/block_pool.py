@@ -43,6 +43,10 @@ class BlockPool:
         """How many requests hold the block."""
         return self._ref_counts[block]
 
+    def hash_of(self, block: int) -> bytes | None:
+        """Under which hash the block can be found, if it can."""
+        return self._hashes[block]
+
     def free_blocks(self) -> list[int]:
         """The free list, first evicted first. For tests and displays: O(n)."""
         found = []
@@ -84,11 +88,13 @@ class BlockPool:
             if count == 0:
                 self._link(block, at_end=self._hashes[block] is not None)
 
-    def register(self, block: int, block_hash: bytes) -> None:
-        """Make a held block findable. Where the content is known already, the older block stays."""
-        if block_hash not in self._block_by_hash and self._hashes[block] is None:
-            self._block_by_hash[block_hash] = block
-            self._hashes[block] = block_hash
+    def register(self, block: int, block_hash: bytes) -> bool:
+        """Make a held block findable; False where the content is known already: the older stays."""
+        if block_hash in self._block_by_hash or self._hashes[block] is not None:
+            return False
+        self._block_by_hash[block_hash] = block
+        self._hashes[block] = block_hash
+        return True
 
     def find(self, block_hash: bytes) -> int | None:
         """The block with that content; held only after `share`."""

@@ -4,9 +4,13 @@ Not thread-safe: everything here happens on the engine thread.
 """
 
 import logging
-from typing import Final, Generic
+from collections import deque
+from collections.abc import Collection
+from contextlib import suppress
+from typing import Final
 
 from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
+from tokenmesh.services.worker_svc.engine.flight import Flight
 from tokenmesh.services.worker_svc.engine.outputs import (
     Ended,
     EngineStats,
@@ -18,12 +22,12 @@ from tokenmesh.services.worker_svc.engine.outputs import (
 from tokenmesh.services.worker_svc.engine.plan import StepPlan, StepResult
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.rates import RateMeter
-from tokenmesh.services.worker_svc.engine.request import Ending, Request, StreamKey
+from tokenmesh.services.worker_svc.engine.request import Ending, Request, Status, StreamKey
 from tokenmesh.services.worker_svc.engine.retraction import spoiled_by
-from tokenmesh.services.worker_svc.engine.runner import Inputs, Logits, Runner
+from tokenmesh.services.worker_svc.engine.runner import Runner
 from tokenmesh.services.worker_svc.engine.scheduler import Limits, Scheduler
 from tokenmesh.services.worker_svc.engine.timeline import Chunk, Step, StepLog
-from tokenmesh.shared.clock import now_ns, perf_s
+from tokenmesh.shared.clock import monotonic_s, now_ns, perf_s
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import TokenMeshError
 from tokenmesh.shared.messages.failed import Failed
@@ -37,10 +41,10 @@ class EngineBroken(TokenMeshError):
     """Step after step fails: the process must end."""
 
 
-class Engine(Generic[Inputs, Logits]):
+class Engine:
     """The scheduler, the blocks and a runner. Every request added ends exactly once."""
 
-    def __init__(self, runner: Runner[Inputs, Logits], settings: WorkerSettings) -> None:
+    def __init__(self, runner: Runner, settings: WorkerSettings) -> None:
         self._runner = runner
         self._settings = settings
         self._pool = BlockPool(runner.num_blocks)
@@ -48,18 +52,25 @@ class Engine(Generic[Inputs, Logits]):
             self._pool, settings.block_size, enabled=settings.enable_prefix_caching
         )
         self._scheduler = Scheduler(limits_of(settings, runner.num_blocks), self._pool, self._cache)
+        self.busy_since_s: float | None = None
+        """Since when the oldest step in flight goes on, `monotonic_s`; any thread may look."""
         self._requests: dict[StreamKey, Request] = {}
+        self._depth = 1 if settings.async_scheduling else 0
+        self._flights: deque[Flight] = deque()
+        """Steps launched and not landed, oldest first; between two calls at most `_depth`."""
         self._output = StepOutput(step=0)
         self._rates = RateMeter()
         self._log = StepLog(settings.trace_steps)
         self._num_added = 0
         self._num_failures = 0
         self._num_preemptions = 0
+        self._prefill_tokens = 0
+        self._decode_tokens = 0
 
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._requests)
+        return bool(self._requests or self._flights)
 
     def add(self, request: Request) -> None:
         """Take a request; one that already reached its end gets its ending with the next output."""
@@ -73,7 +84,10 @@ class Engine(Generic[Inputs, Logits]):
         self._scheduler.add(request)
 
     def cancel(self, key: StreamKey, ending: Ending = ABORTED) -> None:
-        """End a stream; its blocks are free when this returns. Unknown ones are ignored."""
+        """End a stream; its blocks are free when this returns. Unknown ones are ignored.
+
+        A step in flight may still write to them: whoever gets them next writes after it.
+        """
         request = self._requests.get(key)
         if request is not None:
             self._close(request, ending)
@@ -84,24 +98,41 @@ class Engine(Generic[Inputs, Logits]):
             self._close(request, ending)
 
     def step(self) -> None:
-        """One iteration for all requests. Raises EngineBroken when the runner keeps failing."""
-        started_ns, started_s = now_ns(), perf_s()
+        """One iteration for all requests: launch a step, hand out the tokens of the one before it.
+
+        Without async scheduling nothing stays in flight, so it is the same step. Blocks until the
+        step to hand out has ended. Raises EngineBroken when the runner keeps failing.
+        """
         plan = self._scheduler.schedule()
-        try:
-            inputs = self._runner.prepare(plan)
-            logits = self._runner.forward(inputs)
-            result = self._runner.sample(inputs, logits)
-        # whatever a model may throw, the other requests go on
-        except Exception as error:
-            self._fail(plan, error)
+        self._note_preempted()
+        if not plan.scheduled:
+            self.settle()
             return
-        self._num_failures = 0
-        ended_ns = now_ns()
-        num_prefill, num_decode = self._note_step(plan, started_ns, ended_ns)
-        self._output.duration_s = perf_s() - started_s
-        self._output.num_tokens = num_prefill + num_decode
-        self._rates.note(self._output.duration_s, num_prefill, num_decode)
-        self._publish(plan, result, ended_ns)
+        self._launch(plan)
+        if len(self._flights) > self._depth:
+            self._land()
+
+    def settle(self) -> None:
+        """Hand out the tokens of all steps in flight; nothing is launched. Blocks."""
+        while self._flights:
+            self._land()
+
+    def linger(self) -> None:
+        """Let requests arrive for the next step: blocks until the one in flight is nearly over.
+
+        The next step cannot begin before, and what it is launched with it cannot take in later.
+        """
+        if self._flights:
+            flight = self._flights[-1]
+            expected_s = self._rates.expected_s(flight.num_prefill, flight.num_decode)
+            rest_s = flight.started_s + expected_s - perf_s()
+            flight.launch.wait(max(0.0, rest_s - self._settings.launch_ahead_s))
+
+    def forget_kv(self) -> None:
+        """Nothing that was computed can be found again. No request may be here."""
+        self.settle()
+        assert not self._requests, "requests hold KV"
+        self._pool.forget_all()
 
     def take_output(self) -> StepOutput:
         """What has happened since the last call."""
@@ -115,22 +146,54 @@ class Engine(Generic[Inputs, Logits]):
             prefill_tokens_per_s=self._rates.prefill_tokens_per_s,
             step_s=self._rates.step_s,
             num_preemptions=self._num_preemptions,
+            prefill_tokens=self._prefill_tokens,
+            decode_tokens=self._decode_tokens,
         )
         return output
 
-    def _publish(self, plan: StepPlan, result: StepResult, ended_ns: int) -> None:
+    def _launch(self, plan: StepPlan) -> None:
+        notes = self._scheduler.notes
+        started_ns, started_s = now_ns(), perf_s()
+        num_prefill = 0
+        for request, num_tokens, _ in notes.prefills:
+            num_prefill += num_tokens
+            timeline = request.timeline
+            timeline.first_scheduled_ns = timeline.first_scheduled_ns or started_ns
+        num_decode = len(plan.scheduled) - len(notes.prefills)
+        if not self._flights:
+            self.busy_since_s = monotonic_s()
+        launch = self._runner.launch(plan)
+        self._flights.append(
+            Flight(plan, notes, launch, started_ns, started_s, num_prefill, num_decode)
+        )
+
+    def _land(self) -> None:
+        flight = self._flights.popleft()
+        try:
+            result = flight.launch.result()
+        # whatever a model may throw, the other requests go on
+        except Exception as error:
+            self._fail(flight, error)
+        else:
+            self._num_failures = 0
+            ended_ns = self._note_end(flight)
+            self._publish(flight, result, ended_ns)
+        self.busy_since_s = monotonic_s() if self._flights else None
+
+    def _publish(self, flight: Flight, result: StepResult, ended_ns: int) -> None:
         """Hand out the tokens of a step and end the requests that reached their end."""
-        sampled = result.sampled
         if result.errors:
-            unusable = self._drop_rows(plan, result.errors)
-            sampled = [row for row in sampled if row.row not in unusable]
+            on_top: list[tuple[Flight, Collection[int]]] = [(each, ()) for each in self._flights]
+            self._drop_rows([(flight, result.errors), *on_top], result.errors)
         for row, entries in result.prompt_logprobs.items():
-            owner = self._scheduler.request_at(row)
+            owner = self._scheduler.rows.owner(row, flight.plan.step)
             if owner is not None:
                 owner.prompt_logprobs += entries
-        drawn, may_end = self._scheduler.draw(sampled)
+        drawn, may_end = self._scheduler.draw(flight.plan.step, result.sampled)
         by_gateway = self._output.deltas
-        for request, result_row in zip(drawn, sampled, strict=True):
+        for request, result_row in zip(drawn, result.sampled, strict=True):
+            if request is None:
+                continue
             gateway = request.key.gateway
             if gateway not in by_gateway:
                 by_gateway[gateway] = []
@@ -145,26 +208,34 @@ class Engine(Generic[Inputs, Logits]):
             if ending is not None:
                 self._end(request, ending)
 
-    def _drop_rows(self, plan: StepPlan, errors: dict[int, str]) -> set[int]:
+    def _drop_rows(
+        self, lost: list[tuple[Flight, Collection[int]]], errors: dict[int, str]
+    ) -> None:
         """End failed rows; send whoever read what they did not write back to start over."""
-        failed, misled = spoiled_by(plan, errors, self._scheduler, self._cache)
-        unusable = {request.row for request in (*failed, *misled)}
+        failed, misled = spoiled_by(lost, self._scheduler, self._cache)
+        self._scheduler.rows.expect_no_late()
         for request in failed:
             error = Failed(code="internal_error", message=errors[request.row], retryable=True)
             self._close(request, Ending("error", error=error))
         for request in misled:
             self._scheduler.preempt(request)
-        return unusable
 
-    def _fail(self, plan: StepPlan, error: Exception) -> None:
-        """Nothing of the step can be trusted: its requests end, the others go on."""
+    def _fail(self, flight: Flight, error: Exception) -> None:
+        """Nothing of the step can be trusted: its requests end, the others go on.
+
+        Neither can the steps that were launched on top of it: who was in those starts over.
+        """
         self._num_failures += 1
-        logger.error("step %d failed: %s", plan.step, error, exc_info=error)
-        errors = dict.fromkeys(
-            (entry.row for entry in plan.scheduled), f"{type(error).__name__}: {error}"
-        )
-        self._drop_rows(plan, errors)
-        self._scheduler.remove_rows_again(plan.removed_rows)
+        logger.error("step %d failed: %s", flight.plan.step, error, exc_info=error)
+        lost = [flight, *self._flights]
+        self._flights.clear()
+        for each in lost[1:]:
+            with suppress(Exception):
+                each.launch.result()
+        errors = dict.fromkeys(flight.rows, f"{type(error).__name__}: {error}")
+        self._drop_rows([(each, each.rows) for each in lost], errors)
+        for each in lost:
+            self._scheduler.rows.remove_again(each.plan.removed_rows)
         if self._num_failures >= self._settings.max_step_failures:
             raise EngineBroken(f"{self._num_failures} steps in a row failed, last: {error}")
 
@@ -185,22 +256,32 @@ class Engine(Generic[Inputs, Logits]):
             )
         self._output.ended.append(Ended(request, ending, steps))
 
-    def _note_step(self, plan: StepPlan, started_ns: int, ended_ns: int) -> tuple[int, int]:
-        """Write timelines and step log; the step's prefill tokens and decoding streams."""
-        notes = self._scheduler.notes
-        batch_size = len(plan.scheduled)
-        num_prefill = 0
-        for request, num_tokens, num_cached in notes.prefills:
-            num_prefill += num_tokens
-            timeline = request.timeline
-            timeline.first_scheduled_ns = timeline.first_scheduled_ns or started_ns
-            timeline.chunks.append(Chunk(started_ns, ended_ns, num_tokens, num_cached, batch_size))
-        self._num_preemptions += len(notes.preempted)
-        for request in notes.preempted:
-            request.timeline.preempted_ns.append(started_ns)
-        num_decode = batch_size - len(notes.prefills)
-        self._log.add(Step(ended_ns, batch_size, num_prefill + num_decode, self._pool.num_used))
-        return num_prefill, num_decode
+    def _note_preempted(self) -> None:
+        preempted = self._scheduler.notes.preempted
+        self._num_preemptions += len(preempted)
+        for request in preempted:
+            request.timeline.preempted_ns.append(now_ns())
+
+    def _note_end(self, flight: Flight) -> int:
+        """Write timelines, step log and rates; when the step ended, wall clock."""
+        ended_ns, ended_s = now_ns(), perf_s()
+        for later in self._flights:
+            later.started_ns, later.started_s = ended_ns, ended_s
+        batch_size = len(flight.plan.scheduled)
+        for request, num_tokens, num_cached in flight.notes.prefills:
+            # whoever ended meanwhile belongs to the event loop's side
+            if request.status is not Status.ENDED:
+                chunk = Chunk(flight.started_ns, ended_ns, num_tokens, num_cached, batch_size)
+                request.timeline.chunks.append(chunk)
+        duration_s = ended_s - flight.started_s
+        num_tokens = flight.num_prefill + flight.num_decode
+        self._output.duration_s = duration_s
+        self._output.num_tokens = num_tokens
+        self._prefill_tokens += flight.num_prefill
+        self._decode_tokens += flight.num_decode
+        self._rates.note(duration_s, flight.num_prefill, flight.num_decode)
+        self._log.add(Step(ended_ns, batch_size, num_tokens, self._pool.num_used))
+        return ended_ns
 
 
 def limits_of(settings: WorkerSettings, num_blocks: int) -> Limits:

@@ -23,7 +23,11 @@ class EngineStats:
     prefill_tokens_per_s: float = 0.0
     step_s: float = 0.0
     num_preemptions: int = 0
-    """Since the engine started."""
+    """Since the engine started, as the two below."""
+    prefill_tokens: int = 0
+    """Computed in prefill chunks."""
+    decode_tokens: int = 0
+    """Computed one by one, each by a stream that decodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,8 @@ def _full_delta(
 
 def _take_prompt_logprobs(request: Request) -> list[TokenLogprobs | None] | None:
     """Once, when the whole prompt was computed: one entry a prompt token, None for the first."""
-    if not request.wants_prompt_logprobs or request.is_prefilling:
+    is_whole = len(request.prompt_logprobs) == request.num_prompt - 1
+    if not request.wants_prompt_logprobs or not is_whole:
         return None
     request.wants_prompt_logprobs = False
     entries: list[TokenLogprobs | None] = [None, *request.prompt_logprobs]

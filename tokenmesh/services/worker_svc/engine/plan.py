@@ -33,7 +33,11 @@ class NewRow:
 
 
 class ScheduledRow(msgspec.Struct, gc=False):
-    """What one row does in this step: compute tokens [start, start + num_tokens)."""
+    """What one row does in this step: compute tokens [start, start + num_tokens).
+
+    The last of them may be one that the row draws in a step still in flight: nobody but the
+    runner knows its id.
+    """
 
     row: int
     start: int

@@ -1,13 +1,15 @@
 """PrefixCache: equal beginnings share blocks.
 
 A block's hash covers its parent's hash, its token ids and its extras, so it stands for everything
-up to its end. Blocks are registered when they are SCHEDULED: within a step every row's KV is
-written before any row attends, layer by layer, so a request admitted in the same step may already
-use them. Whoever learns that a step did not compute what was planned must `retract` it.
+up to its end. Blocks are registered when they are SCHEDULED and all of their tokens are known:
+within a step every row's KV is written before any row attends, layer by layer, so a request
+admitted in the same step may already use them. Whoever learns that a step did not compute what
+was planned must `retract` it.
 """
 
 import hashlib
-from typing import Final
+from collections.abc import Iterable
+from typing import Final, NamedTuple
 
 from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
 from tokenmesh.services.worker_svc.engine.request import Request
@@ -24,6 +26,15 @@ def hash_block(parent: bytes, token_ids: list[int], extras: bytes) -> bytes:
     """The hash of a full block after `parent` (all zero for the first)."""
     content = parent + pack_ids(token_ids) + extras
     return hashlib.blake2b(content, digest_size=HASH_BYTES).digest()
+
+
+class Registered(NamedTuple):
+    """A block that can be found although the step that fills it has not ended."""
+
+    row: int
+    """Who fills it in that step."""
+    block: int
+    block_hash: bytes
 
 
 class PrefixCache:
@@ -52,20 +63,32 @@ class PrefixCache:
             found.append(block)
         return found
 
-    def register(self, request: Request, start: int, end: int) -> None:
-        """Positions [start, end) are being computed: the blocks they fill can be found."""
+    def register(self, request: Request, start: int, end: int) -> list[Registered]:
+        """Positions [start, end) are being computed: the blocks they fill can be found.
+
+        All tokens before `end` must be known. Where the content is known already, the older
+        block stays and nothing is registered.
+        """
         first, last = start // self._block_size, end // self._block_size
         if not self._enabled or first == last:
-            return
+            return []
+        assert end <= request.num_known, "a block is published before its tokens are known"
         self._hash_up_to(request, last)
+        registered = []
         for index in range(first, last):
-            self._pool.register(request.blocks[index], request.hashes[index])
+            block, block_hash = request.blocks[index], request.hashes[index]
+            if self._pool.register(block, block_hash):
+                registered.append(Registered(request.row, block, block_hash))
+        return registered
 
-    def retract(self, request: Request, start: int, end: int) -> list[int]:
-        """Positions [start, end) were not computed after all; the blocks they would have filled."""
-        blocks = request.blocks[start // self._block_size : end // self._block_size]
-        for block in blocks:
-            self._pool.forget(block)
+    def retract(self, registered: Iterable[Registered], row: int) -> list[int]:
+        """A row's positions were not computed after all; its blocks that could be found so far."""
+        blocks = []
+        for each in registered:
+            # the block may have been given away since, and have other content
+            if each.row == row and self._pool.find(each.block_hash) == each.block:
+                self._pool.forget(each.block)
+                blocks.append(each.block)
         return blocks
 
     def _hash_up_to(self, request: Request, num_blocks: int) -> None:

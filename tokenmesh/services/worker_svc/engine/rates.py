@@ -21,6 +21,11 @@ class RateMeter:
         """Prompt tokens computed in a second of prefill."""
         return self._tokens / self._seconds if self._seconds > 0 else 0.0
 
+    def expected_s(self, num_prefill: int, num_decode: int) -> float:
+        """How long such a step takes, as far as that is known."""
+        prefill_s = num_prefill * self._seconds / self._tokens if self._tokens > 0 else 0.0
+        return prefill_s + (self.step_s if num_decode else 0.0)
+
     def note(self, duration_s: float, num_prefill: int, num_decode: int) -> None:
         """One step with so many prefill tokens and decoding streams."""
         if num_prefill == 0:

@@ -78,7 +78,11 @@ class Request:
     arrival: int = 0
     """Order of arrival; set when the scheduler takes the request, kept over preemptions."""
     row: int = NO_ROW
+    admitted_step: int = 0
+    """The step that gave the row; what older ones drew there is not for this request."""
     num_computed: int = 0
+    """Tokens that are computed or scheduled to be. A decoding request has one less than it knows,
+    or as many while its next token is being drawn."""
     is_prefilling: bool = True
     """True until the last known token was computed since admission."""
     blocks: list[int] = field(default_factory=list)

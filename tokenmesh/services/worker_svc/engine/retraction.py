@@ -1,32 +1,41 @@
 """Retraction: what to undo when rows of a step did not compute what was planned."""
 
-from collections.abc import Container
+from collections.abc import Collection, Sequence
 
-from tokenmesh.services.worker_svc.engine.plan import StepPlan
+from tokenmesh.services.worker_svc.engine.flight import Flight
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.request import Request
 from tokenmesh.services.worker_svc.engine.scheduler import Scheduler
 
 
 def spoiled_by(
-    plan: StepPlan, failed_rows: Container[int], scheduler: Scheduler, cache: PrefixCache
+    lost: Sequence[tuple[Flight, Collection[int]]], scheduler: Scheduler, cache: PrefixCache
 ) -> tuple[list[Request], list[Request]]:
-    """Take a step's failed rows back: the failed requests, and those that share their new blocks.
+    """Take rows back that were not computed; whom that ends, and who must start over.
 
-    A request can only have hit blocks of rows that stand before it in the plan, so one pass finds
-    all of them, those misled by a misled one included.
+    lost holds the step that went wrong and those launched on top of it, in order, each with its
+    own lost rows. What a lost row of the first step does in a later one is lost as well, and so
+    is the work of everybody who shares a block that is not written. A request can only have hit
+    blocks of rows that stand before it, so one pass finds all of them.
     """
     failed: list[Request] = []
-    misled: list[Request] = []
+    misled: dict[Request, None] = {}
+    spoiled: set[int] = set()
     unwritten: set[int] = set()
-    for entry in plan.scheduled:
-        request = scheduler.request_at(entry.row)
-        assert request is not None
-        if entry.row in failed_rows:
-            failed.append(request)
-        elif unwritten and not unwritten.isdisjoint(request.blocks):
-            misled.append(request)
-        else:
-            continue
-        unwritten.update(cache.retract(request, entry.start, entry.start + entry.num_tokens))
-    return failed, misled
+    for index, (flight, lost_rows) in enumerate(lost):
+        # a row that was given away since is another request's
+        spoiled.difference_update(new.row for new in flight.plan.new_rows)
+        spoiled.update(lost_rows)
+        for entry in flight.plan.scheduled:
+            # nobody, when the request has ended or was preempted after the launch
+            request = scheduler.rows.owner(entry.row, flight.plan.step)
+            if entry.row not in spoiled:
+                if request is None or unwritten.isdisjoint(request.blocks):
+                    continue
+                spoiled.add(entry.row)
+            if request is not None and index == 0 and entry.row in lost_rows:
+                failed.append(request)
+            elif request is not None and request not in failed:
+                misled[request] = None
+            unwritten.update(cache.retract(flight.notes.registered, entry.row))
+    return failed, list(misled)

@@ -1,24 +1,50 @@
 """Runner: what the engine asks of a model. `sim.SimRunner` and the torch runner answer."""
 
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
 from tokenmesh.services.worker_svc.engine.plan import StepPlan, StepResult
 
-Inputs = TypeVar("Inputs")
-Logits = TypeVar("Logits")
+
+class Launch(Protocol):
+    """A step on its way."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the step's end, at most so long; whether it has ended. Raises nothing."""
+
+    def result(self) -> StepResult:
+        """What came out, once the step has ended; blocks. Raises what the step raised."""
 
 
-class Runner(Protocol, Generic[Inputs, Logits]):
-    """One model on one device. All calls come from the engine thread."""
+class Runner(Protocol):
+    """One model on one device. All calls come from the engine thread.
+
+    Launches take effect one after the other, in their order: row changes, KV writes, draws. So a
+    row or a block that an earlier launch still uses may be given away in a later one.
+    """
 
     num_blocks: int
     """Size of the KV pool in blocks, the null block 0 included."""
 
-    def prepare(self, plan: StepPlan) -> Inputs:
-        """Apply the plan's row changes and gather this step's model inputs."""
+    def launch(self, plan: StepPlan) -> Launch:
+        """Queue a step behind those in flight and return at once. Raises nothing: `result` does.
 
-    def forward(self, inputs: Inputs) -> Logits:
-        """Write KV and compute the logits that sampling needs."""
+        The plan may want a token computed that a step in flight has yet to draw: whatever a row
+        drew last stays with the runner. A row that failed gets any token. A step that raises takes
+        those with it that were launched on top before its result was taken: they do nothing and
+        raise as well, since they rest on row changes that may not have happened.
+        """
 
-    def sample(self, inputs: Inputs, logits: Logits) -> StepResult:
-        """Draw a token for every row that samples."""
+
+class Landed:
+    """A launch that had ended before it returned."""
+
+    def __init__(self, result: StepResult) -> None:
+        self._result = result
+
+    def wait(self, timeout_s: float) -> bool:
+        """See `Launch.wait`."""
+        return True
+
+    def result(self) -> StepResult:
+        """See `Launch.result`."""
+        return self._result

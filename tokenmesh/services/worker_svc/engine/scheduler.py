@@ -1,7 +1,8 @@
 """Scheduler: hands one token budget a step to requests, so that computed catches up with known.
 
 Chunked prefill, decode, prefix hits, resumption and preemption are that one rule. Pure Python on
-ints and lists; the runner learns of everything through the plan.
+ints and lists; the runner learns of everything through the plan. A step may be scheduled before
+the tokens of the one before it are known: then a decoding request computes a token without an id.
 """
 
 from dataclasses import dataclass, field
@@ -10,9 +11,10 @@ from typing import Final
 
 from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
 from tokenmesh.services.worker_svc.engine.plan import NewRow, RowResult, ScheduledRow, StepPlan
-from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
+from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache, Registered
 from tokenmesh.services.worker_svc.engine.queues import ServiceQueue
-from tokenmesh.services.worker_svc.engine.request import NO_ROW, Request, Status
+from tokenmesh.services.worker_svc.engine.request import Request, Status
+from tokenmesh.services.worker_svc.engine.row_table import RowTable
 
 _NO_BLOCKS: Final[list[int]] = []
 
@@ -32,11 +34,13 @@ class Limits:
 
 @dataclass(slots=True)
 class StepNotes:
-    """What a step did besides its plan; for traces and rates."""
+    """What a step did besides its plan; for traces, rates and retraction."""
 
     prefills: list[tuple[Request, int, int]] = field(default_factory=list)
     """Request, tokens of its chunk, and tokens that the prefix cache saved it just now."""
     preempted: list[Request] = field(default_factory=list)
+    registered: list[Registered] = field(default_factory=list)
+    """Blocks that the step fills and that can be found already."""
 
 
 class Scheduler:
@@ -54,9 +58,7 @@ class Scheduler:
         self._running = ServiceQueue()
         self._arrivals = count()
         self._steps = count()
-        self._free_rows = list(range(limits.max_num_seqs - 1, -1, -1))
-        self._removed_rows: list[int] = []
-        self._request_by_row: list[Request | None] = [None] * limits.max_num_seqs
+        self.rows = RowTable(limits.max_num_seqs)
         self.num_queued_tokens = 0
         """Sum of `backlog` over all requests."""
         self.notes = StepNotes()
@@ -71,10 +73,6 @@ class Scheduler:
     def num_waiting(self) -> int:
         """Requests that wait for a row."""
         return len(self._waiting)
-
-    def request_at(self, row: int) -> Request | None:
-        """Who holds the row."""
-        return self._request_by_row[row]
 
     def add(self, request: Request) -> None:
         """Take a request; its tokens must fit the pool."""
@@ -100,34 +98,46 @@ class Scheduler:
         self._running.remove(request)
         self._requeue(request)
 
-    def remove_rows_again(self, rows: list[int]) -> None:
-        """A plan failed: the runner may not have got as far as its removed rows."""
-        self._removed_rows += [row for row in rows if row not in self._removed_rows]
-
     def schedule(self) -> StepPlan:
-        """The next step. Empty only when there is no request at all."""
+        """The next step. Computes nothing only when all that requests need is in flight."""
         plan = StepPlan(step=next(self._steps))
         self.notes = StepNotes()
+        self.rows.expect_no_late()
         budget, has_preempted = self._schedule_running(plan)
         if not has_preempted:
             self._admit(plan, budget)
-        plan.removed_rows, self._removed_rows = self._removed_rows, []
+        if plan.scheduled:
+            plan.removed_rows = self.rows.take_removed()
         return plan
 
-    def draw(self, sampled: list[RowResult]) -> tuple[list[Request], set[int]]:
-        """Append the drawn tokens: whose they are, in order, and rows that may be at their end."""
-        drawn = []
+    def draw(self, step: int, sampled: list[RowResult]) -> tuple[list[Request | None], set[int]]:
+        """Append what a step drew: whose tokens they are, in order, and rows maybe at their end.
+
+        A token belongs to nobody when its request has ended since the launch.
+        """
+        drawn: list[Request | None] = []
         may_end = set()
-        by_row = self._request_by_row
+        by_row = self.rows.requests
         for result in sampled:
             request = by_row[result.row]
-            assert request is not None, "a token for an empty row"
+            if request is None:
+                request = self.rows.late_owner(result.row)
+                self.num_queued_tokens += request is not None
+            elif request.admitted_step > step:
+                request = None
+            if request is None:
+                drawn.append(None)
+                continue
             tokens = request.token_ids
             token = result.token_id
             tokens.append(token)
             drawn.append(request)
-            if token in request.stop_ids or len(tokens) >= request.max_len:
+            length = len(tokens)
+            if token in request.stop_ids or length >= request.max_len:
                 may_end.add(result.row)
+            if length == request.capacity and length == request.num_computed:
+                # the latest step computes this very token, and now the block's content is known
+                self._register(request, length - 1, length)
         return drawn, may_end
 
     def _schedule_running(self, plan: StepPlan) -> tuple[int, bool]:
@@ -143,16 +153,19 @@ class Scheduler:
                 scheduled.append(self._continue_prefill(request, budget, is_alone=is_alone))
                 budget -= request.num_computed - start
                 continue
-            # the hot path: a decoding request has exactly one known token to compute
+            # the hot path: a decoding request has exactly one token to compute, known or not
             end = start + 1
+            if end >= request.max_len:
+                # that token is its last, and on its way
+                continue
             new_blocks = _NO_BLOCKS
             if end > request.capacity:
                 if not self._make_room(request):
                     break
                 new_blocks = self._grow(request)
             request.num_computed = end
-            if end == request.capacity:
-                self._cache.register(request, start, end)
+            if end == request.capacity and end <= len(request.token_ids):
+                self._register(request, start, end)
             scheduled.append(ScheduledRow(request.row, start, 1, new_blocks, True))
             budget -= 1
         return budget, bool(self.notes.preempted)
@@ -163,13 +176,14 @@ class Scheduler:
         num_tokens = self._chunk(pending, budget, is_alone=is_alone)
         self._note_prefill(request, num_tokens, 0)
         request.num_computed = start + num_tokens
-        self._cache.register(request, start, request.num_computed)
+        self._register(request, start, request.num_computed)
         return ScheduledRow(request.row, start, num_tokens, _NO_BLOCKS, num_tokens == pending)
 
     def _make_room(self, request: Request) -> bool:
         """One free block, from whoever is served last; False when that is `request` itself."""
         while self._pool.num_free == 0:
             victim = self._running.pop_last()
+            self.rows.expect_late(victim)
             self._requeue(victim)
             if victim is request:
                 return False
@@ -182,14 +196,14 @@ class Scheduler:
         return new_blocks
 
     def _admit(self, plan: StepPlan, budget: int) -> None:
-        while budget > 0 and self._free_rows and len(self._waiting):
+        while budget > 0 and self.rows.has_free and len(self._waiting):
             request = self._waiting.first
             hits = self._cache.find(request)
             num_new = -(-request.num_known // self._limits.block_size) - len(hits)
             if not self._fits(hits, num_new):
                 break
             self._waiting.remove(request)
-            self._place(request, hits, num_new)
+            self._place(request, hits, num_new, plan.step)
             budget -= self._schedule_first_chunk(plan, request, budget)
 
     def _fits(self, hits: list[int], num_new: int) -> bool:
@@ -198,7 +212,7 @@ class Scheduler:
         reserve = self._limits.watermark_blocks if len(self._running) else 0
         return num_revived + num_new + reserve <= self._pool.num_free
 
-    def _place(self, request: Request, hits: list[int], num_new: int) -> None:
+    def _place(self, request: Request, hits: list[int], num_new: int, step: int) -> None:
         """Give a row, the hits, and blocks for every known token: a prefill never runs dry."""
         self._pool.share(hits)
         request.blocks = hits + self._pool.allocate(num_new)
@@ -207,8 +221,7 @@ class Scheduler:
         self.num_queued_tokens -= request.num_computed
         if request.num_cached is None:
             request.num_cached = min(request.num_computed, request.num_prompt)
-        request.row = self._free_rows.pop()
-        self._request_by_row[request.row] = request
+        self.rows.give(request, step)
         request.status = Status.RUNNING
         self._running.add(request)
 
@@ -234,7 +247,7 @@ class Scheduler:
             ScheduledRow(request.row, start, num_tokens, list(request.blocks), is_last)
         )
         request.num_computed = start + num_tokens
-        self._cache.register(request, start, request.num_computed)
+        self._register(request, start, request.num_computed)
         return num_tokens
 
     def _chunk(self, pending: int, budget: int, *, is_alone: bool) -> int:
@@ -242,6 +255,9 @@ class Scheduler:
         if threshold and not is_alone:
             pending = min(pending, threshold)
         return min(pending, budget)
+
+    def _register(self, request: Request, start: int, end: int) -> None:
+        self.notes.registered += self._cache.register(request, start, end)
 
     def _note_prefill(self, request: Request, num_tokens: int, num_cached: int) -> None:
         """Before `num_computed` advances."""
@@ -266,7 +282,4 @@ class Scheduler:
         self._pool.free(request.blocks)
         request.blocks = []
         request.capacity = 0
-        self._removed_rows.append(request.row)
-        self._request_by_row[request.row] = None
-        self._free_rows.append(request.row)
-        request.row = NO_ROW
+        self.rows.take(request)

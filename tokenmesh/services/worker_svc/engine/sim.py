@@ -21,6 +21,7 @@ from tokenmesh.services.worker_svc.engine.plan import (
     StepPlan,
     StepResult,
 )
+from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.messages.tokens import TokenLogprobs
@@ -82,8 +83,31 @@ class _SimRow:
     num_known: int
 
 
+class SimLaunch:
+    """Implements `Launch`: the result is known at once and kept back until the step's time."""
+
+    def __init__(self, result: StepResult, end_s: float, wait: Callable[[float], object]) -> None:
+        self._result = result
+        self._end_s = end_s
+        self._wait = wait
+
+    def wait(self, timeout_s: float) -> bool:
+        """See `Launch.wait`."""
+        rest_s = self._end_s - monotonic_s()
+        if min(rest_s, timeout_s) > 0:
+            self._wait(min(rest_s, timeout_s))
+        return rest_s <= timeout_s
+
+    def result(self) -> StepResult:
+        """See `Launch.result`."""
+        rest_s = self._end_s - monotonic_s()
+        if rest_s > 0:
+            self._wait(rest_s)
+        return self._result
+
+
 class SimRunner:
-    """Implements `Runner`; the plan itself is inputs and logits."""
+    """Implements `Runner`. A step begins when it is launched and the one before it has ended."""
 
     def __init__(
         self, vocabulary: SimVocabulary, settings: WorkerSettings, wait: Callable[[float], object]
@@ -93,27 +117,23 @@ class SimRunner:
         self._settings = settings
         self._wait = wait
         self._rows: dict[int, _SimRow] = {}
+        self._end_s = 0.0
+        """When the last launched step ends, on `monotonic_s`."""
 
-    def prepare(self, plan: StepPlan) -> StepPlan:
-        """See `Runner.prepare`."""
-        for row in plan.removed_rows:
-            self._rows.pop(row, None)
+    def launch(self, plan: StepPlan) -> SimLaunch:
+        """See `Runner.launch`."""
+        duration_s = step_seconds(plan, self._settings) * self._settings.sim_time_scale
+        self._end_s = max(self._end_s, monotonic_s()) + duration_s
+        return SimLaunch(self._carry_out(plan), self._end_s, self._wait)
+
+    def _carry_out(self, plan: StepPlan) -> StepResult:
+        for number in plan.removed_rows:
+            self._rows.pop(number, None)
         for new in plan.new_rows:
             key = prompt_key(new.token_ids[: new.num_prompt])
             self._rows[new.row] = _SimRow(new, key, len(new.token_ids))
-        return plan
-
-    def forward(self, inputs: StepPlan) -> StepPlan:
-        """Let the time of the step pass."""
-        duration_s = step_seconds(inputs, self._settings) * self._settings.sim_time_scale
-        if duration_s > 0:
-            self._wait(duration_s)
-        return inputs
-
-    def sample(self, inputs: StepPlan, logits: StepPlan) -> StepResult:
-        """See `Runner.sample`."""
         result = StepResult()
-        for entry in logits.scheduled:
+        for entry in plan.scheduled:
             row = self._rows[entry.row]
             if row.new.wants_prompt_logprobs:
                 result.prompt_logprobs[entry.row] = self._prompt_logprobs(row, entry)

@@ -60,6 +60,12 @@ class Rows:
         if row is not None:
             self.tables[number, : row.num_blocks] = 0
 
+    def fail(self, number: int, error: str) -> None:
+        """The request cannot go on. A step that is already launched gets a token to compute."""
+        row = self._row_by_number[number]
+        row.error = error
+        row.token_ids.append(0)
+
     def append_blocks(self, entry: ScheduledRow, block_size: int) -> Sequence[int]:
         """Extend the row's table; returns the blocks that hold nothing computed yet."""
         row = self._row_by_number[entry.row]

@@ -1,11 +1,13 @@
-"""TorchRunner: prepare, forward, sample. The engine thread calls them in this order."""
+"""TorchRunner: a step is prepare, forward, sample, in this order, on the compute thread."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from tokenmesh.services.worker_svc.engine.plan import RowResult, StepPlan, StepResult
 from tokenmesh.services.worker_svc.models.decoder import Decoder
+from tokenmesh.services.worker_svc.runner.compute_thread import ComputeThread, Task
 from tokenmesh.services.worker_svc.runner.inputs import StepInputs, build_inputs
 from tokenmesh.services.worker_svc.runner.prompt_logprobs import prompt_logprobs
 from tokenmesh.services.worker_svc.runner.rows import Rows
@@ -23,7 +25,11 @@ class StepLogits:
 
 
 class TorchRunner:
-    """One decoder, its KV pool, and the rows of the requests that run on it."""
+    """One decoder, its KV pool, and the rows of the requests that run on it.
+
+    Only the compute thread touches rows, sampling state and pool, so every step finds them as the
+    step before it left them.
+    """
 
     def __init__(
         self,
@@ -40,6 +46,17 @@ class TorchRunner:
         self._pool[:, :, 0] = 0
         self._rows = rows
         self._sampler = sampler
+        self._compute = ComputeThread()
+
+    def launch(self, plan: StepPlan) -> Task:
+        """See `Runner.launch`."""
+        return self._compute.submit(partial(self.carry_out, plan))
+
+    def carry_out(self, plan: StepPlan) -> StepResult:
+        """The whole step; blocks."""
+        inputs = self.prepare(plan)
+        logits = self.forward(inputs)
+        return self.sample(inputs, logits)
 
     @torch.inference_mode()
     def prepare(self, plan: StepPlan) -> StepInputs | None:
@@ -85,11 +102,12 @@ class TorchRunner:
         if inputs is None:
             return StepResult()
         result = StepResult(prompt_logprobs=logits.prompt, errors=dict(inputs.errors))
-        if logits.sampled is None:
-            return result
-        draws = self._sampler.draw(inputs.sampled_rows, logits.sampled)
-        result.errors |= draws.errors
-        for number, draw in draws.draw_by_row.items():
-            self._rows[number].token_ids.append(draw.token_id)
-            result.sampled.append(RowResult(number, draw.token_id, draw.logprobs))
+        if logits.sampled is not None:
+            draws = self._sampler.draw(inputs.sampled_rows, logits.sampled)
+            result.errors |= draws.errors
+            for number, draw in draws.draw_by_row.items():
+                self._rows[number].token_ids.append(draw.token_id)
+                result.sampled.append(RowResult(number, draw.token_id, draw.logprobs))
+        for number, error in result.errors.items():
+            self._rows.fail(number, error)
         return result

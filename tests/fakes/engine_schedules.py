@@ -1,0 +1,245 @@
+"""Random schedules of requests for an engine without a model, and what must come of them."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from random import Random
+
+from tests.fakes.kv_runner import (
+    INJECTED,
+    VOCAB,
+    Cells,
+    KvRunner,
+    cell_after,
+    draw_from,
+    media_mark,
+)
+from tokenmesh.services.worker_svc.engine.engine import Engine
+from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
+from tokenmesh.services.worker_svc.engine.request import Ending, Request, Status, StreamKey
+from tokenmesh.shared.config.worker import WorkerSettings
+from tokenmesh.shared.ids import BlobKey, GatewayId, RequestId
+from tokenmesh.shared.messages.media import MediaItem
+from tokenmesh.shared.messages.sampling import SamplingParams
+from tokenmesh.shared.messages.tokens import Delta, TokenLogprobs
+from tokenmesh.shared.tokens import unpack_ids
+
+EOS = frozenset({0, 1})
+MAX_STEPS = 900
+
+
+@dataclass
+class Case:
+    """A request, what it must produce, and what came."""
+
+    request: Request
+    prompt: list[int]
+    expected: list[int]
+    ending: Ending
+    arrives: int
+    received: list[int]
+    finishes: list[Delta] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    is_cancelled: bool = False
+
+    def receive(self, delta: Delta) -> None:
+        assert not self.finishes, "something came after the end"
+        assert delta.offset == len(self.received), "a gap or a duplicate"
+        self.received += unpack_ids(delta.token_ids)
+        if delta.prompt_logprobs is not None:
+            assert self.prompt_logprobs is None, "prompt logprobs came twice"
+            ids = [entry and entry.token_id for entry in delta.prompt_logprobs]
+            assert ids == [None, *self.prompt[1:]], "not the prompt's"
+            self.prompt_logprobs = delta.prompt_logprobs
+        if delta.finish is not None:
+            self.finishes.append(delta)
+
+
+def unbatched(request: Request, prompt: list[int]) -> tuple[list[int], Ending]:
+    """The whole output of a request that runs alone, by the rules of the API."""
+    tokens = list(prompt)
+    cells: Cells = []
+    sampling = request.sampling
+    while True:
+        for at in range(len(cells), len(tokens)):
+            before = cells[-1] if cells else 7
+            cells.append(cell_after(before, tokens[at], media_mark(request.media, at)))
+        token = draw_from(cells)
+        tokens.append(token)
+        count = len(tokens) - len(prompt)
+        if count >= sampling.min_tokens:
+            if token in EOS and not sampling.ignore_eos:
+                return tokens[len(prompt) :], Ending("stop")
+            if token in sampling.stop_token_ids:
+                return tokens[len(prompt) :], Ending("stop", stop_token=token)
+        if count >= sampling.max_tokens:
+            return tokens[len(prompt) :], Ending("length")
+
+
+def random_settings(rng: Random, is_async: bool) -> WorkerSettings:
+    return WorkerSettings(
+        async_scheduling=is_async,
+        max_num_seqs=rng.randint(1, 5),
+        max_num_batched_tokens=rng.choice([1, 2, 5, 9, 30, 60]),
+        long_prefill_token_threshold=rng.choice([0, 0, 1, 4]),
+        block_size=rng.choice([1, 2, 3, 4]),
+        enable_prefix_caching=rng.random() < 0.85,
+        kv_watermark=rng.choice([0.0, 0.0, 0.2]),
+        max_step_failures=1000,
+    )
+
+
+def random_media(rng: Random, num_prompt: int) -> list[MediaItem]:
+    if num_prompt < 3 or rng.random() < 0.8:
+        return []
+    offset = rng.randrange(num_prompt - 1)
+    length = rng.randint(1, num_prompt - offset)
+    # equal content has equal length, as with real images
+    content_hash = f"{rng.randrange(2)}{length:02}"
+    return [
+        MediaItem(
+            kind="image",
+            content_hash=content_hash,
+            offset=offset,
+            length=length,
+            pixels=BlobKey("p"),
+        )
+    ]
+
+
+def random_case(rng: Random, stream: int, capacity: int, spread: int, *, alike: bool) -> Case:
+    num_prompt = rng.randint(1, min(20, capacity))
+    kind = 0 if alike else rng.randrange(2)
+    prompt = [(at * (3 + kind)) % VOCAB for at in range(num_prompt)]
+    if not alike and rng.random() < 0.3:
+        prompt[rng.randrange(num_prompt)] = rng.randrange(VOCAB)
+    max_tokens = rng.randint(1, min(16, capacity - num_prompt + 1))
+    sampling = SamplingParams(
+        seed=stream,
+        max_tokens=max_tokens,
+        min_tokens=rng.choice([0, 0, 0, max_tokens]),
+        stop_token_ids=rng.choice([[], [5, 6, 7], [0]]),
+        ignore_eos=rng.random() < 0.5,
+        prompt_logprobs=rng.choice([None, None, None, 1]),
+    )
+    request = Request(
+        key=StreamKey(GatewayId(f"g{stream % 2}"), stream, 0),
+        request_id=RequestId(f"r{stream}"),
+        token_ids=prompt,
+        num_prompt=num_prompt,
+        sampling=sampling,
+        eos_ids=EOS,
+        media=[] if alike else random_media(rng, num_prompt),
+        priority=rng.choice([0, 0, 0, 1, -1]),
+        cache_salt=None if alike else rng.choice([None, None, None, "s"]),
+    )
+    expected, ending = unbatched(request, prompt)
+    resumed = expected[: rng.randint(0, len(expected))] if rng.random() < 0.2 else []
+    request.token_ids = prompt + resumed
+    request.__post_init__()
+    return Case(request, list(prompt), expected, ending, rng.randrange(spread), list(resumed))
+
+
+class Schedule:
+    """An engine, a runner with dice of its own, and requests that arrive and are cancelled."""
+
+    def __init__(self, seed: int, trouble: float, is_async: bool, may_cancel: bool = True) -> None:
+        rng = self._rng = Random(seed)
+        self.settings = random_settings(rng, is_async)
+        num_blocks = rng.randint(2, rng.choice([10, 20]))
+        capacity = (num_blocks - 1) * self.settings.block_size
+        num_cases, spread, alike = rng.randint(1, 9), rng.choice([1, 3, 8]), rng.random() < 0.4
+        self.cases = [
+            random_case(rng, stream, capacity, spread, alike=alike) for stream in range(num_cases)
+        ]
+        rows, steps = rng.choice([(trouble, 0.0), (0.0, trouble), (trouble / 4, trouble / 2)])
+        self.runner = KvRunner(self.settings, num_blocks, Random(seed + 1), rows, steps)
+        self.engine = Engine(self.runner, self.settings)
+        self._may_cancel = may_cancel
+        self._added: list[Case] = []
+
+    def run(self) -> Counter[str]:
+        """To its end; how its requests ended and what happened on the way."""
+        rng, engine = self._rng, self.engine
+        arriving = sorted(self.cases, key=lambda case: case.arrives)
+        for step in range(MAX_STEPS):
+            while arriving and (arriving[0].arrives <= step or not engine.has_work):
+                self._added.append(arriving.pop(0))
+                engine.add(self._added[-1].request)
+            if self._may_cancel and rng.random() < 0.05 and self._added:
+                case = rng.choice(self._added)
+                case.is_cancelled = True
+                engine.cancel(case.request.key)
+                assert not case.request.blocks
+            if engine.has_work:
+                engine.step()
+                engine.linger()
+            self._receive()
+            if not arriving and not engine.has_work:
+                break
+        assert not engine.has_work, "the schedule does not come to an end"
+        for case in self.cases:
+            self._check_outcome(case)
+        counts = Counter[str](case.finishes[0].finish or "" for case in self.cases)
+        counts["preempted"] = sum(case.request.num_preemptions for case in self.cases)
+        counts["cached"] = sum(case.request.num_cached or 0 for case in self.cases)
+        counts["wasted"] = self.runner.num_wasted
+        counts["overlapped"] = self.runner.max_in_flight > 1
+        return counts
+
+    def _receive(self) -> None:
+        """Every waiting token is counted, and what requests hold is what the pool counts."""
+        output = self.engine.take_output()
+        for deltas in output.deltas.values():
+            for delta in deltas:
+                self.cases[delta.stream].receive(delta)
+        requests = [case.request for case in self._added]
+        live = [request for request in requests if request.status is not Status.ENDED]
+        assert output.stats.queued_tokens == sum(request.backlog for request in live)
+        assert all(request.status is Status.RUNNING for request in requests if request.blocks)
+        holds = Counter(block for request in requests for block in request.blocks)
+        assert output.stats.kv_blocks_used == len(holds), "a block is leaked or lost"
+        pool = self.engine._pool
+        free = pool.free_blocks()
+        assert len(free) == len(set(free)) == pool.num_free
+        assert all(pool.ref_count(block) == holds[block] for block in range(pool.num_blocks))
+        assert holds.keys().isdisjoint(free)
+        self._check_published(live)
+
+    def _check_published(self, live: list[Request]) -> None:
+        """A block that can be found is found under the hash of tokens that are known."""
+        pool, size = self.engine._pool, self.settings.block_size
+        cache = PrefixCache(pool, size, enabled=True)
+        for request in live:
+            num_full = request.num_known // size
+            fresh = Request(
+                request.key,
+                request.request_id,
+                list(request.token_ids),
+                request.num_prompt,
+                request.sampling,
+                media=request.media,
+                cache_salt=request.cache_salt,
+            )
+            cache._hash_up_to(fresh, num_full)
+            hashes = [pool.hash_of(block) for block in request.blocks]
+            assert not any(hashes[num_full:]), "a block without known tokens can be found"
+            assert all(
+                found in (None, expected)
+                for found, expected in zip(hashes[:num_full], fresh.hashes, strict=False)
+            ), "a block is found under a wrong hash"
+
+    def _check_outcome(self, case: Case) -> None:
+        """Ended once, with the tokens of an unbatched run."""
+        (finish,) = case.finishes
+        if finish.finish in ("abort", "error"):
+            assert case.is_cancelled or finish.error is not None
+            if finish.error is not None:
+                # the engine survives any exception, that of a runner's failed check included
+                assert finish.error.message in INJECTED, finish.error.message
+                assert case.request.key.stream in self.runner.failed_streams, "ended for others"
+            assert case.received == case.expected[: len(case.received)]
+            return
+        assert case.received == case.expected
+        assert (finish.finish, finish.stop_token) == (case.ending.reason, case.ending.stop_token)
+        if case.request.sampling.prompt_logprobs is not None and case.request.num_resumed == 0:
+            assert case.prompt_logprobs is not None

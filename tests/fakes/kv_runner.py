@@ -1,0 +1,231 @@
+"""KvRunner: a runner whose tokens depend on what it finds in its own KV blocks.
+
+It writes one number for each computed position into a simulated KV memory: a hash of the token
+and of the number it finds one position before. It draws a token as a hash of everything that it
+reads back through the row's block table. A block that is lost, shared while written, reused too
+early or wrongly found by its hash changes a token. Launches run in order, and each as late or as
+early as the dice say.
+"""
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from random import Random
+
+from tokenmesh.services.worker_svc.engine.plan import NewRow, RowResult, StepPlan, StepResult
+from tokenmesh.shared.config.worker import WorkerSettings
+from tokenmesh.shared.messages.media import MediaItem
+from tokenmesh.shared.messages.tokens import TokenLogprobs
+
+VOCAB = 40
+MODULUS = (1 << 61) - 1
+UNWRITTEN = -1
+ROW_FAILED = "row failed"
+INJECTED = (ROW_FAILED, "RuntimeError: prepare failed", "MemoryError: forward failed")
+
+Cells = list[int]
+
+
+def cell_after(previous: int, token: int, media: int) -> int:
+    """What stands for a position: it depends on everything before it, as real KV does."""
+    return (previous * 1_000_003 + token * 8191 + media + 3) % MODULUS
+
+
+def draw_from(cells: Cells) -> int:
+    """The token after a context."""
+    return ((sum(cells) * 1_000_003) % MODULUS >> 17) % VOCAB
+
+
+def media_mark(media: list[MediaItem], position: int) -> int:
+    """What an image puts at a position; -1 where there is none."""
+    for item in media:
+        if item.offset <= position < item.offset + item.length:
+            return int(item.content_hash, 16) * 1000 + position - item.offset
+    return -1
+
+
+@dataclass
+class KvRow:
+    """A row as the runner keeps it."""
+
+    new: NewRow
+    tokens: list[int]
+    blocks: list[int] = field(default_factory=list)
+    has_failed: bool = False
+
+    @property
+    def stream(self) -> int:
+        return self.new.sampling.seed
+
+
+class KvLaunch:
+    """A step that runs when the dice say so, at the latest when its result is wanted."""
+
+    def __init__(self, runner: "KvRunner", plan: StepPlan, below: "KvLaunch | None") -> None:
+        self.plan = plan
+        self.below = below
+        self.outcome: StepResult | Exception | None = None
+        self.is_taken = False
+        self._runner = runner
+
+    def wait(self, timeout_s: float) -> bool:
+        self._runner.run_some()
+        return self.outcome is not None
+
+    def result(self) -> StepResult:
+        self._runner.run_until(self)
+        self.is_taken = True
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        assert self.outcome is not None
+        return self.outcome
+
+
+class KvRunner:
+    """Simulated KV memory; the shares of rows and of steps that fail are given."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        num_blocks: int,
+        rng: Random,
+        row_trouble: float,
+        step_trouble: float,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.num_wasted = 0
+        """Launches on top of a failed one."""
+        self.max_in_flight = 0
+        self.failed_streams: set[int] = set()
+        """Whoever had a reason to end with an error."""
+        self._size = settings.block_size
+        self._rng = rng
+        self._row_trouble = row_trouble
+        self._step_trouble = step_trouble
+        self._rows: dict[int, KvRow] = {}
+        self._cells: dict[tuple[int, int], int] = {}
+        self._queue: deque[KvLaunch] = deque()
+        self._last: KvLaunch | None = None
+
+    def launch(self, plan: StepPlan) -> KvLaunch:
+        below = self._last if self._last is not None and not self._last.is_taken else None
+        self._last = KvLaunch(self, plan, below)
+        self._queue.append(self._last)
+        self.max_in_flight = max(self.max_in_flight, len(self._queue))
+        self.run_some()
+        return self._last
+
+    def run_some(self) -> None:
+        """Run any number of waiting launches."""
+        while self._queue and self._rng.random() < 0.4:
+            self._run(self._queue.popleft())
+
+    def run_until(self, launch: KvLaunch) -> None:
+        """Run what was launched before, then the launch itself."""
+        while launch.outcome is None:
+            self._run(self._queue.popleft())
+
+    def _run(self, launch: KvLaunch) -> None:
+        below, launch.below = launch.below, None
+        if below is not None and isinstance(below.outcome, Exception):
+            self.num_wasted += 1
+            launch.outcome = RuntimeError("the step below failed")
+            return
+        try:
+            launch.outcome = self._carry_out(launch.plan)
+        # a failed check included: it is told from injected ones by its message
+        except Exception as error:
+            launch.outcome = error
+            self.failed_streams |= self._streams_of(launch.plan)
+
+    def _streams_of(self, plan: StepPlan) -> set[int]:
+        new = {new.row: new.sampling.seed for new in plan.new_rows}
+        rows = (entry.row for entry in plan.scheduled)
+        return {new[row] if row in new else self._rows[row].stream for row in rows}
+
+    def _carry_out(self, plan: StepPlan) -> StepResult:
+        self._prepare(plan)
+        contexts = self._forward(plan)
+        return self._sample(plan, contexts)
+
+    def _prepare(self, plan: StepPlan) -> None:
+        if self._rng.random() < self._step_trouble / 2:
+            raise RuntimeError("prepare failed")
+        for row in plan.removed_rows:
+            self._rows.pop(row, None)
+        for new in plan.new_rows:
+            assert new.row not in self._rows
+            self._rows[new.row] = KvRow(new, list(new.token_ids))
+        for entry in plan.scheduled:
+            self._rows[entry.row].blocks += entry.new_blocks
+        self._check_writes(plan)
+
+    def _check_writes(self, plan: StepPlan) -> None:
+        admitted = {new.row for new in plan.new_rows}
+        holders = Counter(
+            block
+            for row, state in self._rows.items()
+            if row not in admitted
+            for block in state.blocks
+        )
+        for entry in plan.scheduled:
+            row = self._rows[entry.row]
+            end = entry.start + entry.num_tokens
+            assert entry.num_tokens > 0
+            assert end <= len(row.tokens), "a token is computed before it is drawn"
+            assert end < row.new.num_prompt + row.new.sampling.max_tokens, "computed past the end"
+            last = (end - 1) // self._size
+            for block in row.blocks[entry.start // self._size : last + 1]:
+                assert block != 0, "the null block belongs to nobody"
+                assert holders[block] <= (entry.row not in admitted), "written while shared"
+            assert last < len(row.blocks), "no block for a scheduled token"
+
+    def _forward(self, plan: StepPlan) -> dict[int, Cells]:
+        for entry in plan.scheduled:
+            row = self._rows[entry.row]
+            row.has_failed |= self._rng.random() < self._row_trouble
+            if row.has_failed:
+                self.failed_streams.add(row.stream)
+        will_crash = self._rng.random() < self._step_trouble / 2
+        crash_after = self._rng.randrange(len(plan.scheduled)) if will_crash else None
+        for index, entry in enumerate(plan.scheduled):
+            if index == crash_after:
+                raise MemoryError("forward failed")
+            row = self._rows[entry.row]
+            for position in range(entry.start, entry.start + entry.num_tokens):
+                before = self._read(row, position - 1) if position else 7
+                mark = media_mark(row.new.media, position)
+                cell = cell_after(before, row.tokens[position], mark)
+                place = (row.blocks[position // self._size], position % self._size)
+                self._cells[place] = UNWRITTEN if row.has_failed else cell
+        return {
+            entry.row: [
+                self._read(self._rows[entry.row], position)
+                for position in range(entry.start + entry.num_tokens)
+            ]
+            for entry in plan.scheduled
+            if entry.samples
+        }
+
+    def _read(self, row: KvRow, position: int) -> int:
+        place = (row.blocks[position // self._size], position % self._size)
+        return self._cells.get(place, UNWRITTEN)
+
+    def _sample(self, plan: StepPlan, contexts: dict[int, Cells]) -> StepResult:
+        result = StepResult()
+        for entry in plan.scheduled:
+            row = self._rows[entry.row]
+            if row.has_failed:
+                result.errors[entry.row] = ROW_FAILED
+                row.tokens.append(0)
+                continue
+            if row.new.wants_prompt_logprobs:
+                stop = min(entry.start + entry.num_tokens + 1, row.new.num_prompt)
+                result.prompt_logprobs[entry.row] = [
+                    TokenLogprobs(row.tokens[position], -1.0, 1)
+                    for position in range(entry.start + 1, stop)
+                ]
+            if entry.samples:
+                token = draw_from(contexts[entry.row])
+                row.tokens.append(token)
+                result.sampled.append(RowResult(entry.row, token))
+        return result

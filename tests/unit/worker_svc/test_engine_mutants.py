@@ -1,0 +1,112 @@
+"""Bugs planted on purpose: the random schedules must notice each of them.
+
+A mutant is a method with one piece of its source replaced. When the source has changed so that
+the piece is not there any more, plant the bug anew.
+"""
+
+import inspect
+import logging
+import sys
+import textwrap
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.fakes.engine_schedules import Schedule
+from tests.fakes.kv_runner import KvRunner
+from tokenmesh.services.worker_svc.engine import engine as engine_module
+from tokenmesh.services.worker_svc.engine import outputs, retraction
+from tokenmesh.services.worker_svc.engine.engine import Engine
+from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
+from tokenmesh.services.worker_svc.engine.row_table import RowTable
+from tokenmesh.services.worker_svc.engine.scheduler import Scheduler
+
+MAX_SCHEDULES = 1500
+
+
+class Mutant(NamedTuple):
+    """Where, what, and how much trouble it takes to see it."""
+
+    owner: Any
+    method: str
+    piece: str
+    planted: str
+    trouble: float = 0.0
+
+
+MUTANTS = {
+    "no limit of what is scheduled ahead": Mutant(
+        Scheduler, "_schedule_running", "if end >= request.max_len:", "if False:"
+    ),
+    "blocks published before their tokens are known": Mutant(
+        Scheduler, "_schedule_running", "and end <= len(request.token_ids)", ""
+    ),
+    "the new owner of a row takes the old one's token": Mutant(
+        Scheduler, "draw", "request.admitted_step > step", "False"
+    ),
+    "row changes of a step that is not launched are lost": Mutant(
+        Scheduler, "schedule", "if plan.scheduled:", "if True:"
+    ),
+    "blocks freed and still held": Mutant(Scheduler, "_release", "request.blocks = []", "pass"),
+    "a late token goes to whoever lost the row first": Mutant(
+        RowTable, "expect_no_late", "self._late.clear()", "pass"
+    ),
+    "a late token of a spoiled step is taken": Mutant(
+        Engine, "_drop_rows", "self._scheduler.rows.expect_no_late()", "pass", 0.3
+    ),
+    "a failed row is not followed into the step on top": Mutant(
+        Engine, "_publish", "for each in self._flights]", "for each in ()]", 0.15
+    ),
+    "a step on top of a failed one counts": Mutant(
+        Engine, "_fail", "[(each, each.rows) for each in lost]", "[(lost[0], lost[0].rows)]", 0.15
+    ),
+    "rows removed on top of a failed step stay": Mutant(
+        Engine, "_fail", "for each in lost:", "for each in lost[:1]:", 0.15
+    ),
+    "rows removed in a failed step stay": Mutant(
+        Engine, "_fail", "for each in lost:", "for each in lost[1:]:", 0.15
+    ),
+    "blocks that were not written can be found": Mutant(
+        PrefixCache, "retract", "self._pool.forget(each.block)", "pass", 0.15
+    ),
+    "readers of unwritten blocks go on": Mutant(
+        retraction, "spoiled_by", "unwritten.isdisjoint(request.blocks)", "True", 0.15
+    ),
+    "half of the prompt's logprobs": Mutant(
+        outputs, "_take_prompt_logprobs", "not is_whole", "request.is_prefilling"
+    ),
+    "a device that does not keep the order": Mutant(
+        KvRunner, "run_until", "self._queue.popleft()", "self._queue.pop()"
+    ),
+    "a device that changes rows too early": Mutant(
+        KvRunner, "launch", "self.run_some()", "self._prepare(plan)"
+    ),
+}
+
+
+def plant(mutant: Mutant, patch: pytest.MonkeyPatch) -> None:
+    """Put the mutant in the place of what it was made of."""
+    original = getattr(mutant.owner, mutant.method)
+    source = textwrap.dedent(inspect.getsource(original))
+    assert source.count(mutant.piece) == 1, "the source has changed"
+    scope: dict[str, Any] = {}
+    module = sys.modules[original.__module__]
+    exec(source.replace(mutant.piece, mutant.planted), vars(module), scope)
+    patch.setattr(mutant.owner, mutant.method, scope[mutant.method])
+    if mutant.owner is retraction:
+        patch.setattr(engine_module, mutant.method, scope[mutant.method])
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_planted_bug_is_noticed(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, logger=engine_module.__name__)
+    mutant = MUTANTS[name]
+    plant(mutant, monkeypatch)
+    for seed in range(MAX_SCHEDULES):
+        try:
+            Schedule(2_000_000 + seed, mutant.trouble, is_async=True).run()
+        except Exception:
+            return
+    raise AssertionError(f"{MAX_SCHEDULES} schedules did not notice")

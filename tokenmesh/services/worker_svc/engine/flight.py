@@ -1,0 +1,29 @@
+"""Flight: a step between its launch and the moment its tokens are read."""
+
+from dataclasses import dataclass
+
+from tokenmesh.services.worker_svc.engine.plan import StepPlan
+from tokenmesh.services.worker_svc.engine.runner import Launch
+from tokenmesh.services.worker_svc.engine.scheduler import StepNotes
+
+
+@dataclass(slots=True)
+class Flight:
+    """One launched step."""
+
+    plan: StepPlan
+    notes: StepNotes
+    launch: Launch
+    started_ns: int
+    """Wall clock; when it was launched or, if later, when the step before it ended."""
+    started_s: float
+    """The same instant on `perf_s`."""
+    num_prefill: int
+    """Tokens of prefill chunks."""
+    num_decode: int
+    """Streams that decode."""
+
+    @property
+    def rows(self) -> set[int]:
+        """Those that compute something."""
+        return {entry.row for entry in self.plan.scheduled}

@@ -1,0 +1,63 @@
+"""RowTable: which request holds which row of the runner, and whose a token of an older step is."""
+
+from tokenmesh.services.worker_svc.engine.request import NO_ROW, Request
+
+
+class RowTable:
+    """Rows 0 .. num_rows-1. A row may be given away while a step of its last owner is in flight."""
+
+    def __init__(self, num_rows: int) -> None:
+        self.requests: list[Request | None] = [None] * num_rows
+        """By row."""
+        self._free = list(range(num_rows - 1, -1, -1))
+        self._removed: list[int] = []
+        self._late: dict[int, Request] = {}
+
+    @property
+    def has_free(self) -> bool:
+        """Whether there is a row to give."""
+        return bool(self._free)
+
+    def give(self, request: Request, step: int) -> None:
+        """The request gets a row with this step."""
+        request.row = self._free.pop()
+        request.admitted_step = step
+        self.requests[request.row] = request
+
+    def take(self, request: Request) -> None:
+        """The request loses its row; the runner hears of it with the next step."""
+        row, request.row = request.row, NO_ROW
+        self.requests[row] = None
+        self._removed.append(row)
+        self._free.append(row)
+
+    def take_removed(self) -> list[int]:
+        """The rows that were lost since the last call."""
+        removed, self._removed = self._removed, []
+        return removed
+
+    def remove_again(self, rows: list[int]) -> None:
+        """A step failed: the runner may not have got as far as its removed rows."""
+        self._removed += [row for row in rows if row not in self._removed]
+
+    def owner(self, row: int, step: int) -> Request | None:
+        """Who held the row in that step, if they still do."""
+        request = self.requests[row]
+        return request if request is not None and request.admitted_step <= step else None
+
+    def expect_late(self, request: Request) -> None:
+        """The request loses its row to make room; what it draws in a step in flight is good."""
+        # but prompt logprobs go out with the first token, and they are computed again
+        if not request.wants_prompt_logprobs:
+            self._late[request.row] = request
+
+    def late_owner(self, row: int) -> Request | None:
+        """Whom a token of a row without an owner is good for; asked once.
+
+        Nobody is admitted in a step that makes room, so the row has had no other owner.
+        """
+        return self._late.pop(row, None)
+
+    def expect_no_late(self) -> None:
+        """All steps that were in flight when somebody lost a row have landed, or are spoiled."""
+        self._late.clear()
