@@ -8,7 +8,7 @@ from typing import Final
 from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.request import Request, StreamKey
 from tokenmesh.services.worker_svc.runner.build import LoadedModel, build_runner
-from tokenmesh.shared.config.model import ModelSettings
+from tokenmesh.shared.config.model import Dtype, ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.ids import GatewayId, RequestId
 from tokenmesh.shared.messages.sampling import SamplingParams
@@ -23,10 +23,12 @@ _GATEWAY: Final = GatewayId("bench")
 class EngineLoop:
     """A loaded model; every `run` is a fresh engine on it."""
 
-    def __init__(self, directory: Path, settings: WorkerSettings) -> None:
+    def __init__(
+        self, directory: Path, settings: WorkerSettings, dtype: Dtype = "bfloat16"
+    ) -> None:
         self._settings = settings
-        model = ModelSettings(model=str(directory), dtype="bfloat16")
-        self._model: LoadedModel = build_runner(model, settings, lambda done, total: None)
+        model = ModelSettings(model=str(directory), dtype=dtype)
+        self.model: LoadedModel = build_runner(model, settings, lambda done, total: None)
 
     def run(
         self, asks: Sequence[Ask], clock: Clock = time.perf_counter, temperature: float = 0.0
@@ -35,7 +37,7 @@ class EngineLoop:
 
         Raises RuntimeError when a request fails.
         """
-        engine = Engine(self._model.runner, self._settings)
+        engine = Engine(self.model.runner, self._settings)
         for stream, ask in enumerate(asks):
             engine.add(_request(stream, ask, temperature))
         times: list[list[float]] = [[] for _ in asks]

@@ -64,6 +64,8 @@ async def test_a_profile_is_written_where_the_settings_say(tmp_path: Path) -> No
     assert path.name.endswith(SUFFIX)
     assert written(tmp_path / "new" / "folder") == [profiled.path]
     assert (profiled.num_steps, profiled.ended_by) == (5, "asked")
+    await asyncio.sleep(0)
+    assert "profile" not in {task.get_name() for task in asyncio.all_tasks()}
     assert 0 < profiled.seconds < 10
 
 
@@ -107,7 +109,23 @@ async def test_it_ends_by_itself_after_enough_steps_and_tells_of_it_once(tmp_pat
     assert written(tmp_path) == [profiled.path]
     with pytest.raises(Conflict):
         await mine.stop()
+    await mine.start()
+    mine.note_steps(1)
+    await asyncio.sleep(0.02)
     assert FakeTrace.written == 1
+    await mine.close()
+
+
+async def test_a_profile_does_not_end_with_the_one_before_it(tmp_path: Path) -> None:
+    mine = profiling(tmp_path, profiler_max_steps=3)
+    await mine.start()
+    # the end by steps comes third in line
+    both = [asyncio.create_task(mine.stop()), asyncio.create_task(mine.start())]
+    mine.note_steps(3)
+    await asyncio.gather(*both)
+    await asyncio.sleep(0.05)
+    assert FakeTrace.written == 1
+    assert (await mine.stop()).ended_by == "asked"
 
 
 async def test_it_ends_by_itself_after_its_time(tmp_path: Path) -> None:

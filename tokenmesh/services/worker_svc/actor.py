@@ -14,7 +14,9 @@ from tokenmesh.services.worker_svc.load import LoadBook
 from tokenmesh.services.worker_svc.loaded import Loaded
 from tokenmesh.services.worker_svc.media import fetch_embeddings
 from tokenmesh.services.worker_svc.meters import WorkerMeters
+from tokenmesh.services.worker_svc.profiling import Profiling
 from tokenmesh.services.worker_svc.publisher import Publisher
+from tokenmesh.services.worker_svc.rest import Rest
 from tokenmesh.services.worker_svc.streams import Stream, Streams
 from tokenmesh.services.worker_svc.thread import Add, End, EngineHost
 from tokenmesh.services.worker_svc.tracing import sampled
@@ -32,9 +34,16 @@ from tokenmesh.shared.messages import (
     Drain,
     Generate,
     Ping,
+    Profiled,
     Refused,
     Resend,
+    Sleep,
+    Slept,
+    StartProfile,
+    StopProfile,
     StreamUnknown,
+    WakeUp,
+    Woken,
 )
 from tokenmesh.shared.messages.beat import WorkerLoad
 from tokenmesh.shared.messages.failed import to_failed
@@ -93,8 +102,9 @@ class WorkerActor(Actor):
         self._publisher = Publisher(
             around.bus, identity.worker_id, identity.epoch, self._streams, meters
         )
+        self._rest = Rest(loaded, host, self._streams, self._end_all, around.beat)
+        self._profiling = Profiling(settings, identity.worker_id, loaded.make_trace)
         self._is_draining = False
-        self._idle = asyncio.Event()
 
     async def start(self) -> None:
         """Start the engine and what looks after it."""
@@ -107,11 +117,12 @@ class WorkerActor(Actor):
         """Stop the engine; what it said last is still published."""
         if not await asyncio.to_thread(self._host.stop, self._settings.stop_wait_s):
             logger.warning("the engine is stuck in a step; leaving without it")
+        await self._profiling.close()
         await self._publish_outputs()
 
     def load(self) -> WorkerLoad:
         """For the beat."""
-        return self._book.load()
+        return self._book.load(self._rest.level)
 
     def stop_taking(self) -> None:
         """Refuse every new stream from now on."""
@@ -131,6 +142,8 @@ class WorkerActor(Actor):
             return Refused(reason="draining", retry_after_s=0.0)
         if message.model not in self._identity.names:
             raise UnknownModel(f"this worker serves {self._identity.names[0]}", param="model")
+        if (asleep := self._rest.refusal()) is not None:
+            return asleep
         request = admit(message, self._loaded, self._settings.block_size)
         request.traceparent = sampled(context.traceparent)
         request.timeline.arrived_ns = now_ns()
@@ -177,27 +190,37 @@ class WorkerActor(Actor):
         self._around.leave()
         return Done()
 
+    @handles(Sleep)
+    async def sleep(self, message: Sleep, context: Context) -> Slept:
+        """End or finish all streams and give memory back."""
+        return await self._rest.sleep(message, context.remaining_s())
+
+    @handles(WakeUp)
+    async def wake_up(self, message: WakeUp, context: Context) -> Woken:
+        """Take the memory again."""
+        return await self._rest.wake(message)
+
+    @handles(StartProfile)
+    async def start_profile(self, message: StartProfile, context: Context) -> Done:
+        """Record a trace from now on."""
+        await self._profiling.start()
+        return Done()
+
+    @handles(StopProfile)
+    async def stop_profile(self, message: StopProfile, context: Context) -> Profiled:
+        """Write the trace."""
+        return await self._profiling.stop()
+
     async def drain(self, grace_s: float) -> None:
         """Wait for the streams; shortly before the time is over, hand the rest to others."""
         self.stop_taking()
         hand_over_s = min(grace_s, self._settings.hand_over_s)
-        if await self._wait_idle(grace_s - hand_over_s):
+        if await self._streams.wait_idle(grace_s - hand_over_s):
             return
         logger.info("handing over %d streams", self._streams.num_live)
         error = to_failed(Draining("the worker is leaving"))
         self._host.submit(End(Ending("error", error=error), key=None))
-        await self._wait_idle(hand_over_s)
-
-    async def _wait_idle(self, timeout_s: float) -> bool:
-        """Whether all streams have ended by then."""
-        self._idle.clear()
-        if self._streams.num_live:
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await self._idle.wait()
-            except TimeoutError:
-                return False
-        return True
+        await self._streams.wait_idle(hand_over_s)
 
     async def _begin(self, request: Request) -> None:
         num_tokens = request.num_known
@@ -225,6 +248,12 @@ class WorkerActor(Actor):
         elif stream.ended_s is None:
             self._host.submit(End(ABORTED, stream.key))
 
+    def _end_all(self, ending: Ending) -> None:
+        """End every stream, those included that the engine was not told of yet."""
+        for stream in [each for each in self._streams.live() if not each.is_submitted]:
+            self._end(stream)
+        self._host.submit(End(ending, key=None))
+
     def _answer_again(self, known: Stream, attempt: int) -> Accepted | Refused:
         if attempt < known.key.attempt:
             reason = f"attempt {known.key.attempt} has taken its place"
@@ -241,14 +270,14 @@ class WorkerActor(Actor):
 
     async def _publish_outputs(self) -> None:
         num_ended = 0
-        for output in self._host.take_outputs():
+        outputs = self._host.take_outputs()
+        self._profiling.note_steps(sum(output.num_tokens > 0 for output in outputs))
+        for output in outputs:
             self._book.update(output.stats)
             await self._publisher.publish(output)
             num_ended += len(output.ended)
         if self._pace.is_due(num_ended, monotonic_s()):
             await self._around.beat()
-        if not self._streams.num_live:
-            self._idle.set()
 
     async def _watch_engine(self) -> None:
         """A step that never ends: the event loop would answer pings for a dead engine for ever."""

@@ -59,7 +59,7 @@ class LoadBook:
             )
         return None
 
-    def load(self) -> WorkerLoad:
+    def load(self, sleep_level: int = 0) -> WorkerLoad:
         """For the beat."""
         stats = self._stats
         return WorkerLoad(
@@ -71,6 +71,10 @@ class LoadBook:
             kv_blocks_total=self._num_blocks,
             prefill_tokens_per_s=stats.prefill_tokens_per_s,
             step_s=stats.step_s,
+            sleep_level=sleep_level,
+            preemptions=stats.num_preemptions,
+            prefill_tokens=stats.prefill_tokens,
+            decode_tokens=stats.decode_tokens,
         )
 
     def _wait_s(self) -> float:

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import threading
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from tokenmesh.services.worker_svc.engine.runner import Runner
@@ -11,13 +12,56 @@ from tokenmesh.services.worker_svc.engine.sim import SimRunner, SimVocabulary
 from tokenmesh.services.worker_svc.models.location import locate
 from tokenmesh.services.worker_svc.models.raw_config import read_json
 from tokenmesh.services.worker_svc.models.read_eos import read_eos
+from tokenmesh.services.worker_svc.profiling import Trace
+from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings
+from tokenmesh.shared.logs import PROGRESS
 
 logger = logging.getLogger(__name__)
 
 _ASSUMED_MODEL_LEN: Final = 4096
 """For a simulated model whose config.json does not tell."""
+_GIB: Final = 1 << 30
+
+
+class Resident(Protocol):
+    """What of a model is in memory. `runner.resident.TorchResident` is the one with weights."""
+
+    @property
+    def level(self) -> int:
+        """0: all of it; else the level of sleep that is left."""
+
+    def sleep(self, level: int) -> int:
+        """Give memory back, on the engine thread; bytes freed on the device."""
+
+    def wake(self, tags: Collection[str]) -> None:
+        """Take it again. Raises Unavailable and CheckpointError."""
+
+
+class SimResident:
+    """Sleeps and wakes without any memory to speak of. Implements `Resident`."""
+
+    def __init__(self) -> None:
+        self._asleep: dict[str, int] = {}
+        """Level by tag."""
+
+    @property
+    def level(self) -> int:
+        """See `Resident.level`."""
+        return max(self._asleep.values(), default=0)
+
+    def sleep(self, level: int) -> int:
+        """See `Resident.sleep`."""
+        self._asleep["kv_cache"] = 1
+        if level == 2:
+            self._asleep["weights"] = 2
+        return 0
+
+    def wake(self, tags: Collection[str]) -> None:
+        """See `Resident.wake`."""
+        for tag in tags:
+            self._asleep.pop(tag, None)
 
 
 class Loaded(Protocol):
@@ -47,6 +91,14 @@ class Loaded(Protocol):
     def takes_images(self) -> bool:
         """Whether prompts may hold media."""
 
+    @property
+    def resident(self) -> Resident:
+        """Its memory."""
+
+    @property
+    def make_trace(self) -> Callable[[], Trace] | None:
+        """Makes a trace of what it does; None where nothing is computed."""
+
     def cache_salt(self, salt: str | None, num_prompt: int) -> str | None:
         """The prefix cache's salt of a request: the client's own and the model's reasons."""
 
@@ -61,6 +113,8 @@ class SimModel:
     eos_token_ids: frozenset[int]
     hidden_size: int = 0
     takes_images: bool = False
+    resident: SimResident = field(default_factory=SimResident)
+    make_trace: None = None
 
     def cache_salt(self, salt: str | None, _num_prompt: int) -> str | None:
         """The client's own."""
@@ -97,10 +151,26 @@ def _load_torch(model: ModelSettings, worker: WorkerSettings) -> Loaded:
     # imported here, so that a simulated worker starts without torch
     from tokenmesh.services.worker_svc.runner.build import build_runner
 
-    return build_runner(model, worker, _log_progress)
+    return build_runner(model, worker, LoadProgress())
 
 
-def _log_progress(done: int, total: int) -> None:
-    tenth = 10 * done // total
-    if tenth > 10 * (done - 1) // total:
-        logger.info("loaded %d of %d layers", done, total)
+class LoadProgress:
+    """Logs bytes and seconds each time that another tenth of the weights is there."""
+
+    def __init__(self) -> None:
+        self._began_s = monotonic_s()
+        self._tenths = -1
+
+    def __call__(self, done: int, total: int) -> None:
+        """`done` of `total` bytes are read."""
+        share = done / max(1, total)
+        if int(10 * share) > self._tenths:
+            self._tenths = int(10 * share)
+            logger.info(
+                "weights %d %%: %.2f of %.2f GiB in %.1f s",
+                int(100 * share),
+                done / _GIB,
+                total / _GIB,
+                monotonic_s() - self._began_s,
+                extra={PROGRESS: share},
+            )

@@ -4,6 +4,7 @@ A stream is kept for a while after its end: a gateway may have missed its last t
 repeated or late Generate of the same attempt must not start it anew.
 """
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -72,6 +73,18 @@ class Streams:
         self._settings = settings
         self._stream_by_place: dict[_Place, Stream] = {}
         self._ended: OrderedDict[_Place, Stream] = OrderedDict()
+        self._idle = asyncio.Event()
+
+    async def wait_idle(self, timeout_s: float) -> bool:
+        """Whether all streams have ended by then."""
+        self._idle.clear()
+        if self.num_live:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._idle.wait()
+            except TimeoutError:
+                return False
+        return True
 
     @property
     def num_live(self) -> int:
@@ -105,6 +118,7 @@ class Streams:
             stream.ended_s = now
             self._ended[place] = stream
         self.expire(now)
+        self._note_idle()
 
     def forget(self, stream: Stream) -> None:
         """It never began."""
@@ -112,6 +126,11 @@ class Streams:
         if self._stream_by_place.get(place) is stream:
             del self._stream_by_place[place]
             self._ended.pop(place, None)
+        self._note_idle()
+
+    def _note_idle(self) -> None:
+        if not self.num_live:
+            self._idle.set()
 
     def expire(self, now: float) -> None:
         """Forget ended streams past their number or time."""

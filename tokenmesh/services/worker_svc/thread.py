@@ -8,8 +8,10 @@ import asyncio
 import logging
 import queue
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from tokenmesh.services.worker_svc.engine.engine import Engine, EngineBroken
 from tokenmesh.services.worker_svc.engine.outputs import StepOutput
@@ -49,7 +51,25 @@ class Stop:
     """Leave the thread; streams that are still open get nothing more."""
 
 
-Command = Add | End | Stop
+@dataclass(frozen=True, slots=True)
+class Perform:
+    """Do something to the engine between two steps; whoever waits for `done` gets the outcome."""
+
+    work: Callable[[Engine], Any]
+    done: Future[Any]
+
+    def run(self, engine: Engine) -> None:
+        """On the engine thread. Raises nothing."""
+        if not self.done.set_running_or_notify_cancel():
+            return
+        try:
+            self.done.set_result(self.work(engine))
+        # it is the asker's, not the engine's
+        except Exception as error:
+            self.done.set_exception(error)
+
+
+Command = Add | End | Perform | Stop
 
 
 class EngineHost(Protocol):
@@ -172,6 +192,8 @@ class EngineThread:
                 self._engine.add(command.request)
             elif isinstance(command, Stop):
                 return False
+            elif isinstance(command, Perform):
+                command.run(self._engine)
             elif command.key is None:
                 self._engine.cancel_all(command.ending)
             else:

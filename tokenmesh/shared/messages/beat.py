@@ -37,7 +37,7 @@ class WorkerLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prefill_tokens: int = 0
     """Prompt tokens computed; those found in the prefix cache are not among them."""
     decode_tokens: int = 0
-    """Tokens generated."""
+    """Tokens computed one by one, each by a stream that decodes."""
 
 
 class Beat(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

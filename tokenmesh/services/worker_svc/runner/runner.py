@@ -58,6 +58,14 @@ class TorchRunner:
         logits = self.forward(inputs)
         return self.sample(inputs, logits)
 
+    def drop_decoder(self) -> None:
+        """Let go of the weights; nothing may be launched before `take_decoder`."""
+        del self._decoder
+
+    def take_decoder(self, decoder: Decoder) -> None:
+        """The same model again, loaded anew."""
+        self._decoder = decoder
+
     @torch.inference_mode()
     def prepare(self, plan: StepPlan) -> StepInputs | None:
         """Apply the plan's row changes; None when it computes nothing."""

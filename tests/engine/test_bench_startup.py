@@ -1,0 +1,53 @@
+"""The startup benchmark on a tiny checkpoint: the stages add up, and files are really read."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.bench_startup import Stages, plain_read_s, report, start, write
+from tests.fakes.tiny import Tiny
+
+
+def test_the_stages_are_the_whole_way_to_the_first_token(tiny: Tiny) -> None:
+    directory = tiny("llama").directory
+    began_s = time.time() - 1.0
+    stages = start(directory, began_s, "float32")
+    parts = ("import_s", "read_s", "pack_s", "pool_s", "other_s", "first_token_s")
+    assert sum(getattr(stages, each) for each in parts) == pytest.approx(stages.ready_s)
+    assert all(getattr(stages, each) > 0 for each in parts)
+    assert stages.import_s >= 1.0
+    size = (directory / "model.safetensors").stat().st_size
+    assert 0.9 * size < stages.num_bytes < size
+
+
+def test_ratios_are_against_the_plain_read(tmp_path: Path) -> None:
+    stages = Stages(
+        import_s=1.0,
+        read_s=0.5,
+        pack_s=1.0,
+        pool_s=0.1,
+        other_s=0.2,
+        first_token_s=0.3,
+        ready_s=3.1,
+        num_bytes=2_000_000_000,
+        plain_read_s=0.4,
+    )
+    assert (stages.read_ratio, stages.load_ratio) == (1.25, 3.75)
+    text = report(stages)
+    for part in ("first_token", "3.10 s", "read at 4.0 GB/s", "plain read 5.0 GB/s", "3.75 times"):
+        assert part in text
+    write(tmp_path / "startup.json", stages, {"model": "m"})
+    kept = json.loads((tmp_path / "startup.json").read_text())
+    assert kept["load_ratio"] == 3.75
+    assert kept["stages"]["pack_s"] == 1.0
+    assert {"cpu", "git_commit", "load_average"} <= kept["environment"].keys()
+
+
+def test_a_plain_read_reads_every_weight_file(tmp_path: Path) -> None:
+    assert plain_read_s(tmp_path) >= 0.0
+    for number in range(2):
+        (tmp_path / f"model-{number}.safetensors").write_bytes(bytes(1000))
+    (tmp_path / "unreadable.bin").mkdir()
+    assert plain_read_s(tmp_path) > 0.0

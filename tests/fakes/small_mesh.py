@@ -1,0 +1,109 @@
+"""SmallMesh: a real gateway, scheduler and simulated workers in this process, a fake tokenizer."""
+
+import asyncio
+import json
+import secrets
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.fakes.back_end import FakeTokenizer, fake_tokenizer
+from tests.fakes.service_mesh import running
+from tests.servers import free_port
+from tokenmesh.services.gateway.main import build as build_gateway
+from tokenmesh.services.scheduler_svc.main import build as build_scheduler
+from tokenmesh.services.worker_svc.main import build as build_worker
+from tokenmesh.shared import subjects
+from tokenmesh.shared.config import Settings
+from tokenmesh.shared.config.bus import BusSettings
+from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.config.model import ModelSettings
+from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.scheduler import SchedulerSettings
+from tokenmesh.shared.config.worker import WorkerSettings
+from tokenmesh.shared.ids import ModelName
+from tokenmesh.shared.messages.beat import WorkerLoad
+from tokenmesh.shared.service import Mesh
+
+
+class SmallMesh:
+    """Use as `async with`; `client` talks to the gateway."""
+
+    def __init__(
+        self,
+        folder: Path,
+        bus: BusSettings,
+        redis: RedisSettings,
+        *,
+        worker: dict[str, Any] | None = None,
+        gateway: dict[str, Any] | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        self.model = ModelName(f"small-{secrets.token_hex(4)}")
+        vocab_size = fake_tokenizer().get_vocab_size()
+        config = {"vocab_size": vocab_size, "max_position_embeddings": 512, "eos_token_id": 2}
+        (folder / "config.json").write_text(json.dumps(config))
+        self.settings = Settings(
+            models=(ModelSettings(model=str(folder), served_model_name=(self.model,)),),
+            bus=bus,
+            redis=redis,
+            worker=WorkerSettings.model_validate(
+                {"engine": "sim", "sim_step_s": 0.001, **(worker or {})}
+            ),
+            gateway=GatewaySettings.model_validate(
+                {"port": free_port(), "admin_routes": True, **(gateway or {})}
+            ),
+            scheduler=SchedulerSettings(asleep_retry_after_s=7.0),
+        )
+        self._headers = headers
+        self.workers: list[Mesh] = []
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> "SmallMesh":
+        await self.add_worker()
+        await self._stack.enter_async_context(running("scheduler", self.settings, build_scheduler))
+        await self._stack.enter_async_context(running("tokenizer", self.settings, self._tokenize))
+        self.gateway = await self._stack.enter_async_context(
+            running("gateway", self.settings, build_gateway)
+        )
+        self.client = await self._stack.enter_async_context(
+            httpx.AsyncClient(
+                base_url=f"http://127.0.0.1:{self.settings.gateway.port}",
+                timeout=10,
+                headers=self._headers,
+            )
+        )
+        await self.until(lambda: len(self.loads()) == len(self.workers))
+        await self.until(lambda: len(self.gateway.members.all()) >= 3 + len(self.workers))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def add_worker(self) -> Mesh:
+        """One more worker of the model."""
+        mesh = await self._stack.enter_async_context(running("worker", self.settings, build_worker))
+        self.workers.append(mesh)
+        return mesh
+
+    def loads(self) -> list[WorkerLoad]:
+        """Of every worker, as the gateway sees it."""
+        members = self.gateway.members.workers(self.model)
+        return [each.beat.load for each in members if each.beat.load is not None]
+
+    async def until(self, is_so: Callable[[], bool], seconds: float = 8.0) -> None:
+        """Return as soon as something is so."""
+        async with asyncio.timeout(seconds):
+            while not is_so():  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+
+    async def complete(self, **fields: Any) -> httpx.Response:
+        """A short completion."""
+        body = {"model": self.model, "prompt": "Hi", "max_tokens": 8, "seed": 1, **fields}
+        return await self.client.post("/v1/completions", json=body)
+
+    async def _tokenize(self, mesh: Mesh) -> None:
+        await mesh.listen(FakeTokenizer(mesh.blobs), subjects.tokenize(self.model))
