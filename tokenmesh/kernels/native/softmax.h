@@ -45,25 +45,38 @@ TM_INLINE __m512 soften(struct tm_query *q, __m512 scores, __mmask16 seen, long 
     return weights;
 }
 
-/* keys: [dim][16]; weights: of each query, zeros where it does not see a key. */
+/* keys: [dim][16]. Even and odd numbers are added up apart, which hides half of the latency. */
+TM_INLINE void weigh_some(struct tm_query *queries, const float *keys, long base, long dim,
+                          float (*weights)[16], const int QUERIES) {
+    __m512 even[QUERIES_AT_ONCE], odd[QUERIES_AT_ONCE];
+    for (int j = 0; j < QUERIES; j++) even[j] = odd[j] = _mm512_setzero_ps();
+    for (long d = 0; d < dim; d += 2) {
+        __m512 k0 = _mm512_load_ps(keys + d * 16), k1 = _mm512_load_ps(keys + d * 16 + 16);
+        for (int j = 0; j < QUERIES; j++) {
+            even[j] = _mm512_fmadd_ps(_mm512_set1_ps(queries[j].scaled[d]), k0, even[j]);
+            odd[j] = _mm512_fmadd_ps(_mm512_set1_ps(queries[j].scaled[d + 1]), k1, odd[j]);
+        }
+    }
+    for (int j = 0; j < QUERIES; j++) {
+        __m512 scores = _mm512_add_ps(even[j], odd[j]);
+        __mmask16 seen = seen_from(queries + j, base);
+        _mm512_store_ps(weights[j], seen ? soften(queries + j, scores, seen, dim) : _mm512_setzero_ps());
+    }
+}
+
+/* weights: of each query, zeros where it does not see a key. */
 static void weigh(struct tm_query *queries, long count, const float *keys, long base, long dim,
                   float (*weights)[16]) {
     for (long i = 0; i < count; i += QUERIES_AT_ONCE) {
-        __m512 scores[QUERIES_AT_ONCE];
-        const float *q[QUERIES_AT_ONCE];
-        for (int j = 0; j < QUERIES_AT_ONCE; j++) {
-            scores[j] = _mm512_setzero_ps();
-            q[j] = queries[i + j < count ? i + j : i].scaled;
-        }
-        for (long d = 0; d < dim; d++) {
-            __m512 k = _mm512_load_ps(keys + d * 16);
-            _Pragma("GCC unroll 8") for (int j = 0; j < QUERIES_AT_ONCE; j++)
-                scores[j] = _mm512_fmadd_ps(_mm512_set1_ps(q[j][d]), k, scores[j]);
-        }
-        for (long j = 0; j < QUERIES_AT_ONCE && i + j < count; j++) {
-            __mmask16 seen = seen_from(queries + i + j, base);
-            __m512 w = seen ? soften(queries + i + j, scores[j], seen, dim) : _mm512_setzero_ps();
-            _mm512_store_ps(weights[i + j], w);
+        switch (count - i) {
+        case 1: weigh_some(queries + i, keys, base, dim, weights + i, 1); break;
+        case 2: weigh_some(queries + i, keys, base, dim, weights + i, 2); break;
+        case 3: weigh_some(queries + i, keys, base, dim, weights + i, 3); break;
+        case 4: weigh_some(queries + i, keys, base, dim, weights + i, 4); break;
+        case 5: weigh_some(queries + i, keys, base, dim, weights + i, 5); break;
+        case 6: weigh_some(queries + i, keys, base, dim, weights + i, 6); break;
+        case 7: weigh_some(queries + i, keys, base, dim, weights + i, 7); break;
+        default: weigh_some(queries + i, keys, base, dim, weights + i, QUERIES_AT_ONCE);
         }
     }
 }

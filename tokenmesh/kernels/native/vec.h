@@ -46,18 +46,18 @@ TM_INLINE __m512 exp16(__m512 v) {
 /* v[i][j] becomes v[j][i]. */
 TM_INLINE void transpose16(__m512 v[16]) {
     __m512 t[16];
-    for (int i = 0; i < 16; i += 2) {
+    _Pragma("GCC unroll 8") for (int i = 0; i < 16; i += 2) {
         t[i] = _mm512_unpacklo_ps(v[i], v[i + 1]);
         t[i + 1] = _mm512_unpackhi_ps(v[i], v[i + 1]);
     }
-    for (int i = 0; i < 16; i += 4) {
-        for (int j = 0; j < 2; j++) {
+    _Pragma("GCC unroll 4") for (int i = 0; i < 16; i += 4) {
+        _Pragma("GCC unroll 2") for (int j = 0; j < 2; j++) {
             __m512d a = _mm512_castps_pd(t[i + j]), b = _mm512_castps_pd(t[i + j + 2]);
             v[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
             v[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
         }
     }
-    for (int i = 0; i < 4; i++) {
+    _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) {
         __m512 a = _mm512_shuffle_f32x4(v[i], v[i + 4], 0x44), b = _mm512_shuffle_f32x4(v[i], v[i + 4], 0xee);
         __m512 c = _mm512_shuffle_f32x4(v[i + 8], v[i + 12], 0x44), d = _mm512_shuffle_f32x4(v[i + 8], v[i + 12], 0xee);
         t[i] = _mm512_shuffle_f32x4(a, c, 0x88);
@@ -65,7 +65,7 @@ TM_INLINE void transpose16(__m512 v[16]) {
         t[i + 8] = _mm512_shuffle_f32x4(b, d, 0x88);
         t[i + 12] = _mm512_shuffle_f32x4(b, d, 0xdd);
     }
-    for (int i = 0; i < 16; i++) v[i] = t[i];
+    _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) v[i] = t[i];
 }
 
 #endif

@@ -6,6 +6,7 @@ from typing import Final
 
 import torch
 
+from tokenmesh.kernels import huge_pages
 from tokenmesh.kernels.native.build import library
 
 _PANEL: Final = 32
@@ -29,12 +30,13 @@ class NativeWeight:
         out_features, in_features = weight.shape
         step, num_panels = _STEPS[weight.dtype], -(-out_features // _PANEL)
         steps = in_features // step
-        panels = weight.new_zeros((num_panels, steps, _PANEL, step))
+        panels = huge_pages.empty((num_panels, steps, _PANEL, step), weight.dtype)
         full = out_features // _PANEL
         whole, rest = weight[: full * _PANEL], weight[full * _PANEL :]
         panels[:full] = whole.view(full, _PANEL, steps, step).transpose(1, 2)
         if len(rest):
             panels[full, :, : len(rest)] = rest.view(len(rest), steps, step).transpose(0, 1)
+            panels[full, :, len(rest) :] = 0
         kept = None if bias is None else bias.contiguous()
         return cls(panels, kept, out_features, in_features)
 

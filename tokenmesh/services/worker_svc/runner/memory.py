@@ -7,6 +7,7 @@ from typing import Final
 
 import torch
 
+from tokenmesh.kernels import huge_pages
 from tokenmesh.services.worker_svc.models.config import DecoderConfig
 from tokenmesh.services.worker_svc.runner.device_memory import DeviceMemory
 from tokenmesh.shared.config.worker import WorkerSettings
@@ -141,11 +142,10 @@ def make_pool(
 ) -> torch.Tensor:
     """[layers, 2, blocks, kv_heads, page_size, head_dim], not initialized: on a CPU, pages that no
     request ever used cost no memory."""
-    return torch.empty(
-        (len(config.layers), 2, num_blocks, config.num_kv_heads, block_size, config.head_dim),
-        dtype=dtype,
-        device=device,
-    )
+    shape = (len(config.layers), 2, num_blocks, config.num_kv_heads, block_size, config.head_dim)
+    if device.type == "cpu":
+        return huge_pages.empty(shape, dtype)
+    return torch.empty(shape, dtype=dtype, device=device)
 
 
 def _too_little(need: Need, budget: Budget, count: int) -> ConfigError:

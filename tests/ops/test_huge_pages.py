@@ -1,0 +1,45 @@
+"""Tensors on large pages are tensors like any other."""
+
+import mmap
+from pathlib import Path
+
+import pytest
+import torch
+
+from tokenmesh.kernels import huge_pages
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (1 << 20,), (7, 1 << 20), (3, 999_999)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8], ids=str)
+def test_they_have_shape_dtype_and_memory_of_their_own(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    first, second = huge_pages.empty(shape, dtype), huge_pages.empty(shape, dtype)
+    first.fill_(1)
+    second.fill_(2)
+    assert first.shape == shape
+    assert first.dtype == dtype
+    assert first.is_contiguous()
+    assert bool((first == 1).all())
+    assert bool((second == 2).all())
+
+
+def test_large_ones_begin_on_a_large_page() -> None:
+    tensor = huge_pages.empty((huge_pages.HUGE_PAGE_BYTES,), torch.uint8)
+    assert tensor.data_ptr() % huge_pages.HUGE_PAGE_BYTES == 0
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+def test_memory_is_given_back_with_the_last_view() -> None:
+    size = 64 << 20
+    before = resident_bytes()
+    for _ in range(8):
+        tensor = huge_pages.empty((size,), torch.uint8).fill_(1)
+        view = tensor[5:]
+        del tensor
+        assert bool(view[-1] == 1)
+        del view
+    assert resident_bytes() - before < 2 * size
