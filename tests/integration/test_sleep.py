@@ -88,14 +88,14 @@ async def test_running_streams_are_waited_for_when_asked(make_mesh: MakeMesh) ->
         await mesh.until(lambda: mesh.loads()[0].running == 1)
         sleeping = asyncio.create_task(mesh.client.post("/sleep?mode=wait"))
         await asyncio.sleep(0.1)
-        # who comes while the worker is about to sleep finds no other one, and waits or is refused
-        late = asyncio.create_task(mesh.complete())
+        late = await asyncio.wait_for(mesh.complete(), 5)
+        assert (late.status_code, late.json()["error"]["code"]) == (503, "asleep")
+        assert not sleeping.done()
         assert (await sleeping).status_code == 200
         assert streaming.done()
         seen = await streaming
         assert "error" not in seen[-1]
         assert seen[-1]["choices"][0]["finish_reason"] == "length"
-        assert (await asyncio.wait_for(late, 5)).status_code in (429, 503)
 
 
 async def test_a_wait_has_an_end_and_the_worker_stays_awake(make_mesh: MakeMesh) -> None:
@@ -105,7 +105,7 @@ async def test_a_wait_has_an_end_and_the_worker_stays_awake(make_mesh: MakeMesh)
         refused = await mesh.client.post("/sleep?mode=wait")
         assert refused.status_code == 503
         assert "1 streams are still running" in refused.json()["error"]["message"]
-        assert not await is_sleeping(mesh)
+        await mesh.until(lambda: mesh.loads()[0].sleep_level == 0)
         assert "error" not in (await streaming)[-1]
         await text_of(mesh)
 

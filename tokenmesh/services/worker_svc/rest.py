@@ -24,8 +24,6 @@ logger = logging.getLogger(__name__)
 
 _LEVELS: Final = (1, 2)
 _RETRY_AFTER_S: Final = 1.0
-_ENDED_S: Final = 10.0
-"""Time for streams that were told to end to have said so; a step may be in between."""
 
 _Result = TypeVar("_Result")
 
@@ -48,13 +46,12 @@ class Rest:
         self._end_all = end_all
         self._beat = beat
         self._commands = OneByOne()
-        self._is_falling_asleep = False
         self.level = 0
-        """0: awake; else for the beat."""
+        """0: awake. Else no stream is taken, also on the way to that level; for the beat."""
 
     def refusal(self) -> Refused | None:
         """Why no stream is taken now; None when one may be."""
-        if self.level == 0 and not self._is_falling_asleep:
+        if self.level == 0:
             return None
         return Refused(reason="the worker sleeps", retry_after_s=_RETRY_AFTER_S)
 
@@ -69,17 +66,18 @@ class Rest:
         return await self._commands.run(self._wake(message))
 
     async def _sleep(self, message: Sleep, timeout_s: float) -> Slept:
-        self._is_falling_asleep = True
+        self.level = max(self.level, message.level)
+        # nothing more is placed here while streams are waited for
+        await self._beat()
         try:
             await self._quiet(message, timeout_s)
             began_s = monotonic_s()
             freed = await self._perform(lambda engine: self._go_to(engine, message.level))
         finally:
             self.level = self._resident.level
-            self._is_falling_asleep = False
+            await self._beat()
         seconds, gib = monotonic_s() - began_s, freed / (1 << 30)
         logger.info("asleep at level %d in %.2f s, %.2f GiB freed", self.level, seconds, gib)
-        await self._beat()
         return Slept(level=self.level, freed_bytes=freed)
 
     async def _wake(self, message: WakeUp) -> Woken:
@@ -88,16 +86,15 @@ class Rest:
             await self._perform(lambda engine: self._resident.wake(message.tags))
         finally:
             self.level = self._resident.level
+            await self._beat()
         seconds = monotonic_s() - began_s
         logger.info("woke %s in %.2f s", " and ".join(message.tags) or "nothing", seconds)
-        await self._beat()
         return Woken(level=self.level, seconds=seconds)
 
     async def _quiet(self, message: Sleep, timeout_s: float) -> None:
         """No stream is left when it returns."""
         if message.mode == "abort":
             self._end_all(Ending("error", error=to_failed(Asleep("the model was put to sleep"))))
-            timeout_s = min(timeout_s, _ENDED_S)
         elif self._streams.num_live:
             logger.info("waiting for %d streams before sleep", self._streams.num_live)
         # said in time: a handler that runs out of time is cancelled without a word
