@@ -5,6 +5,7 @@ import pytest
 from tests.fakes.engine_driver import EngineDriver, Job, Outcome
 from tests.fakes.tiny import Tiny, prompt_of
 from tokenmesh.kernels import native
+from tokenmesh.shared.config.model import Dtype
 from tokenmesh.shared.messages.sampling import SamplingParams
 
 LENGTHS = (37, 5, 18, 64, 1, 16, 29, 90)
@@ -23,7 +24,7 @@ def numbers_of(outcome: Outcome) -> list[object]:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", KINDS)
 def test_log_probabilities_are_bit_equal_alone_batched_and_in_chunks(
-    tiny: Tiny, name: str, dtype: str
+    tiny: Tiny, name: str, dtype: Dtype
 ) -> None:
     directory = tiny(name).directory
     jobs = [Job(prompt_of(n, seed=n), SAMPLING) for n in LENGTHS]
