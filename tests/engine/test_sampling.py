@@ -109,6 +109,12 @@ CASES: dict[str, dict[str, Any]] = {
     "hot": {"temperature": 2.5},
     "top_k": {"top_k": 4},
     "top_k of everything": {"top_k": 1000},
+    "top_k of everything with top_p": {"top_k": 1000, "top_p": 0.7},
+    "top_k of more than is allowed": {
+        "allowed_token_ids": [1, 8, 12, 33, 49],
+        "top_k": 9,
+        "top_p": 0.9,
+    },
     "top_p": {"top_p": 0.6},
     "top_p of nearly nothing": {"top_p": 1e-9},
     "min_p": {"min_p": 0.2},

@@ -226,14 +226,14 @@ def record_kernel(
 
 
 def specimens() -> list[Specimen]:
-    """See `shown`, which imports this module."""
-    from tokenmesh.kernels.logit_bias import shown
+    """See specimens.py, which imports this module."""
+    from tokenmesh.kernels.logit_bias import specimens as module
 
-    return shown.specimens()
+    return module.specimens()
 
 
 def compilations() -> list[Compilation]:
-    """See `shown`."""
-    from tokenmesh.kernels.logit_bias import shown
+    """See specimens.py."""
+    from tokenmesh.kernels.logit_bias import specimens as module
 
-    return shown.compilations()
+    return module.compilations()

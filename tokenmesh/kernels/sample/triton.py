@@ -26,6 +26,7 @@ BLOCK: Final = 1024
 """Tokens of one program; 149 programs for a row of 152k."""
 CANDIDATES: Final = 2048
 """Tokens that may remain before a row is searched as a whole."""
+MAX_VOCAB: Final = 1 << 19
 CHOOSE_WARPS: Final = 8
 """So that all candidates stay in registers."""
 
@@ -45,6 +46,7 @@ def sample(
     """See the package. Tests make `block` and `candidates` small to reach every path."""
     num_rows, vocab_size = logits.shape
     assert logits.stride(1) == 1, "the logits of a row are not contiguous"
+    assert vocab_size < MAX_VOCAB, "sums of weights would not fit into 63 bits"
     out = torch.empty(2, num_rows, dtype=torch.int64, device=logits.device)
     if not num_rows:
         return out
@@ -135,14 +137,14 @@ def _find_candidates(
 
 
 def specimens() -> list[Specimen]:
-    """See `shown`, which imports this module."""
-    from tokenmesh.kernels.sample import shown
+    """See specimens.py, which imports this module."""
+    from tokenmesh.kernels.sample import specimens as module
 
-    return shown.specimens()
+    return module.specimens()
 
 
 def compilations() -> list[Compilation]:
-    """See `shown`."""
-    from tokenmesh.kernels.sample import shown
+    """See specimens.py."""
+    from tokenmesh.kernels.sample import specimens as module
 
-    return shown.compilations()
+    return module.compilations()

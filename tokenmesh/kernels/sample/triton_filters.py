@@ -24,7 +24,7 @@ _ALL = tl.constexpr(-1)
 _NO_FILTER = tl.constexpr(-2)
 """In place of a pivot: nothing is to be done for this row."""
 UNIT: Final = tl.constexpr(float(2**44))
-"""Masses are counted in 1 / UNIT: 2^18 weights of 1 fit into an int64."""
+"""Masses are counted in 1 / UNIT: 2^19 weights of 1 just do not fit into an int64."""
 
 
 @triton.jit

@@ -100,7 +100,8 @@ class ChoiceState:
         weights = (values - best).exp()
         totals = torch.zeros(len(rows), 1, dtype=torch.float64)
         for i, row in enumerate(rows):
-            if row.params.top_k == 0 and row.params.min_p == 0.0:
+            has_top_k = 0 < row.params.top_k < self._vocab_size
+            if not has_top_k and row.params.min_p == 0.0:
                 totals[i] = (scaled[i] - best[i]).exp_().sum()
         floors, is_right = candidate_floors(
             weights, totals, Filters.of([row.params for row in rows])
@@ -127,11 +128,12 @@ def _tempered(logits: torch.Tensor, rows: Sequence[_Row]) -> torch.Tensor:
 
 def _noise(rows: Sequence[_Row], keys: torch.Tensor) -> torch.Tensor:
     """keys [n] or [N, n] -> [N, n]."""
-    seeds = torch.tensor([_signed64(row.params.seed) for row in rows])
+    seeds = torch.tensor([signed64(row.params.seed) for row in rows])
     positions = torch.tensor([row.position for row in rows])
     return exponential_noise(seeds, positions, keys)
 
 
-def _signed64(seed: int) -> int:
+def signed64(seed: int) -> int:
+    """The signed number with the last 64 bits of a seed."""
     seed &= (1 << 64) - 1
     return seed - (1 << 64) if seed >> 63 else seed

@@ -58,7 +58,8 @@ def candidate_floors(
     kept = weights * (weights >= limit)
     # sums of a prefix are the same whatever K is
     sums = kept.double().cumsum(-1)
-    totals = torch.where(limit > 0, sums[:, -1:], totals)
+    # a top_k beyond the tokens that are possible at all has limit 0, and they are all here
+    totals = torch.where(has_top_k | (limit > 0), sums[:, -1:], totals)
     num_within = ((sums - kept) < filters.top_p * totals).sum(-1, keepdim=True).clamp_(min=1)
     nucleus = weights.gather(1, num_within - 1)
     floor = torch.where(filters.top_p < 1.0, torch.maximum(limit, nucleus), limit)

@@ -9,6 +9,15 @@ from tokenmesh.services.worker_svc.engine.plan import NewRow
 from tokenmesh.shared.messages.sampling import SamplingParams
 
 
+def has_penalty(params: SamplingParams) -> bool:
+    """Whether any of the three does anything."""
+    return (
+        params.repetition_penalty != 1.0
+        or params.presence_penalty != 0.0
+        or params.frequency_penalty != 0.0
+    )
+
+
 class _Row:
     """The distinct tokens of one request and how often each was generated."""
 
@@ -54,12 +63,7 @@ class PenaltyState:
 
     def add(self, new: NewRow) -> None:
         """Take a row, counting what it has generated before."""
-        params = new.sampling
-        if (
-            params.repetition_penalty != 1.0
-            or params.presence_penalty != 0.0
-            or params.frequency_penalty != 0.0
-        ):
+        if has_penalty(new.sampling):
             self._row_by_number[new.row] = _Row(new, self._vocab_size)
 
     def remove(self, number: int) -> None:

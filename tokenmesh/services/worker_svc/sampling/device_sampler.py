@@ -1,0 +1,171 @@
+"""DeviceSampler: the sampler's twin for a device, from logits to tokens without waiting.
+
+It draws what `Sampler` draws. Parameters live in device rows and are written by `apply`; `draw`
+launches kernels and returns tensors; `DeviceDraws.read` waits for them and speaks like `Sampler`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tokenmesh.kernels.logit_bias import logit_bias, record
+from tokenmesh.kernels.logprobs import Logprobs, logprobs
+from tokenmesh.kernels.penalties import count_tokens, penalties
+from tokenmesh.kernels.sample import NOT_FINITE as LOGITS_NOT_FINITE
+from tokenmesh.kernels.sample import SOUND, sample
+from tokenmesh.services.worker_svc.engine.plan import NewRow
+from tokenmesh.services.worker_svc.sampling.device_choice import DeviceChoice
+from tokenmesh.services.worker_svc.sampling.device_limits import DeviceLimits
+from tokenmesh.services.worker_svc.sampling.device_penalties import DevicePenalties
+from tokenmesh.services.worker_svc.sampling.sampler import NOT_FINITE, NOTHING_ALLOWED, Draw, Draws
+from tokenmesh.shared.messages.tokens import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What the rows of one batch need; kernels for the rest are not launched."""
+
+    has_filters: bool = False
+    has_limits: bool = False
+    has_penalties: bool = False
+    num_top_by_index: tuple[tuple[int, int], ...] = ()
+    """For batch rows that ask for log-probabilities: how many alternatives."""
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the same launches with the same memory serve other batches: a graph may hold it.
+
+        Other tables grow, and the rows that ask for log-probabilities differ from step to step.
+        """
+        return not (self.has_limits or self.has_penalties or self.num_top_by_index)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceDraws:
+    """The outcome of one step, on the device."""
+
+    drawn: torch.Tensor
+    """int64 [2, N]: tokens, then flaws; what one copy to the host has to bring."""
+    logprobs: Logprobs | None
+    needs: Needs
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        """int64 [N]; 0 where there is a flaw."""
+        return self.drawn[0]
+
+    def read(self, numbers: Sequence[int]) -> Draws:
+        """Wait for it; numbers are the rows of the batch, padding left out."""
+        tokens, flaws = self.drawn.tolist()
+        entries = self._entries(tokens)
+        draws = Draws()
+        for index, number in enumerate(numbers):
+            if flaws[index] == SOUND:
+                draws.draw_by_row[number] = Draw(tokens[index], entries.get(index))
+            else:
+                is_model = flaws[index] == LOGITS_NOT_FINITE
+                draws.errors[number] = NOT_FINITE if is_model else NOTHING_ALLOWED
+        return draws
+
+    def _entries(self, tokens: list[int]) -> dict[int, TokenLogprobs]:
+        if self.logprobs is None:
+            return {}
+        answer = self.logprobs
+        columns = (answer.chosen, answer.ranks, answer.top_ids, answer.top)
+        chosen, ranks, top_ids, top = (column.tolist() for column in columns)
+        return {
+            index: TokenLogprobs(
+                tokens[index], chosen[a], ranks[a], top_ids[a][:count], top[a][:count]
+            )
+            for a, (index, count) in enumerate(self.needs.num_top_by_index)
+        }
+
+
+class DeviceSampler:
+    """The sampling state of all rows. A row that comes back draws what it would have drawn."""
+
+    def __init__(
+        self,
+        max_num_seqs: int,
+        vocab_size: int,
+        eos_token_ids: frozenset[int],
+        device: torch.device,
+    ) -> None:
+        self._choice = DeviceChoice(max_num_seqs, vocab_size, device)
+        self._limits = DeviceLimits(max_num_seqs, vocab_size, eos_token_ids, device)
+        self._penalties = DevicePenalties(max_num_seqs, vocab_size, device)
+        self._states = (self._choice, self._limits, self._penalties)
+        self._num_logprobs: dict[int, int] = {}
+
+    def add(self, new: NewRow) -> None:
+        """Stage a row; whatever its number held before is forgotten."""
+        self.remove(new.row)
+        for state in self._states:
+            state.add(new)
+        if new.sampling.logprobs is not None:
+            self._num_logprobs[new.row] = new.sampling.logprobs
+
+    def remove(self, number: int) -> None:
+        """Stage that a row is forgotten; nothing happens for one that is not there."""
+        for state in self._states:
+            state.remove(number)
+        self._num_logprobs.pop(number, None)
+
+    def apply(self) -> None:
+        """Send what was staged; call it after the last add or remove of a step, before `draw`."""
+        for state in self._states:
+            state.apply()
+
+    def needs(self, numbers: Sequence[int]) -> Needs:
+        """What a batch of these rows needs."""
+        return Needs(
+            has_filters=any(self._choice.has_filter(number) for number in numbers),
+            has_limits=any(number in self._limits for number in numbers),
+            has_penalties=any(number in self._penalties for number in numbers),
+            num_top_by_index=tuple(
+                (index, self._num_logprobs[number])
+                for index, number in enumerate(numbers)
+                if number in self._num_logprobs
+            ),
+        )
+
+    def draw(
+        self,
+        needs: Needs,
+        idx_mapping: torch.Tensor,
+        logits: torch.Tensor,
+        positions: torch.Tensor,
+    ) -> DeviceDraws:
+        """Draw one token for each row; float32 logits [N, V] may be overwritten.
+
+        idx_mapping int32 [N]: row numbers, -1 for padding; positions int64 [N]: how many tokens
+        each row has generated. Waits for nothing.
+        """
+        raw = logits
+        if needs.has_limits or needs.has_penalties:
+            # log-probabilities are those of the model
+            logits = logits.clone() if needs.num_top_by_index else logits
+            logits = logits.float()
+        marks = None
+        if needs.has_limits:
+            marks = logit_bias(logits, idx_mapping, positions, self._limits.rows)
+        if needs.has_penalties:
+            penalties(logits, idx_mapping, self._penalties.rows)
+        drawn = sample(logits, idx_mapping, positions, self._choice.rows, marks, needs.has_filters)
+        tokens, flaws = drawn
+        if needs.has_limits:
+            record(tokens, flaws, idx_mapping, self._limits.rows)
+        if needs.has_penalties:
+            count_tokens(tokens, flaws, idx_mapping, self._penalties.rows)
+        return DeviceDraws(drawn, _logprobs(raw, tokens, needs), needs)
+
+
+def _logprobs(raw: torch.Tensor, tokens: torch.Tensor, needs: Needs) -> Logprobs | None:
+    if not needs.num_top_by_index:
+        return None
+    indices, counts = zip(*needs.num_top_by_index, strict=True)
+    asked = torch.tensor(indices, dtype=torch.int32)
+    if raw.is_cuda:
+        asked = asked.pin_memory().to(raw.device, non_blocking=True)
+    return logprobs(raw, asked, tokens, max(counts))
