@@ -51,7 +51,7 @@ def check_case(case: Case, dtype: torch.dtype) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(case=cases(), dtype=TYPES)
 def test_random_step_equals_the_reference(

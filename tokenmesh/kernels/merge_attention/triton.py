@@ -55,8 +55,8 @@ def _merge_attention_kernel(
     shift = tl.where(top == float("-inf"), 0.0, top)
     left_weight = tl.exp(left - shift)
     right_weight = tl.exp(right - shift)
-    total = left_weight + right_weight
-    tl.store(lse + cell, shift + tl.log(total))
+    total = tl.where(top == float("-inf"), 1.0, left_weight + right_weight)
+    tl.store(lse + cell, top + tl.log(total))
 
     # a side without keys is not read: zero times what lies there could be NaN
     column = tl.arange(0, P)
@@ -65,7 +65,7 @@ def _merge_attention_kernel(
     right_size = tl.where(right == float("-inf"), 0, D)
     a = tl.load(first + at, mask=column < left_size, other=0.0).to(tl.float32)
     b = tl.load(second + at, mask=column < right_size, other=0.0).to(tl.float32)
-    merged = (a * left_weight + b * right_weight) / tl.where(total == 0.0, 1.0, total)
+    merged = (a * left_weight + b * right_weight) / total
     tl.store(out + at, merged.to(out.dtype.element_ty), mask=column < D)
 
 

@@ -1,7 +1,8 @@
 """paged_attention on a GPU: short rows by the decode kernel, long rows by the prefill kernel.
 
 A mixed step is both, one after the other, into one output. Where short rows are split a third
-kernel merges the parts. No launch waits for the device.
+kernel merges the parts. No launch waits for the device, and no count of rows, tokens or splits is a
+constant of a kernel, so that a served model soon stops compiling.
 """
 
 from dataclasses import dataclass
@@ -75,7 +76,7 @@ class _Call:
             *self._tensors(out, lse),
             *self._numbers(),
             M_TILES=tiles,
-            SPLITS=splits,
+            SPLIT=splits > 1,
             MIN_KEYS=MIN_SPLIT_KEYS,
             **self._constants(),
             **tile,
@@ -93,6 +94,7 @@ class _Call:
             self.out if self.lse is None else self.lse,
             rows.cu_q,
             rows.seq_lens,
+            rows.num_splits,
             HEADS=heads,
             MAX_QUERY=rows.max_short_query,
             N=keys_of_tile,
@@ -100,7 +102,6 @@ class _Call:
             P=triton.next_power_of_2(head_dim),
             WINDOW=rows.window or 0,
             LSE=self.lse is not None,
-            SPLITS=rows.num_splits,
             MIN_KEYS=MIN_SPLIT_KEYS,
             **merge_tile(rows.num_splits),
         )

@@ -37,7 +37,7 @@ class _Form:
     head_dim: int = 128
     page_size: int = 16
     short_query: int = 1
-    splits: int = 1
+    is_split: bool = False
     has_everything: bool = False
     """A window, a softcap, sinks and the lse; otherwise none of them."""
 
@@ -50,7 +50,7 @@ class _Form:
             "query": TYPES[self.query],
             "keys": TYPES[self.pages],
             "values": TYPES[self.pages],
-            "out": "*fp32" if self.splits > 1 else TYPES[self.query],
+            "out": "*fp32" if self.is_split else TYPES[self.query],
             "lse": "*fp32",
             **ints,
             "sinks": TYPES[self.query],
@@ -79,12 +79,12 @@ def compilations() -> list[Compilation]:
     half, byte = torch.float16, torch.float8_e4m3fn
     everything = _Form(half, half, page_size=64, has_everything=True)
     return [
-        _decode("decode", _Form(splits=8), 4),
-        _decode("decode-page-64", _Form(page_size=64, splits=8), 4),
+        _decode("decode", _Form(is_split=True), 3),
+        _decode("decode-page-64", _Form(page_size=64, is_split=True), 4),
         _decode("decode-everything", everything, 3),
-        _decode("decode-fp8", _Form(pages=byte, splits=8), 2),
-        _decode("decode-head-80", _Form(head_dim=80, splits=8), 4),
-        _decode("decode-head-256", _Form(head_dim=256, splits=8), 3),
+        _decode("decode-fp8", _Form(pages=byte, is_split=True), 2),
+        _decode("decode-head-80", _Form(head_dim=80, is_split=True), 3),
+        _decode("decode-head-256", _Form(head_dim=256, is_split=True), 3),
         _decode("decode-drafts", _Form(short_query=9), 2, WARPGROUP_PRODUCT),
         _prefill("prefill", _Form()),
         _prefill("prefill-everything", everything),
@@ -96,7 +96,7 @@ def compilations() -> list[Compilation]:
 
 def _decode(name: str, form: _Form, programs: int, *required: str) -> Compilation:
     tile = decode_tile(form.short_query * GROUP, form.head_dim, form.query, form.pages)
-    constants = {"M_TILES": 1, "SPLITS": form.splits, "MIN_KEYS": MIN_SPLIT_KEYS}
+    constants = {"M_TILES": 1, "SPLIT": form.is_split, "MIN_KEYS": MIN_SPLIT_KEYS}
     return _compilation(
         Compilation(
             name=name,
@@ -128,7 +128,7 @@ def _prefill(name: str, form: _Form) -> Compilation:
 
 
 def _merge() -> Compilation:
-    splits, form = 33, _Form()
+    form = _Form()
     return _compilation(
         Compilation(
             name="merge",
@@ -137,6 +137,7 @@ def _merge() -> Compilation:
                 "parts": "*fp32",
                 "part_lse": "*fp32",
                 **{key: form.signature[key] for key in ("out", "lse", "cu_q", "seq_lens")},
+                "splits": "i32",
             },
             constants={
                 "HEADS": GROUP * KV_HEADS,
@@ -146,13 +147,12 @@ def _merge() -> Compilation:
                 "P": 128,
                 "WINDOW": 0,
                 "LSE": False,
-                "SPLITS": splits,
                 "MIN_KEYS": MIN_SPLIT_KEYS,
             },
             limits=_limits(8, 4),
             divisible_by_16=("parts", "part_lse", "out", "lse", "cu_q", "seq_lens"),
         ),
-        merge_tile(splits),
+        merge_tile(33),
     )
 
 

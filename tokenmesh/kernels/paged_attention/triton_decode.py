@@ -12,9 +12,9 @@ from tokenmesh.kernels.paged_attention.triton_tile import LN_2, attend, load_que
 
 
 @triton.jit
-def split_size(num_keys, SPLITS: tl.constexpr, MIN_KEYS: tl.constexpr, N: tl.constexpr):
+def split_size(num_keys, splits, MIN_KEYS: tl.constexpr, N: tl.constexpr):
     """Keys of each part but the last, a multiple of N."""
-    return tl.maximum(MIN_KEYS, tl.cdiv(tl.cdiv(num_keys, SPLITS), N) * N)
+    return tl.maximum(MIN_KEYS, tl.cdiv(tl.cdiv(num_keys, splits), N) * N)
 
 
 @triton.jit
@@ -31,8 +31,8 @@ def decode_kernel(
     query,  # [T, H, D]
     keys,  # [blocks, KV_HEADS, PAGE, D]
     values,
-    out,  # [T, H, D] in query's dtype; [T, SPLITS, H, D] float32 when there are several splits
-    lse,  # [T, H] natural log; [T, SPLITS, H] base 2 when there are several splits
+    out,  # [T, H, D] in query's dtype; [T, splits, H, D] float32 when SPLIT
+    lse,  # [T, H] natural log; [T, splits, H] base 2 when SPLIT
     cu_q,  # [R + 1] int32
     seq_lens,  # [R] int32
     tables,  # [R, columns] int32
@@ -55,18 +55,19 @@ def decode_kernel(
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
     LSE: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SPLIT: tl.constexpr,
     MIN_KEYS: tl.constexpr,
 ):
-    """Grid (rows * M_TILES, KV_HEADS, SPLITS)."""
+    """Grid (rows * M_TILES, KV_HEADS, splits)."""
     row = tl.program_id(0) // M_TILES
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
+    splits = tl.num_programs(2)
     first_token = tl.load(cu_q + row)
     query_length = tl.load(cu_q + row + 1) - first_token
     length = tl.load(seq_lens + row)
     first_key, begin = key_range(length, query_length, WINDOW, N)
-    size = split_size(length - begin, SPLITS, MIN_KEYS, N)
+    size = split_size(length - begin, splits, MIN_KEYS, N)
     begin += split * size
     # the first part of a row without keys still has to write its zeros
     if (begin >= length) & (split > 0):
@@ -113,8 +114,8 @@ def decode_kernel(
     total = tl.where(top == float("-inf"), 1.0, total)
     acc = acc * (v_scale / total)[:, None]
     logsum = top + tl.log2(total)
-    cell = (token.to(tl.int64) * SPLITS + split) * (KV_HEADS * GROUP) + head
-    if SPLITS > 1:
+    cell = (token.to(tl.int64) * splits + split) * (KV_HEADS * GROUP) + head
+    if SPLIT:
         tl.store(lse + cell, logsum, mask=real)
     elif LSE:
         tl.store(lse + cell, logsum * LN_2, mask=real)

@@ -32,7 +32,7 @@ def find_row(cu_q, tile, first_row, num_rows, TOKENS: tl.constexpr):
     return first_row + low, start
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_row", "num_rows"])
 def prefill_kernel(
     query,  # [T, H, D]
     keys,  # [blocks, KV_HEADS, PAGE, D]
@@ -105,7 +105,7 @@ def prefill_kernel(
         first_key = tl.maximum(0, lowest - WINDOW + 1)
         full = tl.cdiv(tl.maximum(0, end_key - WINDOW), N) * N
         acc, top, total = attend(
-            acc, top, total, q, position, first_key // N * N, tl.minimum(full, end_key), first_key,
+            acc, top, total, q, position, first_key // N * N, full, first_key,
             end_key, key_plane, value_plane, table, scale, cap, N, D, P, PAGE, BLOCK_STRIDE,
             WINDOW, SOFTCAP, MASKED=True,
         )  # fmt: skip

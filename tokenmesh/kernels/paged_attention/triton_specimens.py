@@ -46,7 +46,7 @@ class Case:
 
 CASES = (
     Case("one-token", short=((0, 1),)),
-    Case("page-borders", short=((14, 1), (15, 1), (16, 1), (63, 1), (64, 1), (79, 1))),
+    Case("page-borders", short=((14, 1), (15, 1), (16, 1), (63, 1), (64, 1), (-1, 1), (79, 1))),
     Case("padding", short=((20, 1), (-1, 1), (3, 0), (40, 1), (-1, 1)), has_sinks=True),
     Case(
         "splits", short=((299, 1), (0, 1), (127, 1), (128, 1), (-1, 1)), heads=7, kv_heads=1,
@@ -57,7 +57,7 @@ CASES = (
         page_size=64, splits=2, softcap=3.0,
     ),
     Case(
-        "window-below-a-page", short=((300, 1), (64, 3), (63, 2), (4, 1)), head_dim=96,
+        "window-below-a-page", short=((300, 1), (64, 3), (63, 2), (-2, 2), (4, 1)), head_dim=96,
         page_size=64, window=20, splits=2,
     ),
     Case("window-of-one", short=((70, 1), (16, 2)), long=((40, 33),), window=1),

@@ -91,7 +91,7 @@ def attend(
             seen = key[None, :] <= position[:, None]
             if WINDOW:
                 seen &= key[None, :] > position[:, None] - WINDOW
-            score = tl.where(seen & known[None, :], score, float("-inf"))
+            score = tl.where(seen, score, float("-inf"))  # what is seen is known
         new_top = tl.maximum(top, tl.max(score, 1) * factor)
         shift = new_top
         if MASKED:
