@@ -13,11 +13,11 @@ from tests.kernels.interpreter import Interpreter
 from tests.kernels.whole_model import greedy_logits
 
 ATOL = 2e-4
-CHUNK, NUM_DECODE = 13, 3
+CHUNK, NUM_DECODE = 11, 2
 
 # Between them: norms of heads before and after rope and over all heads, norms after blocks and none
-# before, windows, a scaled query, multipliers.
-MODELS = ["qwen3", "hunyuan", "olmo3", "ministral3", "granite"]
+# before, windows, a scaled query.
+MODELS = ["qwen3", "hunyuan", "olmo3", "ministral3"]
 
 
 @pytest.mark.timeout(120)
@@ -25,7 +25,7 @@ MODELS = ["qwen3", "hunyuan", "olmo3", "ministral3", "granite"]
 def test_interpreted_model_computes_what_transformers_does(
     name: str, interpreter: Interpreter, tmp_path: Path
 ) -> None:
-    prompt = prompt_of(21)
+    prompt = prompt_of(17)
     oracle = make_model(name)
     oracle.save_pretrained(tmp_path)
     logits = interpreter.call(greedy_logits, tmp_path, prompt, CHUNK, NUM_DECODE, timeout_s=100)
