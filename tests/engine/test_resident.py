@@ -11,7 +11,9 @@ import torch
 
 from tests.fakes.engine_driver import EngineDriver, Job, greedy, load
 from tests.fakes.tiny import Tiny, prompt_of
+from tokenmesh.kernels import huge_pages
 from tokenmesh.kernels.linear import Linear
+from tokenmesh.services.worker_svc.runner.host_pages import give_back
 from tokenmesh.services.worker_svc.runner.resident import bring_back, put_aside, tensors_of
 from tokenmesh.shared.errors import CheckpointError, Unavailable
 
@@ -66,6 +68,23 @@ def kv_pool(model: Any) -> torch.Tensor:
 
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+@pytest.mark.parametrize("make", [huge_pages.empty, torch.empty], ids=["large pages", "plain"])
+def test_pages_are_given_back_and_only_those_of_the_tensor(make: Callable[..., Any]) -> None:
+    whole = make((40 << 20,), dtype=torch.uint8).fill_(7)
+    before = resident_bytes()
+    part = whole[1000 : 32 << 20]
+    give_back(part)
+    assert before - resident_bytes() > 28 << 20
+    assert bool((whole[:1000] == 7).all())
+    assert bool((whole[32 << 20 :] == 7).all())
+    assert int(part[4096:].count_nonzero()) < 2 * 4096
+    part.fill_(3)
+    assert bool((part == 3).all())
+    give_back(whole[5:5])
+    give_back(whole[5:9])
+    assert bool((part == 3).all())
 
 
 def test_level_2_leaves_no_weight_behind(tiny: Tiny) -> None:

@@ -1,7 +1,7 @@
 """TorchResident: what of a model is in memory now. Puts it to sleep and wakes it, part by part.
 
-Tensors that somebody may refer to stay the same objects: their storage is given up and filled
-again in place. Called on the engine thread while no step is in flight.
+Tensors that somebody may refer to stay the same objects: their memory is given up and filled again
+in place. Called on the engine thread while no step is in flight.
 """
 
 import logging
@@ -12,6 +12,7 @@ from typing import Final, Literal
 import torch
 
 from tokenmesh.services.worker_svc.models.decoder import Decoder
+from tokenmesh.services.worker_svc.runner.host_pages import give_back
 from tokenmesh.services.worker_svc.runner.runner import TorchRunner
 from tokenmesh.shared.errors import Unavailable
 
@@ -40,7 +41,7 @@ class TorchResident:
         self._runner = runner
         self._decoder: Decoder | None = decoder
         self._pool = pool
-        self._pool_bytes = pool.untyped_storage().nbytes()
+        self._has_pool = True
         self._load_decoder = load_decoder
         self._weights: _Weights = "here"
         self._aside: list[tuple[torch.UntypedStorage, torch.Tensor]] = []
@@ -56,8 +57,7 @@ class TorchResident:
         """Go to that level, or stay at a deeper one; bytes freed on the device."""
         freed = 0
         if self._has_pool:
-            self._pool.untyped_storage().resize_(0)
-            freed += self._pool_bytes
+            freed += self._drop_pool()
         if level == 2 and self._weights != "dropped":
             freed += self._drop_weights()
         elif self._weights == "here" and self._pool.device.type != "cpu":
@@ -82,9 +82,14 @@ class TorchResident:
                 raise
             raise Unavailable(f"not enough memory to wake up: {error}") from error
 
-    @property
-    def _has_pool(self) -> bool:
-        return self._pool.untyped_storage().nbytes() > 0
+    def _drop_pool(self) -> int:
+        freed = self._pool.nbytes
+        if self._pool.device.type == "cpu":
+            give_back(self._pool)
+        else:
+            self._pool.untyped_storage().resize_(0)
+        self._has_pool = False
+        return freed
 
     def _drop_weights(self) -> int:
         freed = 0 if self._weights == "aside" or self._decoder is None else _size(self._decoder)
@@ -110,8 +115,10 @@ class TorchResident:
 
     @torch.inference_mode()
     def _wake_pool(self) -> None:
-        self._pool.untyped_storage().resize_(self._pool_bytes)
+        if self._pool.device.type != "cpu":
+            self._pool.untyped_storage().resize_(self._pool.nbytes)
         self._pool[:, :, 0] = 0
+        self._has_pool = True
 
 
 def put_aside(weights: object) -> list[tuple[torch.UntypedStorage, torch.Tensor]]:
