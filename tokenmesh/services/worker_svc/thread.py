@@ -193,6 +193,8 @@ class EngineThread:
             elif isinstance(command, Stop):
                 return False
             elif isinstance(command, Perform):
+                # what it does may not be to a model that computes
+                self._engine.settle()
                 command.run(self._engine)
             elif command.key is None:
                 self._engine.cancel_all(command.ending)
