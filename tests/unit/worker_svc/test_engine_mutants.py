@@ -36,10 +36,10 @@ class Mutant(NamedTuple):
 
 MUTANTS = {
     "no limit of what is scheduled ahead": Mutant(
-        Scheduler, "_schedule_running", "if end >= request.max_len:", "if False:"
+        Scheduler, "_schedule_running", "elif end < request.max_len and (", "elif ("
     ),
     "blocks published before their tokens are known": Mutant(
-        Scheduler, "_schedule_running", "and end <= len(request.token_ids)", ""
+        Scheduler, "_schedule_at_border", "and end <= len(request.token_ids)", ""
     ),
     "the new owner of a row takes the old one's token": Mutant(
         Scheduler, "draw", "request.admitted_step > step", "False"
@@ -71,6 +71,9 @@ MUTANTS = {
     ),
     "readers of unwritten blocks go on": Mutant(
         retraction, "spoiled_by", "unwritten.isdisjoint(request.blocks)", "True", 0.15
+    ),
+    "borders forgotten when a block is added": Mutant(
+        Scheduler, "_grow", "request.note_borders()", "request.plain_until = request.capacity + 9"
     ),
     "half of the prompt's logprobs": Mutant(
         outputs, "_take_prompt_logprobs", "not is_whole", "request.is_prefilling"

@@ -88,6 +88,9 @@ class Request:
     blocks: list[int] = field(default_factory=list)
     capacity: int = 0
     """Tokens that `blocks` hold."""
+    plain_until: int = 0
+    """Decoding a token below this length is nothing special: no block begins or is filled, and the
+    length is not the stream's last."""
     hashes: list[bytes] = field(default_factory=list)
     """One for each full block of known tokens, as far as they were needed."""
     num_cached: int | None = None
@@ -123,6 +126,10 @@ class Request:
     def backlog(self) -> int:
         """Tokens to compute before the next one can be drawn; 0 for a decoding request."""
         return len(self.token_ids) - self.num_computed if self.is_prefilling else 0
+
+    def note_borders(self) -> None:
+        """After a change of `is_prefilling` or `capacity`."""
+        self.plain_until = 0 if self.is_prefilling else min(self.capacity, self.max_len)
 
     def ending(self) -> Ending | None:
         """Whether the last known token ends the stream. None while it goes on."""

@@ -133,11 +133,11 @@ class Scheduler:
             tokens.append(token)
             drawn.append(request)
             length = len(tokens)
-            if token in request.stop_ids or length >= request.max_len:
+            if token in request.stop_ids or length >= request.plain_until:
                 may_end.add(result.row)
-            if length == request.capacity and length == request.num_computed:
-                # the latest step computes this very token, and now the block's content is known
-                self._register(request, length - 1, length)
+                if length == request.capacity and length == request.num_computed:
+                    # the latest step computes this very token: the block's content is known now
+                    self._register(request, length - 1, length)
         return drawn, may_end
 
     def _schedule_running(self, plan: StepPlan) -> tuple[int, bool]:
@@ -149,26 +149,29 @@ class Scheduler:
             if budget == 0:
                 break
             start = request.num_computed
-            if request.is_prefilling:
+            end = start + 1
+            # the hot path: a decoding request has exactly one token to compute, known or not
+            if end < request.plain_until:
+                request.num_computed = end
+                scheduled.append(ScheduledRow(request.row, start, 1, _NO_BLOCKS, True))
+                budget -= 1
+            elif request.is_prefilling:
                 scheduled.append(self._continue_prefill(request, budget, is_alone=is_alone))
                 budget -= request.num_computed - start
-                continue
-            # the hot path: a decoding request has exactly one token to compute, known or not
-            end = start + 1
-            if end >= request.max_len:
-                # that token is its last, and on its way
-                continue
-            new_blocks = _NO_BLOCKS
-            if end > request.capacity:
-                if not self._make_room(request):
-                    break
-                new_blocks = self._grow(request)
-            request.num_computed = end
-            if end == request.capacity and end <= len(request.token_ids):
-                self._register(request, start, end)
-            scheduled.append(ScheduledRow(request.row, start, 1, new_blocks, True))
-            budget -= 1
+            # else that token is its last, and on its way
+            elif end < request.max_len and (end <= request.capacity or self._make_room(request)):
+                scheduled.append(self._schedule_at_border(request))
+                budget -= 1
         return budget, bool(self.notes.preempted)
+
+    def _schedule_at_border(self, request: Request) -> ScheduledRow:
+        """A decode that fills a block, or that begins one: there is room for it."""
+        start = request.num_computed
+        end = request.num_computed = start + 1
+        new_blocks = self._grow(request) if end > request.capacity else _NO_BLOCKS
+        if end == request.capacity and end <= len(request.token_ids):
+            self._register(request, start, end)
+        return ScheduledRow(request.row, start, 1, new_blocks, True)
 
     def _continue_prefill(self, request: Request, budget: int, *, is_alone: bool) -> ScheduledRow:
         start = request.num_computed
@@ -193,6 +196,7 @@ class Scheduler:
         new_blocks = self._pool.allocate(1)
         request.blocks += new_blocks
         request.capacity += self._limits.block_size
+        request.note_borders()
         return new_blocks
 
     def _admit(self, plan: StepPlan, budget: int) -> None:
@@ -263,6 +267,7 @@ class Scheduler:
         """Before `num_computed` advances."""
         self.num_queued_tokens -= num_tokens
         request.is_prefilling = request.num_computed + num_tokens < request.num_known
+        request.note_borders()
         self.notes.prefills.append((request, num_tokens, num_cached))
 
     def _requeue(self, request: Request) -> None:
@@ -271,6 +276,7 @@ class Scheduler:
         self.num_queued_tokens -= request.backlog
         request.num_computed = 0
         request.is_prefilling = True
+        request.note_borders()
         request.status = Status.WAITING
         request.num_preemptions += 1
         request.prompt_logprobs.clear()
