@@ -48,10 +48,15 @@ def test_batches_of_one_to_nine_match_transformers(tiny: Tiny, name: str) -> Non
         assert driver.tokens(jobs[:count]) == expected[:count], f"batch of {count}"
 
 
+@pytest.mark.parametrize("is_async", [True, False])
 @pytest.mark.parametrize("name", ["llama", "qwen2_window", "qwen3", "olmo3"])
-def test_requests_that_join_a_running_batch_match_transformers(tiny: Tiny, name: str) -> None:
+def test_requests_that_join_a_running_batch_match_transformers(
+    tiny: Tiny, name: str, is_async: bool
+) -> None:
     jobs = jobs_of(6)
-    driver = EngineDriver(tiny(name).directory, max_num_batched_tokens=24)
+    driver = EngineDriver(
+        tiny(name).directory, max_num_batched_tokens=24, async_scheduling=is_async
+    )
     assert driver.tokens(jobs, steps_between=3) == expected_of(tiny, name, jobs)
 
 
@@ -140,6 +145,7 @@ def test_no_setting_of_the_scheduler_changes_a_token(tiny: Tiny, seed: int) -> N
         max_num_batched_tokens=rng.choice([2, 11, 64, 1024]),
         long_prefill_token_threshold=rng.choice([0, 1, 6, 100]),
         enable_prefix_caching=rng.random() < 0.7,
+        async_scheduling=rng.random() < 0.7,
     )
     steps_between = rng.choice([0, 1, 4])
     assert driver.tokens(jobs, steps_between=steps_between) == expected_of(tiny, name, jobs)
