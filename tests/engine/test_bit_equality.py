@@ -6,6 +6,7 @@ from tests.fakes.engine_driver import EngineDriver, Job, Outcome
 from tests.fakes.tiny import Tiny, prompt_of
 from tokenmesh.kernels import native
 from tokenmesh.shared.config.model import Dtype
+from tokenmesh.shared.errors import ConfigError
 from tokenmesh.shared.messages.sampling import SamplingParams
 
 LENGTHS = (37, 5, 18, 64, 1, 16, 29, 90)
@@ -42,3 +43,20 @@ def test_a_different_prompt_gives_different_numbers(tiny: Tiny) -> None:
     driver = EngineDriver(tiny("llama").directory)
     first, second = (driver.run([Job(prompt_of(20, seed=n), SAMPLING)])[0] for n in (1, 2))
     assert numbers_of(first) != numbers_of(second)
+
+
+def test_batch_invariant_mode_starts_where_the_kernels_run(tiny: Tiny) -> None:
+    driver = EngineDriver(tiny("llama").directory, batch_invariant=True)
+    (outcome,) = driver.run([Job(prompt_of(9), SAMPLING)])
+    assert len(outcome.token_ids) == SAMPLING.max_tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"), [("llama", {"native_kernels": False}), ("mistral", {})]
+)
+def test_batch_invariant_mode_says_what_is_missing(
+    tiny: Tiny, name: str, settings: dict[str, bool]
+) -> None:
+    with pytest.raises(ConfigError, match="multiple of 16") as caught:
+        EngineDriver(tiny(name).directory, batch_invariant=True, **settings)
+    assert caught.value.param == "worker.batch_invariant"

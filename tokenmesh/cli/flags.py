@@ -91,6 +91,7 @@ FLAGS: Final = (
         convert=human_number,
     ),
     Flag("--async-scheduling", ("worker", "async_scheduling"), is_switch=True),
+    Flag("--batch-invariant", ("worker", "batch_invariant"), is_switch=True),
     Flag("--block-size", ("worker", "block_size")),
     Flag("--enable-prefix-caching", ("worker", "enable_prefix_caching"), is_switch=True),
     Flag(

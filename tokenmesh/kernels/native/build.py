@@ -1,7 +1,8 @@
-"""Compile the C kernels at first use, once for each machine, and load them.
+"""Compile the C kernels at first use, once for each user, and load them.
 
 They need an x86-64 processor with AVX-512 and its bfloat16 products, Linux, and a C compiler.
-Where one of these is missing the callers take their torch path.
+Where one of these is missing the callers take their torch path. `python -m
+tokenmesh.kernels.native.build` compiles them ahead, for an image whose user can write nothing.
 """
 
 import ctypes
@@ -34,22 +35,21 @@ def library() -> ctypes.CDLL | None:
     if not torch.cpu._is_avx512_bf16_supported():
         logger.info("no C kernels: the processor has no AVX-512 BF16")
         return None
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        logger.warning("no C kernels: there is no C compiler (cc); torch's slower ones are used")
-        return None
     try:
-        return ctypes.CDLL(str(_compiled(compiler)))
+        return ctypes.CDLL(str(compiled()))
     except (OSError, subprocess.SubprocessError) as error:
         reason = getattr(error, "stderr", None) or error
         logger.warning("no C kernels: %s; torch's slower ones are used", reason)
         return None
 
 
-def _compiled(compiler: str) -> Path:
-    """The shared library of these very sources, made unless it is there."""
+def compiled() -> Path:
+    """The shared library of these very sources, made unless it is there.
+
+    Raises OSError or subprocess.SubprocessError.
+    """
     sources = sorted(p for p in _HERE.iterdir() if p.suffix in {".c", ".h", ".inc"})
-    digest = hashlib.sha256(" ".join((compiler, *_FLAGS)).encode())
+    digest = hashlib.sha256(" ".join(_FLAGS).encode())
     for source in sources:
         digest.update(source.read_bytes())
     folder = _cache_folder()
@@ -57,7 +57,7 @@ def _compiled(compiler: str) -> Path:
     if not target.exists():
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             made = Path(scratch) / target.name
-            command = [*compiler.split(), *_FLAGS, "-o", str(made)]
+            command = [*_compiler(), *_FLAGS, "-o", str(made)]
             command += [str(_HERE / name) for name in _SOURCES] + ["-lpthread", "-lm"]
             subprocess.run(
                 command, check=True, timeout=COMPILE_TIMEOUT_S, capture_output=True, text=True
@@ -67,12 +67,23 @@ def _compiled(compiler: str) -> Path:
     return target
 
 
+def _compiler() -> list[str]:
+    found = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+    if found is None:
+        raise FileNotFoundError("there is no C compiler (cc)")
+    return found.split()
+
+
 def _cache_folder() -> Path:
-    """A folder that only this user can write to: what lies there is run. Raises OSError."""
+    """A folder that only this user or root can write to: what lies there is run. Raises OSError."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = base / "tokenmesh" / "kernels"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     status = folder.stat()
-    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+    if status.st_uid not in (0, os.getuid()) or status.st_mode & 0o022:
         raise PermissionError(f"{folder} can be written by other users")
     return folder
+
+
+if __name__ == "__main__":
+    print(compiled())

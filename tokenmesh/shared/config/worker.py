@@ -27,6 +27,11 @@ class WorkerSettings(BaseModel):
         default=True,
         description="C kernels on CPUs with AVX-512 BF16, compiled at first use; else torch's.",
     )
+    batch_invariant: bool = Field(
+        default=False,
+        description="Refuse to start where a stream's numbers could depend on those beside it; the "
+        "C kernels never let them, so it costs nothing.",
+    )
     native_spin_us: float = Field(
         default=50.0,
         ge=0,

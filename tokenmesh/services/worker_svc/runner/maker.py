@@ -66,6 +66,12 @@ class RunnerMaker:
                 f"{size / (1 << 30):.2f} GiB of weights do not fit the device: {error}",
                 param="model",
             ) from error
+        if self.settings.batch_invariant and decoder.program is None:
+            raise ConfigError(
+                "batch_invariant needs the C kernels: a CPU with AVX-512 BF16, a C compiler, "
+                "native_kernels on, and heads of a multiple of 16 features, at most 256",
+                param="worker.batch_invariant",
+            )
         read_s = checkpoint.read_s
         times = LoadTimes(checkpoint.bytes_read, read_s, perf_s() - began_s - read_s)
         return decoder, times
