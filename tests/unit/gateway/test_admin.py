@@ -1,0 +1,116 @@
+"""Commands to all workers of a model: who is told, and what comes of several answers."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tokenmesh.services.gateway.admin import Admin
+from tokenmesh.services.gateway.catalog import Catalog
+from tokenmesh.shared.clock import monotonic_s
+from tokenmesh.shared.config import Settings
+from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.errors import Conflict, ProtocolError, Unavailable
+from tokenmesh.shared.ids import InstanceId, ModelName, WorkerId
+from tokenmesh.shared.membership import Members, MembershipView
+from tokenmesh.shared.messages import Beat, Done, Sleep, Slept
+from tokenmesh.shared.messages.beat import ModelCard, WorkerLoad
+from tokenmesh.shared.subjects import worker_control
+
+MODEL = ModelName("m")
+
+
+class FakeBus:
+    """Answers by subject; an exception is raised."""
+
+    def __init__(self, **answers: object) -> None:
+        self.asked: list[str] = []
+        self._answers = {worker_control(WorkerId(name)): each for name, each in answers.items()}
+
+    async def request(self, subject: str, _message: object, *, deadline_s: float) -> object:
+        self.asked.append(subject)
+        answer = self._answers[subject]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class Fleet:
+    """Workers by their beats."""
+
+    def __init__(self) -> None:
+        self.members = Members(MembershipView(missed_beats=100, max_members=100))
+        self._sequence = 0
+
+    def beat(self, name: str, level: int = 0, *, draining: bool = False) -> None:
+        self._sequence += 1
+        beat = Beat(
+            service="worker",
+            instance_id=InstanceId(name),
+            epoch=1,
+            sequence=self._sequence,
+            version="0",
+            draining=draining,
+            models=[ModelCard(name=MODEL, max_model_len=8, vocab_size=8)],
+            load=WorkerLoad(sleep_level=level),
+        )
+        self.members.view.observe(beat, monotonic_s())
+
+    def admin(self, bus: Any, **settings: Any) -> Admin:
+        limits = GatewaySettings(**settings)
+        return Admin(bus, self.members, Catalog(self.members, Settings()), limits)
+
+
+async def test_every_worker_that_stays_is_told_and_answers_for_itself() -> None:
+    fleet = Fleet()
+    fleet.beat("b", 1)
+    fleet.beat("a")
+    fleet.beat("leaving", draining=True)
+    bus = FakeBus(a=Slept(level=1, freed_bytes=5), b=Slept(level=2))
+    admin = fleet.admin(bus)
+    answers = await admin.tell(None, Sleep(), Slept)
+    assert [(name, each.level) for name, each in answers.items()] == [("a", 1), ("b", 2)]
+    assert bus.asked == [worker_control(WorkerId("a")), worker_control(WorkerId("b"))]
+    assert admin.sleep_levels(MODEL) == {"a": 0, "b": 1}
+
+
+async def test_one_failure_is_told_with_the_name_of_its_worker_and_keeps_its_kind() -> None:
+    fleet = Fleet()
+    for name in ("a", "b", "c"):
+        fleet.beat(name)
+    bus = FakeBus(a=Slept(level=1), b=Conflict("busy", retry_after_s=3), c=Slept(level=1))
+    with pytest.raises(Conflict) as error:
+        await fleet.admin(bus).tell(MODEL, Sleep(), Slept)
+    assert error.value.message == "b: busy (2 of 3 workers did it)"
+    assert error.value.retry_after_s == 3
+    assert len(bus.asked) == 3
+
+
+async def test_a_wrong_answer_is_a_protocol_error_and_a_defect_stays_one() -> None:
+    fleet = Fleet()
+    fleet.beat("a")
+    with pytest.raises(ProtocolError, match="a: the answer is Done"):
+        await fleet.admin(FakeBus(a=Done())).tell(MODEL, Sleep(), Slept)
+    with pytest.raises(ZeroDivisionError):
+        await fleet.admin(FakeBus(a=ZeroDivisionError())).tell(MODEL, Sleep(), Slept)
+
+
+async def test_a_model_whose_workers_all_leave_has_nobody_to_tell() -> None:
+    fleet = Fleet()
+    fleet.beat("a", draining=True)
+    with pytest.raises(Unavailable, match="no worker serves"):
+        await fleet.admin(FakeBus()).tell(MODEL, Sleep(), Slept)
+
+
+async def test_the_answer_waits_until_the_beats_agree_or_the_worker_is_gone() -> None:
+    fleet = Fleet()
+    fleet.beat("a")
+    admin = fleet.admin(FakeBus())
+    levels = {WorkerId("a"): 1, WorkerId("gone"): 1}
+    waiting = asyncio.create_task(admin.until_seen(levels))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    fleet.beat("a", 1)
+    await asyncio.wait_for(waiting, 2)
+    with pytest.raises(Unavailable, match="beats"):
+        await fleet.admin(FakeBus(), admin_timeout_s=0.05).until_seen({WorkerId("a"): 0})
