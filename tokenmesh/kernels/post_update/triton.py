@@ -41,7 +41,7 @@ def post_update(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])  # it changes from step to step
 def _post_update_kernel(
     rows_ptr,  # [B] int32
     query_starts_ptr,  # [B + 1] int32

@@ -54,7 +54,8 @@ def _zero_tail(ptr, begin, end, BLOCK: tl.constexpr):
         tl.store(ptr + offs, tl.zeros([BLOCK], tl.int64), mask=offs < end)
 
 
-@triton.jit
+# These change from step to step; a value of 1 or a multiple of 16 is not worth a compilation.
+@triton.jit(do_not_specialize=["num_rows", "num_tokens"])
 def _step_inputs_kernel(
     rows_ptr,  # [B] int32
     query_starts_ptr,  # [B + 1] int32
