@@ -51,12 +51,10 @@ def test_batch_invariant_mode_starts_where_the_kernels_run(tiny: Tiny) -> None:
     assert len(outcome.token_ids) == SAMPLING.max_tokens
 
 
-@pytest.mark.parametrize(
-    ("name", "settings"), [("llama", {"native_kernels": False}), ("mistral", {})]
-)
+@pytest.mark.parametrize(("name", "native_kernels"), [("llama", False), ("mistral", True)])
 def test_batch_invariant_mode_says_what_is_missing(
-    tiny: Tiny, name: str, settings: dict[str, bool]
+    tiny: Tiny, name: str, native_kernels: bool
 ) -> None:
     with pytest.raises(ConfigError, match="multiple of 16") as caught:
-        EngineDriver(tiny(name).directory, batch_invariant=True, **settings)
+        EngineDriver(tiny(name).directory, batch_invariant=True, native_kernels=native_kernels)
     assert caught.value.param == "worker.batch_invariant"

@@ -2,7 +2,7 @@
 
 They need an x86-64 processor with AVX-512 and its bfloat16 products, Linux, and a C compiler.
 Where one of these is missing the callers take their torch path. `python -m
-tokenmesh.kernels.native.build` compiles them ahead, for an image whose user can write nothing.
+tokenmesh.kernels.native` compiles them ahead, for an image whose user can write nothing.
 """
 
 import ctypes
@@ -83,7 +83,3 @@ def _cache_folder() -> Path:
     if status.st_uid not in (0, os.getuid()) or status.st_mode & 0o022:
         raise PermissionError(f"{folder} can be written by other users")
     return folder
-
-
-if __name__ == "__main__":
-    print(compiled())
