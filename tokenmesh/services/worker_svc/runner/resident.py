@@ -4,8 +4,8 @@ Tensors that somebody may refer to stay the same objects: their memory is given 
 in place. Called on the engine thread while no step is in flight.
 """
 
-import logging
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Final, Literal
 
@@ -16,10 +16,8 @@ from tokenmesh.services.worker_svc.runner.host_pages import give_back
 from tokenmesh.services.worker_svc.runner.runner import TorchRunner
 from tokenmesh.shared.errors import Unavailable
 
-logger = logging.getLogger(__name__)
-
-_OUT_OF_MEMORY: Final = "can't allocate memory"
-"""What torch says on a CPU; on a GPU it has a type of its own."""
+_OUT_OF_MEMORY: Final = ("can't allocate memory", "out of memory")
+"""What torch says of a host's memory and of a GPU's."""
 
 _Weights = Literal["here", "aside", "dropped"]
 
@@ -54,14 +52,18 @@ class TorchResident:
         return 1 if self._weights == "aside" or not self._has_pool else 0
 
     def sleep(self, level: int) -> int:
-        """Go to that level, or stay at a deeper one; bytes freed on the device."""
+        """Go to that level, or stay at a deeper one; bytes freed on the device.
+
+        Raises Unavailable when the host has no room for a GPU's weights: they stay where they are.
+        """
         freed = 0
         if self._has_pool:
             freed += self._drop_pool()
         if level == 2 and self._weights != "dropped":
             freed += self._drop_weights()
         elif self._weights == "here" and self._pool.device.type != "cpu":
-            freed += self._put_weights_aside()
+            with _told_of_memory("put the weights aside"):
+                freed += self._put_weights_aside()
         if self._pool.device.type == "cuda":
             torch.cuda.empty_cache()
         return freed
@@ -72,15 +74,11 @@ class TorchResident:
         Raises Unavailable when memory does not suffice, CheckpointError when the checkpoint is
         gone; the part in question then stays asleep.
         """
-        try:
+        with _told_of_memory("wake up"):
             if "weights" in tags:
                 self._wake_weights()
             if "kv_cache" in tags and not self._has_pool:
                 self._wake_pool()
-        except RuntimeError as error:
-            if not isinstance(error, torch.OutOfMemoryError) and _OUT_OF_MEMORY not in str(error):
-                raise
-            raise Unavailable(f"not enough memory to wake up: {error}") from error
 
     def _drop_pool(self) -> int:
         freed = self._pool.nbytes
@@ -121,18 +119,33 @@ class TorchResident:
         self._has_pool = True
 
 
+@contextmanager
+def _told_of_memory(what: str) -> Iterator[None]:
+    """A lack of memory as an error that a client may see and retry."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not any(words in str(error) for words in _OUT_OF_MEMORY):
+            raise
+        raise Unavailable(f"not enough memory to {what}: {error}") from error
+
+
 def put_aside(weights: object) -> list[tuple[torch.UntypedStorage, torch.Tensor]]:
     """Copy every weight to host memory and free it where it was; storages and their copies."""
     storages = {
         tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in tensors_of(weights)
     }
-    aside = []
-    for storage in storages.values():
-        is_gpu = storage.device.type == "cuda"
-        host = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=is_gpu)
-        host.untyped_storage().copy_(storage)
-        storage.resize_(0)
-        aside.append((storage, host))
+    aside: list[tuple[torch.UntypedStorage, torch.Tensor]] = []
+    try:
+        for storage in storages.values():
+            is_gpu = storage.device.type == "cuda"
+            host = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=is_gpu)
+            host.untyped_storage().copy_(storage)
+            storage.resize_(0)
+            aside.append((storage, host))
+    except RuntimeError:
+        bring_back(aside)
+        raise
     return aside
 
 
