@@ -37,6 +37,7 @@ def paged_attention(
     """query [T, H, D] -> [T, H * D]; fills lse, float32 [T, H], if there is one."""
     assert_aligned_rows(query, rows.block_tables)
     assert pages[0].is_contiguous(), "pages lie one after the other"
+    assert pages.shape[3].bit_count() == 1, "tiles and pages divide each other"
     assert scale > 0, "the largest logit is found before it is scaled"
     out = query.new_empty(query.shape)
     call = _Call(query, pages, rows, scale, variant, out, lse)
