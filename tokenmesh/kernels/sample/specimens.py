@@ -148,7 +148,7 @@ def compilations() -> list[Compilation]:
     wide = (r"LDG\.E\.128",)
     return [
         _compilation("race", race_kernel, Limits(64, 1024), required=wide),
-        _compilation("survey", survey_kernel, Limits(64, 1024), required=wide),
+        _compilation("survey", survey_kernel, Limits(80, 1024), required=wide),
         _compilation("start", start_kernel, Limits(64, 1024)),
         _compilation("pick", pick_kernel, Limits(64, 1024)),
         _compilation("gather", gather_kernel, Limits(96, 9000)),
