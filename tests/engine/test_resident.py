@@ -129,7 +129,16 @@ def test_weights_that_are_gone_leave_the_worker_asleep_until_they_are_back(
     assert tokens(driver) == before
 
 
-def test_memory_that_others_have_taken_is_told(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+    ],
+)
+def test_memory_that_others_have_taken_is_told(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, error: RuntimeError
+) -> None:
     driver = EngineDriver(tiny("llama").directory)
     driver.sleep(2)
 
