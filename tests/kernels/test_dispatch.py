@@ -31,10 +31,9 @@ def test_a_machine_without_triton_imports_all_ops_and_runs_on_its_cpu() -> None:
     assert result.stdout == "[[1.0, 1.0, 1.0, 1.0]]\n"
 
 
-def on_a_gpu(shape: tuple[int, ...], strides: tuple[int, ...], address: int = 256) -> Any:
+def laid_out(shape: tuple[int, ...], strides: tuple[int, ...], address: int = 256) -> Any:
     """As much of a tensor as the check looks at."""
     return SimpleNamespace(
-        is_cuda=True,
         shape=shape,
         data_ptr=lambda: address,
         stride=lambda dim=None: strides if dim is None else strides[dim],
@@ -44,10 +43,10 @@ def on_a_gpu(shape: tuple[int, ...], strides: tuple[int, ...], address: int = 25
 @pytest.mark.parametrize(
     "tensor",
     [
-        on_a_gpu((3, 40), (48, 1)),
-        on_a_gpu((1, 33), (33, 1)),
-        on_a_gpu((3, 7, 16), (112, 16, 1)),
-        on_a_gpu((3, 1, 16), (16, 5, 1)),
+        laid_out((3, 40), (48, 1)),
+        laid_out((1, 33), (33, 1)),
+        laid_out((3, 7, 16), (112, 16, 1)),
+        laid_out((3, 1, 16), (16, 5, 1)),
     ],
 )
 def test_aligned_rows_are_taken(tensor: Any) -> None:
@@ -57,10 +56,10 @@ def test_aligned_rows_are_taken(tensor: Any) -> None:
 @pytest.mark.parametrize(
     "tensor",
     [
-        on_a_gpu((3, 40), (40, 1)),
-        on_a_gpu((3, 40), (48, 2)),
-        on_a_gpu((3, 40), (48, 1), address=264),
-        on_a_gpu((3, 7, 8), (64, 8, 1)),
+        laid_out((3, 40), (40, 1)),
+        laid_out((3, 40), (48, 2)),
+        laid_out((3, 40), (48, 1), address=264),
+        laid_out((3, 7, 8), (64, 8, 1)),
     ],
 )
 def test_rows_that_would_lose_wide_loads_are_refused(tensor: Any) -> None:

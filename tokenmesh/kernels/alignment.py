@@ -12,18 +12,17 @@ MULTIPLE: Final = 16
 
 
 def assert_aligned_rows(*tensors: torch.Tensor) -> None:
-    """On a GPU: the last dimension is contiguous, all other strides are multiples of 16 elements.
+    """The last dimension is contiguous, all other strides are multiples of 16 elements.
 
-    A stride of 1 only stands where a dimension has one element. The interpreter takes any strides.
+    The stride of a dimension with one element does not count.
     """
     for tensor in tensors:
         assert tensor.stride(-1) == 1, "the last dimension is not contiguous"
-        if tensor.is_cuda:
-            assert tensor.data_ptr() % MULTIPLE == 0, "the first element is not aligned"
-            for size, stride in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True):
-                assert size == 1 or stride % MULTIPLE == 0, (
-                    f"pad the rows: strides {tensor.stride()} are not multiples of {MULTIPLE}"
-                )
+        assert tensor.data_ptr() % MULTIPLE == 0, "the first element is not aligned"
+        for size, stride in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True):
+            assert size == 1 or stride % MULTIPLE == 0, (
+                f"pad the rows: strides {tensor.stride()} are not multiples of {MULTIPLE}"
+            )
 
 
 def padded(length: int) -> int:

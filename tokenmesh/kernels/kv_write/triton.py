@@ -123,7 +123,7 @@ def specimens() -> list[Specimen]:
     """Heads over more than a tile, odd head sizes, 8-bit pages that saturate, nothing."""
     return [
         _specimen("5x1x16", 5, 1, 16),
-        _specimen("3x5x40", 3, 5, 40),
+        _specimen("3x5x48", 3, 5, 48),
         _specimen("fp8", 4, 2, 64, torch.float8_e4m3fn, (0.25, 2.0)),
         _specimen("empty", 0, 2, 16),
     ]
