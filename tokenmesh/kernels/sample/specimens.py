@@ -34,6 +34,9 @@ _FILTERED: Final[Sequence[_Row]] = [
     (0.0, 0.5, 3, 0.5),
 ]
 
+_NESTED: Final[_Row] = (3.0, 0.0, 30, 0.5)
+"""Half of what top_k leaves is far less than half of everything."""
+
 
 def specimens() -> list[Specimen]:
     """One block and several, few and too many candidates, equal logits, every kind of flaw."""
@@ -42,6 +45,7 @@ def specimens() -> list[Specimen]:
         _specimen("plain-one-block", _PLAIN, 50, block=64),
         _specimen("filters", _FILTERED, 301, block=128, candidates=512),
         _specimen("filters-whole-row", _FILTERED, 301, block=128, candidates=2),
+        _specimen("nucleus-of-top-k-whole-row", [_NESTED] * 5, 130, block=128, candidates=2),
         _specimen("filters-even-logits", _FILTERED, 130, block=128, candidates=64, step=1.5),
         _specimen("flaws", _FILTERED[:6], 70, block=64, spoil=True),
         _specimen("nothing", [], 70, block=64),
