@@ -91,6 +91,7 @@ class KvRunner:
         row_trouble: float,
         step_trouble: float,
     ) -> None:
+        self.has_own_device = True
         self.num_blocks = num_blocks
         self.num_wasted = 0
         """Launches on top of a failed one."""

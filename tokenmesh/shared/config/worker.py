@@ -46,8 +46,10 @@ class WorkerSettings(BaseModel):
         ge=0,
         description="Longest prefill chunk while other streams run; 0: only the budget bounds it.",
     )
-    async_scheduling: bool = Field(
-        default=True, description="Launch a step before the tokens of the one before it are read."
+    async_scheduling: bool | None = Field(
+        default=None,
+        description="Launch a step before the tokens of the one before it are read; default: where "
+        "the model has a device of its own. A CPU that computes has no time left to overlap.",
     )
     launch_ahead_s: float = Field(
         default=0.002,

@@ -24,6 +24,8 @@ class Runner(Protocol):
 
     num_blocks: int
     """Size of the KV pool in blocks, the null block 0 included."""
+    has_own_device: bool
+    """Whether steps run on hardware that the engine thread does not need."""
 
     def launch(self, plan: StepPlan) -> Launch:
         """Queue a step behind those in flight and return at once. Raises nothing: `result` does.

@@ -53,6 +53,16 @@ class Task:
         return self._result
 
 
+class ComputeHere:
+    """The same for an engine that never launches ahead: a hand-over less in each step."""
+
+    def submit(self, compute: Callable[[], StepResult]) -> Task:
+        """Run the step; it has ended when this returns."""
+        task = Task(compute, below=None)
+        task.run()
+        return task
+
+
 class ComputeThread:
     """One thread; it ends when nobody refers to this object any more."""
 

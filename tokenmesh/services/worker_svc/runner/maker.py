@@ -100,7 +100,8 @@ class RunnerMaker:
         max_blocks = -(-self.max_model_len // worker.block_size)
         rows = Rows(worker.max_num_seqs, max_blocks, config)
         sampler = Sampler(config.vocab_size, self.eos_token_ids)
-        return TorchRunner(decoder, pool, rows, sampler), pool
+        is_async = worker.async_scheduling is True
+        return TorchRunner(decoder, pool, rows, sampler, is_async=is_async), pool
 
 
 def gpu_budget(device: torch.device, settings: WorkerSettings) -> GpuBudget | None:

@@ -7,7 +7,7 @@ import torch
 
 from tokenmesh.services.worker_svc.engine.plan import RowResult, StepPlan, StepResult
 from tokenmesh.services.worker_svc.models.decoder import Decoder
-from tokenmesh.services.worker_svc.runner.compute_thread import ComputeThread, Task
+from tokenmesh.services.worker_svc.runner.compute_thread import ComputeHere, ComputeThread, Task
 from tokenmesh.services.worker_svc.runner.inputs import StepInputs, build_inputs
 from tokenmesh.services.worker_svc.runner.prompt_logprobs import prompt_logprobs
 from tokenmesh.services.worker_svc.runner.rows import Rows
@@ -37,8 +37,14 @@ class TorchRunner:
         pool: torch.Tensor,
         rows: Rows,
         sampler: Sampler,
+        *,
+        is_async: bool,
     ) -> None:
-        """pool is [layers, 2, blocks, kv_heads, page_size, head_dim]; block 0 is the null block."""
+        """is_async: launches return at once, and a thread of their own carries them out.
+
+        pool is [layers, 2, blocks, kv_heads, page_size, head_dim]; block 0 is the null block.
+        """
+        self.has_own_device = False
         self.num_blocks = pool.shape[2]
         self._block_size = pool.shape[4]
         self._decoder = decoder
@@ -46,7 +52,7 @@ class TorchRunner:
         self._pool[:, :, 0] = 0
         self._rows = rows
         self._sampler = sampler
-        self._compute = ComputeThread()
+        self._compute = ComputeThread() if is_async else ComputeHere()
 
     def launch(self, plan: StepPlan) -> Task:
         """See `Runner.launch`."""
