@@ -43,3 +43,12 @@ def test_memory_is_given_back_with_the_last_view() -> None:
         assert bool(view[-1] == 1)
         del view
     assert resident_bytes() - before < 2 * size
+
+
+def test_large_pages_are_used_where_the_system_has_them() -> None:
+    enabled = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not enabled.exists() or "[never]" in enabled.read_text():
+        pytest.skip("this system has no transparent large pages")
+    tensor = huge_pages.empty((16 << 20,), torch.uint8).fill_(1)
+    maps = Path("/proc/self/smaps").read_text().split("AnonHugePages:")[1:]
+    assert sum(int(entry.split()[0]) for entry in maps) << 10 >= len(tensor) // 2

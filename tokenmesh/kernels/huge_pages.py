@@ -20,7 +20,7 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     num_bytes = math.prod(shape) * dtype.itemsize
     if num_bytes < HUGE_PAGE_BYTES:
         return torch.empty(shape, dtype=dtype)
-    memory = mmap.mmap(-1, num_bytes + HUGE_PAGE_BYTES)
+    memory = mmap.mmap(-1, num_bytes + HUGE_PAGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     first = -whole.data_ptr() % HUGE_PAGE_BYTES
     if hasattr(mmap, "MADV_HUGEPAGE"):
