@@ -135,7 +135,7 @@ def alone_and_together(num_splits: int, are_short: bool) -> None:
     lengths = [300, 2, 129, 64]
     pages = torch.randn(2, 25, 1, 16, 16)
     query = torch.randn(8, 3, 16)
-    tables = torch.randint(1, 25, (4, 19), dtype=torch.int32)
+    tables = torch.randint(1, 25, (4, 32), dtype=torch.int32)
 
     def run(rows: slice) -> torch.Tensor:
         chosen = lengths[rows]
