@@ -36,6 +36,8 @@ def _make(_: torch.dtype, device: torch.device, generator: torch.Generator) -> I
         [torch.randperm(vocab_size, generator=generator, device=device)[:300] for _ in range(4)]
     ).int()
     ids[1, 0], ids[3, :4] = 4, torch.tensor([11, 12, 13, 14], device=device)
+    allowed = torch.randint(-(2**31), 2**31, (4, 66), generator=generator, device=device)
+    allowed[3, 0] = -1  # token 12 of slot 3 is a stop token, and its output just long enough
     # the words [11], [5 7 12], [5 8 13], [14]; the output ends in 5 7
     words = torch.tensor([11, 5, 7, 12, 5, 8, 13, 14, -9], device=device)
     return {
@@ -44,15 +46,13 @@ def _make(_: torch.dtype, device: torch.device, generator: torch.Generator) -> I
         "positions": torch.tensor([5, 5, 5, 5, 5, 5, 4], device=device),
         "slot": torch.tensor([0, 1, 2, -1, 3, 1], device=device).int(),
         "has_allowed": torch.tensor([1, 0, 0, 1], device=device).int(),
-        "allowed": torch.randint(
-            -(2**31), 2**31, (4, 66), generator=generator, device=device
-        ).int(),
+        "allowed": allowed.int(),
         "num_edits": torch.tensor([0, 300, 0, 4], device=device).int(),
         "edit_ids": ids,
         "edit_bias": torch.randn(4, 300, generator=generator, device=device) * 9,
         "edit_is_stop": torch.randint(0, 2, (4, 300), generator=generator, device=device)
         .int()
-        .index_fill_(1, torch.tensor([0], device=device), 1),
+        .index_fill_(1, torch.tensor([0, 1], device=device), 1),
         "min_tokens": torch.tensor([0, 6, 6, 5], device=device).int(),
         "num_words": torch.tensor([0, 0, 4, 4], device=device).int(),
         "word_ends": torch.tensor([1, 4, 7, 8], device=device).int().repeat(4, 1),
