@@ -32,6 +32,7 @@ class IdleRunner:
     """Draws the same token for every row at no cost."""
 
     num_blocks = NUM_BLOCKS
+    has_own_device = True
 
     def launch(self, plan: StepPlan) -> Landed:
         """One token a row."""

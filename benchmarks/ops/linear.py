@@ -1,5 +1,7 @@
 """Work of linear: the wide projection of an MLP."""
 
+from pathlib import Path
+
 import torch
 
 from benchmarks.ops.batch import Batch
@@ -30,5 +32,9 @@ def _packed(weight: torch.Tensor) -> Linear:
     """As the engine packs it: for the C kernels where there are any; cuBLAS takes it plain."""
     if weight.is_cuda:
         return Linear(None, weight, None, None, max_plain_tokens=0)
-    has_native = native.start(torch.get_num_threads(), WorkerSettings().native_spin_us)
+    has_native = native.start(
+        torch.get_num_threads(),
+        WorkerSettings().native_spin_us,
+        Path(WorkerSettings().native_cache_dir).expanduser(),
+    )
     return pack(weight, None, has_native)

@@ -4,7 +4,7 @@ import pytest
 
 from tests.fakes.engine_driver import EngineDriver, Job, Outcome
 from tests.fakes.tiny import Tiny, prompt_of
-from tokenmesh.kernels import native
+from tests.ops.native import needs_native
 from tokenmesh.shared.config.model import Dtype
 from tokenmesh.shared.errors import ConfigError
 from tokenmesh.shared.messages.sampling import SamplingParams
@@ -15,7 +15,7 @@ SAMPLING = SamplingParams(
     seed=3, max_tokens=20, temperature=0.8, ignore_eos=True, logprobs=5, prompt_logprobs=1
 )
 
-pytestmark = pytest.mark.skipif(not native.start(2, 20), reason="no C kernels on this machine")
+pytestmark = needs_native
 
 
 def numbers_of(outcome: Outcome) -> list[object]:

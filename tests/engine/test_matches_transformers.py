@@ -6,6 +6,7 @@ import torch
 from tests.fakes.engine_driver import EngineDriver, Job, greedy, load
 from tests.fakes.models import FAKES
 from tests.fakes.tiny import Tiny, TinyCheckpoint, prompt_of
+from tests.ops.native import FOLDER
 from tokenmesh.kernels import native as native_kernels
 from tokenmesh.services.worker_svc.engine.plan import NewRow, ScheduledRow, StepPlan
 from tokenmesh.services.worker_svc.models.build_decoder import build_decoder
@@ -15,6 +16,7 @@ from tokenmesh.services.worker_svc.models.read_config import read_facts
 from tokenmesh.services.worker_svc.runner.inputs import build_inputs
 from tokenmesh.services.worker_svc.runner.memory import make_pool
 from tokenmesh.services.worker_svc.runner.rows import Rows
+from tokenmesh.services.worker_svc.runner.runner import TorchRunner
 
 ATOL = 2e-4
 NUM_TOKENS = 32
@@ -40,7 +42,7 @@ def all_logits(checkpoint: TinyCheckpoint, prompt: list[int], native: bool) -> t
 @pytest.mark.parametrize("native", [True, False], ids=["native", "torch"])
 @pytest.mark.parametrize("name", FAKES)
 def test_logits_equal_those_of_transformers(tiny: Tiny, name: str, native: bool) -> None:
-    if native and not native_kernels.start(1, 0):
+    if native and not native_kernels.start(1, 0, FOLDER):
         pytest.skip("no C kernels on this machine")
     prompt = prompt_of(50)
     expected = tiny(name).logits(prompt)
@@ -91,7 +93,9 @@ def test_bfloat16_logits_are_close_to_float32(tiny: Tiny) -> None:
     logits = []
     for dtype in ("float32", "bfloat16"):
         loaded, _ = load(tiny("qwen3").directory, dtype=dtype)
-        step = loaded.runner.forward(loaded.runner.prepare(plan))
+        runner = loaded.runner
+        assert isinstance(runner, TorchRunner)
+        step = runner.forward(runner.prepare(plan))
         assert step.sampled is not None
         logits.append(step.sampled)
     assert loaded.dtype == "bfloat16"

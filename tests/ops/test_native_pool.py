@@ -1,6 +1,7 @@
 """The pool of threads: every chunk once, whoever asks and however often."""
 
 import ctypes
+import shutil
 import threading
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 
 from tests.ops.native import needs_native
 from tokenmesh.kernels.native import NativeWeight, build, native_linear
+from tokenmesh.kernels.native.start import library
 
 pytestmark = needs_native
 
@@ -44,28 +46,32 @@ def test_threads_that_ask_at_the_same_time_all_get_their_answer() -> None:
 
 
 def test_the_pool_grows_and_never_shrinks() -> None:
-    kernels = build.library()
-    assert kernels is not None
-    before = kernels.tm_pool_threads()
-    assert kernels.tm_pool_start(ctypes.c_int(1), ctypes.c_long(0)) == before
+    before = library().tm_pool_threads()
+    assert library().tm_pool_start(ctypes.c_int(1), ctypes.c_long(0)) == before
     assert before >= 3
 
 
-def test_a_compiler_that_fails_is_no_disaster(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("CC", "false")
-    assert build.library.__wrapped__() is None
-    assert "no C kernels" in caplog.text
+def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: "/bin/false")
+    with pytest.raises(build.Unavailable, match="false"):
+        build.load(tmp_path)
 
 
-def test_a_cache_that_others_can_write_to_is_not_loaded(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder = tmp_path / "tokenmesh" / "kernels"
-    folder.mkdir(parents=True)
+def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(build.Unavailable, match="no C compiler"):
+        build.load(tmp_path)
+
+
+def test_a_folder_that_others_can_write_to_is_not_loaded_from(tmp_path: Path) -> None:
+    folder = tmp_path / "kernels"
+    folder.mkdir()
     folder.chmod(0o777)
-    assert build.library.__wrapped__() is None
-    assert "written by other users" in caplog.text
+    with pytest.raises(build.Unavailable, match="written by other users"):
+        build.load(folder)
+
+
+def test_an_old_processor_has_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    with pytest.raises(build.Unavailable, match="AVX-512"):
+        build.load(tmp_path)

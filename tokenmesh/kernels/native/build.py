@@ -2,7 +2,7 @@
 
 They need an x86-64 processor with AVX-512 and its bfloat16 products, Linux, and a C compiler.
 Where one of these is missing the callers take their torch path. `python -m
-tokenmesh.kernels.native` compiles them ahead, for an image whose user can write nothing.
+tokenmesh.kernels.native FOLDER` compiles them ahead, for an image whose user can write nothing.
 """
 
 import ctypes
@@ -12,7 +12,6 @@ import os
 import shutil
 import subprocess
 import tempfile
-from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -29,22 +28,22 @@ _HERE: Final = Path(__file__).parent
 logger = logging.getLogger(__name__)
 
 
-@lru_cache(maxsize=1)
-def library() -> ctypes.CDLL | None:
-    """The compiled kernels; None where they cannot be had, with the reason in the log."""
+class Unavailable(Exception):
+    """There are no C kernels here; the message says why."""
+
+
+def load(folder: Path) -> ctypes.CDLL:
+    """The kernels, compiled into `folder` unless they are there. Raises Unavailable."""
     if not torch.cpu._is_avx512_bf16_supported():
-        logger.info("no C kernels: the processor has no AVX-512 BF16")
-        return None
+        raise Unavailable("the processor has no AVX-512 BF16")
     try:
-        return ctypes.CDLL(str(compiled()))
+        return ctypes.CDLL(str(compiled(folder)))
     except (OSError, subprocess.SubprocessError) as error:
-        reason = getattr(error, "stderr", None) or error
-        logger.warning("no C kernels: %s; torch's slower ones are used", reason)
-        return None
+        raise Unavailable(str(getattr(error, "stderr", None) or error)) from error
 
 
-def compiled() -> Path:
-    """The shared library of these very sources, made unless it is there.
+def compiled(folder: Path) -> Path:
+    """The shared library of these very sources in `folder`, made unless it is there.
 
     Raises OSError or subprocess.SubprocessError.
     """
@@ -52,12 +51,12 @@ def compiled() -> Path:
     digest = hashlib.sha256(" ".join(_FLAGS).encode())
     for source in sources:
         digest.update(source.read_bytes())
-    folder = _cache_folder()
+    _check(folder)
     target = folder / f"kernels-{digest.hexdigest()[:24]}.so"
     if not target.exists():
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             made = Path(scratch) / target.name
-            command = [*_compiler(), *_FLAGS, "-o", str(made)]
+            command = [_compiler(), *_FLAGS, "-o", str(made)]
             command += [str(_HERE / name) for name in _SOURCES] + ["-lpthread", "-lm"]
             subprocess.run(
                 command, check=True, timeout=COMPILE_TIMEOUT_S, capture_output=True, text=True
@@ -67,19 +66,16 @@ def compiled() -> Path:
     return target
 
 
-def _compiler() -> list[str]:
-    found = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+def _compiler() -> str:
+    found = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if found is None:
         raise FileNotFoundError("there is no C compiler (cc)")
-    return found.split()
+    return found
 
 
-def _cache_folder() -> Path:
-    """A folder that only this user or root can write to: what lies there is run. Raises OSError."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = base / "tokenmesh" / "kernels"
+def _check(folder: Path) -> None:
+    """Only this user or root may write there: what lies there is run. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     status = folder.stat()
     if status.st_uid not in (0, os.getuid()) or status.st_mode & 0o022:
         raise PermissionError(f"{folder} can be written by other users")
-    return folder

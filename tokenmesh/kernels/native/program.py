@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tokenmesh.kernels.native.build import library
+from tokenmesh.kernels.native.start import library
 from tokenmesh.kernels.native.structs import MAX_QUERIES, Model, Op, StepArguments
 
 
@@ -56,7 +56,6 @@ class Program:
         pool is [layers, 2, blocks, kv_heads, page_size, head_dim] in hidden's dtype.
         """
         kernels = library()
-        assert kernels is not None
         num_tokens = hidden.shape[0]
         self._make_room(num_tokens, hidden.dtype)
         tiles = self._tiles(inputs.token_rows)

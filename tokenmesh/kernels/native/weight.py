@@ -7,7 +7,7 @@ from typing import Final
 import torch
 
 from tokenmesh.kernels import huge_pages
-from tokenmesh.kernels.native.build import library
+from tokenmesh.kernels.native.start import library
 
 _PANEL: Final = 32
 _STEPS: Final = {torch.float32: 1, torch.bfloat16: 2}
@@ -55,7 +55,6 @@ def native_linear(
         x = x.contiguous()
     out = x.new_empty((x.shape[0], weight.out_features), dtype=out_dtype or x.dtype)
     kernels = library()
-    assert kernels is not None
     assert x.dtype == weight.panels.dtype
     assert out.dtype in (x.dtype, torch.float32)
     kernels.tm_linear(

@@ -27,6 +27,10 @@ class WorkerSettings(BaseModel):
         default=True,
         description="C kernels on CPUs with AVX-512 BF16, compiled at first use; else torch's.",
     )
+    native_cache_dir: str = Field(
+        default="~/.cache/tokenmesh/kernels",
+        description="Where they are kept once compiled; no other user may write there.",
+    )
     batch_invariant: bool = Field(
         default=False,
         description="Refuse to start where a stream's numbers could depend on those beside it; the "

@@ -24,7 +24,7 @@ from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.rates import RateMeter
 from tokenmesh.services.worker_svc.engine.request import Ending, Request, Status, StreamKey
 from tokenmesh.services.worker_svc.engine.retraction import spoiled_by
-from tokenmesh.services.worker_svc.engine.runner import Runner
+from tokenmesh.services.worker_svc.engine.runner import Runner, depth_of
 from tokenmesh.services.worker_svc.engine.scheduler import Limits, Scheduler
 from tokenmesh.services.worker_svc.engine.timeline import Chunk, Step, StepLog
 from tokenmesh.shared.clock import monotonic_s, now_ns, perf_s
@@ -55,7 +55,7 @@ class Engine:
         self.busy_since_s: float | None = None
         """Since when the oldest step in flight goes on, `monotonic_s`; any thread may look."""
         self._requests: dict[StreamKey, Request] = {}
-        self._depth = 1 if is_async(settings, runner) else 0
+        self._depth = depth_of(runner, settings.async_scheduling)
         self._flights: deque[Flight] = deque()
         """Steps launched and not landed, oldest first; between two calls at most `_depth`."""
         self._output = StepOutput(step=0)
@@ -282,12 +282,6 @@ class Engine:
         self._rates.note(duration_s, flight.num_prefill, flight.num_decode)
         self._log.add(Step(ended_ns, batch_size, num_tokens, self._pool.num_used))
         return ended_ns
-
-
-def is_async(settings: WorkerSettings, runner: Runner) -> bool:
-    """Whether a step is launched before the tokens of the one before it are read."""
-    chosen = settings.async_scheduling
-    return runner.has_own_device if chosen is None else chosen
 
 
 def limits_of(settings: WorkerSettings, num_blocks: int) -> Limits:

@@ -37,6 +37,12 @@ class Runner(Protocol):
         """
 
 
+def depth_of(runner: Runner, async_scheduling: bool | None) -> int:
+    """Steps that may be in flight when another one is launched."""
+    is_async = runner.has_own_device if async_scheduling is None else async_scheduling
+    return 1 if is_async else 0
+
+
 class Landed:
     """A launch that had ended before it returned."""
 

@@ -69,7 +69,9 @@ def build_runner(model: ModelSettings, worker: WorkerSettings, progress: Progres
     if worker.cpu_threads is not None:
         torch.set_num_threads(worker.cpu_threads)
     native = worker.native_kernels and native_kernels.start(
-        torch.get_num_threads(), worker.native_spin_us
+        torch.get_num_threads(),
+        worker.native_spin_us,
+        Path(worker.native_cache_dir).expanduser(),
     )
     maker = _maker_of(model, worker, native)
     facts = maker.facts
