@@ -45,7 +45,7 @@ def pack(weight: torch.Tensor, bias: torch.Tensor | None, native: bool = False) 
     """Take over weight [O, I] and bias [O]; `native`: the C kernels have been started."""
     if native and NativeWeight.fits(weight):
         return Linear(NativeWeight.pack(weight, bias), None, None, bias, max_plain_tokens=0)
-    if not can_pack(weight.dtype):
+    if weight.is_cuda or not can_pack(weight.dtype):
         return Linear(None, weight, None, bias, max_plain_tokens=0)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
     max_plain_tokens = 0

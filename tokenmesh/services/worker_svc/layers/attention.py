@@ -12,7 +12,7 @@ from tokenmesh.kernels.linear import Linear, linear
 from tokenmesh.kernels.paged_attention import paged_attention
 from tokenmesh.kernels.qk_norm_rope_kv_write import HeadNorm, qk_norm_rope_kv_write
 from tokenmesh.kernels.rms_norm import rms_norm
-from tokenmesh.services.worker_svc.layers.step import Step
+from tokenmesh.services.worker_svc.layers.step import AnyStep
 from tokenmesh.services.worker_svc.models.config import DecoderConfig, LayerConfig
 
 
@@ -27,7 +27,7 @@ class Attention:
     qk_norm: torch.Tensor | None
     """float32 [H + K, D]: the norm weight of each query and key head; None without norms."""
 
-    def forward(self, x: torch.Tensor, step: Step, pages: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, step: AnyStep, pages: torch.Tensor) -> torch.Tensor:
         """x [T, hidden] -> [T, hidden]; writes the keys and values of x into `pages`."""
         config = self.config
         heads, kv_heads = config.num_heads, config.num_kv_heads

@@ -4,18 +4,20 @@ import math
 
 import torch
 
+from tokenmesh.kernels.dispatch import uses_triton
 from tokenmesh.services.worker_svc.models.config import RopeConfig
 
 
 class Rotary:
     """Turns positions into the complex factors that `kernels.rope.rotate` multiplies with."""
 
-    def __init__(self, config: RopeConfig) -> None:
+    def __init__(self, config: RopeConfig, device: torch.device | None = None) -> None:
+        """device is where positions will be; default: CPU."""
         self._config = config
-        self._frequencies = inverse_frequencies(config)
+        self._frequencies = inverse_frequencies(config).to(device)
         self._long = None
         if config.kind == "longrope":
-            self._long = _longrope(config, config.long_factor)
+            self._long = _longrope(config, config.long_factor).to(device)
 
     def turns(self, positions: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """positions [T] -> [T, 1, pairs] complex64.
@@ -30,12 +32,17 @@ class Rotary:
 
     def _at_length(self, lengths: torch.Tensor) -> torch.Tensor:
         config = self._config
-        if config.kind == "dynamic" and int(lengths.max()) > config.max_position:
+        if config.kind == "dynamic" and _may_exceed(lengths, config.max_position):
             return _dynamic(config, lengths)
-        if self._long is not None and int(lengths.max()) > config.original_max_position:
+        if self._long is not None and _may_exceed(lengths, config.original_max_position):
             is_long = (lengths > config.original_max_position).unsqueeze(1)
             return torch.where(is_long, self._long, self._frequencies)
         return self._frequencies
+
+
+def _may_exceed(lengths: torch.Tensor, bound: int) -> bool:
+    """Whether a length is above the bound; always where one had to wait for the answer."""
+    return uses_triton(lengths) or int(lengths.max()) > bound
 
 
 def inverse_frequencies(config: RopeConfig) -> torch.Tensor:
@@ -52,8 +59,8 @@ def inverse_frequencies(config: RopeConfig) -> torch.Tensor:
     return frequencies
 
 
-def _exponents(rotary_dim: int) -> torch.Tensor:
-    return torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
+def _exponents(rotary_dim: int, device: torch.device | None = None) -> torch.Tensor:
+    return torch.arange(0, rotary_dim, 2, dtype=torch.float32, device=device) / rotary_dim
 
 
 def _longrope(config: RopeConfig, factors: tuple[float, ...]) -> torch.Tensor:
@@ -67,7 +74,7 @@ def _dynamic(config: RopeConfig, lengths: torch.Tensor) -> torch.Tensor:
     length = lengths.clamp(min=config.max_position).unsqueeze(1)
     growth = (config.factor * length / config.max_position) - (config.factor - 1)
     base = config.theta * growth ** (dim / (dim - 2))
-    return 1.0 / (base ** _exponents(dim))
+    return 1.0 / (base ** _exponents(dim, lengths.device))
 
 
 def _llama3(config: RopeConfig, frequencies: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,8 @@ import torch
 
 from tokenmesh.kernels.native import ProgramInputs
 from tokenmesh.kernels.paged_attention import Prepared, Rows, prepare
+from tokenmesh.services.worker_svc.layers.device_step import DeviceStep
+from tokenmesh.services.worker_svc.models.config import QueryScaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +45,14 @@ class Step:
             positions=self.positions,
             query_scale=self.query_scale,
         )
+
+
+AnyStep = Step | DeviceStep
+"""What a layer takes: of a CPU or of a GPU."""
+
+
+def query_scale(scaling: QueryScaling | None, positions: torch.Tensor) -> torch.Tensor | None:
+    """[T] float32 for positions [T]; None for a model that does not scale its queries."""
+    if scaling is None:
+        return None
+    return 1 + scaling.beta * torch.log(1 + torch.floor(positions / scaling.period))

@@ -59,7 +59,7 @@ def build_decoder(
         layers=layers,
         norm=norm,
         head=pack(head, None, native),
-        rotaries=[Rotary(rope) for rope in config.ropes],
+        rotaries=[Rotary(rope, embedding.device) for rope in config.ropes],
         program=build_program(config, layers, norm),
     )
 

@@ -14,7 +14,7 @@ from tokenmesh.kernels.rms_norm import add_rms_norm, rms_norm
 from tokenmesh.services.worker_svc.layers.attention import Attention
 from tokenmesh.services.worker_svc.layers.mlp import Mlp
 from tokenmesh.services.worker_svc.layers.rotary import Rotary
-from tokenmesh.services.worker_svc.layers.step import Step
+from tokenmesh.services.worker_svc.layers.step import AnyStep, Step
 from tokenmesh.services.worker_svc.models.config import DecoderConfig
 
 
@@ -33,7 +33,7 @@ class DecoderLayer:
         self,
         hidden: torch.Tensor,
         pending: torch.Tensor | None,
-        step: Step,
+        step: AnyStep,
         pages: torch.Tensor,
         config: DecoderConfig,
     ) -> torch.Tensor:
@@ -90,7 +90,7 @@ class Decoder:
         """token_ids [T] -> [T, hidden], a new tensor."""
         return self.embedding.index_select(0, token_ids)
 
-    def forward(self, hidden: torch.Tensor, step: Step, pool: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, step: AnyStep, pool: torch.Tensor) -> torch.Tensor:
         """Run layers and final norm over embeddings hidden [T, hidden], which is overwritten.
 
         pool is [layers, 2, blocks, kv_heads, page_size, head_dim].
@@ -98,6 +98,7 @@ class Decoder:
         if self.config.embedding_multiplier != 1.0:
             hidden.mul_(self.config.embedding_multiplier)
         if self.program is not None:
+            assert isinstance(step, Step), "the C kernels run on a CPU"
             self.program.run(hidden, step.program_inputs(), pool)
             return hidden
         x = None

@@ -11,7 +11,7 @@ import torch
 from tokenmesh.kernels.kv_write import slot_rows
 from tokenmesh.kernels.paged_attention import Rows as AttentionRows
 from tokenmesh.services.worker_svc.engine.plan import ScheduledRow
-from tokenmesh.services.worker_svc.layers.step import Step
+from tokenmesh.services.worker_svc.layers.step import Step, query_scale
 from tokenmesh.services.worker_svc.models.decoder import Decoder
 from tokenmesh.services.worker_svc.runner.rows import Rows
 
@@ -111,15 +111,11 @@ def _step(
         token_rows = torch.arange(len(order)).repeat_interleave(torch.tensor(counts))
     tables = rows.tables[numbers, :num_columns]
     blocks = tables[token_rows, positions // page_size]
-    scaling = decoder.config.query_scaling
-    scale = None
-    if scaling is not None:
-        scale = 1 + scaling.beta * torch.log(1 + torch.floor(positions / scaling.period))
     return Step(
         turns=[rotary.turns(positions, lengths) for rotary in decoder.rotaries],
         slots=slot_rows(blocks, positions % page_size, pages_shape),
         rows=AttentionRows(starts, counts, tables),
         token_rows=token_rows,
         positions=positions,
-        query_scale=scale,
+        query_scale=query_scale(decoder.config.query_scaling, positions),
     )
