@@ -38,6 +38,7 @@ class Steps:
 
     def make_runner(self, num_blocks: int) -> tuple[TorchRunner, torch.Tensor]:
         runner, pool = self._maker.make_runner(self._decoder, num_blocks)
+        assert isinstance(runner, TorchRunner)
         carry_out = runner.carry_out
 
         def spy(plan: StepPlan) -> StepResult:

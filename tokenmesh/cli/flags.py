@@ -91,6 +91,13 @@ FLAGS: Final = (
         convert=human_number,
     ),
     Flag("--async-scheduling", ("worker", "async_scheduling"), is_switch=True),
+    Flag("--device", ("worker", "device")),
+    Flag("--enforce-eager", ("worker", "enforce_eager"), is_switch=True),
+    Flag(
+        "--max-cudagraph-capture-size",
+        ("worker", "max_cudagraph_capture_size"),
+        convert=human_number,
+    ),
     Flag("--batch-invariant", ("worker", "batch_invariant"), is_switch=True),
     Flag("--block-size", ("worker", "block_size")),
     Flag("--enable-prefix-caching", ("worker", "enable_prefix_caching"), is_switch=True),

@@ -11,12 +11,10 @@ ADVICE: Final = {
     "disable-log-requests": "requests are traced, not logged; leave the flag out",
     "disable-log-stats": "see GET /metrics; leave the flag out",
     "trust-remote-code": "code from checkpoints is never run",
-    "enforce-eager": "the engine is eager; leave the flag out",
     "swap-space": "preempted streams are recomputed; leave the flag out",
     "enable-sleep-mode": "--enable-admin-routes serves /sleep and /wake_up",
     "profiler-config": "--profiler-dir is where /stop_profile writes, with --enable-admin-routes",
     "load-format": "checkpoints are read from safetensors; leave the flag out",
-    "device": "the worker takes a GPU if it has one",
 }
 """What to do instead, for the flags that people have in their scripts."""
 

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 EngineKind = Literal["torch", "sim"]
+DeviceKind = Literal["auto", "cpu", "cuda"]
 
 
 class WorkerSettings(BaseModel):
@@ -19,6 +20,17 @@ class WorkerSettings(BaseModel):
     model: str | None = Field(
         default=None,
         description="Served name of the model that this worker runs, when `models` lists several.",
+    )
+    device: DeviceKind = Field(
+        default="auto", description="Where a model runs; auto: on a GPU when there is one."
+    )
+    enforce_eager: bool = Field(
+        default=False, description="GPU: record no CUDA graphs; starts sooner, decodes slower."
+    )
+    max_cudagraph_capture_size: int = Field(
+        default=512,
+        ge=1,
+        description="GPU: streams of the largest decode step that is recorded as a CUDA graph.",
     )
     cpu_threads: int | None = Field(
         default=None, ge=1, description="Threads of a model on a CPU; default: one a core."

@@ -17,9 +17,13 @@ from tokenmesh.services.worker_svc.models.location import locate
 from tokenmesh.services.worker_svc.models.raw_config import read_json
 from tokenmesh.services.worker_svc.models.read_config import ModelFacts, read_facts
 from tokenmesh.services.worker_svc.models.read_eos import read_eos
+from tokenmesh.services.worker_svc.runner.cuda.graph_progress import GraphProgress
+from tokenmesh.services.worker_svc.runner.cuda.make import check_shapes
+from tokenmesh.services.worker_svc.runner.cuda.runner import CudaRunner
+from tokenmesh.services.worker_svc.runner.device_choice import device_of
 from tokenmesh.services.worker_svc.runner.maker import LoadTimes, RunnerMaker, gpu_budget
+from tokenmesh.services.worker_svc.runner.profile_run import AnyRunner
 from tokenmesh.services.worker_svc.runner.resident import TorchResident
-from tokenmesh.services.worker_svc.runner.runner import TorchRunner
 from tokenmesh.services.worker_svc.runner.trace import TorchTrace
 from tokenmesh.shared.clock import perf_s
 from tokenmesh.shared.config.model import ModelSettings
@@ -29,9 +33,6 @@ from tokenmesh.shared.errors import ConfigError
 SMALL_CHECKPOINT_BYTES: Final = 64 << 20
 """Below this, weights stay in the processor's caches and float32 is faster than bfloat16."""
 
-_DEVICE: Final = torch.device("cpu")
-"""Where the runner computes; everything it is made from asks for a device."""
-
 logger = logging.getLogger(__name__)
 
 
@@ -39,7 +40,7 @@ logger = logging.getLogger(__name__)
 class LoadedModel:
     """A model and what the rest of the worker must know about it."""
 
-    runner: TorchRunner
+    runner: AnyRunner
     architecture: str
     dtype: str
     """"float32" or "bfloat16"."""
@@ -68,12 +69,14 @@ def build_runner(model: ModelSettings, worker: WorkerSettings, progress: Progres
     """
     if worker.cpu_threads is not None:
         torch.set_num_threads(worker.cpu_threads)
-    native = worker.native_kernels and native_kernels.start(
+    device = device_of(worker)
+    is_native = worker.native_kernels and device.type == "cpu"
+    native = is_native and native_kernels.start(
         torch.get_num_threads(),
         worker.native_spin_us,
         Path(worker.native_cache_dir).expanduser(),
     )
-    maker = _maker_of(model, worker, native)
+    maker = _maker_of(model, worker, native, device)
     facts = maker.facts
     with torch.inference_mode():
         gpu = gpu_budget(maker.device, worker)
@@ -83,6 +86,8 @@ def build_runner(model: ModelSettings, worker: WorkerSettings, progress: Progres
         num_blocks = maker.count_blocks(lambda: maker.budget_of(decoder, gpu))
         runner, pool = maker.make_runner(decoder, num_blocks)
         pool_s = perf_s() - began_s
+    if isinstance(runner, CudaRunner):
+        runner.make_graphs(runner.graph_sizes, GraphProgress())
     _log(maker, times, num_blocks, pool.nbytes)
     return LoadedModel(
         runner=runner,
@@ -100,19 +105,23 @@ def build_runner(model: ModelSettings, worker: WorkerSettings, progress: Progres
     )
 
 
-def _maker_of(model: ModelSettings, worker: WorkerSettings, native: bool) -> RunnerMaker:
+def _maker_of(
+    model: ModelSettings, worker: WorkerSettings, native: bool, device: torch.device
+) -> RunnerMaker:
     directory = locate(model.model, model.revision)
     raw = read_json(directory / "config.json")
     facts = read_facts(raw)
+    if device.type == "cuda":
+        check_shapes(facts.config, worker)
     return RunnerMaker(
         facts=facts,
         directory=directory,
-        dtype=choose_dtype(model, facts, directory),
+        dtype=choose_dtype(model, facts, directory, device),
         max_model_len=_max_model_len(model, facts),
         eos_token_ids=read_eos(raw, directory),
         settings=worker,
         native=native,
-        device=_DEVICE,
+        device=device,
     )
 
 
@@ -144,13 +153,16 @@ def _speed(times: LoadTimes) -> str:
     )
 
 
-def choose_dtype(model: ModelSettings, facts: ModelFacts, directory: Path) -> torch.dtype:
-    """What the settings say; with "auto" the checkpoint's own type where the CPU is good at it."""
+def choose_dtype(
+    model: ModelSettings, facts: ModelFacts, directory: Path, device: torch.device
+) -> torch.dtype:
+    """What the settings say; with "auto" half the size if the checkpoint is, where that is fast."""
     if model.dtype != "auto":
         return torch.float32 if model.dtype == "float32" else torch.bfloat16
     size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
     is_half = facts.dtype in ("bfloat16", "float16")
-    if is_half and size >= SMALL_CHECKPOINT_BYTES and can_pack(torch.bfloat16):
+    is_fast = size >= SMALL_CHECKPOINT_BYTES and can_pack(torch.bfloat16)
+    if is_half and (device.type == "cuda" or is_fast):
         return torch.bfloat16
     return torch.float32
 

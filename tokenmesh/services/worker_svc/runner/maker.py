@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -10,6 +11,10 @@ from tokenmesh.services.worker_svc.models.build_decoder import Progress, build_d
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
 from tokenmesh.services.worker_svc.models.decoder import Decoder
 from tokenmesh.services.worker_svc.models.read_config import ModelFacts
+from tokenmesh.services.worker_svc.runner.cuda.decode_steps import KINDS
+from tokenmesh.services.worker_svc.runner.cuda.graph_memory import driver_bytes
+from tokenmesh.services.worker_svc.runner.cuda.make import make_cuda_runner
+from tokenmesh.services.worker_svc.runner.cuda.runner import CudaRunner
 from tokenmesh.services.worker_svc.runner.device_memory import CudaMemory, available_host_bytes
 from tokenmesh.services.worker_svc.runner.memory import (
     Budget,
@@ -19,7 +24,7 @@ from tokenmesh.services.worker_svc.runner.memory import (
     make_pool,
     need_of,
 )
-from tokenmesh.services.worker_svc.runner.profile_run import run_largest_steps
+from tokenmesh.services.worker_svc.runner.profile_run import AnyRunner, run_largest_steps
 from tokenmesh.services.worker_svc.runner.rows import Rows
 from tokenmesh.services.worker_svc.runner.runner import TorchRunner
 from tokenmesh.services.worker_svc.sampling.sampler import Sampler
@@ -80,28 +85,42 @@ class RunnerMaker:
         """What the pool may take, once the weights are there."""
         if gpu is None:
             return host_budget(available_host_bytes(), self.settings.cpu_memory_utilization)
-        return gpu.measure(
-            lambda: run_largest_steps(
-                lambda num_blocks: self.make_runner(decoder, num_blocks),
-                self.settings,
-                self.max_model_len,
-            )
-        )
+        return gpu.measure(partial(self._profile, decoder))
 
     def count_blocks(self, measure: Callable[[], Budget]) -> int:
         """Blocks of the pool. Raises ConfigError when one request would not fit."""
         need = need_of(self.facts.config, self.settings, self.dtype, self.max_model_len)
         return count_blocks(need, self.settings, measure)
 
-    def make_runner(self, decoder: Decoder, num_blocks: int) -> tuple[TorchRunner, torch.Tensor]:
-        """A runner and its pool."""
+    def make_runner(self, decoder: Decoder, num_blocks: int) -> tuple[AnyRunner, torch.Tensor]:
+        """A runner, without graphs yet, and its pool."""
         config, worker = self.facts.config, self.settings
         pool = make_pool(config, num_blocks, worker.block_size, self.dtype, self.device)
+        if self.device.type == "cuda":
+            eos = self.eos_token_ids
+            return make_cuda_runner(decoder, pool, eos, worker, self.max_model_len), pool
         max_blocks = -(-self.max_model_len // worker.block_size)
         rows = Rows(worker.max_num_seqs, max_blocks, config)
         sampler = Sampler(config.vocab_size, self.eos_token_ids)
         is_async = worker.async_scheduling is True
         return TorchRunner(decoder, pool, rows, sampler, is_async=is_async), pool
+
+    def _profile(self, decoder: Decoder) -> int:
+        """Take the largest steps beside the largest graphs; bytes that nobody will need again."""
+        driver = 0
+
+        def make(num_blocks: int) -> tuple[AnyRunner, torch.Tensor]:
+            nonlocal driver
+            runner, pool = self.make_runner(decoder, num_blocks)
+            if isinstance(runner, CudaRunner):
+                driver = driver_bytes(
+                    CudaMemory(self.device),
+                    partial(runner.make_graphs, runner.graph_sizes[-1:]),
+                    len(KINDS) * len(runner.graph_sizes),
+                )
+            return runner, pool
+
+        return run_largest_steps(make, self.settings, self.max_model_len) - driver
 
 
 def gpu_budget(device: torch.device, settings: WorkerSettings) -> GpuBudget | None:

@@ -6,11 +6,14 @@ from typing import Final
 import torch
 
 from tokenmesh.services.worker_svc.engine.plan import NewRow, ScheduledRow, StepPlan
+from tokenmesh.services.worker_svc.runner.cuda.runner import CudaRunner
 from tokenmesh.services.worker_svc.runner.runner import TorchRunner
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.messages.sampling import SamplingParams
 
-MakeRunner = Callable[[int], tuple[TorchRunner, torch.Tensor]]
+AnyRunner = TorchRunner | CudaRunner
+
+MakeRunner = Callable[[int], tuple[AnyRunner, torch.Tensor]]
 """A runner on a pool of so many blocks, and that pool."""
 
 _SAMPLING: Final = SamplingParams(seed=0, max_tokens=1, temperature=1.0, top_p=0.9, top_k=50)

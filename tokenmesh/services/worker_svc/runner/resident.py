@@ -12,8 +12,9 @@ from typing import Final, Literal
 import torch
 
 from tokenmesh.services.worker_svc.models.decoder import Decoder
+from tokenmesh.services.worker_svc.runner.cuda.runner import CudaRunner
 from tokenmesh.services.worker_svc.runner.host_pages import give_back
-from tokenmesh.services.worker_svc.runner.runner import TorchRunner
+from tokenmesh.services.worker_svc.runner.profile_run import AnyRunner
 from tokenmesh.shared.errors import Unavailable
 
 _OUT_OF_MEMORY: Final = ("can't allocate memory", "out of memory")
@@ -31,7 +32,7 @@ class TorchResident:
 
     def __init__(
         self,
-        runner: TorchRunner,
+        runner: AnyRunner,
         decoder: Decoder,
         pool: torch.Tensor,
         load_decoder: Callable[[], Decoder],
@@ -57,6 +58,9 @@ class TorchResident:
         Raises Unavailable when the host has no room for a GPU's weights: they stay where they are.
         """
         freed = 0
+        if isinstance(self._runner, CudaRunner):
+            # they know where the weights and the pool are now
+            self._runner.drop_graphs()
         if self._has_pool:
             freed += self._drop_pool()
         if level == 2 and self._weights != "dropped":
@@ -79,6 +83,8 @@ class TorchResident:
                 self._wake_weights()
             if "kv_cache" in tags and not self._has_pool:
                 self._wake_pool()
+            if self.level == 0 and isinstance(self._runner, CudaRunner):
+                self._runner.make_graphs(self._runner.graph_sizes)
 
     def _drop_pool(self) -> int:
         freed = self._pool.nbytes

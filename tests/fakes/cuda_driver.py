@@ -1,0 +1,127 @@
+"""CudaDriver: the engine on the CUDA runner with a fake GPU.
+
+Its kernels are interpreted, or stand for by their references: then it takes no Triton.
+"""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from tests.fakes.cuda_device import FakeDevice, reading_forbidden
+from tests.fakes.engine_driver import EngineDriver, Job, Outcome
+from tokenmesh.kernels.dispatch import interpreted_on_cpu, uses_triton
+from tokenmesh.services.worker_svc.engine.engine import Engine
+from tokenmesh.services.worker_svc.engine.plan import StepPlan
+from tokenmesh.services.worker_svc.engine.request import Request
+from tokenmesh.services.worker_svc.models.build_decoder import build_decoder
+from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
+from tokenmesh.services.worker_svc.models.decoder import Decoder
+from tokenmesh.services.worker_svc.models.raw_config import read_json
+from tokenmesh.services.worker_svc.models.read_config import read_facts
+from tokenmesh.services.worker_svc.runner.cuda.launch import CudaLaunch
+from tokenmesh.services.worker_svc.runner.cuda.limits import CudaLimits
+from tokenmesh.services.worker_svc.runner.cuda.runner import CudaRunner
+from tokenmesh.services.worker_svc.runner.memory import make_pool
+from tokenmesh.services.worker_svc.sampling.device_sampler import DeviceSampler
+from tokenmesh.shared.config.worker import WorkerSettings
+
+EOS = frozenset({2})
+MAX_MODEL_LEN = 96
+
+
+class StrictRunner(CudaRunner):
+    """Fails when a launch waits for the device, as references do and kernels must not."""
+
+    def launch(self, plan: StepPlan) -> CudaLaunch:
+        with reading_forbidden() if uses_triton(self._nothing) else nullcontext():
+            return super().launch(plan)
+
+
+class CudaDriver(EngineDriver):
+    """See EngineDriver; use it within `inference_mode`, and one of the ways to run kernels."""
+
+    def __init__(self, directory: Path, **settings: Any) -> None:
+        worker = {
+            "num_gpu_blocks_override": 32,
+            "max_num_seqs": 4,
+            "max_num_batched_tokens": 24,
+            **settings,
+        }
+        self.settings = WorkerSettings.model_validate(worker)
+        self.device = FakeDevice()
+        self.runner = make_runner(directory, self.settings, self.device)
+        self.model: Any = SimpleNamespace(
+            eos_token_ids=EOS, cache_salt=lambda salt, num_prompt: salt
+        )
+        self._engine = Engine(self.runner, self.settings)
+        self._num_streams = 0
+
+    @property
+    def engine(self) -> Engine:
+        """To step it by hand."""
+        return self._engine
+
+    @property
+    def decoder(self) -> Decoder:
+        """Its weights."""
+        return self.runner._forward.decoder
+
+    def request(self, job: Job) -> Request:
+        """What `run` would add to the engine."""
+        return self._request(job)
+
+
+def make_runner(directory: Path, settings: WorkerSettings, device: FakeDevice) -> CudaRunner:
+    """With graphs unless the settings say otherwise; its pages are full of NaN."""
+    facts = read_facts(read_json(directory / "config.json"))
+    decoder = build_decoder(facts, Checkpoint(directory), torch.float32, lambda done, total: None)
+    assert settings.num_gpu_blocks_override is not None
+    num_blocks = settings.num_gpu_blocks_override
+    pool = make_pool(
+        facts.config, num_blocks, settings.block_size, torch.float32, device.device
+    ).fill_(float("nan"))
+    sampler = DeviceSampler(settings.max_num_seqs, facts.config.vocab_size, EOS, device.device)
+    limits = CudaLimits.of(settings, MAX_MODEL_LEN)
+    runner = StrictRunner(decoder, pool, sampler, device, limits)
+    runner.make_graphs(runner.graph_sizes)
+    return runner
+
+
+@dataclass(slots=True)
+class Report:
+    """What a run came to."""
+
+    outcomes: list[Outcome]
+    num_replays: int
+    num_graphs: int
+
+    @property
+    def tokens(self) -> list[list[int]]:
+        """Of each job, none of which may have failed."""
+        assert [outcome.error for outcome in self.outcomes] == [None] * len(self.outcomes)
+        return [outcome.token_ids for outcome in self.outcomes]
+
+
+def run(
+    directory: Path, batches: Sequence[Sequence[Job]], steps_between: int, settings: dict[str, Any]
+) -> Report:
+    """Run batches of jobs one after the other on one engine, in the interpreting child."""
+    # imports triton, which only a process that interprets may do here
+    from tests.kernels.patch_once import patch_once
+
+    patch_once()
+    with torch.inference_mode(), interpreted_on_cpu():
+        return drive(CudaDriver(directory, **settings), batches, steps_between)
+
+
+def drive(driver: CudaDriver, batches: Sequence[Sequence[Job]], steps_between: int = 0) -> Report:
+    """Run batches of jobs one after the other."""
+    outcomes = [
+        outcome for jobs in batches for outcome in driver.run(jobs, steps_between=steps_between)
+    ]
+    return Report(outcomes, driver.device.num_replays, driver.device.num_graphs)

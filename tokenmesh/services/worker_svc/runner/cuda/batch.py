@@ -1,0 +1,97 @@
+"""Batch: a plan's rows in the order in which the device computes them. Numbers of the host only."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from tokenmesh.services.worker_svc.engine.plan import ScheduledRow
+from tokenmesh.services.worker_svc.runner.cuda.rows import CudaRows
+from tokenmesh.services.worker_svc.runner.cuda.step_buffer import StepBuffer, fill
+
+_PADDING = -1
+_NO_DRAW = -1
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSpan:
+    """Tokens of the batch whose next token is one of a prompt's, with wanted log-probabilities."""
+
+    row: int
+    tokens: slice
+    first: int
+    """Position of the first target."""
+    targets: list[int]
+    count: int
+    """Alternatives to report at each position."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """Rows of one token first, then longer chunks."""
+
+    entries: list[ScheduledRow]
+    num_short: int
+    num_tokens: int = 0
+    sampled: list[int] = field(default_factory=list)
+    """Numbers of the rows that draw."""
+    draws: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    last_tokens: list[int] = field(default_factory=list)
+    query_starts: list[int] = field(default_factory=lambda: [0])
+    patches: list[tuple[slice, torch.Tensor]] = field(default_factory=list)
+    """Tokens of the batch and the embeddings that replace theirs."""
+    spans: list[PromptSpan] = field(default_factory=list)
+    errors: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def is_plain_decode(self) -> bool:
+        """One token in and one out for every row: what graphs are recorded of."""
+        return len(self.sampled) == self.num_tokens and not self.patches
+
+    @property
+    def longest_short(self) -> int:
+        """Keys of the longest row of one token."""
+        return max((entry.start + 1 for entry in self.entries[: self.num_short]), default=1)
+
+    def write(self, upload: StepBuffer, num_padded: int) -> None:
+        """Fill the host's buffer; rows beyond the last, up to `num_padded`, are padding."""
+        padding = [_PADDING] * (num_padded - len(self.entries))
+        fill(upload.rows, [entry.row for entry in self.entries] + padding)
+        fill(upload.sampled_rows, self.sampled)
+        fill(upload.draws, self.draws)
+        fill(upload.positions, self.positions)
+        fill(upload.last_tokens, self.last_tokens)
+        fill(upload.query_starts, self.query_starts)
+
+
+def make_batch(scheduled: list[ScheduledRow], rows: CudaRows) -> Batch:
+    """Put a plan in order."""
+    entries = sorted(scheduled, key=lambda entry: entry.num_tokens > 1)
+    batch = Batch(entries, num_short=sum(entry.num_tokens == 1 for entry in entries))
+    for entry in entries:
+        _append(batch, entry, rows)
+    return batch
+
+
+def _append(batch: Batch, entry: ScheduledRow, rows: CudaRows) -> None:
+    row, first, end = rows[entry.row], batch.num_tokens, entry.start + entry.num_tokens
+    batch.num_tokens += entry.num_tokens
+    batch.query_starts.append(batch.num_tokens)
+    draws = row.error is None and entry.samples
+    batch.draws.append(len(batch.sampled) if draws else _NO_DRAW)
+    if row.error is not None:
+        batch.errors[entry.row] = row.error
+    if draws:
+        batch.sampled.append(entry.row)
+        batch.positions.append(end - row.num_prompt)
+        batch.last_tokens.append(batch.num_tokens - 1)
+    for patch in row.patches:
+        overlap = patch.overlap(entry.start, end)
+        if overlap is not None:
+            where = slice(first + overlap[0].start, first + overlap[0].stop)
+            batch.patches.append((where, overlap[1]))
+    targets = row.prompt[entry.start + 1 : end + 1]
+    if targets:
+        tokens = slice(first, first + len(targets))
+        span = PromptSpan(entry.row, tokens, entry.start + 1, targets, row.num_prompt_logprobs)
+        batch.spans.append(span)

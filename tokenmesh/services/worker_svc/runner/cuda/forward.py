@@ -1,0 +1,91 @@
+"""Forward: from the rows' state on the device to logits; nothing here waits for the device."""
+
+from dataclasses import dataclass
+
+import torch
+
+from tokenmesh.kernels.logprobs import Logprobs, logprobs
+from tokenmesh.kernels.paged_attention import DeviceRows, choose_splits
+from tokenmesh.kernels.step_inputs import RowState, StepTensors, step_inputs
+from tokenmesh.services.worker_svc.layers.device_step import DeviceStep
+from tokenmesh.services.worker_svc.layers.step import query_scale
+from tokenmesh.services.worker_svc.models.decoder import Decoder
+from tokenmesh.services.worker_svc.runner.cuda.batch import Batch, PromptSpan
+from tokenmesh.services.worker_svc.runner.cuda.step_buffer import StepBuffer
+from tokenmesh.services.worker_svc.runner.prompt_logprobs import POSITIONS_AT_ONCE
+
+
+@dataclass(slots=True)
+class Forward:
+    """A decoder and the memory it runs on, all of which stays where it is."""
+
+    decoder: Decoder
+    pool: torch.Tensor
+    """[layers, 2, blocks, kv_heads, page_size, head_dim]"""
+    state: RowState
+    buffer: StepBuffer
+    """The device's."""
+    tensors: StepTensors
+    """For the largest step."""
+    iota: torch.Tensor
+    """int32: 0, 1, 2, ..., as many as the largest step has tokens or rows, and one more."""
+
+    def hidden(self, batch: Batch) -> torch.Tensor:
+        """[T, hidden] of any batch; keys and values are in their pages."""
+        num_tokens, num_rows = batch.num_tokens, len(batch.entries)
+        splits = choose_splits(batch.num_short, self.pool.shape[3], batch.longest_short)
+        starts = self.buffer.query_starts[: num_rows + 1]
+        step = self._step(num_tokens, starts, batch.num_short, splits)
+        hidden = self.decoder.embed(self.tensors.token_ids[:num_tokens])
+        for tokens, values in batch.patches:
+            hidden[tokens] = values.to(hidden.dtype)
+        return self.decoder.forward(hidden, step, self.pool)
+
+    def decode_logits(self, size: int) -> torch.Tensor:
+        """float32 [size, V] of a batch of one token a row, of any lengths, padded to `size`."""
+        splits = choose_splits(size, self.pool.shape[3], self.state.token_ids.shape[1])
+        step = self._step(size, self.iota[: size + 1], size, splits)
+        hidden = self.decoder.embed(self.tensors.token_ids[:size])
+        return self.decoder.logits(self.decoder.forward(hidden, step, self.pool))
+
+    def prompt_logprobs(self, hidden: torch.Tensor, span: PromptSpan) -> list[Logprobs]:
+        """A few positions at a time, so that logits stay small."""
+        pieces = []
+        for first in range(0, len(span.targets), POSITIONS_AT_ONCE):
+            count = min(POSITIONS_AT_ONCE, len(span.targets) - first)
+            start = span.tokens.start + first
+            logits = self.decoder.logits(hidden[start : start + count])
+            begin = span.first + first
+            targets = self.state.token_ids[span.row, begin : begin + count].long()
+            num_top = min(span.count, logits.shape[1])
+            pieces.append(logprobs(logits, self.iota[:count], targets, num_top))
+        return pieces
+
+    def _step(
+        self, num_tokens: int, starts: torch.Tensor, num_short: int, num_splits: int
+    ) -> DeviceStep:
+        num_rows, all_of_it = len(starts) - 1, self.tensors
+        out = StepTensors(
+            all_of_it.token_ids[:num_tokens],
+            all_of_it.positions[:num_tokens],
+            all_of_it.lengths[:num_tokens],
+            all_of_it.slots[:num_tokens],
+            all_of_it.seq_lens[:num_rows],
+            all_of_it.tables[:num_rows],
+        )
+        step_inputs(self.buffer.rows[:num_rows], starts, self.state, self.pool.shape[4], out)
+        rows = DeviceRows(
+            cu_q=starts,
+            seq_lens=out.seq_lens,
+            block_tables=out.tables,
+            num_short=num_short,
+            max_short_query=1,
+            num_long_tokens=num_tokens - num_short,
+            num_splits=num_splits,
+        )
+        return DeviceStep(
+            turns=[rotary.turns(out.positions, out.lengths) for rotary in self.decoder.rotaries],
+            slots=out.slots,
+            rows=rows,
+            query_scale=query_scale(self.decoder.config.query_scaling, out.positions),
+        )

@@ -1,0 +1,63 @@
+"""Graphs: recorded decode steps of the sizes that batches are padded to."""
+
+import logging
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from tokenmesh.services.worker_svc.runner.cuda.decode_steps import KINDS, DecodeSteps, Kind
+from tokenmesh.services.worker_svc.runner.cuda.device import Device, Graph
+from tokenmesh.shared.clock import perf_s
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[int, int], None]
+"""Called with (graphs recorded, graphs in all)."""
+
+
+def silent(_done: int, _total: int) -> None:
+    """A `Progress` that nobody looks at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Graphs:
+    """Which graph fits a batch. Without any, every step is eager."""
+
+    sizes: Sequence[int] = ()
+    """Ascending."""
+    by_kind: Mapping[tuple[Kind, int], Graph] = field(default_factory=dict)
+
+    def size_for(self, num_rows: int) -> int | None:
+        """The smallest size that holds so many rows; None when there is none."""
+        index = bisect_left(self.sizes, num_rows)
+        return self.sizes[index] if index < len(self.sizes) else None
+
+    def replay(self, kind: Kind, size: int) -> torch.Tensor:
+        """Launch one; its output, until the next replay."""
+        graph = self.by_kind[kind, size]
+        graph.replay()
+        return graph.output
+
+
+def graph_sizes(max_num_seqs: int, largest: int) -> list[int]:
+    """1, 2, 4, 8, 16, ... 256, then every 16, up to both bounds, the lower of which is a size."""
+    bound = min(max_num_seqs, largest)
+    usual = [1, 2, 4, *range(8, 257, 8), *range(272, largest + 1, 16)]
+    return sorted({size for size in usual if size <= bound} | ({bound} if bound else set()))
+
+
+def capture(device: Device, steps: DecodeSteps, sizes: Sequence[int], progress: Progress) -> Graphs:
+    """Record all kinds of all sizes, the largest first: the others fit into its memory."""
+    began_s, total = perf_s(), len(sizes) * len(KINDS)
+    # what is run to warm up writes to the null block and to nobody's row
+    steps.forward.buffer.rows.fill_(-1)
+    by_kind: dict[tuple[Kind, int], Graph] = {}
+    for size in sorted(sizes, reverse=True):
+        for kind in KINDS:
+            by_kind[kind, size] = device.capture(steps.of(kind, size))
+            progress(len(by_kind), total)
+    if sizes:
+        logger.info("recorded %d CUDA graphs in %.1f s", total, perf_s() - began_s)
+    return Graphs(sorted(sizes), by_kind)

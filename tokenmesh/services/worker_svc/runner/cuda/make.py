@@ -1,0 +1,45 @@
+"""make_cuda_runner: a decoder and its pool on a GPU -> a runner."""
+
+from typing import Final
+
+import torch
+
+from tokenmesh.services.worker_svc.models.config import DecoderConfig
+from tokenmesh.services.worker_svc.models.decoder import Decoder
+from tokenmesh.services.worker_svc.runner.cuda.limits import CudaLimits
+from tokenmesh.services.worker_svc.runner.cuda.runner import CudaRunner
+from tokenmesh.services.worker_svc.runner.cuda.torch_device import TorchDevice
+from tokenmesh.services.worker_svc.sampling.device_sampler import DeviceSampler
+from tokenmesh.shared.config.worker import WorkerSettings
+from tokenmesh.shared.errors import ConfigError
+
+_HEAD_MULTIPLE: Final = 16
+
+
+def check_shapes(config: DecoderConfig, settings: WorkerSettings) -> None:
+    """Raises ConfigError for what the kernels cannot run."""
+    if config.head_dim % _HEAD_MULTIPLE:
+        raise ConfigError(
+            f"heads of {config.head_dim} features do not run on a GPU: no multiple of "
+            f"{_HEAD_MULTIPLE}; set worker.device to cpu",
+            param="worker.device",
+        )
+    if settings.block_size & (settings.block_size - 1):
+        raise ConfigError(
+            f"block_size is {settings.block_size}; on a GPU it is a power of two",
+            param="worker.block_size",
+        )
+
+
+def make_cuda_runner(
+    decoder: Decoder,
+    pool: torch.Tensor,
+    eos_token_ids: frozenset[int],
+    settings: WorkerSettings,
+    max_model_len: int,
+) -> CudaRunner:
+    """Without graphs yet: see `CudaRunner.make_graphs`."""
+    config, device = decoder.config, pool.device
+    sampler = DeviceSampler(settings.max_num_seqs, config.vocab_size, eos_token_ids, device)
+    limits = CudaLimits.of(settings, max_model_len)
+    return CudaRunner(decoder, pool, sampler, TorchDevice(device), limits)

@@ -1,0 +1,84 @@
+"""CudaRows: what the host keeps of the rows whose tokens and block tables lie on the device."""
+
+from dataclasses import dataclass
+
+import torch
+
+from tokenmesh.kernels.step_inputs import RowState
+from tokenmesh.services.worker_svc.engine.plan import NewRow, ScheduledRow
+from tokenmesh.services.worker_svc.models.config import DecoderConfig
+from tokenmesh.services.worker_svc.runner.media import MediaPatch, patches_of
+
+_UNKNOWN = -1
+
+
+@dataclass(slots=True)
+class Row:
+    """One request."""
+
+    num_prompt: int
+    patches: list[MediaPatch]
+    """Their embeddings are on the device."""
+    prompt: list[int]
+    """Its tokens when their log-probabilities are wanted, else empty."""
+    num_prompt_logprobs: int
+    num_blocks: int = 0
+    num_computed: int = _UNKNOWN
+    """What the device believes it to be at the end of what was launched."""
+    error: str | None = None
+    """Why this request cannot be computed."""
+
+
+class CudaRows:
+    """Keeps the rows and collects what a step has to write into `state`."""
+
+    def __init__(self, state: RowState, config: DecoderConfig) -> None:
+        self.state = state
+        self.writes: list[tuple[int, list[int]]] = []
+        """Addresses in `state.flat` and what goes there; they do not overlap."""
+        self._config = config
+        self._row_by_number: dict[int, Row] = {}
+
+    def __getitem__(self, number: int) -> Row:
+        return self._row_by_number[number]
+
+    def begin(self) -> None:
+        """A new step; what an earlier one did not get to send is of no use any more."""
+        self.writes = []
+
+    def remove(self, number: int) -> None:
+        """Forget a request; nothing happens for an empty row."""
+        self._row_by_number.pop(number, None)
+
+    def add(self, new: NewRow) -> None:
+        """Take a request, whatever the row held before."""
+        state, device = self.state, self.state.flat.device
+        assert len(new.token_ids) <= state.token_ids.shape[1], "admission lets no longer one in"
+        patches, error = patches_of(new, self._config.hidden_size)
+        token_ids, largest = new.token_ids, max(new.token_ids)
+        if largest >= self._config.vocab_size:
+            error = f"token id {largest} is not in the vocabulary of {self._config.vocab_size}"
+            token_ids = [0] * len(token_ids)
+        wanted = new.sampling.prompt_logprobs if new.wants_prompt_logprobs else None
+        self._row_by_number[new.row] = Row(
+            num_prompt=new.num_prompt,
+            patches=[MediaPatch(p.start, p.embeddings.to(device)) for p in patches],
+            prompt=[] if wanted is None else token_ids[: new.num_prompt],
+            num_prompt_logprobs=wanted or 0,
+            error=error,
+        )
+        self._write(state.token_ids, new.row, 0, token_ids)
+        self._write(state.num_prompt, new.row, 0, [new.num_prompt])
+
+    def schedule(self, entry: ScheduledRow) -> None:
+        """Extend a row's table and tell the device where its tokens begin, should it not know."""
+        row = self._row_by_number[entry.row]
+        if entry.new_blocks:
+            self._write(self.state.tables, entry.row, row.num_blocks, entry.new_blocks)
+            row.num_blocks += len(entry.new_blocks)
+        if entry.start != row.num_computed:
+            self._write(self.state.num_computed, entry.row, 0, [entry.start])
+        row.num_computed = entry.start + entry.num_tokens
+
+    def _write(self, table: torch.Tensor, number: int, column: int, values: list[int]) -> None:
+        self.writes.append((self.state.address(table, number, column), values))

@@ -1,0 +1,224 @@
+"""CudaRunner: a step is a copy, launches and a copy; its tokens are read one step later.
+
+Start at `CudaRunner.launch`. Everything is queued on one stream by the engine thread, which waits
+for nothing but the event at a step's end.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from tokenmesh.kernels.post_update import post_update
+from tokenmesh.kernels.step_inputs import RowState, StepTensors
+from tokenmesh.services.worker_svc.engine.plan import StepPlan, StepResult
+from tokenmesh.services.worker_svc.models.decoder import Decoder
+from tokenmesh.services.worker_svc.runner.compute_thread import Skipped
+from tokenmesh.services.worker_svc.runner.cuda.answer import Answer
+from tokenmesh.services.worker_svc.runner.cuda.batch import Batch, make_batch
+from tokenmesh.services.worker_svc.runner.cuda.decode_steps import DecodeSteps, Kind
+from tokenmesh.services.worker_svc.runner.cuda.device import Device
+from tokenmesh.services.worker_svc.runner.cuda.forward import Forward
+from tokenmesh.services.worker_svc.runner.cuda.graphs import (
+    Graphs,
+    Progress,
+    capture,
+    graph_sizes,
+    silent,
+)
+from tokenmesh.services.worker_svc.runner.cuda.launch import CudaLaunch
+from tokenmesh.services.worker_svc.runner.cuda.limits import CudaLimits
+from tokenmesh.services.worker_svc.runner.cuda.rows import CudaRows
+from tokenmesh.services.worker_svc.runner.cuda.staging import Slot, Staging
+from tokenmesh.services.worker_svc.runner.cuda.step_buffer import WRITE_WORDS, StepBuffer
+from tokenmesh.services.worker_svc.runner.cuda.writes import apply_writes, pack_writes
+from tokenmesh.services.worker_svc.sampling.device_sampler import (
+    DeviceDraws,
+    DeviceSampler,
+    Needs,
+)
+
+
+class CudaRunner:
+    """One decoder, its KV pool, and the rows of its requests, on a device. Implements `Runner`."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        pool: torch.Tensor,
+        sampler: DeviceSampler,
+        device: Device,
+        limits: CudaLimits,
+    ) -> None:
+        """pool is [layers, 2, blocks, kv_heads, page_size, head_dim]; block 0 is the null block."""
+        self.has_own_device = True
+        self.num_blocks = pool.shape[2]
+        pool[:, :, 0] = 0
+        self._device = device
+        self._limits = limits
+        self._sampler = sampler
+        self._forward = _make_forward(decoder, pool, device.device, limits)
+        self._nothing = torch.zeros(1, dtype=torch.int64, device=device.device)
+        self._rows = CudaRows(self._forward.state, decoder.config)
+        self._staging = Staging(device, limits.max_num_seqs, limits.steps_in_flight)
+        self._graphs = Graphs()
+        self._last: CudaLaunch | None = None
+
+    def launch(self, plan: StepPlan) -> CudaLaunch:
+        """See `Runner.launch`."""
+        below = self._last if self._last is not None and not self._last.is_taken else None
+        try:
+            if below is not None and below.has_failed:
+                raise Skipped("a step below failed")
+            self._last = self._launch(plan, below)
+        # raised where the result is taken
+        except Exception as error:
+            self._last = CudaLaunch(below, None, partial(_raise, error))
+        return self._last
+
+    def carry_out(self, plan: StepPlan) -> StepResult:
+        """The whole step; blocks."""
+        return self.launch(plan).result()
+
+    @property
+    def graph_sizes(self) -> list[int]:
+        """Those that `make_graphs` records, ascending."""
+        return graph_sizes(self._limits.max_num_seqs, self._limits.largest_graph)
+
+    @torch.inference_mode()
+    def make_graphs(self, sizes: Sequence[int], progress: Progress = silent) -> int:
+        """Record decode steps; again whenever weights or pool have moved. How many there are."""
+        steps = DecodeSteps(self._forward, self._sampler)
+        self._graphs = capture(self._device, steps, sizes, progress)
+        return len(self._graphs.by_kind)
+
+    def drop_graphs(self) -> None:
+        """Decode without them, and give their memory back."""
+        self._graphs = Graphs()
+
+    def drop_decoder(self) -> None:
+        """Let go of the weights; nothing may be launched before `take_decoder`."""
+        self.drop_graphs()
+        del self._forward.decoder
+
+    def take_decoder(self, decoder: Decoder) -> None:
+        """The same model again, loaded anew."""
+        self._forward.decoder = decoder
+
+    @torch.inference_mode()
+    def _launch(self, plan: StepPlan, below: CudaLaunch | None) -> CudaLaunch:
+        batch = self._prepare(plan)
+        slot = self._staging.take()
+        try:
+            size = self._size_for(batch)
+            self._send(slot, batch, size)
+            answer = self._compute(batch, size)
+            host = self._staging.download(slot, answer.packed())
+        except Exception:
+            self._staging.renew(slot)
+            raise
+        return CudaLaunch(below, slot.event, partial(self._read, slot, answer, host, batch))
+
+    def _prepare(self, plan: StepPlan) -> Batch:
+        """Apply the plan's row changes on the host."""
+        rows, sampler = self._rows, self._sampler
+        rows.begin()
+        for number in plan.removed_rows:
+            rows.remove(number)
+            sampler.remove(number)
+        for new in plan.new_rows:
+            rows.add(new)
+            sampler.add(new)
+        for entry in plan.scheduled:
+            rows.schedule(entry)
+        sampler.apply()
+        return make_batch(plan.scheduled, rows)
+
+    def _size_for(self, batch: Batch) -> int | None:
+        """The graphs that a batch may use; None: it is computed eagerly."""
+        return self._graphs.size_for(len(batch.entries)) if batch.is_plain_decode else None
+
+    def _send(self, slot: Slot, batch: Batch, size: int | None) -> None:
+        """One copy; then what changed in the rows goes to its place."""
+        batch.write(slot.upload, size or len(batch.entries))
+        writes, buffer = self._rows.writes, self._forward.buffer
+        packed = pack_writes(writes)
+        fits = len(packed) <= WRITE_WORDS
+        if fits:
+            slot.upload.writes[: len(packed)] = packed
+        used = len(packed) if fits else 0
+        buffer.used(used).copy_(slot.upload.used(used), non_blocking=True)
+        if writes:
+            there = buffer.writes[: len(packed)] if fits else self._send_alone(packed)
+            apply_writes(self._forward.state.flat, there, len(writes))
+
+    def _send_alone(self, packed: torch.Tensor) -> torch.Tensor:
+        pinned = self._device.pinned(len(packed))
+        pinned.copy_(packed)
+        # the allocator keeps pinned memory until the copies that were launched on it are done
+        return pinned.to(self._device.device, non_blocking=True)
+
+    def _compute(self, batch: Batch, size: int | None) -> Answer:
+        needs = self._sampler.needs(batch.sampled)
+        if not batch.entries:
+            return Answer(None, [])
+        if size is None:
+            hidden = self._forward.hidden(batch)
+            prompts = [(s, self._forward.prompt_logprobs(hidden, s)) for s in batch.spans]
+            return Answer(self._draw(batch, needs, hidden), prompts)
+        if needs.is_fixed:
+            kind: Kind = "filtered" if needs.has_filters else "whole"
+            return Answer(DeviceDraws(self._graphs.replay(kind, size), None, needs), [])
+        logits = self._graphs.replay("split", size)
+        return Answer(self._draw_from(batch, needs, logits[: len(batch.entries)]), [])
+
+    def _draw(self, batch: Batch, needs: Needs, hidden: torch.Tensor) -> DeviceDraws | None:
+        """From hidden states; also counts what the rows without a draw have computed."""
+        if not batch.sampled:
+            self._update(batch, self._nothing)
+            return None
+        last = self._forward.buffer.last_tokens[: len(batch.sampled)]
+        logits = self._forward.decoder.logits(hidden.index_select(0, last))
+        return self._draw_from(batch, needs, logits)
+
+    def _draw_from(self, batch: Batch, needs: Needs, logits: torch.Tensor) -> DeviceDraws:
+        buffer, num_sampled = self._forward.buffer, len(batch.sampled)
+        draws = self._sampler.draw(
+            needs, buffer.sampled_rows[:num_sampled], logits, buffer.positions[:num_sampled]
+        )
+        self._update(batch, draws.tokens)
+        return draws
+
+    def _update(self, batch: Batch, tokens: torch.Tensor) -> None:
+        buffer, num_rows = self._forward.buffer, len(batch.entries)
+        starts = buffer.query_starts[: num_rows + 1]
+        post_update(
+            buffer.rows[:num_rows], starts, buffer.draws[:num_rows], tokens, self._forward.state
+        )
+
+    def _read(self, slot: Slot, answer: Answer, host: torch.Tensor, batch: Batch) -> StepResult:
+        try:
+            return answer.read(host, batch)
+        finally:
+            self._staging.give_back(slot)
+
+
+def _raise(error: Exception) -> StepResult:
+    raise error
+
+
+def _make_forward(
+    decoder: Decoder, pool: torch.Tensor, device: torch.device, limits: CudaLimits
+) -> Forward:
+    """With all the memory that the largest step needs."""
+    num_rows, max_blocks = limits.max_num_seqs, -(-limits.max_model_len // pool.shape[4])
+    words = torch.zeros(StepBuffer.num_words(num_rows), dtype=torch.int32, device=device)
+    most = max(limits.max_tokens, num_rows)
+    return Forward(
+        decoder=decoder,
+        pool=pool,
+        state=RowState.zeros(num_rows, limits.max_model_len, max_blocks, device),
+        buffer=StepBuffer.of(words, num_rows),
+        tensors=StepTensors.zeros(most, num_rows, max_blocks, device),
+        iota=torch.arange(most + 1, dtype=torch.int32, device=device),
+    )
