@@ -35,6 +35,6 @@ def _packed(weight: torch.Tensor) -> Linear:
     has_native = native.start(
         torch.get_num_threads(),
         WorkerSettings().native_spin_us,
-        Path(WorkerSettings().native_cache_dir).expanduser(),
+        Path(WorkerSettings().native_cache_dir),
     )
     return pack(weight, None, has_native)

@@ -6,7 +6,7 @@ import pytest
 
 from tokenmesh.kernels.native import start
 
-FOLDER = Path("~/.cache/tokenmesh/kernels").expanduser()
+FOLDER = Path("~/.cache/tokenmesh/kernels")
 
 needs_native = pytest.mark.skipif(
     not start(3, 20, FOLDER), reason="no AVX-512 BF16 or no C compiler: there are no C kernels here"

@@ -75,3 +75,12 @@ def test_an_old_processor_has_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
     with pytest.raises(build.Unavailable, match="AVX-512"):
         build.load(tmp_path)
+
+
+def test_a_user_without_a_home_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home(self: Path) -> Path:
+        raise RuntimeError("could not determine home directory")
+
+    monkeypatch.setattr(Path, "expanduser", no_home)
+    with pytest.raises(build.Unavailable, match="home"):
+        build.load(Path("~/kernels"))

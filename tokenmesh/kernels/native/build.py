@@ -33,12 +33,16 @@ class Unavailable(Exception):
 
 
 def load(folder: Path) -> ctypes.CDLL:
-    """The kernels, compiled into `folder` unless they are there. Raises Unavailable."""
+    """The kernels, compiled into `folder` (which may begin with ~) unless they are there.
+
+    Raises Unavailable.
+    """
     if not torch.cpu._is_avx512_bf16_supported():
         raise Unavailable("the processor has no AVX-512 BF16")
     try:
-        return ctypes.CDLL(str(compiled(folder)))
-    except (OSError, subprocess.SubprocessError) as error:
+        return ctypes.CDLL(str(compiled(folder.expanduser())))
+    # RuntimeError: a user without a home
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         raise Unavailable(str(getattr(error, "stderr", None) or error)) from error
 
 

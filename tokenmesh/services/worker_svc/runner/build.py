@@ -74,7 +74,7 @@ def build_runner(model: ModelSettings, worker: WorkerSettings, progress: Progres
     native = is_native and native_kernels.start(
         torch.get_num_threads(),
         worker.native_spin_us,
-        Path(worker.native_cache_dir).expanduser(),
+        Path(worker.native_cache_dir),
     )
     maker = _maker_of(model, worker, native, device)
     facts = maker.facts
