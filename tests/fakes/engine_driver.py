@@ -59,7 +59,7 @@ def load(
 ) -> tuple[LoadedModel, WorkerSettings]:
     """Load a checkpoint, with a small KV pool unless `settings` say otherwise."""
     worker = WorkerSettings.model_validate(
-        {"num_gpu_blocks_override": 256, "async_scheduling": True, **settings}
+        {"device": "cpu", "num_gpu_blocks_override": 256, "async_scheduling": True, **settings}
     )
     model = ModelSettings(model=str(directory), dtype=dtype, max_model_len=max_model_len)
     return build_runner(model, worker, lambda done, total: None), worker
