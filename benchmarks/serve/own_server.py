@@ -56,7 +56,7 @@ async def own_server(
             raise RuntimeError(f"{log.stem} did not start:\n{tail(log)}")
         yield OwnServer(url, process.pid)
     finally:
-        await end_group(process, signal.SIGINT, _LEAVE_S)
+        await end_group(process, signal.SIGTERM, _LEAVE_S)
 
 
 async def end_group(
