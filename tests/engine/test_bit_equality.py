@@ -1,6 +1,7 @@
 """With the C kernels a request's numbers are the same to the last bit, whatever runs beside it."""
 
 import pytest
+import torch
 
 from tests.fakes.engine_driver import EngineDriver, Job, Outcome
 from tests.fakes.tiny import Tiny, prompt_of
@@ -58,3 +59,13 @@ def test_batch_invariant_mode_says_what_is_missing(
     with pytest.raises(ConfigError, match="multiple of 16") as caught:
         EngineDriver(tiny(name).directory, batch_invariant=True, native_kernels=native_kernels)
     assert caught.value.param == "worker.batch_invariant"
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2_window", "olmo3"])
+def test_what_lies_in_the_pool_where_nobody_wrote_does_not_matter(tiny: Tiny, name: str) -> None:
+    jobs = [Job(prompt_of(n, seed=n), SAMPLING) for n in LENGTHS]
+    driver = EngineDriver(tiny(name).directory, enable_prefix_caching=False)
+    clean = [numbers_of(outcome) for outcome in driver.run(jobs)]
+    with torch.inference_mode():
+        driver.model.resident._pool[:, :, 1:] = float("nan")
+    assert [numbers_of(outcome) for outcome in driver.run(jobs)] == clean

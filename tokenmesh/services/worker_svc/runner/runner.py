@@ -85,8 +85,8 @@ class TorchRunner:
         for entry in plan.scheduled:
             if entry.new_blocks:
                 fresh += self._rows.append_blocks(entry, self._block_size)
-        if fresh:
-            # Masked keys are still multiplied by zero: what an earlier request left must be finite.
+        if fresh and self._decoder.program is None:
+            # torch multiplies masked keys by zero: what an earlier request left must be finite
             self._pool.index_fill_(2, torch.tensor(fresh), 0)
         if not plan.scheduled:
             return None
