@@ -6,6 +6,7 @@ launches kernels and returns tensors; `DeviceDraws.read` waits for them and spea
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -14,10 +15,10 @@ from tokenmesh.kernels.logprobs import Logprobs, logprobs
 from tokenmesh.kernels.penalties import count_tokens, penalties
 from tokenmesh.kernels.sample import NOT_FINITE as LOGITS_NOT_FINITE
 from tokenmesh.kernels.sample import SOUND, sample
-from tokenmesh.services.worker_svc.engine.plan import NewRow
 from tokenmesh.services.worker_svc.sampling.device_choice import DeviceChoice
 from tokenmesh.services.worker_svc.sampling.device_limits import DeviceLimits
 from tokenmesh.services.worker_svc.sampling.device_penalties import DevicePenalties
+from tokenmesh.services.worker_svc.sampling.row_states import RowState, RowStates
 from tokenmesh.services.worker_svc.sampling.sampler import NOT_FINITE, NOTHING_ALLOWED, Draw, Draws
 from tokenmesh.shared.messages.tokens import TokenLogprobs
 
@@ -82,8 +83,13 @@ class DeviceDraws:
         }
 
 
-class DeviceSampler:
-    """The sampling state of all rows. A row that comes back draws what it would have drawn."""
+class _StagedState(RowState, Protocol):
+    def apply(self) -> None:
+        """Send what was staged."""
+
+
+class DeviceSampler(RowStates[_StagedState]):
+    """The sampling state of all rows, on a device: `add` and `remove` are staged until `apply`."""
 
     def __init__(
         self,
@@ -95,22 +101,7 @@ class DeviceSampler:
         self._choice = DeviceChoice(max_num_seqs, vocab_size, device)
         self._limits = DeviceLimits(max_num_seqs, vocab_size, eos_token_ids, device)
         self._penalties = DevicePenalties(max_num_seqs, vocab_size, device)
-        self._states = (self._choice, self._limits, self._penalties)
-        self._num_logprobs: dict[int, int] = {}
-
-    def add(self, new: NewRow) -> None:
-        """Stage a row; whatever its number held before is forgotten."""
-        self.remove(new.row)
-        for state in self._states:
-            state.add(new)
-        if new.sampling.logprobs is not None:
-            self._num_logprobs[new.row] = new.sampling.logprobs
-
-    def remove(self, number: int) -> None:
-        """Stage that a row is forgotten; nothing happens for one that is not there."""
-        for state in self._states:
-            state.remove(number)
-        self._num_logprobs.pop(number, None)
+        super().__init__((self._choice, self._limits, self._penalties))
 
     def apply(self) -> None:
         """Send what was staged; call it after the last add or remove of a step, before `draw`."""

@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
-from tokenmesh.services.worker_svc.engine.plan import NewRow
 from tokenmesh.services.worker_svc.sampling.bad_words import BadWordState
 from tokenmesh.services.worker_svc.sampling.choice import ChoiceState
 from tokenmesh.services.worker_svc.sampling.logprobs import token_logprobs
 from tokenmesh.services.worker_svc.sampling.penalties import PenaltyState
+from tokenmesh.services.worker_svc.sampling.row_states import RowState, RowStates
 from tokenmesh.services.worker_svc.sampling.vocabulary import VocabularyState
 from tokenmesh.shared.messages.tokens import TokenLogprobs
 
@@ -33,30 +34,20 @@ class Draws:
     errors: dict[int, str] = field(default_factory=dict)
 
 
-class Sampler:
-    """The sampling state of all rows. A row that comes back draws what it would have drawn."""
+class _HostState(RowState, Protocol):
+    def append(self, number: int, token_id: int) -> None:
+        """A row has drawn a token."""
+
+
+class Sampler(RowStates[_HostState]):
+    """The sampling state of all rows, on the CPU."""
 
     def __init__(self, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
         self._vocabulary = VocabularyState(vocab_size, eos_token_ids)
         self._penalties = PenaltyState(vocab_size)
         self._bad_words = BadWordState(vocab_size)
         self._choice = ChoiceState(vocab_size)
-        self._states = (self._vocabulary, self._penalties, self._bad_words, self._choice)
-        self._num_logprobs: dict[int, int] = {}
-
-    def add(self, new: NewRow) -> None:
-        """Take a row; whatever its number held before is forgotten."""
-        self.remove(new.row)
-        for state in self._states:
-            state.add(new)
-        if new.sampling.logprobs is not None:
-            self._num_logprobs[new.row] = new.sampling.logprobs
-
-    def remove(self, number: int) -> None:
-        """Forget a row; nothing happens for one that is not there."""
-        for state in self._states:
-            state.remove(number)
-        self._num_logprobs.pop(number, None)
+        super().__init__((self._vocabulary, self._penalties, self._bad_words, self._choice))
 
     def draw(self, numbers: Sequence[int], logits: torch.Tensor) -> Draws:
         """Draw one token for each row; logits [N, V] are overwritten."""

@@ -1,0 +1,41 @@
+"""RowStates: what both samplers keep of every row, feature by feature."""
+
+from collections.abc import Sequence
+from typing import Generic, Protocol, TypeVar
+
+from tokenmesh.services.worker_svc.engine.plan import NewRow
+
+
+class RowState(Protocol):
+    """One feature's state of all rows."""
+
+    def add(self, new: NewRow) -> None:
+        """Take a row that is not there."""
+
+    def remove(self, number: int) -> None:
+        """Forget a row; nothing happens for one that is not there."""
+
+
+State = TypeVar("State", bound=RowState)
+
+
+class RowStates(Generic[State]):
+    """All features' states. A row that comes back draws what it would have drawn."""
+
+    def __init__(self, states: Sequence[State]) -> None:
+        self._states = states
+        self._num_logprobs: dict[int, int] = {}
+
+    def add(self, new: NewRow) -> None:
+        """Take a row; whatever its number held before is forgotten."""
+        self.remove(new.row)
+        for state in self._states:
+            state.add(new)
+        if new.sampling.logprobs is not None:
+            self._num_logprobs[new.row] = new.sampling.logprobs
+
+    def remove(self, number: int) -> None:
+        """Forget a row; nothing happens for one that is not there."""
+        for state in self._states:
+            state.remove(number)
+        self._num_logprobs.pop(number, None)
