@@ -36,7 +36,10 @@ class Writer(Protocol):
         """The chunks of a flush; may be empty."""
 
     def end(self, delivery: Delivery) -> bytes:
-        """What a stream ends with, before [DONE]."""
+        """What a stream ends with."""
+
+    def fail(self, error: TokenMeshError) -> bytes:
+        """The end of a stream that has begun and cannot be completed."""
 
     def whole(self, delivery: Delivery, pieces: list[Piece]) -> Any:
         """The body of an answer that is not streamed, from all its pieces."""
@@ -76,7 +79,7 @@ class Answer(Response):
         except TokenMeshError as error:
             if not self._has_begun or isinstance(error, Cancelled):
                 raise
-            await self._send_last(sse.error_frames(error), send, watch)
+            await self._send_last(self._writer.fail(error), send, watch)
         finally:
             self._flushing.record({REQUEST_ID: ask.jobs[0].request_id})
 
@@ -89,7 +92,7 @@ class Answer(Response):
                 await self._begin(send, 200, _STREAM_HEADERS)
                 data = writer.begin(delivery) + data
             if delivery.is_complete:
-                await self._send_last(data + writer.end(delivery) + sse.DONE, send, watch)
+                await self._send_last(data + writer.end(delivery), send, watch)
             elif data:
                 await self._send(data, send, watch, more=True)
 

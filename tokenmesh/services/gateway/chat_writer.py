@@ -1,10 +1,12 @@
 """ChatWriter: the answer of /v1/chat/completions."""
 
+from tokenmesh.services.gateway import sse
 from tokenmesh.services.gateway.ask import Ask
 from tokenmesh.services.gateway.choice import Piece, merge
 from tokenmesh.services.gateway.delivery import Delivery
 from tokenmesh.services.gateway.openai.chat_stream import ChatStream
 from tokenmesh.services.gateway.openai.shapes import ChatChoice, ChatCompletion, ChatMessageOut
+from tokenmesh.shared.errors import TokenMeshError
 from tokenmesh.shared.tokens import unpack_ids
 
 
@@ -27,7 +29,11 @@ class ChatWriter:
 
     def end(self, delivery: Delivery) -> bytes:
         """See `Writer.end`."""
-        return self._chunks(delivery).end(delivery.usage())
+        return self._chunks(delivery).end(delivery.usage()) + sse.DONE
+
+    def fail(self, error: TokenMeshError) -> bytes:
+        """See `Writer.fail`."""
+        return sse.error_frames(error)
 
     def whole(self, delivery: Delivery, pieces: list[Piece]) -> ChatCompletion:
         """See `Writer.whole`."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from tokenmesh.services.gateway import sse
 from tokenmesh.services.gateway.ask import Ask
 from tokenmesh.services.gateway.choice import Piece, merge
 from tokenmesh.services.gateway.delivery import Delivery
@@ -11,6 +12,7 @@ from tokenmesh.services.gateway.openai.shapes import (
     CompletionChoice,
     CompletionLogprobs,
 )
+from tokenmesh.shared.errors import TokenMeshError
 from tokenmesh.shared.messages.tokenize import TextPrompt
 from tokenmesh.shared.messages.tokens import TokenLogprobs
 from tokenmesh.shared.tokens import unpack_ids
@@ -45,7 +47,11 @@ class CompletionWriter:
 
     def end(self, delivery: Delivery) -> bytes:
         """See `Writer.end`."""
-        return self._chunks(delivery).end(delivery.usage())
+        return self._chunks(delivery).end(delivery.usage()) + sse.DONE
+
+    def fail(self, error: TokenMeshError) -> bytes:
+        """See `Writer.fail`."""
+        return sse.error_frames(error)
 
     def whole(self, delivery: Delivery, pieces: list[Piece]) -> Completion:
         """See `Writer.whole`."""

@@ -32,6 +32,17 @@ class ModelSettings(BaseModel):
         description="auto: sampling defaults from generation_config.json; vllm: neutral defaults.",
     )
 
+    reasoning_parser: str = Field(
+        default="auto",
+        description="How reasoning is told from content: a parser's name, auto (from the chat "
+        "template) or none.",
+    )
+    tool_call_parser: str = Field(
+        default="auto",
+        description="How tool calls are told from content: a parser's name, auto (from the chat "
+        "template) or none.",
+    )
+
     @property
     def name(self) -> str:
         """The canonical served name."""

@@ -100,3 +100,7 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaul
     has_chat_template: bool
     default_sampling_json: bytes = b"{}"
     """The sampling fields of the model's generation_config.json (temperature, top_p, ...)."""
+    reasoning_parser: str = ""
+    """Name of the parser that tells reasoning from content; empty: the model has none."""
+    tool_call_parser: str = ""
+    """Name of the parser that tells tool calls from content; empty: the model has none."""
