@@ -2,6 +2,8 @@
 
 import msgspec
 
+from tokenmesh.shared.messages.structured import Structured
+
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Validated by the gateway; the worker trusts it.
@@ -32,3 +34,5 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs: int | None = None
     """None: off. k >= 0: the sampled token's log-probability and the k most likely."""
     prompt_logprobs: int | None = None
+    structured: Structured | None = None
+    """What the output must look like."""
