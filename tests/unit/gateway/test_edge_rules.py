@@ -5,7 +5,7 @@ import hashlib
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from tokenmesh.services.gateway.auth import ApiKeys
+from tokenmesh.services.gateway.auth import ApiKeys, key_of
 from tokenmesh.services.gateway.catalog import Catalog
 from tokenmesh.services.gateway.openai.errors import error_body, field_path, invalid_fields
 from tokenmesh.shared.clock import monotonic_s
@@ -27,15 +27,37 @@ from tokenmesh.shared.messages.beat import ModelCard
 HASH = hashlib.sha256(b"sk-1").hexdigest()
 
 
-@pytest.mark.parametrize("given", [None, "", "sk-1", "Bearer", "Bearer sk-2", "Basic sk-1"])
-def test_a_wrong_or_missing_key_is_refused(given: str | None) -> None:
+WRONG: list[dict[bytes, bytes]] = [
+    {},
+    {b"authorization": b""},
+    {b"authorization": b"sk-1"},
+    {b"authorization": b"Bearer"},
+    {b"authorization": b"Bearer sk-2"},
+    {b"authorization": b"Basic sk-1"},
+    {b"x-api-key": b""},
+    {b"x-api-key": b"Bearer sk-1"},
+    {b"sec-websocket-protocol": b"realtime, sk-1"},
+    {b"sec-websocket-protocol": b"realtime, openai-insecure-api-key."},
+    # One key only: a right one behind a wrong one does not count.
+    {b"authorization": b"Bearer sk-2", b"x-api-key": b"sk-1"},
+]
+RIGHT: list[dict[bytes, bytes]] = [
+    {b"authorization": b"Bearer sk-1"},
+    {b"authorization": b"bearer  sk-1 "},
+    {b"x-api-key": b"sk-1"},
+    {b"sec-websocket-protocol": b"realtime,openai-insecure-api-key.sk-1, other"},
+]
+
+
+@pytest.mark.parametrize("headers", WRONG)
+def test_a_wrong_or_missing_key_is_refused(headers: dict[bytes, bytes]) -> None:
     with pytest.raises(Unauthorized):
-        ApiKeys([HASH]).check("/v1/models", given)
+        ApiKeys([HASH]).check("/v1/models", key_of(headers))
 
 
-@pytest.mark.parametrize("given", ["Bearer sk-1", "bearer  sk-1 "])
-def test_the_right_key_passes(given: str) -> None:
-    ApiKeys(["0" * 64, HASH]).check("/v1/models", given)
+@pytest.mark.parametrize("headers", RIGHT)
+def test_the_right_key_passes(headers: dict[bytes, bytes]) -> None:
+    ApiKeys(["0" * 64, HASH]).check("/v1/models", key_of(headers))
 
 
 def test_without_keys_everybody_passes() -> None:

@@ -9,7 +9,7 @@ from typing import Final
 from opentelemetry.trace import Span
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tokenmesh.services.gateway.auth import ApiKeys
+from tokenmesh.services.gateway.auth import ApiKeys, key_of
 from tokenmesh.services.gateway.error_response import error_response
 from tokenmesh.services.gateway.exchange import Exchange, attach
 from tokenmesh.shared.clock import monotonic_s
@@ -19,7 +19,11 @@ from tokenmesh.shared.ids import RequestId, new_request_id
 from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.telemetry import REQUEST_ID, current_traceparent, span
 
-_PREFIX_BY_PATH: Final = {"/v1/chat/completions": "chatcmpl", "/v1/completions": "cmpl"}
+_PREFIX_BY_PATH: Final = {
+    "/v1/chat/completions": "chatcmpl",
+    "/v1/completions": "cmpl",
+    "/v1/messages": "msg",
+}
 _CLIENT_LEFT: Final = 499
 _UNANSWERED: Final = 500
 
@@ -58,8 +62,7 @@ class Edge:
 
     def _open(self, path: str, headers: dict[bytes, bytes]) -> Exchange:
         """The exchange of a request that may pass. Raises Unauthorized or InvalidInput."""
-        authorization = headers.get(b"authorization")
-        self._keys.check(path, authorization.decode("latin-1") if authorization else None)
+        self._keys.check(path, key_of(headers))
         given = headers.get(b"x-request-id")
         if given is None:
             return self._unnamed(path)
@@ -92,7 +95,7 @@ class Edge:
 
         try:
             if refusal is not None:
-                await error_response(refusal)(scope, receive, send_on)
+                await error_response(refusal, scope)(scope, receive, send_on)
             else:
                 await self._app(scope, receive, send_on)
         finally:
@@ -109,7 +112,9 @@ class Edge:
 
 
 def _headers(exchange: Exchange) -> list[tuple[bytes, bytes]]:
-    headers = [(b"x-request-id", exchange.request_id.encode("latin-1", "replace"))]
+    request_id = exchange.request_id.encode("latin-1", "replace")
+    # The second is where Anthropic's clients look for it.
+    headers = [(b"x-request-id", request_id), (b"request-id", request_id)]
     traceparent = current_traceparent()
     if traceparent is not None:
         headers.append((b"traceparent", traceparent.encode()))

@@ -1,4 +1,4 @@
-"""Errors as HTTP responses: OpenAI's body, Retry-After, WWW-Authenticate."""
+"""Errors as HTTP responses: OpenAI's body or Anthropic's, Retry-After, WWW-Authenticate."""
 
 import logging
 import math
@@ -8,7 +8,10 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.responses import Response
+from starlette.types import Scope
 
+from tokenmesh.services.gateway.anthropic import errors as anthropic_errors
+from tokenmesh.services.gateway.exchange import exchange_of
 from tokenmesh.services.gateway.openai.errors import error_body, status_body
 from tokenmesh.services.gateway.sse import encode_json
 from tokenmesh.shared.errors import InvalidInput, TokenMeshError
@@ -23,14 +26,28 @@ def json_response(body: Any, status: int = 200, headers: dict[str, str] | None =
     return Response(encode_json(body), status, headers, media_type=JSON)
 
 
-def error_response(error: TokenMeshError) -> Response:
-    """The response for an error of ours."""
+def error_response(error: TokenMeshError, scope: Scope) -> Response:
+    """The response for an error of ours, in the shape of the API that was asked."""
     headers = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
+    if _is_anthropic(scope):
+        return _anthropic_response(scope, error.status, error.message, error.param, headers)
     return json_response(error_body(error), error.status, headers)
+
+
+def _is_anthropic(scope: Scope) -> bool:
+    return str(scope["path"]).startswith(anthropic_errors.PREFIX)
+
+
+def _anthropic_response(
+    scope: Scope, status: int, message: str, param: str | None, headers: dict[str, str]
+) -> Response:
+    request_id = exchange_of(scope).request_id
+    body = anthropic_errors.error_body(status, message, param, request_id)
+    return json_response(body, anthropic_errors.status_of(status), headers)
 
 
 def log_error(error: TokenMeshError) -> None:
@@ -39,30 +56,35 @@ def log_error(error: TokenMeshError) -> None:
         logger.warning("%s: %s", error.code, error.message)
 
 
-async def crash_response(_request: Request, _error: Exception) -> Response:
+async def crash_response(request: Request, _error: Exception) -> Response:
     """The response to a defect: logged with its traceback, never told to clients."""
+    if _is_anthropic(request.scope):
+        return _anthropic_response(request.scope, 500, "internal error", None, {})
     return json_response(status_body(500, "internal error", "internal_error"), 500)
 
 
 def install_error_handlers(app: FastAPI) -> None:
     """Let every error of the application, expected or not, have the same shape."""
 
-    async def on_ours(_request: Request, error: Exception) -> Response:
+    async def on_ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, TokenMeshError)
         log_error(error)
-        return error_response(error)
+        return error_response(error, request.scope)
 
-    async def on_http(_request: Request, error: Exception) -> Response:
+    async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, StarletteHTTPException)
-        body = status_body(error.status_code, str(error.detail))
-        return json_response(body, error.status_code, dict(error.headers or {}))
+        status, detail, headers = error.status_code, str(error.detail), dict(error.headers or {})
+        if _is_anthropic(request.scope):
+            return _anthropic_response(request.scope, status, detail, None, headers)
+        return json_response(status_body(status, detail), status, headers)
 
-    async def on_parameters(_request: Request, error: Exception) -> Response:
+    async def on_parameters(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
         # ("query", name), and for one of several values its index behind it
         name = str(first["loc"][:2][-1])
-        return error_response(InvalidInput(f"{name}: {first['msg']}", param=name))
+        invalid = InvalidInput(f"{name}: {first['msg']}", param=name)
+        return error_response(invalid, request.scope)
 
     app.add_exception_handler(TokenMeshError, on_ours)
     app.add_exception_handler(StarletteHTTPException, on_http)

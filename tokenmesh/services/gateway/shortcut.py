@@ -38,4 +38,4 @@ class Shortcut:
             if exchange.status:
                 raise
             log_error(error)
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope)(scope, receive, send)
