@@ -22,6 +22,8 @@ class ParseContext:
     prompt_tail: str = ""
     """The end of the rendered prompt with special tokens shown: tells whether it opens a block of
     reasoning that the model only continues."""
+    continues: bool = False
+    """The prompt ends with the model's own, unfinished message (continue_final_message)."""
     tools: tuple[ToolSchema, ...] = ()
     """Empty: text that looks like a call is content."""
     thinking: bool | None = None

@@ -1,0 +1,87 @@
+"""What holds for every parser: the same events however the text is chunked, and no text lost."""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+
+from tokenmesh.services.gateway.parsers.events import (
+    CallArguments,
+    CallBegin,
+    Content,
+    Event,
+    Reasoning,
+)
+from tokenmesh.services.gateway.parsers.parser import Parser
+
+Make = Callable[[], Parser]
+
+
+def parse(make: Make, portions: Sequence[str]) -> list[Event]:
+    """All events of a text, neighbours of one kind joined."""
+    parser = make()
+    events = [event for portion in portions for event in parser.push(portion)]
+    return joined(events + parser.finish())
+
+
+def joined(events: Sequence[Event]) -> list[Event]:
+    """Events with neighbours of one kind (and call) joined, and empty ones left out."""
+    result: list[Event] = []
+    for event in events:
+        if not isinstance(event, CallBegin) and not event.text:
+            continue
+        result.append(event)
+        if len(result) > 1 and (both := _join(result[-2], event)) is not None:
+            result[-2:] = [both]
+    return result
+
+
+def _join(first: Event, second: Event) -> Event | None:
+    match first, second:
+        case Reasoning(a), Reasoning(b):
+            return Reasoning(a + b)
+        case Content(a), Content(b):
+            return Content(a + b)
+        case CallArguments(index, a), CallArguments(other, b) if index == other:
+            return CallArguments(index, a + b)
+    return None
+
+
+def chunkings(text: str, count: int = 1000, seed: int = 7) -> Iterator[list[str]]:
+    """Character by character, every single split, and `count` random ones."""
+    yield list(text)
+    for at in range(1, len(text)):
+        yield [text[:at], text[at:]]
+    chance = random.Random(seed)
+    for _ in range(count):
+        size = chance.choice((1, 2, 4, 8, 32))
+        cuts = sorted(chance.choices(range(len(text) + 1), k=max(1, len(text) // size)))
+        yield [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+
+def check_chunkings(make: Make, text: str, count: int = 1000) -> list[Event]:
+    """The events of the whole text, after all chunkings gave the same."""
+    whole = parse(make, [text])
+    for portions in chunkings(text, count):
+        assert parse(make, portions) == whole, portions
+    return whole
+
+
+def told(events: Sequence[Event]) -> str:
+    """All that the events tell, joined."""
+    return "".join(event.name if isinstance(event, CallBegin) else event.text for event in events)
+
+
+def check_nothing_lost(make: Make, text: str, markers: Sequence[str]) -> None:
+    """Cut off after each character: whatever is no marker or whitespace is told, in order.
+
+    A marker that the cut leaves unfinished may be told as text. For formats that tell what they
+    read (not those that write arguments anew).
+    """
+    for end in range(len(text) + 1):
+        events = parse(make, [text[:end]])
+        assert _bare(told(events), markers) == _bare(text[:end], markers), text[:end]
+
+
+def _bare(text: str, markers: Sequence[str]) -> str:
+    for marker in sorted(markers, key=len, reverse=True):
+        text = text.replace(marker, "")
+    return "".join(text.split())

@@ -1,0 +1,68 @@
+"""Names stand for formats; a wrong one is told with those that are known."""
+
+import pytest
+
+from tokenmesh.services.gateway.parsers.formats import ToolFormat
+from tokenmesh.services.gateway.parsers.parser import ParseContext
+from tokenmesh.services.gateway.parsers.reasoning.think import block_format
+from tokenmesh.services.gateway.parsers.registry import REASONING, ParserRegistry
+from tokenmesh.services.gateway.parsers.tools.table import TOOLS
+from tokenmesh.shared.errors import ConfigError
+from tokenmesh.shared.parser_names import REASONING_PARSERS, TOOL_PARSERS
+
+HERE = "tests.unit.gateway.parsers.test_registry"
+OWN = block_format("<deep>", "</deep>", by_default=True)
+NO_FORMAT = "text"
+
+
+def test_settings_may_say_the_names_that_the_tables_hold() -> None:
+    assert set(REASONING) == set(REASONING_PARSERS)
+    assert set(TOOLS) == set(TOOL_PARSERS)
+
+
+@pytest.mark.parametrize("name", sorted(REASONING))
+def test_every_reasoning_format_can_be_made(name: str) -> None:
+    family = ParserRegistry().family(name, "")
+    assert family.make(ParseContext()) is not None
+    assert family.reasoning_end
+
+
+@pytest.mark.parametrize("name", sorted(TOOLS))
+def test_every_tool_format_can_be_made(name: str) -> None:
+    assert isinstance(ParserRegistry().find_tools(name), ToolFormat)
+
+
+def test_no_names_make_no_parser() -> None:
+    family = ParserRegistry().family("", "")
+    assert family.make(ParseContext()) is None
+    assert not family.needs_special_tokens
+    assert not family.begins_reasoning(ParseContext())
+
+
+def test_an_unknown_name_is_told_with_those_that_are_known() -> None:
+    with pytest.raises(ConfigError, match=r"no parser 'qwen9'.*deepseek_r1.*qwen3") as caught:
+        ParserRegistry().family("qwen9", "")
+    assert caught.value.param == "reasoning_parser"
+
+
+def test_a_plugin_is_found_by_its_name() -> None:
+    registry = ParserRegistry({"deep": f"{HERE}:OWN"})
+    assert registry.find_reasoning("deep") is not None
+    with pytest.raises(ConfigError):
+        ParserRegistry().find_reasoning("deep")
+
+
+@pytest.mark.parametrize(
+    ("name", "address"),
+    [
+        ("deep", "no.such.module:OWN"),
+        ("deep", f"{HERE}:NO_SUCH"),
+        ("deep", f"{HERE}:NO_FORMAT"),
+        ("deep", "nothing"),
+        ("qwen3", f"{HERE}:OWN"),
+    ],
+)
+def test_a_plugin_that_is_none_is_told_by_name(name: str, address: str) -> None:
+    with pytest.raises(ConfigError, match=name) as caught:
+        ParserRegistry({name: address})
+    assert caught.value.param == "parser_plugins"

@@ -1,0 +1,67 @@
+"""What a registered name stands for: a format of reasoning, a format of tool calls, or both."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tokenmesh.services.gateway.parsers.chain import Chain
+from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolFormat:
+    """How a family of models writes tool calls."""
+
+    make: Callable[[ParseContext], Parser]
+    """A parser for one choice; it is given the content that the reasoning parser leaves."""
+    needs_special_tokens: bool = False
+    """Its markers are special tokens: the detokenizer must show those."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasoningFormat:
+    """How a family of models writes reasoning."""
+
+    make: Callable[[ParseContext], Parser]
+    """A parser for one choice, from its first character on."""
+    begins: Callable[[ParseContext], bool]
+    """Whether the model will reason before it answers, as far as the prompt tells."""
+    start: str = ""
+    """The marker before reasoning; empty: the format has none."""
+    end: str = ""
+    """The marker after it: constraints on the answer apply from there on."""
+    needs_special_tokens: bool = True
+    """Its markers may be special tokens: the detokenizer must show those."""
+    tools: ToolFormat | None = None
+    """The format of tool calls that the same parser reads: there is no chain then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The two formats of one model; either may be missing."""
+
+    reasoning: ReasoningFormat | None = None
+    tools: ToolFormat | None = None
+
+    @property
+    def needs_special_tokens(self) -> bool:
+        """Whether the detokenizer must show special tokens."""
+        formats = (self.reasoning, self.tools)
+        return any(each is not None and each.needs_special_tokens for each in formats)
+
+    @property
+    def reasoning_end(self) -> str:
+        """The text after which constraints start, for answers that begin with reasoning."""
+        return self.reasoning.end if self.reasoning is not None else ""
+
+    def begins_reasoning(self, context: ParseContext) -> bool:
+        """Whether the answer to this prompt begins with reasoning, as far as the prompt tells."""
+        return self.reasoning is not None and self.reasoning.begins(context)
+
+    def make(self, context: ParseContext) -> Parser | None:
+        """A parser for one choice; None when all of its text is content."""
+        if self.reasoning is None:
+            return self.tools.make(context) if self.tools is not None else None
+        first = self.reasoning.make(context)
+        if self.tools is None or self.tools is self.reasoning.tools:
+            return first
+        return Chain(first, self.tools.make(context))

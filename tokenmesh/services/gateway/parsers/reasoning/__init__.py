@@ -1,0 +1,1 @@
+"""Reasoning parsers, by the way their formats are built."""

@@ -1,0 +1,1 @@
+"""Tool parsers, one module a format."""

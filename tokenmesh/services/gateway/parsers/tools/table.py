@@ -1,0 +1,8 @@
+"""The built-in formats of tool calls; `shared/parser_names.py` lists the same names."""
+
+from collections.abc import Mapping
+from typing import Final
+
+_HERE: Final = "tokenmesh.services.gateway.parsers.tools"
+
+TOOLS: Final[Mapping[str, str]] = {}
