@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from tokenmesh.services.gateway.choice import Choice, Piece, TextOptions, merge
+from tokenmesh.services.gateway.choice import Choice, TextOptions
+from tokenmesh.services.gateway.piece import Piece, merge
 from tokenmesh.services.gateway.session import Output
 from tokenmesh.shared.messages.tokens import TokenLogprobs
 from tokenmesh.shared.text import StopStrings, Vocabulary

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from tokenmesh.services.gateway.choice import Piece
 from tokenmesh.services.gateway.openai.chat_stream import ChatStream, ChunkOptions
 from tokenmesh.services.gateway.openai.completion_stream import CompletionStream
 from tokenmesh.services.gateway.openai.head import Head
 from tokenmesh.services.gateway.openai.logprobs import LogprobShapes
 from tokenmesh.services.gateway.openai.shapes import usage_of
+from tokenmesh.services.gateway.piece import Piece
 from tokenmesh.services.gateway.sse import error_frames
 from tokenmesh.shared.errors import Unavailable
 from tokenmesh.shared.messages.tokens import TokenLogprobs
@@ -75,6 +75,7 @@ def test_a_chat_chunk_with_everything(shapes: LogprobShapes) -> None:
         "total_tokens": 4,
         "completion_tokens": 1,
         "prompt_tokens_details": None,
+        "completion_tokens_details": None,
     }
     shown = text["choices"][0]["logprobs"]["content"][0]
     assert (shown["token"], shown["bytes"], len(shown["top_logprobs"])) == ("a", [97], 2)

@@ -10,11 +10,11 @@ from starlette.types import Receive, Scope, Send
 
 from tokenmesh.services.gateway import sse
 from tokenmesh.services.gateway.ask import Ask
-from tokenmesh.services.gateway.choice import Piece
 from tokenmesh.services.gateway.client_watch import ClientWatch
 from tokenmesh.services.gateway.delivery import Delivery, deliver
 from tokenmesh.services.gateway.exchange import exchange_of
 from tokenmesh.services.gateway.gateway import Gateway
+from tokenmesh.services.gateway.piece import Piece
 from tokenmesh.shared.errors import Cancelled, TokenMeshError
 from tokenmesh.shared.telemetry import REQUEST_ID, Tally
 

@@ -1,5 +1,6 @@
 """Ask: a validated generation request, ready to run; the same for chat and plain completions."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tokenmesh.services.gateway.choice import Choice, TextOptions
@@ -7,6 +8,7 @@ from tokenmesh.services.gateway.job import Job, Prompt
 from tokenmesh.services.gateway.openai.chat_stream import ChunkOptions
 from tokenmesh.services.gateway.openai.head import Head
 from tokenmesh.services.gateway.openai.logprobs import LogprobShapes
+from tokenmesh.services.gateway.parsers.parser import Parser
 from tokenmesh.services.gateway.vocabularies import ModelText
 from tokenmesh.shared.text.detokenizer import CONTEXT_TOKENS
 from tokenmesh.shared.tokens import BYTES_PER_ID, unpack_ids
@@ -30,6 +32,8 @@ class Ask:
     echoes_prompt: bool = False
     """Whether a plain completion begins with its prompt."""
     shows_prompt_logprobs: bool = False
+    make_parsers: Callable[[Prompt, int], list[Parser]] | None = None
+    """That many parsers for the answers to a prompt; None: text is all there is."""
 
     @property
     def num_choices(self) -> int:
@@ -44,7 +48,10 @@ class Ask:
     def make_choices(self, job: Job, prompt: Prompt) -> list[Choice]:
         """The choices of one prompt."""
         context = unpack_ids(prompt.packed_ids[-CONTEXT_TOKENS * BYTES_PER_ID :])
+        parsers: list[Parser | None] = [None] * job.n
+        if self.make_parsers is not None:
+            parsers = [*self.make_parsers(prompt, job.n)]
         return [
-            Choice(job.first_choice + index, self.text.vocabulary, self.options, context)
-            for index in range(job.n)
+            Choice(job.first_choice + index, self.text.vocabulary, self.options, context, parser)
+            for index, parser in enumerate(parsers)
         ]

@@ -2,10 +2,10 @@
 
 from tokenmesh.services.gateway import sse
 from tokenmesh.services.gateway.ask import Ask
-from tokenmesh.services.gateway.choice import Piece, merge
 from tokenmesh.services.gateway.delivery import Delivery
 from tokenmesh.services.gateway.openai.chat_stream import ChatStream
 from tokenmesh.services.gateway.openai.shapes import ChatChoice, ChatCompletion, ChatMessageOut
+from tokenmesh.services.gateway.piece import Piece, merge
 from tokenmesh.shared.errors import TokenMeshError
 from tokenmesh.shared.tokens import unpack_ids
 

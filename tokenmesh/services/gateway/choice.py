@@ -1,12 +1,16 @@
 """Choice: one stream's ids become one choice's text, with stop strings and log-probabilities.
 
-The text does not depend on how the ids were portioned into messages; nor does what is counted.
+With a parser the text becomes events as well. Neither depends on how the ids were portioned into
+messages; nor does what is counted.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
+from tokenmesh.services.gateway.parsers.events import CallBegin, Event
+from tokenmesh.services.gateway.parsers.parser import Parser
+from tokenmesh.services.gateway.piece import Piece, join_events
 from tokenmesh.services.gateway.session import Output
 from tokenmesh.shared.messages.tokens import TokenLogprobs
 from tokenmesh.shared.text import (
@@ -36,18 +40,6 @@ class TextOptions:
     """max_tokens was 0: only the prompt was wanted."""
 
 
-@dataclass(slots=True)
-class Piece:
-    """What a choice passes on at one time."""
-
-    choice: int
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
-
-
 class Choice:
     """The state of one choice."""
 
@@ -57,6 +49,7 @@ class Choice:
         vocabulary: Vocabulary,
         options: TextOptions,
         context_ids: Sequence[int] = (),
+        parser: Parser | None = None,
     ) -> None:
         self.index = index
         self.num_tokens = 0
@@ -64,7 +57,11 @@ class Choice:
         self.cached_tokens: int | None = None
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None
         self.finish_reason: str | None = None
+        """The worker's word: `Piece.finish_reason` also knows of tool calls."""
         self._options = options
+        self._parser = parser
+        self._has_called = False
+        self._reasoning_tokens = 0
         self._detokenizer: Detokenizer = make_detokenizer(
             vocabulary,
             context_ids,
@@ -77,6 +74,11 @@ class Choice:
         self._kept: Piece | None = None
         self._has_begun = False
 
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """Those of `num_tokens` that the parser found to be reasoning; None without a parser."""
+        return None if self._parser is None else self._reasoning_tokens
+
     def push(self, output: Output) -> Piece | None:
         """What there is to pass on; None when nothing is, or after the end."""
         if self.finish_reason is not None:
@@ -85,12 +87,12 @@ class Choice:
             self.cached_tokens = output.cached_tokens
         if output.prompt_logprobs is not None:
             self.prompt_logprobs = output.prompt_logprobs
-        piece = self._kept or Piece(self.index)
+        piece = self._kept or Piece(self.index, is_parsed=self._parser is not None)
         self._kept = None
-        if self._matcher is None:
+        if self._matcher is None and self._parser is None:
             self._add(piece, output)
         else:
-            self._add_watching(piece, output, self._matcher)
+            self._add_each(piece, output)
         if output.finish is not None and self.finish_reason is None:
             self._finish(piece, output)
         return self._release(piece)
@@ -103,7 +105,7 @@ class Choice:
             piece.logprobs.extend(output.logprobs)
         self.num_tokens += len(ids)
 
-    def _add_watching(self, piece: Piece, output: Output, matcher: StopMatcher) -> None:
+    def _add_each(self, piece: Piece, output: Output) -> None:
         """Token by token: the choice ends with the one that completes a stop string."""
         written = self._written(output.token_ids, output)
         for index, token_id in enumerate(output.token_ids):
@@ -112,15 +114,24 @@ class Choice:
             piece.token_ids.append(token_id)
             if output.logprobs:
                 piece.logprobs.append(output.logprobs[index])
-            if self.num_tokens <= self._options.min_tokens:
-                piece.text += text
-                continue
-            scan = matcher.push(text)
-            piece.text += scan.text
-            if scan.stop is not None:
-                self.finish_reason = piece.finish_reason = "stop"
-                piece.stop_reason = scan.stop
+            stop = None
+            if self._matcher is not None and self.num_tokens > self._options.min_tokens:
+                text, stop = self._matcher.push(text)
+            self._pass_on(piece, text)
+            if self._parser is not None and self._parser.is_reasoning:
+                self._reasoning_tokens += 1
+            if stop is not None:
+                self._end(piece, "stop", stop)
                 return
+
+    def _pass_on(self, piece: Piece, text: str) -> None:
+        piece.text += text
+        if text and self._parser is not None:
+            self._take(piece, self._parser.push(text))
+
+    def _take(self, piece: Piece, events: list[Event]) -> None:
+        piece.events += events
+        self._has_called = self._has_called or any(isinstance(each, CallBegin) for each in events)
 
     def _written(self, ids: list[int], output: Output) -> list[int]:
         """The ids that become text: a token that stopped the stream is not part of it."""
@@ -132,12 +143,22 @@ class Choice:
         if self._matcher is not None:
             scan = self._matcher.push(rest)
             rest = scan.text + (self._matcher.finish() if scan.stop is None else "")
-        piece.text += rest
-        self.finish_reason = piece.finish_reason = output.finish
-        piece.stop_reason = output.stop_token
+        self._pass_on(piece, rest)
+        self._end(piece, output.finish, output.stop_token)
+
+    def _end(self, piece: Piece, reason: str | None, stop_reason: str | int | None) -> None:
+        if self._parser is not None:
+            self._take(piece, self._parser.finish())
+        self.finish_reason = reason
+        # A call that the model had no room to finish is told by "length".
+        has_called = reason == _TOKEN_STOP and self._has_called
+        piece.finish_reason = "tool_calls" if has_called else reason
+        piece.stop_reason = stop_reason
 
     def _release(self, piece: Piece) -> Piece | None:
         options = self._options
+        if len(piece.events) > 1:
+            piece.events = join_events(piece.events)
         if options.drops_output:
             if piece.finish_reason is None:
                 return None
@@ -149,20 +170,3 @@ class Choice:
             return None
         self._has_begun = True
         return piece
-
-
-def merge(pieces: list[Piece], num_choices: int) -> list[Piece]:
-    """All pieces of each choice as one."""
-    texts: list[list[str]] = [[] for _ in range(num_choices)]
-    merged = [Piece(index) for index in range(num_choices)]
-    for piece in pieces:
-        whole = merged[piece.choice]
-        texts[piece.choice].append(piece.text)
-        whole.token_ids.extend(piece.token_ids)
-        whole.logprobs.extend(piece.logprobs)
-        if piece.finish_reason is not None:
-            whole.finish_reason = piece.finish_reason
-            whole.stop_reason = piece.stop_reason
-    for whole, parts in zip(merged, texts, strict=True):
-        whole.text = "".join(parts)
-    return merged

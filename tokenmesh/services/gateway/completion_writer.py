@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from tokenmesh.services.gateway import sse
 from tokenmesh.services.gateway.ask import Ask
-from tokenmesh.services.gateway.choice import Piece, merge
 from tokenmesh.services.gateway.delivery import Delivery
 from tokenmesh.services.gateway.openai.completion_stream import CompletionStream
 from tokenmesh.services.gateway.openai.shapes import (
@@ -12,6 +11,7 @@ from tokenmesh.services.gateway.openai.shapes import (
     CompletionChoice,
     CompletionLogprobs,
 )
+from tokenmesh.services.gateway.piece import Piece, merge
 from tokenmesh.shared.errors import TokenMeshError
 from tokenmesh.shared.messages.tokenize import TextPrompt
 from tokenmesh.shared.messages.tokens import TokenLogprobs

@@ -1,13 +1,14 @@
 """Delivery: all prompts of a response through the pipeline, and what they bring as pieces."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 
-from tokenmesh.services.gateway.choice import Choice, Piece
+from tokenmesh.services.gateway.choice import Choice
 from tokenmesh.services.gateway.inbox import Inbox
 from tokenmesh.services.gateway.job import Job, Prompt
 from tokenmesh.services.gateway.openai.shapes import Usage, usage_of
+from tokenmesh.services.gateway.piece import Piece
 from tokenmesh.services.gateway.pipeline import Pipeline
 from tokenmesh.services.gateway.session import Output
 from tokenmesh.shared.clock import now_s
@@ -39,11 +40,11 @@ class Delivery:
     def usage(self) -> Usage:
         """Tokens so far; final when `is_complete`."""
         cached = [choice.cached_tokens for choice in self._first_choices()]
-        known = [count for count in cached if count is not None]
         return usage_of(
             sum(prompt.num_tokens for prompt in self.prompts),
             sum(choice.num_tokens for choice in self.choices),
-            sum(known) if known else None,
+            _sum_known(cached),
+            _sum_known(choice.reasoning_tokens for choice in self.choices),
         )
 
     def _first_choices(self) -> Sequence[Choice]:
@@ -143,3 +144,8 @@ class _Holder:
             self.ready.cancel()
         else:
             self.ready.set_exception(error)
+
+
+def _sum_known(counts: Iterable[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None

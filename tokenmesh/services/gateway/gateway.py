@@ -8,7 +8,8 @@ from tokenmesh.services.gateway.admin import Admin
 from tokenmesh.services.gateway.calls import Calls
 from tokenmesh.services.gateway.cancels import Cancels
 from tokenmesh.services.gateway.catalog import WORKER, Catalog
-from tokenmesh.services.gateway.intake import Intake
+from tokenmesh.services.gateway.intake.desk import Desk
+from tokenmesh.services.gateway.intake.intake import Intake
 from tokenmesh.services.gateway.launcher import Launcher
 from tokenmesh.services.gateway.metering import Meters
 from tokenmesh.services.gateway.pipeline import Pipeline
@@ -73,7 +74,7 @@ class Gateway:
         self.catalog = Catalog(members, settings)
         self.admin = Admin(bus, members, self.catalog, limits)
         self.vocabularies = Vocabularies(self.calls, blobs, limits)
-        self.intake = Intake(self.catalog, self.vocabularies, blobs, limits)
+        self.intake = Intake(Desk(self.catalog, self.vocabularies, blobs, limits))
         self.pipeline = Pipeline(Stages(gateway_id, self.calls, self.streams, launcher, limits))
         self.traces = TraceStore(settings.telemetry)
         self.meters = Meters(metrics)

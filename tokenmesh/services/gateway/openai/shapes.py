@@ -14,6 +14,12 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    """What generated tokens were for."""
+
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct):
     """Tokens of a response over all its choices."""
 
@@ -21,6 +27,7 @@ class Usage(msgspec.Struct):
     total_tokens: int
     completion_tokens: int
     prompt_tokens_details: PromptTokensDetails | None = None
+    completion_tokens_details: CompletionTokensDetails | None = None
 
 
 class TopLogprob(msgspec.Struct):
@@ -176,8 +183,17 @@ class FileDeleted(msgspec.Struct, kw_only=True):
     deleted: bool = True
 
 
-def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int | None) -> Usage:
-    """The counts of a response; `cached_tokens` None: no worker has told."""
-    details = None if cached_tokens is None else PromptTokensDetails(cached_tokens)
+def usage_of(
+    prompt_tokens: int,
+    completion_tokens: int,
+    cached_tokens: int | None,
+    reasoning_tokens: int | None = None,
+) -> Usage:
+    """The counts of a response.
+
+    `cached_tokens` None: no worker has told; `reasoning_tokens` None: nobody looked for any.
+    """
+    cached = None if cached_tokens is None else PromptTokensDetails(cached_tokens)
+    reasoning = None if reasoning_tokens is None else CompletionTokensDetails(reasoning_tokens)
     total = prompt_tokens + completion_tokens
-    return Usage(prompt_tokens, total, completion_tokens, details)
+    return Usage(prompt_tokens, total, completion_tokens, cached, reasoning)

@@ -1,0 +1,93 @@
+"""CompletionIntake: the body of a plain completion becomes an Ask."""
+
+from tokenmesh.services.gateway.ask import Ask
+from tokenmesh.services.gateway.exchange import Exchange
+from tokenmesh.services.gateway.intake.desk import Desk, chunk_options, text_options
+from tokenmesh.services.gateway.job import Job
+from tokenmesh.services.gateway.openai.completion_request import (
+    DEFAULT_MAX_TOKENS,
+    CompletionRequest,
+)
+from tokenmesh.services.gateway.openai.head import Head
+from tokenmesh.services.gateway.vocabularies import ModelText
+from tokenmesh.shared.clock import now_s
+from tokenmesh.shared.errors import InvalidInput
+from tokenmesh.shared.ids import RequestId
+from tokenmesh.shared.messages.beat import ModelCard
+from tokenmesh.shared.messages.sampling import SamplingParams
+from tokenmesh.shared.messages.tokenize import IdsPrompt, TextPrompt
+from tokenmesh.shared.tokens import pack_ids
+
+
+class CompletionIntake:
+    """The only place that reads the fields of a plain completion."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    async def ask(self, body: CompletionRequest, exchange: Exchange) -> Ask:
+        """Raises InvalidInput and its kin."""
+        max_tokens = body.max_tokens
+        if max_tokens == 0 and not body.echo:
+            raise InvalidInput("max_tokens 0 needs echo to be true", param="max_tokens")
+        card, text = await self._desk.begin(body, exchange, max_tokens)
+        sampling = self._desk.sampling(
+            body,
+            text,
+            logprobs=body.logprobs,
+            prompt_logprobs=body.logprobs if body.echo else body.prompt_logprobs,
+        )
+        jobs = self._jobs(body, card, sampling, exchange.request_id, text)
+        return Ask(
+            head=Head(exchange.request_id, int(now_s()), card.name),
+            jobs=tuple(jobs),
+            text=text,
+            options=text_options(body, drops_output=max_tokens == 0),
+            chunks=chunk_options(body, body.logprobs is not None),
+            is_stream=bool(body.stream),
+            shows_tokens_as_ids=bool(body.return_tokens_as_token_ids),
+            echoes_prompt=body.echo,
+            shows_prompt_logprobs=body.prompt_logprobs is not None,
+        )
+
+    def _jobs(
+        self,
+        body: CompletionRequest,
+        card: ModelCard,
+        sampling: SamplingParams,
+        request_id: RequestId,
+        text: ModelText,
+    ) -> list[Job]:
+        prompts, n = body.prompts, body.n or 1
+        limit = self._desk.settings.max_choices
+        if not prompts:
+            raise InvalidInput("prompt is empty", param="prompt")
+        if len(prompts) * n > limit:
+            raise InvalidInput(
+                f"{len(prompts)} prompts times n = {n} are over the limit of {limit} choices",
+                param="prompt",
+            )
+        jobs = []
+        for index, prompt in enumerate(prompts):
+            one_id = request_id if len(prompts) == 1 else RequestId(f"{request_id}-{index}")
+            built = _plain_prompt(prompt, body.add_special_tokens, text.described.vocab_size)
+            # max_tokens 0 asks for the prompt alone: the worker has to make one token anyway.
+            wanted = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+            max_tokens = max(1, wanted)
+            jobs.append(self._desk.job(body, card, built, sampling, max_tokens, one_id, index * n))
+        return jobs
+
+
+def _plain_prompt(
+    prompt: str | list[int], add_special_tokens: bool, vocab_size: int
+) -> TextPrompt | IdsPrompt:
+    if isinstance(prompt, str):
+        return TextPrompt(text=prompt, add_special_tokens=add_special_tokens)
+    if not prompt:
+        raise InvalidInput("prompt is an empty list of token ids", param="prompt")
+    if max(prompt) >= vocab_size:
+        raise InvalidInput(
+            f"prompt: {max(prompt)} is no token id of the model (0 to {vocab_size - 1})",
+            param="prompt",
+        )
+    return IdsPrompt(token_ids=pack_ids(prompt))

@@ -1,0 +1,125 @@
+"""Desk: what all kinds of request have in common on their way to an Ask."""
+
+from tokenmesh.services.gateway.catalog import Catalog
+from tokenmesh.services.gateway.choice import TextOptions
+from tokenmesh.services.gateway.exchange import Exchange
+from tokenmesh.services.gateway.job import Job
+from tokenmesh.services.gateway.openai.chat_stream import ChunkOptions
+from tokenmesh.services.gateway.openai.not_supported import refuse_not_supported
+from tokenmesh.services.gateway.openai.sampling_fields import SamplingFields, StreamOptions
+from tokenmesh.services.gateway.openai.to_sampling import check_limits, to_sampling
+from tokenmesh.services.gateway.vocabularies import ModelText, Vocabularies
+from tokenmesh.shared.blobs import Blobs
+from tokenmesh.shared.clock import now_s
+from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.errors import InvalidInput
+from tokenmesh.shared.ids import RequestId, SeedSource
+from tokenmesh.shared.messages.beat import ModelCard
+from tokenmesh.shared.messages.sampling import SamplingParams
+from tokenmesh.shared.messages.tokenize import ChatPrompt, IdsPrompt, TextPrompt
+from tokenmesh.shared.text import StopStrings
+
+
+class Desk:
+    """Knows the models and the limits."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        vocabularies: Vocabularies,
+        blobs: Blobs,
+        settings: GatewaySettings,
+    ) -> None:
+        self.blobs = blobs
+        self.settings = settings
+        self._catalog = catalog
+        self._vocabularies = vocabularies
+        self._seeds = SeedSource(settings.seed)
+
+    async def begin(
+        self, body: SamplingFields, exchange: Exchange, max_tokens: int | None
+    ) -> tuple[ModelCard, ModelText]:
+        """Whatever can be refused without asking anybody, and the model."""
+        if body.request_id is not None and not exchange.is_own_id:
+            exchange.request_id = RequestId(body.request_id)
+        if len(exchange.request_id) > self.settings.max_request_id_chars:
+            limit = self.settings.max_request_id_chars
+            raise InvalidInput(f"request_id is longer than {limit}", param="request_id")
+        if body.unknown_fields:
+            names = ", ".join(name[:64] for name in body.unknown_fields[:16])
+            exchange.warnings.append(f"unknown fields ignored: {names}")
+        refuse_not_supported(body)
+        check_limits(body, max_tokens, self.settings)
+        card = self._catalog.find(body.model)
+        exchange.model = card.name
+        return card, await self._vocabularies.get(card.name)
+
+    def sampling(
+        self,
+        body: SamplingFields,
+        text: ModelText,
+        *,
+        logprobs: int | None,
+        prompt_logprobs: int | None,
+    ) -> SamplingParams:
+        """Defaults filled in. Raises InvalidInput."""
+        return to_sampling(
+            body,
+            text.defaults,
+            text.described.vocab_size,
+            self.settings,
+            seed=self._seeds.draw(),
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+        )
+
+    def job(
+        self,
+        body: SamplingFields,
+        card: ModelCard,
+        prompt: TextPrompt | IdsPrompt | ChatPrompt,
+        sampling: SamplingParams,
+        max_tokens: int | None,
+        request_id: RequestId,
+        first_choice: int = 0,
+    ) -> Job:
+        """One prompt, ready for the pipeline."""
+        return Job(
+            request_id=request_id,
+            card=card,
+            prompt=prompt,
+            sampling=sampling,
+            max_tokens=max_tokens,
+            n=body.n or 1,
+            first_choice=first_choice,
+            bad_words=tuple(body.bad_words or ()),
+            truncate_prompt_tokens=body.truncate_prompt_tokens,
+            truncation_side=body.truncation_side or "left",
+            cache_salt=body.cache_salt,
+            priority=body.priority,
+            deadline_s=now_s() + self.settings.request_timeout_s,
+        )
+
+
+def text_options(body: SamplingFields, *, drops_output: bool = False) -> TextOptions:
+    """How the text is to be made."""
+    return TextOptions(
+        stops=StopStrings(body.stops) if body.stops else None,
+        include_stop=body.include_stop_str_in_output,
+        skip_special_tokens=body.skip_special_tokens,
+        spaces_between_special_tokens=body.spaces_between_special_tokens,
+        min_tokens=body.min_tokens,
+        stream_interval=body.stream_interval or 1,
+        drops_output=drops_output,
+    )
+
+
+def chunk_options(body: SamplingFields, logprobs: bool) -> ChunkOptions:
+    """What is to be told besides text."""
+    told = body.stream_options or StreamOptions()
+    return ChunkOptions(
+        logprobs=logprobs,
+        token_ids=bool(body.return_token_ids),
+        usage=told.include_usage,
+        running_usage=told.include_usage and told.continuous_usage_stats,
+    )
