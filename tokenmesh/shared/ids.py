@@ -9,6 +9,9 @@ import xxhash
 RequestId = NewType("RequestId", str)
 """What a user sees and can trace: `chatcmpl-...`, `cmpl-...` or the client's own."""
 
+ResponseId = NewType("ResponseId", str)
+"""`resp_...`: holds no dots, so it is one subject token."""
+
 WorkerId = NewType("WorkerId", str)
 GatewayId = NewType("GatewayId", str)
 InstanceId = NewType("InstanceId", str)
@@ -25,6 +28,11 @@ SEED_BITS: Final = 63
 def new_request_id(prefix: str) -> RequestId:
     """A fresh id such as `chatcmpl-5f0c...` (128 random bits, hexadecimal)."""
     return RequestId(f"{prefix}-{secrets.token_hex(16)}")
+
+
+def new_response_id() -> ResponseId:
+    """A fresh id such as `resp_5f0c...` (128 random bits, hexadecimal)."""
+    return ResponseId(f"resp_{secrets.token_hex(16)}")
 
 
 def new_instance_id(service: str) -> InstanceId:

@@ -9,7 +9,7 @@ from typing import Final
 
 import xxhash
 
-from tokenmesh.shared.ids import GatewayId, InstanceId, ModelName, WorkerId
+from tokenmesh.shared.ids import GatewayId, InstanceId, ModelName, ResponseId, WorkerId
 
 PREFIX: Final = "tm"
 
@@ -17,6 +17,8 @@ TOKENIZER_QUEUE: Final = "tokenizer"
 ENCODER_QUEUE: Final = "encoder"
 SCHEDULER_QUEUE: Final = "scheduler"
 
+RESPONSES: Final = f"{PREFIX}.response.>"
+"""All that the journal of responses holds."""
 ALL_BEATS: Final = f"{PREFIX}.beat.>"
 ALL_SPANS: Final = f"{PREFIX}.span.>"
 
@@ -62,6 +64,21 @@ def worker_control(worker: WorkerId) -> str:
 def gateway_tokens(gateway: GatewayId) -> str:
     """Where workers publish Tokens for one gateway."""
     return f"{PREFIX}.gateway.{gateway}.tokens"
+
+
+def response_log(response: ResponseId) -> str:
+    """The journal of one response."""
+    return f"{PREFIX}.response.log.{response}"
+
+
+def response_open(owner: str, response: str) -> str:
+    """One entry while a gateway works on a response; both may be wildcards."""
+    return f"{PREFIX}.response.open.{owner}.{response}"
+
+
+def response_moved(gateway: GatewayId) -> str:
+    """Where a gateway is told that a response is no longer its own."""
+    return f"{PREFIX}.gateway.{gateway}.moved"
 
 
 def beat(service: str, instance: InstanceId) -> str:

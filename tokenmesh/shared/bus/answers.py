@@ -2,21 +2,23 @@
 
 from collections.abc import Callable
 from itertools import count
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from tokenmesh.shared.errors import Overloaded
 
-Sink = Callable[[bytes | None], None]
-"""Takes the bytes of an answer, or None when the server says that nobody listens."""
+AnswerT = TypeVar("AnswerT")
 
 
-class Answers:
-    """Open questions by token. An answer to a question that was closed is dropped."""
+class Answers(Generic[AnswerT]):
+    """Open questions by token. An answer to a question that was closed is dropped.
+
+    A question's sink takes each answer, or None when the server says that nobody listens.
+    """
 
     def __init__(self, prefix: str, limit: int) -> None:
         self._prefix: Final = prefix + "."
         self._limit: Final = limit
-        self._sink_by_token: dict[str, Sink] = {}
+        self._sink_by_token: dict[str, Callable[[AnswerT | None], None]] = {}
         self._numbers = count()
 
     def __len__(self) -> int:
@@ -27,7 +29,7 @@ class Answers:
         """The wildcard that covers every token."""
         return self._prefix + "*"
 
-    def open(self, sink: Sink) -> str:
+    def open(self, sink: Callable[[AnswerT | None], None]) -> str:
         """The reply subject of a new question. Raises Overloaded at the limit."""
         if len(self._sink_by_token) >= self._limit:
             raise Overloaded(f"{self._limit} requests of this process already wait for an answer")
@@ -39,8 +41,8 @@ class Answers:
         """Forget a question."""
         self._sink_by_token.pop(reply_to[len(self._prefix) :], None)
 
-    def deliver(self, reply_to: str, data: bytes | None) -> None:
+    def deliver(self, reply_to: str, answer: AnswerT | None) -> None:
         """Hand an answer to whoever asked."""
         sink = self._sink_by_token.get(reply_to[len(self._prefix) :])
         if sink is not None:
-            sink(data)
+            sink(answer)

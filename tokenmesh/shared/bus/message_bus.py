@@ -23,6 +23,7 @@ from tokenmesh.shared.bus.base import (
 from tokenmesh.shared.bus.complaints import Complaints
 from tokenmesh.shared.bus.headers import pack, unpack
 from tokenmesh.shared.bus.link import Link, Packet
+from tokenmesh.shared.bus.raw_questions import NO_RESPONDERS, STATUS, RawQuestions
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.errors import (
@@ -39,8 +40,6 @@ from tokenmesh.shared.telemetry import current_traceparent
 
 logger = logging.getLogger(__name__)
 
-_STATUS: Final = "Status"
-_NO_RESPONDERS: Final = "503"
 _HEADER_ROOM_BYTES: Final = 4096
 """The server counts headers into its max_payload."""
 _MAX_UNREAD_ANSWERS: Final = 64
@@ -56,11 +55,14 @@ class MessageBus(Bus):
         self._link = link
         self._settings = settings
         self._complaints = complaints
-        self._answers = Answers(link.new_inbox(), settings.max_inflight)
+        self._answers: Answers[bytes] = Answers(link.new_inbox(), settings.max_inflight)
+        self.raw = RawQuestions(link, settings.max_inflight)
+        """For what answers in another protocol than ours: JetStream."""
 
     async def start(self) -> None:
         """Listen on the inbox; once, after the link is open."""
         await self._link.subscribe(self._answers.subject, self._on_answer, None)
+        await self.raw.start()
         await self._link.flush()
         if self.max_message_bytes < self._settings.max_message_bytes:
             logger.warning(
@@ -225,7 +227,7 @@ class MessageBus(Bus):
 
     async def _on_answer(self, packet: Packet) -> None:
         headers = packet.headers
-        nobody = headers is not None and headers.get(_STATUS) == _NO_RESPONDERS
+        nobody = headers is not None and headers.get(STATUS) == NO_RESPONDERS
         self._answers.deliver(packet.subject, None if nobody else packet.data)
 
     def _read_answer(self, subject: str, data: bytes | None) -> Message:

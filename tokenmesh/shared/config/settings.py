@@ -7,6 +7,7 @@ from tokenmesh.shared.config.encoder import EncoderSettings
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.responses import ResponseSettings
 from tokenmesh.shared.config.scheduler import SchedulerSettings
 from tokenmesh.shared.config.service import ServiceSettings
 from tokenmesh.shared.config.telemetry import TelemetrySettings
@@ -35,6 +36,7 @@ class Settings(BaseSettings):
     redis: RedisSettings = RedisSettings()
     service: ServiceSettings = ServiceSettings()
     gateway: GatewaySettings = GatewaySettings()
+    responses: ResponseSettings = ResponseSettings()
     tokenizer: TokenizerSettings = TokenizerSettings()
     encoder: EncoderSettings = EncoderSettings()
     scheduler: SchedulerSettings = SchedulerSettings()

@@ -1,0 +1,181 @@
+"""The journal against a real JetStream: fencing, reading, limits, restarts."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+
+import pytest
+
+from tests.servers import Server, bus_settings_of
+from tokenmesh.shared.bus.jetstream import JetStreamJournal, StreamSpec
+from tokenmesh.shared.bus.message_bus import MessageBus
+from tokenmesh.shared.bus.nats import connect
+from tokenmesh.shared.errors import Conflict, PayloadTooLarge, Unavailable
+
+Start = Callable[[], Server]
+
+
+def spec_of(name: str) -> StreamSpec:
+    return StreamSpec(
+        name=name,
+        subjects=f"{name}.>",
+        max_age_s=60.0,
+        max_bytes=8 * 1024 * 1024,
+        max_entry_bytes=64 * 1024,
+    )
+
+
+def journal_of(bus: MessageBus, spec: StreamSpec) -> JetStreamJournal:
+    return JetStreamJournal(bus, spec, timeout_s=1.0, patience_s=5.0)
+
+
+@pytest.fixture
+async def journal(bus: MessageBus) -> AsyncIterator[JetStreamJournal]:
+    spec = spec_of(f"t{secrets.token_hex(4)}")
+    yield journal_of(bus, spec)
+    await bus.raw.ask(f"$JS.API.STREAM.DELETE.{spec.name}", b"", deadline_s=2e9)
+
+
+def key_of(journal: JetStreamJournal, name: str = "a") -> str:
+    return journal.spec.subjects.replace(">", name)
+
+
+async def fill(journal: JetStreamJournal, key: str, count: int, after: int = 0) -> int:
+    for number in range(count):
+        after = await journal.append(key, b"entry %d" % number, after)
+    return after
+
+
+async def test_entries_are_read_in_order_from_any_number_on(journal: JetStreamJournal) -> None:
+    key, other = key_of(journal), key_of(journal, "b")
+    for_key = for_other = 0
+    for number in range(20):
+        for_key = await journal.append(key, b"%d" % number, for_key)
+        for_other = await journal.append(other, b"other", for_other)
+    entries = await journal.read(key, 0, 100)
+    assert [int(each.data) for each in entries] == list(range(20))
+    assert await journal.read(key, entries[7].sequence, 100) == entries[8:]
+    assert await journal.read(key, 0, 5) == entries[:5]
+    assert await journal.read(key, entries[-1].sequence, 5) == []
+    assert await journal.last(key) == entries[-1]
+
+
+async def test_what_does_not_exist_is_empty(journal: JetStreamJournal) -> None:
+    key = key_of(journal)
+    assert await journal.keys(key) == []
+    await journal.purge(key)
+    assert await journal.last(key) is None
+    assert await journal.read(key, 0, 5) == []
+
+
+async def test_of_two_writers_only_one_goes_on(journal: JetStreamJournal) -> None:
+    key = key_of(journal)
+    last = await fill(journal, key, 3)
+    outcomes = await asyncio.gather(
+        *(journal.append(key, b"writer %d" % each, last) for each in range(8)),
+        return_exceptions=True,
+    )
+    won = [each for each in outcomes if isinstance(each, int)]
+    assert len(won) == 1
+    assert sum(isinstance(each, Conflict) for each in outcomes) == 7
+    assert len(await journal.read(key, 0, 100)) == 4
+
+
+async def test_a_writer_of_a_purged_log_meets_a_conflict(journal: JetStreamJournal) -> None:
+    key = key_of(journal)
+    last = await fill(journal, key, 3)
+    await journal.purge(key)
+    assert await journal.read(key, 0, 100) == []
+    with pytest.raises(Conflict):
+        await journal.append(key, b"late", last)
+
+
+async def test_keys_are_listed_by_pattern(journal: JetStreamJournal) -> None:
+    names = [f"open.g{number % 2}.r{number}" for number in range(6)]
+    for name in names:
+        await journal.append(key_of(journal, name), b"", 0)
+    found = await journal.keys(key_of(journal, "open.g1.*"))
+    assert sorted(found) == sorted(key_of(journal, name) for name in names[1::2])
+
+
+async def test_an_entry_over_the_limit_is_refused(journal: JetStreamJournal) -> None:
+    with pytest.raises(PayloadTooLarge):
+        await journal.append(key_of(journal), bytes(100_000), 0)
+
+
+async def test_a_large_log_is_read_whole_in_batches(journal: JetStreamJournal) -> None:
+    key, last = key_of(journal), 0
+    for _ in range(60):
+        last = await journal.append(key, bytes(60_000), last)
+    sizes, after = [], 0
+    while entries := await journal.read(key, after, 256):
+        sizes.append(len(entries))
+        after = entries[-1].sequence
+    assert sum(sizes) == 60
+
+
+async def test_a_watcher_is_told_of_appends(journal: JetStreamJournal) -> None:
+    key, told = key_of(journal), asyncio.Event()
+    await fill(journal, key, 1)
+    subscription = await journal.watch(key, told.set)
+    await journal.append(key, b"next", (await journal.read(key, 0, 9))[-1].sequence)
+    async with asyncio.timeout(2.0):
+        await told.wait()
+    await subscription.stop()
+
+
+async def test_the_oldest_entries_go_when_the_space_is_used_up(bus: MessageBus) -> None:
+    spec = replace(spec_of(f"t{secrets.token_hex(4)}"), max_bytes=128 * 1024)
+    journal = journal_of(bus, spec)
+    for number in range(4):
+        await journal.append(key_of(journal, f"r{number}"), bytes(60_000), 0)
+    left = await journal.keys(key_of(journal, "*"))
+    assert key_of(journal, "r3") in left
+    assert key_of(journal, "r0") not in left
+
+
+async def test_another_limit_changes_the_stream(journal: JetStreamJournal, bus: MessageBus) -> None:
+    await fill(journal, key_of(journal), 1)
+    larger = journal_of(bus, replace(journal.spec, max_entry_bytes=256 * 1024))
+    await larger.prepare()
+    await larger.append(key_of(journal, "b"), bytes(200_000), 0)
+
+
+async def test_an_append_outlives_a_restart_of_the_server(start_nats: Start) -> None:
+    server = start_nats()
+    bus = await connect(bus_settings_of(server), "test")
+    journal = journal_of(bus, spec_of("restarts"))
+    key = key_of(journal)
+    last = await fill(journal, key, 5)
+    server.stop()
+    appending = asyncio.create_task(journal.append(key, b"meanwhile", last))
+    await asyncio.sleep(0.2)
+    server.start()
+    last = await appending
+    await journal.append(key, b"afterwards", last)
+    entries = await journal.read(key, 0, 100)
+    assert [each.data for each in entries[5:]] == [b"meanwhile", b"afterwards"]
+    await bus.close()
+
+
+async def test_an_append_whose_answer_was_lost_is_not_done_twice(
+    journal: JetStreamJournal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = key_of(journal)
+    last = await fill(journal, key, 2)
+    ask, asked = journal.bus.raw.ask, []
+
+    async def lose_first(*args: object, **options: object) -> object:
+        reply = await ask(*args, **options)  # type: ignore[arg-type]
+        asked.append(reply)
+        if len(asked) == 1:
+            raise Unavailable("the answer is lost")
+        return reply
+
+    monkeypatch.setattr(journal.bus.raw, "ask", lose_first)
+    number = await journal.append(key, b"once", last)
+    monkeypatch.undo()
+    entries = await journal.read(key, 0, 100)
+    assert [each.data for each in entries[2:]] == [b"once"]
+    assert entries[-1].sequence == number

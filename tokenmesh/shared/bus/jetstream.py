@@ -1,0 +1,246 @@
+"""The journal in JetStream: one stream for all keys, made when it is first needed.
+
+JetStream's own protocol, JSON questions on `$JS.API.`, is spoken here directly: whoever reads by
+number needs none of a client library's consumers.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+import msgspec
+
+from tokenmesh.shared.bus.base import Subscription
+from tokenmesh.shared.bus.message_bus import MessageBus
+from tokenmesh.shared.bus.raw_questions import RawReply
+from tokenmesh.shared.clock import now_s
+from tokenmesh.shared.errors import (
+    Conflict,
+    DeadlineExceeded,
+    NoResponders,
+    Overloaded,
+    PayloadTooLarge,
+    ProtocolError,
+    TokenMeshError,
+    Unavailable,
+)
+from tokenmesh.shared.journal import Entry, Journal
+
+logger = logging.getLogger(__name__)
+
+_AFTER: Final = "Nats-Expected-Last-Subject-Sequence"
+_SEQUENCE: Final = "Nats-Sequence"
+_PREVIOUS: Final = "Nats-Last-Sequence"
+_END_OF_BATCH: Final = "204"
+_NOT_FOUND: Final = "404"
+_WRONG_LAST: Final = frozenset((10071, 10164))
+_TOO_LARGE: Final = 10054
+_FULL: Final = frozenset((10023, 10047, 10077))
+_OTHER_CONFIG: Final = 10058
+_NO_STREAM: Final = 10059
+_UNAVAILABLE: Final = 503
+_BATCH_BYTES: Final = 8 * 1024 * 1024
+_NS: Final = 1_000_000_000
+_RETRY_PAUSE_S: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSpec:
+    """How the stream keeps what it is given."""
+
+    name: str
+    subjects: str
+    max_age_s: float
+    max_bytes: int
+    max_entry_bytes: int
+    replicas: int = 1
+
+    def config(self) -> dict[str, Any]:
+        """As JetStream wants it; what is oldest goes first."""
+        return {
+            "name": self.name,
+            "subjects": [self.subjects],
+            "retention": "limits",
+            "storage": "file",
+            "discard": "old",
+            "max_age": int(self.max_age_s * _NS),
+            "max_bytes": self.max_bytes,
+            "max_msg_size": self.max_entry_bytes,
+            "num_replicas": self.replicas,
+            "allow_direct": True,
+        }
+
+
+class JetStreamJournal(Journal):
+    """A `Journal` in one stream. `timeout_s` bounds a question, `patience_s` an append."""
+
+    def __init__(
+        self, bus: MessageBus, spec: StreamSpec, *, timeout_s: float, patience_s: float
+    ) -> None:
+        self.bus = bus
+        self.spec = spec
+        self._timeout_s = timeout_s
+        self._patience_s = patience_s
+
+    async def append(self, key: str, data: bytes, after: int) -> int:
+        """See `Journal.append`."""
+        give_up_s = now_s() + self._patience_s
+        is_retry = False
+        while True:
+            try:
+                return await self._append_once(key, data, after, is_retry)
+            except Overloaded:
+                raise
+            except (Unavailable, DeadlineExceeded) as error:
+                if now_s() + _RETRY_PAUSE_S >= give_up_s:
+                    raise
+                logger.info("appending to %s again: %s", key, error)
+            is_retry = True
+            await asyncio.sleep(_RETRY_PAUSE_S)
+
+    async def _append_once(self, key: str, data: bytes, after: int, is_retry: bool) -> int:
+        headers = {_AFTER: str(after)}
+        try:
+            reply = await self.bus.raw.ask(key, data, headers=headers, deadline_s=self._soon())
+        except NoResponders:
+            await self.prepare()
+            raise
+        try:
+            return int(_answer_of(reply)["seq"])
+        except Conflict:
+            # The attempt before may have arrived, and only its acknowledgement been lost.
+            last = await self.last(key) if is_retry else None
+            if last is None or last.data != data:
+                raise
+            return last.sequence
+
+    async def read(self, key: str, after: int, limit: int) -> list[Entry]:
+        """See `Journal.read`."""
+        question = {"seq": after + 1, "next_by_subj": key, "batch": limit}
+        replies = await self._gather({**question, "max_bytes": _BATCH_BYTES})
+        for index, (one, following) in enumerate(pairwise(replies)):
+            if one.headers[_SEQUENCE] != following.headers[_PREVIOUS]:
+                # Some were dropped on the way; the reader will ask for them.
+                replies = replies[: index + 1]
+                break
+        return [_entry_of(reply) for reply in replies]
+
+    async def last(self, key: str) -> Entry | None:
+        """See `Journal.last`."""
+        reply = await self._get({"last_by_subj": key})
+        return None if reply is None else _entry_of(reply)
+
+    async def _get(self, question: dict[str, Any]) -> RawReply | None:
+        subject, data = self._direct, msgspec.json.encode(question)
+        try:
+            reply = await self.bus.raw.ask(subject, data, deadline_s=self._soon())
+        except NoResponders:
+            await self.prepare()
+            return None
+        _check(reply.status, ("", _NOT_FOUND))
+        return None if reply.status else reply
+
+    async def _gather(self, question: dict[str, Any]) -> list[RawReply]:
+        subject, data = self._direct, msgspec.json.encode(question)
+        try:
+            replies, end = await self.bus.raw.gather(subject, data, deadline_s=self._soon())
+        except NoResponders:
+            await self.prepare()
+            return []
+        _check(end.status, (_END_OF_BATCH, _NOT_FOUND))
+        return replies
+
+    @property
+    def _direct(self) -> str:
+        return f"$JS.API.DIRECT.GET.{self.spec.name}"
+
+    def _soon(self) -> float:
+        return now_s() + self._timeout_s
+
+    async def purge(self, key: str) -> None:
+        """See `Journal.purge`."""
+        await self._ask_api("STREAM.PURGE", {"filter": key})
+
+    async def keys(self, pattern: str) -> list[str]:
+        """See `Journal.keys`."""
+        found: list[str] = []
+        while True:
+            question = {"subjects_filter": pattern, "offset": len(found)}
+            answer = await self._ask_api("STREAM.INFO", question)
+            page = (answer.get("state") or {}).get("subjects") or {}
+            found.extend(page)
+            if not page or len(found) >= answer.get("total", 0):
+                return found
+
+    async def watch(self, key: str, on_append: Callable[[], None]) -> Subscription:
+        """See `Journal.watch`."""
+
+        async def on_data(_subject: str, _data: bytes) -> None:
+            on_append()
+
+        return await self.bus.subscribe_raw(key, on_data)
+
+    async def prepare(self) -> None:
+        """Make the stream, or change it to this spec. Raises Unavailable without JetStream."""
+        config = self.spec.config()
+        try:
+            await self._ask_api("STREAM.CREATE", config)
+        except _OtherConfig:
+            await self._ask_api("STREAM.UPDATE", config)
+        except NoResponders as error:
+            raise Unavailable("NATS runs without JetStream: responses cannot be kept") from error
+
+    async def _ask_api(self, verb: str, question: dict[str, Any]) -> dict[str, Any]:
+        subject = f"$JS.API.{verb}.{self.spec.name}"
+        data = msgspec.json.encode(question)
+        reply = await self.bus.raw.ask(subject, data, deadline_s=self._soon())
+        try:
+            return _answer_of(reply)
+        except _NoStream:
+            return {}
+
+
+class _OtherConfig(ProtocolError):
+    """The stream exists with other limits."""
+
+
+class _NoStream(ProtocolError):
+    """The stream does not exist (yet)."""
+
+
+def _answer_of(reply: RawReply) -> dict[str, Any]:
+    """The JSON of an answer. Raises what its error means here."""
+    try:
+        answer: dict[str, Any] = msgspec.json.decode(reply.data, type=dict[str, Any])
+    except msgspec.DecodeError as problem:
+        raise ProtocolError(f"JetStream's answer is no JSON: {problem}") from problem
+    if error := answer.get("error"):
+        raise _error_of(error)
+    return answer
+
+
+def _error_of(error: dict[str, Any]) -> TokenMeshError:
+    code, text = error.get("err_code"), f"JetStream: {error.get('description')}"
+    if code in _WRONG_LAST:
+        return Conflict(text)
+    if code == _TOO_LARGE:
+        return PayloadTooLarge(text)
+    if code in _FULL:
+        return Overloaded(text)
+    if code == _OTHER_CONFIG:
+        return _OtherConfig(text)
+    if code == _NO_STREAM:
+        return _NoStream(text)
+    return Unavailable(text) if error.get("code") == _UNAVAILABLE else ProtocolError(text)
+
+
+def _check(status: str, expected: Sequence[str]) -> None:
+    if status not in expected:
+        raise ProtocolError(f"JetStream answered with status {status}")
+
+
+def _entry_of(reply: RawReply) -> Entry:
+    return Entry(int(reply.headers[_SEQUENCE]), reply.data)

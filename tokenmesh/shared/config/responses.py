@@ -1,0 +1,42 @@
+"""ResponseSettings: what the mesh keeps of responses, for how long, and how much of it."""
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class ResponseSettings(BaseModel):
+    """The Responses API's memory. Times are seconds, sizes bytes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    store: bool = Field(
+        default=True, description="Keep a response when its request does not say (`store`)."
+    )
+    retention_s: float = Field(
+        default=24 * 3600.0, ge=1, description="How long a response can be read after its start."
+    )
+    max_total_bytes: int = Field(
+        default=512 * 1024 * 1024,
+        ge=1024 * 1024,
+        description="Disk for all responses; the oldest go first.",
+    )
+    max_record_bytes: int = Field(
+        default=1024 * 1024, ge=64 * 1024, description="Largest record of a response's log."
+    )
+    max_response_bytes: int = Field(
+        default=16 * 1024 * 1024,
+        ge=64 * 1024,
+        description="Largest log of one response; then it fails.",
+    )
+    replicas: int = Field(
+        default=1, ge=1, le=5, description="Copies of the log in a cluster of NATS servers."
+    )
+    journal_timeout_s: float = Field(
+        default=2.0, gt=0, description="One question to JetStream; then it is asked again."
+    )
+    journal_patience_s: float = Field(
+        default=30.0, gt=0, description="All attempts of one append; then the response is given up."
+    )
+    read_batch: int = Field(default=256, ge=1, description="Records read from a log at a time.")
+    poll_s: float = Field(
+        default=1.0, gt=0, description="How often a reader looks for records it was not told of."
+    )

@@ -1,0 +1,50 @@
+"""Journal: an append-only log for each key that outlives every process. JetStream holds it.
+
+`append` names the entry that it follows, so of two writers of a key only one goes on: that is the
+fence between a process and whoever took over from it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from tokenmesh.shared.bus.base import Subscription
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of a key's log."""
+
+    sequence: int
+    """Grows along the log, with gaps: all keys count together."""
+    data: bytes
+
+
+class Journal(Protocol):
+    """Logs by key. A key is a NATS subject that belongs to the journal.
+
+    Every method raises Unavailable (or a subclass, or DeadlineExceeded) when the store cannot be
+    asked in time; an `append` that raised it may have happened all the same.
+    """
+
+    async def append(self, key: str, data: bytes, after: int) -> int:
+        """Add an entry right after the one numbered `after` (0: the log is empty); its number.
+
+        Raises Conflict when another entry is the last, PayloadTooLarge, or Overloaded when the
+        store is full. Asks again after a silence, and takes its own entry for its own.
+        """
+
+    async def read(self, key: str, after: int, limit: int) -> list[Entry]:
+        """At most `limit` entries after number `after`, in order; none: that was the last."""
+
+    async def last(self, key: str) -> Entry | None:
+        """The newest entry."""
+
+    async def purge(self, key: str) -> None:
+        """Forget a key's log. Who writes to it meets a Conflict."""
+
+    async def keys(self, pattern: str) -> list[str]:
+        """The keys that have entries; `pattern` is a key with NATS wildcards."""
+
+    async def watch(self, key: str, on_append: Callable[[], None]) -> Subscription:
+        """Call `on_append` soon after each append, refused ones included; a hint, may be lost."""
