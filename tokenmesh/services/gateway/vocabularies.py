@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import msgspec
 
 from tokenmesh.services.gateway.calls import Calls
+from tokenmesh.services.gateway.parsers.formats import Family
+from tokenmesh.services.gateway.parsers.registry import ParserRegistry
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.clock import monotonic_s, now_s
 from tokenmesh.shared.config.gateway import GatewaySettings
@@ -25,6 +27,8 @@ class ModelText:
     vocabulary: Vocabulary
     defaults: dict[str, object]
     """Sampling fields of the model's generation config, for fields that a client leaves out."""
+    family: Family
+    """How the model writes reasoning and tool calls."""
 
 
 @dataclass(slots=True)
@@ -37,9 +41,11 @@ class Vocabularies:
     """A bounded cache by model. An old entry is used while it is asked for again."""
 
     def __init__(self, calls: Calls, blobs: Blobs, settings: GatewaySettings) -> None:
+        """Raises ConfigError for a parser plugin that cannot be imported."""
         self._calls = calls
         self._blobs = blobs
         self._settings = settings
+        self._parsers = ParserRegistry(settings.parser_plugins)
         self._entry_by_model: OrderedDict[ModelName, _Entry] = OrderedDict()
         self._loading: dict[ModelName, asyncio.Task[ModelText]] = {}
 
@@ -86,7 +92,8 @@ class Vocabularies:
             vocabulary = await asyncio.to_thread(
                 Vocabulary.load, tokenizer_json, described.special_ids
             )
-        text = ModelText(described, vocabulary, _defaults(described))
+        family = self._parsers.family(described.reasoning_parser, described.tool_call_parser)
+        text = ModelText(described, vocabulary, _defaults(described), family)
         self._keep(model, text)
         return text
 

@@ -57,7 +57,8 @@ class TokenizerActor(Actor):
     @handles(Describe)
     async def describe(self, message: Describe, context: Context) -> Described:
         """What a gateway needs to know; the tokenizer's text goes into the blob store."""
-        model = self._model(message.model).model
+        tokenizer = self._model(message.model)
+        model = tokenizer.model
         key = BlobKey(f"tokenizer:{model.fingerprint}")
         if not await self._blobs.renew(key, self._describe_ttl_s):
             await self._blobs.put(model.tokenizer_json, key=key, ttl_s=self._describe_ttl_s)
@@ -68,6 +69,8 @@ class TokenizerActor(Actor):
             special_ids=model.special_ids,
             has_chat_template=bool(model.templates),
             default_sampling_json=msgspec.json.encode(model.default_sampling),
+            reasoning_parser=tokenizer.parsers.reasoning,
+            tool_call_parser=tokenizer.parsers.tools,
         )
 
     def _model(self, name: ModelName) -> PromptTokenizer:

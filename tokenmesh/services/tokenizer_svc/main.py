@@ -11,6 +11,7 @@ from tokenmesh.services.tokenizer_svc.loading import load_model
 from tokenmesh.services.tokenizer_svc.media.fetch import Fetcher
 from tokenmesh.services.tokenizer_svc.media.loader import MediaLoader
 from tokenmesh.services.tokenizer_svc.media.vision import vision_model
+from tokenmesh.services.tokenizer_svc.parser_choice import choose_parsers
 from tokenmesh.services.tokenizer_svc.prompt import PromptTokenizer
 from tokenmesh.services.tokenizer_svc.threads import Threads
 from tokenmesh.shared import subjects
@@ -45,6 +46,7 @@ class Tools:
 
     def __init__(self, settings: Settings, blobs: Blobs) -> None:
         self._limits = settings.tokenizer
+        self._parser_plugins = frozenset(settings.gateway.parser_plugins)
         self._threads = Threads(self._limits.threads, self._limits.inline_chars)
         self._chat = ChatRenderer(self._limits)
         self._fetcher = Fetcher(self._limits.media)
@@ -53,9 +55,17 @@ class Tools:
     async def prompt_tokenizer(self, settings: ModelSettings) -> PromptTokenizer:
         """Load one model. Raises CheckpointError or ConfigError."""
         loaded = await asyncio.to_thread(load_model, settings)
+        parsers = choose_parsers(settings, loaded.templates.values(), self._parser_plugins)
         vision = await asyncio.to_thread(vision_model, loaded)
         await self._chat.check(loaded, is_configured=settings.chat_template is not None)
-        logger.info("%s: %d tokens, images: %s", settings.name, loaded.vocab_size, bool(vision))
+        logger.info(
+            "%s: %d tokens, images: %s, reasoning parser: %s, tool parser: %s",
+            settings.name,
+            loaded.vocab_size,
+            bool(vision),
+            parsers.reasoning or "none",
+            parsers.tools or "none",
+        )
         return PromptTokenizer(
             ModelName(settings.name),
             loaded,
@@ -64,6 +74,7 @@ class Tools:
             chat=self._chat,
             media=self._media,
             threads=self._threads,
+            parsers=parsers,
         )
 
     async def stop(self) -> None:

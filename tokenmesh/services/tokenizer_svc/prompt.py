@@ -23,6 +23,7 @@ from tokenmesh.services.tokenizer_svc.media.placeholders import (
 )
 from tokenmesh.services.tokenizer_svc.media.vision import VisionModel
 from tokenmesh.services.tokenizer_svc.messages import Conversation, read_conversation
+from tokenmesh.services.tokenizer_svc.parser_choice import ParserNames
 from tokenmesh.services.tokenizer_svc.threads import Threads
 from tokenmesh.shared.config.tokenizer import TokenizerSettings
 from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
@@ -53,8 +54,10 @@ class PromptTokenizer:
         chat: ChatRenderer,
         media: MediaLoader,
         threads: Threads,
+        parsers: ParserNames,
     ) -> None:
         self.model = model
+        self.parsers = parsers
         self._name = name
         self._vision = vision
         self._limits = limits

@@ -35,6 +35,12 @@ class GatewaySettings(BaseModel):
         default={}, description="Further names of models: alias to served name."
     )
 
+    parser_plugins: dict[str, str] = Field(
+        default={},
+        description="Further parsers of reasoning or tool calls: name to the "
+        "package.module:attribute that is imported for it.",
+    )
+
     max_body_bytes: int = Field(default=8 * 1024 * 1024, ge=1024, description="Largest JSON body.")
     max_json_depth: int = Field(default=64, ge=4, description="Deepest nesting of a JSON body.")
     max_n: int = Field(default=128, ge=1, description="Largest n.")

@@ -1,0 +1,104 @@
+"""Which parsers read a model's answers: the operator's word, or what its chat templates show.
+
+A template writes earlier turns the way the model writes them, so it holds the model's markers.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tokenmesh.shared.config.model import ModelSettings
+from tokenmesh.shared.errors import ConfigError
+from tokenmesh.shared.parser_names import REASONING_PARSERS, TOOL_PARSERS
+
+_AUTO: Final = "auto"
+_NONE: Final = "none"
+
+_Signs = Sequence[tuple[str, tuple[str, ...]]]
+
+_REASONING_SIGNS: Final[_Signs] = (
+    ("openai_gptoss", ("<|channel|>", "analysis")),
+    ("seed_oss", ("<seed:think>",)),
+    ("mistral", ("[THINK]",)),
+    ("granite", ("Here is my thought process:",)),
+    ("hunyuan_a13b", ("<answer>", "</think>")),
+    ("ernie45", ("<response>", "</think>")),
+    ("minimax_m2", ("<minimax:tool_call>", "</think>")),
+    ("kimi_k2", ("<|tool_calls_section_begin|>", "</think>")),
+    ("glm45", ("<arg_key>", "</think>")),
+    ("deepseek_v3", ("<\uff5cAssistant\uff5c>", "</think>", "thinking")),
+    ("deepseek_r1", ("<\uff5cAssistant\uff5c>", "</think>")),
+    # Asked for, thinking is switched on; not asked for, it is off.
+    ("deepseek_v3", ("enable_thinking is defined and enable_thinking -%}", "</think>")),
+    ("deepseek_v3", ("enable_thinking is defined and enable_thinking %}", "</think>")),
+    ("qwen3", ("</think>",)),
+)
+"""A name and what must all stand in the template; the first that fits counts."""
+
+_TOOL_SIGNS: Final[_Signs] = (
+    ("openai", ("<|channel|>", "commentary")),
+    ("minimax_m2", ("<minimax:tool_call>",)),
+    ("kimi_k2", ("<|tool_calls_section_begin|>",)),
+    ("deepseek_v3", ("<\uff5ctool\u2581calls\u2581begin\uff5c>", "```json")),
+    ("deepseek_v31", ("<\uff5ctool\u2581calls\u2581begin\uff5c>",)),
+    ("glm45", ("<arg_key>",)),
+    ("mistral", ("[TOOL_CALLS]",)),
+    ("granite", ("<|start_of_role|>", "<|tool_call|>")),
+    ("phi4_mini_json", ("<|tool|>",)),
+    ("internlm", ("<|action_start|>",)),
+    ("llama4_pythonic", ("<|header_start|>", "tool_calls")),
+    ("llama3_json", ("<|start_header_id|>", "tool_calls", '"parameters": ')),
+    ("qwen3_coder", ("<tool_call>", "<function=")),
+    ("hermes", ("<tool_call>",)),
+    ("jamba", ("<tool_calls>",)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ParserNames:
+    """The parsers of one model; an empty name stands for none."""
+
+    reasoning: str = ""
+    tools: str = ""
+
+
+def choose_parsers(
+    settings: ModelSettings, templates: Iterable[str], plugins: Collection[str] = ()
+) -> ParserNames:
+    """Names that every gateway knows, `plugins` included. Raises ConfigError for another one."""
+    text = "\n".join(templates)
+    return ParserNames(
+        reasoning=_choose(
+            "reasoning_parser",
+            settings.reasoning_parser,
+            {*REASONING_PARSERS, *plugins},
+            _told(text, _REASONING_SIGNS),
+        ),
+        tools=_choose(
+            "tool_call_parser",
+            settings.tool_call_parser,
+            {*TOOL_PARSERS, *plugins},
+            _told(text, _TOOL_SIGNS),
+        ),
+    )
+
+
+def _choose(setting: str, wanted: str, known: Collection[str], told: str) -> str:
+    if wanted == _AUTO:
+        return told if told in known else ""
+    if wanted == _NONE:
+        return ""
+    if wanted not in known:
+        raise ConfigError(
+            f"{setting} = {wanted!r}: should be {_AUTO}, {_NONE}, a name of "
+            f"gateway.parser_plugins or one of {', '.join(sorted(known))}",
+            param=setting,
+        )
+    return wanted
+
+
+def _told(template: str, signs: _Signs) -> str:
+    for name, markers in signs:
+        if all(marker in template for marker in markers):
+            return name
+    return ""
