@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from tokenmesh.services.worker_svc.sampling.bad_words import BadWordState
@@ -51,7 +52,8 @@ class Sampler(RowStates[_HostState]):
 
     def draw(self, numbers: Sequence[int], logits: torch.Tensor) -> Draws:
         """Draw one token for each row; logits [N, V] are overwritten."""
-        is_sound = logits.amax(-1).isfinite().tolist()
+        # numpy: torch takes longer to wake its threads than to look at a vocabulary
+        is_sound = np.isfinite(logits.numpy().max(-1)).tolist()
         if not all(is_sound):
             logits[[i for i, sound in enumerate(is_sound) if not sound]] = 0.0
         asked = [i for i, number in enumerate(numbers) if number in self._num_logprobs]
@@ -62,7 +64,8 @@ class Sampler(RowStates[_HostState]):
         self._bad_words.apply(logits, numbers)
         tokens = self._choice.apply(logits, numbers)
 
-        is_possible = logits.gather(1, tokens.unsqueeze(1)).isfinite().squeeze(1).tolist()
+        chosen = np.take_along_axis(logits.numpy(), tokens.numpy()[:, None], axis=1)
+        is_possible = np.isfinite(chosen[:, 0]).tolist()
         logprobs = {} if raw is None else self._logprobs(raw, tokens, asked, numbers)
         draws = Draws()
         for index, (number, token_id) in enumerate(zip(numbers, tokens.tolist(), strict=True)):
