@@ -4,6 +4,7 @@
 
 The whole mesh over HTTP and the same engine in a process without a bus take turns on the same
 checkpoint: single short requests, alternating, for the time to the first token; then full loads.
+A bare round trip over NATS takes its turn as well: the mesh needs four before a first token.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from benchmarks.peers.session import add_options, run_models
 from benchmarks.peers.turns import open_turns
 from benchmarks.random_model import ModelShape
 
-_SIDES = ("mesh", "engine")
+_SIDES = ("mesh", "engine", "bus")
 _MODELS = ("qwen2.5-0.5b", "llama-42m")
 _SHORT_ANSWER = 2
 
@@ -58,7 +59,8 @@ def describe(result: ModelResult, streams: int) -> str:
     if added is None or lost is None:
         return f"{result.name}: not measured: {result.missing}"
     return (
-        f"{result.name}: first token {added:+.2f} ms (p50, 1 stream), "
+        f"{result.name}: first token {added:+.2f} ms (p50, 1 stream; a round trip over NATS "
+        f"{result.round_trip_ms or 0.0:.2f} ms), "
         f"throughput {-lost:+.1%} ({streams} streams)"
     )
 

@@ -3,8 +3,9 @@
     python -m benchmarks.bench_peers --vllm-python ~/vllm/bin/python --out peers.json
 
 Random weights in bfloat16, prompts of random ids, greedy, every stream of the full length. Peers
-take turns in every round; each waits frozen while another is measured. A read of as many bytes as
-the weights have, in every round too, says what one stream cannot exceed.
+take turns in every round; each waits frozen while another is measured. Decode steps beside plain
+reads of as many bytes as the weights have, in every round too, say how near one stream is to what
+the memory allows.
 """
 
 import argparse
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 
 from benchmarks.peers.results import ModelResult
 from benchmarks.peers.roster import PEERS, Setting
-from benchmarks.peers.session import add_options, probe_reads, run_models
+from benchmarks.peers.session import add_options, probe_bound, run_models
 from benchmarks.peers.turns import open_turns
 from benchmarks.random_model import ModelShape
 
@@ -34,7 +35,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--rounds", type=int, default=3)
     options = parser.parse_args(arguments)
     if options.peers is None:
-        absent = ["vllm", "vllm-all-cores"] * (options.vllm_python is None)
+        absent = ["bus"]
+        absent += ["vllm", "vllm-all-cores"] * (options.vllm_python is None)
         absent += ["llama.cpp"] * (options.llama_bench is None)
         options.peers = [name for name in PEERS if name not in absent]
     return options
@@ -47,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     async def measure(shape: ModelShape, result: ModelResult, setting: Setting) -> None:
         async with open_turns(shape, result, options.peers, setting, say) as turns:
             for number in range(options.rounds):
-                result.read_gb_per_s.append(await probe_reads(result.weight_bytes, setting))
+                result.bounds.append(await probe_bound(setting))
                 await turns.round(options.streams, (options.prompt, options.tokens), number)
 
     result = run_models(options, measure)

@@ -1,7 +1,7 @@
 """The engine in this process, without a bus: the same scheduler and runner, driven step by step."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +12,7 @@ from tokenmesh.shared.config.model import Dtype, ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.ids import GatewayId, RequestId
 from tokenmesh.shared.messages.sampling import SamplingParams
+from tokenmesh.shared.messages.tokens import Delta
 from tokenmesh.shared.tokens import BYTES_PER_ID
 
 Ask = tuple[list[int], int]
@@ -37,19 +38,28 @@ class EngineLoop:
 
         Raises RuntimeError when a request fails.
         """
+        times: list[list[float]] = [[] for _ in asks]
+        for deltas in self.steps(asks, temperature):
+            now = clock()
+            for delta in deltas:
+                times[delta.stream].extend([now] * (len(delta.token_ids) // BYTES_PER_ID))
+        return times
+
+    def steps(self, asks: Sequence[Ask], temperature: float = 0.0) -> Iterator[list[Delta]]:
+        """All at once; what each step brought, when it has ended.
+
+        Raises RuntimeError when a request fails.
+        """
         engine = Engine(self.model.runner, self._settings)
         for stream, ask in enumerate(asks):
             engine.add(_request(stream, ask, temperature))
-        times: list[list[float]] = [[] for _ in asks]
         while engine.has_work:
             engine.step()
             deltas = engine.take_output().deltas.get(_GATEWAY, [])
-            now = clock()
             for delta in deltas:
                 if delta.error is not None:
                     raise RuntimeError(f"a request failed: {delta.error.message}")
-                times[delta.stream].extend([now] * (len(delta.token_ids) // BYTES_PER_ID))
-        return times
+            yield deltas
 
 
 def _request(stream: int, ask: Ask, temperature: float) -> Request:

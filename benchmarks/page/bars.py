@@ -42,10 +42,9 @@ def rows(model: ModelResult) -> Iterator[tuple[str, str, str, str]]:
         ratio = mesh.tokens_per_s / peer
         name = f"{bar.name}{' (quoted)' * is_quoted}, {_streams(bar.streams)}"
         yield name, f"{bar.factor:.1f}x", f"{ratio:.2f}x", _held(ratio >= bar.factor)
-    decode = model.best_decode(1, "mesh")
-    if decode is not None and model.read_gb_per_s:
-        share = decode / model.bound_tokens_per_s
-        name = "bandwidth bound, decode of 1 stream"
+    share = model.bound_share
+    if share is not None:
+        name = "bandwidth bound, decode of 1 stream in-process"
         yield name, f"{BOUND_SHARE:.0%}", f"{share:.0%}", _held(share >= BOUND_SHARE)
 
 

@@ -40,15 +40,8 @@ def _model(model: ModelResult) -> Iterator[str]:
     yield ""
     yield from table(["time to first token, p50, ms", *heads], _first_tokens(model, streams))
     yield ""
-    if model.read_gb_per_s:
-        speed = max(speed for each in model.read_gb_per_s for speed in each.values())
-        yield (
-            f"The weights are {model.weight_bytes / 1e6:,.0f} MB; the fastest plain read of as "
-            f"many bytes ran at {speed:.1f} GB/s, so one stream cannot decode more than "
-            f"{model.bound_tokens_per_s:.1f} tokens/s. It decoded "
-            f"{number(model.best_decode(1, 'mesh'))} over HTTP and "
-            f"{number(model.best_decode(1, 'engine'))} in-process."
-        )
+    if model.bounds:
+        yield _bounds(model)
         yield ""
     yield from table(["bar", "wanted", "reached", "holds"], bars.rows(model))
     if model.missing:
@@ -56,6 +49,17 @@ def _model(model: ModelResult) -> Iterator[str]:
         yield "Not measured: " + "; ".join(
             f"{TITLES[name]} ({reason.splitlines()[0]})" for name, reason in model.missing.items()
         )
+
+
+def _bounds(model: ModelResult) -> str:
+    steps = [bound.step_s * 1e3 for bound in model.bounds]
+    reads = [bound.read_s * 1e3 for bound in model.bounds]
+    return (
+        f"The weights are {model.weight_bytes / 1e6:,.0f} MB. A decode step of one stream took "
+        f"{number(min(steps))} to {number(max(steps))} ms (medians of the rounds); a plain read of "
+        f"as many bytes, taking turns with the steps, the fastest of several kinds, "
+        f"{number(min(reads))} to {number(max(reads))} ms."
+    )
 
 
 def _speeds(model: ModelResult, streams: Sequence[int]) -> Iterator[list[str]]:
@@ -97,13 +101,19 @@ def overhead_section(result: PeersResult) -> Iterator[str]:
         f"{_MAX_ADDED_TTFT_MS} ms and {_MAX_LOST:.0%}. `python -m benchmarks.bench_overhead`."
     )
     yield ""
-    heads = ("model", "added time to first token, ms", f"throughput lost at {streams} streams")
+    heads = (
+        "model",
+        "added time to first token, ms",
+        "a bare round trip over NATS, ms",
+        f"throughput lost at {streams} streams",
+    )
     yield from table([*heads, "holds"], (_overhead(model, streams) for model in result.models))
 
 
 def _overhead(model: ModelResult, streams: int) -> list[str]:
     added, lost = model.added_ttft_ms, model.lost_throughput(streams)
     if added is None or lost is None:
-        return [model.title, "-", "-", "not measured"]
+        return [model.title, "-", "-", "-", "not measured"]
     holds = added <= _MAX_ADDED_TTFT_MS and lost <= _MAX_LOST
-    return [model.title, number(added, 2), f"{lost:.1%}", "yes" if holds else "**no**"]
+    told = [number(added, 2), number(model.round_trip_ms, 2), f"{lost:.1%}"]
+    return [model.title, *told, "yes" if holds else "**no**"]

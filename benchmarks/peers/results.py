@@ -5,6 +5,7 @@ from statistics import median
 
 import msgspec
 
+from benchmarks.bound import Bound
 from benchmarks.peers.sample import Sample
 
 
@@ -15,18 +16,17 @@ class ModelResult(msgspec.Struct):
     title: str
     weight_bytes: int
     """Read once for every decode step at least."""
-    read_gb_per_s: list[dict[str, float]] = []
-    """One entry a round: ways to read `weight_bytes` and their speeds."""
+    bounds: list[Bound] = []
+    """One a round."""
     rounds: dict[int, dict[str, list[Sample]]] = {}
     """By number of streams, then by peer."""
     missing: dict[str, str] = {}
     """Peers that were asked for and could not be measured to the end, and why."""
 
     @property
-    def bound_tokens_per_s(self) -> float:
-        """Decode steps a second if a step did nothing but read the weights; 0: not measured."""
-        speeds = [speed for each in self.read_gb_per_s for speed in each.values()]
-        return max(speeds, default=0.0) * 1e9 / self.weight_bytes
+    def bound_share(self) -> float | None:
+        """Of the memory's speed that a decode step reaches, median of the rounds."""
+        return median(bound.share for bound in self.bounds) if self.bounds else None
 
     def best(self, streams: int, peer: str) -> Sample | None:
         """The round with the most tokens a second; None when the peer was not measured."""
@@ -43,6 +43,12 @@ class ModelResult(msgspec.Struct):
         """Median time to the first token of one stream: the mesh's less its engine's."""
         both = self._medians(1, lambda sample: sample.ttft_p50_ms)
         return both and both[0] - both[1]
+
+    @property
+    def round_trip_ms(self) -> float | None:
+        """Median of a bare round trip over NATS in the same run."""
+        samples = self.rounds.get(1, {}).get("bus")
+        return median(sample.ttft_p50_ms for sample in samples) if samples else None
 
     def lost_throughput(self, streams: int) -> float | None:
         """Share of its engine's tokens a second that the mesh does not deliver, by medians."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from benchmarks.peers.bus_round_trip import open_round_trip
 from benchmarks.peers.child import start_child
 from benchmarks.peers.gguf_file import write_gguf
 from benchmarks.peers.http_peer import MODEL, HttpPeer
@@ -65,6 +66,11 @@ async def open_engine(setting: Setting, stack: AsyncExitStack) -> Measure:
     """Our engine in one process, without a bus."""
     environment = {**setting.environment, "GOMP_SPINCOUNT": "0"}
     return await _child(setting, stack, "engine_child", [], environment)
+
+
+async def open_bus(_setting: Setting, stack: AsyncExitStack) -> Measure:
+    """A round trip over NATS, in place of an engine."""
+    return await open_round_trip(stack)
 
 
 async def open_generate(setting: Setting, stack: AsyncExitStack) -> Measure:
@@ -139,6 +145,7 @@ async def _child(
 PEERS: Final[dict[str, Open]] = {
     "mesh": open_mesh,
     "engine": open_engine,
+    "bus": open_bus,
     "generate": open_generate,
     "continuous": open_continuous,
     "vllm": open_vllm,
@@ -148,6 +155,7 @@ PEERS: Final[dict[str, Open]] = {
 TITLES: Final = {
     "mesh": "TokenMesh over HTTP",
     "engine": "its engine in-process",
+    "bus": "a bare round trip over NATS",
     "generate": "transformers.generate",
     "continuous": "transformers continuous batching",
     "vllm": "vLLM's CPU build over HTTP",

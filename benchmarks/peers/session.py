@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import importlib.metadata
-import json
 import os
 import signal
 import subprocess
@@ -12,6 +11,9 @@ import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import msgspec
+
+from benchmarks.bound import Bound
 from benchmarks.peers.realtime import raise_priority
 from benchmarks.peers.results import ModelResult, PeersResult
 from benchmarks.peers.roster import Setting
@@ -79,21 +81,21 @@ async def _until_told(work: Awaitable[None]) -> None:
     await work
 
 
-async def probe_reads(size: int, setting: Setting) -> dict[str, float]:
-    """GB/s of several ways to read `size` bytes, in a process of its own."""
+async def probe_bound(setting: Setting) -> Bound:
+    """Decode steps beside plain reads, in a process of its own."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "benchmarks.limits",
-        str(size),
+        "benchmarks.bound",
+        str(setting.checkpoint),
         str(setting.threads),
         env=setting.environment,
         stdout=asyncio.subprocess.PIPE,
     )
     answer, _ = await asyncio.wait_for(process.communicate(), _PROBE_TIMEOUT_S)
     if process.returncode != 0:
-        raise RuntimeError("the read benchmark failed")
-    return {str(name): float(speed) for name, speed in json.loads(answer).items()}
+        raise RuntimeError("benchmarks.bound failed")
+    return msgspec.json.decode(answer, type=Bound)
 
 
 def versions(vllm_python: Path | None, llama_bench: Path | None) -> dict[str, str]:

@@ -11,7 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.bound import Bound
 from benchmarks.peers import turns as turns_module
+from benchmarks.peers.bus_round_trip import open_round_trip
 from benchmarks.peers.child import start_child
 from benchmarks.peers.http_peer import HttpPeer
 from benchmarks.peers.results import ModelResult
@@ -184,10 +186,17 @@ async def test_a_peer_that_fails_is_named_and_the_others_go_on(
     assert result.best(1, "absent") is None
 
 
-def test_the_bound_is_the_fastest_read_over_the_weights() -> None:
-    reads = [{"sum": 20.0, "dot": 40.0}, {"sum": 50.0, "dot": 10.0}]
-    assert ModelResult("m", "M", 10**9, reads).bound_tokens_per_s == 50.0
-    assert ModelResult("m", "M", 10**9).bound_tokens_per_s == 0.0
+def test_the_bound_is_the_median_share_of_the_rounds() -> None:
+    bounds = [Bound(0.040, read_s, "sum") for read_s in (0.036, 0.020, 0.034)]
+    assert ModelResult("m", "M", 10**9, bounds).bound_share == pytest.approx(0.85)
+    assert ModelResult("m", "M", 10**9).bound_share is None
+
+
+async def test_a_round_trip_over_a_bus_of_its_own() -> None:
+    async with AsyncExitStack() as stack:
+        measure = await open_round_trip(stack)
+        sample = await measure([[1]], 1)
+    assert 0 < sample.ttft_p50_ms < 5000
 
 
 def test_the_mesh_is_held_against_its_engine_by_medians() -> None:
