@@ -74,11 +74,12 @@ def status_body(
     return ErrorBody(ErrorFacts(message=message, type=kind, param=param, code=code))
 
 
-def invalid_fields(error: ValidationError) -> InvalidInput:
+def invalid_fields(error: ValidationError, place: str = "") -> InvalidInput:
     """What pydantic found, as one sentence a field; `param` is the first of them.
 
-    Of a field that may have several types only the errors that lie deepest count: those of the
-    type that the client most likely meant.
+    `place` is the path of what was validated, where that was not the whole body. Of a field that
+    may have several types only the errors that lie deepest count: those of the type that the client
+    most likely meant.
     """
     details = error.errors(include_url=False, include_context=False)
     depth_by_field: dict[str, int] = {}
@@ -88,19 +89,24 @@ def invalid_fields(error: ValidationError) -> InvalidInput:
     told = [
         each for each in details if len(field_path(each["loc"])) == depth_by_field[_field(each)]
     ]
-    sentences = dict.fromkeys(_sentence(each["loc"], each) for each in told[:_MAX_TOLD])
-    return InvalidInput("; ".join(sentences), param=field_path(told[0]["loc"]) or None)
+    sentences = dict.fromkeys(_sentence(each, place) for each in told[:_MAX_TOLD])
+    return InvalidInput("; ".join(sentences), param=_path(told[0]["loc"], place) or None)
 
 
 def _field(detail: Any) -> str:
     return str(detail["loc"][0]) if detail["loc"] else ""
 
 
-def _sentence(location: Sequence[str | int], detail: Any) -> str:
+def _path(location: Sequence[str | int], place: str) -> str:
+    path = field_path(location)
+    return f"{place}.{path}" if place and path and path[0] != "[" else place + path
+
+
+def _sentence(detail: Any, place: str) -> str:
     message = detail["msg"].removeprefix("Value error, ")
     if detail["type"] == "json_invalid":
         return f"the body is not valid JSON: {message.removeprefix('Invalid JSON: ')}"
-    path = field_path(location)
+    path = _path(detail["loc"], place)
     if detail["type"] == "missing":
         return f"{path} is missing"
     where = f"{path}: " if path else ""
