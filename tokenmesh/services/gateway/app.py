@@ -10,6 +10,7 @@ from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.types import ASGIApp
 
 import tokenmesh
+from tokenmesh.services.gateway.anthropic.request import CountTokensRequest, MessagesRequest
 from tokenmesh.services.gateway.auth import ApiKeys
 from tokenmesh.services.gateway.edge import Edge
 from tokenmesh.services.gateway.error_response import crash_response, install_error_handlers
@@ -17,12 +18,13 @@ from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.openai.chat_request import ChatRequest
 from tokenmesh.services.gateway.openai.completion_request import CompletionRequest
 from tokenmesh.services.gateway.openai.tokenize_request import DetokenizeRequest, TokenizeRequest
-from tokenmesh.services.gateway.routes import chat, completions
+from tokenmesh.services.gateway.routes import chat, completions, messages
 from tokenmesh.services.gateway.routes.admin import admin_router
 from tokenmesh.services.gateway.routes.chat import chat_endpoint
 from tokenmesh.services.gateway.routes.completions import completion_endpoint
 from tokenmesh.services.gateway.routes.files import files_router
 from tokenmesh.services.gateway.routes.health import health_router
+from tokenmesh.services.gateway.routes.messages import messages_endpoint, messages_router
 from tokenmesh.services.gateway.routes.models import models_router
 from tokenmesh.services.gateway.routes.schema import body_schema, install_schemas
 from tokenmesh.services.gateway.routes.tokenize import tokenize_router
@@ -32,12 +34,14 @@ from tokenmesh.services.gateway.shortcut import Endpoint, Shortcut
 _BODIES: Final[dict[str, type[BaseModel]]] = {
     chat.PATH: ChatRequest,
     completions.PATH: CompletionRequest,
+    messages.PATH: MessagesRequest,
 }
 _ROUTERS: Final = (
     models_router,
     tokenize_router,
     files_router,
     health_router,
+    messages_router,
 )
 _EXPOSED: Final = ["x-request-id", "traceparent", "x-tokenmesh-warning", "retry-after"]
 
@@ -45,7 +49,11 @@ _EXPOSED: Final = ["x-request-id", "traceparent", "x-tokenmesh-warning", "retry-
 def make_app(gateway: Gateway) -> ASGIApp:
     """Everything that HTTP clients see: errors, edge, shortcut, routes, from outside to inside."""
     settings = gateway.settings
-    endpoints = {chat.PATH: chat_endpoint(gateway), completions.PATH: completion_endpoint(gateway)}
+    endpoints = {
+        chat.PATH: chat_endpoint(gateway),
+        completions.PATH: completion_endpoint(gateway),
+        messages.PATH: messages_endpoint(gateway),
+    }
     app: ASGIApp = Shortcut(_make_routes(gateway, endpoints), endpoints)
     app = Edge(app, ApiKeys(settings.api_key_hashes), settings, gateway.metrics)
     app = ServerErrorMiddleware(app, handler=crash_response)
@@ -80,5 +88,7 @@ def _make_routes(gateway: Gateway, endpoints: Mapping[str, Endpoint]) -> FastAPI
     app.include_router(traces_router(gateway.traces))
     if gateway.settings.admin_routes:
         app.include_router(admin_router(gateway))
-    install_schemas(app, [*_BODIES.values(), TokenizeRequest, DetokenizeRequest])
+    install_schemas(
+        app, [*_BODIES.values(), TokenizeRequest, DetokenizeRequest, CountTokensRequest]
+    )
     return app

@@ -36,7 +36,8 @@ class ToolChoice(_Part):
 class Thinking(_Part):
     """Whether the model is to think, and for how long."""
 
-    type: Literal["enabled", "disabled", "adaptive"]
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    """The last two leave it to the model when and for how long."""
     budget_tokens: int | None = Field(default=None, ge=1, le=INT32_MAX)
     display: Literal["summarized", "omitted"] | None = None
     """`omitted`: blocks come without their text."""

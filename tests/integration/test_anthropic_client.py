@@ -1,0 +1,225 @@
+"""The anthropic Python client, unchanged, against a real gateway with fakes behind it."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anthropic
+import pytest
+
+from tests.fakes.back_end import BackEnd, saying
+from tokenmesh.shared.config.bus import BusSettings
+from tokenmesh.shared.config.redis import RedisSettings
+
+TEXT = "Hello from the mesh, na\u00efve caf\u00e9!"
+MESSAGES: Any = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.fixture
+async def mesh(bus_settings: BusSettings, redis_settings: RedisSettings) -> AsyncIterator[BackEnd]:
+    async with BackEnd(bus_settings, redis_settings) as back_end:
+        yield back_end
+
+
+@pytest.fixture
+async def client(mesh: BackEnd) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    async with anthropic.AsyncAnthropic(
+        base_url=mesh.url, api_key="none", max_retries=0, timeout=10
+    ) as connected:
+        yield connected
+
+
+async def test_a_message(mesh: BackEnd, client: anthropic.AsyncAnthropic) -> None:
+    message = await client.messages.create(model=mesh.model, max_tokens=50, messages=MESSAGES)
+    assert [block.type for block in message.content] == ["text"]
+    assert message.content[0].type == "text"
+    assert message.content[0].text == TEXT
+    assert (message.role, message.type, message.model) == ("assistant", "message", mesh.model)
+    assert (message.stop_reason, message.stop_sequence) == ("end_turn", None)
+    assert message.usage.cache_read_input_tokens == 3
+    assert message.usage.input_tokens > 0
+    assert message.usage.output_tokens > 1
+    assert message._request_id == message.id
+
+
+def _use_blocking_client(url: str, model: str) -> list[str]:
+    asked: Any = {"model": model, "max_tokens": 50, "messages": MESSAGES}
+    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, timeout=10) as client:
+        message = client.messages.create(**asked)
+        with client.messages.stream(**asked) as stream:
+            streamed = "".join(stream.text_stream)
+        count = client.messages.count_tokens(model=model, messages=MESSAGES)
+    return [str(message.stop_reason), streamed, str(count.input_tokens > 0)]
+
+
+async def test_the_blocking_client(mesh: BackEnd) -> None:
+    told = await asyncio.to_thread(_use_blocking_client, mesh.url, mesh.model)
+    assert told == ["end_turn", TEXT, "True"]
+
+
+async def test_a_stream_of_events(mesh: BackEnd, client: anthropic.AsyncAnthropic) -> None:
+    stream = await client.messages.create(
+        model=mesh.model, max_tokens=50, messages=MESSAGES, stream=True
+    )
+    events = [event async for event in stream]
+    kinds = [event.type for event in events]
+    assert kinds[:2] == ["message_start", "content_block_start"]
+    assert set(kinds[2:-3]) == {"content_block_delta"}
+    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    for event in events:
+        type(event).model_validate(event.model_dump())
+
+
+async def test_the_stream_helper(mesh: BackEnd, client: anthropic.AsyncAnthropic) -> None:
+    async with client.messages.stream(model=mesh.model, max_tokens=50, messages=MESSAGES) as stream:
+        parts = [text async for text in stream.text_stream]
+        final = await stream.get_final_message()
+    assert "".join(parts) == TEXT == _text(final)
+    whole = await client.messages.create(model=mesh.model, max_tokens=50, messages=MESSAGES)
+    assert final.usage == whole.usage
+    assert final.stop_reason == whole.stop_reason
+
+
+def _text(message: anthropic.types.Message) -> str:
+    return "".join(block.text for block in message.content if block.type == "text")
+
+
+async def test_a_stop_sequence(mesh: BackEnd, client: anthropic.AsyncAnthropic) -> None:
+    message = await client.messages.create(
+        model=mesh.model, max_tokens=50, messages=MESSAGES, stop_sequences=["mesh", "caf"]
+    )
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "mesh")
+    assert _text(message) == "Hello from the "
+
+
+async def test_max_tokens(mesh: BackEnd, client: anthropic.AsyncAnthropic) -> None:
+    message = await client.messages.create(model=mesh.model, max_tokens=2, messages=MESSAGES)
+    assert (message.stop_reason, message.usage.output_tokens) == ("max_tokens", 2)
+
+
+async def test_fields_reach_the_worker(mesh: BackEnd, client: anthropic.AsyncAnthropic) -> None:
+    await client.messages.create(
+        model=f"{mesh.model}-alias",
+        max_tokens=7,
+        messages=MESSAGES,
+        metadata={"user_id": "u"},
+        service_tier="auto",
+        extra_body={"temperature": 0.5, "top_k": 3, "top_p": 0.25, "cache_salt": "pepper"},
+    )
+    (generate,) = mesh.workers[0].generates
+    sampling = generate.sampling
+    assert (sampling.max_tokens, sampling.temperature) == (7, 0.5)
+    assert (sampling.top_k, sampling.top_p) == (3, 0.25)
+    assert generate.cache_salt == "pepper"
+
+
+async def test_tokens_are_counted_as_they_are_generated_from(
+    mesh: BackEnd, client: anthropic.AsyncAnthropic
+) -> None:
+    asked: Any = {
+        "model": mesh.model,
+        "system": [{"type": "text", "text": "Be brief."}],
+        "messages": MESSAGES,
+    }
+    count = await client.messages.count_tokens(**asked)
+    message = await client.messages.create(max_tokens=5, **asked)
+    cached = message.usage.cache_read_input_tokens
+    assert cached is not None
+    assert count.input_tokens == message.usage.input_tokens + cached
+    shorter = await client.messages.count_tokens(model=mesh.model, messages=MESSAGES)
+    assert shorter.input_tokens < count.input_tokens
+
+
+async def test_tools_are_counted(mesh: BackEnd, client: anthropic.AsyncAnthropic) -> None:
+    tool: Any = {"name": "f", "description": "d", "input_schema": {"type": "object"}}
+    await client.messages.count_tokens(model=mesh.model, messages=MESSAGES, tools=[tool])
+    prompt: Any = mesh.tokenizer.received[-1].prompt
+    assert json.loads(prompt.tools_json) == [
+        {
+            "type": "function",
+            "function": {"name": "f", "description": "d", "parameters": {"type": "object"}},
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "told"),
+    [
+        ({"model": "nobody"}, anthropic.NotFoundError, "nobody"),
+        ({"max_tokens": 0}, anthropic.BadRequestError, "max_tokens"),
+        ({"max_tokens": 9999}, anthropic.BadRequestError, "max_tokens"),
+        ({"messages": []}, anthropic.BadRequestError, "messages"),
+        ({"stop_sequences": [""]}, anthropic.BadRequestError, "stop_sequences[0]"),
+        ({"temperature": "hot"}, anthropic.BadRequestError, "temperature"),
+        ({"top_p": 2}, anthropic.BadRequestError, "top_p"),
+    ],
+)
+async def test_errors_are_the_clients_own(
+    mesh: BackEnd, client: anthropic.AsyncAnthropic, change: Any, kind: Any, told: str
+) -> None:
+    asked = {"model": mesh.model, "max_tokens": 5, "messages": MESSAGES} | change
+    with pytest.raises(kind) as caught:
+        await client.post("/v1/messages", body=asked, cast_to=anthropic.types.Message)
+    body = caught.value.body
+    assert body["type"] == "error"
+    assert told in body["error"]["message"]
+    assert body["request_id"] == caught.value.request_id
+
+
+async def test_a_full_mesh(mesh: BackEnd, client: anthropic.AsyncAnthropic) -> None:
+    mesh.scheduler.is_full = True
+    with pytest.raises(anthropic.RateLimitError) as caught:
+        await client.messages.create(model=mesh.model, max_tokens=5, messages=MESSAGES)
+    assert caught.value.response.headers["retry-after"] == "3"
+    await mesh.stop_scheduler()
+    with pytest.raises(anthropic.APIStatusError) as missing:
+        await client.messages.create(model=mesh.model, max_tokens=5, messages=MESSAGES)
+    assert missing.value.status_code == 529
+    body: Any = missing.value.body
+    assert body["error"]["type"] == "overloaded_error"
+
+
+async def test_a_client_that_leaves_cancels(
+    bus_settings: BusSettings, redis_settings: RedisSettings
+) -> None:
+    mesh = BackEnd(bus_settings, redis_settings, saying("word " * 100))
+    mesh.step_s = 0.05
+    async with mesh, anthropic.AsyncAnthropic(base_url=mesh.url, api_key="x") as client:
+        async with client.messages.stream(
+            model=mesh.model, max_tokens=200, messages=MESSAGES
+        ) as stream:
+            async for _ in stream.text_stream:
+                break
+        await mesh.until(lambda: bool(mesh.workers[0].cancels))
+
+
+async def test_a_stream_survives_its_worker(
+    bus_settings: BusSettings, redis_settings: RedisSettings
+) -> None:
+    text = "one two three four five six seven eight nine ten " * 4
+    mesh = BackEnd(bus_settings, redis_settings, saying(text))
+    mesh.step_s = 0.01
+    async with mesh, anthropic.AsyncAnthropic(base_url=mesh.url, api_key="x") as client:
+        await mesh.add_worker()
+        async with client.messages.stream(
+            model=mesh.model, max_tokens=200, messages=MESSAGES
+        ) as stream:
+            parts: list[str] = []
+            async for part in stream.text_stream:
+                if not parts:
+                    await mesh.workers[0].die()
+                parts.append(part)
+        assert "".join(parts).strip() == text.strip()
+
+
+async def test_many_at_once(mesh: BackEnd, client: anthropic.AsyncAnthropic) -> None:
+    async def one(number: int) -> str:
+        asked: Any = [{"role": "user", "content": str(number)}]
+        async with client.messages.stream(
+            model=mesh.model, max_tokens=50, messages=asked
+        ) as stream:
+            return await stream.get_final_text()
+
+    texts = await asyncio.gather(*(one(number) for number in range(20)))
+    assert set(texts) == {TEXT}

@@ -1,0 +1,113 @@
+"""POST /v1/messages and /v1/messages/count_tokens."""
+
+from typing import Final
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tokenmesh.services.gateway.answer import Answer
+from tokenmesh.services.gateway.anthropic.places import Places
+from tokenmesh.services.gateway.anthropic.request import CountTokensRequest, MessagesRequest
+from tokenmesh.services.gateway.anthropic.shapes import TokenCount
+from tokenmesh.services.gateway.anthropic.translation import translate
+from tokenmesh.services.gateway.anthropic.writer import MessagesWriter
+from tokenmesh.services.gateway.body import read_json
+from tokenmesh.services.gateway.error_response import json_response
+from tokenmesh.services.gateway.exchange import Exchange, exchange_of
+from tokenmesh.services.gateway.gateway import Gateway
+from tokenmesh.services.gateway.openai.chat_request import ChatRequest
+from tokenmesh.services.gateway.routes.schema import body_schema
+from tokenmesh.services.gateway.shortcut import Endpoint
+from tokenmesh.shared import subjects
+from tokenmesh.shared.clock import now_s
+from tokenmesh.shared.errors import TokenMeshError
+from tokenmesh.shared.messages import Tokenize, Tokenized
+from tokenmesh.shared.telemetry import span
+from tokenmesh.shared.tokens import count_ids
+
+PATH: Final = "/v1/messages"
+
+
+def messages_endpoint(gateway: Gateway) -> Endpoint:
+    """The route's function."""
+
+    async def create_message(request: Request) -> Response:
+        """Answer a conversation in Anthropic's shapes, whole or as a stream of events."""
+        exchange = exchange_of(request.scope)
+        with span("validate"):
+            body = await read_json(request, MessagesRequest, gateway.settings)
+            _warn(body, exchange)
+            translation = translate(body)
+            try:
+                ask = await gateway.intake.chat(translation.body, exchange)
+            except TokenMeshError as error:
+                raise translation.places.rename(error) from None
+        is_omitted = body.thinking is not None and body.thinking.display == "omitted"
+        writer = MessagesWriter(ask, translation.places, shows_thinking=not is_omitted)
+        answer = Answer(ask, gateway, writer, exchange.started_s)
+        return _Renamed(answer, translation.places)
+
+    return create_message
+
+
+def messages_router(gateway: Gateway) -> APIRouter:
+    """The route beside it."""
+    router = APIRouter(tags=["generate"])
+
+    @router.post(f"{PATH}/count_tokens", openapi_extra=body_schema(CountTokensRequest))
+    async def count_tokens(request: Request) -> Response:
+        """How many tokens a message's prompt has, system prompt, tools and images included."""
+        exchange = exchange_of(request.scope)
+        body = await read_json(request, CountTokensRequest, gateway.settings)
+        _warn(body, exchange)
+        translation = translate(body)
+        try:
+            count = await _count(gateway, translation.body, exchange)
+        except TokenMeshError as error:
+            raise translation.places.rename(error) from None
+        return json_response(TokenCount(count))
+
+    return router
+
+
+async def _count(gateway: Gateway, body: ChatRequest, exchange: Exchange) -> int:
+    card = gateway.catalog.find(body.model)
+    exchange.model = card.name
+    timeout_s = gateway.settings.tokenize_timeout_s
+    question = Tokenize(
+        request_id=exchange.request_id,
+        model=card.name,
+        prompt=await gateway.intake.chat_prompt(body),
+    )
+    answer = await gateway.calls.ask(
+        subjects.tokenize(card.name),
+        question,
+        Tokenized,
+        timeout_s=timeout_s,
+        deadline_s=now_s() + timeout_s,
+    )
+    return count_ids(answer.token_ids)
+
+
+def _warn(body: CountTokensRequest, exchange: Exchange) -> None:
+    names = [name[:64] for name in list(body.model_extra or ())[:16]]
+    if names:
+        exchange.warnings.append(f"unknown fields ignored: {', '.join(names)}")
+
+
+class _Renamed(Response):
+    """An answer whose errors are told in the client's words."""
+
+    def __init__(self, answer: Answer, places: Places) -> None:
+        super().__init__()
+        self._answer = answer
+        self._places = places
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        try:
+            await self._answer(scope, receive, send)
+        except TokenMeshError as error:
+            raise self._places.rename(error) from error
