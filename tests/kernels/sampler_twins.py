@@ -14,7 +14,7 @@ from tokenmesh.kernels.sample import ChoiceRows, sample
 from tokenmesh.services.worker_svc.engine.plan import NewRow
 from tokenmesh.services.worker_svc.sampling.device_sampler import DeviceSampler
 from tokenmesh.services.worker_svc.sampling.sampler import Draw, Draws, Sampler
-from tokenmesh.shared.messages.sampling import SamplingParams
+from tokenmesh.shared.messages.sampling import SamplingParams, ThinkingBudget
 
 EOS = 2
 NUM_ROWS = 16
@@ -47,6 +47,8 @@ def random_params(rng: random.Random, vocab_size: int) -> SamplingParams:
         **maybe(0.15, {"min_tokens": rng.randrange(9), "stop_token_ids": [token(), token()]}),
         **maybe(0.1, {"ignore_eos": True}),
         **maybe(0.25, {"logprobs": rng.choice([0, 1, 5, vocab_size])}),
+        **maybe(0.1, {"logprobs": 0, "logprob_token_ids": _some_ids(rng, vocab_size, 7)}),
+        **maybe(0.2, {"thinking": _budget(rng, vocab_size)}),
         **maybe(
             0.15,
             {
@@ -58,6 +60,18 @@ def random_params(rng: random.Random, vocab_size: int) -> SamplingParams:
         ),
     }
     return SamplingParams(seed=rng.randrange(-(2**63), 2**64), max_tokens=100, **fields)
+
+
+def _some_ids(rng: random.Random, vocab_size: int, most: int) -> list[int]:
+    return [rng.randrange(vocab_size) for _ in range(rng.randint(1, most))]
+
+
+def _budget(rng: random.Random, vocab_size: int) -> ThinkingBudget:
+    """Of few tokens, so that prompts and outputs hold markers and parts of them."""
+    few = min(4, vocab_size)
+    start = _some_ids(rng, few, 2) if rng.random() < 0.7 else []
+    end = _some_ids(rng, few, 3)
+    return ThinkingBudget(num_tokens=rng.randrange(6), start_ids=start, end_ids=end)
 
 
 @dataclass
@@ -145,11 +159,13 @@ class Twins:
             drawn = draws.draw_by_row[number]
             params = self.known[number].sampling
             assert drawn.token_id == wanted.token_id, (number, params)
-            _compare_logprobs(drawn, wanted, logits[index])
+            _compare_logprobs(drawn, wanted, logits[index], params)
         self.num_draws += len(numbers)
 
 
-def _compare_logprobs(drawn: Draw, wanted: Draw, logits: torch.Tensor) -> None:
+def _compare_logprobs(
+    drawn: Draw, wanted: Draw, logits: torch.Tensor, params: SamplingParams
+) -> None:
     if wanted.logprobs is None:
         assert drawn.logprobs is None
         return
@@ -160,6 +176,9 @@ def _compare_logprobs(drawn: Draw, wanted: Draw, logits: torch.Tensor) -> None:
     assert drawn.logprobs.top_logprobs == pytest.approx(wanted.logprobs.top_logprobs, abs=1e-4)
     # which of equal tokens come first is the device's to say
     ids = drawn.logprobs.top_ids
+    if params.logprob_token_ids:
+        assert ids == wanted.logprobs.top_ids == params.logprob_token_ids
+        return
     assert len(set(ids)) == len(ids)
     assert torch.equal(logits[ids], logits[wanted.logprobs.top_ids])
 

@@ -16,7 +16,7 @@ from tokenmesh.shared.errors import InvalidInput, PromptTooLong
 from tokenmesh.shared.ids import BlobKey, GatewayId, ModelName, RequestId
 from tokenmesh.shared.messages.generate import Generate
 from tokenmesh.shared.messages.media import MediaItem
-from tokenmesh.shared.messages.sampling import SamplingParams
+from tokenmesh.shared.messages.sampling import RepetitionRule, SamplingParams, ThinkingBudget
 from tokenmesh.shared.tokens import pack_ids
 
 SETTINGS = WorkerSettings(num_gpu_blocks_override=9, block_size=8)
@@ -70,6 +70,18 @@ def test_media_are_put_in_order() -> None:
 @pytest.mark.parametrize(
     ("param", "value"),
     [
+        ("logprob_token_ids", [1]),
+        ("repetition", RepetitionRule(max_size=0)),
+        ("repetition", RepetitionRule(max_size=2, min_size=3)),
+        ("repetition", RepetitionRule(max_size=2, min_size=-1)),
+        ("repetition", RepetitionRule(max_size=2**40)),
+        ("repetition", RepetitionRule(max_size=2, min_count=1)),
+        ("thinking", ThinkingBudget(num_tokens=-1, end_ids=[1])),
+        ("thinking", ThinkingBudget(num_tokens=2**40, end_ids=[1])),
+        ("thinking", ThinkingBudget(num_tokens=1, end_ids=[])),
+        ("thinking", ThinkingBudget(num_tokens=1, end_ids=[VOCAB])),
+        ("thinking", ThinkingBudget(num_tokens=1, start_ids=[-1], end_ids=[1])),
+        ("thinking", ThinkingBudget(num_tokens=1, end_ids=[1] * 17)),
         ("max_tokens", 0),
         ("max_tokens", -(2**62)),
         ("min_tokens", -1),
@@ -147,3 +159,11 @@ def test_whatever_decodes_is_admitted_or_named(message: Generate) -> None:
         request = admit(message, LOADED, 8)
         assert request.max_len <= 65
         assert 0 <= request.sampling.top_k < VOCAB
+
+
+def test_a_list_of_named_tokens_is_bounded() -> None:
+    for ids in ([VOCAB], [1] * 2000):
+        with pytest.raises(InvalidInput, match="logprob_token_ids"):
+            admit(with_sampling(logprobs=0, logprob_token_ids=ids), LOADED, 8)
+    named = with_sampling(logprobs=0, logprob_token_ids=[5, 1])
+    assert admit(named, LOADED, 8).sampling.logprob_token_ids == [5, 1]

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tokenmesh.services.worker_svc.engine.request import Ending, Request
+from tokenmesh.shared.messages.sampling import RepetitionRule
 
 MakeRequest = Callable[..., Request]
 EOS = frozenset({2, 3})
@@ -27,6 +28,11 @@ EOS = frozenset({2, 3})
         ((7,), {"min_tokens": 2, "stop_token_ids": [7]}, None),
         ((9, 9, 9, 9), {}, Ending("length")),
         ((9, 9, 9, 2), {}, Ending("stop")),
+        ((9, 9), {"repetition": RepetitionRule(max_size=1)}, Ending("repetition")),
+        ((2, 9), {"repetition": RepetitionRule(max_size=1)}, None),
+        ((9, 9), {"repetition": RepetitionRule(max_size=2, min_size=2)}, None),
+        ((9, 9), {"repetition": RepetitionRule(max_size=1), "min_tokens": 3}, None),
+        ((9, 9, 9, 9), {"repetition": RepetitionRule(max_size=1)}, Ending("length")),
     ],
 )
 def test_a_stream_ends_by_the_rules_of_the_api(

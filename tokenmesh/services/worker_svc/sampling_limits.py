@@ -6,6 +6,12 @@ from typing import Final
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.messages.sampling import SamplingParams
 
+MAX_MARKER_IDS: Final = 16
+"""Tokens of a marker that begins or ends reasoning."""
+_MAX_LOGPROB_TOKEN_IDS: Final = 1024
+_MAX_PATTERN_SIZE: Final = 1024
+_MAX_COUNT: Final = 2**31 - 1
+
 _RANGES: Final = {
     "temperature": (0.0, 1e6),
     "top_p": (1e-9, 1.0),
@@ -37,6 +43,9 @@ def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
         if count is not None and not 0 <= count <= vocab_size:
             raise InvalidInput(f"{name} is {count}, not in [0, {vocab_size}]", param=name)
     _check_ids(sampling, vocab_size)
+    _check_named(sampling, vocab_size)
+    _check_repetition(sampling)
+    _check_thinking(sampling, vocab_size)
 
 
 def _check_ids(sampling: SamplingParams, vocab_size: int) -> None:
@@ -52,6 +61,40 @@ def _check_ids(sampling: SamplingParams, vocab_size: int) -> None:
         if not word:
             raise InvalidInput("bad_words_ids holds an empty word", param="bad_words_ids")
         _check_range("bad_words_ids", word, vocab_size)
+
+
+def _check_named(sampling: SamplingParams, vocab_size: int) -> None:
+    named = sampling.logprob_token_ids
+    if not named:
+        return
+    if sampling.logprobs is None or len(named) > _MAX_LOGPROB_TOKEN_IDS:
+        raise InvalidInput(
+            f"logprob_token_ids needs logprobs and at most {_MAX_LOGPROB_TOKEN_IDS} ids",
+            param="logprob_token_ids",
+        )
+    _check_range("logprob_token_ids", named, vocab_size)
+
+
+def _check_repetition(sampling: SamplingParams) -> None:
+    rule = sampling.repetition
+    if rule is not None and not (
+        1 <= rule.min_size <= rule.max_size <= _MAX_PATTERN_SIZE
+        and 2 <= rule.min_count <= _MAX_COUNT
+    ):
+        raise InvalidInput(f"repetition is {rule}, which is out of range", param="repetition")
+
+
+def _check_thinking(sampling: SamplingParams, vocab_size: int) -> None:
+    budget = sampling.thinking
+    if budget is None:
+        return
+    if not 0 <= budget.num_tokens <= _MAX_COUNT:
+        raise InvalidInput(f"thinking.num_tokens is {budget.num_tokens}", param="thinking")
+    if len(budget.start_ids) > MAX_MARKER_IDS or not 1 <= len(budget.end_ids) <= MAX_MARKER_IDS:
+        raise InvalidInput(
+            f"a marker of reasoning holds 1 to {MAX_MARKER_IDS} ids", param="thinking"
+        )
+    _check_range("thinking", [*budget.start_ids, *budget.end_ids], vocab_size)
 
 
 def _check_range(name: str, ids: Iterable[int], vocab_size: int) -> None:

@@ -5,6 +5,27 @@ import msgspec
 from tokenmesh.shared.messages.structured import Structured
 
 
+class RepetitionRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Ends a stream whose last tokens are one pattern again and again."""
+
+    max_size: int
+    """Tokens of the longest pattern that is looked for."""
+    min_size: int = 1
+    min_count: int = 2
+    """Times in a row that a pattern must have come."""
+
+
+class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Ends reasoning after so many tokens, by drawing the marker that ends it."""
+
+    num_tokens: int
+    """Reasoning tokens of the whole output and of the block that the prompt leaves open."""
+    start_ids: list[int] = []
+    """The marker before reasoning; empty: the output begins with reasoning."""
+    end_ids: list[int]
+    """The marker after it."""
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Validated by the gateway; the worker trusts it.
 
@@ -33,6 +54,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ignore_eos: bool = False
     logprobs: int | None = None
     """None: off. k >= 0: the sampled token's log-probability and the k most likely."""
+    logprob_token_ids: list[int] = []
+    """With `logprobs`: log-probabilities of these tokens instead of those of the most likely."""
     prompt_logprobs: int | None = None
     structured: Structured | None = None
     """What the output must look like."""
+    repetition: RepetitionRule | None = None
+    thinking: ThinkingBudget | None = None

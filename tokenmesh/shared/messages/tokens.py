@@ -10,7 +10,7 @@ import msgspec
 from tokenmesh.shared.ids import WorkerId
 from tokenmesh.shared.messages.failed import Failed
 
-FinishReason = Literal["stop", "length", "abort", "error"]
+FinishReason = Literal["stop", "length", "repetition", "abort", "error"]
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -21,6 +21,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     rank: int
     """1-based rank of `token_id` in the distribution."""
     top_ids: list[int] = []
+    """The most likely, best first; or those that were asked for, in their order."""
     top_logprobs: list[float] = []
 
 

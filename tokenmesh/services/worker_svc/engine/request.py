@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
+from tokenmesh.services.worker_svc.engine.repetition import ends_in_loop
 from tokenmesh.services.worker_svc.engine.timeline import Timeline
 from tokenmesh.shared.ids import GatewayId, RequestId
 from tokenmesh.shared.messages.failed import Failed
@@ -90,7 +91,7 @@ class Request:
     """Tokens that `blocks` hold."""
     plain_until: int = 0
     """Decoding a token below this length is nothing special: no block begins or is filled, and the
-    length is not the stream's last."""
+    length is not the stream's last. With a rule against repetition no token is plain."""
     hashes: list[bytes] = field(default_factory=list)
     """One for each full block of known tokens, as far as they were needed."""
     num_cached: int | None = None
@@ -129,7 +130,8 @@ class Request:
 
     def note_borders(self) -> None:
         """After a change of `is_prefilling` or `capacity`."""
-        self.plain_until = 0 if self.is_prefilling else min(self.capacity, self.max_len)
+        is_never_plain = self.is_prefilling or self.sampling.repetition is not None
+        self.plain_until = 0 if is_never_plain else min(self.capacity, self.max_len)
 
     def ending(self) -> Ending | None:
         """Whether the last known token ends the stream. None while it goes on."""
@@ -140,4 +142,12 @@ class Request:
         if length >= self.min_len and token in self.stop_ids:
             is_eos = token in self.eos_ids and not self.sampling.ignore_eos
             return Ending("stop", stop_token=None if is_eos else token)
-        return Ending("length") if length >= self.max_len else None
+        if length >= self.max_len:
+            return Ending("length")
+        rule = self.sampling.repetition
+        is_loop = (
+            rule is not None
+            and length >= self.min_len
+            and ends_in_loop(self.token_ids, self.num_prompt, rule)
+        )
+        return Ending("repetition") if is_loop else None

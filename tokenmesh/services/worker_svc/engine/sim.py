@@ -150,6 +150,10 @@ class SimRunner:
         logprobs = None
         if sampling.logprobs is not None:
             logprobs = sim_logprobs(token, sampling.logprobs, self._vocabulary.size)
+            named = sampling.logprob_token_ids
+            if named:
+                values = [_HALF if each == token else 2 * _HALF for each in named]
+                logprobs = TokenLogprobs(token, _HALF, 1, named, values)
         return RowResult(number, token, logprobs)
 
     def _prompt_logprobs(self, row: _SimRow, entry: ScheduledRow) -> list[TokenLogprobs]:

@@ -18,6 +18,7 @@ from tokenmesh.kernels.sample import SOUND, sample
 from tokenmesh.services.worker_svc.sampling.device_choice import DeviceChoice
 from tokenmesh.services.worker_svc.sampling.device_limits import DeviceLimits
 from tokenmesh.services.worker_svc.sampling.device_penalties import DevicePenalties
+from tokenmesh.services.worker_svc.sampling.device_thinking import DeviceThinking
 from tokenmesh.services.worker_svc.sampling.row_states import RowState, RowStates
 from tokenmesh.services.worker_svc.sampling.sampler import NOT_FINITE, NOTHING_ALLOWED, Draw, Draws
 from tokenmesh.shared.messages.tokens import TokenLogprobs
@@ -30,8 +31,17 @@ class Needs:
     has_filters: bool = False
     has_limits: bool = False
     has_penalties: bool = False
+    has_budgets: bool = False
     num_top_by_index: tuple[tuple[int, int], ...] = ()
     """For batch rows that ask for log-probabilities: how many alternatives."""
+    named_by_index: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """For those of them that ask for tokens by name: which."""
+
+    @property
+    def num_shown(self) -> list[tuple[int, int]]:
+        """For batch rows that ask: how many tokens' log-probabilities they are told."""
+        named = dict(self.named_by_index)
+        return [(i, len(named[i]) if i in named else n) for i, n in self.num_top_by_index]
 
     @property
     def is_fixed(self) -> bool:
@@ -39,7 +49,12 @@ class Needs:
 
         Other tables grow, and the rows that ask for log-probabilities differ from step to step.
         """
-        return not (self.has_limits or self.has_penalties or self.num_top_by_index)
+        return not (self.changes_logits or self.num_top_by_index)
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether something is done to the logits before the draw."""
+        return self.has_limits or self.has_penalties or self.has_budgets
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +94,7 @@ class DeviceDraws:
             index: TokenLogprobs(
                 tokens[index], chosen[a], ranks[a], top_ids[a][:count], top[a][:count]
             )
-            for a, (index, count) in enumerate(self.needs.num_top_by_index)
+            for a, (index, count) in enumerate(self.needs.num_shown)
         }
 
 
@@ -98,10 +113,12 @@ class DeviceSampler(RowStates[_StagedState]):
         eos_token_ids: frozenset[int],
         device: torch.device,
     ) -> None:
+        self._vocab_size = vocab_size
         self._choice = DeviceChoice(max_num_seqs, vocab_size, device)
         self._limits = DeviceLimits(max_num_seqs, vocab_size, eos_token_ids, device)
         self._penalties = DevicePenalties(max_num_seqs, vocab_size, device)
-        super().__init__((self._choice, self._limits, self._penalties))
+        self._thinking = DeviceThinking(max_num_seqs, device)
+        super().__init__((self._choice, self._limits, self._penalties, self._thinking))
 
     def apply(self) -> None:
         """Send what was staged; call it after the last add or remove of a step, before `draw`."""
@@ -114,10 +131,16 @@ class DeviceSampler(RowStates[_StagedState]):
             has_filters=any(self._choice.has_filter(number) for number in numbers),
             has_limits=any(number in self._limits for number in numbers),
             has_penalties=any(number in self._penalties for number in numbers),
+            has_budgets=any(number in self._thinking for number in numbers),
             num_top_by_index=tuple(
-                (index, self._num_logprobs[number])
+                (index, min(self._num_logprobs[number], self._vocab_size))
                 for index, number in enumerate(numbers)
                 if number in self._num_logprobs
+            ),
+            named_by_index=tuple(
+                (index, tuple(self._named[number]))
+                for index, number in enumerate(numbers)
+                if number in self._named
             ),
         )
 
@@ -134,21 +157,26 @@ class DeviceSampler(RowStates[_StagedState]):
         each row has generated. Waits for nothing.
         """
         raw = logits
-        if needs.has_limits or needs.has_penalties:
+        if needs.changes_logits:
             # log-probabilities are those of the model
             logits = logits.clone() if needs.num_top_by_index else logits
             logits = logits.float()
+        is_sound = raw.amax(-1).isfinite() if needs.has_budgets else None
         marks = None
         if needs.has_limits:
             marks = logit_bias(logits, idx_mapping, positions, self._limits.rows)
         if needs.has_penalties:
             penalties(logits, idx_mapping, self._penalties.rows)
+        if is_sound is not None:
+            self._thinking.force(logits, idx_mapping, is_sound)
         drawn = sample(logits, idx_mapping, positions, self._choice.rows, marks, needs.has_filters)
         tokens, flaws = drawn
         if needs.has_limits:
             record(tokens, flaws, idx_mapping, self._limits.rows)
         if needs.has_penalties:
             count_tokens(tokens, flaws, idx_mapping, self._penalties.rows)
+        if needs.has_budgets:
+            self._thinking.record(tokens, idx_mapping)
         return DeviceDraws(drawn, _logprobs(raw, tokens, needs), needs)
 
 
@@ -159,4 +187,22 @@ def _logprobs(raw: torch.Tensor, tokens: torch.Tensor, needs: Needs) -> Logprobs
     asked = torch.tensor(indices, dtype=torch.int32)
     if raw.is_cuda:
         asked = asked.pin_memory().to(raw.device, non_blocking=True)
-    return logprobs(raw, asked, tokens, max(counts))
+    answer = logprobs(raw, asked, tokens, max(counts))
+    return answer if not needs.named_by_index else _with_named(answer, raw, needs)
+
+
+def _with_named(answer: Logprobs, raw: torch.Tensor, needs: Needs) -> Logprobs:
+    """The same with wider lists that hold the named tokens of the rows that name some."""
+    named = dict(needs.named_by_index)
+    width = max(answer.top_ids.shape[1], *map(len, named.values()))
+    num_missing = width - answer.top_ids.shape[1]
+    top_ids = torch.nn.functional.pad(answer.top_ids, (0, num_missing))
+    top = torch.nn.functional.pad(answer.top, (0, num_missing))
+    for place, (index, _) in enumerate(needs.num_top_by_index):
+        if index in named:
+            ids = torch.tensor(named[index], dtype=torch.int32)
+            ids = ids.pin_memory().to(raw.device, non_blocking=True) if raw.is_cuda else ids
+            row = raw[index].float()
+            top_ids[place, : len(ids)] = ids
+            top[place, : len(ids)] = row[ids.long()] - row.logsumexp(-1)
+    return Logprobs(answer.chosen, answer.ranks, top_ids, top)

@@ -5,6 +5,12 @@ import torch
 from tokenmesh.shared.messages.tokens import TokenLogprobs
 
 
+def named_logprobs(logits: torch.Tensor, token_ids: list[int]) -> list[float]:
+    """logits float32 [V] -> the log-probabilities of some tokens, in their order."""
+    named: list[float] = (logits[token_ids] - logits.logsumexp(-1)).tolist()
+    return named
+
+
 def token_logprobs(logits: torch.Tensor, targets: torch.Tensor, count: int) -> list[TokenLogprobs]:
     """logits float32 [P, V], targets [P] -> each target's entry with the `count` best tokens."""
     norm = logits.logsumexp(-1, keepdim=True)

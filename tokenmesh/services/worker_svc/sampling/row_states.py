@@ -25,6 +25,8 @@ class RowStates(Generic[State]):
     def __init__(self, states: Sequence[State]) -> None:
         self._states = states
         self._num_logprobs: dict[int, int] = {}
+        self._named: dict[int, list[int]] = {}
+        """Tokens whose log-probabilities a row wants in place of those of the most likely."""
 
     def add(self, new: NewRow) -> None:
         """Take a row; whatever its number held before is forgotten."""
@@ -32,10 +34,14 @@ class RowStates(Generic[State]):
         for state in self._states:
             state.add(new)
         if new.sampling.logprobs is not None:
-            self._num_logprobs[new.row] = new.sampling.logprobs
+            named = new.sampling.logprob_token_ids
+            self._num_logprobs[new.row] = 0 if named else new.sampling.logprobs
+            if named:
+                self._named[new.row] = named
 
     def remove(self, number: int) -> None:
         """Forget a row; nothing happens for one that is not there."""
         for state in self._states:
             state.remove(number)
         self._num_logprobs.pop(number, None)
+        self._named.pop(number, None)

@@ -9,9 +9,10 @@ import torch
 
 from tokenmesh.services.worker_svc.sampling.bad_words import BadWordState
 from tokenmesh.services.worker_svc.sampling.choice import ChoiceState
-from tokenmesh.services.worker_svc.sampling.logprobs import token_logprobs
+from tokenmesh.services.worker_svc.sampling.logprobs import named_logprobs, token_logprobs
 from tokenmesh.services.worker_svc.sampling.penalties import PenaltyState
 from tokenmesh.services.worker_svc.sampling.row_states import RowState, RowStates
+from tokenmesh.services.worker_svc.sampling.thinking import ThinkingState
 from tokenmesh.services.worker_svc.sampling.vocabulary import VocabularyState
 from tokenmesh.shared.messages.tokens import TokenLogprobs
 
@@ -47,8 +48,11 @@ class Sampler(RowStates[_HostState]):
         self._vocabulary = VocabularyState(vocab_size, eos_token_ids)
         self._penalties = PenaltyState(vocab_size)
         self._bad_words = BadWordState(vocab_size)
+        self._thinking = ThinkingState()
         self._choice = ChoiceState(vocab_size)
-        super().__init__((self._vocabulary, self._penalties, self._bad_words, self._choice))
+        super().__init__(
+            (self._vocabulary, self._penalties, self._bad_words, self._thinking, self._choice)
+        )
 
     def draw(self, numbers: Sequence[int], logits: torch.Tensor) -> Draws:
         """Draw one token for each row; logits [N, V] are overwritten."""
@@ -62,6 +66,7 @@ class Sampler(RowStates[_HostState]):
         self._vocabulary.apply(logits, numbers)
         self._penalties.apply(logits, numbers)
         self._bad_words.apply(logits, numbers)
+        self._thinking.apply(logits, numbers)
         tokens = self._choice.apply(logits, numbers)
 
         chosen = np.take_along_axis(logits.numpy(), tokens.numpy()[:, None], axis=1)
@@ -85,13 +90,11 @@ class Sampler(RowStates[_HostState]):
         """By batch index. Rows may ask for different numbers of alternatives."""
         counts = [self._num_logprobs[numbers[index]] for index in asked]
         entries = token_logprobs(raw, tokens[asked], max(counts))
-        return {
-            index: TokenLogprobs(
-                entry.token_id,
-                entry.logprob,
-                entry.rank,
-                entry.top_ids[:count],
-                entry.top_logprobs[:count],
-            )
-            for index, entry, count in zip(asked, entries, counts, strict=True)
-        }
+        shown = {}
+        for place, (index, entry, count) in enumerate(zip(asked, entries, counts, strict=True)):
+            ids, values = entry.top_ids[:count], entry.top_logprobs[:count]
+            named = self._named.get(numbers[index])
+            if named is not None:
+                ids, values = named, named_logprobs(raw[place], named)
+            shown[index] = TokenLogprobs(entry.token_id, entry.logprob, entry.rank, ids, values)
+        return shown

@@ -1,0 +1,99 @@
+"""thinking_token_budget: where it forces the marker, and that a resumed row does the same."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenmesh.services.worker_svc.engine.plan import NewRow
+from tokenmesh.services.worker_svc.sampling.sampler import Sampler
+from tokenmesh.services.worker_svc.sampling.thinking import ThinkingTracker
+from tokenmesh.shared.messages.sampling import SamplingParams, ThinkingBudget
+
+VOCAB = 12
+START, END = 10, 11
+IDS = st.lists(st.integers(0, 3), max_size=12)
+MARKERS = st.lists(st.integers(0, 3), min_size=1, max_size=3)
+
+
+def draw_many(
+    budget: ThinkingBudget, prompt: list[int], wanted: list[int], output: list[int] | None = None
+) -> list[int]:
+    """What comes out when the model wants `wanted`, one token at each position."""
+    sampler = Sampler(VOCAB, frozenset())
+    params = SamplingParams(seed=1, max_tokens=99, temperature=0.0, thinking=budget)
+    done = list(output or [])
+    sampler.add(NewRow(0, prompt + done, len(prompt), params, [], False))
+    for token in wanted[len(done) :]:
+        logits = torch.zeros(1, VOCAB)
+        logits[0, token] = 5.0
+        done.append(sampler.draw([0], logits).draw_by_row[0].token_id)
+    return done
+
+
+def test_reasoning_ends_when_the_budget_is_spent() -> None:
+    budget = ThinkingBudget(num_tokens=3, start_ids=[START], end_ids=[END])
+    assert draw_many(budget, [1, START], [1, 2, 3, 4, 5, 6]) == [1, 2, 3, END, 5, 6]
+    assert draw_many(budget, [1], [9, START, 1, 2, 3, 4, 5]) == [9, START, 1, 2, 3, END, 5]
+    assert draw_many(budget, [1, START], [1, END, 3, 4, 5, 6, 7]) == [1, END, 3, 4, 5, 6, 7]
+
+
+def test_a_budget_of_nothing_ends_reasoning_at_once() -> None:
+    budget = ThinkingBudget(num_tokens=0, start_ids=[START], end_ids=[END])
+    assert draw_many(budget, [START], [5, 5]) == [END, 5]
+    assert draw_many(budget, [1], [5, START, 5, 5]) == [5, START, END, 5]
+
+
+def test_what_the_prompt_has_thought_counts_and_earlier_turns_do_not() -> None:
+    budget = ThinkingBudget(num_tokens=3, start_ids=[START], end_ids=[END])
+    assert draw_many(budget, [START, 5, 5, 5, 5, END, START, 5], [1, 2, 3]) == [1, 2, END]
+    assert draw_many(budget, [START, 5, 5, 5, 5, END], [1, 2, 3]) == [1, 2, 3]
+
+
+def test_without_a_start_marker_the_output_begins_with_reasoning() -> None:
+    budget = ThinkingBudget(num_tokens=2, end_ids=[END])
+    assert draw_many(budget, [1], [1, 2, 3, 4, 5]) == [1, 2, END, 4, 5]
+
+
+def test_a_marker_that_has_begun_by_itself_is_completed() -> None:
+    budget = ThinkingBudget(num_tokens=2, start_ids=[START], end_ids=[7, 8, 9])
+    assert draw_many(budget, [START], [1, 7, 1, 1, 1]) == [1, 7, 8, 9, 1]
+    assert draw_many(budget, [START], [1, 2, 1, 1, 1, 1]) == [1, 2, 7, 8, 9, 1]
+
+
+def test_nothing_else_can_forbid_the_marker() -> None:
+    budget = ThinkingBudget(num_tokens=0, start_ids=[START], end_ids=[END])
+    sampler = Sampler(VOCAB, frozenset({END}))
+    params = SamplingParams(
+        seed=1, max_tokens=9, thinking=budget, allowed_token_ids=[1], bad_words_ids=[[END]]
+    )
+    sampler.add(NewRow(0, [START], 1, params, [], False))
+    assert sampler.draw([0], torch.zeros(1, VOCAB)).draw_by_row[0].token_id == END
+
+
+@given(IDS, IDS, st.one_of(st.just([]), MARKERS), MARKERS, st.integers(0, 5), st.data())
+def test_a_resumed_row_goes_on_as_if_it_had_never_stopped(
+    prompt: list[int],
+    wanted: list[int],
+    start: list[int],
+    end: list[int],
+    num_tokens: int,
+    data: st.DataObject,
+) -> None:
+    budget = ThinkingBudget(num_tokens=num_tokens, start_ids=start, end_ids=end)
+    whole = draw_many(budget, [5, *prompt], wanted)
+    cut = data.draw(st.integers(0, len(whole)))
+    assert draw_many(budget, [5, *prompt], wanted, whole[:cut]) == whole
+
+
+@given(IDS, st.lists(st.integers(0, 3), max_size=40), MARKERS, MARKERS, st.integers(0, 5))
+def test_no_more_is_thought_than_the_budget_allows(
+    prompt: list[int], wanted: list[int], start: list[int], end: list[int], num_tokens: int
+) -> None:
+    """Tokens inside a block, counted anew; the marker's own may come on top."""
+    budget = ThinkingBudget(num_tokens=num_tokens, start_ids=start, end_ids=end)
+    output = draw_many(budget, [5, *prompt], wanted)
+    tracker = ThinkingTracker(budget, [5, *prompt], len(prompt) + 1)
+    before = tracker.count
+    for token in output:
+        tracker.push(token)
+        assert tracker.count <= max(before, num_tokens) + len(end)

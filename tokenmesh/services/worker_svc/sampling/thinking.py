@@ -1,0 +1,102 @@
+"""ThinkingState: a row that has spent its reasoning budget draws the marker that ends reasoning."""
+
+from collections.abc import Sequence
+
+import torch
+
+from tokenmesh.services.worker_svc.engine.plan import NewRow
+from tokenmesh.shared.messages.sampling import ThinkingBudget
+
+
+class ThinkingTracker:
+    """Where one output is. It follows from the tokens alone: a resumed row comes to the same."""
+
+    def __init__(self, budget: ThinkingBudget, token_ids: Sequence[int], num_prompt: int) -> None:
+        self.budget = budget
+        self._width = max(len(budget.start_ids), len(budget.end_ids))
+        prompt = token_ids[:num_prompt]
+        self.recent = list(prompt[-self._width :])
+        """The last tokens, as many as the longer marker has."""
+        self.count = 0
+        """Reasoning tokens so far."""
+        self.is_inside = not budget.start_ids
+        begun = _end_of_last(prompt, budget.start_ids)
+        if begun > _end_of_last(prompt, budget.end_ids):
+            self.is_inside = True
+            self.count = num_prompt - begun
+        for token in token_ids[num_prompt:]:
+            self.push(token)
+
+    def push(self, token_id: int) -> None:
+        """The output has got a token."""
+        self.recent.append(token_id)
+        del self.recent[: -self._width]
+        if self.is_inside:
+            self.is_inside = not self._ends_with(self.budget.end_ids)
+            self.count += 1 if self.is_inside else 1 - len(self.budget.end_ids)
+        else:
+            self.is_inside = self._ends_with(self.budget.start_ids)
+
+    def forced(self) -> int | None:
+        """The only token that may come next; None when any may.
+
+        What the output already ends with of the marker is not written again.
+        """
+        if not self.is_inside or self.count < self.budget.num_tokens:
+            return None
+        end = self.budget.end_ids
+        known = next(n for n in range(len(end) - 1, -1, -1) if self._ends_with(end[:n]) or n == 0)
+        return end[known]
+
+    def _ends_with(self, marker: list[int]) -> bool:
+        return bool(marker) and self.recent[-len(marker) :] == marker
+
+
+class ThinkingState:
+    """Budgets of the rows that have one."""
+
+    def __init__(self) -> None:
+        self._tracker_by_number: dict[int, ThinkingTracker] = {}
+
+    def add(self, new: NewRow) -> None:
+        """Take a row with what it has generated before."""
+        if new.sampling.thinking is not None:
+            tracker = ThinkingTracker(new.sampling.thinking, new.token_ids, new.num_prompt)
+            self._tracker_by_number[new.row] = tracker
+
+    def remove(self, number: int) -> None:
+        """Forget a row."""
+        self._tracker_by_number.pop(number, None)
+
+    def append(self, number: int, token_id: int) -> None:
+        """A row has drawn a token."""
+        tracker = self._tracker_by_number.get(number)
+        if tracker is not None:
+            tracker.push(token_id)
+
+    def apply(self, logits: torch.Tensor, numbers: Sequence[int]) -> None:
+        """Change logits [N, V] in place; numbers [N] are the rows they belong to.
+
+        It has the last word: nothing else can forbid the marker.
+        """
+        if not self._tracker_by_number:
+            return
+        for index, number in enumerate(numbers):
+            tracker = self._tracker_by_number.get(number)
+            token_id = tracker.forced() if tracker is not None else None
+            if token_id is not None:
+                logits[index] = float("-inf")
+                logits[index, token_id] = 0.0
+
+
+def _end_of_last(token_ids: Sequence[int], marker: list[int]) -> int:
+    """Where the last occurrence of a marker ends; -1 when there is none."""
+    found, start = -1, 0
+    while marker:
+        try:
+            start = token_ids.index(marker[0], start) + 1
+        except ValueError:
+            break
+        if list(token_ids[start - 1 : start - 1 + len(marker)]) == marker:
+            found = start - 1 + len(marker)
+    return found
