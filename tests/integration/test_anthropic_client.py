@@ -1,11 +1,13 @@
 """The anthropic Python client, unchanged, against a real gateway with fakes behind it."""
 
 import asyncio
+import hashlib
 import json
 from collections.abc import AsyncIterator
 from typing import Any
 
 import anthropic
+import httpx
 import pytest
 
 from tests.fakes.back_end import BackEnd, saying
@@ -223,3 +225,64 @@ async def test_many_at_once(mesh: BackEnd, client: anthropic.AsyncAnthropic) -> 
 
     texts = await asyncio.gather(*(one(number) for number in range(20)))
     assert set(texts) == {TEXT}
+
+
+async def test_the_edge_refuses_in_the_same_shape(
+    bus_settings: BusSettings, redis_settings: RedisSettings
+) -> None:
+    digest = hashlib.sha256(b"sk-1").hexdigest()
+    mesh = BackEnd(bus_settings, redis_settings, api_key_hashes=(digest,), max_body_bytes=1024)
+    asked: Any = {"model": mesh.model, "max_tokens": 5, "messages": MESSAGES}
+    async with mesh:
+        async with anthropic.AsyncAnthropic(base_url=mesh.url, api_key="sk-1") as client:
+            await client.messages.create(**asked)
+            with pytest.raises(anthropic.APIStatusError) as large:
+                await client.messages.create(**asked, system="x" * 2000)
+        async with anthropic.AsyncAnthropic(base_url=mesh.url, api_key="sk-2") as client:
+            with pytest.raises(anthropic.AuthenticationError) as refused:
+                await client.messages.create(**asked)
+    for caught, status, kind in (
+        (large, 413, "request_too_large"),
+        (refused, 401, "authentication_error"),
+    ):
+        body: Any = caught.value.body
+        assert caught.value.status_code == status
+        assert (body["type"], body["error"]["type"]) == ("error", kind)
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens", "/v1/messages/x"])
+async def test_unknown_routes_and_methods_have_it_too(mesh: BackEnd, path: str) -> None:
+    async with httpx.AsyncClient(base_url=mesh.url) as plain:
+        response = await plain.get(path)
+        broken = await plain.post("/v1/messages", content=b"{")
+        form = await plain.post("/v1/messages", data={"a": "b"})
+    assert response.status_code == (404 if path.endswith("x") else 405)
+    for each in (response, broken, form):
+        body = each.json()
+        assert body["type"] == "error"
+        assert set(body["error"]) == {"type", "message"}
+        assert body["request_id"] == each.headers["request-id"]
+
+
+async def test_unknown_fields_are_told_in_a_warning(mesh: BackEnd) -> None:
+    asked = {"model": mesh.model, "max_tokens": 5, "messages": MESSAGES, "n": 2, "novel": 1}
+    async with httpx.AsyncClient(base_url=mesh.url) as plain:
+        response = await plain.post("/v1/messages", json=asked)
+    assert response.status_code == 200
+    assert response.headers["x-tokenmesh-warning"] == "unknown fields ignored: n, novel"
+
+
+async def test_what_the_tokenizer_refuses_is_named_as_the_client_knows_it(mesh: BackEnd) -> None:
+    blob = {"type": "image", "source": {"type": "url", "url": "blob:mine"}}
+    asked: Any = {
+        "model": mesh.model,
+        "max_tokens": 5,
+        "system": "s",
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, blob]}],
+    }
+    async with httpx.AsyncClient(base_url=mesh.url) as plain:
+        response = await plain.post("/v1/messages", json=asked)
+        counted = await plain.post("/v1/messages/count_tokens", json=asked)
+    assert response.status_code == counted.status_code == 400
+    assert "messages[0].content[1]" in response.json()["error"]["message"]
+    assert "messages[0].content[1]" in counted.json()["error"]["message"]
