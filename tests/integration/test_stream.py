@@ -143,3 +143,40 @@ async def test_the_response_names_its_trace(mesh: BackEnd, client: httpx.AsyncCl
     body = ask(mesh, stream=True)
     response = await client.post("/v1/chat/completions", json=body, headers={"traceparent": parent})
     assert response.headers["traceparent"].split("-")[1] == "a" * 32
+
+
+async def test_a_stream_that_waits_is_kept_alive(
+    bus_settings: BusSettings, redis_settings: RedisSettings
+) -> None:
+    fields: dict[str, Any] = {"sse_keep_alive_s": 0.05}
+    async with (
+        BackEnd(bus_settings, redis_settings, **fields) as mesh,
+        httpx.AsyncClient(base_url=mesh.url, timeout=10) as client,
+    ):
+        mesh.workers[0].hold()
+        body = {**ask(mesh), "stream": True}
+        async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+            assert response.status_code == 200
+            lines = response.aiter_lines()
+            assert [await anext(lines) for _ in range(4)] == [": keep-alive", ""] * 2
+            mesh.workers[0].release(4)
+            rest = [line async for line in lines if line.startswith("data: ")]
+    events = [json.loads(line[6:]) for line in rest[:-1]]
+    assert text_of(events) == TEXT
+    assert rest[-1] == "data: [DONE]"
+
+
+async def test_an_error_after_a_keep_alive_ends_the_stream(
+    bus_settings: BusSettings, redis_settings: RedisSettings
+) -> None:
+    fields: dict[str, Any] = {"sse_keep_alive_s": 0.05, "request_timeout_s": 0.5}
+    async with (
+        BackEnd(bus_settings, redis_settings, **fields) as mesh,
+        httpx.AsyncClient(base_url=mesh.url, timeout=10) as client,
+    ):
+        mesh.workers[0].hold()
+        body = {**ask(mesh), "stream": True}
+        async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+            lines = [line async for line in response.aiter_lines() if line.startswith("data: ")]
+    assert "in time" in json.loads(lines[0][6:])["error"]["message"]
+    assert lines[1:] == ["data: [DONE]"]

@@ -1,9 +1,10 @@
 """Answer: a generation as an HTTP response, streamed or whole.
 
-Nothing is sent before the first tokens are there, so that an error until then has its status.
+Nothing is sent before the first tokens are there, so that an error until then has its status; only
+a stream that waits for longer than the keep-alive's interval begins without them.
 """
 
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -14,20 +15,18 @@ from tokenmesh.services.gateway.client_watch import ClientWatch
 from tokenmesh.services.gateway.delivery import Delivery, deliver
 from tokenmesh.services.gateway.exchange import exchange_of
 from tokenmesh.services.gateway.gateway import Gateway
+from tokenmesh.services.gateway.outlet import Outlet
 from tokenmesh.services.gateway.piece import Piece
 from tokenmesh.shared.errors import Cancelled, TokenMeshError
 from tokenmesh.shared.telemetry import REQUEST_ID, Tally
 
-_STREAM_HEADERS: Final = [
-    (b"content-type", sse.MEDIA_TYPE),
-    (b"cache-control", b"no-cache"),
-    # Proxies such as nginx would hold the chunks back.
-    (b"x-accel-buffering", b"no"),
-]
-
 
 class Writer(Protocol):
     """The shape of a route's answer."""
+
+    @property
+    def keep_alive(self) -> bytes:
+        """What clients of a stream skip; also sent before `begin`."""
 
     def begin(self, delivery: Delivery) -> bytes:
         """What a stream starts with."""
@@ -63,62 +62,45 @@ class Answer(Response):
         """See ASGI."""
         try:
             async with ClientWatch(receive, self._settings.write_timeout_s) as watch:
-                await self._run(send, watch)
+                await self._run(Outlet(send, watch, self._flushing))
         except Cancelled:
             exchange_of(scope).has_client_left = True
 
-    async def _run(self, send: Send, watch: ClientWatch) -> None:
+    async def _run(self, outlet: Outlet) -> None:
         ask, limit = self._ask, self._settings.max_buffered_tokens
+        if ask.is_stream:
+            outlet.keep_alive(self._settings.sse_keep_alive_s, self._writer.keep_alive)
         try:
             async with deliver(self._pipeline, ask.jobs, ask.make_choices, limit) as delivery:
                 if ask.is_stream:
-                    await self._stream(delivery, send, watch)
+                    await self._stream(delivery, outlet)
                 else:
-                    await self._collect(delivery, send, watch)
+                    await self._collect(delivery, outlet)
                 self._meter.finish(delivery, ask.jobs[0].n)
         except TokenMeshError as error:
-            if not self._has_begun or isinstance(error, Cancelled):
+            if not outlet.has_begun or isinstance(error, Cancelled):
                 raise
-            await self._send_last(self._writer.fail(error), send, watch)
+            await outlet.end(self._writer.fail(error))
         finally:
+            outlet.stop()
             self._flushing.record({REQUEST_ID: ask.jobs[0].request_id})
 
-    async def _stream(self, delivery: Delivery, send: Send, watch: ClientWatch) -> None:
+    async def _stream(self, delivery: Delivery, outlet: Outlet) -> None:
         writer = self._writer
         async for pieces in delivery.pieces():
             self._meter.flush(delivery)
             data = writer.write(delivery, pieces)
             if not self._has_begun:
-                await self._begin(send, 200, _STREAM_HEADERS)
+                self._has_begun = True
                 data = writer.begin(delivery) + data
             if delivery.is_complete:
-                await self._send_last(data + writer.end(delivery), send, watch)
+                await outlet.end(data + writer.end(delivery))
             elif data:
-                await self._send(data, send, watch, more=True)
+                await outlet.write(data)
 
-    async def _collect(self, delivery: Delivery, send: Send, watch: ClientWatch) -> None:
+    async def _collect(self, delivery: Delivery, outlet: Outlet) -> None:
         collected: list[Piece] = []
         async for pieces in delivery.pieces():
             self._meter.flush(delivery)
             collected.extend(pieces)
-        data = sse.encode_json(self._writer.whole(delivery, collected))
-        length = str(len(data)).encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", length)]
-        await self._begin(send, 200, headers)
-        await self._send_last(data, send, watch)
-
-    async def _begin(self, send: Send, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        self._has_begun = True
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-
-    async def _send_last(self, data: bytes, send: Send, watch: ClientWatch) -> None:
-        """After its last byte a server reports the client as gone, which is no news then."""
-        watch.stop()
-        await self._send(data, send, watch, more=False)
-
-    async def _send(self, data: bytes, send: Send, watch: ClientWatch, *, more: bool) -> None:
-        watch.num_writes += 1
-        watch.is_writing = True
-        with self._flushing:
-            await send({"type": "http.response.body", "body": data, "more_body": more})
-        watch.is_writing = False
+        await outlet.answer(sse.encode_json(self._writer.whole(delivery, collected)))

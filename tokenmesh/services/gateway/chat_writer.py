@@ -17,6 +17,8 @@ class ChatWriter:
         self._ask = ask
         self._stream: ChatStream | None = None
 
+    keep_alive = sse.COMMENT
+
     def begin(self, delivery: Delivery) -> bytes:
         """See `Writer.begin`."""
         ask = self._ask

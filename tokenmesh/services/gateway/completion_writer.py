@@ -26,6 +26,8 @@ class CompletionWriter:
         self._n = ask.jobs[0].n
         self._stream: CompletionStream | None = None
 
+    keep_alive = sse.COMMENT
+
     def begin(self, delivery: Delivery) -> bytes:
         """See `Writer.begin`."""
         if not self._ask.echoes_prompt:

@@ -9,6 +9,8 @@ from tokenmesh.shared.errors import TokenMeshError
 
 MEDIA_TYPE: Final = b"text/event-stream; charset=utf-8"
 DONE: Final = b"data: [DONE]\n\n"
+COMMENT: Final = b": keep-alive\n\n"
+"""Which clients skip."""
 
 _START: Final = b"data: "
 _END: Final = b"\n\n"

@@ -17,6 +17,9 @@ class GatewaySettings(BaseModel):
     api_key_hashes: tuple[str, ...] = Field(
         default=(), description="SHA-256 (hexadecimal) of each accepted API key; empty: no check."
     )
+    sse_keep_alive_s: float = Field(
+        default=15.0, ge=0, description="Silence of a stream that a comment breaks; 0: never."
+    )
     cors_origins: tuple[str, ...] = Field(
         default=(), description="Origins whose pages may call the API; * for all."
     )

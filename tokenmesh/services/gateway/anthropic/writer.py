@@ -24,6 +24,8 @@ class MessagesWriter:
         self._blocks = ContentBlocks(ask.head.id, shows_thinking=shows_thinking)
         self._stop: tuple[str, str | None] = ("end_turn", None)
 
+    keep_alive = PING
+
     def begin(self, delivery: Delivery) -> bytes:
         """See `Writer.begin`."""
         message = self._message(delivery, [])

@@ -1,0 +1,79 @@
+"""Outlet: one response's way to its client. Headers once, bytes in order, somebody who watches."""
+
+from typing import Final
+
+from starlette.types import Send
+
+from tokenmesh.services.gateway import sse
+from tokenmesh.services.gateway.client_watch import ClientWatch
+from tokenmesh.services.gateway.keep_alive import KeepAlive
+from tokenmesh.shared.clock import monotonic_s
+from tokenmesh.shared.telemetry import Tally
+
+_STREAM_HEADERS: Final = [
+    (b"content-type", sse.MEDIA_TYPE),
+    (b"cache-control", b"no-cache"),
+    # Proxies such as nginx would hold the chunks back.
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class Outlet:
+    """Of a stream of events or of one JSON body."""
+
+    def __init__(self, send: Send, watch: ClientWatch, flushing: Tally) -> None:
+        """`flushing` is told the time that writes take."""
+        self._send = send
+        self._watch = watch
+        self._flushing = flushing
+        self._keep_alive: KeepAlive | None = None
+        self.has_begun = False
+        """Whether the status is out."""
+
+    def keep_alive(self, interval_s: float, data: bytes) -> None:
+        """From now on send `data` of a stream whenever nothing was sent for so long; 0: never."""
+        if interval_s:
+            self._keep_alive = KeepAlive(interval_s, lambda: self.write(data))
+
+    async def write(self, data: bytes) -> None:
+        """Some bytes of a stream."""
+        if not self.has_begun:
+            await self._begin(_STREAM_HEADERS)
+        await self._write(data, more=True)
+
+    async def end(self, data: bytes) -> None:
+        """The last bytes of a stream.
+
+        After these a server reports the client as gone, which is no news then.
+        """
+        self.stop()
+        if not self.has_begun:
+            await self._begin(_STREAM_HEADERS)
+        await self._write(data, more=False)
+
+    async def answer(self, data: bytes) -> None:
+        """A whole JSON body."""
+        self.stop()
+        length = str(len(data)).encode()
+        await self._begin([(b"content-type", b"application/json"), (b"content-length", length)])
+        await self._write(data, more=False)
+
+    def stop(self) -> None:
+        """Keep nothing alive and watch nobody any more."""
+        self._watch.stop()
+        if self._keep_alive is not None:
+            self._keep_alive.stop()
+
+    async def _begin(self, headers: list[tuple[bytes, bytes]]) -> None:
+        self.has_begun = True
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def _write(self, data: bytes, *, more: bool) -> None:
+        watch = self._watch
+        watch.num_writes += 1
+        watch.is_writing = True
+        with self._flushing:
+            await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        watch.is_writing = False
+        if self._keep_alive is not None:
+            self._keep_alive.last_write_s = monotonic_s()
