@@ -83,6 +83,8 @@ class FakeTokenizer(Actor):
         self._tokenizer = fake_tokenizer()
         self.received: list[Tokenize] = []
         self.defaults: dict[str, Any] = {}
+        self.reasoning_parser = ""
+        self.tool_call_parser = ""
         self.media: list[MediaItem] = []
 
     @handles(Tokenize)
@@ -126,6 +128,8 @@ class FakeTokenizer(Actor):
             special_ids=list(self._tokenizer.get_added_tokens_decoder()),
             has_chat_template=True,
             default_sampling_json=json.dumps(self.defaults).encode(),
+            reasoning_parser=self.reasoning_parser,
+            tool_call_parser=self.tool_call_parser,
         )
 
 

@@ -1,6 +1,5 @@
 """Ask: a validated generation request, ready to run; the same for chat and plain completions."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from tokenmesh.services.gateway.choice import Choice, TextOptions
@@ -32,8 +31,8 @@ class Ask:
     echoes_prompt: bool = False
     """Whether a plain completion begins with its prompt."""
     shows_prompt_logprobs: bool = False
-    make_parsers: Callable[[Prompt, int], list[Parser]] | None = None
-    """That many parsers for the answers to a prompt; None: text is all there is."""
+    names_tool: bool = False
+    """The client has named the function that a chat has to call."""
 
     @property
     def num_choices(self) -> int:
@@ -49,8 +48,8 @@ class Ask:
         """The choices of one prompt."""
         context = unpack_ids(prompt.packed_ids[-CONTEXT_TOKENS * BYTES_PER_ID :])
         parsers: list[Parser | None] = [None] * job.n
-        if self.make_parsers is not None:
-            parsers = [*self.make_parsers(prompt, job.n)]
+        if job.parsing is not None:
+            parsers = job.parsing.make_parsers(prompt.packed_ids, job.n)
         return [
             Choice(job.first_choice + index, self.text.vocabulary, self.options, context, parser)
             for index, parser in enumerate(parsers)

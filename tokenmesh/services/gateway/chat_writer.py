@@ -3,8 +3,9 @@
 from tokenmesh.services.gateway import sse
 from tokenmesh.services.gateway.ask import Ask
 from tokenmesh.services.gateway.delivery import Delivery
+from tokenmesh.services.gateway.openai.chat_events import message_of
 from tokenmesh.services.gateway.openai.chat_stream import ChatStream
-from tokenmesh.services.gateway.openai.shapes import ChatChoice, ChatCompletion, ChatMessageOut
+from tokenmesh.services.gateway.openai.shapes import ChatChoice, ChatCompletion
 from tokenmesh.services.gateway.piece import Piece, merge
 from tokenmesh.shared.errors import TokenMeshError
 from tokenmesh.shared.tokens import unpack_ids
@@ -27,7 +28,7 @@ class ChatWriter:
 
     def write(self, delivery: Delivery, pieces: list[Piece]) -> bytes:
         """See `Writer.write`."""
-        return self._chunks(delivery).write(pieces)
+        return self._chunks(delivery).write(self._named(pieces))
 
     def end(self, delivery: Delivery) -> bytes:
         """See `Writer.end`."""
@@ -40,7 +41,7 @@ class ChatWriter:
     def whole(self, delivery: Delivery, pieces: list[Piece]) -> ChatCompletion:
         """See `Writer.whole`."""
         ask = self._ask
-        choices = [self._choice(each) for each in merge(pieces, ask.num_choices)]
+        choices = [self._choice(each) for each in self._named(merge(pieces, ask.num_choices))]
         prompt_logprobs = delivery.choices[0].prompt_logprobs
         return ChatCompletion(
             id=ask.head.id,
@@ -58,12 +59,20 @@ class ChatWriter:
         ask = self._ask
         return ChatChoice(
             index=piece.choice,
-            message=ChatMessageOut(content=ask.echo + piece.text, role=ask.role),
+            message=message_of(piece, ask.head.id, ask.role, ask.echo),
             logprobs=ask.logprobs.chat(piece.logprobs) if ask.chunks.logprobs else None,
             finish_reason=piece.finish_reason,
             stop_reason=piece.stop_reason,
             token_ids=piece.token_ids if ask.chunks.token_ids else None,
         )
+
+    def _named(self, pieces: list[Piece]) -> list[Piece]:
+        """A function that the client has named was not the model's choice: OpenAI says stop."""
+        if self._ask.names_tool:
+            for piece in pieces:
+                if piece.finish_reason == "tool_calls":
+                    piece.finish_reason = "stop"
+        return pieces
 
     def _chunks(self, delivery: Delivery) -> ChatStream:
         if self._stream is None:

@@ -3,10 +3,14 @@
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
+from tokenmesh.services.gateway.parsing import Parsing
 from tokenmesh.shared.ids import RequestId, WorkerId
 from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.messages.media import MediaItem
 from tokenmesh.shared.messages.sampling import SamplingParams
+from tokenmesh.shared.messages.structured import Structured
 from tokenmesh.shared.messages.tokenize import ChatPrompt, IdsPrompt, TextPrompt
 
 
@@ -29,8 +33,17 @@ class Job:
     truncation_side: Literal["left", "right"] = "left"
     cache_salt: str | None = None
     priority: int = 0
+    parsing: Parsing | None = None
+    """How the answers are read; None: as plain text."""
     deadline_s: float
     """Absolute, wall clock."""
+
+    def structured(self, packed_ids: bytes) -> Structured | None:
+        """The constraint on the answers to the tokenized prompt: reasoning is free of it."""
+        found = self.sampling.structured
+        if found is None or self.parsing is None:
+            return found
+        return msgspec.structs.replace(found, after=self.parsing.reasoning_ends(packed_ids))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

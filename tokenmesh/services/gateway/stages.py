@@ -19,6 +19,7 @@ from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import PromptTooLong
 from tokenmesh.shared.ids import SEED_BITS, GatewayId
 from tokenmesh.shared.messages import Encode, Encoded, Generate, Place, Placed, Tokenize, Tokenized
+from tokenmesh.shared.messages.structured import Structured
 from tokenmesh.shared.messages.tokenize import ChatPrompt
 from tokenmesh.shared.telemetry import REQUEST_ID, current_traceparent, span
 from tokenmesh.shared.tokens import count_ids
@@ -122,9 +123,11 @@ class Stages:
         }
         with span("generate", attributes):
             streams: list[Stream] = []
+            structured = job.structured(prompt.packed_ids)
             try:
                 for index in range(job.n):
-                    streams.append(self._new_stream(job, prompt, inbox, index))  # noqa: PERF401
+                    stream = self._new_stream(job, prompt, inbox, index, structured)
+                    streams.append(stream)
                 await self._launch(streams, placed)
                 yield
             finally:
@@ -140,12 +143,15 @@ class Stages:
             if error is not None:
                 raise error
 
-    def _new_stream(self, job: Job, prompt: Prompt, inbox: Inbox, index: int) -> Stream:
+    def _new_stream(
+        self, job: Job, prompt: Prompt, inbox: Inbox, index: int, structured: Structured | None
+    ) -> Stream:
         sampling = msgspec.structs.replace(
             job.sampling,
             seed=(job.sampling.seed + index) % _SEEDS,
             max_tokens=prompt.max_tokens,
             bad_words_ids=[list(ids) for ids in prompt.bad_words_ids],
+            structured=structured,
             # The prompt is the same for all choices: one of them tells about it.
             prompt_logprobs=job.sampling.prompt_logprobs if index == 0 else None,
         )

@@ -59,6 +59,10 @@ class GatewaySettings(BaseModel):
         default=20, ge=0, description="Largest logprobs, top_logprobs and prompt_logprobs."
     )
     max_logit_bias: int = Field(default=1024, ge=0, description="Entries of logit_bias.")
+    max_tools: int = Field(default=512, ge=0, description="Functions in tools.")
+    max_tools_bytes: int = Field(
+        default=1024 * 1024, ge=0, description="Size of tools as JSON, all functions together."
+    )
     max_request_id_chars: int = Field(
         default=128, ge=1, description="Length of an X-Request-Id or request_id."
     )

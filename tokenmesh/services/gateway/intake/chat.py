@@ -8,8 +8,12 @@ from tokenmesh.services.gateway.ask import Ask
 from tokenmesh.services.gateway.exchange import Exchange
 from tokenmesh.services.gateway.inline_media import move_inline_media
 from tokenmesh.services.gateway.intake.desk import Desk, chunk_options, text_options
+from tokenmesh.services.gateway.intake.thinking import template_kwargs, thinking_told
 from tokenmesh.services.gateway.openai.chat_request import ChatRequest
 from tokenmesh.services.gateway.openai.head import Head
+from tokenmesh.services.gateway.openai.tool_use import ToolUse, read_tools
+from tokenmesh.services.gateway.parsing import Parsing
+from tokenmesh.services.gateway.vocabularies import ModelText
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.messages.tokenize import ChatPrompt
@@ -28,46 +32,73 @@ class ChatIntake:
         card, text = await self._desk.begin(body, exchange, max_tokens)
         if body.top_logprobs and not body.logprobs:
             raise InvalidInput("top_logprobs needs logprobs to be true", param="top_logprobs")
+        tools = read_tools(body, self._desk.settings)
         sampling = self._desk.sampling(
             body,
             text,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             prompt_logprobs=body.prompt_logprobs,
         )
-        prompt = await self.prompt(body)
-        job = self._desk.job(body, card, prompt, sampling, max_tokens, exchange.request_id)
-        last = body.messages[-1]
-        role = "assistant" if body.add_generation_prompt else last["role"]
-        content = last.get("content")
-        is_continued = body.echo and last["role"] == role and isinstance(content, str)
+        parsing = self._parsing(body, tools, text)
+        prompt = await self._prompt(body, tools)
+        job = self._desk.job(
+            body, card, prompt, sampling, max_tokens, exchange.request_id, parsing=parsing
+        )
+        role, echo = _opening(body)
         return Ask(
             head=Head(exchange.request_id, int(now_s()), card.name),
             jobs=(job,),
             text=text,
-            options=text_options(body),
+            options=text_options(body, shows_special=parsing.family.needs_special_tokens),
             chunks=chunk_options(body, bool(body.logprobs)),
             is_stream=bool(body.stream),
             shows_tokens_as_ids=bool(body.return_tokens_as_token_ids),
             role=role,
-            echo=str(content) if is_continued else "",
+            echo=echo,
             shows_prompt_logprobs=body.prompt_logprobs is not None,
+            names_tool=tools.mode == "named",
         )
 
     async def prompt(self, body: ChatRequest) -> ChatPrompt:
         """The conversation as the tokenizer takes it, large media moved out of it."""
+        return await self._prompt(body, read_tools(body, self._desk.settings))
+
+    async def _prompt(self, body: ChatRequest, tools: ToolUse) -> ChatPrompt:
         await move_inline_media(body.messages, self._desk.blobs, self._desk.settings)
-        # tool_choice none: the model is not to know of the tools at all.
-        tools = None if body.tool_choice == "none" else body.tools
         return ChatPrompt(
             messages_json=msgspec.json.encode(body.messages),
-            tools_json=_json_or_none(tools),
+            tools_json=_json_or_none(tools.shown or None),
             documents_json=_json_or_none(body.documents),
-            template_kwargs_json=_json_or_none(body.chat_template_kwargs),
+            template_kwargs_json=_json_or_none(template_kwargs(body)),
             chat_template=body.chat_template,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
             add_special_tokens=body.add_special_tokens,
         )
+
+    def _parsing(self, body: ChatRequest, tools: ToolUse, text: ModelText) -> Parsing:
+        described = text.described
+        family = self._desk.parsers.family(
+            described.reasoning_parser, described.tool_call_parser if tools.schemas else ""
+        )
+        return Parsing(
+            family=family,
+            vocabulary=text.vocabulary,
+            tools=tools.schemas,
+            thinking=thinking_told(template_kwargs(body)),
+            continues=body.continue_final_message,
+            shows_reasoning=body.include_reasoning,
+            shows_many_calls=body.parallel_tool_calls is not False,
+        )
+
+
+def _opening(body: ChatRequest) -> tuple[str, str]:
+    """The answer's role, and text that it begins with."""
+    last = body.messages[-1]
+    role = "assistant" if body.add_generation_prompt else last["role"]
+    content = last.get("content")
+    is_continued = body.echo and last["role"] == role and isinstance(content, str)
+    return role, str(content) if is_continued else ""
 
 
 def _json_or_none(value: Sequence[object] | dict[str, object] | None) -> bytes | None:

@@ -8,6 +8,8 @@ from tokenmesh.services.gateway.openai.chat_stream import ChunkOptions
 from tokenmesh.services.gateway.openai.not_supported import refuse_not_supported
 from tokenmesh.services.gateway.openai.sampling_fields import SamplingFields, StreamOptions
 from tokenmesh.services.gateway.openai.to_sampling import check_limits, to_sampling
+from tokenmesh.services.gateway.parsers.registry import ParserRegistry
+from tokenmesh.services.gateway.parsing import Parsing
 from tokenmesh.services.gateway.vocabularies import ModelText, Vocabularies
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.clock import now_s
@@ -32,6 +34,7 @@ class Desk:
     ) -> None:
         self.blobs = blobs
         self.settings = settings
+        self.parsers = ParserRegistry()
         self._catalog = catalog
         self._vocabularies = vocabularies
         self._seeds = SeedSource(settings.seed)
@@ -82,6 +85,7 @@ class Desk:
         max_tokens: int | None,
         request_id: RequestId,
         first_choice: int = 0,
+        parsing: Parsing | None = None,
     ) -> Job:
         """One prompt, ready for the pipeline."""
         return Job(
@@ -97,16 +101,19 @@ class Desk:
             truncation_side=body.truncation_side or "left",
             cache_salt=body.cache_salt,
             priority=body.priority,
+            parsing=parsing,
             deadline_s=now_s() + self.settings.request_timeout_s,
         )
 
 
-def text_options(body: SamplingFields, *, drops_output: bool = False) -> TextOptions:
-    """How the text is to be made."""
+def text_options(
+    body: SamplingFields, *, drops_output: bool = False, shows_special: bool = False
+) -> TextOptions:
+    """How the text is to be made. `shows_special`: whatever the body says, for a parser."""
     return TextOptions(
         stops=StopStrings(body.stops) if body.stops else None,
         include_stop=body.include_stop_str_in_output,
-        skip_special_tokens=body.skip_special_tokens,
+        skip_special_tokens=body.skip_special_tokens and not shows_special,
         spaces_between_special_tokens=body.spaces_between_special_tokens,
         min_tokens=body.min_tokens,
         stream_interval=body.stream_interval or 1,

@@ -7,6 +7,8 @@ from typing_extensions import TypedDict
 
 from tokenmesh.services.gateway.openai.sampling_fields import INT32_MAX, SamplingFields
 
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
 
 class ChatMessage(TypedDict, total=False):
     """Only the frame is checked here: parts and tool calls are the tokenizer's to judge."""
@@ -43,10 +45,10 @@ class ChatRequest(SamplingFields):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
+    reasoning_effort: ReasoningEffort | None = None
+    include_reasoning: bool = True
 
     # Known and not served yet.
-    reasoning_effort: str | None = None
-    include_reasoning: bool = True
     media_io_kwargs: dict[str, Any] | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
     return_prompt_text: bool | None = None

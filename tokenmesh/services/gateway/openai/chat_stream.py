@@ -7,9 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from tokenmesh.services.gateway.openai.chat_events import delta_of
 from tokenmesh.services.gateway.openai.head import Head
 from tokenmesh.services.gateway.openai.logprobs import LogprobShapes
 from tokenmesh.services.gateway.openai.shapes import Usage, usage_of
+from tokenmesh.services.gateway.parsers.events import Content
 from tokenmesh.services.gateway.piece import Piece
 from tokenmesh.services.gateway.sse import encode_json
 
@@ -34,6 +36,7 @@ class ChatStream:
     def __init__(
         self, head: Head, options: ChunkOptions, logprobs: LogprobShapes, prompt_tokens: int
     ) -> None:
+        self._id = head.id
         self._options = options
         self._logprobs = logprobs
         self._prompt_tokens = prompt_tokens
@@ -65,7 +68,9 @@ class ChatStream:
         frames = []
         for piece in pieces:
             if self._is_plain:
-                if piece.text:
+                if piece.is_parsed:
+                    frames.append(self._events(piece))
+                elif piece.text:
                     frames.append(self._text(piece.choice, piece.text))
             elif piece.text or piece.token_ids:
                 frames.append(self._rich(piece))
@@ -89,6 +94,15 @@ class ChatStream:
             )
         )
 
+    def _events(self, piece: Piece) -> bytes:
+        events = piece.events
+        if not events:
+            return b""
+        if len(events) == 1 and isinstance(events[0], Content):
+            return self._text(piece.choice, events[0].text)
+        delta = encode_json(delta_of(piece, self._id))
+        return self._chunk(piece.choice, delta, _NULL, _NULL, b"")
+
     def _rich(self, piece: Piece) -> bytes:
         logprobs = _NULL
         if self._options.logprobs:
@@ -98,8 +112,10 @@ class ChatStream:
         ids = b""
         if self._options.token_ids:
             ids = b',"token_ids":' + encode_json(piece.token_ids)
-        delta = b'{"content":%b}' % encode_json(piece.text)
-        return self._chunk(piece.choice, delta, logprobs, b"null" + ids, self._usage(count))
+        delta = delta_of(piece, self._id) if piece.is_parsed else {"content": piece.text}
+        return self._chunk(
+            piece.choice, encode_json(delta), logprobs, b"null" + ids, self._usage(count)
+        )
 
     def _final(self, piece: Piece) -> bytes:
         reasons = b'%b,"stop_reason":%b' % (

@@ -46,10 +46,6 @@ _HARMLESS: Final[dict[str, _Test]] = {
 }
 
 _HARMLESS_IN_CHAT: Final[dict[str, _Test]] = {
-    "tool_choice": _is_free_tool_choice,
-    "parallel_tool_calls": lambda value: value is not False,
-    "reasoning_effort": lambda value: value is None,
-    "include_reasoning": lambda value: value is True,
     "media_io_kwargs": _is_unset,
     "mm_processor_kwargs": _is_unset,
     "return_prompt_text": _is_unset,

@@ -54,6 +54,22 @@ class ChatLogprobs(msgspec.Struct):
     refusal: None = None
 
 
+class FunctionOut(msgspec.Struct):
+    """What a tool call calls."""
+
+    name: str
+    arguments: str = ""
+    """JSON text, as the model wrote it."""
+
+
+class ToolCallOut(msgspec.Struct):
+    """A call in an answer."""
+
+    id: str
+    function: FunctionOut
+    type: str = "function"
+
+
 class ChatMessageOut(msgspec.Struct):
     """The answer."""
 
@@ -63,7 +79,7 @@ class ChatMessageOut(msgspec.Struct):
     annotations: None = None
     audio: None = None
     function_call: None = None
-    tool_calls: list[Json] = []
+    tool_calls: list[ToolCallOut] = []
     reasoning: str | None = None
 
 

@@ -1,0 +1,98 @@
+"""Parsing: how the answers to a job are read, and where in them a constraint begins."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from tokenmesh.services.gateway.parsers.events import (
+    CallArguments,
+    CallBegin,
+    Event,
+    Reasoning,
+)
+from tokenmesh.services.gateway.parsers.formats import Family
+from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser, ToolSchema
+from tokenmesh.shared.text import Vocabulary
+from tokenmesh.shared.tokens import BYTES_PER_ID, unpack_ids
+
+_TAIL_TOKENS: Final = 64
+"""Of the prompt, for parsers: a block of reasoning opens or closes in fewer."""
+
+_CONTINUED_TAIL_TOKENS: Final = 4096
+"""The same where the prompt ends in the middle of an answer, which may reason at length."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parsing:
+    """Of one request."""
+
+    family: Family
+    vocabulary: Vocabulary
+    tools: tuple[ToolSchema, ...] = ()
+    thinking: bool | None = None
+    """What the template was told about thinking, if anything."""
+    continues: bool = False
+    """The prompt ends with an unfinished answer."""
+    shows_reasoning: bool = True
+    shows_many_calls: bool = True
+    """False: only the first call of an answer counts."""
+
+    def make_parsers(self, packed_ids: bytes, count: int) -> list[Parser | None]:
+        """One for each answer to a prompt; None: all of the text is content."""
+        if self.family.reasoning is None and self.family.tools is None:
+            return [None] * count
+        context = self._context(packed_ids)
+        return [self._make(context) for _ in range(count)]
+
+    def reasoning_ends(self, packed_ids: bytes) -> list[list[int]]:
+        """Token sequences after which the answer itself begins; none: it begins at once."""
+        end = self.family.reasoning_end
+        if not end or not self.family.begins_reasoning(self._context(packed_ids)):
+            return []
+        return [self.vocabulary.encode(end)]
+
+    def _make(self, context: ParseContext) -> Parser | None:
+        parser = self.family.make(context)
+        if parser is None or (self.shows_reasoning and self.shows_many_calls):
+            return parser
+        return _Selection(parser, self.shows_reasoning, self.shows_many_calls)
+
+    def _context(self, packed_ids: bytes) -> ParseContext:
+        num_tokens = _CONTINUED_TAIL_TOKENS if self.continues else _TAIL_TOKENS
+        tail = unpack_ids(packed_ids[-num_tokens * BYTES_PER_ID :])
+        return ParseContext(
+            prompt_tail=self.vocabulary.decode(tail),
+            continues=self.continues,
+            tools=self.tools,
+            thinking=self.thinking,
+        )
+
+
+class _Selection:
+    """A parser's events without those that the client does not want."""
+
+    __slots__ = ("_parser", "_shows_many_calls", "_shows_reasoning")
+
+    def __init__(self, parser: Parser, shows_reasoning: bool, shows_many_calls: bool) -> None:
+        self._parser = parser
+        self._shows_reasoning = shows_reasoning
+        self._shows_many_calls = shows_many_calls
+
+    @property
+    def is_reasoning(self) -> bool:
+        """See `Parser.is_reasoning`."""
+        return self._parser.is_reasoning
+
+    def push(self, text: str) -> list[Event]:
+        """See `Parser.push`."""
+        return [event for event in self._parser.push(text) if self._shows(event)]
+
+    def finish(self) -> list[Event]:
+        """See `Parser.finish`."""
+        return [event for event in self._parser.finish() if self._shows(event)]
+
+    def _shows(self, event: Event) -> bool:
+        if isinstance(event, Reasoning):
+            return self._shows_reasoning
+        if isinstance(event, CallBegin | CallArguments):
+            return self._shows_many_calls or event.index == 0
+        return True
