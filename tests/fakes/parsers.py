@@ -7,6 +7,8 @@ from tokenmesh.services.gateway.parsers.events import (
     Event,
     Reasoning,
 )
+from tokenmesh.services.gateway.parsers.formats import ReasoningFormat, ToolFormat
+from tokenmesh.services.gateway.parsers.parser import ParseContext
 
 
 class BracketParser:
@@ -49,3 +51,14 @@ class BracketParser:
             return CallBegin(self._num_calls, name)
         self._name = name + char
         return None
+
+
+def _make(context: ParseContext) -> BracketParser:
+    return BracketParser()
+
+
+CALLS = ToolFormat(make=_make)
+BRACKETS = ReasoningFormat(make=_make, begins=lambda context: False, end=">", tools=CALLS)
+"""Both in one parser."""
+
+PLUGINS = {"brackets": f"{__name__}:BRACKETS", "bracket_calls": f"{__name__}:CALLS"}

@@ -89,7 +89,7 @@ class FakeWorker:
         """How many Cancels are lost on their way."""
         self._bus = bus
         self._card = card
-        self._script = script
+        self.script = script
         self._eos_id = eos_id
         self._step_s = step_s
         self._tokens_per_step = tokens_per_step
@@ -171,7 +171,7 @@ class FakeWorker:
         if message.epoch != self.epoch:
             return to_failed(Overloaded("another incarnation"))
         key = (message.gateway, message.stream)
-        ids = self._script(message)[: message.sampling.max_tokens]
+        ids = self.script(message)[: message.sampling.max_tokens]
         self.runs[key] = Run(message, ids, count_ids(message.output_ids))
         return Accepted(worker_id=self.id)
 

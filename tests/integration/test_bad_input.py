@@ -101,8 +101,8 @@ CHAT_ONLY: Cases = [
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
     ({"tools": [{"type": "function"}]}, "tools[0].function"),
-    ({"reasoning_effort": "high"}, "reasoning_effort"),
-    ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+    ({"reasoning_effort": "lots"}, "reasoning_effort"),
+    ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
 ]
 PLAIN_ONLY: Cases = [
     ({"prompt": []}, "prompt"),

@@ -10,8 +10,10 @@ from tokenmesh.services.gateway.inline_media import move_inline_media
 from tokenmesh.services.gateway.intake.desk import Desk, chunk_options, text_options
 from tokenmesh.services.gateway.intake.thinking import template_kwargs, thinking_told
 from tokenmesh.services.gateway.openai.chat_request import ChatRequest
+from tokenmesh.services.gateway.openai.errors import NotSupported
 from tokenmesh.services.gateway.openai.head import Head
 from tokenmesh.services.gateway.openai.tool_use import ToolUse, read_tools
+from tokenmesh.services.gateway.parsers.formats import Family
 from tokenmesh.services.gateway.parsing import Parsing
 from tokenmesh.services.gateway.vocabularies import ModelText
 from tokenmesh.shared.clock import now_s
@@ -33,13 +35,17 @@ class ChatIntake:
         if body.top_logprobs and not body.logprobs:
             raise InvalidInput("top_logprobs needs logprobs to be true", param="top_logprobs")
         tools = read_tools(body, self._desk.settings)
+        if tools.is_forced:
+            raise NotSupported(
+                "tool_choice that forces a call is not supported yet", param="tool_choice"
+            )
         sampling = self._desk.sampling(
             body,
             text,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             prompt_logprobs=body.prompt_logprobs,
         )
-        parsing = self._parsing(body, tools, text)
+        parsing = _parsing(body, tools, text)
         prompt = await self._prompt(body, tools)
         job = self._desk.job(
             body, card, prompt, sampling, max_tokens, exchange.request_id, parsing=parsing
@@ -76,20 +82,17 @@ class ChatIntake:
             add_special_tokens=body.add_special_tokens,
         )
 
-    def _parsing(self, body: ChatRequest, tools: ToolUse, text: ModelText) -> Parsing:
-        described = text.described
-        family = self._desk.parsers.family(
-            described.reasoning_parser, described.tool_call_parser if tools.schemas else ""
-        )
-        return Parsing(
-            family=family,
-            vocabulary=text.vocabulary,
-            tools=tools.schemas,
-            thinking=thinking_told(template_kwargs(body)),
-            continues=body.continue_final_message,
-            shows_reasoning=body.include_reasoning,
-            shows_many_calls=body.parallel_tool_calls is not False,
-        )
+
+def _parsing(body: ChatRequest, tools: ToolUse, text: ModelText) -> Parsing:
+    return Parsing(
+        family=text.family if tools.schemas else Family(text.family.reasoning),
+        vocabulary=text.vocabulary,
+        tools=tools.schemas,
+        thinking=thinking_told(template_kwargs(body)),
+        continues=body.continue_final_message,
+        shows_reasoning=body.include_reasoning,
+        shows_many_calls=body.parallel_tool_calls is not False,
+    )
 
 
 def _opening(body: ChatRequest) -> tuple[str, str]:

@@ -8,7 +8,6 @@ from tokenmesh.services.gateway.openai.chat_stream import ChunkOptions
 from tokenmesh.services.gateway.openai.not_supported import refuse_not_supported
 from tokenmesh.services.gateway.openai.sampling_fields import SamplingFields, StreamOptions
 from tokenmesh.services.gateway.openai.to_sampling import check_limits, to_sampling
-from tokenmesh.services.gateway.parsers.registry import ParserRegistry
 from tokenmesh.services.gateway.parsing import Parsing
 from tokenmesh.services.gateway.vocabularies import ModelText, Vocabularies
 from tokenmesh.shared.blobs import Blobs
@@ -34,7 +33,6 @@ class Desk:
     ) -> None:
         self.blobs = blobs
         self.settings = settings
-        self.parsers = ParserRegistry()
         self._catalog = catalog
         self._vocabularies = vocabularies
         self._seeds = SeedSource(settings.seed)

@@ -1,0 +1,237 @@
+"""Chats of a model that reasons and calls tools: bodies and streams, over HTTP, with fakes."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.fakes.back_end import BackEnd, saying
+from tests.fakes.parsers import PLUGINS
+from tokenmesh.shared.config.bus import BusSettings
+from tokenmesh.shared.config.redis import RedisSettings
+
+CHAT = "/v1/chat/completions"
+
+
+def function(name: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **fields}}
+
+
+TOOLS = [function("f", parameters={"type": "object"}), function("g")]
+
+
+@pytest.fixture
+async def mesh(bus_settings: BusSettings, redis_settings: RedisSettings) -> AsyncIterator[BackEnd]:
+    back_end = BackEnd(
+        bus_settings, redis_settings, saying("<hm>Look{f:ab}{g:c}"), parser_plugins=PLUGINS
+    )
+    async with back_end:
+        back_end.tokenizer.reasoning_parser = "brackets"
+        back_end.tokenizer.tool_call_parser = "bracket_calls"
+        yield back_end
+
+
+@pytest.fixture
+async def client(mesh: BackEnd) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=mesh.url, timeout=10) as http:
+        yield http
+
+
+def body(mesh: BackEnd, **fields: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": "Hi"}]
+    return {"model": mesh.model, "messages": messages, "tools": TOOLS, **fields}
+
+
+async def post(mesh: BackEnd, client: httpx.AsyncClient, **fields: Any) -> Any:
+    response = await client.post(CHAT, json=body(mesh, **fields))
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def chunks(mesh: BackEnd, client: httpx.AsyncClient, **fields: Any) -> list[Any]:
+    response = await client.post(CHAT, json=body(mesh, stream=True, **fields))
+    assert response.status_code == 200, response.text
+    lines = [line for line in response.text.splitlines() if line.startswith("data: {")]
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def joined(events: list[Any], index: int = 0) -> dict[str, Any]:
+    """What a client makes of the deltas of a choice."""
+    whole: dict[str, Any] = {"content": "", "reasoning": "", "calls": {}, "finish": None}
+    for event in events:
+        for choice in event["choices"]:
+            if choice["index"] != index:
+                continue
+            delta = choice["delta"]
+            whole["content"] += delta.get("content") or ""
+            whole["reasoning"] += delta.get("reasoning") or ""
+            for part in delta.get("tool_calls", []):
+                call = whole["calls"].setdefault(part["index"], {"arguments": ""})
+                call["arguments"] += part["function"]["arguments"]
+                call.update({key: part[key] for key in ("id", "type") if key in part})
+                call.update({"name": part["function"].get("name", call.get("name"))})
+            whole["finish"] = choice["finish_reason"] or whole["finish"]
+    return whole
+
+
+async def test_a_whole_answer(mesh: BackEnd, client: httpx.AsyncClient) -> None:
+    answer = await post(mesh, client)
+    [choice] = answer["choices"]
+    message = choice["message"]
+    assert (message["reasoning"], message["content"]) == ("hm", "Look")
+    called = [(each["type"], each["function"]) for each in message["tool_calls"]]
+    assert called == [
+        ("function", {"name": "f", "arguments": "ab"}),
+        ("function", {"name": "g", "arguments": "c"}),
+    ]
+    ids = [each["id"] for each in message["tool_calls"]]
+    assert len(set(ids)) == 2
+    assert all(each.startswith("chatcmpl-tool-") for each in ids)
+    assert choice["finish_reason"] == "tool_calls"
+    details = answer["usage"]["completion_tokens_details"]
+    assert 1 <= details["reasoning_tokens"] < answer["usage"]["completion_tokens"]
+
+
+async def test_a_stream_tells_the_same(mesh: BackEnd, client: httpx.AsyncClient) -> None:
+    events = await chunks(mesh, client, stream_options={"include_usage": True})
+    whole = joined(events)
+    assert (whole["reasoning"], whole["content"], whole["finish"]) == ("hm", "Look", "tool_calls")
+    assert [(call["name"], call["arguments"]) for call in whole["calls"].values()] == [
+        ("f", "ab"),
+        ("g", "c"),
+    ]
+    assert all(call["type"] == "function" and call["id"] for call in whole["calls"].values())
+    answer = await post(mesh, client)
+    assert events[-1]["usage"] == answer["usage"]
+
+
+async def test_each_choice_has_its_own_parser(mesh: BackEnd, client: httpx.AsyncClient) -> None:
+    events = await chunks(mesh, client, n=3)
+    wholes = [joined(events, index) for index in range(3)]
+    assert [whole["reasoning"] for whole in wholes] == ["hm"] * 3
+    ids = {call["id"] for whole in wholes for call in whole["calls"].values()}
+    assert len(ids) == 6
+    answer = await post(mesh, client, n=3)
+    assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] % 3 == 0
+
+
+async def test_logprobs_and_ids_of_all_tokens_are_told(
+    mesh: BackEnd, client: httpx.AsyncClient
+) -> None:
+    fields = {"logprobs": True, "return_token_ids": True}
+    answer = await post(mesh, client, **fields)
+    choice = answer["choices"][0]
+    num_tokens = answer["usage"]["completion_tokens"]
+    assert len(choice["logprobs"]["content"]) == len(choice["token_ids"]) == num_tokens
+    events = [event["choices"][0] for event in await chunks(mesh, client, **fields)]
+    told = [event["logprobs"] for event in events if event["logprobs"] is not None]
+    shown = [each for logprobs in told for each in logprobs["content"]]
+    assert [each["token"] for each in shown] == [
+        each["token"] for each in choice["logprobs"]["content"]
+    ]
+
+
+async def test_only_calls_leave_no_content(mesh: BackEnd, client: httpx.AsyncClient) -> None:
+    mesh.workers[0].script = saying("{f:ab}")
+    message = (await post(mesh, client))["choices"][0]["message"]
+    assert (message["content"], message["reasoning"]) == (None, None)
+
+
+async def test_reasoning_can_be_left_out(mesh: BackEnd, client: httpx.AsyncClient) -> None:
+    answer = await post(mesh, client, include_reasoning=False)
+    assert answer["choices"][0]["message"]["reasoning"] is None
+    assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+    assert joined(await chunks(mesh, client, include_reasoning=False))["reasoning"] == ""
+
+
+async def test_one_call_at_a_time(mesh: BackEnd, client: httpx.AsyncClient) -> None:
+    answer = await post(mesh, client, parallel_tool_calls=False)
+    names = [each["function"]["name"] for each in answer["choices"][0]["message"]["tool_calls"]]
+    assert names == ["f"]
+    assert list(joined(await chunks(mesh, client, parallel_tool_calls=False))["calls"]) == [0]
+
+
+async def test_without_tools_the_template_and_the_parser_know_of_none(
+    mesh: BackEnd, client: httpx.AsyncClient
+) -> None:
+    await post(mesh, client, tool_choice="none")
+    assert mesh.tokenizer.received[-1].prompt.tools_json is None  # type: ignore[union-attr]
+    await post(mesh, client)
+    shown = mesh.tokenizer.received[-1].prompt.tools_json  # type: ignore[union-attr]
+    assert json.loads(shown or b"null") == TOOLS
+
+
+async def test_only_allowed_tools_are_shown(mesh: BackEnd, client: httpx.AsyncClient) -> None:
+    allowed = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "g"}}]}
+    choice = {"type": "allowed_tools", "allowed_tools": allowed}
+    await post(mesh, client, tool_choice=choice)
+    shown = mesh.tokenizer.received[-1].prompt.tools_json  # type: ignore[union-attr]
+    assert json.loads(shown or b"null") == TOOLS[1:]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"reasoning_effort": "none"}, ("none", False, False)),
+        ({"reasoning_effort": "high"}, ("high", True, True)),
+        (
+            {"reasoning_effort": "high", "chat_template_kwargs": {"thinking": False}},
+            ("high", None, False),
+        ),
+    ],
+)
+async def test_effort_reaches_the_template(
+    mesh: BackEnd, client: httpx.AsyncClient, fields: dict[str, Any], expected: tuple[Any, ...]
+) -> None:
+    await post(mesh, client, **fields)
+    told = json.loads(mesh.tokenizer.received[-1].prompt.template_kwargs_json or b"{}")  # type: ignore[union-attr]
+    assert (
+        told["reasoning_effort"],
+        told.get("enable_thinking"),
+        told["thinking"],
+    ) == expected
+
+
+BAD_TOOLS: list[dict[str, Any]] = [
+    {"tools": [function("f"), function("f")]},
+    {"tools": [function("")]},
+    {"tools": [function("a b")]},
+    {"tools": [function("x" * 129)]},
+    {"tools": [function("f", parameters={"type": "string"})]},
+    {"tools": [function("f", parameters=[])]},
+    {"tools": [function("f", description=7)]},
+    {"tools": [function(f"f{index}") for index in range(513)]},
+    {"tools": [function("f", description="x" * 1024 * 1024)]},
+]
+BAD_CHOICES: list[Any] = [
+    "sometimes",
+    {"type": "custom"},
+    {"type": "function"},
+    {"type": "function", "function": {"name": "h"}},
+    {"type": "allowed_tools"},
+    {"type": "allowed_tools", "allowed_tools": {"tools": []}},
+    {"type": "allowed_tools", "allowed_tools": {"mode": "x", "tools": [function("f")]}},
+    {"type": "allowed_tools", "allowed_tools": {"tools": [function("h")]}},
+]
+
+
+@pytest.mark.parametrize("fields", BAD_TOOLS)
+async def test_bad_tools_are_refused(
+    mesh: BackEnd, client: httpx.AsyncClient, fields: dict[str, Any]
+) -> None:
+    response = await client.post(CHAT, json=body(mesh, **fields))
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "tools")
+    assert error["message"].startswith("tools")
+
+
+@pytest.mark.parametrize("choice", BAD_CHOICES)
+async def test_bad_choices_are_refused(
+    mesh: BackEnd, client: httpx.AsyncClient, choice: Any
+) -> None:
+    response = await client.post(CHAT, json=body(mesh, tool_choice=choice))
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "tool_choice")
+    assert error["message"].startswith("tool_choice")
