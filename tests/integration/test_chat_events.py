@@ -11,6 +11,7 @@ from tests.fakes.back_end import BackEnd, saying
 from tests.fakes.parsers import PLUGINS
 from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.messages.tokenize import ChatPrompt
 
 CHAT = "/v1/chat/completions"
 
@@ -55,6 +56,13 @@ async def chunks(mesh: BackEnd, client: httpx.AsyncClient, **fields: Any) -> lis
     assert response.status_code == 200, response.text
     lines = [line for line in response.text.splitlines() if line.startswith("data: {")]
     return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def prompt_of(mesh: BackEnd) -> ChatPrompt:
+    """What the tokenizer was asked last."""
+    prompt = mesh.tokenizer.received[-1].prompt
+    assert isinstance(prompt, ChatPrompt)
+    return prompt
 
 
 def joined(events: list[Any], index: int = 0) -> dict[str, Any]:
@@ -157,18 +165,16 @@ async def test_without_tools_the_template_and_the_parser_know_of_none(
     mesh: BackEnd, client: httpx.AsyncClient
 ) -> None:
     await post(mesh, client, tool_choice="none")
-    assert mesh.tokenizer.received[-1].prompt.tools_json is None  # type: ignore[union-attr]
+    assert prompt_of(mesh).tools_json is None
     await post(mesh, client)
-    shown = mesh.tokenizer.received[-1].prompt.tools_json  # type: ignore[union-attr]
-    assert json.loads(shown or b"null") == TOOLS
+    assert json.loads(prompt_of(mesh).tools_json or b"null") == TOOLS
 
 
 async def test_only_allowed_tools_are_shown(mesh: BackEnd, client: httpx.AsyncClient) -> None:
     allowed = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "g"}}]}
     choice = {"type": "allowed_tools", "allowed_tools": allowed}
     await post(mesh, client, tool_choice=choice)
-    shown = mesh.tokenizer.received[-1].prompt.tools_json  # type: ignore[union-attr]
-    assert json.loads(shown or b"null") == TOOLS[1:]
+    assert json.loads(prompt_of(mesh).tools_json or b"null") == TOOLS[1:]
 
 
 @pytest.mark.parametrize(
@@ -186,7 +192,7 @@ async def test_effort_reaches_the_template(
     mesh: BackEnd, client: httpx.AsyncClient, fields: dict[str, Any], expected: tuple[Any, ...]
 ) -> None:
     await post(mesh, client, **fields)
-    told = json.loads(mesh.tokenizer.received[-1].prompt.template_kwargs_json or b"{}")  # type: ignore[union-attr]
+    told = json.loads(prompt_of(mesh).template_kwargs_json or b"{}")
     assert (
         told["reasoning_effort"],
         told.get("enable_thinking"),
