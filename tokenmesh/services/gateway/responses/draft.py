@@ -1,0 +1,52 @@
+"""Draft: a request that has been read, ready to run: its chat, its events, the way back."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tokenmesh.services.gateway.ask import Ask
+from tokenmesh.services.gateway.exchange import Exchange
+from tokenmesh.services.gateway.intake.intake import Intake
+from tokenmesh.services.gateway.responses.events import ResponseEvents
+from tokenmesh.services.gateway.responses.items import Item
+from tokenmesh.services.gateway.responses.request import ResponsesRequest
+from tokenmesh.services.gateway.responses.shapes import response_object
+from tokenmesh.services.gateway.responses.tools import ServerTool
+from tokenmesh.services.gateway.responses.translate import Translation, translate
+from tokenmesh.shared.errors import TokenMeshError
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """One turn of a response; the first one's events are those of the response."""
+
+    ask: Ask
+    translation: Translation
+    response: dict[str, Any]
+    events: ResponseEvents
+
+
+async def draft(
+    intake: Intake,
+    body: ResponsesRequest,
+    exchange: Exchange,
+    response_id: str,
+    *,
+    previous: Sequence[Item] = (),
+    served: Mapping[str, Sequence[ServerTool]] | None = None,
+) -> Draft:
+    """See `translate`. Raises InvalidInput that names the client's own field."""
+    translation = translate(body, previous, served)
+    exchange.warnings.extend(translation.warnings)
+    try:
+        ask = await intake.chat(translation.chat, exchange)
+    except TokenMeshError as error:
+        raise translation.paths.rename(error) from error
+    response = response_object(body, ask, response_id)
+    events = ResponseEvents(
+        response,
+        translation.names,
+        shows_reasoning=body.include_reasoning,
+        logprobs=ask.logprobs if body.shows_logprobs else None,
+    )
+    return Draft(ask, translation, response, events)

@@ -1,0 +1,224 @@
+"""ResponseEvents: what happens to a response, as events and as the Response that they add up to.
+
+A response may take several turns of the model, with calls of MCP tools in between. All of it is a
+function of the response's first state and of what is passed in: a replay makes the same events.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from tokenmesh.services.gateway.openai.logprobs import LogprobShapes
+from tokenmesh.services.gateway.openai.shapes import ChatLogprob
+from tokenmesh.services.gateway.parsers.events import (
+    CallArguments,
+    CallBegin,
+    Content,
+    Reasoning,
+)
+from tokenmesh.services.gateway.piece import Piece
+from tokenmesh.services.gateway.responses.content_logprobs import ContentLogprobs
+from tokenmesh.services.gateway.responses.open_items import (
+    OpenCustomCall,
+    OpenFunctionCall,
+    OpenItem,
+    OpenMessage,
+    OpenReasoning,
+)
+from tokenmesh.services.gateway.responses.recorder import Event, Item, Recorder
+from tokenmesh.services.gateway.responses.server_calls import McpCall, McpListing
+from tokenmesh.services.gateway.responses.shapes import error_facts
+from tokenmesh.services.gateway.responses.tools import ToolName
+from tokenmesh.shared.errors import TokenMeshError
+
+_FUNCTION: Final = ToolName()
+
+
+class ResponseEvents:
+    """Each method returns the events that it causes."""
+
+    def __init__(
+        self,
+        response: Mapping[str, Any],
+        names: Mapping[str, ToolName],
+        *,
+        shows_reasoning: bool = True,
+        logprobs: LogprobShapes | None = None,
+    ) -> None:
+        """`response`: as it is at its start (`shapes.response_object`).
+
+        `logprobs` None: text comes without them.
+        """
+        self.server_calls: list[McpCall] = []
+        """Calls of the turn that has ended, which the gateway is to make now."""
+        self.finish_reason: str | None = None
+        """Of the last turn."""
+        self._response = dict(response)
+        self._names = names
+        self._shows_reasoning = shows_reasoning
+        self._shapes = logprobs
+        self._recorder = Recorder(response["id"])
+        self._call_ids: set[str] = set()
+        self._begin_turn()
+
+    @property
+    def response(self) -> dict[str, Any]:
+        """The Response as it is now."""
+        return {**self._response, "output": list(self._recorder.output)}
+
+    def _begin_turn(self) -> None:
+        self._open: OpenItem | None = None
+        self._blank: str = ""
+        """Space that may turn out to be the beginning of text, or only stand before a call."""
+        self._blank_logprobs: list[ChatLogprob] = []
+        self._logprobs = ContentLogprobs(self._shapes) if self._shapes is not None else None
+        self._first_item = len(self._recorder.output)
+
+    def queue(self) -> list[Event]:
+        """The response waits to be worked on."""
+        return self._tell("created", status="queued") + self._tell("queued")
+
+    def begin(self, *, is_created: bool = False) -> list[Event]:
+        """Work begins; `is_created`: the response has been told of before."""
+        created = [] if is_created else self._tell("created", status="in_progress")
+        return created + self._tell("in_progress", status="in_progress")
+
+    def write(self, pieces: Sequence[Piece]) -> list[Event]:
+        """What the model wrote."""
+        for piece in pieces:
+            logprobs = self._logprobs.push(piece) if self._logprobs is not None else []
+            for event in piece.all_events():
+                if isinstance(event, Content):
+                    self._content(event.text, logprobs)
+                    logprobs = []
+                elif isinstance(event, Reasoning):
+                    self._reasoning(event.text)
+                elif isinstance(event, CallBegin):
+                    self._call(event)
+                else:
+                    self._arguments(event)
+            if piece.finish_reason is not None:
+                self.finish_reason = piece.finish_reason
+        return self._recorder.take()
+
+    def end_turn(self) -> list[Event]:
+        """The model has ended. `server_calls` says whether the gateway has work to do."""
+        is_empty = len(self._recorder.output) == self._first_item
+        if self._blank and is_empty:
+            text, logprobs = self._blank, self._blank_logprobs
+            self._message().write(text, logprobs)
+        self._close("incomplete" if self.finish_reason == "length" else "completed")
+        self._begin_turn()
+        return self._recorder.take()
+
+    def succeed(self, call: McpCall, output: str) -> list[Event]:
+        """An MCP tool has answered."""
+        self.server_calls.remove(call)
+        call.succeed(output)
+        return self._recorder.take()
+
+    def fail_call(self, call: McpCall, error: dict[str, Any]) -> list[Event]:
+        """An MCP tool could not be called, or says that it failed."""
+        self.server_calls.remove(call)
+        call.fail(error)
+        return self._recorder.take()
+
+    def begin_listing(self, server_label: str) -> tuple[McpListing, list[Event]]:
+        """An MCP server is asked for its tools."""
+        return McpListing(self._recorder, server_label), self._recorder.take()
+
+    def end_listing(
+        self, listing: McpListing, tools: list[dict[str, Any]], error: str | None = None
+    ) -> list[Event]:
+        """It has answered, or has not."""
+        if error is None:
+            listing.succeed(tools)
+        else:
+            listing.fail(error)
+        return self._recorder.take()
+
+    def add_item(self, prefix: str, item: Item) -> list[Event]:
+        """An item that is complete from the start, such as an `mcp_approval_request`."""
+        index = self._recorder.add({"id": self._recorder.make_id(prefix), **item})
+        self._recorder.finish(index)
+        return self._recorder.take()
+
+    def complete(self, usage: dict[str, Any] | None, **fields: Any) -> list[Event]:
+        """All turns have ended; `fields` are further ones of the Response."""
+        if self.finish_reason != "length":
+            return self._tell("completed", status="completed", usage=usage, **fields)
+        details = {"reason": "max_output_tokens"}
+        incomplete = {"status": "incomplete", "incomplete_details": details}
+        return self._tell("incomplete", **incomplete, usage=usage, **fields)
+
+    def fail(self, error: TokenMeshError, usage: dict[str, Any] | None = None) -> list[Event]:
+        """It could not be completed. What there is of it stays."""
+        self._give_up()
+        facts = error_facts(error)
+        self._recorder.emit("error", **facts, param=error.param)
+        return self._tell("failed", status="failed", error=facts, usage=usage)
+
+    def cancel(self, usage: dict[str, Any] | None = None) -> list[Event]:
+        """Somebody wanted it to end. OpenAI has no event of that name."""
+        self._give_up()
+        return self._tell("incomplete", status="cancelled", usage=usage)
+
+    def _give_up(self) -> None:
+        self._close("incomplete")
+        for call in self.server_calls:
+            call.fail({"type": "mcp_tool_execution_error", "content": "the call was given up"})
+        self.server_calls.clear()
+
+    def _tell(self, kind: str, **fields: Any) -> list[Event]:
+        self._response.update(fields)
+        self._recorder.emit(f"response.{kind}", response=self.response)
+        return self._recorder.take()
+
+    def _content(self, text: str, logprobs: list[ChatLogprob]) -> None:
+        message = self._open if isinstance(self._open, OpenMessage) else None
+        if message is None:
+            self._blank += text
+            self._blank_logprobs = [*self._blank_logprobs, *logprobs]
+            if not self._blank.strip():
+                return
+            text, logprobs = self._blank, self._blank_logprobs
+            message = self._message()
+        message.write(text, logprobs)
+
+    def _message(self) -> OpenMessage:
+        self._close("completed")
+        self._open = message = OpenMessage(self._recorder, self._shapes is not None)
+        return message
+
+    def _reasoning(self, text: str) -> None:
+        if not self._shows_reasoning:
+            return
+        if not isinstance(self._open, OpenReasoning):
+            self._close("completed")
+            self._open = OpenReasoning(self._recorder)
+        self._open.write(text)
+
+    def _call(self, begin: CallBegin) -> None:
+        self._close("completed")
+        name = self._names.get(begin.name, _FUNCTION)
+        if name.kind == "mcp":
+            self._open = McpCall(self._recorder, name)
+            return
+        call_id = begin.model_id
+        if call_id is None or call_id in self._call_ids:
+            call_id = self._recorder.make_id("call")
+        self._call_ids.add(call_id)
+        kind = OpenCustomCall if name.kind == "custom" else OpenFunctionCall
+        self._open = kind(self._recorder, begin.name, call_id)
+
+    def _arguments(self, event: CallArguments) -> None:
+        assert self._open is not None, "arguments without a call"
+        self._open.write(event.text)
+
+    def _close(self, status: Any) -> None:
+        self._blank, self._blank_logprobs = "", []
+        item, self._open = self._open, None
+        if item is None:
+            return
+        item.close(status)
+        if isinstance(item, McpCall) and status == "completed":
+            self.server_calls.append(item)

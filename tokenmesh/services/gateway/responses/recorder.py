@@ -1,0 +1,54 @@
+"""Recorder: numbers the events of a response and places the items of its output."""
+
+from typing import Any
+
+import xxhash
+
+Event = dict[str, Any]
+Item = dict[str, Any]
+
+
+class Recorder:
+    """Ids follow from the response's id and an item's place: who replays a response makes the same.
+
+    An item in an event is a copy: what it becomes later does not change what was told.
+    """
+
+    def __init__(self, response_id: str) -> None:
+        self.output: list[Item] = []
+        self._response_id = response_id
+        self._events: list[Event] = []
+        self._number = 0
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        """Add an event."""
+        self._events.append({"type": kind, "sequence_number": self._number, **fields})
+        self._number += 1
+
+    def take(self) -> list[Event]:
+        """The events since the last time."""
+        events, self._events = self._events, []
+        return events
+
+    def make_id(self, prefix: str) -> str:
+        """The id of something that belongs to the next item."""
+        text = f"{self._response_id}:{prefix}:{len(self.output)}"
+        return f"{prefix}_{xxhash.xxh3_128_hexdigest(text)}"
+
+    def add(self, item: Item) -> int:
+        """Begin an item; its place in the output."""
+        index = len(self.output)
+        self.output.append(item)
+        self.emit("response.output_item.added", output_index=index, item=item)
+        return index
+
+    def change(self, index: int, **fields: Any) -> Item:
+        """The item with these fields; events told before keep theirs."""
+        item = {**self.output[index], **fields}
+        self.output[index] = item
+        return item
+
+    def finish(self, index: int, **fields: Any) -> None:
+        """The item is complete."""
+        item = self.change(index, **fields)
+        self.emit("response.output_item.done", output_index=index, item=item)

@@ -1,0 +1,158 @@
+"""ResponsesRequest: the body of /v1/responses. What items and tools hold is checked when read."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tokenmesh.services.gateway.openai.sampling_fields import INT32_MAX, TokenId
+
+LOGPROBS: Literal["message.output_text.logprobs"] = "message.output_text.logprobs"
+
+Include = Literal[
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Summary = Literal["auto", "concise", "detailed"]
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=16),
+]
+"""OpenAI's own limits."""
+
+
+class ReasoningFields(BaseModel):
+    """How much the model is to think."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    effort: Effort | None = None
+    summary: Summary | None = None
+    generate_summary: Summary | None = None
+
+
+class TextFormat(BaseModel):
+    """What the text is to be; the other fields are a json_schema's."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = Field(default=None, min_length=1, max_length=64)
+    json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextFields(BaseModel):
+    """How the answer is to be written."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ResponseStreamOptions(BaseModel):
+    """What a stream tells besides its events."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    include_obfuscation: bool | None = None
+
+
+class ResponsesRequest(BaseModel):
+    """Names and meanings are OpenAI's, and vLLM's for the fields that OpenAI does not have."""
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+    input: str | list[dict[str, Any]]
+    model: str | None = None
+    background: bool | None = False
+    conversation: str | dict[str, Any] | None = None
+    include: list[Include] | None = None
+    include_reasoning: bool = True
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(default=None, ge=1, le=INT32_MAX)
+    max_tool_calls: int | None = Field(default=None, ge=1, le=INT32_MAX)
+    metadata: Metadata | None = None
+    parallel_tool_calls: bool | None = True
+    previous_input_messages: list[Any] | None = None
+    previous_response_id: str | None = Field(default=None, min_length=1, max_length=256)
+    prompt: dict[str, Any] | None = None
+    prompt_cache_key: str | None = Field(default=None, max_length=1024)
+    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
+    reasoning: ReasoningFields | None = None
+    safety_identifier: str | None = Field(default=None, max_length=1024)
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = "auto"
+    store: bool | None = None
+    stream: bool | None = False
+    stream_options: ResponseStreamOptions | None = None
+    text: TextFields | None = None
+    tool_choice: str | dict[str, Any] | None = "auto"
+    tools: list[dict[str, Any]] | None = None
+    top_logprobs: int | None = Field(default=0, ge=0, le=INT32_MAX)
+    truncation: Literal["auto", "disabled"] | None = "disabled"
+    user: str | None = None
+    enable_response_messages: bool = False
+
+    temperature: float | None = Field(default=None, ge=0, le=100)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1, le=INT32_MAX)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(default=None, gt=0, le=100)
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    stop: str | list[str] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    logit_bias: dict[str, float] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    media_io_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    cache_salt: str | None = Field(default=None, min_length=1, max_length=1024)
+    priority: int = Field(default=0, ge=-INT32_MAX, le=INT32_MAX)
+    request_id: str | None = Field(default=None, min_length=1)
+
+    # Known and not served; the chat that this becomes refuses them by the same names.
+    session_id: str | None = None
+    watermarking: Any = None
+    mm_payload: str = "tensors"
+    return_mm_kwargs: bool | None = None
+    vllm_xargs: dict[str, Any] | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    ec_transfer_params: dict[str, Any] | None = None
+
+    @property
+    def items(self) -> list[dict[str, Any]]:
+        """`input` as items: a string is a user's message."""
+        if isinstance(self.input, str):
+            return [{"type": "message", "role": "user", "content": self.input}]
+        return self.input
+
+    @property
+    def shows_logprobs(self) -> bool:
+        """Whether the text is to come with its tokens' log-probabilities."""
+        return LOGPROBS in (self.include or ())
+
+    @property
+    def unknown_fields(self) -> list[str]:
+        """Names of fields that no version knows, those of inner objects with their path."""
+        names = list(self.model_extra or ())
+        inner = {
+            "reasoning": self.reasoning,
+            "text": self.text,
+            "stream_options": self.stream_options,
+        }
+        for name, value in inner.items():
+            names.extend(f"{name}.{each}" for each in (value and value.model_extra) or ())
+        return names

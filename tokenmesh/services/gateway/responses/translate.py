@@ -1,0 +1,158 @@
+"""A request of the Responses API as the chat that it asks for.
+
+Every rule of generation is the chat's. Errors about the chat are told in the client's words.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from tokenmesh.services.gateway.openai.chat_request import ChatRequest
+from tokenmesh.services.gateway.openai.errors import NotSupported, invalid_fields
+from tokenmesh.services.gateway.responses.items import Conversation, Item
+from tokenmesh.services.gateway.responses.paths import Paths
+from tokenmesh.services.gateway.responses.request import LOGPROBS, ResponsesRequest, TextFormat
+from tokenmesh.services.gateway.responses.tools import (
+    ServerTool,
+    ToolName,
+    ToolSet,
+    choose,
+    read_tools,
+)
+from tokenmesh.shared.errors import InvalidInput
+
+_PREVIOUS: Final = "previous_response_id"
+_SAME: Final = frozenset(
+    """
+    model stream user service_tier parallel_tool_calls temperature top_p top_k min_p
+    presence_penalty frequency_penalty repetition_penalty seed stop stop_token_ids ignore_eos
+    include_stop_str_in_output skip_special_tokens logit_bias structured_outputs
+    chat_template_kwargs media_io_kwargs mm_processor_kwargs cache_salt priority request_id
+    session_id watermarking mm_payload return_mm_kwargs vllm_xargs kv_transfer_params
+    ec_transfer_params
+    """.split()
+)
+"""Fields that mean the same in a chat."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Translation:
+    """A chat, and the way back."""
+
+    chat: ChatRequest
+    paths: Paths
+    names: dict[str, ToolName] = field(default_factory=dict)
+    """By what the model calls them: the tools that it may call."""
+    warnings: list[str] = field(default_factory=list)
+
+
+def translate(
+    body: ResponsesRequest,
+    previous: Sequence[Item] = (),
+    served: Mapping[str, Sequence[ServerTool]] | None = None,
+) -> Translation:
+    """`previous`: input and output of the responses before this one, and of this one so far.
+
+    References to items must have been replaced; `served` is as `read_tools` wants it.
+    Raises InvalidInput that names the client's own field.
+    """
+    _refuse(body)
+    conversation = _converse(body, previous)
+    tools = read_tools(body.tools or (), served or {})
+    choice, declared = choose(body.tool_choice, tools)
+    fields: dict[str, Any] = {name: getattr(body, name) for name in _SAME & body.model_fields_set}
+    fields |= _own_fields(body)
+    fields["messages"] = conversation.messages
+    if declared:
+        fields |= {"tools": declared, "tool_choice": choice}
+    paths = Paths(conversation.sources | _tool_paths(declared, tools))
+    try:
+        chat = ChatRequest.model_validate(fields)
+    except ValidationError as error:
+        raise paths.rename(invalid_fields(error)) from None
+    return Translation(chat=chat, paths=paths, names=tools.names, warnings=_warnings(body))
+
+
+def _converse(body: ResponsesRequest, previous: Sequence[Item]) -> Conversation:
+    conversation = Conversation()
+    if body.instructions:
+        conversation.instruct(body.instructions)
+    for item in previous:
+        conversation.add(item, _PREVIOUS)
+    for index, item in enumerate(body.items):
+        conversation.add(item, f"input[{index}]" if isinstance(body.input, list) else "input")
+    if not conversation.messages:
+        raise InvalidInput("input is empty", param="input")
+    return conversation
+
+
+def _tool_paths(declared: Sequence[dict[str, Any]], tools: ToolSet) -> dict[str, str]:
+    paths = {}
+    for index, tool in enumerate(declared):
+        place = tools.places[tool["function"]["name"]]
+        paths[f"tools[{index}]"] = paths[f"tools[{index}].function"] = place
+    return paths
+
+
+def _own_fields(body: ResponsesRequest) -> dict[str, Any]:
+    """Fields that a chat has under another name."""
+    fields: dict[str, Any] = {}
+    if body.max_output_tokens is not None:
+        fields["max_completion_tokens"] = body.max_output_tokens
+    if body.reasoning is not None and body.reasoning.effort is not None:
+        fields["reasoning_effort"] = body.reasoning.effort
+    if body.shows_logprobs:
+        fields |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
+    if body.truncation == "auto":
+        fields["truncate_prompt_tokens"] = -1
+    shape = body.text.format if body.text is not None else None
+    if shape is not None and shape.type != "text":
+        fields["response_format"] = _response_format(shape)
+    return fields
+
+
+def _response_format(shape: TextFormat) -> dict[str, Any]:
+    if shape.type == "json_object":
+        return {"type": "json_object"}
+    for name, value in (("name", shape.name), ("schema", shape.json_schema)):
+        if value is None:
+            where = f"text.format.{name}"
+            raise InvalidInput(f"{where} is missing: a json_schema needs it", param=where)
+    given = shape.model_dump(by_alias=True, exclude_none=True, exclude={"type"})
+    return {"type": "json_schema", "json_schema": given}
+
+
+def _refuse(body: ResponsesRequest) -> None:
+    """Fields that ask for what is not served."""
+    options, text = body.stream_options, body.text
+    asked = {
+        "conversation": body.conversation is not None,
+        "prompt": body.prompt is not None,
+        "previous_input_messages": bool(body.previous_input_messages),
+        "stream_options.include_obfuscation": bool(options and options.include_obfuscation),
+        "text.verbosity": text is not None and text.verbosity in ("low", "high"),
+    }
+    for name, is_asked in asked.items():
+        if is_asked:
+            raise NotSupported(f"{name} is not supported", param=name)
+    if options is not None and not body.stream:
+        raise InvalidInput("stream_options needs stream to be true", param="stream_options")
+
+
+def _warnings(body: ResponsesRequest) -> list[str]:
+    """What was asked for and has no effect."""
+    warnings = []
+    if body.unknown_fields:
+        names = ", ".join(name[:64] for name in body.unknown_fields[:16])
+        warnings.append(f"unknown fields ignored: {names}")
+    if body.top_logprobs and not body.shows_logprobs:
+        warnings.append(f"top_logprobs has no effect without include {LOGPROBS}")
+    reasoning = body.reasoning
+    if reasoning is not None and (reasoning.summary or reasoning.generate_summary):
+        warnings.append("reasoning.summary has no effect: reasoning is told in full")
+    warnings.extend(
+        f"include {name} has no effect" for name in body.include or () if name != LOGPROBS
+    )
+    return warnings

@@ -1,0 +1,72 @@
+"""ResponseWriter: the answer of /v1/responses where nothing is stored: one turn, and gone."""
+
+from typing import Any
+
+from tokenmesh.services.gateway.ask import Ask
+from tokenmesh.services.gateway.delivery import Delivery
+from tokenmesh.services.gateway.piece import Piece
+from tokenmesh.services.gateway.responses.events import ResponseEvents
+from tokenmesh.services.gateway.responses.frames import frames
+from tokenmesh.services.gateway.responses.raw_messages import raw_message
+from tokenmesh.services.gateway.responses.recorder import Event
+from tokenmesh.services.gateway.responses.shapes import usage_fields
+from tokenmesh.services.gateway.responses.translate import Translation
+from tokenmesh.shared.errors import TokenMeshError
+from tokenmesh.shared.tokens import unpack_ids
+
+
+class ResponseWriter:
+    """A `Writer`."""
+
+    def __init__(
+        self, ask: Ask, events: ResponseEvents, translation: Translation, *, tells_tokens: bool
+    ) -> None:
+        self._ask = ask
+        self._events = events
+        self._translation = translation
+        self._tells_tokens = tells_tokens
+        self._ids: list[int] = []
+        self._has_begun = False
+
+    def begin(self, delivery: Delivery) -> bytes:
+        """See `Writer.begin`: events are numbered, so `write` has made the first ones."""
+        return b""
+
+    def write(self, delivery: Delivery, pieces: list[Piece]) -> bytes:
+        """See `Writer.write`."""
+        return frames(self._write(pieces))
+
+    def end(self, delivery: Delivery) -> bytes:
+        """See `Writer.end`."""
+        return frames(self._end(delivery))
+
+    def fail(self, error: TokenMeshError) -> bytes:
+        """See `Writer.fail`."""
+        return frames(self._events.fail(self._translation.paths.rename(error)))
+
+    def whole(self, delivery: Delivery, pieces: list[Piece]) -> dict[str, Any]:
+        """See `Writer.whole`."""
+        self._write(pieces)
+        self._end(delivery)
+        return self._events.response
+
+    def _write(self, pieces: list[Piece]) -> list[Event]:
+        begun = [] if self._has_begun else self._events.begin()
+        self._has_begun = True
+        if self._tells_tokens:
+            for piece in pieces:
+                self._ids.extend(piece.token_ids)
+        return begun + self._events.write(pieces)
+
+    def _end(self, delivery: Delivery) -> list[Event]:
+        ended = self._events.end_turn()
+        messages = self._messages(delivery) if self._tells_tokens else {}
+        return ended + self._events.complete(usage_fields([delivery.usage()]), **messages)
+
+    def _messages(self, delivery: Delivery) -> dict[str, Any]:
+        vocabulary = self._ask.text.vocabulary
+        prompt_ids = unpack_ids(delivery.prompts[0].packed_ids)
+        return {
+            "input_messages": [raw_message(prompt_ids, vocabulary)],
+            "output_messages": [raw_message(self._ids, vocabulary)],
+        }
