@@ -18,7 +18,8 @@ from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.openai.chat_request import ChatRequest
 from tokenmesh.services.gateway.openai.completion_request import CompletionRequest
 from tokenmesh.services.gateway.openai.tokenize_request import DetokenizeRequest, TokenizeRequest
-from tokenmesh.services.gateway.routes import chat, completions, messages
+from tokenmesh.services.gateway.responses.request import ResponsesRequest
+from tokenmesh.services.gateway.routes import chat, completions, messages, responses
 from tokenmesh.services.gateway.routes.admin import admin_router
 from tokenmesh.services.gateway.routes.chat import chat_endpoint
 from tokenmesh.services.gateway.routes.completions import completion_endpoint
@@ -26,6 +27,7 @@ from tokenmesh.services.gateway.routes.files import files_router
 from tokenmesh.services.gateway.routes.health import health_router
 from tokenmesh.services.gateway.routes.messages import messages_endpoint, messages_router
 from tokenmesh.services.gateway.routes.models import models_router
+from tokenmesh.services.gateway.routes.responses import response_endpoint
 from tokenmesh.services.gateway.routes.schema import body_schema, install_schemas
 from tokenmesh.services.gateway.routes.tokenize import tokenize_router
 from tokenmesh.services.gateway.routes_traces import traces_router
@@ -35,6 +37,7 @@ _BODIES: Final[dict[str, type[BaseModel]]] = {
     chat.PATH: ChatRequest,
     completions.PATH: CompletionRequest,
     messages.PATH: MessagesRequest,
+    responses.PATH: ResponsesRequest,
 }
 _ROUTERS: Final = (
     models_router,
@@ -53,6 +56,7 @@ def make_app(gateway: Gateway) -> ASGIApp:
         chat.PATH: chat_endpoint(gateway),
         completions.PATH: completion_endpoint(gateway),
         messages.PATH: messages_endpoint(gateway),
+        responses.PATH: response_endpoint(gateway),
     }
     app: ASGIApp = Shortcut(_make_routes(gateway, endpoints), endpoints)
     app = Edge(app, ApiKeys(settings.api_key_hashes), settings, gateway.metrics)

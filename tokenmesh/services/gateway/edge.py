@@ -23,6 +23,7 @@ _PREFIX_BY_PATH: Final = {
     "/v1/chat/completions": "chatcmpl",
     "/v1/completions": "cmpl",
     "/v1/messages": "msg",
+    "/v1/responses": "resp",
 }
 _CLIENT_LEFT: Final = 499
 _UNANSWERED: Final = 500

@@ -46,7 +46,6 @@ async def draft(
     events = ResponseEvents(
         response,
         translation.names,
-        shows_reasoning=body.include_reasoning,
         logprobs=ask.logprobs if body.shows_logprobs else None,
     )
     return Draft(ask, translation, response, events)

@@ -41,7 +41,6 @@ class ResponseEvents:
         response: Mapping[str, Any],
         names: Mapping[str, ToolName],
         *,
-        shows_reasoning: bool = True,
         logprobs: LogprobShapes | None = None,
     ) -> None:
         """`response`: as it is at its start (`shapes.response_object`).
@@ -54,7 +53,6 @@ class ResponseEvents:
         """Of the last turn."""
         self._response = dict(response)
         self._names = names
-        self._shows_reasoning = shows_reasoning
         self._shapes = logprobs
         self._recorder = Recorder(response["id"])
         self._call_ids: set[str] = set()
@@ -190,8 +188,6 @@ class ResponseEvents:
         return message
 
     def _reasoning(self, text: str) -> None:
-        if not self._shows_reasoning:
-            return
         if not isinstance(self._open, OpenReasoning):
             self._close("completed")
             self._open = OpenReasoning(self._recorder)

@@ -33,7 +33,7 @@ class Recorder:
     def make_id(self, prefix: str) -> str:
         """The id of something that belongs to the next item."""
         text = f"{self._response_id}:{prefix}:{len(self.output)}"
-        return f"{prefix}_{xxhash.xxh3_128_hexdigest(text)}"
+        return f"{prefix}_{xxhash.xxh3_128_hexdigest(text.encode())}"
 
     def add(self, item: Item) -> int:
         """Begin an item; its place in the output."""

@@ -98,7 +98,7 @@ def usage_fields(turns: Iterable[Usage]) -> dict[str, Any]:
         "input_tokens": sum(each.prompt_tokens for each in counts),
         "input_tokens_details": {
             "cached_tokens": sum(each.cached_tokens for each in cached if each),
-            # No request writes to the cache by itself: all blocks are kept as long as there is room.
+            # Nobody writes by intent: all blocks are kept while there is room.
             "cache_write_tokens": 0,
         },
         "output_tokens": sum(each.completion_tokens for each in counts),

@@ -24,15 +24,11 @@ from tokenmesh.services.gateway.responses.tools import (
 from tokenmesh.shared.errors import InvalidInput
 
 _PREVIOUS: Final = "previous_response_id"
-_SAME: Final = frozenset(
-    """
-    model stream user service_tier parallel_tool_calls temperature top_p top_k min_p
-    presence_penalty frequency_penalty repetition_penalty seed stop stop_token_ids ignore_eos
-    include_stop_str_in_output skip_special_tokens logit_bias structured_outputs
-    chat_template_kwargs media_io_kwargs mm_processor_kwargs cache_salt priority request_id
-    session_id watermarking mm_payload return_mm_kwargs vllm_xargs kv_transfer_params
-    ec_transfer_params
-    """.split()
+_OTHERWISE: Final = frozenset(
+    ("tools", "tool_choice", "top_logprobs", "metadata", "stream_options", "store", "reasoning")
+)
+_SAME: Final = (
+    frozenset(ResponsesRequest.model_fields) & frozenset(ChatRequest.model_fields) - _OTHERWISE
 )
 """Fields that mean the same in a chat."""
 

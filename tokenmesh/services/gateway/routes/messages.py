@@ -5,10 +5,8 @@ from typing import Final
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from tokenmesh.services.gateway.answer import Answer
-from tokenmesh.services.gateway.anthropic.places import Places
 from tokenmesh.services.gateway.anthropic.request import CountTokensRequest, MessagesRequest
 from tokenmesh.services.gateway.anthropic.shapes import TokenCount
 from tokenmesh.services.gateway.anthropic.translation import translate
@@ -18,6 +16,7 @@ from tokenmesh.services.gateway.error_response import json_response
 from tokenmesh.services.gateway.exchange import Exchange, exchange_of
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.openai.chat_request import ChatRequest
+from tokenmesh.services.gateway.renamed_answer import RenamedAnswer
 from tokenmesh.services.gateway.routes.schema import body_schema
 from tokenmesh.services.gateway.shortcut import Endpoint
 from tokenmesh.shared import subjects
@@ -47,7 +46,7 @@ def messages_endpoint(gateway: Gateway) -> Endpoint:
         is_omitted = body.thinking is not None and body.thinking.display == "omitted"
         writer = MessagesWriter(ask, translation.places, shows_thinking=not is_omitted)
         answer = Answer(ask, gateway, writer, exchange.started_s)
-        return _Renamed(answer, translation.places)
+        return RenamedAnswer(answer, translation.places.rename)
 
     return create_message
 
@@ -95,19 +94,3 @@ def _warn(body: CountTokensRequest, exchange: Exchange) -> None:
     names = [name[:64] for name in list(body.model_extra or ())[:16]]
     if names:
         exchange.warnings.append(f"unknown fields ignored: {', '.join(names)}")
-
-
-class _Renamed(Response):
-    """An answer whose errors are told in the client's words."""
-
-    def __init__(self, answer: Answer, places: Places) -> None:
-        super().__init__()
-        self._answer = answer
-        self._places = places
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
-        try:
-            await self._answer(scope, receive, send)
-        except TokenMeshError as error:
-            raise self._places.rename(error) from error

@@ -10,13 +10,13 @@ from tokenmesh.services.gateway.body import read_json
 from tokenmesh.services.gateway.exchange import exchange_of
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.openai.errors import NotSupported
-from tokenmesh.services.gateway.responses.answer import ResponseAnswer
+from tokenmesh.services.gateway.renamed_answer import RenamedAnswer
 from tokenmesh.services.gateway.responses.draft import draft
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
 from tokenmesh.services.gateway.responses.writer import ResponseWriter
 from tokenmesh.services.gateway.shortcut import Endpoint
 from tokenmesh.shared.errors import NotFound
-from tokenmesh.shared.ids import new_response_id
+from tokenmesh.shared.ids import RequestId, new_response_id
 from tokenmesh.shared.telemetry import span
 
 PATH: Final = "/v1/responses"
@@ -31,12 +31,16 @@ def response_endpoint(gateway: Gateway) -> Endpoint:
         with span("validate"):
             body = await read_json(request, ResponsesRequest, gateway.settings)
             _refuse_stored(body)
-            made = await draft(gateway.intake, body, exchange, new_response_id())
+            response_id = new_response_id()
+            if not exchange.is_own_id:
+                # The trace is found by the response's id then.
+                exchange.request_id = RequestId(response_id)
+            made = await draft(gateway.intake, body, exchange, response_id)
         writer = ResponseWriter(
             made.ask, made.events, made.translation, tells_tokens=body.enable_response_messages
         )
         answer = Answer(made.ask, gateway, writer, exchange.started_s)
-        return ResponseAnswer(answer, made.translation.paths)
+        return RenamedAnswer(answer, made.translation.paths.rename)
 
     return create_response
 
