@@ -150,7 +150,7 @@ async def test_a_response_that_is_cut_is_incomplete(mesh: BackEnd) -> None:
 async def test_log_probabilities(mesh: BackEnd, client: openai.AsyncOpenAI) -> None:
     asked: Any = {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "store": False}
     answer = await client.responses.create(model=mesh.model, input="Hi", **asked)
-    content = answer.output[0].content[0]  # type: ignore[union-attr, index]
+    content = answer.output[0].content[0]
     assert content.type == "output_text"
     assert content.logprobs is not None
     spelled = b"".join(bytes(entry.bytes) for entry in content.logprobs)

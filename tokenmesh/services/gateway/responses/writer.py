@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from tokenmesh.services.gateway import sse
 from tokenmesh.services.gateway.ask import Ask
 from tokenmesh.services.gateway.delivery import Delivery
 from tokenmesh.services.gateway.piece import Piece
@@ -17,6 +18,8 @@ from tokenmesh.shared.tokens import unpack_ids
 
 class ResponseWriter:
     """A `Writer`."""
+
+    keep_alive = sse.COMMENT
 
     def __init__(
         self, ask: Ask, events: ResponseEvents, translation: Translation, *, tells_tokens: bool
@@ -42,7 +45,8 @@ class ResponseWriter:
 
     def fail(self, error: TokenMeshError) -> bytes:
         """See `Writer.fail`."""
-        return frames(self._events.fail(self._translation.paths.rename(error)))
+        # The stream may have begun with no more than what keeps it alive.
+        return frames(self._begin() + self._events.fail(self._translation.paths.rename(error)))
 
     def whole(self, delivery: Delivery, pieces: list[Piece]) -> dict[str, Any]:
         """See `Writer.whole`."""
@@ -51,12 +55,14 @@ class ResponseWriter:
         return self._events.response
 
     def _write(self, pieces: list[Piece]) -> list[Event]:
-        begun = [] if self._has_begun else self._events.begin()
-        self._has_begun = True
         if self._tells_tokens:
             for piece in pieces:
                 self._ids.extend(piece.token_ids)
-        return begun + self._events.write(pieces)
+        return self._begin() + self._events.write(pieces)
+
+    def _begin(self) -> list[Event]:
+        has_begun, self._has_begun = self._has_begun, True
+        return [] if has_begun else self._events.begin()
 
     def _end(self, delivery: Delivery) -> list[Event]:
         ended = self._events.end_turn()
