@@ -55,10 +55,33 @@ def test_what_is_taken_does_not_depend_on_portions(markers: list[str], portions:
 def test_text_is_held_back_only_where_a_marker_may_begin(markers: list[str], text: str) -> None:
     marked, made = MarkedText(), Markers(*markers)
     marked.push(text)
-    while marked.take(made).marker is not None:
-        pass
-    held = marked.peek()
-    assert not held or any(marker.startswith(held) and marker != held for marker in markers)
+    num_taken = 0
+    marker: str | None = ""
+    while marker is not None:
+        taken, marker = marked.take(made)
+        num_taken += len(taken) + len(marker or "")
+    held = text[num_taken:]
+    assert not held or any(each.startswith(held) and each != held for each in markers)
+
+
+@given(MARKERS, st.lists(SMALL, max_size=4))
+def test_a_leading_marker_does_not_depend_on_portions(
+    markers: list[str], portions: list[str]
+) -> None:
+    marked, made = MarkedText(), Markers(*markers)
+    marked.push("  ")
+    found = marked.take_leading(made)
+    for portion in portions:
+        marked.push(portion)
+        if found is None:
+            found = marked.take_leading(made)
+    marked.finish()
+    if found is None:
+        found = marked.take_leading(made)
+    text = "".join(portions)
+    here = [marker for marker in markers if text.startswith(marker)]
+    assert found == max(here, key=len, default="")
+    assert marked.take_all() == (text[len(found) :] if found else "  " + text)
 
 
 def test_a_marker_across_portions_never_shows() -> None:

@@ -4,14 +4,15 @@ import pytest
 
 from tokenmesh.services.gateway.parsers.formats import ToolFormat
 from tokenmesh.services.gateway.parsers.parser import ParseContext
-from tokenmesh.services.gateway.parsers.reasoning.think import block_format
-from tokenmesh.services.gateway.parsers.registry import REASONING, ParserRegistry
+from tokenmesh.services.gateway.parsers.reasoning.formats import block_format
+from tokenmesh.services.gateway.parsers.reasoning.table import REASONING
+from tokenmesh.services.gateway.parsers.registry import ParserRegistry
 from tokenmesh.services.gateway.parsers.tools.table import TOOLS
 from tokenmesh.shared.errors import ConfigError
 from tokenmesh.shared.parser_names import REASONING_PARSERS, TOOL_PARSERS
 
 HERE = "tests.unit.gateway.parsers.test_registry"
-OWN = block_format("<deep>", "</deep>", by_default=True)
+OWN = block_format(("<deep>",), ("</deep>",))
 NO_FORMAT = "text"
 
 

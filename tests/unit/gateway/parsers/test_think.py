@@ -4,7 +4,7 @@ import pytest
 
 from tests.unit.gateway.parsers.harness import check_chunkings, check_nothing_lost, parse
 from tokenmesh.services.gateway.parsers.events import Content, Event, Reasoning
-from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser
+from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser, ToolSchema
 from tokenmesh.services.gateway.parsers.registry import ParserRegistry
 
 REGISTRY = ParserRegistry()
@@ -67,10 +67,15 @@ def test_a_block_that_is_not_ended_is_reasoning() -> None:
     assert read("qwen3", " <thi") == [Content(" <thi")]
 
 
-def test_a_tool_call_ends_qwens_reasoning() -> None:
+def test_a_tool_call_ends_qwens_reasoning_where_there_are_tools() -> None:
     text = "<think>I ask<tool_call>{}</tool_call>"
-    assert read("qwen3", text) == [Reasoning("I ask"), Content("<tool_call>{}</tool_call>")]
-    assert read("deepseek_r1", text) == [Reasoning("I ask<tool_call>{}</tool_call>")]
+    context = ParseContext(tools=(ToolSchema(name="f", parameters={}),))
+    assert parse(lambda: make("qwen3", context), list(text)) == [
+        Reasoning("I ask"),
+        Content("<tool_call>{}</tool_call>"),
+    ]
+    assert read("qwen3", text) == [Reasoning("I ask<tool_call>{}</tool_call>")]
+    assert parse(lambda: make("deepseek_r1", context), [text]) == read("deepseek_r1", text)
 
 
 @pytest.mark.parametrize("name", ["deepseek_r1", "deepseek_v3", "qwen3"])

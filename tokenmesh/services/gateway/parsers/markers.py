@@ -79,16 +79,28 @@ class MarkedText:
         self._text = text[end:]
         return Taken(text[:begin], text[begin:end])
 
-    def peek(self) -> str:
-        """What is there and not taken."""
-        return self._text
+    def take_leading(self, markers: Markers) -> str | None:
+        """Take off a marker that the text begins with, and the whitespace before it.
 
-    def drop(self, num_chars: int) -> str:
-        """Take so many characters, whatever they are."""
-        taken, self._text = self._text[:num_chars], self._text[num_chars:]
-        return taken
+        An empty string when it begins with none; None while that is not certain.
+        """
+        text = self._text
+        begin = len(text) - len(text.lstrip())
+        if begin == len(text):
+            return "" if self._is_whole else None
+        match = markers.find(text, begin) if self._is_whole else markers.find_open(text, begin)
+        if match is None or match.start() != begin:
+            return ""
+        if not self._is_whole and match.lastindex is not None:
+            return None
+        self._text = text[match.end() :]
+        return match.group()
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether the text has ended."""
-        return self._is_whole
+    def take_all(self) -> str:
+        """Take everything, whatever it is."""
+        text, self._text = self._text, ""
+        return text
+
+    def give_back(self, text: str) -> None:
+        """Put text that was taken before what is there."""
+        self._text = text + self._text

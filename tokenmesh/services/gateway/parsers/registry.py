@@ -7,20 +7,11 @@ What an operator adds is listed in `gateway.parser_plugins`, each name with its
 import functools
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Final
 
 from tokenmesh.services.gateway.parsers.formats import Family, ReasoningFormat, ToolFormat
+from tokenmesh.services.gateway.parsers.reasoning.table import REASONING
 from tokenmesh.services.gateway.parsers.tools.table import TOOLS
 from tokenmesh.shared.errors import ConfigError
-
-_HERE: Final = "tokenmesh.services.gateway.parsers"
-
-REASONING: Final[Mapping[str, str]] = {
-    "deepseek_r1": f"{_HERE}.reasoning.think:DEEPSEEK_R1",
-    "deepseek_v3": f"{_HERE}.reasoning.think:DEEPSEEK_V3",
-    "qwen3": f"{_HERE}.reasoning.think:QWEN3",
-}
-"""Built-in formats of reasoning; `shared/parser_names.py` lists the same names."""
 
 
 class ParserRegistry:

@@ -17,17 +17,16 @@ class BlockParser:
     the beginning is text, so a model may write about its own markers.
     """
 
-    __slots__ = ("_begins", "_end", "_ends", "_start", "_state", "_text")
+    __slots__ = ("_begins", "_ends", "_kept", "_starts", "_state", "_text")
 
-    def __init__(self, start: str, end: str, ends: Markers, begins: bool) -> None:
-        """`ends` holds `end` and further markers that end the block but belong to the answer.
-
-        `begins`: text without a start marker is reasoning.
-        """
-        self._start = start
-        self._end = end
+    def __init__(
+        self, starts: Markers, ends: Markers, begins: bool, kept: tuple[str, ...] = ()
+    ) -> None:
+        """`begins`: text without a start marker is reasoning. `kept`: ends that are content."""
+        self._starts = starts
         self._ends = ends
         self._begins = begins
+        self._kept = kept
         self._text = MarkedText()
         self._state = _OPENING
 
@@ -55,15 +54,11 @@ class BlockParser:
 
     def _open(self) -> bool:
         """Leave the beginning, if what is there tells how."""
-        text = self._text
-        seen = text.peek().lstrip()
-        if seen.startswith(self._start):
-            text.drop(len(text.peek()) - len(seen) + len(self._start))
-            self._state = _REASONING
-        elif self._start.startswith(seen) and not text.is_whole:
+        state = _REASONING if self._begins else _ANSWER
+        marker = self._text.take_leading(self._starts)
+        if marker is None:
             return False
-        else:
-            self._state = _REASONING if self._begins else _ANSWER
+        self._state = _REASONING if marker else state
         return True
 
     def _read_block(self) -> list[Event]:
@@ -72,8 +67,8 @@ class BlockParser:
         if marker is None:
             return events
         self._state = _ANSWER
-        return events + self._read_answer("" if marker == self._end else marker)
+        return events + self._read_answer(marker if marker in self._kept else "")
 
     def _read_answer(self, before: str = "") -> list[Event]:
-        text = before + self._text.drop(len(self._text.peek()))
+        text = before + self._text.take_all()
         return [Content(text)] if text else []

@@ -1,43 +1,28 @@
-"""Formats of one block between two markers: the many, told apart by their defaults only."""
+"""Families that write `<think>` and `</think>`, told apart by their defaults."""
 
-from tokenmesh.services.gateway.parsers.formats import ReasoningFormat
-from tokenmesh.services.gateway.parsers.markers import Markers
-from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser
-from tokenmesh.services.gateway.parsers.prompt_tail import is_open
-from tokenmesh.services.gateway.parsers.reasoning.block import BlockParser
+from typing import Final
 
+from tokenmesh.services.gateway.parsers.reasoning.formats import block_format
 
-def block_format(
-    start: str = "<think>",
-    end: str = "</think>",
-    *,
-    by_default: bool,
-    always: bool = False,
-    also_ends: tuple[str, ...] = (),
-) -> ReasoningFormat:
-    """A format of one block.
+_XML_CALL: Final = ("<tool_call>",)
+_DSML_CALLS: Final = ("<\uff5cDSML\uff5ctool_calls>", "<\uff5cDSML\uff5cfunction_calls>")
 
-    by_default: whether the model reasons when neither prompt nor request say.
-    always: the model reasons, and writes no start marker, whatever the request says.
-    also_ends: markers that end a block too, and belong to the answer.
-    """
-    ends = Markers(end, *also_ends)
-
-    def begins(context: ParseContext) -> bool:
-        opened = is_open(context, start, end)
-        if opened is not None:
-            return opened
-        if context.thinking is not None and not always:
-            return context.thinking
-        return by_default
-
-    def make(context: ParseContext) -> Parser:
-        silent = is_open(context, start, end)
-        return BlockParser(start, end, ends, begins=always if silent is None else silent)
-
-    return ReasoningFormat(make=make, begins=begins, start=start, end=end)
-
-
-DEEPSEEK_R1 = block_format(by_default=True, always=True)
+DEEPSEEK_R1 = block_format(unmarked="reasoning")
 DEEPSEEK_V3 = block_format(by_default=False)
-QWEN3 = block_format(by_default=True, also_ends=("<tool_call>",))
+DEEPSEEK_V4 = block_format(by_default=False, calls=_DSML_CALLS)
+GLM45 = block_format(unmarked="reasoning_unless_off", calls=_XML_CALL)
+HOLO2 = block_format(unmarked="reasoning_unless_off")
+KIMI_K2 = block_format(unmarked="reasoning_unless_off", calls=("<|tool_calls_section_begin|>",))
+LING3 = block_format(by_default=False, calls=_XML_CALL)
+MINIMAX_M2 = block_format(unmarked="reasoning", calls=("<minimax:tool_call>",))
+OLMO3 = block_format(unmarked="reasoning", needs_special_tokens=False)
+QWEN3 = block_format(calls=_XML_CALL)
+STEP3 = block_format(unmarked="reasoning")
+
+# The newlines around the end marker are the template's, not the model's.
+STEP3P5 = block_format(
+    ends=("</think>", "\n</think>\n", "\n</think>", "</think>\n"),
+    unmarked="reasoning",
+    calls=_XML_CALL,
+)
+GRANITE_THINKING = block_format(ends=("</think>", "</think>\n", "</think>\n\n"), calls=_XML_CALL)

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Final
 
-_HERE: Final = "tokenmesh.services.gateway.parsers.tools"
+_HERE: Final = "tokenmesh.services.gateway.parsers"
 
-TOOLS: Final[Mapping[str, str]] = {}
+TOOLS: Final[Mapping[str, str]] = {
+    "openai": f"{_HERE}.harmony.formats:OPENAI",
+}
