@@ -9,8 +9,8 @@ import pytest
 from tests.fakes.back_end import BackEnd
 from tests.fakes.service_mesh import running
 from tests.servers import free_port
+from tokenmesh.services.gateway.listener import listen
 from tokenmesh.services.gateway.main import build
-from tokenmesh.services.gateway.server import bind
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.gateway import GatewaySettings
@@ -24,7 +24,7 @@ def test_a_taken_port_is_told_with_what_to_change() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match="--port") as caught:
-            bind(GatewaySettings(port=port))
+            listen(GatewaySettings(port=port))
     assert caught.value.param == "gateway.port"
 
 

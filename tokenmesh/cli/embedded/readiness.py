@@ -19,8 +19,22 @@ _PROBE_TIMEOUT_S = 2.0
 
 def base_url(settings: GatewaySettings) -> str:
     """Where a client on this machine finds the gateway."""
+    if settings.uds is not None:
+        return "http://localhost"
+    scheme = "https" if settings.ssl_certfile else "http"
     host = "127.0.0.1" if settings.host in _ANYWHERE else settings.host
-    return f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"
+    shown = f"[{host}]" if ":" in host else host
+    return f"{scheme}://{shown}:{settings.port}"
+
+
+def _probe(settings: GatewaySettings) -> httpx.AsyncClient:
+    """A client for /readyz. It is our own gateway on this machine: its certificate may be of any
+    name, and signed by anybody."""
+    uds = None if settings.uds is None else str(settings.uds)
+    transport = httpx.AsyncHTTPTransport(verify=False, uds=uds)
+    return httpx.AsyncClient(
+        base_url=base_url(settings), timeout=_PROBE_TIMEOUT_S, transport=transport
+    )
 
 
 async def wait_ready(plan: Plan, on_progress: OnProgress) -> None:
@@ -31,11 +45,13 @@ async def wait_ready(plan: Plan, on_progress: OnProgress) -> None:
     members = Members(MembershipView(limits.missed_beats, limits.max_members))
     await members.start(bus)
     try:
-        async with httpx.AsyncClient(
-            base_url=base_url(settings.gateway), timeout=_PROBE_TIMEOUT_S, trust_env=False
-        ) as client:
+        async with _probe(settings.gateway) as client:
             while True:
-                if _all_beat(plan, members, on_progress) and await _says_ready(client):
+                # who asks for certificates would not let the probe in
+                is_closed = settings.gateway.ssl_ca_certs is not None
+                if _all_beat(plan, members, on_progress) and (
+                    is_closed or await _says_ready(client)
+                ):
                     return
                 await asyncio.sleep(settings.up.poll_s)
     finally:

@@ -20,11 +20,12 @@ from tokenmesh.shared.service.stops import StopSignals
 
 async def run_mesh(settings: Settings, screen: Screen) -> int:
     """Serve until a signal; the exit code. Raises ConfigError before anything has started."""
-    if settings.gateway.port == 0:
+    if settings.gateway.port == 0 and settings.gateway.uds is None:
         settings = changed(settings, {"gateway": {"port": free_port()}})
     check_models(settings)
     gateway = settings.gateway
-    check_free(gateway.host, gateway.port)
+    if gateway.uds is None:
+        check_free(gateway.host, gateway.port)
     warn_if_open(gateway, screen)
     stops = StopSignals()
     with private_folder() as folder, stops.installed():
@@ -91,8 +92,10 @@ def _show_ready(settings: Settings, screen: Screen) -> None:
         "Stop": "Ctrl-C",
     }
     key = '  -H "Authorization: Bearer $API_KEY" \\\n' if settings.gateway.api_key_hashes else ""
+    uds = settings.gateway.uds
+    program = "curl" if uds is None else f"curl --unix-socket {uds}"
     curl = (
-        f"curl {url}/v1/chat/completions \\\n{key}"
+        f"{program} {url}/v1/chat/completions \\\n{key}"
         "  -H 'Content-Type: application/json' \\\n"
         f'  -d \'{{"model": "{settings.models[0].name}", '
         '"messages": [{"role": "user", "content": "What is 17 + 25?"}]}\''

@@ -19,6 +19,7 @@ from tokenmesh.services.gateway.openai.chat_request import ChatRequest
 from tokenmesh.services.gateway.openai.completion_request import CompletionRequest
 from tokenmesh.services.gateway.openai.tokenize_request import DetokenizeRequest, TokenizeRequest
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
+from tokenmesh.services.gateway.root_path import RootPath
 from tokenmesh.services.gateway.routes import chat, completions, messages, responses
 from tokenmesh.services.gateway.routes.admin import admin_router
 from tokenmesh.services.gateway.routes.chat import chat_endpoint
@@ -61,6 +62,8 @@ def make_app(gateway: Gateway) -> ASGIApp:
     app: ASGIApp = Shortcut(_make_routes(gateway, endpoints), endpoints)
     app = Edge(app, ApiKeys(settings.api_key_hashes), settings, gateway.metrics)
     app = ServerErrorMiddleware(app, handler=crash_response)
+    if settings.root_path:
+        app = RootPath(app, settings.root_path)
     if not settings.cors_origins:
         return app
     # Outermost: a preflight carries no key.

@@ -1,17 +1,15 @@
 """Server: uvicorn inside the service's own event loop, without its signal handlers."""
 
-import logging
-import socket
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from tokenmesh.services.gateway.certificate import Certificate
+from tokenmesh.services.gateway.listener import forget, listen
 from tokenmesh.shared.config.gateway import GatewaySettings
-from tokenmesh.shared.errors import ConfigError
-
-logger = logging.getLogger(__name__)
 
 
 class _Uvicorn(uvicorn.Server):
@@ -26,7 +24,11 @@ class Server:
     """The HTTP port of a gateway."""
 
     def __init__(self, app: ASGIApp, settings: GatewaySettings) -> None:
-        self._socket = bind(settings)
+        self._settings = settings
+        self._certificate = (
+            Certificate(settings.ssl_certfile, settings) if settings.ssl_certfile else None
+        )
+        self._socket = listen(settings)
         config = uvicorn.Config(
             app,
             http="httptools",
@@ -40,16 +42,25 @@ class Server:
             timeout_keep_alive=settings.keep_alive_s,
             backlog=settings.backlog,
         )
+        config.load()
+        if self._certificate is not None:
+            config.ssl = self._certificate.context
         self._uvicorn = _Uvicorn(config)
 
     @property
     def port(self) -> int:
-        """Where it listens; of interest when the setting was 0."""
-        return int(self._socket.getsockname()[1])
+        """Where it listens; of interest when the setting was 0. 0 for a Unix socket."""
+        return 0 if self._settings.uds else int(self._socket.getsockname()[1])
 
     async def run(self) -> None:
         """Serve until `stop`."""
-        await self._uvicorn.serve(sockets=[self._socket])
+        refreshing = asyncio.create_task(self._certificate.refresh()) if self._certificate else None
+        try:
+            await self._uvicorn.serve(sockets=[self._socket])
+        finally:
+            if refreshing is not None:
+                refreshing.cancel()
+            forget(self._settings)
 
     def stop(self, grace_s: float) -> None:
         """Take no new connections; let what runs finish for `grace_s`, then cancel it.
@@ -58,22 +69,3 @@ class Server:
         """
         self._uvicorn.config.timeout_graceful_shutdown = max(0, int(grace_s - 1.0))
         self._uvicorn.should_exit = True
-
-
-def bind(settings: GatewaySettings) -> socket.socket:
-    """A listening address. Raises ConfigError that says what to change."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    bound = socket.socket(family)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        bound.bind((settings.host, settings.port))
-        bound.listen(settings.backlog)
-    except OSError as error:
-        bound.close()
-        raise ConfigError(
-            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; "
-            "choose another one with --host and --port",
-            param="gateway.port",
-        ) from error
-    bound.setblocking(False)
-    return bound

@@ -1,19 +1,15 @@
 """GatewaySettings: the HTTP edge and every limit of a request."""
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
+
+from tokenmesh.shared.config.listener import ListenerSettings
 
 _HASH_CHARS = 64
 
 
-class GatewaySettings(BaseModel):
+class GatewaySettings(ListenerSettings):
     """One gateway process. Times are seconds, sizes bytes."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    host: str = Field(default="127.0.0.1", description="Address to listen on.")
-    port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0: any.")
-    backlog: int = Field(default=2048, ge=1, description="Connections that wait to be accepted.")
-    keep_alive_s: int = Field(default=30, ge=1, description="How long an idle connection stays.")
     api_key_hashes: tuple[str, ...] = Field(
         default=(), description="SHA-256 (hexadecimal) of each accepted API key; empty: no check."
     )

@@ -1,0 +1,47 @@
+"""ListenerSettings: where and how a gateway listens."""
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+
+class ListenerSettings(BaseModel):
+    """The address of a gateway. Flags bear vLLM's names."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    host: str = Field(default="127.0.0.1", description="Address to listen on.")
+    port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0: any.")
+    uds: Path | None = Field(
+        default=None, description="Unix socket to listen on instead of host and port."
+    )
+    backlog: int = Field(default=2048, ge=1, description="Connections that wait to be accepted.")
+    keep_alive_s: int = Field(default=30, ge=1, description="How long an idle connection stays.")
+    root_path: str = Field(
+        default="", description="Path under which a proxy shows this server, such as /llm."
+    )
+    ssl_certfile: Path | None = Field(
+        default=None, description="Certificate chain (PEM): serve HTTPS with it."
+    )
+    ssl_keyfile: Path | None = Field(default=None, description="Its private key (PEM).")
+    ssl_ca_certs: Path | None = Field(
+        default=None, description="Clients must show a certificate that one of these has signed."
+    )
+    ssl_refresh_s: float = Field(
+        default=60.0,
+        ge=0,
+        description="How often the certificate's files are looked at for a new one; 0: never.",
+    )
+
+    @field_validator("root_path")
+    @classmethod
+    def _is_path(cls, path: str) -> str:
+        if path and (not path.startswith("/") or path.endswith("/")):
+            raise ValueError("begins with a slash and does not end with one")
+        return path
+
+    @model_validator(mode="after")
+    def _has_certificate(self) -> "ListenerSettings":
+        if self.ssl_certfile is None and (self.ssl_keyfile or self.ssl_ca_certs):
+            raise ValueError("ssl_keyfile and ssl_ca_certs need ssl_certfile")
+        return self
