@@ -1,6 +1,7 @@
 """Chats of a model that reasons and calls tools: bodies and streams, over HTTP, with fakes."""
 
 import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -241,3 +242,23 @@ async def test_bad_choices_are_refused(
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, "tool_choice")
     assert error["message"].startswith("tool_choice")
+
+
+@pytest.mark.parametrize("fault", ["dies_after", "hangs_after", "breaks_off_after"])
+async def test_a_call_outlives_its_worker(
+    mesh: BackEnd, client: httpx.AsyncClient, fault: str
+) -> None:
+    expected = [event["choices"] for event in await chunks(mesh, client)]
+    second = await mesh.add_worker()
+    setattr(mesh.workers[0].faults, fault, mesh.workers[0].num_messages + 8)
+    if fault == "breaks_off_after":
+        mesh.workers[0].faults.breaks_off_after = 8
+    events = [event["choices"] for event in await chunks(mesh, client, request_id="moved")]
+    assert second.generates[0].output_ids
+    assert without_ids(events) == without_ids(expected)
+
+
+def without_ids(events: list[Any]) -> Any:
+    """Ids of calls are of the response, and differ."""
+    text = json.dumps(events)
+    return json.loads(re.sub(r"chatcmpl-tool-\w+", "id", text))

@@ -51,6 +51,7 @@ def _shape_message(
     shaped["content"] = _shape_content(message.get("content"), shape, placeholder)
     if message.get("role") == "assistant":
         _shape_tool_calls(shaped, index)
+    _check_string(message, "tool_call_id", f"messages[{index}]")
     for name in _REASONING_FIELDS:
         if (reasoning := shaped.get(name)) is not None:
             # Templates read it under three names; those that the client set stay as they are.
@@ -100,15 +101,30 @@ def _shape_call(call: object, place: str) -> JsonObject:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(call, dict) or not isinstance(function, dict):
         raise UnusableMessages(f"{place}.function is not an object")
-    arguments = function.get("arguments")
-    if isinstance(arguments, str) and arguments.strip():
-        arguments = _parse_arguments(arguments, f"{place}.function.arguments")
-    return {**call, "function": {**function, "arguments": arguments or {}}}
+    if not isinstance(function.get("name"), str):
+        raise UnusableMessages(f"{place}.function.name is missing or no string")
+    _check_string(call, "id", place)
+    arguments = _read_arguments(function.get("arguments"), f"{place}.function.arguments")
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _parse_arguments(text: str, place: str) -> object:
+def _check_string(value: JsonObject, name: str, place: str) -> None:
+    if not isinstance(value.get(name), str | None):
+        raise UnusableMessages(f"{place}.{name} is no string")
+
+
+def _read_arguments(arguments: object, place: str) -> dict[str, object]:
+    """An object, whether the client sent one or, as OpenAI has it, the JSON text of one."""
+    if arguments is None or isinstance(arguments, dict):
+        return arguments or {}
+    if not isinstance(arguments, str):
+        raise UnusableMessages(f"{place} is neither a string nor an object")
+    if not arguments.strip():
+        return {}
     try:
-        value = json.loads(text)
+        value = json.loads(arguments)
     except ValueError as error:
         raise UnusableMessages(f"{place} is not JSON: {error}") from error
-    return ToolArguments(value, text) if isinstance(value, dict) else value
+    if not isinstance(value, dict):
+        raise UnusableMessages(f"{place} is not the JSON text of an object")
+    return ToolArguments(value, arguments)
