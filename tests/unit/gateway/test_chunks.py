@@ -8,11 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
+from tokenmesh.services.gateway.openai.call_ids import call_id
 from tokenmesh.services.gateway.openai.chat_stream import ChatStream, ChunkOptions
 from tokenmesh.services.gateway.openai.completion_stream import CompletionStream
 from tokenmesh.services.gateway.openai.head import Head
 from tokenmesh.services.gateway.openai.logprobs import LogprobShapes
 from tokenmesh.services.gateway.openai.shapes import usage_of
+from tokenmesh.services.gateway.parsers.events import (
+    CallArguments,
+    CallBegin,
+    Content,
+    Event,
+)
 from tokenmesh.services.gateway.piece import Piece
 from tokenmesh.services.gateway.sse import error_frames
 from tokenmesh.shared.errors import Unavailable
@@ -91,6 +98,35 @@ def test_a_chat_chunk_with_everything(shapes: LogprobShapes) -> None:
         [],
         {"cached_tokens": 2},
     )
+
+
+@pytest.mark.parametrize("options", [ChunkOptions(), ChunkOptions(token_ids=True)])
+def test_what_a_parser_tells_at_the_very_end_is_sent(
+    shapes: LogprobShapes, options: ChunkOptions
+) -> None:
+    stream = ChatStream(HEAD, options, shapes, 3)
+    events: list[Event] = [Content("a"), CallBegin(0, "f"), CallArguments(0, "{}")]
+    [shown, end] = parse(stream.write([Piece(0, finish_reason="tool_calls", events=events)]))
+    delta = shown["choices"][0]["delta"]
+    assert delta["content"] == "a"
+    assert delta["tool_calls"] == [
+        {
+            "index": 0,
+            "id": call_id(HEAD.id, 0, CallBegin(0, "f")),
+            "type": "function",
+            "function": {"name": "f", "arguments": "{}"},
+        }
+    ]
+    assert end["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_a_call_has_the_models_own_id_or_one_of_its_place() -> None:
+    begin = CallBegin(0, "f")
+    assert call_id("r", 0, CallBegin(0, "f", "own")) == "own"
+    places = [("r", 0, 0), ("r", 1, 0), ("r", 0, 1), ("q", 0, 0)]
+    ids = {call_id(response, choice, CallBegin(index, "f")) for response, choice, index in places}
+    assert len(ids) == len(places)
+    assert call_id("r", 0, begin) in ids
 
 
 def test_text_offsets_go_on_over_chunks_and_after_an_echo(shapes: LogprobShapes) -> None:

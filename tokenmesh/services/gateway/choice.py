@@ -60,6 +60,8 @@ class Choice:
         """The worker's word: `Piece.finish_reason` also knows of tool calls."""
         self._options = options
         self._parser = parser
+        self._events: list[Event] = []
+        """Not passed on yet."""
         self._has_called = False
         self._reasoning_tokens = 0
         self._detokenizer: Detokenizer = make_detokenizer(
@@ -87,7 +89,7 @@ class Choice:
             self.cached_tokens = output.cached_tokens
         if output.prompt_logprobs is not None:
             self.prompt_logprobs = output.prompt_logprobs
-        piece = self._kept or Piece(self.index, is_parsed=self._parser is not None)
+        piece = self._kept or Piece(self.index)
         self._kept = None
         if self._matcher is None and self._parser is None:
             self._add(piece, output)
@@ -127,11 +129,13 @@ class Choice:
     def _pass_on(self, piece: Piece, text: str) -> None:
         piece.text += text
         if text and self._parser is not None:
-            self._take(piece, self._parser.push(text))
+            self._take(self._parser.push(text))
 
-    def _take(self, piece: Piece, events: list[Event]) -> None:
-        piece.events += events
-        self._has_called = self._has_called or any(isinstance(each, CallBegin) for each in events)
+    def _take(self, events: list[Event]) -> None:
+        for event in events:
+            self._events.append(event)
+            if type(event) is CallBegin:
+                self._has_called = True
 
     def _written(self, ids: list[int], output: Output) -> list[int]:
         """The ids that become text: a token that stopped the stream is not part of it."""
@@ -148,7 +152,7 @@ class Choice:
 
     def _end(self, piece: Piece, reason: str | None, stop_reason: str | int | None) -> None:
         if self._parser is not None:
-            self._take(piece, self._parser.finish())
+            self._take(self._parser.finish())
         self.finish_reason = reason
         # A call that the model had no room to finish is told by "length".
         has_called = reason == _TOKEN_STOP and self._has_called
@@ -157,8 +161,6 @@ class Choice:
 
     def _release(self, piece: Piece) -> Piece | None:
         options = self._options
-        if len(piece.events) > 1:
-            piece.events = join_events(piece.events)
         if options.drops_output:
             if piece.finish_reason is None:
                 return None
@@ -169,4 +171,7 @@ class Choice:
             self._kept = piece
             return None
         self._has_begun = True
+        if self._parser is not None:
+            piece.events = join_events(self._events) if len(self._events) > 1 else self._events
+            self._events = []
         return piece

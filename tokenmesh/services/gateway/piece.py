@@ -24,14 +24,12 @@ class Piece:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: str | int | None = None
-    events: list[Event] = field(default_factory=list)
-    """What a parser made of the text, neighbours of a kind joined; empty without a parser."""
-    is_parsed: bool = False
-    """Whether a parser reads this choice: `events` are all there is to show then."""
+    events: list[Event] | None = None
+    """What a parser made of the text, neighbours of a kind joined; None: no parser reads it."""
 
     def all_events(self) -> list[Event]:
         """What to show, with or without a parser."""
-        if self.is_parsed:
+        if self.events is not None:
             return self.events
         return [Content(self.text)] if self.text else []
 
@@ -62,18 +60,21 @@ def _kind_of(event: Event) -> tuple[type[Event], int]:
 def merge(pieces: list[Piece], num_choices: int) -> list[Piece]:
     """All pieces of each choice as one."""
     texts: list[list[str]] = [[] for _ in range(num_choices)]
+    events: list[list[Event]] = [[] for _ in range(num_choices)]
     merged = [Piece(index) for index in range(num_choices)]
     for piece in pieces:
         whole = merged[piece.choice]
         texts[piece.choice].append(piece.text)
         whole.token_ids.extend(piece.token_ids)
         whole.logprobs.extend(piece.logprobs)
-        whole.events.extend(piece.events)
-        whole.is_parsed = piece.is_parsed
+        if piece.events is not None:
+            events[piece.choice].extend(piece.events)
+            whole.events = events[piece.choice]
         if piece.finish_reason is not None:
             whole.finish_reason = piece.finish_reason
             whole.stop_reason = piece.stop_reason
     for whole, parts in zip(merged, texts, strict=True):
         whole.text = "".join(parts)
-        whole.events = join_events(whole.events)
+        if whole.events is not None:
+            whole.events = join_events(whole.events)
     return merged

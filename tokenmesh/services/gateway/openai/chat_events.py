@@ -8,11 +8,11 @@ from tokenmesh.services.gateway.parsers.events import CallBegin, Content, Event,
 from tokenmesh.services.gateway.piece import Piece
 
 
-def delta_of(piece: Piece, response_id: str) -> dict[str, Any]:
-    """The piece's events as one delta; empty when there is nothing to show."""
+def delta_of(events: list[Event], choice: int, response_id: str) -> dict[str, Any]:
+    """Events of a choice as one delta; empty when there is nothing to show."""
     delta: dict[str, Any] = {}
     calls: dict[int, dict[str, Any]] = {}
-    for event in piece.events:
+    for event in events:
         if isinstance(event, Content):
             delta["content"] = delta.get("content", "") + event.text
         elif isinstance(event, Reasoning):
@@ -20,7 +20,7 @@ def delta_of(piece: Piece, response_id: str) -> dict[str, Any]:
         elif isinstance(event, CallBegin):
             calls[event.index] = {
                 "index": event.index,
-                "id": call_id(response_id, piece.choice, event),
+                "id": call_id(response_id, choice, event),
                 "type": "function",
                 "function": {"name": event.name, "arguments": ""},
             }

@@ -5,13 +5,13 @@ All that does not vary is encoded once; a usual chunk is four byte strings joine
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from tokenmesh.services.gateway.openai.chat_events import delta_of
 from tokenmesh.services.gateway.openai.head import Head
 from tokenmesh.services.gateway.openai.logprobs import LogprobShapes
 from tokenmesh.services.gateway.openai.shapes import Usage, usage_of
-from tokenmesh.services.gateway.parsers.events import Content
+from tokenmesh.services.gateway.parsers.events import Content, Event, Reasoning
 from tokenmesh.services.gateway.piece import Piece
 from tokenmesh.services.gateway.sse import encode_json
 
@@ -68,11 +68,11 @@ class ChatStream:
         frames = []
         for piece in pieces:
             if self._is_plain:
-                if piece.is_parsed:
-                    frames.append(self._events(piece))
+                if piece.events is not None:
+                    frames.append(self._events(piece, piece.events))
                 elif piece.text:
                     frames.append(self._text(piece.choice, piece.text))
-            elif piece.text or piece.token_ids:
+            elif piece.text or piece.token_ids or piece.events:
                 frames.append(self._rich(piece))
             if piece.finish_reason is not None:
                 frames.append(self._final(piece))
@@ -84,23 +84,24 @@ class ChatStream:
             return b""
         return b'%b],"usage":%b}\n\n' % (self._start, encode_json(usage))
 
-    def _text(self, index: int, text: str) -> bytes:
-        return (
-            b'%b{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}]}\n\n'
-            % (
-                self._start,
-                index,
-                encode_json(text),
-            )
+    def _text(self, index: int, text: str, key: bytes = b"content") -> bytes:
+        return b'%b{"index":%d,"delta":{"%b":%b},"logprobs":null,"finish_reason":null}]}\n\n' % (
+            self._start,
+            index,
+            key,
+            encode_json(text),
         )
 
-    def _events(self, piece: Piece) -> bytes:
-        events = piece.events
+    def _events(self, piece: Piece, events: list[Event]) -> bytes:
         if not events:
             return b""
-        if len(events) == 1 and isinstance(events[0], Content):
-            return self._text(piece.choice, events[0].text)
-        delta = encode_json(delta_of(piece, self._id))
+        if len(events) == 1:
+            only = events[0]
+            if isinstance(only, Content):
+                return self._text(piece.choice, only.text)
+            if isinstance(only, Reasoning):
+                return self._text(piece.choice, only.text, b"reasoning")
+        delta = encode_json(delta_of(events, piece.choice, self._id))
         return self._chunk(piece.choice, delta, _NULL, _NULL, b"")
 
     def _rich(self, piece: Piece) -> bytes:
@@ -112,10 +113,13 @@ class ChatStream:
         ids = b""
         if self._options.token_ids:
             ids = b',"token_ids":' + encode_json(piece.token_ids)
-        delta = delta_of(piece, self._id) if piece.is_parsed else {"content": piece.text}
-        return self._chunk(
-            piece.choice, encode_json(delta), logprobs, b"null" + ids, self._usage(count)
-        )
+        delta = encode_json(self._delta(piece))
+        return self._chunk(piece.choice, delta, logprobs, b"null" + ids, self._usage(count))
+
+    def _delta(self, piece: Piece) -> dict[str, Any]:
+        if piece.events is None:
+            return {"content": piece.text}
+        return delta_of(piece.events, piece.choice, self._id)
 
     def _final(self, piece: Piece) -> bytes:
         reasons = b'%b,"stop_reason":%b' % (
