@@ -199,6 +199,10 @@ class FakeWorker:
         logprobs = None
         if generate.sampling.logprobs is not None:
             logprobs = [self._logprobs(each, generate.sampling.logprobs) for each in ids]
+        if generate.sampling.logprob_token_ids:
+            named = generate.sampling.logprob_token_ids
+            values = [-float(each) for each in named]
+            logprobs = [TokenLogprobs(each, -0.5, 1, named, values) for each in ids]
         return Delta(
             stream=generate.stream,
             attempt=generate.attempt,
@@ -219,6 +223,8 @@ class FakeWorker:
             return "abort"
         if run.sent < len(run.ids):
             return None
+        if run.generate.sampling.repetition is not None:
+            return "repetition"
         return "stop" if run.ids[-1] == self._eos_id else "length"
 
     def _logprobs(self, token_id: int, num_top: int) -> TokenLogprobs:

@@ -80,6 +80,26 @@ COMMON: Cases = [
     ({"allowed_token_ids": [99_999]}, "allowed_token_ids"),
     ({"bad_words": [""]}, "bad_words"),
     ({"prompt_logprobs": 1000}, "prompt_logprobs"),
+    ({"prompt_logprobs": -1}, "prompt_logprobs"),
+    ({"prompt_logprobs": -2}, "prompt_logprobs"),
+    ({"logprob_token_ids": []}, "logprob_token_ids"),
+    ({"logprob_token_ids": [1]}, "logprob_token_ids"),
+    ({"logprob_token_ids": [-1]}, "logprob_token_ids[0]"),
+    ({"logprob_token_ids": "1"}, "logprob_token_ids"),
+    ({"repetition_detection": 3}, "repetition_detection"),
+    ({"repetition_detection": {"max": 3}}, "repetition_detection.max"),
+    (
+        {"repetition_detection": {"max_pattern_size": 3}},
+        "repetition_detection.min_count",
+    ),
+    (
+        {"repetition_detection": {"max_pattern_size": 10**6, "min_count": 2}},
+        "repetition_detection.max_pattern_size",
+    ),
+    (
+        {"repetition_detection": {"max_pattern_size": 1, "min_pattern_size": 2}},
+        "repetition_detection.min_pattern_size",
+    ),
     ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
     ({"stream": "yes"}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
@@ -88,7 +108,6 @@ COMMON: Cases = [
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
     ({"use_beam_search": True}, "use_beam_search"),
-    ({"repetition_detection": {"min_count": 2}}, "repetition_detection"),
     ({"kv_transfer_params": {"a": 1}}, "kv_transfer_params"),
 ]
 CHAT_ONLY: Cases = [
@@ -98,6 +117,8 @@ CHAT_ONLY: Cases = [
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 100}, "logprobs"),
+    ({"logprobs": True, "top_logprobs": -1}, "logprobs"),
+    ({"logprobs": True, "logprob_token_ids": [10**6]}, "logprob_token_ids"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
     ({"tools": [{"type": "function"}]}, "tools[0].function"),
@@ -112,6 +133,9 @@ PLAIN_ONLY: Cases = [
     ({"prompt": ["x"] * 2000}, "prompt"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"logprobs": 1000}, "logprobs"),
+    ({"logprobs": -1}, "logprobs"),
+    ({"logprob_token_ids": [10**6], "logprobs": 1}, "logprob_token_ids"),
+    ({"logprob_token_ids": [1] * 1000, "logprobs": 1}, "logprob_token_ids"),
     ({"suffix": "end"}, "suffix"),
     ({"best_of": 3}, "best_of"),
 ]

@@ -22,6 +22,7 @@ from tokenmesh.shared.text import (
 )
 
 _TOKEN_STOP: Final = "stop"
+_LOOP_REASON: Final = "repetition_detected"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +149,8 @@ class Choice:
             scan = self._matcher.push(rest)
             rest = scan.text + (self._matcher.finish() if scan.stop is None else "")
         self._pass_on(piece, rest)
-        self._end(piece, output.finish, output.stop_token)
+        is_loop = output.finish == "repetition"
+        self._end(piece, output.finish, _LOOP_REASON if is_loop else output.stop_token)
 
     def _end(self, piece: Piece, reason: str | None, stop_reason: str | int | None) -> None:
         if self._parser is not None:

@@ -52,7 +52,15 @@ class GatewaySettings(ListenerSettings):
         description="Makes the seeds of requests that bring none the same in every run.",
     )
     max_logprobs: int = Field(
-        default=20, ge=0, description="Largest logprobs, top_logprobs and prompt_logprobs."
+        default=20,
+        ge=-1,
+        description="Largest logprobs, top_logprobs and prompt_logprobs; -1: no limit.",
+    )
+    max_logprob_token_ids: int = Field(
+        default=128, ge=0, le=1024, description="Ids of logprob_token_ids."
+    )
+    max_repetition_pattern: int = Field(
+        default=256, ge=0, le=1024, description="Largest max_pattern_size of repetition_detection."
     )
     max_logit_bias: int = Field(default=1024, ge=0, description="Entries of logit_bias.")
     max_tools: int = Field(default=512, ge=0, description="Functions in tools.")

@@ -35,7 +35,7 @@ class ChatRequest(SamplingFields):
     max_tokens: int | None = Field(default=None, ge=1, le=INT32_MAX)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=INT32_MAX)
     logprobs: bool | None = False
-    top_logprobs: int | None = Field(default=None, ge=0, le=INT32_MAX)
+    top_logprobs: int | None = Field(default=None, ge=-1, le=INT32_MAX)
     tools: list[Tool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = True
@@ -47,11 +47,11 @@ class ChatRequest(SamplingFields):
     add_special_tokens: bool = False
     reasoning_effort: ReasoningEffort | None = None
     include_reasoning: bool = True
+    return_prompt_text: bool | None = None
 
     # Known and not served yet.
     media_io_kwargs: dict[str, Any] | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
-    return_prompt_text: bool | None = None
     modalities: list[str] | None = None
     audio: dict[str, Any] | None = None
     prediction: dict[str, Any] | None = None

@@ -12,7 +12,7 @@ class CompletionRequest(SamplingFields):
 
     prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
     max_tokens: int | None = Field(default=DEFAULT_MAX_TOKENS, ge=0, le=INT32_MAX)
-    logprobs: int | None = Field(default=None, ge=0, le=INT32_MAX)
+    logprobs: int | None = Field(default=None, ge=-1, le=INT32_MAX)
     add_special_tokens: bool = True
 
     # Known and not served yet.

@@ -32,8 +32,6 @@ _HARMLESS: Final[dict[str, _Test]] = {
     "use_beam_search": _is_unset,
     "length_penalty": lambda value: value == 1.0,
     "thinking_token_budget": lambda value: value is None,
-    "logprob_token_ids": _is_unset,
-    "repetition_detection": _is_unset,
     "watermarking": _is_unset,
     "session_id": _is_unset,
     "return_token_offsets": _is_unset,
@@ -48,7 +46,6 @@ _HARMLESS: Final[dict[str, _Test]] = {
 _HARMLESS_IN_CHAT: Final[dict[str, _Test]] = {
     "media_io_kwargs": _is_unset,
     "mm_processor_kwargs": _is_unset,
-    "return_prompt_text": _is_unset,
     "modalities": lambda value: not value or value == ["text"],
     "audio": _is_unset,
     "prediction": _is_unset,

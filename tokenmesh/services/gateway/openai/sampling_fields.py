@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tokenmesh.services.gateway.openai.rule_fields import RepetitionDetection
+
 INT32_MAX = 2**31 - 1
 TokenId = Annotated[int, Field(ge=0, lt=2**32)]
 
@@ -43,7 +45,9 @@ class SamplingFields(BaseModel):
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[TokenId] | None = None
     bad_words: list[str] | None = None
-    prompt_logprobs: int | None = Field(default=None, ge=0, le=INT32_MAX)
+    prompt_logprobs: int | None = Field(default=None, ge=-1, le=INT32_MAX)
+    logprob_token_ids: list[TokenId] | None = Field(default=None, min_length=1)
+    repetition_detection: RepetitionDetection | None = None
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     truncate_prompt_tokens: int | None = Field(default=None, ge=-1, le=INT32_MAX)
@@ -67,8 +71,6 @@ class SamplingFields(BaseModel):
     use_beam_search: bool = False
     length_penalty: float = 1.0
     thinking_token_budget: int | None = None
-    logprob_token_ids: list[int] | None = None
-    repetition_detection: dict[str, Any] | None = None
     watermarking: Any = None
     session_id: str | None = None
     return_token_offsets: bool = False

@@ -6,6 +6,11 @@ Every refusal names its field. What needs the prompt's length is checked after t
 from collections.abc import Mapping
 from typing import Final
 
+from tokenmesh.services.gateway.openai.rule_fields import (
+    check_named_tokens,
+    count_logprobs,
+    repetition_rule,
+)
 from tokenmesh.services.gateway.openai.sampling_fields import SamplingFields
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput
@@ -41,9 +46,10 @@ def to_sampling(
     `max_tokens` is left at 1 and `bad_words_ids` empty: the pipeline fills them in.
     Raises InvalidInput.
     """
-    for name, value in (("logprobs", logprobs), ("prompt_logprobs", prompt_logprobs)):
-        if value is not None and value > limits.max_logprobs:
-            raise InvalidInput(f"{name} is {value}, at most {limits.max_logprobs}", param=name)
+    named = body.logprob_token_ids or []
+    if named:
+        check_named_tokens(named, vocab_size, limits, has_logprobs=logprobs is not None)
+    most = limits.max_logprobs
     numbers = {name: _number(body, defaults, name) for name in _NEUTRAL}
     return SamplingParams(
         seed=(seed if body.seed is None else body.seed) & _SEED_MASK,
@@ -60,8 +66,10 @@ def to_sampling(
         allowed_token_ids=_allowed_ids(body, vocab_size),
         stop_token_ids=_stop_ids(body, vocab_size, limits),
         ignore_eos=body.ignore_eos,
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
+        logprobs=count_logprobs("logprobs", logprobs, vocab_size, most),
+        logprob_token_ids=named,
+        prompt_logprobs=count_logprobs("prompt_logprobs", prompt_logprobs, vocab_size, most),
+        repetition=repetition_rule(body.repetition_detection, limits),
     )
 
 

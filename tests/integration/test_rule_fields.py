@@ -1,0 +1,100 @@
+"""repetition_detection and logprob_token_ids over HTTP: to the worker, and back to the client."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.fakes.back_end import BackEnd, fake_tokenizer
+from tokenmesh.shared.config.bus import BusSettings
+from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.messages.sampling import RepetitionRule
+
+CHAT = "/v1/chat/completions"
+PLAIN = "/v1/completions"
+
+
+@pytest.fixture
+async def mesh(bus_settings: BusSettings, redis_settings: RedisSettings) -> AsyncIterator[BackEnd]:
+    async with BackEnd(bus_settings, redis_settings) as back_end:
+        yield back_end
+
+
+@pytest.fixture
+async def client(mesh: BackEnd) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=mesh.url, timeout=10) as http:
+        yield http
+
+
+def ask(mesh: BackEnd, path: str, **fields: Any) -> dict[str, Any]:
+    own = {"prompt": "Hi"} if path == PLAIN else {"messages": [{"role": "user", "content": "Hi"}]}
+    return {"model": mesh.model, "max_tokens": 6, **own, **fields}
+
+
+@pytest.mark.parametrize("path", [CHAT, PLAIN])
+async def test_a_loop_ends_a_choice_with_its_own_reason(
+    mesh: BackEnd, client: httpx.AsyncClient, path: str
+) -> None:
+    asked = {"max_pattern_size": 4, "min_count": 3}
+    body = ask(mesh, path, repetition_detection=asked, n=2)
+    answer = (await client.post(path, json=body)).json()
+    for choice in answer["choices"]:
+        ends = (choice["finish_reason"], choice["stop_reason"])
+        assert ends == ("repetition", "repetition_detected")
+    rules = [each.sampling.repetition for each in mesh.workers[0].generates]
+    assert rules == [RepetitionRule(max_size=4, min_size=1, min_count=3)] * 2
+    text = (await client.post(path, json={**body, "stream": True})).text
+    events = [json.loads(line[6:]) for line in text.split("\n\n") if line[6:7] == "{"]
+    ends = [each["finish_reason"] for event in events for each in event["choices"]]
+    assert ends.count("repetition") == 2
+
+
+@pytest.mark.parametrize("asked", [None, {}, {"max_pattern_size": 0, "min_count": 9}])
+async def test_a_rule_that_is_off_is_none(
+    mesh: BackEnd, client: httpx.AsyncClient, asked: dict[str, int] | None
+) -> None:
+    body = ask(mesh, PLAIN, repetition_detection=asked)
+    assert (await client.post(PLAIN, json=body)).status_code == 200
+    assert mesh.workers[0].generates[0].sampling.repetition is None
+
+
+async def test_a_chat_is_told_the_tokens_that_it_names(
+    mesh: BackEnd, client: httpx.AsyncClient
+) -> None:
+    body = ask(mesh, CHAT, logprobs=True, logprob_token_ids=[40, 41])
+    content = (await client.post(CHAT, json=body)).json()["choices"][0]["logprobs"]["content"]
+    assert len(content) == 6
+    names = [fake_tokenizer().decode([each]) for each in (40, 41)]
+    for entry in content:
+        assert [top["token"] for top in entry["top_logprobs"]] == names
+        assert [top["logprob"] for top in entry["top_logprobs"]] == [-40.0, -41.0]
+    assert mesh.workers[0].generates[0].sampling.logprob_token_ids == [40, 41]
+
+
+async def test_a_completion_is_told_them_and_the_chosen_one(
+    mesh: BackEnd, client: httpx.AsyncClient
+) -> None:
+    fields = {"logprobs": 2, "logprob_token_ids": [40, 41], "return_tokens_as_token_ids": True}
+    answer = await client.post(PLAIN, json=ask(mesh, PLAIN, **fields))
+    shown = answer.json()["choices"][0]["logprobs"]
+    for token, tops in zip(shown["tokens"], shown["top_logprobs"], strict=True):
+        assert tops == {"token_id:40": -40.0, "token_id:41": -41.0, token: -0.5}
+
+
+async def test_minus_one_asks_for_all_where_there_is_no_limit(
+    bus_settings: BusSettings, redis_settings: RedisSettings
+) -> None:
+    async with (
+        BackEnd(bus_settings, redis_settings, max_logprobs=-1) as mesh,
+        httpx.AsyncClient(base_url=mesh.url) as client,
+    ):
+        fields = {"logprobs": -1, "prompt_logprobs": -1, "max_tokens": 1}
+        answer = await client.post(PLAIN, json=ask(mesh, PLAIN, **fields))
+        assert answer.status_code == 200, answer.text
+        sampling, size = mesh.workers[0].generates[0].sampling, fake_tokenizer().get_vocab_size()
+        assert (sampling.logprobs, sampling.prompt_logprobs) == (size, size)
+        chat = ask(mesh, CHAT, logprobs=True, top_logprobs=-1, max_tokens=1)
+        assert (await client.post(CHAT, json=chat)).status_code == 200
+        assert mesh.workers[0].generates[1].sampling.logprobs == size
