@@ -108,6 +108,15 @@ COMMON: Cases = [
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
     ({"use_beam_search": True}, "use_beam_search"),
+    ({"thinking_token_budget": 5}, "thinking_token_budget"),
+    ({"thinking_token_budget": -2}, "thinking_token_budget"),
+    ({"thinking_token_budget": "5"}, "thinking_token_budget"),
+    ({"session_id": "x" * 1000}, "session_id"),
+    ({"service_tier": "flex"}, "service_tier"),
+    ({"service_tier": "gold"}, "service_tier"),
+    ({"vllm_xargs": {"a": 1}}, "vllm_xargs"),
+    ({"watermarking": {"a": 1}}, "watermarking"),
+    ({"return_token_offsets": True}, "return_token_offsets"),
     ({"kv_transfer_params": {"a": 1}}, "kv_transfer_params"),
 ]
 CHAT_ONLY: Cases = [
@@ -137,6 +146,7 @@ PLAIN_ONLY: Cases = [
     ({"logprob_token_ids": [10**6], "logprobs": 1}, "logprob_token_ids"),
     ({"logprob_token_ids": [1] * 1000, "logprobs": 1}, "logprob_token_ids"),
     ({"suffix": "end"}, "suffix"),
+    ({"prompt_embeds": "AAAA"}, "prompt_embeds"),
     ({"best_of": 3}, "best_of"),
 ]
 

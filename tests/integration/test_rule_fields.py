@@ -1,4 +1,4 @@
-"""repetition_detection and logprob_token_ids over HTTP: to the worker, and back to the client."""
+"""Fields about an output's tokens over HTTP: to the worker, and back to the client."""
 
 import json
 from collections.abc import AsyncIterator
@@ -10,7 +10,7 @@ import pytest
 from tests.fakes.back_end import BackEnd, fake_tokenizer
 from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.redis import RedisSettings
-from tokenmesh.shared.messages.sampling import RepetitionRule
+from tokenmesh.shared.messages.sampling import RepetitionRule, ThinkingBudget
 
 CHAT = "/v1/chat/completions"
 PLAIN = "/v1/completions"
@@ -41,8 +41,8 @@ async def test_a_loop_ends_a_choice_with_its_own_reason(
     body = ask(mesh, path, repetition_detection=asked, n=2)
     answer = (await client.post(path, json=body)).json()
     for choice in answer["choices"]:
-        ends = (choice["finish_reason"], choice["stop_reason"])
-        assert ends == ("repetition", "repetition_detected")
+        assert choice["finish_reason"] == "repetition"
+        assert choice["stop_reason"] == "repetition_detected"
     rules = [each.sampling.repetition for each in mesh.workers[0].generates]
     assert rules == [RepetitionRule(max_size=4, min_size=1, min_count=3)] * 2
     text = (await client.post(path, json={**body, "stream": True})).text
@@ -98,3 +98,39 @@ async def test_minus_one_asks_for_all_where_there_is_no_limit(
         chat = ask(mesh, CHAT, logprobs=True, top_logprobs=-1, max_tokens=1)
         assert (await client.post(CHAT, json=chat)).status_code == 200
         assert mesh.workers[0].generates[1].sampling.logprobs == size
+
+
+async def test_a_budget_reaches_the_worker_with_the_markers(
+    bus_settings: BusSettings, redis_settings: RedisSettings
+) -> None:
+    async with (
+        BackEnd(bus_settings, redis_settings, describe_ttl_s=0.001) as mesh,
+        httpx.AsyncClient(base_url=mesh.url) as client,
+    ):
+        mesh.tokenizer.reasoning_parser = "qwen3"
+        for path in (CHAT, PLAIN):
+            body = ask(mesh, path, thinking_token_budget=5, n=2)
+            answer = await client.post(path, json=body)
+            assert answer.status_code == 200, answer.text
+        unlimited = await client.post(PLAIN, json=ask(mesh, PLAIN, thinking_token_budget=-1))
+        assert unlimited.status_code == 200
+        budgets = [each.sampling.thinking for each in mesh.workers[0].generates]
+        ids = [fake_tokenizer().encode(text).ids for text in ("<think>", "</think>")]
+        wanted = ThinkingBudget(num_tokens=5, start_ids=ids[0], end_ids=ids[1])
+        assert budgets == [wanted] * 4 + [None]
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_chat_is_told_its_prompt_as_text_and_its_tier(
+    mesh: BackEnd, client: httpx.AsyncClient, is_stream: bool
+) -> None:
+    fields = {"return_prompt_text": True, "service_tier": "auto", "session_id": "s"}
+    text = (await client.post(CHAT, json=ask(mesh, CHAT, stream=is_stream, **fields))).text
+    first = json.loads(text.removeprefix("data: ").split("\n\n")[0])
+    assert first["prompt_text"] == 'user: "Hi"\nassistant: '
+    assert first["service_tier"] == "default"
+    plain = await client.post(PLAIN, json=ask(mesh, PLAIN, stream=is_stream, **fields))
+    assert '"service_tier":"default"' in plain.text
+    unasked = await client.post(CHAT, json=ask(mesh, CHAT, stream=is_stream))
+    assert '"prompt_text":"' not in unasked.text
+    assert '"service_tier":"' not in unasked.text

@@ -71,7 +71,7 @@ def test_a_chat_chunk_with_everything(shapes: LogprobShapes) -> None:
     entry = TokenLogprobs(0, -0.5, 1, [0, 1], [-0.5, float("-inf")])
     piece = Piece(0, "a", [0], [entry], finish_reason="stop", stop_reason="b")
     begin, text, end, usage = parse(
-        stream.begin(1, "assistant", "", [1, 0])
+        stream.begin(1, "assistant", "", {"prompt_token_ids": [1, 0], "prompt_text": None})
         + stream.write([piece])
         + stream.end(usage_of(3, 1, 2))
     )

@@ -31,6 +31,7 @@ class Ask:
     echoes_prompt: bool = False
     """Whether a plain completion begins with its prompt."""
     shows_prompt_logprobs: bool = False
+    shows_prompt_text: bool = False
     names_tool: bool = False
     """The client has named the function that a chat has to call."""
 

@@ -24,7 +24,11 @@ class ChatWriter:
         """See `Writer.begin`."""
         ask = self._ask
         stream = self._chunks(delivery)
-        return stream.begin(ask.num_choices, ask.role, ask.echo, self._prompt_ids(delivery))
+        extra = {
+            "prompt_token_ids": self._prompt_ids(delivery),
+            "prompt_text": self._prompt_text(delivery),
+        }
+        return stream.begin(ask.num_choices, ask.role, ask.echo, extra)
 
     def write(self, delivery: Delivery, pieces: list[Piece]) -> bytes:
         """See `Writer.write`."""
@@ -49,10 +53,12 @@ class ChatWriter:
             model=ask.head.model,
             choices=choices,
             usage=delivery.usage(),
+            service_tier=ask.head.service_tier,
             prompt_logprobs=(
                 ask.logprobs.prompt(prompt_logprobs) if prompt_logprobs is not None else None
             ),
             prompt_token_ids=self._prompt_ids(delivery),
+            prompt_text=self._prompt_text(delivery),
         )
 
     def _choice(self, piece: Piece) -> ChatChoice:
@@ -85,3 +91,10 @@ class ChatWriter:
         if not self._ask.chunks.token_ids:
             return None
         return unpack_ids(delivery.prompts[0].packed_ids)
+
+    def _prompt_text(self, delivery: Delivery) -> str | None:
+        """As the model has it: after the template, truncation and expansion of media."""
+        if not self._ask.shows_prompt_text:
+            return None
+        ids = unpack_ids(delivery.prompts[0].packed_ids)
+        return self._ask.text.vocabulary.decode(ids)

@@ -65,6 +65,7 @@ class CompletionWriter:
             model=head.model,
             choices=[self._choice(delivery, piece) for piece in merged],
             usage=delivery.usage(),
+            service_tier=head.service_tier,
         )
 
     def _choice(self, delivery: Delivery, piece: Piece) -> CompletionChoice:

@@ -133,5 +133,7 @@ def _complete(current: Span, exchange: Exchange) -> None:
     current.set_attribute("http.response.status_code", exchange.status)
     if exchange.model is not None:
         current.set_attribute("tokenmesh.model", exchange.model)
+    if exchange.session_id is not None:
+        current.set_attribute("session.id", exchange.session_id)
     if exchange.has_client_left:
         current.add_event("client left")

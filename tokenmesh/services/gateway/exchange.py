@@ -24,6 +24,8 @@ class Exchange:
     """Sent back as X-TokenMesh-Warning."""
     route: str = "other"
     model: str | None = None
+    session_id: str | None = None
+    """A client's name for what belongs together; told in the trace."""
     status: int = 0
     has_client_left: bool = False
 

@@ -7,16 +7,14 @@ import msgspec
 from tokenmesh.services.gateway.ask import Ask
 from tokenmesh.services.gateway.exchange import Exchange
 from tokenmesh.services.gateway.inline_media import move_inline_media
-from tokenmesh.services.gateway.intake.desk import Desk, chunk_options, text_options
+from tokenmesh.services.gateway.intake.desk import Desk, chunk_options, head_of, text_options
 from tokenmesh.services.gateway.intake.thinking import template_kwargs, thinking_told
 from tokenmesh.services.gateway.openai.chat_request import ChatRequest
 from tokenmesh.services.gateway.openai.errors import NotSupported
-from tokenmesh.services.gateway.openai.head import Head
 from tokenmesh.services.gateway.openai.tool_use import ToolUse, read_tools
 from tokenmesh.services.gateway.parsers.formats import Family
 from tokenmesh.services.gateway.parsing import Parsing
 from tokenmesh.services.gateway.vocabularies import ModelText
-from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.messages.tokenize import ChatPrompt
 
@@ -52,7 +50,7 @@ class ChatIntake:
         )
         role, echo = _opening(body)
         return Ask(
-            head=Head(exchange.request_id, int(now_s()), card.name),
+            head=head_of(body, exchange, card),
             jobs=(job,),
             text=text,
             options=text_options(body, shows_special=parsing.family.needs_special_tokens),
@@ -62,6 +60,7 @@ class ChatIntake:
             role=role,
             echo=echo,
             shows_prompt_logprobs=body.prompt_logprobs is not None,
+            shows_prompt_text=bool(body.return_prompt_text),
             names_tool=tools.mode == "named",
         )
 

@@ -2,15 +2,13 @@
 
 from tokenmesh.services.gateway.ask import Ask
 from tokenmesh.services.gateway.exchange import Exchange
-from tokenmesh.services.gateway.intake.desk import Desk, chunk_options, text_options
+from tokenmesh.services.gateway.intake.desk import Desk, chunk_options, head_of, text_options
 from tokenmesh.services.gateway.job import Job
 from tokenmesh.services.gateway.openai.completion_request import (
     DEFAULT_MAX_TOKENS,
     CompletionRequest,
 )
-from tokenmesh.services.gateway.openai.head import Head
 from tokenmesh.services.gateway.vocabularies import ModelText
-from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.ids import RequestId
 from tokenmesh.shared.messages.beat import ModelCard
@@ -39,7 +37,7 @@ class CompletionIntake:
         )
         jobs = self._jobs(body, card, sampling, exchange.request_id, text)
         return Ask(
-            head=Head(exchange.request_id, int(now_s()), card.name),
+            head=head_of(body, exchange, card),
             jobs=tuple(jobs),
             text=text,
             options=text_options(body, drops_output=max_tokens == 0),

@@ -5,7 +5,9 @@ from tokenmesh.services.gateway.choice import TextOptions
 from tokenmesh.services.gateway.exchange import Exchange
 from tokenmesh.services.gateway.job import Job
 from tokenmesh.services.gateway.openai.chat_stream import ChunkOptions
+from tokenmesh.services.gateway.openai.head import Head
 from tokenmesh.services.gateway.openai.not_supported import refuse_not_supported
+from tokenmesh.services.gateway.openai.rule_fields import thinking_budget
 from tokenmesh.services.gateway.openai.sampling_fields import SamplingFields, StreamOptions
 from tokenmesh.services.gateway.openai.to_sampling import check_limits, to_sampling
 from tokenmesh.services.gateway.parsing import Parsing
@@ -53,6 +55,7 @@ class Desk:
         check_limits(body, max_tokens, self.settings)
         card = self._catalog.find(body.model)
         exchange.model = card.name
+        exchange.session_id = body.session_id
         return card, await self._vocabularies.get(card.name)
 
     def sampling(
@@ -72,6 +75,7 @@ class Desk:
             seed=self._seeds.draw(),
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            thinking=thinking_budget(body.thinking_token_budget, text.family, text.vocabulary),
         )
 
     def job(
@@ -102,6 +106,12 @@ class Desk:
             parsing=parsing,
             deadline_s=now_s() + self.settings.request_timeout_s,
         )
+
+
+def head_of(body: SamplingFields, exchange: Exchange, card: ModelCard) -> Head:
+    """What the response begins with; there is one tier of service."""
+    tier = "default" if body.service_tier is not None else None
+    return Head(exchange.request_id, int(now_s()), card.name, tier)
 
 
 def text_options(

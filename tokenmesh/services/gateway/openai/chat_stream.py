@@ -3,12 +3,12 @@
 All that does not vary is encoded once; a usual chunk is four byte strings joined.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from tokenmesh.services.gateway.openai.chat_events import delta_of
-from tokenmesh.services.gateway.openai.head import Head
+from tokenmesh.services.gateway.openai.head import Head, tier_field
 from tokenmesh.services.gateway.openai.logprobs import LogprobShapes
 from tokenmesh.services.gateway.openai.shapes import Usage, usage_of
 from tokenmesh.services.gateway.parsers.events import Content, Event, Reasoning
@@ -41,20 +41,24 @@ class ChatStream:
         self._logprobs = logprobs
         self._prompt_tokens = prompt_tokens
         self._counts: dict[int, int] = {}
-        model = encode_json(head.model)
+        model = encode_json(head.model) + tier_field(head)
         self._start = (
             b'data: {"id":%b,"object":"chat.completion.chunk","created":%d,"model":%b,"choices":['
             % (encode_json(head.id), head.created, model)
         )
         self._is_plain = not (options.logprobs or options.token_ids or options.running_usage)
 
-    def begin(
-        self, num_choices: int, role: str, echo: str, prompt_ids: Sequence[int] | None
-    ) -> bytes:
-        """A chunk with the role for each choice, and one with the echoed text."""
-        extra = b""
-        if prompt_ids is not None:
-            extra = b',"prompt_token_ids":' + encode_json(prompt_ids)
+    def begin(self, num_choices: int, role: str, echo: str, prompt: Mapping[str, object]) -> bytes:
+        """A chunk with the role for each choice, and one with the echoed text.
+
+        `prompt`: what the first chunks tell of it, by name; None is left out.
+        """
+        told = [
+            b',"%b":%b' % (name.encode(), encode_json(value))
+            for name, value in prompt.items()
+            if value is not None
+        ]
+        extra = b"".join(told)
         frames = []
         for index in range(num_choices):
             delta = b'{"role":%b,"content":""}' % encode_json(role)

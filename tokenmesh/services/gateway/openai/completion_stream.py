@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from tokenmesh.services.gateway.openai.chat_stream import ChunkOptions
-from tokenmesh.services.gateway.openai.head import Head
+from tokenmesh.services.gateway.openai.head import Head, tier_field
 from tokenmesh.services.gateway.openai.logprobs import LogprobShapes
 from tokenmesh.services.gateway.openai.shapes import CompletionLogprobs, Usage, usage_of
 from tokenmesh.services.gateway.piece import Piece
@@ -31,7 +31,7 @@ class CompletionStream:
         self._offsets = [0] * len(prompt_tokens)
         self._start = (
             b'data: {"id":%b,"object":"text_completion","created":%d,"model":%b,"choices":['
-            % (encode_json(head.id), head.created, encode_json(head.model))
+            % (encode_json(head.id), head.created, encode_json(head.model) + tier_field(head))
         )
 
     def echo(

@@ -7,9 +7,11 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tokenmesh.services.gateway.parsers.formats import Family
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput
-from tokenmesh.shared.messages.sampling import RepetitionRule
+from tokenmesh.shared.messages.sampling import RepetitionRule, ThinkingBudget
+from tokenmesh.shared.text import Vocabulary
 
 _INT32_MAX: Final = 2**31 - 1
 
@@ -44,6 +46,26 @@ def repetition_rule(
         max_size=asked.max_pattern_size,
         min_size=max(1, asked.min_pattern_size),
         min_count=asked.min_count,
+    )
+
+
+def thinking_budget(
+    asked: int | None, family: Family, vocabulary: Vocabulary
+) -> ThinkingBudget | None:
+    """The worker's rule; -1 is no limit. Raises InvalidInput for a model that does not reason."""
+    if asked is None or asked == -1:
+        return None
+    reasoning = family.reasoning
+    if reasoning is None or not reasoning.end:
+        raise InvalidInput(
+            "thinking_token_budget needs a model whose reasoning has an end marker; this one has "
+            "no such reasoning parser",
+            param="thinking_token_budget",
+        )
+    return ThinkingBudget(
+        num_tokens=asked,
+        start_ids=vocabulary.encode(reasoning.start) if reasoning.start else [],
+        end_ids=vocabulary.encode(reasoning.end),
     )
 
 

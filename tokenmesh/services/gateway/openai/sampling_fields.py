@@ -47,6 +47,7 @@ class SamplingFields(BaseModel):
     bad_words: list[str] | None = None
     prompt_logprobs: int | None = Field(default=None, ge=-1, le=INT32_MAX)
     logprob_token_ids: list[TokenId] | None = Field(default=None, min_length=1)
+    thinking_token_budget: int | None = Field(default=None, ge=-1, le=INT32_MAX)
     repetition_detection: RepetitionDetection | None = None
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
@@ -62,7 +63,8 @@ class SamplingFields(BaseModel):
     priority: int = Field(default=0, ge=-INT32_MAX, le=INT32_MAX)
     request_id: str | None = Field(default=None, min_length=1)
     user: str | None = None
-    service_tier: str | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
+    session_id: str | None = Field(default=None, max_length=256)
     metadata: dict[str, Any] | None = None
 
     # Known and not served yet: see not_supported.py.
@@ -70,9 +72,7 @@ class SamplingFields(BaseModel):
     structured_outputs: dict[str, Any] | None = None
     use_beam_search: bool = False
     length_penalty: float = 1.0
-    thinking_token_budget: int | None = None
     watermarking: Any = None
-    session_id: str | None = None
     return_token_offsets: bool = False
     kv_transfer_params: dict[str, Any] | None = None
     ec_transfer_params: dict[str, Any] | None = None

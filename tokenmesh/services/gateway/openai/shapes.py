@@ -107,6 +107,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     system_fingerprint: str | None = None
     prompt_logprobs: list[dict[str, Json] | None] | None = None
     prompt_token_ids: list[int] | None = None
+    prompt_text: str | None = None
 
 
 class CompletionLogprobs(msgspec.Struct):

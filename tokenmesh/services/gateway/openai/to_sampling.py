@@ -15,7 +15,7 @@ from tokenmesh.services.gateway.openai.sampling_fields import SamplingFields
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.ids import SEED_BITS
-from tokenmesh.shared.messages.sampling import SamplingParams
+from tokenmesh.shared.messages.sampling import SamplingParams, ThinkingBudget
 
 _SEED_MASK: Final = (1 << SEED_BITS) - 1
 _MAX_BIAS: Final = 100.0
@@ -40,6 +40,7 @@ def to_sampling(
     seed: int,
     logprobs: int | None,
     prompt_logprobs: int | None,
+    thinking: ThinkingBudget | None = None,
 ) -> SamplingParams:
     """`seed` is for a request that brings none.
 
@@ -69,6 +70,7 @@ def to_sampling(
         logprobs=count_logprobs("logprobs", logprobs, vocab_size, most),
         logprob_token_ids=named,
         prompt_logprobs=count_logprobs("prompt_logprobs", prompt_logprobs, vocab_size, most),
+        thinking=thinking,
         repetition=repetition_rule(body.repetition_detection, limits),
     )
 
