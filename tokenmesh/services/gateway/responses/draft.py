@@ -32,17 +32,21 @@ async def draft(
     exchange: Exchange,
     response_id: str,
     *,
+    created_at: int | None = None,
     previous: Sequence[Item] = (),
     served: Mapping[str, Sequence[ServerTool]] | None = None,
 ) -> Draft:
-    """See `translate`. Raises InvalidInput that names the client's own field."""
+    """See `translate`. `created_at` (Unix seconds) None: now.
+
+    Raises InvalidInput that names the client's own field.
+    """
     translation = translate(body, previous, served)
     exchange.warnings.extend(translation.warnings)
     try:
         ask = await intake.chat(translation.chat, exchange)
     except TokenMeshError as error:
         raise translation.paths.rename(error) from error
-    response = response_object(body, ask, response_id)
+    response = response_object(body, ask, response_id, created_at)
     events = ResponseEvents(
         response,
         translation.names,

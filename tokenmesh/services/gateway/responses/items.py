@@ -3,7 +3,7 @@
 Neighbours that one turn of the model made (reasoning, text, calls) become one message.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from tokenmesh.services.gateway.openai.errors import NotSupported
@@ -21,7 +21,9 @@ Item = dict[str, Any]
 class Conversation:
     """Collects messages."""
 
-    def __init__(self) -> None:
+    def __init__(self, server_tools: Mapping[tuple[str, str], str] | None = None) -> None:
+        """`server_tools`: what the model calls an MCP tool, by its server's label and its name."""
+        self._server_tools = server_tools or {}
         self.messages: list[Item] = []
         self.sources: dict[str, str] = {}
         """Of `messages[3]` and what is in it: where it came from."""
@@ -84,8 +86,8 @@ class Conversation:
     def _reasoning(self, item: Item, place: str) -> None:
         name = "content" if item.get("content") else "summary"
         text = read_text(item, name, place)
-        message = self._turn(place, ("content", "tool_calls"))
         if text:
+            message = self._turn(place, ("content", "tool_calls"))
             known = message.get("reasoning")
             message["reasoning"] = text if known is None else f"{known}\n{text}"
 
@@ -108,7 +110,9 @@ class Conversation:
         """A call that a gateway has made: what the model asked and what it was told."""
         call_id = get_string(item, "id", place)
         arguments = get_string(item, "arguments", place, is_empty_ok=True)
-        name = get_optional_string(item, "function_name", place) or get_string(item, "name", place)
+        name = get_string(item, "name", place)
+        label = get_string(item, "server_label", place)
+        name = self._server_tools.get((label, name), name)
         self._add_call(call_id, {"name": name, "arguments": arguments}, place)
         output = get_optional_string(item, "output", place)
         if output is None:

@@ -74,9 +74,8 @@ def _read_image(part: dict[str, Any], place: str) -> dict[str, Any]:
     source = url or get_optional_string(part, "file_id", place)
     uuid = get_optional_string(part, "uuid", place)
     if not source and not uuid:
-        raise InvalidInput(
-            f"{place} names no image: send image_url or file_id", param=f"{place}.image_url"
-        )
+        where = f"{place}.image_url"
+        raise InvalidInput(f"{where} is missing: send it or file_id", param=where)
     image: dict[str, Any] = {"type": "image_url"}
     if source:
         image["image_url"] = {"url": source}

@@ -51,7 +51,9 @@ _RATE_LIMITED: Final = 429
 _SERVERS_FAULT: Final = 500
 
 
-def response_object(body: ResponsesRequest, ask: Ask, response_id: str) -> dict[str, Any]:
+def response_object(
+    body: ResponsesRequest, ask: Ask, response_id: str, created_at: int | None = None
+) -> dict[str, Any]:
     """A Response that nothing has happened to yet."""
     sampling = ask.jobs[0].sampling
     echoed = {name: getattr(body, name) for name in _ECHOED}
@@ -59,7 +61,7 @@ def response_object(body: ResponsesRequest, ask: Ask, response_id: str) -> dict[
     return {
         "id": response_id,
         "object": "response",
-        "created_at": ask.head.created,
+        "created_at": ask.head.created if created_at is None else created_at,
         "status": "queued" if body.background else "in_progress",
         "model": ask.head.model,
         "output": [],

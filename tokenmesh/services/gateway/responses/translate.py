@@ -55,8 +55,8 @@ def translate(
     Raises InvalidInput that names the client's own field.
     """
     _refuse(body)
-    conversation = _converse(body, previous)
     tools = read_tools(body.tools or (), served or {})
+    conversation = _converse(body, previous, tools)
     choice, declared = choose(body.tool_choice, tools)
     fields: dict[str, Any] = {name: getattr(body, name) for name in _SAME & body.model_fields_set}
     fields |= _own_fields(body)
@@ -71,8 +71,10 @@ def translate(
     return Translation(chat=chat, paths=paths, names=tools.names, warnings=_warnings(body))
 
 
-def _converse(body: ResponsesRequest, previous: Sequence[Item]) -> Conversation:
-    conversation = Conversation()
+def _converse(body: ResponsesRequest, previous: Sequence[Item], tools: ToolSet) -> Conversation:
+    conversation = Conversation(
+        {(each.server_label, each.name): name for name, each in tools.names.items()}
+    )
     if body.instructions:
         conversation.instruct(body.instructions)
     for item in previous:

@@ -1,0 +1,329 @@
+"""A response's events: numbered, typed as the client's types say, the same when done again."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pydantic
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.types.responses import Response, ResponseStreamEvent
+
+from tokenmesh.services.gateway.openai.shapes import (
+    CompletionTokensDetails,
+    PromptTokensDetails,
+    Usage,
+)
+from tokenmesh.services.gateway.parsers.events import (
+    CallArguments,
+    CallBegin,
+    Content,
+    Reasoning,
+)
+from tokenmesh.services.gateway.parsers.events import Event as ParserEvent
+from tokenmesh.services.gateway.piece import Piece, join_events
+from tokenmesh.services.gateway.responses.events import ResponseEvents
+from tokenmesh.services.gateway.responses.recorder import Event
+from tokenmesh.services.gateway.responses.shapes import usage_fields
+from tokenmesh.services.gateway.responses.tools import ToolName
+from tokenmesh.shared.errors import InvalidInput, Overloaded, Unavailable
+
+EVENT: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(ResponseStreamEvent)
+NAMES = {
+    "f": ToolName(),
+    "free": ToolName("custom"),
+    "search": ToolName("mcp", "docs", "find"),
+}
+USAGE = usage_fields([Usage(3, 5, 2)])
+START = {
+    "id": "resp_1",
+    "object": "response",
+    "created_at": 7,
+    "status": "in_progress",
+    "model": "m",
+    "output": [],
+    "parallel_tool_calls": True,
+    "tool_choice": "auto",
+    "tools": [],
+    "error": None,
+    "incomplete_details": None,
+    "usage": None,
+}
+
+
+def start() -> ResponseEvents:
+    return ResponseEvents(START, NAMES)
+
+
+def parsed(*events: ParserEvent, finish: str | None = None) -> Piece:
+    return Piece(0, events=list(events), is_parsed=True, finish_reason=finish)
+
+
+def kinds_of(events: Sequence[Event]) -> list[str]:
+    return [each["type"].removeprefix("response.") for each in events]
+
+
+def run(pieces: Sequence[Piece]) -> tuple[list[Event], dict[str, Any]]:
+    """A response of one turn, its MCP calls answered, to its end."""
+    maker = start()
+    events = maker.begin()
+    for piece in pieces:
+        events += maker.write([piece])
+    events += maker.end_turn()
+    for call in list(maker.server_calls):
+        events += maker.succeed(call, "found")
+    events += maker.complete(USAGE)
+    check(events)
+    return events, maker.response
+
+
+def check(events: Sequence[Event]) -> None:
+    assert [each["sequence_number"] for each in events] == list(range(len(events)))
+    for event in events:
+        EVENT.validate_json(msgspec.json.encode(event))
+    Response.model_validate_json(msgspec.json.encode(events[-1]["response"]))
+
+
+TEXTS = st.text(st.sampled_from('ab {}":\n\u00e9'), min_size=1, max_size=6)
+
+
+@st.composite
+def turns(draw: st.DrawFn) -> list[ParserEvent]:
+    """What a parser may say of one turn."""
+    events: list[ParserEvent] = []
+    num_calls = 0
+    for kind in draw(st.lists(st.sampled_from(["content", "reasoning", "call"]), max_size=6)):
+        if kind == "content":
+            events.append(Content(draw(TEXTS)))
+        elif kind == "reasoning":
+            events.append(Reasoning(draw(TEXTS)))
+        else:
+            model_id = draw(st.sampled_from([None, "x1", "x2"]))
+            events.append(
+                CallBegin(num_calls, draw(st.sampled_from(["f", "free", "search", "?"])), model_id)
+            )
+            events += [CallArguments(num_calls, text) for text in draw(st.lists(TEXTS, max_size=2))]
+            num_calls += 1
+    return events
+
+
+def split(event: ParserEvent, at: int) -> list[ParserEvent]:
+    """One event as two that say the same."""
+    if isinstance(event, CallBegin) or not 0 < at < len(event.text):
+        return [event]
+    return [saying(event, event.text[:at]), saying(event, event.text[at:])]
+
+
+def saying(event: ParserEvent, text: str) -> ParserEvent:
+    if isinstance(event, CallArguments):
+        return CallArguments(event.index, text)
+    return type(event)(text)  # type: ignore[call-arg]
+
+
+def portion(draw: st.DrawFn, events: Sequence[ParserEvent], finish: str) -> list[Piece]:
+    """The events in any pieces."""
+    finer = [part for each in events for part in split(each, draw(st.integers(0, 5)))]
+    pieces, rest = [], finer
+    while rest:
+        size = draw(st.integers(1, len(rest)))
+        pieces.append(parsed(*join_events(rest[:size])))
+        rest = rest[size:]
+    return [*pieces, parsed(finish=finish)]
+
+
+@st.composite
+def two_portionings(draw: st.DrawFn) -> tuple[list[Piece], list[Piece]]:
+    events, finish = draw(turns()), draw(st.sampled_from(["stop", "length", "tool_calls"]))
+    return portion(draw, events, finish), portion(draw, events, finish)
+
+
+def joined(events: Sequence[Event]) -> list[Any]:
+    """The events with neighbouring deltas made one, and without numbers."""
+    told: list[dict[str, Any]] = []
+    for event in events:
+        plain = {name: value for name, value in event.items() if name != "sequence_number"}
+        last = told[-1] if told else {}
+        place = ("type", "item_id", "output_index")
+        if "delta" in plain and all(last.get(each) == plain[each] for each in place):
+            last["delta"] += plain["delta"]
+        else:
+            told.append(plain)
+    return told
+
+
+@given(two_portionings())
+def test_any_portioning_makes_the_same_events_and_a_replay_the_very_same(
+    portionings: tuple[list[Piece], list[Piece]],
+) -> None:
+    one, other = portionings
+    events, response = run(one)
+    assert run(one) == (events, response)
+    others, other_response = run(other)
+    assert other_response == response
+    assert joined(others) == joined(events)
+
+
+@given(two_portionings())
+def test_nothing_that_the_model_said_is_lost(portionings: tuple[list[Piece], list[Piece]]) -> None:
+    events, response = run(portionings[0])
+    said = [event for piece in portionings[0] for event in piece.events]
+    told = "".join(each["delta"] for each in events if each["type"].endswith("text.delta"))
+    written = "".join(each.text for each in said if isinstance(each, Content | Reasoning))
+    assert "".join(told.split()) == "".join(written.split())
+    calls = [each for each in response["output"] if each["type"].endswith("_call")]
+    assert len(calls) == sum(isinstance(each, CallBegin) for each in said)
+    ids = [each["call_id"] for each in calls if "call_id" in each]
+    assert len(set(ids)) == len(ids)
+    items = [each["id"] for each in response["output"]]
+    assert len(set(items)) == len(items)
+    done = {
+        each["item"]["id"]: each["item"] for each in events if each["type"].endswith("item.done")
+    }
+    assert [done[each] for each in items] == response["output"]
+
+
+def test_text_reasoning_and_a_call_in_full() -> None:
+    call = [CallBegin(0, "f"), CallArguments(0, '{"a":'), CallArguments(0, "1}")]
+    pieces = [parsed(Reasoning("hm")), parsed(Content("\n\n")), parsed(Content("Yes"))]
+    events, response = run([*pieces, parsed(*call, finish="tool_calls")])
+    assert kinds_of(events) == [
+        *("created", "in_progress"),
+        *("output_item.added", "content_part.added", "reasoning_text.delta"),
+        *("reasoning_text.done", "content_part.done", "output_item.done"),
+        *("output_item.added", "content_part.added", "output_text.delta"),
+        *("output_text.done", "content_part.done", "output_item.done"),
+        *("output_item.added", "function_call_arguments.delta", "function_call_arguments.delta"),
+        *("function_call_arguments.done", "output_item.done", "completed"),
+    ]
+    reasoning, message, function_call = response["output"]
+    assert reasoning["content"] == [{"type": "reasoning_text", "text": "hm"}]
+    assert message["content"][0]["text"] == "\n\nYes"
+    assert (function_call["name"], function_call["arguments"]) == ("f", '{"a":1}')
+    assert function_call["call_id"].startswith("call_")
+    assert {each["status"] for each in response["output"]} == {"completed"}
+    assert response["usage"]["total_tokens"] == 5
+
+
+def test_space_before_a_call_is_no_message() -> None:
+    _, response = run([parsed(Reasoning("hm")), parsed(Content("\n\n"), CallBegin(0, "f"))])
+    assert [each["type"] for each in response["output"]] == ["reasoning", "function_call"]
+
+
+def test_space_alone_is_an_answer() -> None:
+    _, response = run([parsed(Content(" "), finish="stop")])
+    assert response["output"][0]["content"][0]["text"] == " "
+
+
+def test_without_a_parser_text_is_content() -> None:
+    _, response = run([Piece(0, "He"), Piece(0, "llo", finish_reason="stop")])
+    assert response["output"][0]["content"][0]["text"] == "Hello"
+
+
+def test_a_custom_tool_gets_its_text() -> None:
+    events, response = run([parsed(CallBegin(0, "free"), CallArguments(0, '{"input":"a\\nb"}'))])
+    assert response["output"][0]["input"] == "a\nb"
+    assert kinds_of(events)[3:5] == ["custom_tool_call_input.delta", "custom_tool_call_input.done"]
+
+
+def test_a_custom_call_that_was_cut_keeps_what_there_is() -> None:
+    pieces = [parsed(CallBegin(0, "free"), CallArguments(0, '{"input":"a'), finish="length")]
+    _, response = run(pieces)
+    assert (response["status"], response["output"][0]["input"]) == ("incomplete", '{"input":"a')
+
+
+def test_two_turns_with_a_server_s_tool_between_them() -> None:
+    maker = start()
+    listing, events = maker.begin_listing("docs")
+    assert kinds_of(events) == ["output_item.added", "mcp_list_tools.in_progress"]
+    offered = [{"name": "find", "input_schema": {"type": "object"}}]
+    events += maker.end_listing(listing, offered)
+    call = [CallBegin(0, "search"), CallArguments(0, '{"q":1}')]
+    events += maker.write([parsed(*call, finish="tool_calls")]) + maker.end_turn()
+    waiting = maker.server_calls[0]
+    assert (waiting.name.name, waiting.arguments) == ("find", '{"q":1}')
+    assert maker.response["output"][1]["status"] == "calling"
+    events += maker.succeed(waiting, "42")
+    events += maker.write([parsed(Content("It is 42"), finish="stop")]) + maker.end_turn()
+    events += maker.complete(USAGE)
+    check(events)
+    assert kinds_of(events)[4:] == [
+        *("output_item.added", "mcp_call.in_progress", "mcp_call_arguments.delta"),
+        *("mcp_call_arguments.done", "mcp_call.completed", "output_item.done"),
+        *("output_item.added", "content_part.added", "output_text.delta"),
+        *("output_text.done", "content_part.done", "output_item.done", "completed"),
+    ]
+    kinds = [each["type"] for each in maker.response["output"]]
+    assert kinds == ["mcp_list_tools", "mcp_call", "message"]
+    assert maker.response["output"][1]["output"] == "42"
+
+
+def test_a_server_s_tool_that_fails_is_told() -> None:
+    maker = start()
+    listing, events = maker.begin_listing("docs")
+    events += maker.end_listing(listing, [], "nobody answers")
+    events += maker.write([parsed(CallBegin(0, "search"))]) + maker.end_turn()
+    error = {"type": "mcp_protocol_error", "code": -32602, "message": "no such tool"}
+    events += maker.fail_call(maker.server_calls[0], error)
+    events += maker.complete(USAGE)
+    check(events)
+    assert maker.response["output"][0]["error"] == "nobody answers"
+    assert maker.response["output"][1]["status"] == "failed"
+    assert maker.response["output"][1]["error"] == error
+
+
+def test_an_approval_is_an_item_by_itself() -> None:
+    maker = start()
+    asked = {"type": "mcp_approval_request", "server_label": "docs", "name": "f", "arguments": "{}"}
+    events = maker.add_item("mcpr", asked) + maker.complete(USAGE)
+    check(events)
+    assert kinds_of(events) == ["output_item.added", "output_item.done", "completed"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (InvalidInput("bad", param="input"), "invalid_prompt"),
+        (Overloaded("full"), "rate_limit_exceeded"),
+        (Unavailable("away"), "server_error"),
+    ],
+)
+def test_a_failure_keeps_what_there_is(error: Any, code: str) -> None:
+    maker = start()
+    events = maker.queue() + maker.begin(is_created=True)
+    events += maker.write([parsed(Content("Hel"))]) + maker.fail(error)
+    check(events)
+    assert kinds_of(events)[:3] == ["created", "queued", "in_progress"]
+    assert kinds_of(events)[-3:] == ["output_item.done", "error", "failed"]
+    final = events[-1]["response"]
+    assert (final["status"], final["error"]["code"]) == ("failed", code)
+    assert final["output"][0]["status"] == "incomplete"
+    assert final["output"][0]["content"][0]["text"] == "Hel"
+
+
+def test_cancelling_gives_up_calls_that_wait() -> None:
+    maker = start()
+    events = maker.begin() + maker.write([parsed(CallBegin(0, "search"))]) + maker.end_turn()
+    events += maker.cancel(USAGE)
+    check(events)
+    assert events[-1]["response"]["status"] == "cancelled"
+    assert events[-1]["response"]["output"][0]["status"] == "failed"
+
+
+def test_what_was_told_does_not_change_later() -> None:
+    maker = start()
+    begun = maker.begin()
+    added = maker.write([parsed(Content("a"))])
+    before = msgspec.json.encode([begun, added])
+    maker.write([parsed(Content("b"))])
+    maker.end_turn()
+    maker.complete(USAGE)
+    assert msgspec.json.encode([begun, added]) == before
+
+
+def test_the_usage_of_several_turns_is_added_up() -> None:
+    one = Usage(10, 15, 5, PromptTokensDetails(4), CompletionTokensDetails(2))
+    usage = usage_fields([one, Usage(20, 21, 1), one])
+    assert (usage["input_tokens"], usage["output_tokens"], usage["total_tokens"]) == (40, 11, 51)
+    assert usage["input_tokens_details"]["cached_tokens"] == 8
+    assert usage["output_tokens_details"]["reasoning_tokens"] == 4
