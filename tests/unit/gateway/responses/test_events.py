@@ -118,7 +118,7 @@ def split(event: ParserEvent, at: int) -> list[ParserEvent]:
 def saying(event: ParserEvent, text: str) -> ParserEvent:
     if isinstance(event, CallArguments):
         return CallArguments(event.index, text)
-    return type(event)(text)  # type: ignore[call-arg]
+    return Content(text) if isinstance(event, Content) else Reasoning(text)
 
 
 def portion(draw: st.DrawFn, events: Sequence[ParserEvent], finish: str) -> list[Piece]:
@@ -184,7 +184,7 @@ def test_nothing_that_the_model_said_is_lost(portionings: tuple[list[Piece], lis
 
 
 def test_text_reasoning_and_a_call_in_full() -> None:
-    call = [CallBegin(0, "f"), CallArguments(0, '{"a":'), CallArguments(0, "1}")]
+    call: list[ParserEvent] = [CallBegin(0, "f"), CallArguments(0, '{"a":'), CallArguments(0, "1}")]
     pieces = [parsed(Reasoning("hm")), parsed(Content("\n\n")), parsed(Content("Yes"))]
     events, response = run([*pieces, parsed(*call, finish="tool_calls")])
     assert kinds_of(events) == [
@@ -238,7 +238,7 @@ def test_two_turns_with_a_server_s_tool_between_them() -> None:
     assert kinds_of(events) == ["output_item.added", "mcp_list_tools.in_progress"]
     offered = [{"name": "find", "input_schema": {"type": "object"}}]
     events += maker.end_listing(listing, offered)
-    call = [CallBegin(0, "search"), CallArguments(0, '{"q":1}')]
+    call: list[ParserEvent] = [CallBegin(0, "search"), CallArguments(0, '{"q":1}')]
     events += maker.write([parsed(*call, finish="tool_calls")]) + maker.end_turn()
     waiting = maker.server_calls[0]
     assert (waiting.name.name, waiting.arguments) == ("find", '{"q":1}')
