@@ -57,7 +57,7 @@ def start() -> ResponseEvents:
 
 
 def parsed(*events: ParserEvent, finish: str | None = None) -> Piece:
-    return Piece(0, events=list(events), is_parsed=True, finish_reason=finish)
+    return Piece(0, events=list(events), finish_reason=finish)
 
 
 def kinds_of(events: Sequence[Event]) -> list[str]:
@@ -167,7 +167,7 @@ def test_any_portioning_makes_the_same_events_and_a_replay_the_very_same(
 @given(two_portionings())
 def test_nothing_that_the_model_said_is_lost(portionings: tuple[list[Piece], list[Piece]]) -> None:
     events, response = run(portionings[0])
-    said = [event for piece in portionings[0] for event in piece.events]
+    said = [event for piece in portionings[0] for event in piece.all_events()]
     told = "".join(each["delta"] for each in events if each["type"].endswith("text.delta"))
     written = "".join(each.text for each in said if isinstance(each, Content | Reasoning))
     assert "".join(told.split()) == "".join(written.split())
