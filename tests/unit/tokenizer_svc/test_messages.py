@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.fakes import chat_templates
 from tokenmesh.services.tokenizer_svc.messages import MediaPart, read_conversation
 from tokenmesh.services.tokenizer_svc.render_child import render_job
-from tokenmesh.services.tokenizer_svc.render_job import RenderJob, decode_answer, decode_job, frame
+from tokenmesh.services.tokenizer_svc.render_job import RenderJob, decode_answer, decode_job, encode
 from tokenmesh.shared.config.tokenizer import TokenizerSettings
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.messages.tokenize import ChatPrompt
@@ -84,8 +84,8 @@ def test_no_conversation_breaks_the_tokenizer(
         image_placeholder="<image>",
         max_chars=10_000,
     )
-    answer = render_job(decode_job(frame(job)[4:]))
-    assert decode_answer(frame(answer)[4:]) == answer
+    answer = render_job(decode_job(encode(job)))
+    assert decode_answer(encode(answer)) == answer
 
 
 def test_images_are_set_apart_in_the_order_of_their_parts() -> None:

@@ -5,22 +5,20 @@ refuses memory beyond its address space. `python -m ...render_child <seconds> <b
 """
 
 import resource
-import signal
 import sys
-from typing import BinaryIO
+from collections.abc import Callable
 
 from jinja2 import TemplateSyntaxError
 
 from tokenmesh.services.tokenizer_svc.continuation import CannotContinue, cut_at_mark, mark_end
 from tokenmesh.services.tokenizer_svc.conversation import UnusableMessages, shape_messages
 from tokenmesh.services.tokenizer_svc.render_job import (
-    LENGTH_BYTES,
     RenderAnswer,
     Rendered,
     RenderFailed,
     RenderJob,
     decode_job,
-    frame,
+    encode,
 )
 from tokenmesh.services.tokenizer_svc.template import (
     RaisedByTemplate,
@@ -29,6 +27,7 @@ from tokenmesh.services.tokenizer_svc.template import (
     render,
     template_line,
 )
+from tokenmesh.shared.child_pool import serve
 
 
 def render_job(job: RenderJob) -> RenderAnswer:
@@ -68,20 +67,12 @@ def _render(job: RenderJob) -> str:
     return text if final_text is None else cut_at_mark(text, final_text)
 
 
-def serve(jobs: BinaryIO, answers: BinaryIO, time_limit_s: float) -> None:
-    """Answer jobs in order until `jobs` ends."""
-    while length := jobs.read(LENGTH_BYTES):
-        data = jobs.read(int.from_bytes(length, "little"))
-        signal.setitimer(signal.ITIMER_REAL, time_limit_s)
-        answer = frame(render_job(decode_job(data)))
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        answers.write(answer)
-        answers.flush()
+def prepare(data: bytes) -> Callable[[], bytes]:
+    """A job, ready to be carried out."""
+    return lambda: encode(render_job(decode_job(data)))
 
 
 def _confine(memory_bytes: int) -> None:
-    # Ctrl-C reaches the whole process group; this one leaves when its parent closes stdin.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -89,4 +80,4 @@ def _confine(memory_bytes: int) -> None:
 
 if __name__ == "__main__":
     _confine(int(sys.argv[2]))
-    serve(sys.stdin.buffer, sys.stdout.buffer, float(sys.argv[1]))
+    serve(sys.stdin.buffer, sys.stdout.buffer, float(sys.argv[1]), prepare)

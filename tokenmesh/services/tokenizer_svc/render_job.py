@@ -1,6 +1,6 @@
 """What the tokenizer and its rendering processes say to each other: a job, one of two answers.
 
-Both are msgpack behind a 4-byte little-endian length, over the child's stdin and stdout.
+Both are msgpack; how they travel is shared/child_pool.py's.
 """
 
 from typing import Final, Literal
@@ -8,8 +8,6 @@ from typing import Final, Literal
 import msgspec
 
 JsonObject = dict[str, object]
-
-LENGTH_BYTES: Final = 4
 
 
 class RenderJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -62,17 +60,16 @@ _answer_decoder: Final[msgspec.msgpack.Decoder[RenderAnswer]] = msgspec.msgpack.
 )
 
 
-def frame(message: RenderJob | RenderAnswer) -> bytes:
-    """The bytes of a message, its length before it."""
-    data = _encoder.encode(message)
-    return len(data).to_bytes(LENGTH_BYTES, "little") + data
+def encode(message: RenderJob | RenderAnswer) -> bytes:
+    """The bytes of a message."""
+    return _encoder.encode(message)
 
 
 def decode_job(data: bytes) -> RenderJob:
-    """The job in an unframed message. Raises msgspec.DecodeError."""
+    """The job in a message. Raises msgspec.DecodeError."""
     return _job_decoder.decode(data)
 
 
 def decode_answer(data: bytes) -> RenderAnswer:
-    """The answer in an unframed message. Raises msgspec.DecodeError."""
+    """The answer in a message. Raises msgspec.DecodeError."""
     return _answer_decoder.decode(data)
