@@ -24,3 +24,8 @@ def monotonic_s() -> float:
 def perf_s() -> float:
     """The finest clock there is, for measuring a step or a benchmark."""
     return time.perf_counter()
+
+
+def thread_cpu_s() -> float:
+    """CPU time that this thread has used: not that of a process which stands still."""
+    return time.thread_time()

@@ -10,6 +10,7 @@ Rows that are not named stay as they are, and no other row's logits are read or 
 import torch
 
 from tokenmesh.kernels.dispatch import uses_triton
+from tokenmesh.kernels.grammar_mask.cpu import grammar_mask as grammar_mask_on_cpu
 from tokenmesh.kernels.grammar_mask.reference import grammar_mask_reference
 
 __all__ = ["grammar_mask", "grammar_mask_reference"]
@@ -22,4 +23,4 @@ def grammar_mask(logits: torch.Tensor, rows: torch.Tensor, masks: torch.Tensor) 
 
         triton.grammar_mask(logits, rows, masks)
     else:
-        grammar_mask_reference(logits, rows, masks)
+        grammar_mask_on_cpu(logits, rows, masks)

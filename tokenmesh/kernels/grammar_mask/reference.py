@@ -1,4 +1,4 @@
-"""The specification of grammar_mask: bits made into booleans; also what runs on a CPU."""
+"""The specification of grammar_mask: bits made into booleans."""
 
 import torch
 

@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 EngineKind = Literal["torch", "sim"]
 DeviceKind = Literal["auto", "cpu", "cuda"]
+GrammarBackend = Literal["auto", "xgrammar", "guidance"]
 
 
 class WorkerSettings(BaseModel):
@@ -144,6 +145,35 @@ class WorkerSettings(BaseModel):
     )
     media_wait_s: float = Field(
         default=10.0, gt=0, description="Deadline for fetching a request's media embeddings."
+    )
+    structured_outputs_backend: GrammarBackend = Field(
+        default="auto",
+        description="Library for structured output; auto: xgrammar, and llguidance for what "
+        "xgrammar cannot do to the letter.",
+    )
+    grammar_processes: int = Field(
+        default=2, ge=1, description="Processes that compile grammars, started when needed."
+    )
+    grammar_queue: int = Field(
+        default=256, ge=1, description="Grammars that may wait for one; beyond: Refused."
+    )
+    grammar_compile_s: float = Field(
+        default=10.0, gt=0, description="Compiling one grammar with one library; then refused."
+    )
+    grammar_memory_bytes: int = Field(
+        default=1 << 30, ge=1 << 20, description="Memory that compiling one grammar may take."
+    )
+    grammar_max_bytes: int = Field(
+        default=8 << 20, ge=1024, description="Largest compiled grammar."
+    )
+    grammar_cache_bytes: int = Field(
+        default=256 << 20, ge=0, description="Compiled grammars kept for later requests."
+    )
+    grammar_step_s: float = Field(
+        default=0.25,
+        gt=0,
+        description="CPU time of one step of one grammar; a stream whose grammar takes longer ends "
+        "with an error.",
     )
     gateway_check_s: float = Field(
         default=0.5, gt=0, description="How often streams of vanished gateways are looked for."

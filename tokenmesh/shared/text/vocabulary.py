@@ -84,13 +84,16 @@ class _Pieces(dict[int, bytes]):
         if name is None:
             # Not kept: a worker could name any number of ids that do not exist.
             return b""
-        piece = b"" if token_id in self._hidden else _piece(name)
+        piece = b"" if token_id in self._hidden else byte_level_piece(name)
         self[token_id] = piece
         return piece
 
 
-def _piece(name: str) -> bytes:
-    """An added token may hold characters outside the byte alphabet: those stand for themselves."""
+def byte_level_piece(name: str) -> bytes:
+    """The bytes of a byte-level token by its name.
+
+    An added token may hold characters outside the byte alphabet: those stand for themselves.
+    """
     try:
         return bytes([_BYTE_BY_CHAR[char] for char in name])
     except KeyError:

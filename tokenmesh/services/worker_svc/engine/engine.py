@@ -16,6 +16,7 @@ from tokenmesh.services.worker_svc.engine.outputs import (
     EngineStats,
     StepOutput,
     closing_delta,
+    failure_of,
     plain_delta,
     token_delta,
 )
@@ -30,7 +31,6 @@ from tokenmesh.services.worker_svc.engine.timeline import Chunk, Step, StepLog
 from tokenmesh.shared.clock import monotonic_s, now_ns, perf_s
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import TokenMeshError
-from tokenmesh.shared.messages.failed import Failed
 
 logger = logging.getLogger(__name__)
 
@@ -184,7 +184,7 @@ class Engine:
         """Hand out the tokens of a step and end the requests that reached their end."""
         if result.errors:
             on_top: list[tuple[Flight, Collection[int]]] = [(each, ()) for each in self._flights]
-            self._drop_rows([(flight, result.errors), *on_top], result.errors)
+            self._drop_rows([(flight, result.errors), *on_top], result.errors, result.hopeless)
         for row, entries in result.prompt_logprobs.items():
             owner = self._scheduler.rows.owner(row, flight.plan.step)
             if owner is not None:
@@ -209,14 +209,17 @@ class Engine:
                 self._end(request, ending)
 
     def _drop_rows(
-        self, lost: list[tuple[Flight, Collection[int]]], errors: dict[int, str]
+        self,
+        lost: list[tuple[Flight, Collection[int]]],
+        errors: dict[int, str],
+        hopeless: Collection[int] = (),
     ) -> None:
         """End failed rows; send whoever read what they did not write back to start over."""
         failed, misled = spoiled_by(lost, self._scheduler, self._cache)
         self._scheduler.rows.expect_no_late()
         for request in failed:
-            error = Failed(code="internal_error", message=errors[request.row], retryable=True)
-            self._close(request, Ending("error", error=error))
+            failure = failure_of(errors[request.row], is_hopeless=request.row in hopeless)
+            self._close(request, Ending("error", error=failure))
         for request in misled:
             self._scheduler.preempt(request)
 

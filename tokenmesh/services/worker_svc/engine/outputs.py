@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from tokenmesh.services.worker_svc.engine.plan import RowResult
 from tokenmesh.services.worker_svc.engine.request import Ending, Request
 from tokenmesh.services.worker_svc.engine.timeline import Step
+from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.ids import GatewayId
+from tokenmesh.shared.messages.failed import Failed, to_failed
 from tokenmesh.shared.messages.tokens import Delta, TokenLogprobs
 from tokenmesh.shared.tokens import BYTES_PER_ID
 
@@ -106,3 +108,10 @@ def _take_prompt_logprobs(request: Request) -> list[TokenLogprobs | None] | None
     entries: list[TokenLogprobs | None] = [None, *request.prompt_logprobs]
     request.prompt_logprobs = []
     return entries
+
+
+def failure_of(reason: str, *, is_hopeless: bool) -> Failed:
+    """What a client is told of a row that failed; another worker is asked unless it is hopeless."""
+    if is_hopeless:
+        return to_failed(InvalidInput(reason))
+    return Failed(code="internal_error", message=reason, retryable=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from tokenmesh.services.worker_svc.grammar.matcher import Grammar
 from tokenmesh.shared.messages.media import MediaItem
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.messages.tokens import TokenLogprobs
@@ -30,6 +31,8 @@ class NewRow:
     """True only until they were delivered once."""
     embeddings: dict[str, TensorBlob] = field(default_factory=dict)
     """content_hash -> the encoder's output [length, hidden] for each item of `media`."""
+    grammar: Grammar | None = None
+    """What `sampling.structured` was compiled to."""
 
 
 class ScheduledRow(msgspec.Struct, gc=False):
@@ -88,3 +91,5 @@ class StepResult:
     """
     errors: dict[int, str] = field(default_factory=dict)
     """row -> why this request alone cannot go on (for example a media blob that expired)."""
+    hopeless: set[int] = field(default_factory=set)
+    """Those of `errors` whose own parameters are the reason: no other worker could go on."""

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from tokenmesh.services.worker_svc.engine.repetition import ends_in_loop
 from tokenmesh.services.worker_svc.engine.timeline import Timeline
+from tokenmesh.services.worker_svc.grammar.matcher import Grammar
 from tokenmesh.shared.ids import GatewayId, RequestId
 from tokenmesh.shared.messages.failed import Failed
 from tokenmesh.shared.messages.media import MediaItem
@@ -67,6 +68,9 @@ class Request:
     cache_salt: str | None = None
     lora: str | None = None
     traceparent: str | None = None
+    grammar: Grammar | None = None
+    refusal: Failed | None = None
+    """Why it cannot be served after all, found out after it was accepted."""
 
     num_resumed: int = field(init=False)
     """Output tokens that earlier attempts delivered: the offset of the first token sent here."""
@@ -107,11 +111,16 @@ class Request:
         self.min_len = self.num_prompt + self.sampling.min_tokens
         self.max_len = self.num_prompt + self.sampling.max_tokens
         stops = frozenset(self.sampling.stop_token_ids)
-        self.stop_ids = stops if self.sampling.ignore_eos else stops | self.eos_ids
+        self.stop_ids = stops if self.ignores_eos else stops | self.eos_ids
         # an earlier attempt that delivered tokens delivered these before them
         self.wants_prompt_logprobs = (
             self.sampling.prompt_logprobs is not None and self.num_resumed == 0
         )
+
+    @property
+    def ignores_eos(self) -> bool:
+        """After the end of a grammar there is nothing else to draw."""
+        return self.sampling.ignore_eos and self.sampling.structured is None
 
     @property
     def order(self) -> tuple[int, int]:
@@ -134,13 +143,15 @@ class Request:
         self.plain_until = 0 if is_never_plain else min(self.capacity, self.max_len)
 
     def ending(self) -> Ending | None:
-        """Whether the last known token ends the stream. None while it goes on."""
+        """Whether the last known token, or a refusal, ends the stream. None while it goes on."""
+        if self.refusal is not None:
+            return Ending("error", error=self.refusal)
         length = len(self.token_ids)
         if length == self.num_prompt:
             return None
         token = self.token_ids[-1]
         if length >= self.min_len and token in self.stop_ids:
-            is_eos = token in self.eos_ids and not self.sampling.ignore_eos
+            is_eos = token in self.eos_ids and not self.ignores_eos
             return Ending("stop", stop_token=None if is_eos else token)
         if length >= self.max_len:
             return Ending("length")

@@ -243,6 +243,7 @@ class Scheduler:
                 media=request.media,
                 wants_prompt_logprobs=request.wants_prompt_logprobs,
                 embeddings=request.embeddings,
+                grammar=request.grammar,
             )
         )
         is_last = num_tokens == pending

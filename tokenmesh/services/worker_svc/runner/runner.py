@@ -119,6 +119,7 @@ class TorchRunner:
         if logits.sampled is not None:
             draws = self._sampler.draw(inputs.sampled_rows, logits.sampled)
             result.errors |= draws.errors
+            result.hopeless |= draws.hopeless
             for number, draw in draws.draw_by_row.items():
                 self._rows[number].token_ids.append(draw.token_id)
                 result.sampled.append(RowResult(number, draw.token_id, draw.logprobs))

@@ -79,9 +79,10 @@ class DeviceDraws:
         for index, number in enumerate(numbers):
             if flaws[index] == SOUND:
                 draws.draw_by_row[number] = Draw(tokens[index], entries.get(index))
+            elif flaws[index] == LOGITS_NOT_FINITE:
+                draws.errors[number] = NOT_FINITE
             else:
-                is_model = flaws[index] == LOGITS_NOT_FINITE
-                draws.errors[number] = NOT_FINITE if is_model else NOTHING_ALLOWED
+                draws.give_up(number, NOTHING_ALLOWED)
         return draws
 
     def _entries(self, tokens: list[int]) -> dict[int, TokenLogprobs]:

@@ -1,5 +1,6 @@
 """Sampler: the order in which logits become tokens."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -9,6 +10,7 @@ import torch
 
 from tokenmesh.services.worker_svc.sampling.bad_words import BadWordState
 from tokenmesh.services.worker_svc.sampling.choice import ChoiceState
+from tokenmesh.services.worker_svc.sampling.grammars import GrammarState
 from tokenmesh.services.worker_svc.sampling.logprobs import named_logprobs, token_logprobs
 from tokenmesh.services.worker_svc.sampling.penalties import PenaltyState
 from tokenmesh.services.worker_svc.sampling.row_states import RowState, RowStates
@@ -17,7 +19,9 @@ from tokenmesh.services.worker_svc.sampling.vocabulary import VocabularyState
 from tokenmesh.shared.messages.tokens import TokenLogprobs
 
 NOT_FINITE = "the model computed logits that are not finite"
-NOTHING_ALLOWED = "allowed_token_ids, bad words and min_tokens leave no token to draw"
+NOTHING_ALLOWED = (
+    "the grammar, allowed_token_ids, bad words and min_tokens together leave no token to draw"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,13 @@ class Draws:
 
     draw_by_row: dict[int, Draw] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
+    hopeless: set[int] = field(default_factory=set)
+    """Those of `errors` that fail wherever they are tried."""
+
+    def give_up(self, number: int, error: str) -> None:
+        """The row's own parameters leave it no way."""
+        self.errors[number] = error
+        self.hopeless.add(number)
 
 
 class _HostState(RowState, Protocol):
@@ -44,14 +55,25 @@ class _HostState(RowState, Protocol):
 class Sampler(RowStates[_HostState]):
     """The sampling state of all rows, on the CPU."""
 
-    def __init__(self, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self, vocab_size: int, eos_token_ids: frozenset[int], grammar_step_s: float = math.inf
+    ) -> None:
+        """A grammar that takes longer for a step fails its row."""
+        self._grammars = GrammarState(vocab_size, eos_token_ids, grammar_step_s)
         self._vocabulary = VocabularyState(vocab_size, eos_token_ids)
         self._penalties = PenaltyState(vocab_size)
         self._bad_words = BadWordState(vocab_size)
         self._thinking = ThinkingState()
         self._choice = ChoiceState(vocab_size)
         super().__init__(
-            (self._vocabulary, self._penalties, self._bad_words, self._thinking, self._choice)
+            (
+                self._grammars,
+                self._vocabulary,
+                self._penalties,
+                self._bad_words,
+                self._thinking,
+                self._choice,
+            )
         )
 
     def draw(self, numbers: Sequence[int], logits: torch.Tensor) -> Draws:
@@ -63,6 +85,7 @@ class Sampler(RowStates[_HostState]):
         asked = [i for i, number in enumerate(numbers) if number in self._num_logprobs]
         raw = logits[asked] if asked else None
 
+        failed = self._grammars.apply(logits, numbers)
         self._vocabulary.apply(logits, numbers)
         self._penalties.apply(logits, numbers)
         self._bad_words.apply(logits, numbers)
@@ -76,8 +99,10 @@ class Sampler(RowStates[_HostState]):
         for index, (number, token_id) in enumerate(zip(numbers, tokens.tolist(), strict=True)):
             if not is_sound[index]:
                 draws.errors[number] = NOT_FINITE
+            elif number in failed:
+                draws.give_up(number, failed[number])
             elif not is_possible[index]:
-                draws.errors[number] = NOTHING_ALLOWED
+                draws.give_up(number, NOTHING_ALLOWED)
             else:
                 draws.draw_by_row[number] = Draw(token_id, logprobs.get(index))
                 for state in self._states:

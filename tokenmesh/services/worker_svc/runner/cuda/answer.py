@@ -48,6 +48,7 @@ class Answer:
                 logprobs = _take(unread)
             draws = DeviceDraws(drawn, logprobs, self.draws.needs).read(batch.sampled)
             result.errors |= draws.errors
+            result.hopeless |= draws.hopeless
             for number, draw in draws.draw_by_row.items():
                 result.sampled.append(RowResult(number, draw.token_id, draw.logprobs))
         for span, pieces in self.prompts:

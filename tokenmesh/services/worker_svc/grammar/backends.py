@@ -1,0 +1,30 @@
+"""Which backend compiles what. Libraries are imported when the first grammar needs them."""
+
+from typing import Final
+
+from tokenmesh.services.worker_svc.grammar.compile_job import BackendName
+from tokenmesh.services.worker_svc.grammar.matcher import Backend
+from tokenmesh.services.worker_svc.grammar.token_table import TokenTable
+from tokenmesh.shared.config.worker import GrammarBackend
+
+_ORDER: Final[dict[GrammarBackend, tuple[BackendName, ...]]] = {
+    "auto": ("xgrammar", "guidance"),
+    "xgrammar": ("xgrammar",),
+    "guidance": ("guidance",),
+}
+
+
+def backends_of(setting: GrammarBackend) -> tuple[BackendName, ...]:
+    """Those to try, in order."""
+    return _ORDER[setting]
+
+
+def make_backend(name: BackendName, tokens: TokenTable) -> Backend:
+    """Takes a good part of a second for a large vocabulary."""
+    if name == "xgrammar":
+        from tokenmesh.services.worker_svc.grammar.xgrammar_backend import XGrammarBackend
+
+        return XGrammarBackend(tokens)
+    from tokenmesh.services.worker_svc.grammar.guidance_backend import GuidanceBackend
+
+    return GuidanceBackend(tokens)

@@ -1,0 +1,150 @@
+"""GrammarCompiler: a request's constraint becomes a grammar, off the event loop and the engine.
+
+Equal constraints are compiled once, however many requests ask at a time, and kept for later ones.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tokenmesh.services.worker_svc.grammar.backends import backends_of, make_backend
+from tokenmesh.services.worker_svc.grammar.compile_job import (
+    BackendName,
+    Compiled,
+    CompileJob,
+    CompileSetup,
+    NotCompiled,
+    decode_answer,
+    encode,
+)
+from tokenmesh.services.worker_svc.grammar.matcher import Backend, CannotCompile, Grammar
+from tokenmesh.services.worker_svc.grammar.token_table import read_token_table
+from tokenmesh.shared.child_pool import ChildDied, ChildLate, ChildLimits, ChildPool
+from tokenmesh.shared.config.worker import WorkerSettings
+from tokenmesh.shared.errors import InvalidInput
+from tokenmesh.shared.messages.structured import Structured
+
+logger = logging.getLogger(__name__)
+
+_CHILD: Final = "tokenmesh.services.worker_svc.grammar.compile_child"
+
+
+class GrammarCompiler:
+    """For one tokenizer. Nothing is loaded before the first grammar is asked for."""
+
+    def __init__(
+        self,
+        tokenizer_file: Path,
+        vocab_size: int,
+        eos_ids: frozenset[int],
+        settings: WorkerSettings,
+    ) -> None:
+        """vocab_size is the model's: ids past the tokenizer's are never allowed."""
+        self._tokenizer_file = tokenizer_file
+        self._vocab_size = vocab_size
+        self._eos_ids = eos_ids
+        self._settings = settings
+        self._backends: dict[BackendName, Backend] = {}
+        self._loading = asyncio.Lock()
+        self._running: dict[bytes, asyncio.Task[Grammar]] = {}
+        self._cache: OrderedDict[bytes, Grammar] = OrderedDict()
+        self._cache_bytes = 0
+        self._pool = self._make_pool()
+
+    def find(self, structured: Structured) -> Grammar | None:
+        """The grammar, when it is there already."""
+        key = _key_of(structured)
+        grammar = self._cache.get(key)
+        if grammar is not None:
+            self._cache.move_to_end(key)
+        return grammar
+
+    async def compile(self, structured: Structured) -> Grammar:
+        """The grammar. Raises InvalidInput that says why there is none, Overloaded, Unavailable.
+
+        Who stops waiting does not stop the compilation: others may wait for it.
+        """
+        found = self.find(structured)
+        if found is not None:
+            return found
+        key = _key_of(structured)
+        task = self._running.get(key)
+        if task is None:
+            task = self._running[key] = asyncio.create_task(self._compile(structured))
+            task.add_done_callback(lambda done: self._note(key, done))
+        try:
+            return await asyncio.shield(task)
+        except CannotCompile as error:
+            field = structured.field
+            raise InvalidInput(f"{field}: {error.message}", param=field) from error
+
+    async def stop(self) -> None:
+        """End the processes and whatever is being compiled."""
+        tasks = list(self._running.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._pool.stop()
+
+    def _make_pool(self) -> ChildPool:
+        settings = self._settings
+        setup = CompileSetup(
+            tokenizer_file=str(self._tokenizer_file),
+            vocab_size=self._vocab_size,
+            eos_ids=sorted(self._eos_ids),
+            time_s=settings.grammar_compile_s,
+            memory_bytes=settings.grammar_memory_bytes,
+            grammar_bytes=settings.grammar_max_bytes,
+        )
+        limits = ChildLimits(
+            settings.grammar_processes, settings.grammar_queue, settings.grammar_compile_s
+        )
+        arguments = (msgspec.json.encode(setup).decode(),)
+        hello = encode(CompileJob(backend="guidance", structured=None))
+        return ChildPool("grammars to be compiled", _CHILD, arguments, limits, hello)
+
+    async def _compile(self, structured: Structured) -> Grammar:
+        reasons = []
+        plain = msgspec.structs.replace(structured, after=[], field="")
+        for name in backends_of(self._settings.structured_outputs_backend):
+            try:
+                answer = decode_answer(await self._pool.ask(encode(CompileJob(name, plain))))
+            except (ChildLate, ChildDied) as error:
+                logger.warning("a grammar was given up in %s: %s", name, error.message)
+                answer = NotCompiled(error.message)
+            if isinstance(answer, Compiled):
+                backend = await self._backend(name)
+                return await asyncio.to_thread(backend.load, answer.data)
+            reasons.append(f"{name}: {answer.reason}")
+        raise CannotCompile("; ".join(reasons))
+
+    async def _backend(self, name: BackendName) -> Backend:
+        """What loads grammars here; a large vocabulary takes a second, once."""
+        async with self._loading:
+            if name not in self._backends:
+                self._backends[name] = await asyncio.to_thread(self._make_backend, name)
+        return self._backends[name]
+
+    def _make_backend(self, name: BackendName) -> Backend:
+        tokens = read_token_table(self._tokenizer_file, self._vocab_size, self._eos_ids)
+        return make_backend(name, tokens)
+
+    def _note(self, key: bytes, task: "asyncio.Task[Grammar]") -> None:
+        del self._running[key]
+        if task.cancelled() or task.exception() is not None:
+            return
+        grammar = task.result()
+        self._cache[key] = grammar
+        self._cache_bytes += grammar.num_bytes
+        while self._cache_bytes > self._settings.grammar_cache_bytes:
+            _, oldest = self._cache.popitem(last=False)
+            self._cache_bytes -= oldest.num_bytes
+
+
+def _key_of(structured: Structured) -> bytes:
+    """Equal for constraints that differ only in when they begin and what the client calls them."""
+    return msgspec.msgpack.encode(msgspec.structs.replace(structured, after=[], field=""))

@@ -1,0 +1,171 @@
+"""GuidanceBackend: llguidance compiles in a millisecond and works its masks out as it goes."""
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+import llguidance
+from llguidance import LLMatcher, LLTokenizer
+
+from tokenmesh.services.worker_svc.grammar.matcher import CannotCompile, GrammarFailed, Masks
+from tokenmesh.services.worker_svc.grammar.token_table import TokenTable
+from tokenmesh.shared.messages.structured import Structured
+
+_BYTES_A_GRAMMAR: Final = 64 * 1024
+"""A grammar's states are made while it is followed; the library does not tell their size."""
+_MAX_REASON: Final = 500
+
+
+class GuidanceBackend:
+    """Implements `Backend`."""
+
+    def __init__(self, tokens: TokenTable) -> None:
+        self._eos_ids = frozenset(tokens.eos_ids)
+        self._tokenizer = LLTokenizer(
+            llguidance.TokenizerWrapper(_Tokenizer(tokens)),
+            n_vocab=len(tokens.tokens),
+            eos_token=list(tokens.eos_ids),
+        )
+
+    def compile(self, structured: Structured) -> bytes:
+        """See `Backend.compile`."""
+        try:
+            text = _grammar_text(structured)
+        except (ValueError, KeyError, TypeError, AssertionError) as error:
+            raise CannotCompile(str(error)[:_MAX_REASON]) from error
+        self._match(text)
+        return text.encode()
+
+    def load(self, data: bytes) -> "GuidanceGrammar":
+        """See `Backend.load`."""
+        return GuidanceGrammar(self._match(data.decode()), len(data), self._eos_ids)
+
+    def _match(self, text: str) -> LLMatcher:
+        matcher = LLMatcher(self._tokenizer, text, log_level=0)
+        if matcher.is_error():
+            raise CannotCompile(_first_line(matcher.get_error()))
+        return matcher
+
+
+class GuidanceGrammar:
+    """Implements `Grammar`."""
+
+    def __init__(self, beginning: LLMatcher, num_bytes: int, eos_ids: frozenset[int]) -> None:
+        self._beginning = beginning
+        self._eos_ids = eos_ids
+        self.num_bytes = num_bytes + _BYTES_A_GRAMMAR
+
+    def start(self) -> "GuidanceMatcher":
+        """See `Grammar.start`."""
+        return GuidanceMatcher(self._beginning.deep_copy(), self._eos_ids)
+
+
+class GuidanceMatcher:
+    """Implements `Matcher`. The library's own never hears of an end-of-sequence token."""
+
+    def __init__(self, matcher: LLMatcher, eos_ids: frozenset[int]) -> None:
+        self._matcher = matcher
+        self._eos_ids = eos_ids
+        self._has_ended = False
+
+    def fill(self, masks: Masks, index: int) -> None:
+        """See `Matcher.fill`."""
+        row = masks[index]
+        self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        if self._matcher.is_error():
+            raise GrammarFailed(_first_line(self._matcher.get_error()))
+
+    def accept(self, token_id: int) -> bool:
+        """See `Matcher.accept`."""
+        if self._has_ended:
+            return False
+        if token_id in self._eos_ids:
+            self._has_ended = self._matcher.is_accepting()
+            return self._has_ended
+        return self._matcher.try_consume_tokens([token_id]) == 1
+
+    def rollback(self, num_tokens: int) -> None:
+        """See `Matcher.rollback`."""
+        if num_tokens and self._has_ended:
+            self._has_ended = False
+            num_tokens -= 1
+        if num_tokens:
+            self._matcher.rollback(num_tokens)
+
+    def is_terminated(self) -> bool:
+        """See `Matcher.is_terminated`."""
+        return self._has_ended
+
+
+class _Tokenizer:
+    """What llguidance asks of a tokenizer. It tokenizes nothing: masks need only the bytes."""
+
+    bos_token_id = None
+
+    def __init__(self, tokens: TokenTable) -> None:
+        self.eos_token_id = tokens.eos_ids[0]
+        # an empty token would be taken for one that may always come
+        self.tokens: Sequence[bytes] = [
+            piece or b"\xff<%d>" % token_id for token_id, piece in enumerate(tokens.tokens)
+        ]
+        self.special_token_ids = tokens.special_ids
+
+    def __call__(self, text: bytes) -> list[int]:
+        return []
+
+
+def _grammar_text(structured: Structured) -> str:
+    text = structured.text
+    match structured.kind:
+        case "json":
+            return LLMatcher.grammar_from_json_schema(
+                _closed(json.loads(text)) if not structured.additional_properties else text,
+                overrides=_json_options(structured),
+            )
+        case "json_object":
+            return LLMatcher.grammar_from_json_schema(
+                {"type": "object"}, overrides=_json_options(structured)
+            )
+        case "structural_tag":
+            return _structural_tag(json.loads(text))
+        case _:
+            return llguidance.grammar_from(structured.kind, text)
+
+
+def _json_options(structured: Structured) -> Any:
+    options: dict[str, object] = {"whitespace_flexible": structured.any_whitespace}
+    if structured.whitespace_pattern is not None:
+        options["whitespace_pattern"] = structured.whitespace_pattern
+    return options
+
+
+def _closed(schema: Any) -> Any:
+    """The schema with objects that take only the properties they list."""
+    if isinstance(schema, list):
+        return [_closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {key: _closed(value) for key, value in schema.items()}
+    if "properties" in schema or "patternProperties" in schema:
+        closed.setdefault("additionalProperties", False)
+    return closed
+
+
+def _structural_tag(tag: dict[str, Any]) -> str:
+    if "structures" not in tag:
+        raise CannotCompile("it takes a structural tag of structures and triggers only")
+    triggers = tag["triggers"]
+    tags = [
+        llguidance.StructTag(
+            trigger=next(each for each in triggers if one["begin"].startswith(each)),
+            begin=one["begin"],
+            grammar=one["schema"],
+            end=one["end"],
+        )
+        for one in tag["structures"]
+    ]
+    return llguidance.StructTag.to_grammar(tags, assume_special=False)
+
+
+def _first_line(error: str) -> str:
+    return error.partition("\n")[0][:_MAX_REASON]

@@ -1,0 +1,88 @@
+"""The interface of grammars: compile, fill, accept, rollback, is_terminated.
+
+A backend compiles in a child process, where it may take for ever, and loads the outcome in the
+worker. A grammar is shared by all streams that ask for it; each has a matcher of its own.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenmesh.shared.errors import TokenMeshError
+from tokenmesh.shared.messages.structured import Structured
+
+Masks = NDArray[np.int32]
+"""[positions, ceil(vocab / 32)]; bit i of word w stands for token 32 * w + i; 1: allowed."""
+
+
+class CannotCompile(TokenMeshError):
+    """The backend cannot do what is asked, or it makes no sense; the message says why."""
+
+
+class GrammarFailed(TokenMeshError):
+    """A matcher cannot go on: its grammar turned out to be too ambiguous to follow."""
+
+
+class Matcher(Protocol):
+    """One stream's place in its grammar."""
+
+    def fill(self, masks: Masks, index: int) -> None:
+        """Write what may come next to masks[index]. Raises GrammarFailed."""
+
+    def accept(self, token_id: int) -> bool:
+        """Go on by a token; False, and nothing has changed, when it may not come next."""
+
+    def rollback(self, num_tokens: int) -> None:
+        """Take back as many accepted tokens."""
+
+    def is_terminated(self) -> bool:
+        """Whether an end-of-sequence token was accepted: nothing may follow."""
+
+
+class Grammar(Protocol):
+    """A compiled grammar; immutable."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes, about."""
+
+    def start(self) -> Matcher:
+        """At the beginning."""
+
+
+class Backend(Protocol):
+    """A library of grammars for one tokenizer."""
+
+    def compile(self, structured: Structured) -> bytes:
+        """In a child: a grammar that `load` takes. Raises CannotCompile."""
+
+    def load(self, data: bytes) -> Grammar:
+        """In the worker; takes milliseconds."""
+
+
+def fill_along(matcher: Matcher, drafts: Sequence[int], masks: Masks) -> int:
+    """Fill masks [len(drafts) + 1] for drafted tokens, one after the other, and what follows them.
+
+    Returns how many of the drafts the grammar takes; past the first that it does not take nothing
+    is allowed. The matcher is where it was. Raises GrammarFailed.
+    """
+    masks[:] = 0
+    num_taken = 0
+    try:
+        for index, token_id in enumerate((*drafts, None)):
+            if matcher.is_terminated():
+                break
+            matcher.fill(masks, index)
+            if token_id is None or not matcher.accept(token_id):
+                break
+            num_taken += 1
+    finally:
+        matcher.rollback(num_taken)
+    return num_taken
+
+
+def num_words(vocab_size: int) -> int:
+    """Words of a mask."""
+    return -(-vocab_size // 32)
