@@ -8,17 +8,18 @@ from dataclasses import dataclass
 from tokenmesh.services.worker_svc.admission import admit
 from tokenmesh.services.worker_svc.beat_pace import BeatPace
 from tokenmesh.services.worker_svc.engine.engine import ABORTED, EngineBroken
-from tokenmesh.services.worker_svc.engine.request import Ending, Request, StreamKey
+from tokenmesh.services.worker_svc.engine.request import Ending, StreamKey
+from tokenmesh.services.worker_svc.entrance import Entrance
 from tokenmesh.services.worker_svc.gateway_watch import GatewayWatch
+from tokenmesh.services.worker_svc.grammar.compiler import GrammarCompiler
 from tokenmesh.services.worker_svc.load import LoadBook
 from tokenmesh.services.worker_svc.loaded import Loaded
-from tokenmesh.services.worker_svc.media import fetch_embeddings
 from tokenmesh.services.worker_svc.meters import WorkerMeters
 from tokenmesh.services.worker_svc.profiling import Profiling
 from tokenmesh.services.worker_svc.publisher import Publisher
 from tokenmesh.services.worker_svc.rest import Rest
 from tokenmesh.services.worker_svc.streams import Stream, Streams
-from tokenmesh.services.worker_svc.thread import Add, End, EngineHost
+from tokenmesh.services.worker_svc.thread import End, EngineHost
 from tokenmesh.services.worker_svc.tracing import sampled
 from tokenmesh.shared.actor import Actor, Context, handles
 from tokenmesh.shared.blobs import Blobs
@@ -75,6 +76,8 @@ class Surroundings:
     """Drain and end the process."""
     beat: Callable[[], Coroutine[object, object, None]]
     """Tell the mesh the load at once."""
+    grammars: GrammarCompiler | None = None
+    """None: no structured output."""
 
 
 class WorkerActor(Actor):
@@ -96,6 +99,9 @@ class WorkerActor(Actor):
         self._around = around
         self._streams = Streams(settings)
         self._book = LoadBook(settings, loaded.runner.num_blocks)
+        self._entrance = Entrance(
+            settings, loaded, host, self._streams, self._book, around.blobs, around.grammars
+        )
         self._watch = GatewayWatch(settings.gateway_grace_s)
         self._pace = BeatPace(settings)
         meters = WorkerMeters(around.metrics, identity.names[0], identity.worker_id, self._book)
@@ -115,6 +121,7 @@ class WorkerActor(Actor):
 
     async def stop(self) -> None:
         """Stop the engine; what it said last is still published."""
+        await self._entrance.stop()
         if not await asyncio.to_thread(self._host.stop, self._settings.stop_wait_s):
             logger.warning("the engine is stuck in a step; leaving without it")
         await self._profiling.close()
@@ -150,7 +157,7 @@ class WorkerActor(Actor):
         refusal = self._book.refusal(request.num_known)
         if refusal is not None:
             return refusal
-        await self._begin(request)
+        await self._entrance.begin(request)
         return Accepted(worker_id=self._identity.worker_id)
 
     @handles(Cancel)
@@ -221,25 +228,6 @@ class WorkerActor(Actor):
         error = to_failed(Draining("the worker is leaving"))
         self._host.submit(End(Ending("error", error=error), key=None))
         await self._streams.wait_idle(hand_over_s)
-
-    async def _begin(self, request: Request) -> None:
-        num_tokens = request.num_known
-        stream = self._streams.open(request.key, first_offset=request.num_resumed)
-        try:
-            if request.media:
-                request.embeddings = await fetch_embeddings(
-                    request.media,
-                    self._around.blobs,
-                    self._loaded.hidden_size,
-                    self._settings.media_wait_s,
-                )
-            if stream.ended_s is None:
-                self._host.submit(Add(request))
-                self._book.submitted(num_tokens)
-                stream.is_submitted = True
-        finally:
-            if not stream.is_submitted and stream.ended_s is None:
-                self._streams.forget(stream)
 
     def _end(self, stream: Stream) -> None:
         """Cancel a stream, wherever it is on its way."""

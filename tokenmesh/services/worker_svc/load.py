@@ -27,6 +27,8 @@ class LoadBook:
         self._pending: deque[int] = deque()
         """Tokens of submitted requests that the engine's numbers do not hold yet."""
         self._pending_tokens = 0
+        self.num_preparing = 0
+        """Requests that were accepted and are not ready for the engine."""
 
     @property
     def stats(self) -> EngineStats:
@@ -64,7 +66,7 @@ class LoadBook:
         stats = self._stats
         return WorkerLoad(
             running=stats.running,
-            waiting=stats.waiting + len(self._pending),
+            waiting=stats.waiting + len(self._pending) + self.num_preparing,
             max_num_seqs=self._settings.max_num_seqs,
             queued_tokens=stats.queued_tokens + self._pending_tokens,
             kv_blocks_used=stats.kv_blocks_used,

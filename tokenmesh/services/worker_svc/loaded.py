@@ -92,6 +92,10 @@ class Loaded(Protocol):
         """Whether prompts may hold media."""
 
     @property
+    def has_grammars(self) -> bool:
+        """Whether its sampler follows grammars."""
+
+    @property
     def resident(self) -> Resident:
         """Its memory."""
 
@@ -113,6 +117,7 @@ class SimModel:
     eos_token_ids: frozenset[int]
     hidden_size: int = 0
     takes_images: bool = False
+    has_grammars: bool = False
     resident: SimResident = field(default_factory=SimResident)
     make_trace: None = None
 

@@ -8,12 +8,15 @@ from functools import partial
 
 from tokenmesh.services.worker_svc.actor import Identity, Surroundings, WorkerActor
 from tokenmesh.services.worker_svc.engine.engine import Engine
+from tokenmesh.services.worker_svc.grammar.compiler import GrammarCompiler
 from tokenmesh.services.worker_svc.loaded import Loaded, load
+from tokenmesh.services.worker_svc.models.location import locate_tokenizer
 from tokenmesh.services.worker_svc.thread import EngineThread
 from tokenmesh.shared import subjects
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.model import ModelSettings
+from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import ConfigError
 from tokenmesh.shared.ids import GatewayId, InstanceId, ModelName, WorkerId
 from tokenmesh.shared.messages.beat import ModelCard
@@ -44,6 +47,7 @@ async def build(mesh: Mesh) -> None:
             is_alive=partial(is_alive, mesh),
             leave=partial(signal.raise_signal, signal.SIGTERM),
             beat=mesh.beat_now,
+            grammars=await asyncio.to_thread(grammars_of, model, loaded, settings),
         ),
     )
     await mesh.listen(actor, subjects.worker_generate(worker_id))
@@ -64,6 +68,19 @@ def choose_model(settings: Settings) -> ModelSettings:
         f"a worker runs one model: set worker.model to one of those listed in models ({names})",
         param="worker.model",
     )
+
+
+def grammars_of(
+    model: ModelSettings, loaded: Loaded, settings: WorkerSettings
+) -> GrammarCompiler | None:
+    """What structured output needs; None for an engine or a tokenizer without it. Blocks."""
+    if not loaded.has_grammars or not loaded.eos_token_ids:
+        return None
+    file = locate_tokenizer(model)
+    if file is None:
+        logger.warning("no structured output: %s has no tokenizer.json", model.model)
+        return None
+    return GrammarCompiler(file, loaded.vocab_size, loaded.eos_token_ids, settings)
 
 
 def card_of(names: tuple[ModelName, ...], loaded: Loaded) -> ModelCard:

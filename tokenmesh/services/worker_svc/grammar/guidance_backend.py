@@ -14,6 +14,7 @@ from tokenmesh.shared.messages.structured import Structured
 _BYTES_A_GRAMMAR: Final = 64 * 1024
 """A grammar's states are made while it is followed; the library does not tell their size."""
 _MAX_REASON: Final = 500
+_LONGEST_PIECE: Final = 32
 
 
 class GuidanceBackend:
@@ -98,7 +99,10 @@ class GuidanceMatcher:
 
 
 class _Tokenizer:
-    """What llguidance asks of a tokenizer. It tokenizes nothing: masks need only the bytes."""
+    """What llguidance asks of a tokenizer.
+
+    It tokenizes what a grammar forces: the longest token each time, whose bytes are exactly those.
+    """
 
     bos_token_id = None
 
@@ -109,9 +113,24 @@ class _Tokenizer:
             piece or b"\xff<%d>" % token_id for token_id, piece in enumerate(tokens.tokens)
         ]
         self.special_token_ids = tokens.special_ids
+        self._id_by_piece = {
+            piece: token_id for token_id, piece in enumerate(tokens.tokens) if piece
+        }
 
     def __call__(self, text: bytes) -> list[int]:
-        return []
+        ids, start = [], 0
+        while start < len(text):
+            longest = min(_LONGEST_PIECE, len(text) - start)
+            sizes = (
+                n for n in range(longest, 0, -1) if text[start : start + n] in self._id_by_piece
+            )
+            size = next(sizes, None)
+            if size is None:
+                # a vocabulary without this byte: what comes before it is forced all the same
+                break
+            ids.append(self._id_by_piece[text[start : start + size]])
+            start += size
+        return ids
 
 
 def _grammar_text(structured: Structured) -> str:

@@ -33,7 +33,7 @@ class XGrammarBackend:
         try:
             return _compile(compiler, structured).serialize_json().encode()
         # its errors have no base class of their own
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, KeyError, TypeError) as error:
             raise CannotCompile(_SOURCE_LINE.sub("", str(error)).strip()) from error
 
     def load(self, data: bytes) -> "XGrammar":
@@ -100,7 +100,7 @@ def _compile(
                 raise CannotCompile("it takes EBNF, which has rules with ::=")
             return compiler.compile_grammar(text)
         case "structural_tag":
-            return compiler.compile_structural_tag(json.loads(text))
+            return _compile_tag(compiler, json.loads(text))
 
 
 def _compile_json(
@@ -117,3 +117,18 @@ def _compile_json(
     return compiler.compile_json_schema(
         json.dumps(schema), any_whitespace=structured.any_whitespace, strict_mode=True
     )
+
+
+def _compile_tag(
+    compiler: xgrammar.GrammarCompiler, tag: dict[str, Any]
+) -> xgrammar.CompiledGrammar:
+    """In either form: with a `format`, or with the older `structures` and `triggers`."""
+    if "structures" not in tag:
+        return compiler.compile_structural_tag(tag)
+    items = [
+        xgrammar.StructuralTagItem(
+            begin=one["begin"], schema=json.dumps(one["schema"]), end=one["end"]
+        )
+        for one in tag["structures"]
+    ]
+    return compiler.compile_structural_tag(items, tag["triggers"])

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Final
 
+from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.errors import CheckpointError
 from tokenmesh.shared.model_files import locate_model
 
@@ -15,3 +16,10 @@ def locate(model: str, revision: str | None) -> Path:
     if not (directory / "config.json").exists():
         raise CheckpointError(f"{directory}: holds no config.json, so it is no model")
     return directory
+
+
+def locate_tokenizer(model: ModelSettings) -> Path | None:
+    """The model's tokenizer.json, downloaded if need be; None when it has none."""
+    directory = locate_model(model.tokenizer or model.model, model.revision, "tokenizer.json")
+    file = directory / "tokenizer.json"
+    return file if file.exists() else None

@@ -54,6 +54,7 @@ class LoadedModel:
     times: LoadTimes
     pool_s: float
     """Seconds to measure memory and make the KV pool."""
+    has_grammars: bool
     make_trace: type[TorchTrace] = TorchTrace
 
     def cache_salt(self, salt: str | None, num_prompt: int) -> str | None:
@@ -102,6 +103,7 @@ def build_runner(model: ModelSettings, worker: WorkerSettings, progress: Progres
         resident=TorchResident(runner, decoder, pool, partial(_reload, maker)),
         times=times,
         pool_s=pool_s,
+        has_grammars=device.type == "cpu",
     )
 
 

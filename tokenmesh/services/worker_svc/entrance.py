@@ -1,0 +1,98 @@
+"""Entrance: where a request waits for what the engine must not wait for: embeddings, a grammar."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from tokenmesh.services.worker_svc.engine.request import Request
+from tokenmesh.services.worker_svc.grammar.compiler import GrammarCompiler
+from tokenmesh.services.worker_svc.load import LoadBook
+from tokenmesh.services.worker_svc.loaded import Loaded
+from tokenmesh.services.worker_svc.media import fetch_embeddings
+from tokenmesh.services.worker_svc.streams import Stream, Streams
+from tokenmesh.services.worker_svc.thread import Add, EngineHost
+from tokenmesh.shared.blobs import Blobs
+from tokenmesh.shared.config.worker import WorkerSettings
+from tokenmesh.shared.errors import InvalidInput, TokenMeshError
+from tokenmesh.shared.messages.failed import to_failed
+from tokenmesh.shared.messages.structured import Structured
+
+
+@dataclass(slots=True)
+class Entrance:
+    """Hands requests to the engine once they have all they need."""
+
+    settings: WorkerSettings
+    loaded: Loaded
+    host: EngineHost
+    streams: Streams
+    book: LoadBook
+    blobs: Blobs
+    grammars: GrammarCompiler | None
+    """None: this engine follows none."""
+    _tasks: set["asyncio.Task[None]"] = field(default_factory=set)
+
+    async def begin(self, request: Request) -> None:
+        """Open the stream. A grammar that is not there yet is waited for in the background.
+
+        Raises what keeps a request from its embeddings; InvalidInput where there are no grammars.
+        """
+        structured = request.sampling.structured
+        if structured is not None:
+            request.grammar = self._grammars_for(structured).find(structured)
+        stream = self.streams.open(request.key, first_offset=request.num_resumed)
+        try:
+            if request.media:
+                request.embeddings = await fetch_embeddings(
+                    request.media,
+                    self.blobs,
+                    self.loaded.hidden_size,
+                    self.settings.media_wait_s,
+                )
+        except BaseException:
+            if stream.ended_s is None:
+                self.streams.forget(stream)
+            raise
+        if structured is None or request.grammar is not None:
+            self._submit(request, stream)
+        else:
+            task = asyncio.create_task(self._follow(request, stream, structured))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def stop(self) -> None:
+        """Nothing enters any more."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.grammars is not None:
+            await self.grammars.stop()
+
+    def _grammars_for(self, structured: Structured) -> GrammarCompiler:
+        if self.grammars is None:
+            raise InvalidInput(
+                f"{structured.field}: this engine has no structured output", param=structured.field
+            )
+        return self.grammars
+
+    async def _follow(self, request: Request, stream: Stream, structured: Structured) -> None:
+        """Submit once the grammar is there, or with the reason why it is not."""
+        self.book.num_preparing += 1
+        try:
+            request.grammar = await self._grammars_for(structured).compile(structured)
+        except TokenMeshError as error:
+            request.refusal = to_failed(error)
+        finally:
+            self.book.num_preparing -= 1
+        self._submit(request, stream)
+
+    def _submit(self, request: Request, stream: Stream) -> None:
+        """Unless it was cancelled meanwhile."""
+        if stream.ended_s is not None:
+            return
+        try:
+            self.host.submit(Add(request))
+        except TokenMeshError:
+            self.streams.forget(stream)
+            raise
+        self.book.submitted(request.num_known)
+        stream.is_submitted = True
