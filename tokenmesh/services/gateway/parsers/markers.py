@@ -35,6 +35,14 @@ class Markers:
         """The leftmost marker, or beginning of one at the text's end (its `lastindex` is set)."""
         return self._any.search(text, start)
 
+    def at(self, text: str, start: int) -> re.Match[str] | None:
+        """The marker at just that place of a text of which all is there."""
+        return self._whole.match(text, start)
+
+    def at_open(self, text: str, start: int) -> re.Match[str] | None:
+        """The marker, or beginning of one (`lastindex` is set), at just that place."""
+        return self._any.match(text, start)
+
 
 def _marker_or_beginning(marker: str) -> str:
     beginning = ""

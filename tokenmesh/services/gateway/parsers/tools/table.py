@@ -3,8 +3,37 @@
 from collections.abc import Mapping
 from typing import Final
 
-_HERE: Final = "tokenmesh.services.gateway.parsers"
+_PARSERS: Final = "tokenmesh.services.gateway.parsers"
+_HERE: Final = f"{_PARSERS}.tools"
 
 TOOLS: Final[Mapping[str, str]] = {
-    "openai": f"{_HERE}.harmony.formats:OPENAI",
+    "deepseek_v3": f"{_HERE}.headed_families:DEEPSEEK_V3",
+    "deepseek_v31": f"{_HERE}.headed_families:DEEPSEEK_V31",
+    "deepseek_v32": f"{_HERE}.markup_families:DEEPSEEK_V32",
+    "ernie45": f"{_HERE}.json_families:HERMES",
+    "glm45": f"{_HERE}.glm:GLM",
+    "glm47": f"{_HERE}.glm:GLM",
+    "granite": f"{_HERE}.json_families:GRANITE",
+    "granite-20b-fc": f"{_HERE}.json_families:GRANITE_20B_FC",
+    "granite4": f"{_HERE}.json_families:HERMES",
+    "hermes": f"{_HERE}.json_families:HERMES",
+    "hunyuan_a13b": f"{_HERE}.json_families:JAMBA",
+    "internlm": f"{_HERE}.json_families:INTERNLM",
+    "jamba": f"{_HERE}.json_families:JAMBA",
+    "kimi_k2": f"{_HERE}.headed_families:KIMI_K2",
+    "llama3_json": f"{_HERE}.json_families:LLAMA_JSON",
+    "llama4_json": f"{_HERE}.json_families:LLAMA_JSON",
+    "llama4_pythonic": f"{_HERE}.pythonic:LLAMA4_PYTHONIC",
+    "minimax_m2": f"{_HERE}.markup_families:MINIMAX_M2",
+    "mistral": f"{_HERE}.mistral:MISTRAL",
+    "olmo3": f"{_HERE}.pythonic:OLMO3",
+    "openai": f"{_PARSERS}.harmony.formats:OPENAI",
+    "phi4_mini_json": f"{_HERE}.json_families:PHI4_MINI",
+    "pythonic": f"{_HERE}.pythonic:PYTHONIC",
+    "qwen3_coder": f"{_HERE}.markup_families:QWEN3_CODER",
+    "qwen3_xml": f"{_HERE}.markup_families:QWEN3_CODER",
+    "seed_oss": f"{_HERE}.markup_families:SEED_OSS",
+    "step3": f"{_HERE}.markup_families:STEP3",
+    "step3p5": f"{_HERE}.markup_families:QWEN3_CODER",
+    "xlam": f"{_HERE}.json_families:XLAM",
 }

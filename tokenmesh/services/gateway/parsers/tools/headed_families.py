@@ -1,0 +1,81 @@
+"""The formats whose calls are a header and bare JSON, as data."""
+
+import re
+from typing import Final
+
+from tokenmesh.services.gateway.parsers.formats import ToolFormat
+from tokenmesh.services.gateway.parsers.tools.headed import HeadedFormat, Header, headed_script
+from tokenmesh.services.gateway.parsers.tools.script_parser import tool_format
+from tokenmesh.services.gateway.parsers.tools.sections import Layout
+
+_BAR: Final = "\N{FULLWIDTH VERTICAL LINE}"
+_SPACE: Final = "\N{LOWER ONE EIGHTH BLOCK}"
+_KIMI_ID: Final = re.compile(r"(?:functions\.)?([^\s:]+):\d+")
+
+
+def _headed(headed: HeadedFormat) -> ToolFormat:
+    script = headed_script(headed)
+    return tool_format(lambda context: script)
+
+
+def _one_word(text: str) -> str:
+    return text if len(text.split()) == 1 else ""
+
+
+def _kimi_header(text: str) -> Header:
+    found = _KIMI_ID.fullmatch(text)
+    if found is not None:
+        return Header(found.group(1), text)
+    return Header(_one_word(text.removeprefix("functions.")))
+
+
+KIMI_K2: Final = _headed(
+    HeadedFormat(
+        layout=Layout(
+            sections=("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>"),
+            calls=("<|tool_call_begin|>",),
+            ends=(
+                "<|tool_call_end|>",
+                "<|tool_calls_section_end|>",
+                "<|tool_call_section_end|>",
+            ),
+        ),
+        separator="<|tool_call_argument_begin|>",
+        read_header=_kimi_header,
+    )
+)
+
+
+def _token(words: str) -> str:
+    return f"<{_BAR}{words.replace(' ', _SPACE)}{_BAR}>"
+
+
+def _deepseek_layout(*more_ends: str) -> Layout:
+    return Layout(
+        sections=(_token("tool calls begin"),),
+        calls=(_token("tool call begin"),),
+        ends=(_token("tool call end"), _token("tool calls end"), *more_ends),
+    )
+
+
+def _deepseek_v3_header(text: str) -> Header:
+    _, _, name = text.partition(_token("tool sep"))
+    return Header(_one_word(name.strip()))
+
+
+DEEPSEEK_V3: Final = _headed(
+    HeadedFormat(
+        layout=_deepseek_layout("```"),
+        separator="```json",
+        read_header=_deepseek_v3_header,
+    )
+)
+"""Writes the call's type ("function") before its name, and the arguments in a code fence."""
+
+DEEPSEEK_V31: Final = _headed(
+    HeadedFormat(
+        layout=_deepseek_layout(),
+        separator=_token("tool sep"),
+        read_header=lambda text: Header(_one_word(text)),
+    )
+)

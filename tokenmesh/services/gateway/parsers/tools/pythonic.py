@@ -1,0 +1,115 @@
+"""Calls written as Python: [name(key=value, ...), name(...)], or one a line in Olmo 3.
+
+Only keyword arguments with literal values are calls, and the list only counts where the text
+begins with it: "[1]" and "[see](there)" are content. A value that is no literal is a string with
+its text. What follows a call and is none is content.
+"""
+
+import re
+from typing import Final
+
+from tokenmesh.services.gateway.parsers.tools.python_literal import read_literal
+from tokenmesh.services.gateway.parsers.tools.script_parser import tool_format
+from tokenmesh.services.gateway.parsers.tools.sections import Layout, sections
+from tokenmesh.services.gateway.parsers.tools.source import Steps
+from tokenmesh.services.gateway.parsers.tools.stream import Script, Stream, copy_content
+from tokenmesh.services.gateway.parsers.tools.typed_arguments import TypedArguments
+
+_WORD_CHARS: Final = re.compile(r"[\w.]+")
+_NAME: Final = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
+_KEY: Final = re.compile(r"[^\W\d]\w*")
+
+
+def read_python_calls(stream: Stream, is_list: bool) -> Steps[None]:
+    """Takes calls; in a list its brackets and commas too."""
+    before = stream.num_calls
+    while True:
+        char = yield from stream.skip_space()
+        came = stream.num_calls > before
+        if is_list and char == ("," if came else "["):
+            stream.keep()
+            stream.take(1)
+            yield from stream.skip_space()
+        elif is_list and char == "]" and came:
+            stream.take(1)
+            return
+        stream.keep()
+        if not (yield from _call(stream)):
+            break
+    stream.give_back()
+
+
+def _call(stream: Stream) -> Steps[bool]:
+    """Takes a call; False when it is none, or when the list cannot go on after it."""
+    name = yield from stream.read_while(_WORD_CHARS)
+    if not _NAME.fullmatch(name) or (yield from stream.peek()) != "(":
+        return False
+    stream.take(1)
+    key = yield from _keyword(stream)
+    if not key and (yield from stream.peek()) != ")":
+        return False
+    stream.begin_call(name)
+    arguments = TypedArguments(stream, (), name)
+    while key:
+        arguments.begin(key)
+        value, is_complete = yield from read_literal(stream)
+        stream.arguments(value)
+        if not is_complete:
+            return False
+        key = ""
+        if (yield from stream.peek()) == ",":
+            stream.keep()
+            stream.take(1)
+            key = yield from _keyword(stream)
+        if key:
+            stream.drop_kept()
+    return (yield from _end(stream, arguments))
+
+
+def _end(stream: Stream, arguments: TypedArguments) -> Steps[bool]:
+    char = yield from stream.peek()
+    if char == ")":
+        stream.drop_kept()
+        stream.take(1)
+    if char:
+        arguments.end()
+    stream.give_back()
+    return char == ")"
+
+
+def _keyword(stream: Stream) -> Steps[str]:
+    """Takes `key=`; empty when that is not what comes."""
+    yield from stream.skip_space()
+    key = yield from stream.read_while(_WORD_CHARS)
+    char = yield from stream.skip_space()
+    if not _KEY.fullmatch(key) or char != "=":
+        return ""
+    stream.take(1)
+    return key
+
+
+def _starting_with_list(rest: Script) -> Script:
+    def script(stream: Stream) -> Steps[None]:
+        stream.keep()
+        if (yield from stream.skip_space()) == "[":
+            yield from read_python_calls(stream, is_list=True)
+        stream.give_back()
+        yield from rest(stream)
+
+    return script
+
+
+def _blocks(begin: str, end: str, *, is_list: bool) -> Script:
+    return sections(
+        Layout(calls=(begin,), ends=(end,)), lambda stream: read_python_calls(stream, is_list)
+    )
+
+
+_PYTHONIC: Final = _starting_with_list(copy_content)
+PYTHONIC: Final = tool_format(lambda context: _PYTHONIC, needs_special_tokens=False)
+
+_LLAMA4: Final = _starting_with_list(_blocks("<|python_start|>", "<|python_end|>", is_list=True))
+LLAMA4_PYTHONIC: Final = tool_format(lambda context: _LLAMA4)
+
+_OLMO3: Final = _blocks("<function_calls>", "</function_calls>", is_list=False)
+OLMO3: Final = tool_format(lambda context: _OLMO3, needs_special_tokens=False)

@@ -1,0 +1,130 @@
+"""Bare text as the JSON value that a parameter's schema asks for.
+
+The order is vLLM's: null, integer, number, boolean, object, array, string. Text that is none of the
+types asked for is whatever JSON it is, else a string.
+"""
+
+import json
+import math
+import re
+from typing import Any, Final
+
+_MAX_REFERENCES: Final = 32
+"""How deep unions and references are followed: a schema may refer to itself."""
+_NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_BOOLEANS: Final = {"true": "true", "1": "true", "false": "false", "0": "false"}
+_UNIONS: Final = ("anyOf", "oneOf", "allOf")
+_ALIASES: Final = {
+    "str": "string",
+    "text": "string",
+    "int": "integer",
+    "long": "integer",
+    "float": "number",
+    "double": "number",
+    "bool": "boolean",
+    "dict": "object",
+    "list": "array",
+}
+
+
+def types_of(schema: Any, root: dict[str, Any]) -> frozenset[str]:
+    """The JSON types that a schema allows; unknown means string. `root` holds its references."""
+    types: set[str] = set()
+    _collect(schema, root, types, _MAX_REFERENCES)
+    return frozenset(types) or frozenset({"string"})
+
+
+def _collect(schema: Any, root: dict[str, Any], types: set[str], depth: int) -> None:
+    if not isinstance(schema, dict) or depth == 0:
+        return
+    declared = schema.get("type")
+    for each in declared if isinstance(declared, list) else [declared]:
+        if isinstance(each, str):
+            types.add(_ALIASES.get(each.lower(), each.lower()))
+    values = schema.get("enum")
+    for value in values if isinstance(values, list) else []:
+        types.add(_type_of(value))
+    if "const" in schema:
+        types.add(_type_of(schema["const"]))
+    if schema.get("nullable") is True and types:
+        types.add("null")
+    for union in _UNIONS:
+        branches = schema.get(union)
+        for branch in branches if isinstance(branches, list) else []:
+            _collect(branch, root, types, depth - 1)
+    if isinstance(reference := schema.get("$ref"), str):
+        _collect(_resolve(reference, root), root, types, depth - 1)
+
+
+def _resolve(reference: str, root: dict[str, Any]) -> Any:
+    found: Any = root
+    if not reference.startswith("#/"):
+        return None
+    for part in reference[2:].split("/"):
+        if not isinstance(found, dict):
+            return None
+        found = found.get(part.replace("~1", "/").replace("~0", "~"))
+    return found
+
+
+def _type_of(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "number"
+        case dict():
+            return "object"
+        case list():
+            return "array"
+    return "string"
+
+
+def to_json(text: str, types: frozenset[str]) -> str:
+    """The JSON text of a value written without quotes."""
+    bare = text.strip()
+    if "null" in types and bare.lower() in ("null", "none"):
+        return "null"
+    if "integer" in types and (integer := _integer(bare)) is not None:
+        return integer
+    if "number" in types and (number := _number(bare)) is not None:
+        return number
+    if "boolean" in types and bare.lower() in _BOOLEANS:
+        return _BOOLEANS[bare.lower()]
+    if "string" in types and not (types & {"object", "array"} and bare[:1] in ("{", "[")):
+        return json.dumps(text, ensure_ascii=False)
+    return bare if is_json(bare) else json.dumps(text, ensure_ascii=False)
+
+
+def _integer(text: str) -> str | None:
+    try:
+        return str(int(text))
+    except ValueError:
+        return None
+
+
+def _number(text: str) -> str | None:
+    if _NUMBER.fullmatch(text):
+        return text
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return repr(value) if math.isfinite(value) else None
+
+
+def is_json(text: str) -> bool:
+    """Whether a client can read it as JSON: Infinity and NaN are Python's."""
+    try:
+        json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(name)

@@ -1,0 +1,105 @@
+"""TypedArguments: the arguments of a call whose parameters come one by one as bare text.
+
+A parameter that can only be a string is written while it comes; any other when it is complete,
+since until then its type is not known. What the model broke off is written as far as it came.
+"""
+
+import enum
+import json
+from collections.abc import Callable
+from typing import Any, Final
+
+from tokenmesh.services.gateway.parsers.markers import Markers
+from tokenmesh.services.gateway.parsers.parser import ToolSchema
+from tokenmesh.services.gateway.parsers.tools.schema_values import to_json, types_of
+from tokenmesh.services.gateway.parsers.tools.source import Steps
+from tokenmesh.services.gateway.parsers.tools.stream import Stream
+
+STRING: Final = frozenset({"string"})
+
+
+class Trim(enum.Enum):
+    """What of the white space around a value is the format's."""
+
+    NOTHING = enum.auto()
+    NEWLINE = enum.auto()
+    """One at each end."""
+    SPACE = enum.auto()
+    """All of it."""
+
+
+class TypedArguments:
+    """Writes the object of one call that has begun."""
+
+    __slots__ = ("_is_open", "_properties", "_root", "_stream")
+
+    def __init__(self, stream: Stream, tools: tuple[ToolSchema, ...], name: str) -> None:
+        self._stream = stream
+        self._root = next((tool.parameters for tool in tools if tool.name == name), {})
+        properties = self._root.get("properties")
+        self._properties: dict[str, Any] = properties if isinstance(properties, dict) else {}
+        self._is_open = False
+
+    def types(self, key: str) -> frozenset[str]:
+        """The types that the schema allows for a parameter."""
+        return types_of(self._properties.get(key), self._root)
+
+    def begin(self, key: str) -> None:
+        """A parameter whose value comes next."""
+        opening = ", " if self._is_open else "{"
+        self._is_open = True
+        self._stream.arguments(f"{opening}{json.dumps(key, ensure_ascii=False)}: ")
+
+    def copy_value(self, types: frozenset[str], ends: Markers, trim: Trim) -> Steps[str]:
+        """Takes a value; returns the marker after it, not taken, empty where the text ends."""
+        if trim is Trim.SPACE:
+            yield from self._stream.skip_space()
+        elif trim is Trim.NEWLINE and (yield from self._stream.peek()) == "\n":
+            self._stream.take(1)
+        if types == STRING:
+            return (yield from self._copy_string(ends, trim))
+        text, marker = yield from self._stream.read_until(ends)
+        trimmed = _trim_end(text, trim)
+        self._stream.arguments(to_json(trimmed, types) if marker else trimmed)
+        return marker
+
+    def end(self) -> None:
+        """The call is complete."""
+        self._stream.arguments("}" if self._is_open else "{}")
+
+    def _copy_string(self, ends: Markers, trim: Trim) -> Steps[str]:
+        self._stream.arguments('"')
+        writer = _StringWriter(self._stream.arguments, trim)
+        marker = yield from self._stream.copy_until(ends, writer.write)
+        if marker:
+            self._stream.arguments('"')
+        return marker
+
+
+class _StringWriter:
+    """The inside of a JSON string; holds back what may be the white space at its end."""
+
+    __slots__ = ("_held", "_trim", "_write")
+
+    def __init__(self, write: Callable[[str], None], trim: Trim) -> None:
+        self._write = write
+        self._trim = trim
+        self._held: list[str] = []
+
+    def write(self, text: str) -> None:
+        solid = _trim_end(text, self._trim)
+        if solid or self._trim is Trim.NEWLINE:
+            self._put("".join(self._held) + solid)
+            self._held.clear()
+        if len(solid) < len(text):
+            self._held.append(text[len(solid) :])
+
+    def _put(self, text: str) -> None:
+        if text:
+            self._write(json.dumps(text, ensure_ascii=False)[1:-1])
+
+
+def _trim_end(text: str, trim: Trim) -> str:
+    if trim is Trim.SPACE:
+        return text.rstrip()
+    return text.removesuffix("\n") if trim is Trim.NEWLINE else text
