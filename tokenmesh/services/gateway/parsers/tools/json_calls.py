@@ -87,14 +87,16 @@ def read_calls(stream: Stream, shape: CallShape) -> Steps[None]:
     """
     before = stream.num_calls
     while True:
-        char = yield from stream.skip_space()
         came = stream.num_calls > before
+        if came:
+            stream.keep()
+        char = yield from stream.skip_space()
         if char == "{":
             yield from _read_call(stream, shape)
         elif char and char in ("]},;" if came else "["):
-            if char in "[,;":
-                stream.keep()
             stream.take(1)
+            if came and char in "]}":
+                stream.drop_kept()
             if char == "]" and shape.ends is None:
                 return
         else:

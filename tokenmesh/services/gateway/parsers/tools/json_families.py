@@ -4,11 +4,10 @@ Where vLLM makes everything content because one call of a block is no JSON, the 
 one and the broken one itself, if its name had come, are calls here: a stream cannot take them back.
 """
 
-from collections.abc import Callable
 from typing import Final
 
+from tokenmesh.services.gateway.parsers.formats import ToolFormat
 from tokenmesh.services.gateway.parsers.markers import Markers
-from tokenmesh.services.gateway.parsers.parser import ParseContext
 from tokenmesh.services.gateway.parsers.tools.json_calls import CallShape, read_calls
 from tokenmesh.services.gateway.parsers.tools.script_parser import tool_format
 from tokenmesh.services.gateway.parsers.tools.sections import Layout, sections
@@ -16,65 +15,63 @@ from tokenmesh.services.gateway.parsers.tools.source import Steps
 from tokenmesh.services.gateway.parsers.tools.stream import Script, Stream
 
 
-def json_blocks(
-    *begins: str, ends: tuple[str, ...] = (), needs_arguments: bool = False
-) -> Callable[[ParseContext], Script]:
-    """Calls after a begin marker; without end markers the JSON itself ends them."""
+def json_format(
+    *begins: str,
+    ends: tuple[str, ...] = (),
+    first: str = "",
+    needs_arguments: bool = False,
+    needs_special_tokens: bool = True,
+) -> ToolFormat:
+    """Calls after a begin marker; without end markers the JSON itself ends them.
+
+    Where the text begins with the character `first`, and with no marker, there are calls too.
+    """
     stops = Markers(*begins, *ends) if ends else None
     shape = CallShape(ends=stops, needs_arguments=needs_arguments)
     script = sections(Layout(calls=begins, ends=ends), lambda stream: read_calls(stream, shape))
-    return lambda context: script
+    if first:
+        script = _from_start(first, Markers(*begins), script)
+    return tool_format(lambda context: script, needs_special_tokens=needs_special_tokens)
 
 
-def starting_with(
-    first: str, rest: Callable[[ParseContext], Script]
-) -> Callable[[ParseContext], Script]:
-    """Calls without a marker where the text begins with that character; then as `rest` says."""
+def _from_start(first: str, begins: Markers, rest: Script) -> Script:
     shape = CallShape(needs_arguments=True)
 
-    def for_request(context: ParseContext) -> Script:
-        then = rest(context)
+    def script(stream: Stream) -> Steps[None]:
+        stream.keep()
+        char = yield from stream.skip_space()
+        if char == first and not (yield from stream.at(begins)):
+            yield from read_calls(stream, shape)
+        stream.give_back()
+        yield from rest(stream)
 
-        def script(stream: Stream) -> Steps[None]:
-            stream.keep()
-            if (yield from stream.skip_space()) == first:
-                yield from read_calls(stream, shape)
-            stream.give_back()
-            yield from then(stream)
-
-        return script
-
-    return for_request
+    return script
 
 
-HERMES: Final = tool_format(json_blocks("<tool_call>", ends=("</tool_call>",)))
+HERMES: Final = json_format("<tool_call>", ends=("</tool_call>",))
 """Also Granite 4 and Ernie 4.5."""
 
-GRANITE: Final = tool_format(json_blocks("<|tool_call|>", "<tool_call>"))
+GRANITE: Final = json_format("<|tool_call|>", "<tool_call>")
 
-GRANITE_20B_FC: Final = tool_format(json_blocks("<function_call>"))
+GRANITE_20B_FC: Final = json_format("<function_call>")
 
-JAMBA: Final = tool_format(json_blocks("<tool_calls>", ends=("</tool_calls>",)))
+JAMBA: Final = json_format("<tool_calls>", ends=("</tool_calls>",))
 """Also Hunyuan A13B."""
 
-INTERNLM: Final = tool_format(json_blocks("<|action_start|><|plugin|>", ends=("<|action_end|>",)))
+INTERNLM: Final = json_format("<|action_start|><|plugin|>", ends=("<|action_end|>",))
 
-PHI4_MINI: Final = tool_format(json_blocks("functools"), needs_special_tokens=False)
+PHI4_MINI: Final = json_format("functools", needs_special_tokens=False)
 
-LLAMA_JSON: Final = tool_format(starting_with("{", json_blocks("<|python_tag|>")))
+LLAMA_JSON: Final = json_format("<|python_tag|>", first="{")
 """Llama 3 and 4. A "{" further on in the text begins no call, as in vLLM's streams."""
 
-XLAM: Final = tool_format(
-    starting_with(
-        "[",
-        json_blocks(
-            "```json",
-            "```",
-            "[TOOL_CALLS]",
-            "<tool_call>",
-            ends=("</tool_call>",),
-            needs_arguments=True,
-        ),
-    ),
+XLAM: Final = json_format(
+    "```json",
+    "```",
+    "[TOOL_CALLS]",
+    "<tool_call>",
+    ends=("</tool_call>", "```"),
+    first="[",
+    needs_arguments=True,
     needs_special_tokens=False,
 )

@@ -47,15 +47,16 @@ def sections(layout: Layout, read_call: ReadCall) -> Script:
 
         while marker := (yield from stream.copy_until(layout.all, write)):
             num_calls = stream.num_calls
-            if marker in layout.calls:
+            if marker in due:
+                due.discard(marker)
+                stream.take(len(marker))
+                stream.drop_space()
+            elif marker in layout.calls:
                 stream.keep()
                 stream.take(len(marker))
                 yield from read_call(stream)
             elif marker in layout.sections:
                 yield from _section(stream, layout, marker)
-            elif marker in due:
-                due.discard(marker)
-                stream.take(len(marker))
             else:
                 stream.content(stream.take(len(marker)))
             if stream.num_calls > num_calls:

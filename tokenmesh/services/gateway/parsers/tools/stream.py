@@ -35,6 +35,10 @@ class Stream(Source):
         if len(solid) < len(text):
             self._space.append(text[len(solid) :])
 
+    def drop_space(self) -> None:
+        """The white space at the end of the content so far is the format's."""
+        self._space.clear()
+
     def give_back(self) -> None:
         """What was kept turns out to be content."""
         if kept := self.pop_kept():
