@@ -192,7 +192,7 @@ async def test_metrics_version_and_docs_are_served(
 ) -> None:
     await client.post("/v1/chat/completions", json=ask(mesh))
     text = (await client.get("/metrics")).text
-    assert 'route="/v1/chat/completions",status="200"} 1.0' in text
+    assert 'handler="/v1/chat/completions",method="POST",status="200"} 1.0' in text
     assert (await client.get("/version")).json()["version"]
     document = (await client.get("/openapi.json")).json()
     body = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]

@@ -32,7 +32,15 @@ from tokenmesh.shared.errors import (
 )
 from tokenmesh.shared.hashing import route_hashes, route_scope
 from tokenmesh.shared.ids import ModelName, RequestId
-from tokenmesh.shared.messages import Describe, Described, Detokenize, Detokenized, Message
+from tokenmesh.shared.messages import (
+    Describe,
+    Described,
+    Detokenize,
+    Detokenized,
+    Message,
+    ReadTokenizerConfig,
+    TokenizerConfigRead,
+)
 from tokenmesh.shared.messages.tokenize import (
     ChatPrompt,
     IdsPrompt,
@@ -57,7 +65,7 @@ class Client:
     bus: MessageBus
     tokenizer: Tokenizer
 
-    async def ask(self, message: Tokenize | Detokenize | Describe) -> Message:
+    async def ask(self, message: Tokenize | Detokenize | Describe | ReadTokenizerConfig) -> Message:
         subject = subjects.tokenize(message.model)
         return await self.bus.request(subject, message, deadline_s=now_s() + 10)
 
@@ -120,6 +128,14 @@ async def test_text_ids_and_chats_become_ids(client: Client) -> None:
     assert await client.ids(IdsPrompt(token_ids=pack_ids([5, 6, 511]))) == [5, 6, 511]
     rendered = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     assert await client.ids(chat()) == client.encode(rendered)
+
+
+async def test_the_tokenizers_configuration_is_told(client: Client) -> None:
+    answer = await client.ask(ReadTokenizerConfig(model=ALIAS))
+    assert isinstance(answer, TokenizerConfigRead)
+    config = msgspec.json.decode(answer.config_json)
+    assert config["tokenizer_class"]
+    assert "<|im_start|>" in config["chat_template"]
 
 
 async def test_long_texts_take_the_thread_and_give_the_same_ids(client: Client) -> None:

@@ -1,6 +1,7 @@
 """The worker actor with the simulated engine on the real bus."""
 
 import asyncio
+import re
 import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -229,6 +230,12 @@ async def test_the_second_of_two_equal_prompts_finds_the_blocks_of_the_first(rig
     labels = '{engine="worker-1",model_name="tiny"}'
     assert f"tokenmesh:prefix_cache_hits_total{labels} 32.0" in rendered
     assert f"tokenmesh:generation_tokens_total{labels} 16.0" in rendered
+    assert f"tokenmesh:request_num_preemptions_count{labels} 2.0" in rendered
+    sources = re.findall(r'prompt_tokens_by_source_total{.*source="(.*)"} (.*)', rendered)
+    assert sources == [("local_compute", "48.0"), ("local_cache_hit", "32.0")]
+    states = re.findall(r'engine_sleep_state{.*sleep_state="(.*)"} (.*)', rendered)
+    assert states == [("awake", "1.0"), ("weights_offloaded", "0.0"), ("discard_all", "0.0")]
+    assert re.findall(r'cache_config_info{block_size="(\d+)".*} 1.0', rendered) == ["16"]
 
 
 async def test_a_repeated_generate_changes_nothing(rig: Rig) -> None:

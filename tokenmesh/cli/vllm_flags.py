@@ -49,28 +49,28 @@ download-dir ec-transfer-config enable-dbo enable-eplb enable-expert-parallel
 enable-force-include-usage enable-log-outputs enable-log-requests enable-lora enable-lora-bias
 enable-mfu-metrics enable-mm-embeds enable-prompt-embeds enable-prompt-tokens-details
 enable-request-id-headers enable-return-routed-experts enable-server-load-tracking
-enable-tokenizer-info-endpoint enable-tower-connector-lora eplb-config
-exclude-tools-when-tool-choice-none expert-placement-strategy fully-sharded-loras
-guided-decoding-backend h11-max-header-count h11-max-incomplete-event-size headless
-hf-config-path hf-overrides hf-token ignore-patterns interleave-mm-strings io-processor-plugin
-kernel-config kv-cache-dtype kv-cache-metrics kv-events-config kv-offloading-backend
-kv-offloading-size kv-sharing-fast-prefill kv-transfer-config language-model-only
-limit-mm-per-prompt log-config-file log-error-stack logits-processor-pattern logits-processors
-logprobs-mode lora-dtype lora-modules lora-target-modules mamba-block-size mamba-cache-dtype
-mamba-cache-mode mamba-ssm-cache-dtype master-addr master-port max-cpu-loras max-log-len
-max-long-partial-prefills max-lora-rank max-loras max-num-partial-prefills
-max-parallel-loading-workers middleware mm-encoder-attn-backend mm-encoder-tp-mode
-mm-processor-cache-gb mm-processor-cache-type mm-processor-kwargs
-mm-shm-cache-max-object-size-mb model-impl model-loader-extra-config nnodes node-rank numa-bind
-optimization-level override-attention-dtype override-generation-config performance-mode
-pooler-config prefill-context-parallel-size prefix-caching-hash-algo pt-load-map-location
-quantization ray-workers-use-nsight reasoning-config reasoning-parser-plugin response-role
-return-tokens-as-token-ids rope-scaling rope-theta runner safetensors-load-strategy
-scheduler-cls scheduler-reserve-full-isl scheduling-policy show-hidden-metrics-for-version
-skip-mm-profiling skip-tokenizer-init specialize-active-lora speculative-config
-speculative-model ssl-cert-reqs ssl-ciphers stream-interval structured-outputs-config task
-tokenizer-mode tokenizer-revision tokens-only tool-parser-plugin tool-server use-tqdm-on-load
-video-pruning-rate weight-transfer-config worker-cls worker-extension-cls
+enable-tower-connector-lora eplb-config exclude-tools-when-tool-choice-none
+expert-placement-strategy fully-sharded-loras guided-decoding-backend h11-max-header-count
+h11-max-incomplete-event-size headless hf-config-path hf-overrides hf-token ignore-patterns
+interleave-mm-strings io-processor-plugin kernel-config kv-cache-dtype kv-cache-metrics
+kv-events-config kv-offloading-backend kv-offloading-size kv-sharing-fast-prefill
+kv-transfer-config language-model-only limit-mm-per-prompt log-config-file log-error-stack
+logits-processor-pattern logits-processors logprobs-mode lora-dtype lora-modules
+lora-target-modules mamba-block-size mamba-cache-dtype mamba-cache-mode mamba-ssm-cache-dtype
+master-addr master-port max-cpu-loras max-log-len max-long-partial-prefills max-lora-rank
+max-loras max-num-partial-prefills max-parallel-loading-workers middleware
+mm-encoder-attn-backend mm-encoder-tp-mode mm-processor-cache-gb mm-processor-cache-type
+mm-processor-kwargs mm-shm-cache-max-object-size-mb model-impl model-loader-extra-config nnodes
+node-rank numa-bind optimization-level override-attention-dtype override-generation-config
+performance-mode pooler-config prefill-context-parallel-size prefix-caching-hash-algo
+pt-load-map-location quantization ray-workers-use-nsight reasoning-config
+reasoning-parser-plugin response-role return-tokens-as-token-ids rope-scaling rope-theta runner
+safetensors-load-strategy scheduler-cls scheduler-reserve-full-isl scheduling-policy
+show-hidden-metrics-for-version skip-mm-profiling skip-tokenizer-init specialize-active-lora
+speculative-config speculative-model ssl-cert-reqs ssl-ciphers stream-interval
+structured-outputs-config task tokenizer-mode tokenizer-revision tokens-only tool-parser-plugin
+tool-server use-tqdm-on-load video-pruning-rate weight-transfer-config worker-cls
+worker-extension-cls
 """
 
 NAMES: Final = frozenset(ADVICE) | frozenset(_OTHERS.split())

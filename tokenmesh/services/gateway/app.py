@@ -30,7 +30,9 @@ from tokenmesh.services.gateway.routes.messages import messages_endpoint, messag
 from tokenmesh.services.gateway.routes.models import models_router
 from tokenmesh.services.gateway.routes.responses import response_endpoint
 from tokenmesh.services.gateway.routes.schema import body_schema, install_schemas
+from tokenmesh.services.gateway.routes.server_info import server_info_router
 from tokenmesh.services.gateway.routes.tokenize import tokenize_router
+from tokenmesh.services.gateway.routes.tokenizer_info import tokenizer_info_router
 from tokenmesh.services.gateway.routes_traces import traces_router
 from tokenmesh.services.gateway.shortcut import Endpoint, Shortcut
 
@@ -60,7 +62,7 @@ def make_app(gateway: Gateway) -> ASGIApp:
         responses.PATH: response_endpoint(gateway),
     }
     app: ASGIApp = Shortcut(_make_routes(gateway, endpoints), endpoints)
-    app = Edge(app, ApiKeys(settings.api_key_hashes), settings, gateway.metrics)
+    app = Edge(app, ApiKeys(settings.api_key_hashes), settings, gateway.http_meters)
     app = ServerErrorMiddleware(app, handler=crash_response)
     if settings.root_path:
         app = RootPath(app, settings.root_path)
@@ -93,8 +95,11 @@ def _make_routes(gateway: Gateway, endpoints: Mapping[str, Endpoint]) -> FastAPI
     for make_router in _ROUTERS:
         app.include_router(make_router(gateway))
     app.include_router(traces_router(gateway.traces))
+    if gateway.settings.tokenizer_info:
+        app.include_router(tokenizer_info_router(gateway))
     if gateway.settings.admin_routes:
         app.include_router(admin_router(gateway))
+        app.include_router(server_info_router(gateway))
     install_schemas(
         app, [*_BODIES.values(), TokenizeRequest, DetokenizeRequest, CountTokensRequest]
     )

@@ -12,11 +12,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tokenmesh.services.gateway.auth import ApiKeys, key_of
 from tokenmesh.services.gateway.error_response import error_response
 from tokenmesh.services.gateway.exchange import Exchange, attach
+from tokenmesh.services.gateway.http_meters import HttpMeters
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput, TokenMeshError
 from tokenmesh.shared.ids import RequestId, new_request_id
-from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.telemetry import REQUEST_ID, current_traceparent, span
 
 _PREFIX_BY_PATH: Final = {
@@ -33,12 +33,12 @@ class Edge:
     """ASGI middleware."""
 
     def __init__(
-        self, app: ASGIApp, keys: ApiKeys, settings: GatewaySettings, metrics: Metrics
+        self, app: ASGIApp, keys: ApiKeys, settings: GatewaySettings, meters: HttpMeters
     ) -> None:
         self._app = app
         self._keys = keys
         self._settings = settings
-        self._metrics = metrics
+        self._meters = meters
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
@@ -92,8 +92,11 @@ class Edge:
             if message["type"] == "http.response.start":
                 exchange.status = message["status"]
                 message["headers"] = [*message["headers"], *_headers(exchange)]
+            else:
+                exchange.response_bytes += len(message.get("body", b""))
             await send(message)
 
+        self._meters.begin()
         try:
             if refusal is not None:
                 await error_response(refusal, scope)(scope, receive, send_on)
@@ -105,11 +108,20 @@ class Edge:
     def _count(self, scope: Scope, exchange: Exchange) -> None:
         if exchange.has_client_left:
             exchange.status = _CLIENT_LEFT
-            self._metrics.counter("cancelled_requests").inc()
-        status = str(exchange.status or _UNANSWERED)
-        route = getattr(scope.get("route"), "path", exchange.route)
-        method = scope["method"] if route != "other" else "other"
-        self._metrics.counter("http_requests", route=route, method=method, status=status).inc()
+        self._meters.end(
+            getattr(scope.get("route"), "path", exchange.route),
+            scope["method"],
+            exchange.status or _UNANSWERED,
+            exchange.started_s,
+            (_told_length(scope), exchange.response_bytes),
+            has_client_left=exchange.has_client_left,
+        )
+
+
+def _told_length(scope: Scope) -> int:
+    """Bytes of the request's body as its header says; 0 where it says nothing."""
+    told = dict(scope["headers"]).get(b"content-length", b"")
+    return int(told) if told.isdigit() else 0
 
 
 def _headers(exchange: Exchange) -> list[tuple[bytes, bytes]]:

@@ -27,6 +27,8 @@ class Exchange:
     session_id: str | None = None
     """A client's name for what belongs together; told in the trace."""
     status: int = 0
+    response_bytes: int = 0
+    """Of the body, so far."""
     has_client_left: bool = False
 
 

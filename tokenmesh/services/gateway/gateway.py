@@ -8,6 +8,7 @@ from tokenmesh.services.gateway.admin import Admin
 from tokenmesh.services.gateway.calls import Calls
 from tokenmesh.services.gateway.cancels import Cancels
 from tokenmesh.services.gateway.catalog import WORKER, Catalog
+from tokenmesh.services.gateway.http_meters import HttpMeters
 from tokenmesh.services.gateway.intake.desk import Desk
 from tokenmesh.services.gateway.intake.intake import Intake
 from tokenmesh.services.gateway.launcher import Launcher
@@ -78,6 +79,7 @@ class Gateway:
         self.pipeline = Pipeline(Stages(gateway_id, self.calls, self.streams, launcher, limits))
         self.traces = TraceStore(settings.telemetry)
         self.meters = Meters(metrics)
+        self.http_meters = HttpMeters(metrics)
         self._subscriptions: list[Subscription] = []
         metrics.gauge_of("traces_kept", lambda: len(self.traces))
         metrics.gauge_of("open_streams", lambda: len(self.streams))

@@ -29,6 +29,7 @@ class _Series:
         self.whole = metrics.histogram("e2e_request_latency_seconds", **labels)
         self.prompt_tokens = metrics.histogram("request_prompt_tokens", **labels)
         self.generated_tokens = metrics.histogram("request_generation_tokens", **labels)
+        self.longest = metrics.histogram("request_max_num_generation_tokens", **labels)
         self.max_tokens = metrics.histogram("request_params_max_tokens", **labels)
         self.n = metrics.histogram("request_params_n", **labels)
 
@@ -91,6 +92,7 @@ class Meter:
         for prompt in delivery.prompts:
             series.prompt_tokens.observe(prompt.num_tokens)
             series.max_tokens.observe(prompt.max_tokens)
+        series.longest.observe(max(choice.num_tokens for choice in delivery.choices))
         for choice in delivery.choices:
             self._finish_choice(series, choice, self._last_s - first_s)
 

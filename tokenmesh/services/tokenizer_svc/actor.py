@@ -4,6 +4,7 @@ from collections.abc import Callable, Coroutine, Mapping
 
 import msgspec
 
+from tokenmesh.services.tokenizer_svc.loading import DEFAULT_TEMPLATE
 from tokenmesh.services.tokenizer_svc.prompt import PromptTokenizer
 from tokenmesh.shared.actor import Actor, Context, handles
 from tokenmesh.shared.blobs import Blobs
@@ -14,8 +15,10 @@ from tokenmesh.shared.messages.tokenize import (
     Described,
     Detokenize,
     Detokenized,
+    ReadTokenizerConfig,
     Tokenize,
     Tokenized,
+    TokenizerConfigRead,
 )
 from tokenmesh.shared.tokens import unpack_ids
 
@@ -72,6 +75,16 @@ class TokenizerActor(Actor):
             reasoning_parser=tokenizer.parsers.reasoning,
             tool_call_parser=tokenizer.parsers.tools,
         )
+
+    @handles(ReadTokenizerConfig)
+    async def read_config(
+        self, message: ReadTokenizerConfig, context: Context
+    ) -> TokenizerConfigRead:
+        """The tokenizer's configuration as the checkpoint has it, and the template in force."""
+        model = self._model(message.model).model
+        template = model.templates.get(DEFAULT_TEMPLATE)
+        config = {**model.tokenizer_config, "chat_template": template}
+        return TokenizerConfigRead(config_json=msgspec.json.encode(config))
 
     def _model(self, name: ModelName) -> PromptTokenizer:
         found = self._models.get(name)

@@ -57,6 +57,8 @@ class LoadedModel:
     directory: Path
     config: JsonObject
     """config.json as it is."""
+    tokenizer_config: JsonObject
+    """tokenizer_config.json as it is."""
     tokenizer: Tokenizer
     tokenizer_json: bytes
     fingerprint: str
@@ -88,6 +90,7 @@ def load_model(settings: ModelSettings) -> LoadedModel:
     return LoadedModel(
         directory=directory,
         config=config,
+        tokenizer_config=read_json(home / "tokenizer_config.json"),
         tokenizer=tokenizer,
         tokenizer_json=text,
         fingerprint=hashlib.sha256(text).hexdigest(),

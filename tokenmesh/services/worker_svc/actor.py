@@ -109,6 +109,7 @@ class WorkerActor(Actor):
             around.bus, identity.worker_id, identity.epoch, self._streams, meters
         )
         self._rest = Rest(loaded, host, self._streams, self._end_all, around.beat)
+        meters.watch_sleep(lambda: self._rest.level)
         self._profiling = Profiling(settings, identity.worker_id, loaded.make_trace)
         self._is_draining = False
 

@@ -35,6 +35,15 @@ class LoadBook:
         """The engine's last word."""
         return self._stats
 
+    @property
+    def cache_config(self) -> dict[str, str]:
+        """The KV cache's shape, as labels of a metric."""
+        return {
+            "block_size": str(self._settings.block_size),
+            "num_gpu_blocks": str(self._num_blocks),
+            "enable_prefix_caching": str(self._settings.enable_prefix_caching),
+        }
+
     def submitted(self, num_tokens: int) -> None:
         """A request went to the engine."""
         self._num_submitted += 1

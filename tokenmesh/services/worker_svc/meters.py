@@ -1,9 +1,16 @@
 """WorkerMeters: the engine's metrics, from its outputs."""
 
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
 from tokenmesh.services.worker_svc.engine.outputs import Ended, StepOutput
 from tokenmesh.services.worker_svc.load import LoadBook
 from tokenmesh.shared.ids import ModelName, WorkerId
 from tokenmesh.shared.metrics import Metrics
+
+_SLEEP_STATES: Final = ("awake", "weights_offloaded", "discard_all")
+"""By level."""
 
 
 class WorkerMeters:
@@ -13,12 +20,18 @@ class WorkerMeters:
         self, metrics: Metrics, model: ModelName, worker_id: WorkerId, book: LoadBook
     ) -> None:
         labels = {"model_name": str(model), "engine": str(worker_id)}
+        self._metrics, self._labels = metrics, labels
         self._num_preemptions = 0
         self._prompt_tokens = metrics.counter("prompt_tokens", **labels)
         self._prompt_cached = metrics.counter("prompt_tokens_cached", **labels)
         self._generated = metrics.counter("generation_tokens", **labels)
         self._queries = metrics.counter("prefix_cache_queries", **labels)
         self._hits = metrics.counter("prefix_cache_hits", **labels)
+        by_source = partial(metrics.counter, "prompt_tokens_by_source", **labels)
+        self._from_compute = by_source(source="local_compute")
+        self._from_cache = by_source(source="local_cache_hit")
+        self._computed = metrics.histogram("request_prefill_kv_computed_tokens", **labels)
+        self._stream_preemptions = metrics.histogram("request_num_preemptions", **labels)
         self._preemptions = metrics.counter("num_preemptions", **labels)
         self._step_tokens = metrics.histogram("iteration_tokens_total", **labels)
         self._step_s = metrics.histogram("engine_step_seconds", **labels)
@@ -28,7 +41,18 @@ class WorkerMeters:
         self._inference_s = metrics.histogram("request_inference_time_seconds", **labels)
         metrics.gauge_of("num_requests_running", lambda: book.load().running, **labels)
         metrics.gauge_of("num_requests_waiting", lambda: book.load().waiting, **labels)
+        waiting = partial(metrics.gauge, "num_requests_waiting_by_reason", **labels)
+        waiting(reason="capacity").set_function(lambda: book.stats.waiting)
+        deferred = waiting(reason="deferred")
+        deferred.set_function(lambda: book.load().waiting - book.stats.waiting)
+        metrics.gauge("cache_config_info", **labels, **book.cache_config).set(1)
         metrics.gauge_of("kv_cache_usage_perc", lambda: _kv_usage(book), **labels)
+
+    def watch_sleep(self, level_of: Callable[[], int]) -> None:
+        """Tell the sleep state; `level_of` is asked at each scrape."""
+        for level, state in enumerate(_SLEEP_STATES):
+            read = partial(_is_at, level_of, level)
+            self._metrics.gauge_of("engine_sleep_state", read, **self._labels, sleep_state=state)
 
     def note(self, output: StepOutput) -> None:
         """Count one step."""
@@ -49,6 +73,10 @@ class WorkerMeters:
             self._prompt_cached.inc(request.num_cached)
             self._queries.inc(request.num_prompt)
             self._hits.inc(request.num_cached)
+            self._from_cache.inc(request.num_cached)
+            self._from_compute.inc(request.num_prompt - request.num_cached)
+            self._computed.observe(request.num_prompt - request.num_cached)
+            self._stream_preemptions.observe(request.num_preemptions)
         if timeline.first_scheduled_ns:
             self._queue_s.observe((timeline.first_scheduled_ns - timeline.arrived_ns) / 1e9)
         if timeline.first_token_ns:
@@ -56,6 +84,10 @@ class WorkerMeters:
             self._prefill_s.observe((first_ns - started_ns) / 1e9)
             self._decode_s.observe((timeline.ended_ns - first_ns) / 1e9)
             self._inference_s.observe((timeline.ended_ns - started_ns) / 1e9)
+
+
+def _is_at(level_of: Callable[[], int], level: int) -> bool:
+    return level_of() == level
 
 
 def _kv_usage(book: LoadBook) -> float:

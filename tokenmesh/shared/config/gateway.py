@@ -20,9 +20,12 @@ class GatewaySettings(ListenerSettings):
         default=(), description="Origins whose pages may call the API; * for all."
     )
     docs: bool = Field(default=True, description="Serve /docs, /redoc and /openapi.json.")
+    tokenizer_info: bool = Field(
+        default=False, description="Serve /tokenizer_info, the chat template included."
+    )
     admin_routes: bool = Field(
         default=False,
-        description="Serve /sleep, /wake_up, /is_sleeping, /start_profile and /stop_profile.",
+        description="Serve /server_info, /sleep, /wake_up, /is_sleeping and the profile routes.",
     )
     admin_timeout_s: float = Field(
         default=300.0, gt=0, description="Time for all workers to carry out such a command."

@@ -33,8 +33,10 @@ from tokenmesh.shared.messages.tokenize import (
     Described,
     Detokenize,
     Detokenized,
+    ReadTokenizerConfig,
     Tokenize,
     Tokenized,
+    TokenizerConfigRead,
 )
 from tokenmesh.shared.messages.tokens import Tokens
 
@@ -45,6 +47,8 @@ Message = (
     | Detokenized
     | Describe
     | Described
+    | ReadTokenizerConfig
+    | TokenizerConfigRead
     | Encode
     | Encoded
     | Place
@@ -91,6 +95,7 @@ __all__ = [
     "Placed",
     "Profiled",
     "Queued",
+    "ReadTokenizerConfig",
     "Refused",
     "Resend",
     "Sleep",
@@ -100,6 +105,7 @@ __all__ = [
     "StreamUnknown",
     "Tokenize",
     "Tokenized",
+    "TokenizerConfigRead",
     "Tokens",
     "WakeUp",
     "Woken",

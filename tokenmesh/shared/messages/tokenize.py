@@ -104,3 +104,15 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaul
     """Name of the parser that tells reasoning from content; empty: the model has none."""
     tool_call_parser: str = ""
     """Name of the parser that tells tool calls from content; empty: the model has none."""
+
+
+class ReadTokenizerConfig(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Ask for a model's tokenizer_config.json."""
+
+    model: ModelName
+
+
+class TokenizerConfigRead(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """It, with the chat template that is in force."""
+
+    config_json: bytes

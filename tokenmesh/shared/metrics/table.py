@@ -24,6 +24,7 @@ class Metric:
 
 
 _MODEL: Final = ("model_name", "engine")
+_ROUTE: Final = ("handler", "method")
 
 _TTFT_S: Final = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
@@ -44,6 +45,8 @@ _REQUEST_TOKENS: Final = (
     1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000,
 )  # fmt: skip
 _CHOICES: Final = (1, 2, 5, 10, 20)
+_PREEMPTIONS: Final = (0, 1, 2, 3, 5, 10, 20)
+_BODY_BYTES: Final = (256, 1024, 4096, 16_384, 65_536, 262_144, 1_048_576, 8_388_608)
 
 
 def _counter(name: str, text: str, *labels: str) -> Metric:
@@ -61,9 +64,35 @@ def _histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -
 _ENGINE: Final = (
     _gauge("num_requests_running", "Streams in the engine's batch.", *_MODEL),
     _gauge("num_requests_waiting", "Streams that wait for a row of the batch.", *_MODEL),
+    _gauge(
+        "num_requests_waiting_by_reason",
+        "Of these: capacity (for a row or blocks), deferred (not yet in the engine).",
+        *_MODEL,
+        "reason",
+    ),
+    _gauge(
+        "engine_sleep_state",
+        "1 for the state it is in: awake, weights_offloaded, discard_all.",
+        *_MODEL,
+        "sleep_state",
+    ),
+    _gauge(
+        "cache_config_info",
+        "1; the KV cache's shape is in the labels.",
+        *_MODEL,
+        "block_size",
+        "num_gpu_blocks",
+        "enable_prefix_caching",
+    ),
     _gauge("kv_cache_usage_perc", "Share of KV blocks in use; 1 is all.", *_MODEL),
     _counter("prompt_tokens", "Prompt tokens computed or found in the prefix cache.", *_MODEL),
     _counter("prompt_tokens_cached", "Of these, found in the prefix cache.", *_MODEL),
+    _counter(
+        "prompt_tokens_by_source",
+        "Prompt tokens by where their KV came from: local_compute, local_cache_hit.",
+        *_MODEL,
+        "source",
+    ),
     _counter("generation_tokens", "Tokens generated.", *_MODEL),
     _counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", *_MODEL),
     _counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.", *_MODEL),
@@ -72,6 +101,13 @@ _ENGINE: Final = (
     _counter("num_preemptions", "Streams put back to free their KV blocks.", *_MODEL),
     _histogram("iteration_tokens_total", "Tokens computed in one step.", _STEP_TOKENS, *_MODEL),
     _histogram("engine_step_seconds", "One engine step.", _TOKEN_S, *_MODEL),
+    _histogram(
+        "request_prefill_kv_computed_tokens",
+        "Prompt tokens of a stream that were computed.",
+        _REQUEST_TOKENS,
+        *_MODEL,
+    ),
+    _histogram("request_num_preemptions", "Preemptions of a stream.", _PREEMPTIONS, *_MODEL),
     _histogram("request_queue_time_seconds", "Waiting for a row.", _REQUEST_S, *_MODEL),
     _histogram("request_prefill_time_seconds", "From row to first token.", _REQUEST_S, *_MODEL),
     _histogram("request_decode_time_seconds", "From first to last token.", _REQUEST_S, *_MODEL),
@@ -93,7 +129,16 @@ _EDGE: Final = (
     ),
     _histogram("request_params_max_tokens", "max_tokens of a request.", _REQUEST_TOKENS, *_MODEL),
     _histogram("request_params_n", "n of a request.", _CHOICES, *_MODEL),
-    _counter("http_requests", "HTTP requests by route and status.", "route", "method", "status"),
+    _histogram(
+        "request_max_num_generation_tokens",
+        "Tokens of a request's longest choice.",
+        _REQUEST_TOKENS,
+        *_MODEL,
+    ),
+    _counter("http_requests", "HTTP requests by route and status.", *_ROUTE, "status"),
+    _histogram("http_request_duration_seconds", "From first to last byte.", _TTFT_S, *_ROUTE),
+    _histogram("http_request_size_bytes", "Body of an HTTP request.", _BODY_BYTES, "handler"),
+    _histogram("http_response_size_bytes", "Body of an answer.", _BODY_BYTES, "handler"),
     _counter("recoveries", "Streams placed again, by what was seen.", "reason"),
     _counter("resends", "Resend commands after a gap in a stream's offsets."),
     _counter("cancelled_requests", "Requests whose client left."),

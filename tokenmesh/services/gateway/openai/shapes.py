@@ -145,6 +145,23 @@ class Completion(msgspec.Struct, kw_only=True):
     system_fingerprint: str | None = None
 
 
+class ModelPermission(msgspec.Struct, kw_only=True):
+    """What clients may do with a model; old OpenAI clients read it."""
+
+    id: str
+    object: str = "model_permission"
+    created: int
+    allow_create_engine: bool = False
+    allow_sampling: bool = True
+    allow_logprobs: bool = True
+    allow_search_indices: bool = False
+    allow_view: bool = True
+    allow_fine_tuning: bool = False
+    organization: str = "*"
+    group: str | None = None
+    is_blocking: bool = False
+
+
 class Model(msgspec.Struct, kw_only=True):
     """One entry of /v1/models."""
 
@@ -155,7 +172,7 @@ class Model(msgspec.Struct, kw_only=True):
     max_model_len: int
     owned_by: str = "tokenmesh"
     parent: str | None = None
-    permission: list[Json] = []
+    permission: list[ModelPermission]
 
 
 class ModelList(msgspec.Struct, kw_only=True):

@@ -1,4 +1,4 @@
-"""GET /health, /livez, /readyz, /metrics, /version."""
+"""GET /health, /livez, /readyz, /metrics, /load, /version."""
 
 from fastapi import APIRouter
 from starlette.responses import Response
@@ -35,6 +35,11 @@ def health_router(gateway: Gateway) -> APIRouter:
     async def metrics() -> Response:
         """This process's metrics for Prometheus."""
         return Response(gateway.metrics.render(), media_type=CONTENT_TYPE)
+
+    @router.get("/load")
+    async def load() -> Response:
+        """HTTP requests that this gateway is answering now, this one left out."""
+        return json_response({"server_load": gateway.http_meters.num_open - 1})
 
     @router.get("/version")
     async def version() -> Response:

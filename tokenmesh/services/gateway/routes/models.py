@@ -5,7 +5,7 @@ from starlette.responses import Response
 
 from tokenmesh.services.gateway.error_response import json_response
 from tokenmesh.services.gateway.gateway import Gateway
-from tokenmesh.services.gateway.openai.shapes import Model, ModelList
+from tokenmesh.services.gateway.openai.shapes import Model, ModelList, ModelPermission
 from tokenmesh.shared.messages.beat import ModelCard
 
 
@@ -30,6 +30,11 @@ def models_router(gateway: Gateway) -> APIRouter:
 
 
 def _shape(card: ModelCard, name: str) -> Model:
+    created = int(card.created_s)
     return Model(
-        id=name, created=int(card.created_s), root=card.name, max_model_len=card.max_model_len
+        id=name,
+        created=created,
+        root=card.name,
+        max_model_len=card.max_model_len,
+        permission=[ModelPermission(id=f"modelperm-{name}", created=created)],
     )
