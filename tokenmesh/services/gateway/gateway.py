@@ -81,9 +81,14 @@ class Gateway:
         self.meters = Meters(metrics)
         self.http_meters = HttpMeters(metrics)
         self._subscriptions: list[Subscription] = []
+        self._measure()
+
+    def _measure(self) -> None:
+        """What is read at each scrape."""
+        metrics, limits = self.metrics, self.settings
         metrics.gauge_of("traces_kept", lambda: len(self.traces))
         metrics.gauge_of("open_streams", lambda: len(self.streams))
-        measure_workers(metrics, lambda: members.service(WORKER), limits.max_metric_workers)
+        measure_workers(metrics, lambda: self.members.service(WORKER), limits.max_metric_workers)
 
     def _last_beat_s(self, worker_id: WorkerId) -> float:
         member = self.members.get(InstanceId(worker_id))
