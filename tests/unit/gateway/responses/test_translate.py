@@ -104,6 +104,14 @@ def test_calls_that_a_gateway_made_come_with_their_answers() -> None:
     assert "no" in told[4]["content"]
 
 
+def test_a_forced_call_of_a_server_s_tool_is_forced_once() -> None:
+    call = {"type": "mcp_call", "id": "m", "server_label": "docs", "name": "find"}
+    done = {**call, "arguments": "{}", "output": "42"}
+    for items, expected in [([USER], "required"), ([USER, done], "auto")]:
+        body = read(input=items, tools=[SERVER], tool_choice="required")
+        assert translate(body, served={"tools[0]": [FIND]}).chat.tool_choice == expected
+
+
 def test_previous_items_come_between_instructions_and_input() -> None:
     body = read(instructions="Be kind", previous_response_id="resp_1")
     told = translate(body, [USER, {"role": "assistant", "content": "Hello"}]).chat.messages

@@ -32,11 +32,11 @@ async def draft(
     exchange: Exchange,
     response_id: str,
     *,
-    created_at: int | None = None,
+    created_s: float | None = None,
     previous: Sequence[Item] = (),
     served: Mapping[str, Sequence[ServerTool]] | None = None,
 ) -> Draft:
-    """See `translate`. `created_at` (Unix seconds) None: now.
+    """See `translate`. `created_s` (Unix time) None: now.
 
     Raises InvalidInput that names the client's own field.
     """
@@ -46,7 +46,7 @@ async def draft(
         ask = await intake.chat(translation.chat, exchange)
     except TokenMeshError as error:
         raise translation.paths.rename(error) from error
-    response = response_object(body, ask, response_id, created_at)
+    response = response_object(body, ask, response_id, created_s)
     events = ResponseEvents(
         response,
         translation.names,

@@ -52,7 +52,7 @@ _SERVERS_FAULT: Final = 500
 
 
 def response_object(
-    body: ResponsesRequest, ask: Ask, response_id: str, created_at: int | None = None
+    body: ResponsesRequest, ask: Ask, response_id: str, created_s: float | None = None
 ) -> dict[str, Any]:
     """A Response that nothing has happened to yet."""
     sampling = ask.jobs[0].sampling
@@ -61,7 +61,7 @@ def response_object(
     return {
         "id": response_id,
         "object": "response",
-        "created_at": ask.head.created if created_at is None else created_at,
+        "created_at": ask.head.created if created_s is None else int(created_s),
         "status": "queued" if body.background else "in_progress",
         "model": ask.head.model,
         "output": [],

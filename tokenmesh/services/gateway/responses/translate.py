@@ -23,6 +23,7 @@ from tokenmesh.services.gateway.responses.tools import (
 )
 from tokenmesh.shared.errors import InvalidInput
 
+_SERVER_CALL: Final = "mcp_call"
 _PREVIOUS: Final = "previous_response_id"
 _OTHERWISE: Final = frozenset(
     ("tools", "tool_choice", "top_logprobs", "metadata", "stream_options", "store", "reasoning")
@@ -58,6 +59,9 @@ def translate(
     tools = read_tools(body.tools or (), served or {})
     conversation = _converse(body, previous, tools)
     choice, declared = choose(body.tool_choice, tools)
+    if choice != "none" and body.items[-1:] and body.items[-1].get("type") == _SERVER_CALL:
+        # The call that had to be made has been made: the model goes on as it likes.
+        choice = "auto"
     fields: dict[str, Any] = {name: getattr(body, name) for name in _SAME & body.model_fields_set}
     fields |= _own_fields(body)
     fields["messages"] = conversation.messages
