@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import openai
-import pydantic
 import pytest
 from openai.types.responses import ResponseFunctionToolCall, ResponseReasoningItem
 
@@ -92,20 +91,3 @@ def test_a_streamed_function_call(client: openai.OpenAI) -> None:
     assert call.type == "function_call"
     assert "".join(deltas) == call.arguments
     assert json.loads(call.arguments) == {"city": "Paris"}
-
-
-class Sum(pydantic.BaseModel):
-    answer: int
-
-
-def test_structured_text(client: openai.OpenAI) -> None:
-    answer = client.responses.parse(input="What is 17 + 25?", text_format=Sum, **ASKED)
-    assert isinstance(answer.output_parsed, Sum)
-
-
-def test_a_function_that_must_be_called(client: openai.OpenAI) -> None:
-    chosen: Any = {"type": "function", "name": "get_weather"}
-    answer = client.responses.create(input="Hello", tools=[WEATHER], tool_choice=chosen, **ASKED)
-    call = answer.output[-1]
-    assert isinstance(call, ResponseFunctionToolCall)
-    assert json.loads(call.arguments).keys() == {"city"}
