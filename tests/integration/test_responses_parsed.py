@@ -39,7 +39,9 @@ def client_of(mesh: BackEnd) -> openai.AsyncOpenAI:
 async def ask(mesh: BackEnd, **fields: Any) -> Response:
     async with client_of(mesh) as client:
         asked: Any = {"model": mesh.model, "input": "Hi", "store": False, **fields}
-        return await client.responses.create(**asked)
+        answer = await client.responses.create(**asked)
+    assert isinstance(answer, Response)
+    return answer
 
 
 def say(mesh: BackEnd, text: str) -> None:
