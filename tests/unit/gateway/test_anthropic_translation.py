@@ -198,7 +198,8 @@ def test_structured_output(name: str) -> None:
     wanted = {"type": "json_schema", "schema": {"type": "object"}}
     given = {"format": wanted, "effort": "low"} if name == "output_config" else wanted
     body = chat(**{name: given})
-    assert body.response_format == {
+    assert body.response_format is not None
+    assert body.response_format.model_dump(by_alias=True, exclude_none=True) == {
         "type": "json_schema",
         "json_schema": {"name": "output", "schema": {"type": "object"}, "strict": True},
     }

@@ -50,6 +50,26 @@ class GatewaySettings(ListenerSettings):
     max_stop_strings: int = Field(default=32, ge=0, description="Stop strings of one request.")
     max_stop_chars: int = Field(default=256, ge=1, description="Length of one stop string.")
     max_stop_token_ids: int = Field(default=1024, ge=0, description="stop_token_ids of a request.")
+    max_schema_bytes: int = Field(
+        default=256 * 1024, ge=2, description="JSON schema, or choices, of structured output."
+    )
+    max_schema_depth: int = Field(default=64, ge=1, description="Nesting of such a schema's JSON.")
+    max_schema_nodes: int = Field(
+        default=20_000, ge=1, description="Parts (objects, lists, values) of such a schema."
+    )
+    max_structured_choices: int = Field(
+        default=2048, ge=1, description="Strings of structured_outputs.choice."
+    )
+    max_grammar_bytes: int = Field(
+        default=64 * 1024, ge=1, description="EBNF grammar or structural tag."
+    )
+    max_regex_chars: int = Field(
+        default=4096, ge=1, description="Regular expression of structured output, or a pattern."
+    )
+    max_regex_depth: int = Field(default=32, ge=0, description="Nested groups of it.")
+    max_regex_repetitions: int = Field(
+        default=10_000, ge=1, description="What the counts of its nested repetitions multiply to."
+    )
     seed: int | None = Field(
         default=None,
         description="Makes the seeds of requests that bring none the same in every run.",

@@ -18,17 +18,11 @@ def _is_unset(value: Any) -> bool:
     return not value
 
 
-def _is_text_format(value: Any) -> bool:
-    return value is None or value.get("type") == "text"
-
-
 def _is_free_tool_choice(value: Any) -> bool:
     return value in (None, "none", "auto")
 
 
 _HARMLESS: Final[dict[str, _Test]] = {
-    "response_format": _is_text_format,
-    "structured_outputs": _is_unset,
     "use_beam_search": _is_unset,
     "length_penalty": lambda value: value == 1.0,
     "watermarking": _is_unset,

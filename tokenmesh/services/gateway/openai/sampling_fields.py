@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from tokenmesh.services.gateway.openai.rule_fields import RepetitionDetection
+from tokenmesh.services.gateway.openai.structured_fields import ResponseFormat, StructuredOutputs
 
 INT32_MAX = 2**31 - 1
 TokenId = Annotated[int, Field(ge=0, lt=2**32)]
@@ -67,9 +68,10 @@ class SamplingFields(BaseModel):
     session_id: str | None = Field(default=None, max_length=256)
     metadata: dict[str, Any] | None = None
 
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+
     # Known and not served yet: see not_supported.py.
-    response_format: dict[str, Any] | None = None
-    structured_outputs: dict[str, Any] | None = None
     use_beam_search: bool = False
     length_penalty: float = 1.0
     watermarking: Any = None

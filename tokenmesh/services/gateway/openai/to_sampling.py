@@ -12,6 +12,7 @@ from tokenmesh.services.gateway.openai.rule_fields import (
     repetition_rule,
 )
 from tokenmesh.services.gateway.openai.sampling_fields import SamplingFields
+from tokenmesh.services.gateway.structured.read import read_structured
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.ids import SEED_BITS
@@ -72,6 +73,7 @@ def to_sampling(
         prompt_logprobs=count_logprobs("prompt_logprobs", prompt_logprobs, vocab_size, most),
         thinking=thinking,
         repetition=repetition_rule(body.repetition_detection, limits),
+        structured=read_structured(body.response_format, body.structured_outputs, limits),
     )
 
 

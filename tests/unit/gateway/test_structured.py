@@ -1,0 +1,237 @@
+"""response_format and structured_outputs become one constraint, or a refusal that names a field."""
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from tokenmesh.services.gateway.openai.structured_fields import ResponseFormat, StructuredOutputs
+from tokenmesh.services.gateway.structured.read import read_structured
+from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.errors import InvalidInput
+from tokenmesh.shared.messages.structured import Structured
+
+LIMITS = GatewaySettings(
+    max_schema_bytes=4000,
+    max_schema_depth=12,
+    max_schema_nodes=200,
+    max_structured_choices=10,
+    max_grammar_bytes=300,
+    max_regex_chars=100,
+    max_regex_depth=4,
+    max_regex_repetitions=1000,
+)
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+def of_format(**fields: Any) -> Structured | None:
+    return read_structured(ResponseFormat.model_validate(fields), None, LIMITS)
+
+
+def of_outputs(**fields: Any) -> Structured:
+    structured = read_structured(None, StructuredOutputs.model_validate(fields), LIMITS)
+    assert structured is not None
+    return structured
+
+
+def refusal(**fields: Any) -> InvalidInput:
+    with pytest.raises(InvalidInput) as caught:
+        of_outputs(**fields)
+    return caught.value
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+def test_text_is_no_constraint() -> None:
+    assert of_format(type="text") is None
+    assert read_structured(None, None, LIMITS) is None
+
+
+def test_a_json_schema_is_followed_strict_or_not() -> None:
+    for strict in (True, False, None):
+        given = {"name": "n", "schema": SCHEMA, "strict": strict}
+        structured = of_format(type="json_schema", json_schema=given)
+        assert structured is not None
+        assert structured.kind == "json"
+        assert json.loads(structured.text) == SCHEMA
+        assert structured.field == "response_format.json_schema.schema"
+
+
+def test_a_json_object_needs_no_schema() -> None:
+    assert of_format(type="json_object") == Structured(kind="json_object", field="response_format")
+
+
+def test_a_structural_tag_comes_in_two_forms() -> None:
+    newer = of_format(type="structural_tag", format={"type": "any_text"})
+    assert newer is not None
+    assert json.loads(newer.text) == {"type": "structural_tag", "format": {"type": "any_text"}}
+    structures = [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}]
+    older = of_format(type="structural_tag", structures=structures, triggers=["<f>"])
+    assert older is not None
+    assert json.loads(older.text)["triggers"] == ["<f>"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"type": "json_schema"},
+        {"type": "json_object", "json_schema": {"name": "n", "schema": {}}},
+        {"type": "structural_tag"},
+        {"type": "structural_tag", "structures": []},
+        {"type": "text", "format": {}},
+        {"type": "json_schema", "json_schema": {"name": "n"}},
+        {"type": "json_schema", "json_schema": {"name": "", "schema": {}}},
+        {"type": "text", "extra": 1},
+    ],
+)
+def test_a_format_that_is_not_whole_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        ResponseFormat.model_validate(fields)
+
+
+def test_options_go_along_with_json() -> None:
+    structured = of_outputs(
+        json=SCHEMA,
+        disable_any_whitespace=True,
+        disable_additional_properties=True,
+        whitespace_pattern=" ?",
+    )
+    assert not structured.any_whitespace
+    assert not structured.additional_properties
+    assert structured.whitespace_pattern == " ?"
+    assert structured.field == "structured_outputs.json"
+    assert of_outputs(json=json.dumps(SCHEMA)).text == json.dumps(SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "text"),
+    [
+        ({"regex": "a+"}, "regex", "a+"),
+        ({"choice": ["yes", "n\u00f6"]}, "choice", '["yes", "n\\u00f6"]'),
+        ({"grammar": 'root ::= "a"'}, "grammar", 'root ::= "a"'),
+        ({"json_object": True}, "json_object", ""),
+        ({"structural_tag": '{"format": {}}'}, "structural_tag", '{"format": {}}'),
+    ],
+)
+def test_each_kind_of_output(fields: dict[str, Any], kind: str, text: str) -> None:
+    structured = of_outputs(**fields)
+    assert (structured.kind, structured.text) == (kind, text)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"json_object": False},
+        {"regex": "a", "choice": ["b"]},
+        {"regex": ""},
+        {"choice": []},
+        {"choice": [1]},
+        {"backend": "x", "regex": "a"},
+    ],
+)
+def test_exactly_one_constraint_is_taken(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        StructuredOutputs.model_validate(fields)
+
+
+def test_both_fields_at_a_time_are_refused() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        read_structured(ResponseFormat(type="json_object"), StructuredOutputs(regex="a"), LIMITS)
+    assert caught.value.param == "structured_outputs"
+    text = ResponseFormat(type="text")
+    assert read_structured(text, StructuredOutputs(regex="a"), LIMITS) is not None
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "reason"),
+    [
+        ({"json": nested(5)}, "json", None),
+        ({"json": nested(13)}, "json", "deep"),
+        ({"json": {"enum": list(range(150))}}, "json", None),
+        ({"json": {"enum": list(range(250))}}, "json", "parts"),
+        ({"json": {"enum": ["x" * 5000]}}, "json", "bytes"),
+        ({"json": "[1]"}, "json", "object"),
+        ({"json": "{"}, "json", "JSON"),
+        ({"json": "[" * 3999}, "json", "JSON"),
+        ({"json": {"type": "string", "pattern": "(" * 6 + ")" * 6}}, "json", "pattern"),
+        ({"json": {"properties": {"pattern": {"type": "string"}}}}, "json", None),
+        ({"regex": "a" * 101}, "regex", "characters"),
+        ({"regex": "((((a))))"}, "regex", None),
+        ({"regex": "(((((a)))))"}, "regex", "deep"),
+        ({"regex": r"\(\(\(\(\(\(a[(((((]"}, "regex", None),
+        ({"regex": "a{1,1000}"}, "regex", None),
+        ({"regex": "a{1,100000}"}, "regex", "multiply"),
+        ({"regex": "a{99999999999999999999}"}, "regex", "multiply"),
+        ({"regex": "((a{100}){10}){2}"}, "regex", "multiply"),
+        ({"regex": "a{100}b{100}c{100}"}, "regex", None),
+        ({"regex": "(x{100}|y{20}){11}"}, "regex", "multiply"),
+        ({"regex": r"a\{10000}"}, "regex", None),
+        ({"choice": ["a"] * 11}, "choice", "choices"),
+        ({"choice": ["a", ""]}, "choice", "empty"),
+        ({"grammar": "x" * 301}, "grammar", "bytes"),
+        ({"structural_tag": "x"}, "structural_tag", "JSON"),
+        ({"json_object": True, "whitespace_pattern": "a" * 101}, "json_object", "characters"),
+    ],
+)
+def test_limits(fields: dict[str, Any], param: str, reason: str | None) -> None:
+    if reason is None:
+        assert of_outputs(**fields)
+        return
+    error = refusal(**fields)
+    assert error.param == f"structured_outputs.{param}"
+    assert error.message.startswith(f"structured_outputs.{param}: ")
+    assert reason in error.message
+
+
+LIST: dict[str, Any] = {
+    "type": "object",
+    "properties": {"value": {"type": "integer"}, "next": {"$ref": "#/$defs/list"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"$ref": "#/$defs/list", "$defs": {"list": LIST}}, None),
+        ({"$ref": "#/$defs/list", "$defs": {"list": LIST | {"required": ["next"]}}}, "without end"),
+        ({"$ref": "#"}, "without end"),
+        (
+            {
+                "$ref": "#/$defs/a",
+                "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},
+            },
+            "without end",
+        ),
+        ({"type": "array", "items": {"$ref": "#"}}, None),
+        ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, "without end"),
+        (
+            {"anyOf": [{"type": "null"}, {"type": "array", "items": {"$ref": "#"}, "minItems": 1}]},
+            None,
+        ),
+        ({"allOf": [{"$ref": "#"}]}, "without end"),
+        ({"$ref": "#/nowhere"}, "nowhere"),
+        ({"$ref": "http://example.com/schema"}, "outside"),
+        ({"properties": {"x": {"$ref": "#/$defs/a~1b"}}, "$defs": {"a/b": {"type": "null"}}}, None),
+        ({"properties": {"x": {"$ref": "#/prefixItems/1"}}, "prefixItems": [{}, {}]}, None),
+    ],
+)
+def test_references(schema: dict[str, Any], reason: str | None) -> None:
+    if reason is None:
+        assert of_outputs(json=schema)
+    else:
+        assert reason in refusal(json=schema).message
+
+
+def test_references_of_a_structural_tag_are_those_of_its_schemas() -> None:
+    schema = {"$ref": "#/$defs/a", "$defs": {"a": {"type": "null"}}}
+    tag = {"structures": [{"begin": "<", "schema": schema, "end": ">"}], "triggers": ["<"]}
+    assert of_outputs(structural_tag=json.dumps(tag))
+    del schema["$defs"]
+    assert "nowhere" in refusal(structural_tag=json.dumps(tag)).message

@@ -1,0 +1,1 @@
+"""Constraints on what a model writes, made of what a request asks for."""
