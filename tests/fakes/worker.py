@@ -85,6 +85,8 @@ class FakeWorker:
         self.runs: dict[tuple[str, int], Run] = {}
         self.received: list[Message] = []
         self.num_messages = 0
+        self.distribution: Callable[[Generate], TokenLogprobs] | None = None
+        """What log-probabilities say of a stream's next token, in place of a fixed table."""
         self.ignored_cancels = 0
         """How many Cancels are lost on their way."""
         self._bus = bus
@@ -203,6 +205,8 @@ class FakeWorker:
             named = generate.sampling.logprob_token_ids
             values = [-float(each) for each in named]
             logprobs = [TokenLogprobs(each, -0.5, 1, named, values) for each in ids]
+        if self.distribution is not None:
+            logprobs = [self.distribution(generate)]
         return Delta(
             stream=generate.stream,
             attempt=generate.attempt,

@@ -112,7 +112,6 @@ COMMON: Cases = [
     ({"structured_outputs": {"regex": "a" * 10_000}}, "structured_outputs.regex"),
     ({"structured_outputs": {"choice": [""]}}, "structured_outputs.choice"),
     ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
-    ({"use_beam_search": True}, "use_beam_search"),
     ({"thinking_token_budget": 5}, "thinking_token_budget"),
     ({"thinking_token_budget": -2}, "thinking_token_budget"),
     ({"thinking_token_budget": "5"}, "thinking_token_budget"),

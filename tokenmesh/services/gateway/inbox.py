@@ -5,7 +5,7 @@ larger frames. Past the bound the response ends with an error, so memory stays b
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from tokenmesh.services.gateway.session import Output
 from tokenmesh.shared.errors import Overloaded, TokenMeshError
@@ -41,6 +41,11 @@ class Inbox:
         self._num_tokens += len(output.token_ids)
         if self._num_tokens > self._max_tokens:
             self.fail(Overloaded(f"the client is more than {self._max_tokens} tokens behind"))
+        self._wake()
+
+    def complete(self, outputs: Iterable[tuple[int, Output]]) -> None:
+        """Add whole answers; nobody can be behind with what comes all at once."""
+        self._outputs.extend(outputs)
         self._wake()
 
     def fail(self, error: TokenMeshError) -> None:

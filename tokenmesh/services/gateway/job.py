@@ -5,6 +5,7 @@ from typing import Literal
 
 import msgspec
 
+from tokenmesh.services.gateway.beams.search import BeamOptions
 from tokenmesh.services.gateway.parsing import Parsing
 from tokenmesh.shared.ids import RequestId, WorkerId
 from tokenmesh.shared.messages.beat import ModelCard
@@ -35,6 +36,8 @@ class Job:
     priority: int = 0
     parsing: Parsing | None = None
     """How the answers are read; None: as plain text."""
+    beams: BeamOptions | None = None
+    """The answers are those of a beam search; its width is `n`."""
     deadline_s: float
     """Absolute, wall clock."""
 

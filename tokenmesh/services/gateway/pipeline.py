@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+from tokenmesh.services.gateway.beams.searcher import Searcher
 from tokenmesh.services.gateway.inbox import Inbox
 from tokenmesh.services.gateway.job import Job, Prompt
 from tokenmesh.services.gateway.stages import Stages
@@ -18,11 +19,16 @@ class Pipeline:
 
     def __init__(self, stages: Stages) -> None:
         self._stages = stages
+        self._searcher = Searcher(stages)
 
     @asynccontextmanager
     async def run(self, job: Job, inbox: Inbox) -> AsyncIterator[Prompt]:
         """Inside the block workers deliver into `inbox`; leaving it cancels what still runs."""
         prompt = await self._prepare(job)
+        if job.beams is not None:
+            async with self._searcher.run(job, job.beams, prompt, inbox):
+                yield prompt
+            return
         placed = await self._stages.place(job, prompt)
         async with self._stages.generate(job, prompt, placed, inbox):
             yield replace(prompt, worker_id=placed.worker_id)

@@ -1,7 +1,7 @@
 """The steps of the pipeline: one question to one service each, in a span of its own."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -122,17 +122,33 @@ class Stages:
             "tokenmesh.streams": job.n,
         }
         with span("generate", attributes):
-            streams: list[Stream] = []
-            structured = job.structured(prompt.packed_ids)
-            try:
-                for index in range(job.n):
-                    stream = self._new_stream(job, prompt, inbox, index, structured)
-                    streams.append(stream)
-                await self._launch(streams, placed)
+            async with self._running(job, [prompt] * job.n, placed, inbox):
                 yield
-            finally:
-                for stream in streams:
-                    self._streams.close(stream)
+
+    @asynccontextmanager
+    async def step(self, job: Job, prompts: Sequence[Prompt], inbox: Inbox) -> AsyncIterator[None]:
+        """Place and start a stream for each of n prompts that differ at their end only.
+
+        Without spans: a beam search takes hundreds of these.
+        """
+        placed = await self._calls.place(_place_of(job, prompts[0]), job.deadline_s)
+        async with self._running(job, prompts, placed, inbox):
+            yield
+
+    @asynccontextmanager
+    async def _running(
+        self, job: Job, prompts: Sequence[Prompt], placed: Placed, inbox: Inbox
+    ) -> AsyncIterator[None]:
+        streams: list[Stream] = []
+        structured = job.structured(prompts[0].packed_ids)
+        try:
+            for index, prompt in enumerate(prompts):
+                streams.append(self._new_stream(job, prompt, inbox, index, structured))
+            await self._launch(streams, placed)
+            yield
+        finally:
+            for stream in streams:
+                self._streams.close(stream)
 
     async def _launch(self, streams: list[Stream], placed: Placed) -> None:
         if len(streams) == 1:

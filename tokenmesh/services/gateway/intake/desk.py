@@ -4,6 +4,7 @@ from tokenmesh.services.gateway.catalog import Catalog
 from tokenmesh.services.gateway.choice import TextOptions
 from tokenmesh.services.gateway.exchange import Exchange
 from tokenmesh.services.gateway.job import Job
+from tokenmesh.services.gateway.openai.beam_fields import beam_options
 from tokenmesh.services.gateway.openai.chat_stream import ChunkOptions
 from tokenmesh.services.gateway.openai.head import Head
 from tokenmesh.services.gateway.openai.not_supported import refuse_not_supported
@@ -104,6 +105,7 @@ class Desk:
             cache_salt=body.cache_salt,
             priority=body.priority,
             parsing=parsing,
+            beams=beam_options(body, card, self.settings),
             deadline_s=now_s() + self.settings.request_timeout_s,
         )
 

@@ -23,8 +23,6 @@ def _is_free_tool_choice(value: Any) -> bool:
 
 
 _HARMLESS: Final[dict[str, _Test]] = {
-    "use_beam_search": _is_unset,
-    "length_penalty": lambda value: value == 1.0,
     "watermarking": _is_unset,
     "service_tier": lambda value: value in (None, "auto", "default"),
     "return_token_offsets": _is_unset,

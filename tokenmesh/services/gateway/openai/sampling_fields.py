@@ -46,6 +46,8 @@ class SamplingFields(BaseModel):
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[TokenId] | None = None
     bad_words: list[str] | None = None
+    use_beam_search: bool = False
+    length_penalty: float = Field(default=1.0, ge=-10, le=10)
     prompt_logprobs: int | None = Field(default=None, ge=-1, le=INT32_MAX)
     logprob_token_ids: list[TokenId] | None = Field(default=None, min_length=1)
     thinking_token_budget: int | None = Field(default=None, ge=-1, le=INT32_MAX)
@@ -72,8 +74,6 @@ class SamplingFields(BaseModel):
     structured_outputs: StructuredOutputs | None = None
 
     # Known and not served yet: see not_supported.py.
-    use_beam_search: bool = False
-    length_penalty: float = 1.0
     watermarking: Any = None
     return_token_offsets: bool = False
     kv_transfer_params: dict[str, Any] | None = None
