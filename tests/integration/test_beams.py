@@ -61,7 +61,13 @@ def told(answer: dict[str, Any]) -> list[tuple[tuple[int, ...], str]]:
 async def test_the_answers_are_the_best_beams_in_order(
     mesh: BackEnd, client: httpx.AsyncClient, penalty: float
 ) -> None:
-    body = ask(mesh, length_penalty=penalty, stop_token_ids=[3], temperature=0)
+    body = ask(
+        mesh,
+        length_penalty=penalty,
+        stop_token_ids=[3],
+        temperature=0,
+        response_format={"type": "text"},
+    )
     answer = (await client.post(PLAIN, json=body)).json()
     expected = reference(SEED, 3, len(PROMPT), 5, penalty, END | {3})
     assert told(answer) == [(ids, finish) for ids, _, finish in expected]
@@ -167,6 +173,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"logit_bias": {"5": 1}}, "logit_bias"),
     ({"bad_words": ["x"]}, "bad_words"),
     ({"prompt_logprobs": 0}, "prompt_logprobs"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
     ({"echo": True, "logprobs": 1}, "echo"),
     ({"repetition_detection": {"max_pattern_size": 3, "min_count": 2}}, "repetition_detection"),
 ]
