@@ -61,7 +61,7 @@ class Conversation:
 
     def _message(self, item: Item, place: str) -> None:
         role = one_of(item.get("role"), _ROLES, f"{place}.role")
-        if role == "assistant":
+        if role == "assistant" and item.get("content") is not None:
             self._say(read_text(item, "content", place), place)
             return
         content = read_content(item, "content", place)

@@ -11,7 +11,7 @@ from tokenmesh.services.gateway.responses.reading import (
 )
 from tokenmesh.shared.errors import InvalidInput
 
-_TEXT_FIELDS: Final = {
+_FIELD_BY_TYPE: Final = {
     "input_text": "text",
     "output_text": "text",
     "text": "text",
@@ -19,6 +19,7 @@ _TEXT_FIELDS: Final = {
     "summary_text": "text",
     "reasoning_text": "text",
 }
+_TEXT_TYPES: Final = tuple(_FIELD_BY_TYPE)
 _MEDIA_TYPES: Final = ("input_image", "image_url", "input_audio", "audio_url", "video_url")
 _KNOWN: Final = ("input_text", "output_text", "refusal", "input_image")
 _DETAILS: Final = ("low", "high", "auto", "original")
@@ -52,13 +53,13 @@ def read_text(holder: dict[str, Any], name: str, place: str) -> str:
 
 
 def _read_text_part(part: dict[str, Any], place: str) -> str:
-    kind = one_of(part.get("type"), tuple(_TEXT_FIELDS), f"{place}.type")
-    return get_string(part, _TEXT_FIELDS[kind], place, is_empty_ok=True)
+    kind = one_of(part.get("type"), _TEXT_TYPES, f"{place}.type")
+    return get_string(part, _FIELD_BY_TYPE[kind], place, is_empty_ok=True)
 
 
 def _read_part(part: dict[str, Any], place: str) -> dict[str, Any]:
     kind = part.get("type")
-    if kind in _TEXT_FIELDS:
+    if kind in _TEXT_TYPES:
         return {"type": "text", "text": _read_text_part(part, place)}
     if kind == "input_file":
         raise NotSupported(f"{place}.type 'input_file' is not supported", param=f"{place}.type")

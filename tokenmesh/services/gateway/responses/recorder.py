@@ -1,11 +1,13 @@
 """Recorder: numbers the events of a response and places the items of its output."""
 
-from typing import Any
+from typing import Any, Final
 
 import xxhash
 
 Event = dict[str, Any]
 Item = dict[str, Any]
+
+NOWHERE: Final[Event] = {}
 
 
 class Recorder:
@@ -20,9 +22,9 @@ class Recorder:
         self._events: list[Event] = []
         self._number = 0
 
-    def emit(self, kind: str, **fields: Any) -> None:
-        """Add an event."""
-        self._events.append({"type": kind, "sequence_number": self._number, **fields})
+    def emit(self, kind: str, place: Event = NOWHERE, /, **fields: Any) -> None:
+        """Add an event; `place` holds fields that name the item it is about."""
+        self._events.append({"type": kind, "sequence_number": self._number, **place, **fields})
         self._number += 1
 
     def take(self) -> list[Event]:

@@ -55,7 +55,7 @@ class McpCall:
 
     def _emit(self, kind: str, **fields: Any) -> None:
         place = {"item_id": self.id, "output_index": self._index}
-        self._recorder.emit(f"response.{kind}", **place, **fields)
+        self._recorder.emit(f"response.{kind}", place, **fields)
 
 
 class McpListing:
@@ -80,4 +80,4 @@ class McpListing:
 
     def _emit(self, kind: str) -> None:
         place = {"item_id": self._id, "output_index": self._index}
-        self._recorder.emit(f"response.mcp_list_tools.{kind}", **place)
+        self._recorder.emit(f"response.mcp_list_tools.{kind}", place)
