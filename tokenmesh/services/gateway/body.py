@@ -25,7 +25,7 @@ async def read_json(request: Request, model: type[_Body], limits: GatewaySetting
     """The validated body. Raises InvalidInput and its kin."""
     _check_json_type(request)
     data = await read_bytes(request, limits.max_body_bytes, limits.body_timeout_s)
-    _check_depth(data, limits.max_json_depth)
+    check_depth(data, limits.max_json_depth)
     try:
         return model.model_validate_json(data)
     except ValidationError as error:
@@ -68,8 +68,11 @@ def _check_json_type(request: Request) -> None:
         raise UnsupportedMediaType(f"the body must be application/json, not {given!r}")
 
 
-def _check_depth(data: bytes, limit: int) -> None:
-    """The parser has a limit of its own; templates and other services want a lower one."""
+def check_depth(data: bytes, limit: int) -> None:
+    """Raises InvalidInput for JSON that is nested too deep.
+
+    The parser has a limit of its own; templates and other services want a lower one.
+    """
     if data.count(b"[") + data.count(b"{") <= limit:
         return
     depth = 0

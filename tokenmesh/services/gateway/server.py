@@ -32,7 +32,12 @@ class Server:
         config = uvicorn.Config(
             app,
             http="httptools",
-            ws="none",
+            ws="websockets-sansio",
+            ws_max_size=settings.realtime_max_message_bytes,
+            ws_ping_interval=settings.realtime_ping_interval_s,
+            ws_ping_timeout=settings.realtime_ping_timeout_s,
+            # A few bytes from a client must not become megabytes here.
+            ws_per_message_deflate=False,
             lifespan="off",
             log_config=None,
             access_log=False,

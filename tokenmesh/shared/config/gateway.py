@@ -3,11 +3,12 @@
 from pydantic import Field, field_validator
 
 from tokenmesh.shared.config.listener import ListenerSettings
+from tokenmesh.shared.config.realtime import RealtimeSettings
 
 _HASH_CHARS = 64
 
 
-class GatewaySettings(ListenerSettings):
+class GatewaySettings(ListenerSettings, RealtimeSettings):
     """One gateway process. Times are seconds, sizes bytes."""
 
     api_key_hashes: tuple[str, ...] = Field(

@@ -19,8 +19,8 @@ from tokenmesh.services.gateway.anthropic.blocks import (
     read_block,
     search_result_text,
 )
-from tokenmesh.services.gateway.anthropic.places import Places
 from tokenmesh.services.gateway.anthropic.request import Message
+from tokenmesh.services.gateway.places import Places
 from tokenmesh.shared.errors import InvalidInput
 
 _SAID: Final = ("text", "image", "document", "search_result")

@@ -6,11 +6,11 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from tokenmesh.services.gateway.anthropic.conversation import Conversation
-from tokenmesh.services.gateway.anthropic.places import Places
 from tokenmesh.services.gateway.anthropic.request import CountTokensRequest, MessagesRequest
 from tokenmesh.services.gateway.anthropic.tools import translate_choice, translate_tools
 from tokenmesh.services.gateway.openai.chat_request import ChatRequest
 from tokenmesh.services.gateway.openai.errors import NotSupported, invalid_fields
+from tokenmesh.services.gateway.places import Places
 from tokenmesh.shared.errors import InvalidInput
 
 _SAME: Final = (
@@ -29,6 +29,18 @@ _SAME: Final = (
 )
 """Fields with one name and one meaning in both."""
 
+_NAMES: Final = {
+    "max_completion_tokens": "max_tokens",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+    "reasoning_effort": "output_config.effort",
+    "response_format": "output_config.format",
+    "stop": "stop_sequences",
+    "structured_outputs": "output_config.format",
+    "thinking_token_budget": "thinking.budget_tokens",
+    "user": "metadata.user_id",
+}
+"""Fields of a chat request that go by another name here."""
+
 _NOT_SERVED: Final = ("container", "mcp_servers")
 
 _SWITCHES: Final = ("enable_thinking", "thinking")
@@ -45,7 +57,7 @@ class Translation:
 
 def translate(body: CountTokensRequest) -> Translation:
     """Raises InvalidInput that names the client's fields."""
-    places = Places()
+    places = Places(_NAMES)
     conversation = Conversation(places)
     conversation.add_system(body.system)
     for index, message in enumerate(body.messages):

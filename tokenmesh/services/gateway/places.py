@@ -4,28 +4,20 @@ Other services judge the translated request; what they find wrong is told in the
 """
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
 from tokenmesh.shared.errors import InvalidInput, TokenMeshError
 
 _MESSAGE: Final = re.compile(r"messages\[(\d+)\](?:\.content\[(\d+)\])?")
-_NAMES: Final = {
-    "max_completion_tokens": "max_tokens",
-    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
-    "reasoning_effort": "output_config.effort",
-    "response_format": "output_config.format",
-    "stop": "stop_sequences",
-    "structured_outputs": "output_config.format",
-    "thinking_token_budget": "thinking.budget_tokens",
-    "user": "metadata.user_id",
-}
-"""Fields of a chat request that go by another name here."""
 
 
 class Places:
     """Filled while a body is translated."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Mapping[str, str]) -> None:
+        """`names`: fields of a chat request that go by another name in the client's body."""
+        self._names = names
         self._messages: list[tuple[str, list[str]]] = []
 
     def add(self, place: str, parts: list[str]) -> None:
@@ -38,9 +30,9 @@ class Places:
             return error
         message = _MESSAGE.sub(self._place, error.message)
         param = None if error.param is None else _MESSAGE.sub(self._place, error.param)
-        if param in _NAMES:
-            message = re.sub(rf"\b{param}\b", _NAMES[param], message)
-            param = _NAMES[param]
+        if param is not None and param in self._names:
+            message = re.sub(rf"\b{param}\b", self._names[param], message)
+            param = self._names[param]
         return type(error)(message, param=param, retry_after_s=error.retry_after_s)
 
     def _place(self, match: re.Match[str]) -> str:

@@ -1,0 +1,230 @@
+"""Session: one client's websocket from session.created to its end."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from tokenmesh.services.gateway.exchange import Exchange
+from tokenmesh.services.gateway.gateway import Gateway
+from tokenmesh.services.gateway.realtime import client_events as events
+from tokenmesh.services.gateway.realtime.channel import Channel
+from tokenmesh.services.gateway.realtime.conversation import Conversation
+from tokenmesh.services.gateway.realtime.fields import ResponseFields
+from tokenmesh.services.gateway.realtime.items import Item, read_item, reference_id
+from tokenmesh.services.gateway.realtime.output import ResponseOutput
+from tokenmesh.services.gateway.realtime.prompt import Prompt
+from tokenmesh.services.gateway.realtime.response import Response
+from tokenmesh.services.gateway.realtime.session_config import SessionConfig
+from tokenmesh.shared.clock import monotonic_s, now_s
+from tokenmesh.shared.errors import Cancelled, Conflict, InvalidInput, NotFound, TokenMeshError
+from tokenmesh.shared.ids import RequestId, new_request_id
+
+logger = logging.getLogger(__name__)
+
+_NORMAL = 1000
+
+
+class SessionOver(TokenMeshError):
+    """The session has reached one of its times."""
+
+    status = 400
+    code = "session_expired"
+
+
+class Session:
+    """Takes events one after another; a response runs beside them."""
+
+    def __init__(
+        self, session_id: str, config: SessionConfig, gateway: Gateway, channel: Channel
+    ) -> None:
+        self._id = session_id
+        self._config = config
+        self._gateway = gateway
+        self._limits = gateway.settings
+        self._channel = channel
+        self._conversation = Conversation(gateway.settings)
+        self._conversation_id = new_request_id("conv")
+        self._response: Response | None = None
+        self._ends_s = monotonic_s() + self._limits.realtime_session_timeout_s
+        self._expires_at_s = int(now_s() + self._limits.realtime_session_timeout_s)
+        self._active_s = monotonic_s()
+        self._handlers: dict[type[events.ClientEvent], Callable[[Any], Awaitable[None]]] = {
+            events.SessionUpdate: self._update,
+            events.ItemCreate: self._create_item,
+            events.ItemRetrieve: self._retrieve_item,
+            events.ItemDelete: self._delete_item,
+            events.ItemTruncate: self._truncate_item,
+            events.ResponseCreate: self._create_response,
+            events.ResponseCancel: self._cancel_response,
+        }
+
+    async def run(self) -> None:
+        """Until the client leaves or the session is over."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._group = group
+                await self._serve()
+        except* Cancelled:
+            return
+        except* SessionOver as over:
+            await self._channel.send_error(_first(over))
+            await self._channel.close(_NORMAL)
+
+    async def _serve(self) -> None:
+        await self._tell_session("session.created")
+        while True:
+            try:
+                text = await self._channel.receive(self._patience_s())
+            except TimeoutError:
+                self._check_times()
+                continue
+            except InvalidInput as error:
+                await self._channel.send_error(error)
+                continue
+            self._active_s = monotonic_s()
+            await self._take(text)
+
+    def _patience_s(self) -> float:
+        idle_ends_s = self._active_s + self._limits.realtime_idle_timeout_s
+        return max(0.0, min(self._ends_s, idle_ends_s) - monotonic_s())
+
+    def _check_times(self) -> None:
+        """Raises SessionOver."""
+        now = monotonic_s()
+        if now >= self._ends_s:
+            limit_s = self._limits.realtime_session_timeout_s
+            raise SessionOver(f"the session has lasted {limit_s:g} s, the most there is")
+        if self._response is not None and self._response.is_active:
+            self._active_s = now
+        if now - self._active_s >= self._limits.realtime_idle_timeout_s:
+            limit_s = self._limits.realtime_idle_timeout_s
+            raise SessionOver(f"nothing has happened for {limit_s:g} s")
+
+    async def _take(self, text: str) -> None:
+        event_id: str | None = None
+        try:
+            value = events.decode_event(text, self._limits.max_json_depth)
+            given_id = value.get("event_id")
+            event_id = given_id if isinstance(given_id, str) else None
+            event = events.read_event(value)
+            await self._handlers[type(event)](event)
+        except (Cancelled, SessionOver):
+            raise
+        except TokenMeshError as error:
+            if error.status >= 500:
+                logger.warning("%s: %s", error.code, error.message)
+            await self._channel.send_error(error, event_id)
+
+    async def _tell_session(self, kind: str) -> None:
+        view = self._config.view(self._id, self._expires_at_s)
+        await self._channel.send({"type": kind, "session": view})
+
+    async def _update(self, event: events.SessionUpdate) -> None:
+        config = self._config.updated(event.session)
+        self._gateway.catalog.find(config.model)
+        self._config = config
+        await self._tell_session("session.updated")
+
+    async def _create_item(self, event: events.ItemCreate) -> None:
+        item = read_item(event.item, "item")
+        previous_id = self._conversation.add(item, event.previous_item_id)
+        for kind in ("added", "done"):
+            await self._channel.send(
+                {
+                    "type": f"conversation.item.{kind}",
+                    "previous_item_id": previous_id,
+                    "item": item.view,
+                }
+            )
+
+    async def _retrieve_item(self, event: events.ItemRetrieve) -> None:
+        item = self._conversation.get(event.item_id)
+        await self._channel.send({"type": "conversation.item.retrieved", "item": item.view})
+
+    async def _delete_item(self, event: events.ItemDelete) -> None:
+        self._conversation.remove(event.item_id)
+        await self._channel.send({"type": "conversation.item.deleted", "item_id": event.item_id})
+
+    async def _truncate_item(self, event: events.ItemTruncate) -> None:
+        item = self._conversation.get(event.item_id)
+        content = item.view.get("content") or []
+        if item.view.get("role") != "assistant" or event.content_index >= len(content):
+            raise InvalidInput(
+                "content_index: the item has no such part that the model wrote",
+                param="content_index",
+            )
+        content = [*content]
+        content[event.content_index] = {**content[event.content_index], "text": ""}
+        item.change(content=content)
+        await self._channel.send(
+            {
+                "type": "conversation.item.truncated",
+                "item_id": event.item_id,
+                "content_index": event.content_index,
+                "audio_end_ms": event.audio_end_ms,
+            }
+        )
+
+    async def _create_response(self, event: events.ResponseCreate) -> None:
+        if self._response is not None and self._response.is_active:
+            raise Conflict(
+                f"the response {self._response.id} is still active: wait for response.done or "
+                "send response.cancel"
+            )
+        fields = event.response or ResponseFields()
+        config = self._config.for_response(fields)
+        is_apart = fields.conversation == "none"
+        if fields.conversation not in (None, "auto", "none", self._conversation_id):
+            raise NotFound("response.conversation is unknown", param="response.conversation")
+        if not is_apart:
+            self._conversation.check_room()
+        prompt = Prompt(config, self._input(fields))
+        exchange = Exchange(RequestId(new_request_id("resp")), True, monotonic_s())
+        try:
+            ask = await self._gateway.intake.chat(prompt.body, exchange)
+        except TokenMeshError as error:
+            raise prompt.places.rename(error) from None
+        self._response = Response(
+            ask,
+            self._gateway,
+            self._channel,
+            ResponseOutput(exchange.request_id, None if is_apart else self._conversation),
+            prompt.places,
+            {
+                "conversation_id": None if is_apart else self._conversation_id,
+                "max_output_tokens": config.max_output_tokens,
+                "metadata": fields.metadata,
+            },
+            exchange.started_s,
+        )
+        await self._response.start(self._group)
+
+    def _input(self, fields: ResponseFields) -> list[Item]:
+        """What a response is made from."""
+        if fields.input is None:
+            return list(self._conversation)
+        items = []
+        for index, value in enumerate(fields.input):
+            place = f"response.input[{index}]"
+            item_id = reference_id(value, place)
+            if item_id is None:
+                items.append(read_item(value, place))
+            else:
+                items.append(self._conversation.get(item_id, f"{place}.id"))
+        return items
+
+    async def _cancel_response(self, event: events.ResponseCancel) -> None:
+        response = self._response
+        if response is None or not response.is_active:
+            raise Conflict("there is no active response to cancel")
+        if event.response_id not in (None, response.id):
+            raise NotFound(
+                f"response_id: the active response is {response.id}", param="response_id"
+            )
+        response.cancel()
+
+
+def _first(group: BaseExceptionGroup[SessionOver]) -> SessionOver:
+    found = group.exceptions[0]
+    return _first(found) if isinstance(found, BaseExceptionGroup) else found

@@ -1,0 +1,73 @@
+"""Sessions: who may open one, how many there are, and what they are measured by."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from starlette.datastructures import Headers
+from starlette.websockets import WebSocket
+
+from tokenmesh.services.gateway.error_response import error_response
+from tokenmesh.services.gateway.gateway import Gateway
+from tokenmesh.services.gateway.realtime.channel import Channel
+from tokenmesh.services.gateway.realtime.session import Session
+from tokenmesh.services.gateway.realtime.session_config import SessionConfig
+from tokenmesh.shared.clock import monotonic_s
+from tokenmesh.shared.errors import Draining, Overloaded, TokenMeshError
+from tokenmesh.shared.ids import new_request_id
+from tokenmesh.shared.telemetry import REQUEST_ID, span
+
+_PROTOCOL: Final = "realtime"
+_RETRY_AFTER_S: Final = 5.0
+
+
+class Sessions:
+    """The realtime sessions of one gateway."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._num_open = 0
+        gateway.metrics.gauge_of("websocket_connections_active", lambda: self._num_open)
+
+    async def serve(self, websocket: WebSocket) -> None:
+        """One websocket that may pass, from before it is accepted to its end."""
+        try:
+            config = self._open(websocket.query_params)
+        except TokenMeshError as error:
+            await websocket.send_denial_response(error_response(error, websocket.scope))
+            return
+        metrics, started_s = self._gateway.metrics, monotonic_s()
+        metrics.counter("websocket_connections").inc()
+        self._num_open += 1
+        try:
+            await self._run(websocket, config)
+        finally:
+            self._num_open -= 1
+            lasted_s = monotonic_s() - started_s
+            metrics.histogram("websocket_connection_duration_seconds").observe(lasted_s)
+
+    def _open(self, query: Mapping[str, str]) -> SessionConfig:
+        """Raises Overloaded, Draining, UnknownModel and its kin."""
+        gateway = self._gateway
+        if gateway.is_draining():
+            raise Draining("this gateway takes no new sessions")
+        limit = gateway.settings.realtime_max_sessions
+        if self._num_open >= limit:
+            raise Overloaded(
+                f"there are {limit} realtime sessions, the most there may be",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        model = query.get("model")
+        card = gateway.catalog.find(model)
+        return SessionConfig(model=model or card.name)
+
+    async def _run(self, websocket: WebSocket, config: SessionConfig) -> None:
+        gateway, session_id = self._gateway, new_request_id("sess")
+        offered = websocket.scope.get("subprotocols", [])
+        headers = [(b"x-request-id", session_id.encode())]
+        parent = Headers(scope=websocket.scope).get("traceparent")
+        attributes = {REQUEST_ID: session_id, "tokenmesh.model": config.model}
+        with span("realtime_session", attributes, parent=parent):
+            protocol = _PROTOCOL if _PROTOCOL in offered else None
+            await websocket.accept(protocol, headers)
+            channel = Channel(websocket, gateway.settings.write_timeout_s)
+            await Session(session_id, config, gateway, channel).run()
