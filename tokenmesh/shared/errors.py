@@ -7,6 +7,7 @@
     - PromptTooLong               400 context_length_exceeded
     - PayloadTooLarge             413 payload_too_large
     - Unauthorized                401 invalid_api_key
+    - Forbidden                   403 forbidden
     - Conflict                    409 conflict
   x ConfigError                   500 config_error             (the operator's; no client sees it)
   x CheckpointError               500 checkpoint_error         (names the file or tensor)
@@ -82,6 +83,13 @@ class Unauthorized(InvalidInput):
 
     status = 401
     code = "invalid_api_key"
+
+
+class Forbidden(InvalidInput):
+    """What asks may not, whatever key it has."""
+
+    status = 403
+    code = "forbidden"
 
 
 class Conflict(InvalidInput):

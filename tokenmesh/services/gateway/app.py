@@ -28,6 +28,7 @@ from tokenmesh.services.gateway.routes.files import files_router
 from tokenmesh.services.gateway.routes.health import health_router
 from tokenmesh.services.gateway.routes.messages import messages_endpoint, messages_router
 from tokenmesh.services.gateway.routes.models import models_router
+from tokenmesh.services.gateway.routes.realtime import realtime_router
 from tokenmesh.services.gateway.routes.responses import response_endpoint
 from tokenmesh.services.gateway.routes.schema import body_schema, install_schemas
 from tokenmesh.services.gateway.routes.server_info import server_info_router
@@ -48,6 +49,7 @@ _ROUTERS: Final = (
     files_router,
     health_router,
     messages_router,
+    realtime_router,
 )
 _EXPOSED: Final = ["x-request-id", "traceparent", "x-tokenmesh-warning", "retry-after"]
 

@@ -40,6 +40,9 @@ class ApiKeys:
     def __init__(self, hashes: Sequence[str]) -> None:
         self._digests = [bytes.fromhex(each) for each in hashes]
 
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
     def check(self, path: str, key: str | None) -> None:
         """Raises Unauthorized for a path that is not open, without a right key."""
         if not self._digests or path in OPEN_PATHS:

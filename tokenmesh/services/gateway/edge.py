@@ -13,6 +13,7 @@ from tokenmesh.services.gateway.auth import ApiKeys, key_of
 from tokenmesh.services.gateway.error_response import error_response
 from tokenmesh.services.gateway.exchange import Exchange, attach
 from tokenmesh.services.gateway.http_meters import HttpMeters
+from tokenmesh.services.gateway.origin import check_origin
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput, TokenMeshError
@@ -42,8 +43,8 @@ class Edge:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
+        if scope["type"] == "websocket":
+            await self._upgrade(scope, receive, send)
             return
         headers = dict(scope["headers"])
         try:
@@ -60,6 +61,18 @@ class Edge:
         with span("http", attributes, parent=parent) as current:
             await self._answer(scope, receive, send, exchange, refusal)
             _complete(current, exchange)
+
+    async def _upgrade(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A websocket: refused with a status of HTTP before it is one."""
+        headers = dict(scope["headers"])
+        try:
+            self._keys.check(scope["path"], key_of(headers))
+            if not self._keys:
+                check_origin(headers, self._settings.cors_origins)
+        except TokenMeshError as error:
+            await error_response(error, scope)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
 
     def _open(self, path: str, headers: dict[bytes, bytes]) -> Exchange:
         """The exchange of a request that may pass. Raises Unauthorized or InvalidInput."""

@@ -90,9 +90,11 @@ def _generation(config: SessionConfig) -> Json:
         fields["reasoning_effort"] = config.reasoning["effort"]
     if config.tools:
         fields["tools"] = [_function(tool) for tool in config.tools]
-        fields["tool_choice"] = _choice(config.tool_choice)
         if config.parallel_tool_calls is not None:
             fields["parallel_tool_calls"] = config.parallel_tool_calls
+    # Without tools only these two are without a meaning; others are refused.
+    if config.tools or config.tool_choice not in ("auto", "none"):
+        fields["tool_choice"] = _choice(config.tool_choice)
     return fields
 
 

@@ -38,6 +38,7 @@ class Response:
         self._facts = facts
         self._meter = gateway.meters.start(ask.head.model, started_s)
         self._delivery: Delivery | None = None
+        self._is_generating = True
         self._is_cancelled = False
         self._task: asyncio.Task[None] | None = None
 
@@ -51,17 +52,16 @@ class Response:
         """Whether response.done is still to come."""
         return self._task is not None and not self._task.done()
 
-    async def start(self) -> "asyncio.Task[None]":
-        """Begin; the task ends with Cancelled when the client is gone."""
+    async def start(self, group: asyncio.TaskGroup) -> None:
+        """Begin, in a task that ends with Cancelled when the client is gone."""
         await self._tell("response.created", "in_progress")
-        self._task = asyncio.create_task(self._run())
+        self._task = group.create_task(self._run())
         # A task that is cancelled before its first step never takes one.
         await asyncio.sleep(0)
-        return self._task
 
     def cancel(self) -> None:
-        """As the client wants: what there is stays, as incomplete."""
-        if self._task is not None and not self._is_cancelled:
+        """As the client wants: what there is stays, as incomplete. Too late, it is complete."""
+        if self._task is not None and self._is_generating and not self._is_cancelled:
             self._is_cancelled = True
             self._task.cancel()
 
@@ -78,6 +78,7 @@ class Response:
             except Cancelled:
                 raise
             except TokenMeshError as error:
+                self._is_generating = False
                 await self._end("failed", {"error": _error_view(self._places.rename(error))})
             else:
                 is_cut = reason == "length"
@@ -97,6 +98,7 @@ class Response:
                     for event in self._output.push(piece.all_events()):
                         await self._channel.send(event)
             self._meter.finish(delivery, ask.jobs[0].n)
+        self._is_generating = False
         return reason
 
     async def _end(self, status: str, details: Json) -> None:

@@ -46,6 +46,7 @@ class Session:
         self._conversation = Conversation(gateway.settings)
         self._conversation_id = new_request_id("conv")
         self._response: Response | None = None
+        self._group = asyncio.TaskGroup()
         self._ends_s = monotonic_s() + self._limits.realtime_session_timeout_s
         self._expires_at_s = int(now_s() + self._limits.realtime_session_timeout_s)
         self._active_s = monotonic_s()
@@ -62,11 +63,10 @@ class Session:
     async def run(self) -> None:
         """Until the client leaves or the session is over."""
         try:
-            async with asyncio.TaskGroup() as group:
-                self._group = group
+            async with self._group:
                 await self._serve()
         except* Cancelled:
-            return
+            pass
         except* SessionOver as over:
             await self._channel.send_error(_first(over))
             await self._channel.close(_NORMAL)
