@@ -1,0 +1,321 @@
+"""/v1/realtime with the openai client, unchanged, against a real gateway with fakes behind it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import openai
+import pytest
+from openai.resources.realtime.realtime import AsyncRealtimeConnection
+from openai.types.realtime import RealtimeServerEvent
+from pydantic import TypeAdapter
+
+from tests.fakes.back_end import BackEnd, saying
+from tokenmesh.shared.config.bus import BusSettings
+from tokenmesh.shared.config.redis import RedisSettings
+
+TEXT = "Hello from the mesh, na\u00efve caf\u00e9!"
+EVENT: TypeAdapter[Any] = TypeAdapter(RealtimeServerEvent)
+ROUND = [
+    "response.created",
+    "response.output_item.added",
+    "conversation.item.added",
+    "response.content_part.added",
+    "response.output_text.delta",
+    "response.output_text.done",
+    "response.content_part.done",
+    "response.output_item.done",
+    "conversation.item.done",
+    "response.done",
+]
+
+
+@pytest.fixture
+async def mesh(bus_settings: BusSettings, redis_settings: RedisSettings) -> AsyncIterator[BackEnd]:
+    async with BackEnd(bus_settings, redis_settings) as back_end:
+        yield back_end
+
+
+class Talk:
+    """A connection whose every event is checked against the client's own types."""
+
+    def __init__(self, connection: AsyncRealtimeConnection) -> None:
+        self.connection = connection
+        self.ids: set[str] = set()
+
+    async def next(self) -> Any:
+        data = await self.connection.recv_bytes()
+        event = EVENT.validate_json(data)
+        assert event.event_id not in self.ids
+        self.ids.add(event.event_id)
+        return event
+
+    async def until(self, kind: str) -> list[Any]:
+        events = [await self.next()]
+        while events[-1].type != kind:
+            assert events[-1].type != "error", events[-1]
+            events.append(await self.next())
+        return events
+
+    async def say(self, text: str) -> None:
+        await self.connection.conversation.item.create(
+            item={
+                "type": "message",
+                "role": "user",
+                "content": [{"type": "input_text", "text": text}],
+            }
+        )
+        await self.until("conversation.item.done")
+
+    async def answer(self, **fields: Any) -> list[Any]:
+        await self.connection.response.create(response=fields)
+        return await self.until("response.done")
+
+    async def refused(self, event: dict[str, Any]) -> Any:
+        await self.connection.send({"event_id": "mine", **event})  # type: ignore[arg-type,misc]
+        error = await self.next()
+        assert (error.type, error.error.event_id) == ("error", "mine")
+        return error.error
+
+
+@asynccontextmanager
+async def talking(mesh: BackEnd, **query: Any) -> AsyncIterator[Talk]:
+    """A session, its session.created read."""
+    client = openai.AsyncOpenAI(
+        base_url="http://unused", api_key="sk-1", websocket_base_url=mesh.url + "/v1"
+    )
+    async with client, client.realtime.connect(model=mesh.model, **query) as connection:
+        talk = Talk(connection)
+        created = await talk.next()
+        assert created.type == "session.created"
+        assert created.session.model == mesh.model
+        yield talk
+
+
+async def test_a_round(mesh: BackEnd) -> None:
+    async with talking(mesh) as talk:
+        await talk.say("Hi")
+        events = await talk.answer()
+    kinds = list(dict.fromkeys(event.type for event in events))
+    assert kinds == ROUND
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == TEXT
+    response = events[-1].response
+    assert (response.status, response.status_details.type) == ("completed", "completed")
+    assert response.output[0].content[0].text == TEXT
+    usage = response.usage
+    assert usage.total_tokens == usage.input_tokens + usage.output_tokens
+    assert usage.output_tokens > 1
+    assert usage.input_token_details.cached_tokens == 3
+
+
+async def test_the_model_sees_the_conversation(mesh: BackEnd) -> None:
+    async with talking(mesh) as talk:
+        await talk.connection.session.update(
+            session={"type": "realtime", "instructions": "Be brief.", "max_output_tokens": 40}
+        )
+        updated = await talk.next()
+        assert (updated.type, updated.session.instructions) == ("session.updated", "Be brief.")
+        await talk.say("Hi")
+        await talk.answer()
+        await talk.say("And now?")
+        await talk.answer(instructions="Be long.", max_output_tokens=2, metadata={"a": "b"})
+    first, second = (_prompt(each) for each in mesh.tokenizer.received)
+    assert [(each["role"], each["content"]) for each in first] == [
+        ("system", "Be brief."),
+        ("user", "Hi"),
+    ]
+    assert [(each["role"], each["content"]) for each in second] == [
+        ("system", "Be long."),
+        ("user", "Hi"),
+        ("assistant", TEXT),
+        ("user", "And now?"),
+    ]
+    sizes = [each.sampling.max_tokens for each in mesh.workers[0].generates]
+    assert sizes == [40, 2]
+
+
+def _prompt(question: Any) -> list[dict[str, Any]]:
+    import json
+
+    messages: list[dict[str, Any]] = json.loads(question.prompt.messages_json)
+    return messages
+
+
+async def test_max_output_tokens_make_a_response_incomplete(mesh: BackEnd) -> None:
+    async with talking(mesh) as talk:
+        await talk.say("Hi")
+        response = (await talk.answer(max_output_tokens=2))[-1].response
+    assert (response.status, response.status_details.reason) == ("incomplete", "max_output_tokens")
+    assert response.output[0].status == "incomplete"
+    assert response.usage.output_tokens == 2
+
+
+async def test_items_are_added_shown_and_deleted(mesh: BackEnd) -> None:
+    def message(item_id: str) -> Any:
+        content = [{"type": "input_text", "text": item_id}]
+        return {"id": item_id, "type": "message", "role": "user", "content": content}
+
+    async with talking(mesh) as talk:
+        items = talk.connection.conversation.item
+        for item_id, previous in (("b", None), ("d", None), ("a", "root"), ("c", "b")):
+            extra = {} if previous is None else {"previous_item_id": previous}
+            await items.create(item=message(item_id), **extra)  # type: ignore[arg-type]
+            added, done = await talk.next(), await talk.next()
+            assert (added.type, done.type) == ("conversation.item.added", "conversation.item.done")
+            assert added.previous_item_id == {"b": None, "d": "b", "a": None, "c": "b"}[item_id]
+        await items.retrieve(item_id="c")
+        shown = await talk.next()
+        assert (shown.type, shown.item.id) == ("conversation.item.retrieved", "c")
+        await items.delete(item_id="b")
+        assert (await talk.next()).item_id == "b"
+        await talk.answer()
+    assert [each["content"] for each in _prompt(mesh.tokenizer.received[-1])] == ["a", "c", "d"]
+
+
+async def test_a_response_apart_leaves_the_conversation_alone(mesh: BackEnd) -> None:
+    async with talking(mesh) as talk:
+        await talk.say("Hi")
+        content = [{"type": "input_text", "text": "Apart?"}]
+        item = {"type": "message", "role": "user", "content": content}
+        events = await talk.answer(conversation="none", input=[item], metadata={"topic": "x"})
+        assert not any(event.type.startswith("conversation.") for event in events)
+        assert events[-1].response.metadata == {"topic": "x"}
+        await talk.answer()
+    first, second = (_prompt(each) for each in mesh.tokenizer.received)
+    assert [each["content"] for each in first] == ["Apart?"]
+    assert [each["content"] for each in second] == ["Hi"]
+
+
+async def test_the_output_of_a_call_goes_back_to_the_model(mesh: BackEnd) -> None:
+    async with talking(mesh) as talk:
+        items = talk.connection.conversation.item
+        await talk.say("Weather?")
+        call: Any = {"type": "function_call", "name": "look", "arguments": "{}", "call_id": "c1"}
+        await items.create(item=call)
+        await talk.until("conversation.item.done")
+        output: Any = {"type": "function_call_output", "call_id": "c1", "output": "sunny"}
+        await items.create(item=output)
+        await talk.until("conversation.item.done")
+        await talk.answer()
+    function = {"name": "look", "arguments": "{}"}
+    assert _prompt(mesh.tokenizer.received[-1])[1:] == [
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "c1", "type": "function", "function": function}],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "sunny", "name": "look"},
+    ]
+
+
+async def test_text_of_the_model_is_truncated(mesh: BackEnd) -> None:
+    async with talking(mesh) as talk:
+        await talk.say("Hi")
+        item_id = (await talk.answer())[-1].response.output[0].id
+        await talk.connection.conversation.item.truncate(
+            item_id=item_id, content_index=0, audio_end_ms=0
+        )
+        assert (await talk.next()).type == "conversation.item.truncated"
+        await talk.connection.conversation.item.retrieve(item_id=item_id)
+        assert (await talk.next()).item.content[0].text == ""
+
+
+async def slow_mesh(bus: BusSettings, redis: RedisSettings, **limits: Any) -> BackEnd:
+    mesh = BackEnd(bus, redis, saying("word " * 40), **limits)
+    mesh.step_s = 0.02
+    return mesh
+
+
+async def test_cancelling(bus_settings: BusSettings, redis_settings: RedisSettings) -> None:
+    async with await slow_mesh(bus_settings, redis_settings) as mesh, talking(mesh) as talk:
+        await talk.say("Hi")
+        await talk.connection.response.create()
+        await talk.until("response.output_text.delta")
+        error = await _second_response(talk)
+        assert error.code == "conflict"
+        await talk.connection.response.cancel()
+        done = (await talk.until("response.done"))[-1].response
+        assert (done.status, done.status_details.reason) == ("cancelled", "client_cancelled")
+        assert done.output[0].status == "incomplete"
+        assert done.output[0].content[0].text.startswith("w")
+        await mesh.until(lambda: bool(mesh.workers[0].cancels))
+        assert (await talk.refused({"type": "response.cancel"})).code == "conflict"
+        # What there is stays in the conversation, which goes on.
+        await talk.answer(max_output_tokens=1)
+        assert _prompt(mesh.tokenizer.received[-1])[-1]["content"].startswith("w")
+
+
+async def _second_response(talk: Talk) -> Any:
+    await talk.connection.send({"type": "response.create", "event_id": "mine"})
+    while (event := await talk.next()).type != "error":
+        continue
+    assert event.error.event_id == "mine"
+    return event.error
+
+
+async def test_cancelling_at_once(bus_settings: BusSettings, redis_settings: RedisSettings) -> None:
+    async with await slow_mesh(bus_settings, redis_settings) as mesh, talking(mesh) as talk:
+        await talk.say("Hi")
+        mesh.scheduler.delay_s = 1.0
+        for _ in range(5):
+            await talk.connection.response.create()
+            await talk.connection.response.cancel()
+            done = (await talk.until("response.done"))[-1].response
+            assert (done.status, done.output, done.usage) == ("cancelled", [], None)
+
+
+async def test_a_client_that_leaves_cancels(
+    bus_settings: BusSettings, redis_settings: RedisSettings
+) -> None:
+    async with await slow_mesh(bus_settings, redis_settings) as mesh:
+        async with talking(mesh) as talk:
+            await talk.say("Hi")
+            await talk.connection.response.create()
+            await talk.until("response.output_text.delta")
+        await mesh.until(lambda: bool(mesh.workers[0].cancels))
+        await mesh.until(lambda: "websocket_connections_active 0.0" in _metrics(mesh))
+        assert "websocket_connections_total 1.0" in _metrics(mesh)
+        assert "websocket_connection_duration_seconds_count 1.0" in _metrics(mesh)
+
+
+def _metrics(mesh: BackEnd) -> str:
+    return mesh.metrics.render().decode()
+
+
+async def test_a_response_survives_its_worker(
+    bus_settings: BusSettings, redis_settings: RedisSettings
+) -> None:
+    async with await slow_mesh(bus_settings, redis_settings) as mesh, talking(mesh) as talk:
+        await mesh.add_worker()
+        await talk.say("Hi")
+        await talk.connection.response.create()
+        await talk.until("response.output_text.delta")
+        await mesh.workers[0].die()
+        done = (await talk.until("response.done"))[-1].response
+    assert done.status == "completed"
+    assert done.output[0].content[0].text.strip() == ("word " * 40).strip()
+
+
+async def test_a_failed_response_leaves_the_session_open(mesh: BackEnd) -> None:
+    async with talking(mesh) as talk:
+        await talk.say("Hi")
+        mesh.scheduler.is_full = True
+        failed = (await talk.answer())[-1].response
+        assert (failed.status, failed.status_details.error.code) == ("failed", "overloaded")
+        mesh.scheduler.is_full = False
+        assert (await talk.answer())[-1].response.status == "completed"
+
+
+async def test_many_sessions_at_once(mesh: BackEnd) -> None:
+    async def one(number: int) -> str:
+        async with talking(mesh) as talk:
+            await talk.say(f"I am {number}")
+            response = (await talk.answer())[-1].response
+            return str(response.output[0].content[0].text)
+
+    texts = await asyncio.gather(*(one(number) for number in range(20)))
+    assert set(texts) == {TEXT}
+    said = {_prompt(each)[0]["content"] for each in mesh.tokenizer.received}
+    assert said == {f"I am {number}" for number in range(20)}
