@@ -22,15 +22,6 @@ class Tool(BaseModel):
     parameters: dict[str, Any] | None = None
 
 
-class ToolChoice(BaseModel):
-    """The function that the model is to call."""
-
-    model_config = _STRICT
-
-    type: Literal["function"]
-    name: str
-
-
 class Reasoning(BaseModel):
     """How much to think."""
 
@@ -47,7 +38,7 @@ class GenerationFields(BaseModel):
     instructions: str | None = None
     output_modalities: list[Literal["text", "audio"]] | None = None
     tools: list[Tool] | None = None
-    tool_choice: Literal["auto", "none", "required"] | ToolChoice | None = None
+    tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | Literal["inf"] | None = None
     temperature: float | None = Field(default=None, ge=0, le=100)
@@ -88,6 +79,7 @@ def check_served(fields: GenerationFields, place: str) -> None:
             raise _not_served(f"{place}.type", "'transcription' ")
         if fields.truncation not in (None, "disabled"):
             raise _not_served(f"{place}.truncation", "anything but 'disabled' ")
+    _check_choice(fields.tool_choice, f"{place}.tool_choice")
     names = [tool.name for tool in fields.tools or ()]
     if len(set(names)) < len(names):
         raise InvalidInput(f"{place}.tools: two have one name", param=f"{place}.tools")
@@ -100,6 +92,19 @@ def _check_text(fields: GenerationFields, place: str) -> None:
         raise NotSupported(
             f"{place}.output_modalities must be ['text']: audio is not supported yet",
             param=f"{place}.output_modalities",
+        )
+
+
+def _check_choice(choice: str | dict[str, Any] | None, place: str) -> None:
+    if choice is None or choice in ("auto", "none", "required"):
+        return
+    if isinstance(choice, dict) and choice.get("type") == "mcp":
+        raise _not_served(f"{place}.type", "'mcp' ")
+    if not (isinstance(choice, dict) and choice.get("type") == "function" and choice.get("name")):
+        raise InvalidInput(
+            f"{place} must be 'auto', 'none', 'required' or "
+            '{"type": "function", "name": ...}',
+            param=place,
         )
 
 

@@ -1,0 +1,348 @@
+"""Who may open a realtime session, what it may hold, and what is told of events that are wrong."""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import openai
+import pytest
+from openai.types.realtime import RealtimeErrorEvent
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from tests.fakes.back_end import BackEnd, saying
+from tokenmesh.shared.config.bus import BusSettings
+from tokenmesh.shared.config.redis import RedisSettings
+
+Json = dict[str, Any]
+
+
+@pytest.fixture
+async def mesh(bus_settings: BusSettings, redis_settings: RedisSettings) -> AsyncIterator[BackEnd]:
+    async with BackEnd(bus_settings, redis_settings) as back_end:
+        yield back_end
+
+
+def address(mesh: BackEnd, query: str | None = None) -> str:
+    asked = f"model={mesh.model}" if query is None else query
+    return f"{mesh.url.replace('http', 'ws', 1)}/v1/realtime?{asked}"
+
+
+@asynccontextmanager
+async def session(mesh: BackEnd, **options: Any) -> AsyncIterator[ClientConnection]:
+    async with connect(address(mesh), **options) as socket:
+        assert json.loads(await socket.recv())["type"] == "session.created"
+        yield socket
+
+
+async def refused(socket: ClientConnection, event: Json | str | bytes) -> Json:
+    """The error that an event brings."""
+    await socket.send(event if isinstance(event, str | bytes) else json.dumps(event))
+    told = RealtimeErrorEvent.model_validate_json(await socket.recv(), strict=True)
+    assert told.error.type == "invalid_request_error"
+    return told.error.model_dump()
+
+
+def create(**item: Any) -> Json:
+    return {"type": "conversation.item.create", "item": item}
+
+
+def said(**part: Any) -> Json:
+    return create(type="message", role="user", content=[part])
+
+
+def update(**fields: Any) -> Json:
+    return {"type": "session.update", "session": {"type": "realtime", **fields}}
+
+
+def respond(**fields: Any) -> Json:
+    return {"type": "response.create", "response": fields}
+
+
+HI = said(type="input_text", text="a")
+TOOL = {"type": "function", "name": "f"}
+WITH_KEY = "openai-insecure-api-key.sk-1"
+WRONG: list[tuple[Json, str, str]] = [
+    ({}, "type", "invalid_request_error"),
+    ({"type": 1}, "type", "invalid_request_error"),
+    ({"type": "session.destroy"}, "type", "unknown_event"),
+    ({"type": "input_audio_buffer.append", "audio": ""}, "type", "not_supported"),
+    ({"type": "session.update"}, "session", "invalid_request_error"),
+    ({"type": "response.cancel", "event_id": 1}, "event_id", "invalid_request_error"),
+    ({"type": "response.cancel", "extra": 1}, "extra", "invalid_request_error"),
+    (update(type="transcription"), "session.type", "not_supported"),
+    (update(model="nobody"), "model", "model_not_found"),
+    (update(instructions=1), "session.instructions", "invalid_request_error"),
+    (update(output_modalities=["audio"]), "session.output_modalities", "not_supported"),
+    (update(output_modalities=["smell"]), "session.output_modalities[0]", "invalid_request_error"),
+    (update(audio={"output": {}}), "session.audio", "not_supported"),
+    (update(prompt={"id": "p"}), "session.prompt", "not_supported"),
+    (update(tracing="auto"), "session.tracing", "not_supported"),
+    (update(truncation="auto"), "session.truncation", "not_supported"),
+    (update(include=["x"]), "session.include", "not_supported"),
+    (update(tools=[{"type": "mcp"}]), "session.tools[0].type", "invalid_request_error"),
+    (update(tools=[{"type": "function"}]), "session.tools[0].name", "invalid_request_error"),
+    (update(tools=[TOOL, TOOL]), "session.tools", "invalid_request_error"),
+    (update(tool_choice="maybe"), "session.tool_choice", "invalid_request_error"),
+    (update(tool_choice={"type": "function"}), "session.tool_choice", "invalid_request_error"),
+    (update(tool_choice={"type": "mcp"}), "session.tool_choice.type", "not_supported"),
+    (update(max_output_tokens=0), "session.max_output_tokens", "invalid_request_error"),
+    (update(max_output_tokens="many"), "session.max_output_tokens", "invalid_request_error"),
+    (update(temperature=-1), "session.temperature", "invalid_request_error"),
+    (update(reasoning={"effort": 1}), "session.reasoning.effort", "invalid_request_error"),
+    (update(novel=1), "session.novel", "invalid_request_error"),
+    ({"type": "conversation.item.create"}, "item", "invalid_request_error"),
+    (create(type="hologram"), "item.type", "not_supported"),
+    (create(type="message", role="user"), "item.content", "invalid_request_error"),
+    (create(type="message", role="user", content=[]), "item.content", "invalid_request_error"),
+    (create(type="message", role="tool", content=[{}]), "item.role", "invalid_request_error"),
+    (said(type="input_audio", audio=""), "item.content[0].type", "not_supported"),
+    (said(type="output_text", text="a"), "item.content[0].type", "not_supported"),
+    (said(type="input_text"), "item.content[0].text", "invalid_request_error"),
+    (said(type="input_image"), "item.content[0].image_url", "invalid_request_error"),
+    (create(type="function_call", name="f"), "item.arguments", "invalid_request_error"),
+    (
+        create(type="function_call_output", call_id="none", output=""),
+        "item.call_id",
+        "not_found",
+    ),
+    (
+        {**said(type="input_text", text="a"), "previous_item_id": "x"},
+        "previous_item_id",
+        "not_found",
+    ),
+    ({"type": "conversation.item.retrieve"}, "item_id", "invalid_request_error"),
+    ({"type": "conversation.item.retrieve", "item_id": "x"}, "item_id", "not_found"),
+    ({"type": "conversation.item.delete", "item_id": "x"}, "item_id", "not_found"),
+    (
+        {
+            "type": "conversation.item.truncate",
+            "item_id": "x",
+            "content_index": 0,
+            "audio_end_ms": 5,
+        },
+        "audio_end_ms",
+        "invalid_request_error",
+    ),
+    (respond(output_modalities=["audio"]), "response.output_modalities", "not_supported"),
+    (respond(audio={"output": {}}), "response.audio", "not_supported"),
+    (respond(conversation="other"), "response.conversation", "not_found"),
+    (respond(metadata={"a": 1}), "response.metadata.a", "invalid_request_error"),
+    (respond(input=[{"type": "x"}]), "response.input[0].type", "not_supported"),
+    (respond(input=[{"type": "item_reference"}]), "response.input[0].id", "invalid_request_error"),
+    (
+        respond(input=[{"type": "item_reference", "id": "x"}]),
+        "response.input[0].id",
+        "not_found",
+    ),
+]
+
+
+async def test_what_is_wrong_is_named_and_the_session_goes_on(mesh: BackEnd) -> None:
+    async with session(mesh) as socket:
+        for event, param, code in WRONG:
+            error = await refused(socket, event)
+            assert (error["param"], error["code"]) == (param, code), event
+            assert param in error["message"], event
+        for text in ("{", "[]", '"a"', "[" * 200 + "]" * 200, "\ud800"[:0]):
+            assert (await refused(socket, text))["code"] in (
+                "invalid_json",
+                "invalid_request_error",
+            )
+        await refused(socket, b"{}")
+        await socket.send(json.dumps(respond(instructions="Say hello.")))
+        while (event := json.loads(await socket.recv()))["type"] != "response.done":
+            assert event["type"] != "error"
+        assert event["response"]["status"] == "completed"
+
+
+@pytest.mark.parametrize(
+    ("options", "status"),
+    [
+        ({}, 401),
+        ({"additional_headers": {"authorization": "Bearer sk-2"}}, 401),
+        ({"subprotocols": ["realtime"]}, 401),
+        ({"subprotocols": ["realtime", "openai-insecure-api-key.sk-2"]}, 401),
+        ({"additional_headers": {"authorization": "Bearer sk-1"}}, None),
+        ({"additional_headers": {"x-api-key": "sk-1"}}, None),
+        ({"subprotocols": ["realtime", WITH_KEY]}, None),
+        (
+            {"subprotocols": ["realtime", "openai-insecure-api-key.sk-1"], "origin": "http://a"},
+            None,
+        ),
+    ],
+)
+async def test_only_those_with_a_key_get_in(
+    bus_settings: BusSettings, redis_settings: RedisSettings, options: Any, status: int | None
+) -> None:
+    digest = hashlib.sha256(b"sk-1").hexdigest()
+    async with BackEnd(bus_settings, redis_settings, api_key_hashes=(digest,)) as mesh:
+        if status is None:
+            async with session(mesh, **options) as socket:
+                assert socket.subprotocol == ("realtime" if "subprotocols" in options else None)
+            return
+        with pytest.raises(InvalidStatus) as caught:
+            await connect(address(mesh), **options)
+        response = caught.value.response
+        assert response.status_code == status
+        assert json.loads(response.body or b"")["error"]["code"] == "invalid_api_key"
+
+
+@pytest.mark.parametrize(
+    ("origin", "may"),
+    [(None, True), ("http://evil.example", False), ("null", False), ("http://ours", True)],
+)
+async def test_pages_from_elsewhere_stay_out_where_there_are_no_keys(
+    bus_settings: BusSettings, redis_settings: RedisSettings, origin: Any, may: bool
+) -> None:
+    async with BackEnd(bus_settings, redis_settings, cors_origins=("http://ours",)) as mesh:
+        if may:
+            async with session(mesh, origin=origin):
+                pass
+            async with session(mesh, origin=mesh.url):
+                return
+        with pytest.raises(InvalidStatus) as caught:
+            await connect(address(mesh), origin=origin)
+        assert caught.value.response.status_code == 403
+
+
+async def test_an_unknown_model_or_route_is_refused_before_it_begins(mesh: BackEnd) -> None:
+    for url, status in (
+        (address(mesh, "model=nobody"), 404),
+        (address(mesh).replace("realtime", "unreal"), 403),
+    ):
+        with pytest.raises(InvalidStatus) as caught:
+            await connect(url)
+        assert caught.value.response.status_code == status
+    async with connect(address(mesh, "")) as socket:
+        assert json.loads(await socket.recv())["session"]["model"] == mesh.model
+
+
+async def test_the_number_of_sessions_is_bounded(
+    bus_settings: BusSettings, redis_settings: RedisSettings
+) -> None:
+    async with BackEnd(bus_settings, redis_settings, realtime_max_sessions=2) as mesh:
+        async with session(mesh), session(mesh):
+            with pytest.raises(InvalidStatus) as caught:
+                await connect(address(mesh))
+            assert caught.value.response.status_code == 429
+            assert caught.value.response.headers["retry-after"] == "5"
+        async with session(mesh):
+            pass
+
+
+async def test_items_are_bounded(bus_settings: BusSettings, redis_settings: RedisSettings) -> None:
+    async with (
+        BackEnd(
+            bus_settings, redis_settings, realtime_max_items=3, realtime_max_session_bytes=1024
+        ) as mesh,
+        session(mesh) as socket,
+    ):
+        large = await refused(socket, said(type="input_text", text="x" * 1024))
+        assert "1024" in large["message"]
+        for index in range(3):
+            item = {**HI["item"], "id": f"i{index}"}
+            await socket.send(json.dumps(create(**item)))
+            await socket.recv()
+            await socket.recv()
+        assert (await refused(socket, HI))["param"] == "item"
+        assert (await refused(socket, respond()))["param"] == "item"
+        assert (await refused(socket, create(**item)))["code"] == "invalid_request_error"
+        await socket.send(json.dumps({"type": "conversation.item.delete", "item_id": "i0"}))
+        await socket.recv()
+        assert (await refused(socket, create(**item)))["code"] == "conflict"
+
+
+async def test_a_message_that_is_too_large_ends_the_session(
+    bus_settings: BusSettings, redis_settings: RedisSettings
+) -> None:
+    mesh = BackEnd(bus_settings, redis_settings, realtime_max_message_bytes=2048)
+    async with mesh, session(mesh) as socket:
+        await socket.send("x" * 4096)
+        with pytest.raises(ConnectionClosed) as caught:
+            await socket.recv()
+        assert caught.value.rcvd is not None
+        assert caught.value.rcvd.code == 1009
+
+
+@pytest.mark.parametrize("name", ["realtime_idle_timeout_s", "realtime_session_timeout_s"])
+async def test_sessions_end_in_time(
+    bus_settings: BusSettings, redis_settings: RedisSettings, name: str
+) -> None:
+    limits: Json = {name: 0.3}
+    mesh = BackEnd(bus_settings, redis_settings, **limits)
+    async with mesh, session(mesh) as socket:
+        told = json.loads(await socket.recv())
+        assert told["error"]["code"] == "session_expired"
+        with pytest.raises(ConnectionClosed) as caught:
+            await socket.recv()
+        assert caught.value.rcvd is not None
+        assert caught.value.rcvd.code == 1000
+
+
+async def test_a_response_keeps_a_session_from_being_idle(
+    bus_settings: BusSettings, redis_settings: RedisSettings
+) -> None:
+    mesh = BackEnd(bus_settings, redis_settings, saying("a b c"), realtime_idle_timeout_s=0.2)
+    mesh.step_s = 0.15
+    async with mesh, session(mesh) as socket:
+        await socket.send(json.dumps(respond(instructions="Say.")))
+        kinds = []
+        while "response.done" not in kinds:
+            kinds.append(json.loads(await socket.recv())["type"])
+        assert "error" not in kinds
+
+
+async def test_a_client_that_answers_no_ping_is_gone(
+    bus_settings: BusSettings, redis_settings: RedisSettings
+) -> None:
+    mesh = BackEnd(
+        bus_settings, redis_settings, realtime_ping_interval_s=0.1, realtime_ping_timeout_s=0.2
+    )
+    async with mesh, session(mesh, close_timeout=0.1) as socket:
+        await asyncio.sleep(0.5)
+        await refused(socket, "{")
+        socket.transport.pause_reading()
+        gone = "websocket_connections_active 0.0"
+        await mesh.until(lambda: gone in mesh.metrics.render().decode())
+        socket.transport.resume_reading()
+
+
+async def test_a_slow_client_is_given_up(
+    bus_settings: BusSettings, redis_settings: RedisSettings
+) -> None:
+    mesh = BackEnd(bus_settings, redis_settings, write_timeout_s=0.3)
+    async with mesh, session(mesh, close_timeout=0.1, ping_interval=None) as socket:
+        text = said(type="input_text", text="x" * 500_000)
+        await socket.send(json.dumps(text))
+        await socket.recv()
+        item_id = json.loads(await socket.recv())["item"]["id"]
+        socket.transport.pause_reading()
+        for _ in range(40):
+            event = {"type": "conversation.item.retrieve", "item_id": item_id}
+            await socket.send(json.dumps(event))
+        gone = "websocket_connections_active 0.0"
+        await mesh.until(lambda: gone in mesh.metrics.render().decode())
+        socket.transport.resume_reading()
+
+
+@pytest.mark.filterwarnings("ignore:connect")
+async def test_the_blocking_client(mesh: BackEnd) -> None:
+    def talk() -> list[str]:
+        client = openai.OpenAI(
+            base_url="http://x", api_key="k", websocket_base_url=mesh.url + "/v1"
+        )
+        kinds: list[str] = []
+        with client, client.realtime.connect(model=mesh.model) as connection:
+            connection.response.create(response={"instructions": "Say hello."})
+            for event in connection:
+                kinds.append(event.type)
+                if event.type == "response.done":
+                    return kinds
+        return kinds
+
+    kinds = await asyncio.to_thread(talk)
+    assert (kinds[0], kinds[-1]) == ("session.created", "response.done")
