@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pydantic
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
 
@@ -152,6 +152,7 @@ def joined(events: Sequence[Event]) -> list[Any]:
     return told
 
 
+@settings(max_examples=60, deadline=None)
 @given(two_portionings())
 def test_any_portioning_makes_the_same_events_and_a_replay_the_very_same(
     portionings: tuple[list[Piece], list[Piece]],
@@ -164,6 +165,7 @@ def test_any_portioning_makes_the_same_events_and_a_replay_the_very_same(
     assert joined(others) == joined(events)
 
 
+@settings(max_examples=60, deadline=None)
 @given(two_portionings())
 def test_nothing_that_the_model_said_is_lost(portionings: tuple[list[Piece], list[Piece]]) -> None:
     events, response = run(portionings[0])
