@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import openai
+import pydantic
 import pytest
 from openai.types.responses import ResponseFunctionToolCall, ResponseReasoningItem
 
@@ -91,3 +92,12 @@ def test_a_streamed_function_call(client: openai.OpenAI) -> None:
     assert call.type == "function_call"
     assert "".join(deltas) == call.arguments
     assert json.loads(call.arguments) == {"city": "Paris"}
+
+
+class Sum(pydantic.BaseModel):
+    answer: int
+
+
+def test_structured_text(client: openai.OpenAI) -> None:
+    answer = client.responses.parse(input="What is 17 + 25?", text_format=Sum, **ASKED)
+    assert isinstance(answer.output_parsed, Sum)

@@ -119,7 +119,7 @@ def test_previous_items_come_between_instructions_and_input() -> None:
 
 
 def chat_of(**fields: Any) -> dict[str, Any]:
-    chat = translate(read(**fields)).chat.model_dump(exclude_unset=True)
+    chat = translate(read(**fields)).chat.model_dump(exclude_unset=True, by_alias=True)
     return {name: value for name, value in chat.items() if name != "messages"}
 
 
@@ -307,6 +307,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
     ({"text": {"format": {}}}, "text.format.type"),
+    ({"text": {"format": {"type": "text", "nonsense": 1}}}, "text.format.nonsense"),
     ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
     ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name"),
     ({"text": {"format": {"type": "json_schema", "schema": 5}}}, "text.format.schema"),

@@ -40,7 +40,7 @@ class ReasoningFields(BaseModel):
 class TextFormat(BaseModel):
     """What the text is to be; the other fields are a json_schema's."""
 
-    model_config = ConfigDict(extra="allow", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = Field(default=None, min_length=1, max_length=64)
