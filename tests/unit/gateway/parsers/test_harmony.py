@@ -121,6 +121,26 @@ def test_a_message_that_was_not_ended_ends_where_the_next_begins() -> None:
     assert read(text) == [Reasoning("Hm"), Content("Sunny.")]
 
 
+def test_a_message_may_go_on_to_another_channel() -> None:
+    text = "<|channel|>final<|message|>Sunny.<|channel|>analysis<|message|>Hm"
+    assert read(text) == [Content("Sunny."), Reasoning("Hm")]
+
+
+@pytest.mark.parametrize("end", ["", "<|end|>", "<|start|>assistant<|channel|>analysis"])
+def test_words_in_a_header_that_has_no_message_are_content(end: str) -> None:
+    assert read(f"<|channel|>final Sunny.{end}") == [Content("Sunny.")]
+    assert read(f"<|channel|>final {end}") == []
+
+
+def test_a_message_to_the_user_is_an_answer() -> None:
+    assert read("<|channel|>final to=user<|message|>Sunny.") == [Content("Sunny.")]
+
+
+def test_an_answer_is_read_once() -> None:
+    text = "<|channel|>final<|message|>to=day is sunny"
+    assert read(text) == [Content("to=day is sunny")]
+
+
 def test_the_prompt_may_have_begun_the_message() -> None:
     begun = f"{PROMPT}<|channel|>"
     assert read("analysis<|message|>Hm<|end|>", begun) == [Reasoning("Hm")]
@@ -128,6 +148,7 @@ def test_the_prompt_may_have_begun_the_message() -> None:
     family = FAMILY.begins_reasoning
     assert family(ParseContext(prompt_tail=PROMPT))
     assert not family(ParseContext(prompt_tail=f"{PROMPT}<|channel|>final<|message|>"))
+    assert family(ParseContext(prompt_tail=f"{PROMPT}<|channel|>final<|message|>Hi<|end|>"))
 
 
 def test_a_header_that_never_ends_becomes_content() -> None:

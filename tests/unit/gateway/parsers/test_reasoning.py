@@ -117,6 +117,11 @@ SAMPLES: dict[str, list[Sample]] = {
             ("<think>", "</think>", "<answer>", "</answer>"),
         ),
         Sample("It's 4", [Content("It's 4")], ()),
+        Sample(
+            "<answer>4</answer> or </answer> 5",
+            [Content("4 or </answer> 5")],
+            ("<answer>", "</answer>"),
+        ),
     ],
     "hy_v3": [think()],
     "k2_horizon": [

@@ -84,6 +84,22 @@ def test_nothing_is_lost_wherever_the_model_stops(name: str) -> None:
     check_nothing_lost(lambda: make(name), text, ["<think>", "</think>"])
 
 
+@pytest.mark.parametrize("name", ["glm45", "holo2", "kimi_k2"])
+def test_what_thinks_unless_told_otherwise_needs_no_marker(name: str) -> None:
+    def read_as(thinking: bool | None) -> list[Event]:
+        return parse(lambda: make(name, ParseContext(thinking=thinking)), ["I see</think>4"])
+
+    assert read_as(None) == read_as(True) == [Reasoning("I see"), Content("4")]
+    assert read_as(False) == [Content("I see</think>4")]
+
+
+def test_before_anything_is_certain_the_default_tells_what_is_reasoning() -> None:
+    for name, expected in (("deepseek_r1", True), ("qwen3", False)):
+        parser = make(name)
+        parser.push("<thi")
+        assert parser.is_reasoning is expected
+
+
 def test_is_reasoning_follows_the_last_character() -> None:
     parser = make("qwen3")
     seen = []
