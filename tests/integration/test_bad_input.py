@@ -150,6 +150,7 @@ PLAIN_ONLY: Cases = [
     ({"logprob_token_ids": [10**6], "logprobs": 1}, "logprob_token_ids"),
     ({"logprob_token_ids": [1] * 1000, "logprobs": 1}, "logprob_token_ids"),
     ({"suffix": "end"}, "suffix"),
+    ({"suffix": 3}, "suffix"),
     ({"prompt_embeds": "AAAA"}, "prompt_embeds"),
     ({"best_of": 3}, "best_of"),
 ]

@@ -8,9 +8,11 @@ import httpx
 import pytest
 
 from tests.fakes.back_end import BackEnd, fake_tokenizer
+from tokenmesh.services.gateway import fill_in
 from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.redis import RedisSettings
 from tokenmesh.shared.messages.sampling import RepetitionRule, ThinkingBudget
+from tokenmesh.shared.tokens import unpack_ids
 
 CHAT = "/v1/chat/completions"
 PLAIN = "/v1/completions"
@@ -134,3 +136,25 @@ async def test_a_chat_is_told_its_prompt_as_text_and_its_tier(
     unasked = await client.post(CHAT, json=ask(mesh, CHAT, stream=is_stream))
     assert '"prompt_text":"' not in unasked.text
     assert '"service_tier":"' not in unasked.text
+
+
+@pytest.mark.parametrize("prompt", ["def f(", fake_tokenizer().encode("def f(").ids])
+async def test_a_suffix_is_written_around_the_gap(
+    mesh: BackEnd, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, prompt: Any
+) -> None:
+    markers = fill_in.Markers("<|im_start|>", "<|im_end|>", "<|endoftext|>")
+    monkeypatch.setattr(fill_in, "FORMATS", (markers,))
+    body = ask(mesh, PLAIN, suffix="return x", prompt=prompt)
+    assert (await client.post(PLAIN, json=body)).status_code == 200
+    ids = unpack_ids(mesh.workers[0].generates[0].prompt_ids)
+    wanted = "<|im_start|>def f(<|im_end|>return x<|endoftext|>"
+    assert fake_tokenizer().decode(ids, skip_special_tokens=False) == wanted
+    refused = await client.post(PLAIN, json={**body, "echo": True})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "suffix")
+
+
+async def test_one_of_several_prompts_is_named(mesh: BackEnd, client: httpx.AsyncClient) -> None:
+    body = ask(mesh, PLAIN, prompt=["Hi", "x " * 2000])
+    error = (await client.post(PLAIN, json=body)).json()["error"]
+    assert error["param"] == "prompt[1]"
+    assert error["message"].startswith("prompt[1]: ")

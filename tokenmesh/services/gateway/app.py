@@ -15,14 +15,16 @@ from tokenmesh.services.gateway.auth import ApiKeys
 from tokenmesh.services.gateway.edge import Edge
 from tokenmesh.services.gateway.error_response import crash_response, install_error_handlers
 from tokenmesh.services.gateway.gateway import Gateway
+from tokenmesh.services.gateway.openai.batch_request import BatchChatRequest
 from tokenmesh.services.gateway.openai.chat_request import ChatRequest
 from tokenmesh.services.gateway.openai.completion_request import CompletionRequest
 from tokenmesh.services.gateway.openai.tokenize_request import DetokenizeRequest, TokenizeRequest
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
 from tokenmesh.services.gateway.root_path import RootPath
-from tokenmesh.services.gateway.routes import chat, completions, messages, responses
+from tokenmesh.services.gateway.routes import chat, chat_batch, completions, messages, responses
 from tokenmesh.services.gateway.routes.admin import admin_router
 from tokenmesh.services.gateway.routes.chat import chat_endpoint
+from tokenmesh.services.gateway.routes.chat_batch import chat_batch_endpoint
 from tokenmesh.services.gateway.routes.completions import completion_endpoint
 from tokenmesh.services.gateway.routes.files import files_router
 from tokenmesh.services.gateway.routes.health import health_router
@@ -39,6 +41,7 @@ from tokenmesh.services.gateway.shortcut import Endpoint, Shortcut
 
 _BODIES: Final[dict[str, type[BaseModel]]] = {
     chat.PATH: ChatRequest,
+    chat_batch.PATH: BatchChatRequest,
     completions.PATH: CompletionRequest,
     messages.PATH: MessagesRequest,
     responses.PATH: ResponsesRequest,
@@ -59,6 +62,7 @@ def make_app(gateway: Gateway) -> ASGIApp:
     settings = gateway.settings
     endpoints = {
         chat.PATH: chat_endpoint(gateway),
+        chat_batch.PATH: chat_batch_endpoint(gateway),
         completions.PATH: completion_endpoint(gateway),
         messages.PATH: messages_endpoint(gateway),
         responses.PATH: response_endpoint(gateway),

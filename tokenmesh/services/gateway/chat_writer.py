@@ -45,7 +45,7 @@ class ChatWriter:
     def whole(self, delivery: Delivery, pieces: list[Piece]) -> ChatCompletion:
         """See `Writer.whole`."""
         ask = self._ask
-        choices = [self._choice(each) for each in self._named(merge(pieces, ask.num_choices))]
+        choices = [self.choice(each) for each in self._named(merge(pieces, ask.num_choices))]
         prompt_logprobs = delivery.choices[0].prompt_logprobs
         return ChatCompletion(
             id=ask.head.id,
@@ -61,7 +61,8 @@ class ChatWriter:
             prompt_text=self._prompt_text(delivery),
         )
 
-    def _choice(self, piece: Piece) -> ChatChoice:
+    def choice(self, piece: Piece) -> ChatChoice:
+        """One choice of an answer that is not streamed, from all its pieces."""
         ask = self._ask
         return ChatChoice(
             index=piece.choice,

@@ -22,6 +22,7 @@ from tokenmesh.shared.telemetry import REQUEST_ID, current_traceparent, span
 
 _PREFIX_BY_PATH: Final = {
     "/v1/chat/completions": "chatcmpl",
+    "/v1/chat/completions/batch": "chatcmpl",
     "/v1/completions": "cmpl",
     "/v1/messages": "msg",
     "/v1/responses": "resp",

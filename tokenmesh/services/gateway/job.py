@@ -34,6 +34,8 @@ class Job:
     truncation_side: Literal["left", "right"] = "left"
     cache_salt: str | None = None
     priority: int = 0
+    where: str = ""
+    """Where in the client's body the prompt is, when there are several."""
     parsing: Parsing | None = None
     """How the answers are read; None: as plain text."""
     beams: BeamOptions | None = None

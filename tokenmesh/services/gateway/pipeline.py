@@ -11,7 +11,8 @@ from tokenmesh.services.gateway.beams.searcher import Searcher
 from tokenmesh.services.gateway.inbox import Inbox
 from tokenmesh.services.gateway.job import Job, Prompt
 from tokenmesh.services.gateway.stages import Stages
-from tokenmesh.shared.errors import NotFound
+from tokenmesh.services.gateway.where import located
+from tokenmesh.shared.errors import InvalidInput, NotFound
 
 
 class Pipeline:
@@ -24,7 +25,10 @@ class Pipeline:
     @asynccontextmanager
     async def run(self, job: Job, inbox: Inbox) -> AsyncIterator[Prompt]:
         """Inside the block workers deliver into `inbox`; leaving it cancels what still runs."""
-        prompt = await self._prepare(job)
+        try:
+            prompt = await self._prepare(job)
+        except InvalidInput as error:
+            raise located(error, job.where) from error
         if job.beams is not None:
             async with self._searcher.run(job, job.beams, prompt, inbox):
                 yield prompt

@@ -43,6 +43,11 @@ class Vocabulary:
         """The ids of a text, without special tokens around it."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
+    def added_id(self, text: str) -> int | None:
+        """The id of a token that was added to the vocabulary, such as a marker; None: no such."""
+        found = self._tokenizer.token_to_id(text)
+        return found if found in self.added_ids else None
+
     def name(self, token_id: int) -> str:
         """The token as the vocabulary spells it, such as `Ġhello`; empty for an unknown id."""
         return self._tokenizer.id_to_token(token_id) or ""

@@ -1,7 +1,10 @@
 """CompletionIntake: the body of a plain completion becomes an Ask."""
 
+from dataclasses import replace
+
 from tokenmesh.services.gateway.ask import Ask
 from tokenmesh.services.gateway.exchange import Exchange
+from tokenmesh.services.gateway.fill_in import fill_in_prompt
 from tokenmesh.services.gateway.intake.desk import Desk, chunk_options, head_of, text_options
 from tokenmesh.services.gateway.job import Job
 from tokenmesh.services.gateway.openai.completion_request import (
@@ -28,6 +31,8 @@ class CompletionIntake:
         max_tokens = body.max_tokens
         if max_tokens == 0 and not body.echo:
             raise InvalidInput("max_tokens 0 needs echo to be true", param="max_tokens")
+        if body.suffix and body.echo:
+            raise InvalidInput("suffix does not go with echo", param="suffix")
         card, text = await self._desk.begin(body, exchange, max_tokens)
         sampling = self._desk.sampling(
             body,
@@ -68,11 +73,14 @@ class CompletionIntake:
         jobs = []
         for index, prompt in enumerate(prompts):
             one_id = request_id if len(prompts) == 1 else RequestId(f"{request_id}-{index}")
-            built = _plain_prompt(prompt, body.add_special_tokens, text.described.vocab_size)
+            where = f"prompt[{index}]" if len(prompts) > 1 else ""
+            whole = fill_in_prompt(prompt, body.suffix, text.vocabulary) if body.suffix else prompt
+            built = _plain_prompt(whole, body.add_special_tokens, text.described.vocab_size)
             # max_tokens 0 asks for the prompt alone: the worker has to make one token anyway.
             wanted = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
             max_tokens = max(1, wanted)
-            jobs.append(self._desk.job(body, card, built, sampling, max_tokens, one_id, index * n))
+            job = self._desk.job(body, card, built, sampling, max_tokens, one_id, index * n)
+            jobs.append(replace(job, where=where))
         return jobs
 
 

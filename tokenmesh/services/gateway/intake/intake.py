@@ -2,9 +2,11 @@
 
 from tokenmesh.services.gateway.ask import Ask
 from tokenmesh.services.gateway.exchange import Exchange
+from tokenmesh.services.gateway.intake.batch import batch_asks
 from tokenmesh.services.gateway.intake.chat import ChatIntake
 from tokenmesh.services.gateway.intake.completion import CompletionIntake
 from tokenmesh.services.gateway.intake.desk import Desk
+from tokenmesh.services.gateway.openai.batch_request import BatchChatRequest
 from tokenmesh.services.gateway.openai.chat_request import ChatRequest
 from tokenmesh.services.gateway.openai.completion_request import CompletionRequest
 from tokenmesh.shared.messages.tokenize import ChatPrompt
@@ -14,12 +16,17 @@ class Intake:
     """Of one gateway."""
 
     def __init__(self, desk: Desk) -> None:
+        self._settings = desk.settings
         self._chats = ChatIntake(desk)
         self._completions = CompletionIntake(desk)
 
     async def chat(self, body: ChatRequest, exchange: Exchange) -> Ask:
         """Raises InvalidInput and its kin."""
         return await self._chats.ask(body, exchange)
+
+    async def chat_batch(self, body: BatchChatRequest, exchange: Exchange) -> list[Ask]:
+        """One for each conversation. Raises InvalidInput and its kin."""
+        return await batch_asks(self._chats, body, exchange, self._settings)
 
     async def chat_prompt(self, body: ChatRequest) -> ChatPrompt:
         """The conversation as the tokenizer takes it, large media moved out of it."""

@@ -14,9 +14,9 @@ class CompletionRequest(SamplingFields):
     max_tokens: int | None = Field(default=DEFAULT_MAX_TOKENS, ge=0, le=INT32_MAX)
     logprobs: int | None = Field(default=None, ge=-1, le=INT32_MAX)
     add_special_tokens: bool = True
+    suffix: str | None = None
 
     # Known and not served yet.
-    suffix: str | None = None
     best_of: int | None = None
     prompt_embeds: str | list[str] | None = None
 

@@ -1,0 +1,38 @@
+"""Filling in the middle: markers are found in the vocabulary, and nowhere else."""
+
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from tests.fakes.tokenizers import byte_level_bpe
+from tokenmesh.services.gateway.fill_in import FORMATS, Markers, fill_in_prompt
+from tokenmesh.shared.errors import InvalidInput
+from tokenmesh.shared.text import Vocabulary
+
+
+def vocabulary_with(folder: Path, *added: str) -> Vocabulary:
+    byte_level_bpe(folder, *added)
+    tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
+    return Vocabulary(tokenizer, tokenizer.get_added_tokens_decoder())
+
+
+@pytest.mark.parametrize("markers", FORMATS, ids=lambda markers: markers.middle)
+def test_text_and_ids_come_to_the_same_prompt(tmp_path: Path, markers: Markers) -> None:
+    vocabulary = vocabulary_with(tmp_path, *markers)
+    text = fill_in_prompt("def f(", "return x", vocabulary)
+    assert text == f"{markers.prefix}def f({markers.suffix}return x{markers.middle}"
+    ids = fill_in_prompt(vocabulary.encode("def f("), "return x", vocabulary)
+    assert ids == vocabulary.encode(str(text))
+    assert ids[0] == vocabulary.added_id(markers.prefix)
+
+
+def test_a_vocabulary_without_all_markers_is_named(tmp_path: Path) -> None:
+    vocabulary = vocabulary_with(tmp_path, "<fim_prefix>", "<fim_suffix>")
+    with pytest.raises(InvalidInput, match="no markers") as wrong:
+        fill_in_prompt("a", "b", vocabulary)
+    assert wrong.value.param == "suffix"
+
+
+def test_an_ordinary_token_is_no_marker(tmp_path: Path) -> None:
+    assert vocabulary_with(tmp_path).added_id("a") is None

@@ -1,0 +1,46 @@
+"""A batch of conversations becomes Asks, one each, that are answered together."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tokenmesh.services.gateway.ask import Ask
+from tokenmesh.services.gateway.exchange import Exchange
+from tokenmesh.services.gateway.intake.chat import ChatIntake
+from tokenmesh.services.gateway.openai.batch_request import BatchChatRequest
+from tokenmesh.services.gateway.where import located
+from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.errors import InvalidInput
+from tokenmesh.shared.ids import RequestId
+
+
+async def batch_asks(
+    chats: ChatIntake, body: BatchChatRequest, exchange: Exchange, limits: GatewaySettings
+) -> list[Ask]:
+    """Choice i of a conversation is number `conversation * n + i`. Raises InvalidInput."""
+    conversations, n = body.conversations(), body.n or 1
+    if len(conversations) * n > limits.max_choices:
+        raise InvalidInput(
+            f"{len(conversations)} conversations times n = {n} are over the limit of "
+            f"{limits.max_choices} choices",
+            param="messages",
+        )
+    asks = []
+    for index, conversation in enumerate(conversations):
+        where = f"messages[{index}]"
+        try:
+            ask = await chats.ask(conversation, exchange)
+        except InvalidInput as error:
+            raise located(error, where) from error
+        job = replace(
+            ask.jobs[0],
+            request_id=RequestId(f"{exchange.request_id}-{index}"),
+            first_choice=index * n,
+            where=where,
+        )
+        asks.append(replace(ask, jobs=(job,)))
+    return asks
+
+
+def joined(asks: Sequence[Ask]) -> Ask:
+    """All of them as one, for what they have in common."""
+    return replace(asks[0], jobs=tuple(job for ask in asks for job in ask.jobs))
