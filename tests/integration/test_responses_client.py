@@ -11,7 +11,7 @@ import pydantic
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 
-from tests.fakes.back_end import BackEnd, saying
+from tests.fakes.back_end import MAX_MODEL_LEN, BackEnd, saying
 from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.redis import RedisSettings
 from tokenmesh.shared.errors import InvalidInput
@@ -218,3 +218,60 @@ async def test_a_client_that_leaves_cancels_its_response(long_mesh: BackEnd) -> 
             if "output_text.delta" in line:
                 break
     await long_mesh.until(lambda: len(long_mesh.workers[0].cancels) > 0)
+
+
+async def test_a_long_input_is_cut_only_when_that_is_wanted(mesh: BackEnd) -> None:
+    body = {"model": mesh.model, "input": "word " * 400, "store": False, "max_output_tokens": 40}
+    async with httpx.AsyncClient(timeout=10) as http:
+        refused = await http.post(f"{mesh.url}/v1/responses", json=body)
+        cut = await http.post(f"{mesh.url}/v1/responses", json={**body, "truncation": "auto"})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "input"
+    assert "messages" not in refused.json()["error"]["message"]
+    assert cut.status_code == 200, cut.text
+    assert cut.json()["usage"]["input_tokens"] == MAX_MODEL_LEN - 40
+    assert cut.json()["truncation"] == "auto"
+
+
+async def test_an_error_after_a_keep_alive_is_a_whole_stream(
+    bus_settings: BusSettings, redis_settings: RedisSettings
+) -> None:
+    limits: dict[str, Any] = {"sse_keep_alive_s": 0.05, "request_timeout_s": 0.5}
+    async with BackEnd(bus_settings, redis_settings, **limits) as mesh:
+        mesh.scheduler.delay_s = 2.0
+        body = {"model": mesh.model, "input": "Hi", "stream": True, "store": False}
+        async with httpx.AsyncClient(timeout=10) as http:
+            answer = await http.post(f"{mesh.url}/v1/responses", json=body)
+    events = [
+        json.loads(line.removeprefix("data: "))
+        for line in answer.text.splitlines()
+        if line.startswith("data: ")
+    ]
+    assert [event["type"] for event in events] == [
+        "response.created",
+        "response.in_progress",
+        "error",
+        "response.failed",
+    ]
+    assert events[-1]["response"]["error"]["code"] == "server_error"
+    for event in events:
+        EVENT.validate_json(json.dumps(event))
+
+
+class Greeting(pydantic.BaseModel):
+    hello: str
+
+
+async def test_parsing_into_a_model(mesh: BackEnd, client: openai.AsyncOpenAI) -> None:
+    mesh.workers[0].script = saying('{"hello": "you"}')
+    asked: Any = {"model": mesh.model, "input": "Hi", "text_format": Greeting, "store": False}
+    answer = await client.responses.parse(**asked)
+    assert answer.output_parsed == Greeting(hello="you")
+    async with client.responses.stream(**asked) as stream:
+        final = await stream.get_final_response()
+    assert final.output_parsed == Greeting(hello="you")
+    structured = mesh.workers[0].generates[-1].sampling.structured
+    assert structured is not None
+    assert final.text is not None
+    assert final.text.format is not None
+    assert final.text.format.type == "json_schema"

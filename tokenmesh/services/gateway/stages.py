@@ -27,6 +27,10 @@ from tokenmesh.shared.tokens import count_ids
 _SEEDS: Final = 1 << SEED_BITS
 _MAX_TRACED_CANDIDATES: Final = 16
 
+_WHAT_FITS: Final = -1
+_ANSWERS_PART: Final = 8
+"""One part in so many of the context is the answer's where its length is not told."""
+
 
 class Stages:
     """The four services as the pipeline sees them."""
@@ -51,7 +55,7 @@ class Stages:
             request_id=job.request_id,
             model=job.card.name,
             prompt=job.prompt,
-            truncate_prompt_tokens=job.truncate_prompt_tokens,
+            truncate_prompt_tokens=_kept_tokens(job),
             truncation_side=job.truncation_side,
             bad_words=list(job.bad_words),
             cache_salt=job.cache_salt,
@@ -206,6 +210,15 @@ def _place_of(job: Job, prompt: Prompt) -> Place:
         route_hashes=prompt.route_hashes,
         priority=job.priority,
     )
+
+
+def _kept_tokens(job: Job) -> int | None:
+    """Where a prompt is cut; None: not at all. -1 leaves room for the answer."""
+    if job.truncate_prompt_tokens != _WHAT_FITS:
+        return job.truncate_prompt_tokens
+    limit = job.card.max_model_len
+    wanted = limit // _ANSWERS_PART if job.max_tokens is None else job.max_tokens
+    return max(1, limit - max(1, wanted))
 
 
 def _room(job: Job, num_tokens: int) -> int:
