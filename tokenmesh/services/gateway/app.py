@@ -12,6 +12,8 @@ from starlette.types import ASGIApp
 import tokenmesh
 from tokenmesh.services.gateway.anthropic.request import CountTokensRequest, MessagesRequest
 from tokenmesh.services.gateway.auth import ApiKeys
+from tokenmesh.services.gateway.document.bodies import body_schema
+from tokenmesh.services.gateway.document.document import complete
 from tokenmesh.services.gateway.edge import Edge
 from tokenmesh.services.gateway.error_response import crash_response, install_error_handlers
 from tokenmesh.services.gateway.gateway import Gateway
@@ -32,7 +34,6 @@ from tokenmesh.services.gateway.routes.messages import messages_endpoint, messag
 from tokenmesh.services.gateway.routes.models import models_router
 from tokenmesh.services.gateway.routes.realtime import realtime_router
 from tokenmesh.services.gateway.routes.responses import response_endpoint
-from tokenmesh.services.gateway.routes.schema import body_schema, install_schemas
 from tokenmesh.services.gateway.routes.server_info import server_info_router
 from tokenmesh.services.gateway.routes.tokenize import tokenize_router
 from tokenmesh.services.gateway.routes.tokenizer_info import tokenizer_info_router
@@ -46,6 +47,11 @@ _BODIES: Final[dict[str, type[BaseModel]]] = {
     messages.PATH: MessagesRequest,
     responses.PATH: ResponsesRequest,
 }
+_OTHER_BODIES: Final[tuple[type[BaseModel], ...]] = (
+    TokenizeRequest,
+    DetokenizeRequest,
+    CountTokensRequest,
+)
 _ROUTERS: Final = (
     models_router,
     tokenize_router,
@@ -106,7 +112,7 @@ def _make_routes(gateway: Gateway, endpoints: Mapping[str, Endpoint]) -> FastAPI
     if gateway.settings.admin_routes:
         app.include_router(admin_router(gateway))
         app.include_router(server_info_router(gateway))
-    install_schemas(
-        app, [*_BODIES.values(), TokenizeRequest, DetokenizeRequest, CountTokensRequest]
+    complete(
+        app, [*_BODIES.values(), *_OTHER_BODIES], has_keys=bool(gateway.settings.api_key_hashes)
     )
     return app

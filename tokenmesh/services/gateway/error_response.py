@@ -2,12 +2,13 @@
 
 import logging
 import math
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import Scope
 
 from tokenmesh.services.gateway.anthropic import errors as anthropic_errors
@@ -19,6 +20,7 @@ from tokenmesh.shared.errors import InvalidInput, TokenMeshError
 logger = logging.getLogger(__name__)
 
 JSON = "application/json"
+_METHODS: Final = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 
 
 def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -74,6 +76,8 @@ def install_error_handlers(app: FastAPI) -> None:
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, StarletteHTTPException)
         status, detail, headers = error.status_code, str(error.detail), dict(error.headers or {})
+        if status == 405:
+            headers["allow"] = ", ".join(_methods(app, request.scope))
         if _is_anthropic(request.scope):
             return _anthropic_response(request.scope, status, detail, None, headers)
         return json_response(status_body(status, detail), status, headers)
@@ -90,3 +94,12 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(StarletteHTTPException, on_http)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(RequestValidationError, on_parameters)
+
+
+def _methods(app: FastAPI, scope: Scope) -> list[str]:
+    """What the path of a request can be asked."""
+    return [method for method in _METHODS if _fits(app, {**scope, "method": method})]
+
+
+def _fits(app: FastAPI, scope: Scope) -> bool:
+    return any(route.matches(scope)[0] is Match.FULL for route in app.routes)

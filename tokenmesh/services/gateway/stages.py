@@ -16,7 +16,7 @@ from tokenmesh.services.gateway.launcher import Launcher
 from tokenmesh.services.gateway.streams import Stream, Streams
 from tokenmesh.shared import subjects
 from tokenmesh.shared.config.gateway import GatewaySettings
-from tokenmesh.shared.errors import PromptTooLong
+from tokenmesh.shared.errors import InvalidInput, PromptTooLong
 from tokenmesh.shared.ids import SEED_BITS, GatewayId
 from tokenmesh.shared.messages import Encode, Encoded, Generate, Place, Placed, Tokenize, Tokenized
 from tokenmesh.shared.messages.structured import Structured
@@ -69,6 +69,8 @@ class Stages:
                 deadline_s=job.deadline_s,
             )
             num_tokens = count_ids(answer.token_ids)
+            if not num_tokens:
+                raise InvalidInput(f"the {_field(job)} holds no token", param=_field(job))
             current.set_attribute("tokenmesh.prompt_tokens", num_tokens)
         return Prompt(
             packed_ids=answer.token_ids,
@@ -230,8 +232,13 @@ def _room(job: Job, num_tokens: int) -> int:
     return limit - num_tokens if wanted is None else wanted
 
 
+def _field(job: Job) -> str:
+    """Where the client wrote the prompt."""
+    return "messages" if isinstance(job.prompt, ChatPrompt) else "prompt"
+
+
 def _too_long(job: Job, num_tokens: int, limit: int) -> PromptTooLong:
-    where = "messages" if isinstance(job.prompt, ChatPrompt) else "prompt"
+    where = _field(job)
     head = f"This model's maximum context length is {limit} tokens. However, "
     if job.max_tokens is None or num_tokens >= limit:
         return PromptTooLong(

@@ -12,12 +12,12 @@ from tokenmesh.services.gateway.anthropic.shapes import TokenCount
 from tokenmesh.services.gateway.anthropic.translation import translate
 from tokenmesh.services.gateway.anthropic.writer import MessagesWriter
 from tokenmesh.services.gateway.body import read_json
+from tokenmesh.services.gateway.document.bodies import body_schema
 from tokenmesh.services.gateway.error_response import json_response
 from tokenmesh.services.gateway.exchange import Exchange, exchange_of
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.openai.chat_request import ChatRequest
 from tokenmesh.services.gateway.renamed_answer import RenamedAnswer
-from tokenmesh.services.gateway.routes.schema import body_schema
 from tokenmesh.services.gateway.shortcut import Endpoint
 from tokenmesh.shared import subjects
 from tokenmesh.shared.clock import now_s

@@ -5,13 +5,13 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from tokenmesh.services.gateway.body import read_json
+from tokenmesh.services.gateway.document.bodies import body_schema
 from tokenmesh.services.gateway.error_response import json_response
 from tokenmesh.services.gateway.exchange import exchange_of
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.inline_media import move_inline_media
 from tokenmesh.services.gateway.openai.shapes import DetokenizeResult, TokenizeResult
 from tokenmesh.services.gateway.openai.tokenize_request import DetokenizeRequest, TokenizeRequest
-from tokenmesh.services.gateway.routes.schema import body_schema
 from tokenmesh.shared import subjects
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.errors import InvalidInput

@@ -1,0 +1,107 @@
+"""/openapi.json: complete, valid, and true."""
+
+import json
+from collections.abc import AsyncIterator
+from hashlib import sha256
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+
+from tests.fakes.back_end import BackEnd
+from tokenmesh.shared.config.bus import BusSettings
+from tokenmesh.shared.config.redis import RedisSettings
+
+KEY = "secret"
+
+
+@pytest.fixture
+async def mesh(bus_settings: BusSettings, redis_settings: RedisSettings) -> AsyncIterator[BackEnd]:
+    hashes = (sha256(KEY.encode()).hexdigest(),)
+    async with BackEnd(
+        bus_settings, redis_settings, api_key_hashes=hashes, admin_routes=True, tokenizer_info=True
+    ) as back_end:
+        yield back_end
+
+
+@pytest.fixture
+async def client(mesh: BackEnd) -> AsyncIterator[httpx.AsyncClient]:
+    key = {"authorization": f"Bearer {KEY}"}
+    async with httpx.AsyncClient(base_url=mesh.url, headers=key, timeout=10) as http:
+        yield http
+
+
+@pytest.fixture
+async def document(client: httpx.AsyncClient) -> Any:
+    return (await client.get("/openapi.json")).json()
+
+
+def _references(value: Any) -> set[str]:
+    if isinstance(value, dict):
+        own = {value["$ref"]} if isinstance(value.get("$ref"), str) else set()
+        return own.union(*(_references(each) for each in value.values()))
+    if isinstance(value, list):
+        return set().union(*(_references(each) for each in value))
+    return set()
+
+
+def test_every_reference_leads_somewhere(document: Any) -> None:
+    schemas = document["components"]["schemas"]
+    assert _references(document) <= {f"#/components/schemas/{name}" for name in schemas}
+    for name, schema in schemas.items():
+        jsonschema.Draft202012Validator.check_schema(schema), name
+
+
+def test_every_operation_tells_its_errors_and_its_key(document: Any) -> None:
+    operations = {
+        (path, method): operation
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    }
+    assert len(operations) > 20
+    for (path, _), operation in operations.items():
+        assert {"200", "4XX", "5XX"} <= operation["responses"].keys()
+        is_open = path in ("/health", "/livez", "/readyz")
+        assert ("security" in operation) is not is_open
+    chat = operations["/v1/chat/completions", "post"]["responses"]["200"]["content"]
+    assert chat.keys() == {"application/json", "text/event-stream"}
+
+
+def _check(document: Any, answer: httpx.Response, path: str, status: str = "200") -> None:
+    method = answer.request.method.lower()
+    content = document["paths"][path][method]["responses"][status]["content"]
+    schema = {**content["application/json"]["schema"], "components": document["components"]}
+    jsonschema.validate(answer.json(), json.loads(json.dumps(schema)))
+
+
+async def test_answers_are_as_described(
+    mesh: BackEnd, client: httpx.AsyncClient, document: Any
+) -> None:
+    chat = {"model": mesh.model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9}
+    prompt = {"model": mesh.model, "prompt": "Hi", "logprobs": 1, "max_tokens": 4}
+    for path, body in (
+        ("/v1/chat/completions", {**chat, "logprobs": True, "top_logprobs": 2}),
+        ("/v1/completions", prompt),
+        ("/v1/messages", chat),
+        ("/v1/messages/count_tokens", chat),
+        ("/tokenize", {"model": mesh.model, "prompt": "Hi"}),
+    ):
+        answer = await client.post(path, json=body)
+        assert answer.status_code == 200, answer.text
+        _check(document, answer, path)
+        _check(document, await client.post(path, json={"model": 3}), path, "4XX")
+    _check(document, await client.get("/v1/models"), "/v1/models")
+
+
+async def test_a_wrong_method_is_told_all_the_right_ones(client: httpx.AsyncClient) -> None:
+    answer = await client.put("/v1/files/some-id")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "DELETE, GET")
+    answer = await client.get("/v1/chat/completions")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+
+
+async def test_an_empty_prompt_names_its_field(mesh: BackEnd, client: httpx.AsyncClient) -> None:
+    answer = await client.post("/v1/completions", json={"model": mesh.model, "prompt": ""})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "prompt"

@@ -1,0 +1,88 @@
+"""What each operation answers with, by method and path."""
+
+from typing import Any, Final
+
+import msgspec
+
+from tokenmesh.services.gateway.anthropic import errors as anthropic_errors
+from tokenmesh.services.gateway.anthropic.shapes import MessageBody, TokenCount
+from tokenmesh.services.gateway.openai import shapes
+from tokenmesh.services.gateway.openai.errors import ErrorBody
+
+_STREAM: Final = "text/event-stream"
+_TEXT: Final = {"schema": {"type": "string"}}
+
+_STRUCTS: Final[dict[tuple[str, str], type[msgspec.Struct]]] = {
+    ("post", "/v1/chat/completions"): shapes.ChatCompletion,
+    ("post", "/v1/completions"): shapes.Completion,
+    ("post", "/v1/messages"): MessageBody,
+    ("post", "/v1/messages/count_tokens"): TokenCount,
+    ("get", "/v1/models"): shapes.ModelList,
+    ("get", "/v1/models/{model_id}"): shapes.Model,
+    ("post", "/tokenize"): shapes.TokenizeResult,
+    ("post", "/detokenize"): shapes.DetokenizeResult,
+    ("post", "/v1/files"): shapes.FileObject,
+    ("get", "/v1/files/{file_id}"): shapes.FileObject,
+    ("delete", "/v1/files/{file_id}"): shapes.FileDeleted,
+}
+_STREAMED: Final = frozenset(
+    ("post", path)
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
+)
+_MEDIA: Final = {
+    ("get", "/metrics"): "text/plain",
+    ("get", "/v1/files/{file_id}/content"): "application/octet-stream",
+}
+_EMPTY: Final = frozenset({("get", "/livez")})
+_ERRORS: Final = {"4XX": "The request cannot be served.", "5XX": "The mesh cannot serve it now."}
+
+
+def answer_components() -> dict[str, Any]:
+    """The schemas of all answers, by name."""
+    kinds: list[type[msgspec.Struct]] = [ErrorBody, anthropic_errors.ErrorBody]
+    kinds += dict.fromkeys(_STRUCTS.values())
+    components: dict[str, Any] = {}
+    for kind in kinds:
+        # one by one: classes of different APIs share names
+        _, found = msgspec.json.schema_components([kind], ref_template=_ref_template(kind))
+        components |= {_name(kind, name): schema for name, schema in found.items()}
+    return components
+
+
+def answers_of(method: str, path: str) -> dict[str, Any]:
+    """The `responses` of an operation."""
+    is_anthropic = path.startswith(anthropic_errors.PREFIX)
+    error = anthropic_errors.ErrorBody if is_anthropic else ErrorBody
+    responses: dict[str, Any] = {
+        status: {"description": text, "content": {"application/json": {"schema": _ref(error)}}}
+        for status, text in _ERRORS.items()
+    }
+    responses["200"] = {"description": "Done.", **_content(method, path)}
+    return responses
+
+
+def _content(method: str, path: str) -> dict[str, Any]:
+    operation = (method, path)
+    if operation in _EMPTY:
+        return {}
+    if operation in _MEDIA:
+        return {"content": {_MEDIA[operation]: _TEXT}}
+    kind = _STRUCTS.get(operation)
+    content: dict[str, Any] = {"application/json": {"schema": _ref(kind) if kind else {}}}
+    if operation in _STREAMED:
+        content[_STREAM] = _TEXT
+    return {"content": content}
+
+
+def _ref(kind: type[msgspec.Struct]) -> dict[str, str]:
+    return {"$ref": _ref_template(kind).format(name=kind.__name__)}
+
+
+def _ref_template(kind: type[msgspec.Struct]) -> str:
+    return f"#/components/schemas/{_name(kind, '{name}')}"
+
+
+def _name(kind: type[msgspec.Struct], name: str) -> str:
+    """Apart from request bodies and from other APIs' answers."""
+    api = kind.__module__.split(".")[-2]
+    return f"{api}.{name}"

@@ -1,0 +1,24 @@
+"""Request bodies: a route names its model, the document holds the model's schema."""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+_REF: Final = "#/components/schemas/{model}"
+
+
+def body_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """What a route passes as `openapi_extra`."""
+    content = {"application/json": {"schema": {"$ref": _REF.format(model=model.__name__)}}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def body_components(models: Iterable[type[BaseModel]]) -> dict[str, Any]:
+    """The schemas that those refer to, by name."""
+    components: dict[str, Any] = {}
+    for model in models:
+        schema = model.model_json_schema(ref_template=_REF)
+        components |= schema.pop("$defs", {})
+        components[model.__name__] = schema
+    return components
