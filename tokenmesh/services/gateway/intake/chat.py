@@ -8,11 +8,10 @@ from tokenmesh.services.gateway.ask import Ask
 from tokenmesh.services.gateway.exchange import Exchange
 from tokenmesh.services.gateway.inline_media import move_inline_media
 from tokenmesh.services.gateway.intake.desk import Desk, chunk_options, head_of, text_options
+from tokenmesh.services.gateway.intake.forced_calls import clear_formats, constraint_of, family_of
 from tokenmesh.services.gateway.intake.thinking import template_kwargs, thinking_told
 from tokenmesh.services.gateway.openai.chat_request import ChatRequest
-from tokenmesh.services.gateway.openai.errors import NotSupported
 from tokenmesh.services.gateway.openai.tool_use import ToolUse, read_tools
-from tokenmesh.services.gateway.parsers.formats import Family
 from tokenmesh.services.gateway.parsing import Parsing
 from tokenmesh.services.gateway.vocabularies import ModelText
 from tokenmesh.shared.errors import InvalidInput
@@ -29,20 +28,20 @@ class ChatIntake:
         """Raises InvalidInput and its kin."""
         asked = body.max_completion_tokens
         max_tokens = body.max_tokens if asked is None else asked
+        tools = read_tools(body, self._desk.settings)
+        clear_formats(body, tools, exchange)
         card, text = await self._desk.begin(body, exchange, max_tokens)
         if body.top_logprobs and not body.logprobs:
             raise InvalidInput("top_logprobs needs logprobs to be true", param="top_logprobs")
-        tools = read_tools(body, self._desk.settings)
-        if tools.is_forced:
-            raise NotSupported(
-                "tool_choice that forces a call is not supported yet", param="tool_choice"
-            )
         sampling = self._desk.sampling(
             body,
             text,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             prompt_logprobs=body.prompt_logprobs,
         )
+        if tools.is_forced:
+            constraint = constraint_of(body, tools)
+            sampling = msgspec.structs.replace(sampling, structured=constraint)
         parsing = _parsing(body, tools, text)
         prompt = await self._prompt(body, tools)
         job = self._desk.job(
@@ -84,7 +83,7 @@ class ChatIntake:
 
 def _parsing(body: ChatRequest, tools: ToolUse, text: ModelText) -> Parsing:
     return Parsing(
-        family=text.family if tools.schemas else Family(text.family.reasoning),
+        family=family_of(text.family, tools),
         vocabulary=text.vocabulary,
         tools=tools.schemas,
         thinking=thinking_told(template_kwargs(body)),

@@ -15,6 +15,9 @@ from tokenmesh.shared.errors import InvalidInput
 Mode = Literal["none", "auto", "required", "named"]
 
 _NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{1,128}", re.ASCII)
+_ROOTS: Final = frozenset({"type", "$ref", "anyOf", "oneOf", "allOf"})
+"""Any of these says what a schema's root is."""
+
 _NO_PARAMETERS: Final[dict[str, Any]] = {"type": "object", "properties": {}}
 
 
@@ -147,4 +150,6 @@ def _read_function(function: dict[str, Any], place: str) -> ToolSchema:
         raise InvalidInput(
             f"{place}.parameters must be a JSON schema of type object", param="tools"
         )
+    if not _ROOTS & parameters.keys():
+        parameters = {"type": "object", **parameters}
     return ToolSchema(name=name, parameters=parameters)

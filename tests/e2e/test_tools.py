@@ -1,0 +1,165 @@
+"""Tools and reasoning with the demo model and the openai client, through the whole mesh."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+from tests.e2e.mesh_process import MeshProcess, mesh
+from tokenmesh.cli.embedded.ports import free_port
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+MODEL = "tokenmesh-demo"
+ASKED: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
+ASKED_TWICE: Any = [
+    {"role": "user", "content": "What is the weather in Paris and what time is it in Rome?"}
+]
+
+
+def tool(name: str, about: str, **parameters: str) -> Any:
+    properties = {key: {"type": kind} for key, kind in parameters.items()}
+    schema = {"type": "object", "properties": properties, "required": list(parameters)}
+    function = {"name": name, "description": about, "parameters": schema}
+    return {"type": "function", "function": function}
+
+
+WEATHER = tool("get_weather", "Get the weather of a city", city="string")
+TIME = tool("get_time", "Get the current time in a city", city="string")
+MULTIPLY = tool("multiply", "Multiply two numbers", a="number", b="number")
+TOOLS: Any = [WEATHER, TIME, MULTIPLY]
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[MeshProcess]:
+    with mesh(free_port()) as process:
+        yield process
+
+
+@pytest.fixture
+def client(running: MeshProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as connected:
+        yield connected
+
+
+@pytest.fixture
+def async_client(running: MeshProcess) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0)
+
+
+def ask(client: openai.OpenAI, messages: Any = ASKED, **fields: Any) -> Any:
+    body = {"model": MODEL, "messages": messages, "tools": TOOLS, "temperature": 0, **fields}
+    return client.chat.completions.create(**body).choices[0]
+
+
+def calls_of(message: Any) -> list[tuple[str, Any]]:
+    calls = message.tool_calls or []
+    return [(each.function.name, json.loads(each.function.arguments)) for each in calls]
+
+
+def test_the_model_calls_a_tool(client: openai.OpenAI) -> None:
+    choice = ask(client)
+    assert calls_of(choice.message) == [("get_weather", {"city": "Paris"})]
+    assert choice.message.content is None
+    assert choice.finish_reason == "tool_calls"
+
+
+def test_two_calls_their_results_and_the_answer(client: openai.OpenAI) -> None:
+    message = ask(client, ASKED_TWICE).message
+    assert calls_of(message) == [("get_weather", {"city": "Paris"}), ("get_time", {"city": "Rome"})]
+    results = ['{"temperature": 21, "condition": "sunny"}', '{"time": "14:30"}']
+    answers = [
+        {"role": "tool", "tool_call_id": each.id, "content": result}
+        for each, result in zip(message.tool_calls, results, strict=True)
+    ]
+    final = ask(client, [*ASKED_TWICE, message.to_dict(), *answers])
+    assert final.finish_reason == "stop"
+    assert "21" in final.message.content
+    assert "14:30" in final.message.content
+
+
+def test_one_call_at_a_time(client: openai.OpenAI) -> None:
+    message = ask(client, ASKED_TWICE, parallel_tool_calls=False).message
+    assert calls_of(message) == [("get_weather", {"city": "Paris"})]
+
+
+def test_a_model_without_tools_calls_none(client: openai.OpenAI) -> None:
+    choice = ask(client, tool_choice="none")
+    assert (choice.message.tool_calls, choice.finish_reason) == ([], "stop")
+
+
+def test_a_call_is_required_though_nobody_asked(client: openai.OpenAI) -> None:
+    choice = ask(client, [{"role": "user", "content": "hello"}], tool_choice="required")
+    [(name, arguments)] = calls_of(choice.message)[:1]
+    assert name in {"get_weather", "get_time", "multiply"}
+    assert isinstance(arguments, dict)
+    assert choice.finish_reason == "tool_calls"
+
+
+def test_a_named_tool_is_called(client: openai.OpenAI) -> None:
+    named = {"type": "function", "function": {"name": "get_time"}}
+    choice = ask(client, tool_choice=named)
+    [(name, arguments)] = calls_of(choice.message)
+    assert (name, list(arguments)) == ("get_time", ["city"])
+    # As OpenAI and vLLM have it: the model chose nothing.
+    assert choice.finish_reason == "stop"
+
+
+def test_the_model_thinks_when_asked(client: openai.OpenAI) -> None:
+    question = [{"role": "user", "content": "What is 17 + 25?"}]
+    body = {"model": MODEL, "messages": question, "temperature": 0}
+    thinking = {"chat_template_kwargs": {"enable_thinking": True}}
+    answer: Any = client.chat.completions.create(**body, extra_body=thinking)
+    message = answer.choices[0].message
+    assert "17" in message.reasoning
+    assert "42" in message.content
+    assert "think>" not in message.content
+    assert answer.usage.completion_tokens_details.reasoning_tokens > 3
+    off: Any = client.chat.completions.create(**body, reasoning_effort="none")
+    assert off.choices[0].message.reasoning is None
+    assert "42" in off.choices[0].message.content
+
+
+def test_a_thought_comes_before_a_call(client: openai.OpenAI) -> None:
+    choice = ask(client, reasoning_effort="low")
+    assert "get_weather" in choice.message.reasoning
+    assert calls_of(choice.message) == [("get_weather", {"city": "Paris"})]
+
+
+def test_the_stream_helper_puts_a_call_together(client: openai.OpenAI) -> None:
+    with client.chat.completions.stream(
+        model=MODEL, messages=ASKED_TWICE, tools=TOOLS, temperature=0
+    ) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_completion().choices[0]
+    assert kinds.count("tool_calls.function.arguments.done") == 2
+    assert calls_of(final.message) == calls_of(ask(client, ASKED_TWICE).message)
+    assert final.finish_reason == "tool_calls"
+
+
+def test_parse_gives_typed_arguments(client: openai.OpenAI) -> None:
+    class GetWeather(BaseModel):
+        """Get the weather of a city"""
+
+        city: str
+
+    declared = openai.pydantic_function_tool(GetWeather, name="get_weather")
+    answer = client.chat.completions.parse(
+        model=MODEL, messages=ASKED, tools=[declared], tool_choice="required", temperature=0
+    )
+    [call] = answer.choices[0].message.tool_calls or []
+    assert isinstance(call.function.parsed_arguments, GetWeather)
+
+
+async def test_the_async_client(async_client: openai.AsyncOpenAI) -> None:
+    async with (
+        async_client as client,
+        client.chat.completions.stream(
+            model=MODEL, messages=ASKED, tools=TOOLS, temperature=0
+        ) as stream,
+    ):
+        final = await stream.get_final_completion()
+    assert calls_of(final.choices[0].message) == [("get_weather", {"city": "Paris"})]

@@ -1,0 +1,47 @@
+"""A chat whose answer has to be a call: what gives way, the constraint, and how it is read."""
+
+from tokenmesh.services.gateway.exchange import Exchange
+from tokenmesh.services.gateway.openai.chat_request import ChatRequest
+from tokenmesh.services.gateway.openai.tool_use import ToolUse
+from tokenmesh.services.gateway.parsers.formats import Family, ToolFormat
+from tokenmesh.services.gateway.parsers.tools import forced
+from tokenmesh.services.gateway.structured import forced_calls
+from tokenmesh.shared.errors import InvalidInput
+from tokenmesh.shared.messages.structured import Structured
+
+
+def clear_formats(body: ChatRequest, tools: ToolUse, exchange: Exchange) -> None:
+    """A forced call is a format of its own. Raises InvalidInput."""
+    if not tools.is_forced:
+        return
+    if body.structured_outputs is not None:
+        raise InvalidInput(
+            "structured_outputs does not go with a tool_choice that forces a call",
+            param="structured_outputs",
+        )
+    if body.response_format is not None and body.response_format.get("type") != "text":
+        body.response_format = None
+        exchange.warnings.append("response_format ignored: tool_choice forces a call")
+
+
+def constraint_of(body: ChatRequest, tools: ToolUse) -> Structured | None:
+    """What makes the answer calls; None when it is free."""
+    if tools.mode == "named":
+        return forced_calls.named_call(tools.schemas[0])
+    if tools.mode == "required":
+        return forced_calls.required_calls(
+            tools.schemas, many=body.parallel_tool_calls is not False
+        )
+    return None
+
+
+def family_of(own: Family, tools: ToolUse) -> Family:
+    """How the answer is written: the model's own format, but for calls that it is forced to."""
+    if not tools.schemas:
+        return Family(own.reasoning)
+    if tools.mode == "named":
+        name = tools.schemas[0].name
+        return Family(own.reasoning, ToolFormat(make=lambda _: forced.named_call(name)))
+    if tools.mode == "required":
+        return Family(own.reasoning, ToolFormat(make=lambda _: forced.required_calls()))
+    return own
