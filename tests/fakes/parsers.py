@@ -57,8 +57,12 @@ def _make(context: ParseContext) -> BracketParser:
     return BracketParser()
 
 
+def _begins(context: ParseContext) -> bool:
+    return context.thinking is True
+
+
 CALLS = ToolFormat(make=_make)
-BRACKETS = ReasoningFormat(make=_make, begins=lambda context: False, end=">", tools=CALLS)
+BRACKETS = ReasoningFormat(make=_make, begins=_begins, end=">", tools=CALLS)
 """Both in one parser."""
 
 PLUGINS = {"brackets": f"{__name__}:BRACKETS", "bracket_calls": f"{__name__}:CALLS"}

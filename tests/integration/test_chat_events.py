@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.fakes.back_end import BackEnd, saying
+from tests.fakes.back_end import BackEnd, fake_tokenizer, saying
 from tests.fakes.parsers import PLUGINS
 from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.redis import RedisSettings
@@ -199,6 +199,59 @@ async def test_effort_reaches_the_template(
         told.get("enable_thinking"),
         told["thinking"],
     ) == expected
+
+
+NAMED = {"type": "function", "function": {"name": "f"}}
+
+
+async def test_required_calls_are_read_and_constrained(
+    mesh: BackEnd, client: httpx.AsyncClient
+) -> None:
+    mesh.tokenizer.reasoning_parser = "deepseek_v3"
+    mesh.workers[0].script = saying('<think>hm</think>[{"name": "f", "parameters": {"a": 1}}]')
+    fields = {"tool_choice": "required", "response_format": {"type": "json_object"}}
+    response = await client.post(CHAT, json=body(mesh, **fields))
+    assert "response_format" in response.headers["x-tokenmesh-warning"]
+    [choice] = response.json()["choices"]
+    [called] = choice["message"]["tool_calls"]
+    assert called["function"] == {"name": "f", "arguments": '{"a": 1}'}
+    assert (choice["message"]["content"], choice["finish_reason"]) == (None, "tool_calls")
+    assert choice["message"]["reasoning"] == "hm"
+    constraint = mesh.workers[0].generates[-1].sampling.structured
+    assert constraint is not None
+    assert (constraint.kind, constraint.field, constraint.after) == ("json", "tool_choice", [])
+    whole = joined(await chunks(mesh, client, **fields))
+    assert [(each["name"], each["arguments"]) for each in whole["calls"].values()] == [
+        ("f", '{"a": 1}')
+    ]
+
+
+async def test_a_named_call_ends_as_openai_has_it(mesh: BackEnd, client: httpx.AsyncClient) -> None:
+    mesh.tokenizer.reasoning_parser = "deepseek_v3"
+    mesh.workers[0].script = saying('{"a": 1}')
+    [choice] = (await post(mesh, client, tool_choice=NAMED))["choices"]
+    [called] = choice["message"]["tool_calls"]
+    assert called["function"] == {"name": "f", "arguments": '{"a": 1}'}
+    assert choice["finish_reason"] == "stop"
+    whole = joined(await chunks(mesh, client, tool_choice=NAMED))
+    assert (whole["finish"], whole["calls"][0]["name"]) == ("stop", "f")
+
+
+async def test_the_constraint_waits_for_the_end_of_reasoning(
+    mesh: BackEnd, client: httpx.AsyncClient
+) -> None:
+    thinking = {"chat_template_kwargs": {"enable_thinking": True}}
+    await post(mesh, client, tool_choice=NAMED, **thinking)
+    constraint = mesh.workers[0].generates[-1].sampling.structured
+    assert constraint is not None
+    [end] = constraint.after
+    assert fake_tokenizer().decode(end) == ">"
+
+
+async def test_two_constraints_are_one_too_many(mesh: BackEnd, client: httpx.AsyncClient) -> None:
+    fields = {"tool_choice": NAMED, "structured_outputs": {"json_object": True}}
+    response = await client.post(CHAT, json=body(mesh, **fields))
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "structured_outputs")
 
 
 BAD_TOOLS: list[dict[str, Any]] = [
