@@ -219,7 +219,7 @@ async def test_required_calls_are_read_and_constrained(
     assert choice["message"]["reasoning"] == "hm"
     constraint = mesh.workers[0].generates[-1].sampling.structured
     assert constraint is not None
-    assert (constraint.kind, constraint.field, constraint.after) == ("json", "tool_choice", [])
+    assert (constraint.kind, constraint.field, constraint.after) == ("json", "tools", [])
     whole = joined(await chunks(mesh, client, **fields))
     assert [(each["name"], each["arguments"]) for each in whole["calls"].values()] == [
         ("f", '{"a": 1}')
@@ -246,6 +246,15 @@ async def test_the_constraint_waits_for_the_end_of_reasoning(
     assert constraint is not None
     [end] = constraint.after
     assert fake_tokenizer().decode(end) == ">"
+
+
+async def test_a_schema_that_no_grammar_can_be_made_of_is_refused(
+    mesh: BackEnd, client: httpx.AsyncClient
+) -> None:
+    endless = {"type": "object", "properties": {"a": {"$ref": "#/$defs/missing"}}}
+    fields = {"tools": [function("f", parameters=endless)], "tool_choice": NAMED}
+    response = await client.post(CHAT, json=body(mesh, **fields))
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")
 
 
 async def test_two_constraints_are_one_too_many(mesh: BackEnd, client: httpx.AsyncClient) -> None:

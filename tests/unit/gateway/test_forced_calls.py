@@ -54,7 +54,7 @@ def call(name: str, parameters: Any) -> dict[str, Any]:
 def test_a_list_of_declared_calls_is_required(calls: Any, is_right: bool) -> None:
     constraint = required_calls([TREE, NOTE], many=True)
     assert accepts(constraint.text, calls) is is_right
-    assert (constraint.kind, constraint.field) == ("json", "tool_choice")
+    assert (constraint.kind, constraint.field) == ("json", "tools")
 
 
 def test_one_call_only() -> None:

@@ -40,7 +40,7 @@ class ChatIntake:
             prompt_logprobs=body.prompt_logprobs,
         )
         if tools.is_forced:
-            constraint = constraint_of(body, tools)
+            constraint = constraint_of(body, tools, self._desk.settings)
             sampling = msgspec.structs.replace(sampling, structured=constraint)
         parsing = _parsing(body, tools, text)
         prompt = await self._prompt(body, tools)

@@ -6,6 +6,8 @@ from tokenmesh.services.gateway.openai.tool_use import ToolUse
 from tokenmesh.services.gateway.parsers.formats import Family, ToolFormat
 from tokenmesh.services.gateway.parsers.tools import forced
 from tokenmesh.services.gateway.structured import forced_calls
+from tokenmesh.services.gateway.structured.limits import check_structured
+from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.messages.structured import Structured
 
@@ -19,20 +21,21 @@ def clear_formats(body: ChatRequest, tools: ToolUse, exchange: Exchange) -> None
             "structured_outputs does not go with a tool_choice that forces a call",
             param="structured_outputs",
         )
-    if body.response_format is not None and body.response_format.get("type") != "text":
+    if body.response_format is not None and body.response_format.type != "text":
         body.response_format = None
         exchange.warnings.append("response_format ignored: tool_choice forces a call")
 
 
-def constraint_of(body: ChatRequest, tools: ToolUse) -> Structured | None:
-    """What makes the answer calls; None when it is free."""
+def constraint_of(body: ChatRequest, tools: ToolUse, limits: GatewaySettings) -> Structured:
+    """What makes the answer calls, of tools that are forced. Raises InvalidInput."""
     if tools.mode == "named":
-        return forced_calls.named_call(tools.schemas[0])
-    if tools.mode == "required":
-        return forced_calls.required_calls(
+        constraint = forced_calls.named_call(tools.schemas[0])
+    else:
+        constraint = forced_calls.required_calls(
             tools.schemas, many=body.parallel_tool_calls is not False
         )
-    return None
+    check_structured(constraint, limits)
+    return constraint
 
 
 def family_of(own: Family, tools: ToolUse) -> Family:

@@ -44,7 +44,7 @@ def required_calls(tools: Sequence[ToolSchema], *, many: bool) -> Structured:
 def _json(schema: dict[str, Any]) -> Structured:
     text = msgspec.json.encode(schema).decode()
     # With free whitespace a weak model may write nothing else once it has no more to say.
-    return Structured(kind="json", text=text, any_whitespace=False, field="tool_choice")
+    return Structured(kind="json", text=text, any_whitespace=False, field="tools")
 
 
 def _call(name: str, parameters: Any) -> dict[str, Any]:
