@@ -77,7 +77,7 @@ def install_error_handlers(app: FastAPI) -> None:
         assert isinstance(error, StarletteHTTPException)
         status, detail, headers = error.status_code, str(error.detail), dict(error.headers or {})
         if status == 405:
-            headers["allow"] = ", ".join(_methods(app, request.scope))
+            headers["Allow"] = ", ".join(_methods(app, request.scope))
         if _is_anthropic(request.scope):
             return _anthropic_response(request.scope, status, detail, None, headers)
         return json_response(status_body(status, detail), status, headers)
