@@ -88,8 +88,7 @@ def read_calls(stream: Stream, shape: CallShape) -> Steps[None]:
     before = stream.num_calls
     while True:
         came = stream.num_calls > before
-        if came:
-            stream.keep()
+        stream.keep()
         char = yield from stream.skip_space()
         if char == "{":
             yield from _read_call(stream, shape)

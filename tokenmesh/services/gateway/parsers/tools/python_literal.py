@@ -35,23 +35,25 @@ class _Literal:
         self.depth = 0
         self._raw: list[str] = []
         self._json: list[str] = []
-        self._comma = False
+        self._comma = ""
 
     def add(self, raw: str, written: str) -> None:
         self._raw.append(raw)
-        if self._comma and written.strip():
-            self._json.append(",")
-            self._comma = False
-        self._json.append(written)
+        if self._comma and not written.strip():
+            self._comma += written
+            return
+        self._json.append(self._comma + written)
+        self._comma = ""
 
     def punctuate(self, char: str) -> None:
         if char == ",":
             self._raw.append(char)
-            self._comma = True
+            self._comma += char
             return
         opens = char in "([{"
-        # Python allows a comma before the closing bracket, JSON does not.
-        self._comma = self._comma and opens
+        if not opens:
+            # Python allows a comma before the closing bracket, JSON does not.
+            self._comma = ""
         self.depth += 1 if opens else -1
         self.add(char, _BRACKETS[char])
 

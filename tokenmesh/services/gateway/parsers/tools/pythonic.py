@@ -24,29 +24,29 @@ def read_python_calls(stream: Stream, is_list: bool) -> Steps[None]:
     """Takes calls; in a list its brackets and commas too."""
     before = stream.num_calls
     while True:
+        stream.keep()
         char = yield from stream.skip_space()
         came = stream.num_calls > before
-        if is_list and char == ("," if came else "["):
-            stream.keep()
-            stream.take(1)
-            yield from stream.skip_space()
-        elif is_list and char == "]" and came:
+        if is_list and char == "]" and came:
+            stream.drop_kept()
             stream.take(1)
             return
-        stream.keep()
+        if is_list and char == ("," if came else "["):
+            stream.take(1)
+            yield from stream.skip_space()
         if not (yield from _call(stream)):
             break
     stream.give_back()
 
 
 def _call(stream: Stream) -> Steps[bool]:
-    """Takes a call; False when it is none, or when the list cannot go on after it."""
+    """Takes a call; False when it is none, or when no call can follow it."""
     name = yield from stream.read_while(_WORD_CHARS)
     if not _NAME.fullmatch(name) or (yield from stream.peek()) != "(":
         return False
     stream.take(1)
     key = yield from _keyword(stream)
-    if not key and (yield from stream.peek()) != ")":
+    if key is None:
         return False
     stream.begin_call(name)
     arguments = TypedArguments(stream, (), name)
@@ -56,34 +56,38 @@ def _call(stream: Stream) -> Steps[bool]:
         stream.arguments(value)
         if not is_complete:
             return False
-        key = ""
+        stream.keep()
         if (yield from stream.peek()) == ",":
-            stream.keep()
             stream.take(1)
             key = yield from _keyword(stream)
-        if key:
+        else:
+            key = ""
+        if key is not None:
             stream.drop_kept()
     return (yield from _end(stream, arguments))
 
 
 def _end(stream: Stream, arguments: TypedArguments) -> Steps[bool]:
     char = yield from stream.peek()
-    if char == ")":
+    if not char:
+        # A keyword that the text's end cuts off is no text.
         stream.drop_kept()
-        stream.take(1)
-    if char:
-        arguments.end()
-    stream.give_back()
-    return char == ")"
+        return False
+    arguments.end()
+    if char != ")" or stream.is_keeping:
+        return False
+    stream.take(1)
+    return True
 
 
-def _keyword(stream: Stream) -> Steps[str]:
-    """Takes `key=`; empty when that is not what comes."""
-    yield from stream.skip_space()
+def _keyword(stream: Stream) -> Steps[str | None]:
+    """Takes `key=`; empty when a bracket ends the call, None when it is neither."""
+    if (yield from stream.skip_space()) == ")":
+        return ""
     key = yield from stream.read_while(_WORD_CHARS)
     char = yield from stream.skip_space()
     if not _KEY.fullmatch(key) or char != "=":
-        return ""
+        return None
     stream.take(1)
     return key
 

@@ -51,6 +51,11 @@ class Source:
             self._kept.append(taken)
         return taken
 
+    @property
+    def is_keeping(self) -> bool:
+        """Whether what is taken is being remembered."""
+        return self._kept is not None
+
     def keep(self) -> None:
         """From here on remember what is taken, or go on remembering."""
         if self._kept is None:

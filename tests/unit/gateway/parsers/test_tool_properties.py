@@ -1,0 +1,115 @@
+"""What holds for any text: no exception, the same events on any cut, nothing lost."""
+
+import re
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.gateway.parsers.harness import joined, parse, told
+from tests.unit.gateway.parsers.tool_formats import (
+    ONLY_AT_START,
+    OTHER_WRITERS,
+    WRITERS,
+    Call,
+    calls_of,
+    content_of,
+    maker,
+)
+from tokenmesh.services.gateway.parsers.events import Event
+from tokenmesh.services.gateway.parsers.tools.table import TOOLS
+
+DISTINCT = sorted({TOOLS[family]: family for family in WRITERS}.values())
+ALL_WRITERS = [*((family, WRITERS[family]) for family in DISTINCT), *OTHER_WRITERS]
+
+CALLS = (
+    Call("get_weather", {"city": "Worda\n\nWordb", "days": 12, "tags": ["Wordc", {"k": "Wordd"}]}),
+    Call("now", {}),
+    Call("Worde", {"x": "Wordf", "y": "Wordg"}),
+)
+
+
+def _told_before_the_end(family: str, text: str) -> list[Event]:
+    return joined(maker(family)().push(text))
+
+
+@pytest.mark.parametrize(
+    ("family", "write"), ALL_WRITERS, ids=[f"{f}-{i}" for i, (f, _) in enumerate(ALL_WRITERS)]
+)
+def test_cut_off_anywhere_no_word_is_lost_and_nothing_told_is_taken_back(family, write) -> None:  # type: ignore[no-untyped-def]
+    before = "" if family in ONLY_AT_START else "Wordh wordi. "
+    text = f"{before}{write(CALLS)}\nWordj"
+    whole = parse(maker(family), [text])
+    words = [(match.group(), match.end()) for match in re.finditer(r"Word[a-z]", text)]
+    assert len(words) == 9 - (not before)
+    for end in range(len(text)):
+        early = _told_before_the_end(family, text[:end])
+        assert _is_beginning(early, whole), text[:end]
+        cut = told(parse(maker(family), [text[:end]]))
+        for word, place in words:
+            assert place > end or word in cut, (word, text[:end])
+
+
+def _is_beginning(early: Sequence[Event], whole: Sequence[Event]) -> bool:
+    names = [name for name, _ in calls_of(early)]
+    arguments = [text for _, text in calls_of(early)]
+    return (
+        names == [name for name, _ in calls_of(whole)][: len(names)]
+        and all(b.startswith(a) for a, (_, b) in zip(arguments, calls_of(whole), strict=False))
+        and content_of(whole).startswith(content_of(early))
+    )
+
+
+PIECES = {
+    "headed_families": ["functions.f:0", "f", "function", "```json", "```", "\n"],
+    "json_families": ['{"name": "f", "arguments": {"a": 1}}', '"name": "f"', '"arguments": '],
+    "markup_families": ["f>", "a>", "'f'>", '"f">', ">", 'name="a" string="true">'],
+    "glm": ["f", "get_weather", "city", "days", "\n"],
+    "mistral": ["[ARGS]", "[CALL_ID]", "f", '{"name": "f", "arguments": {"a": 1}}'],
+    "pythonic": ["f(", "a=", "[f(a=1)]", "=", ")", "'", "'''", "\\", "g()", "(", "None"],
+}
+JSON_PIECES = ["{", "}", "[", "]", ",", ":", '"', "\\", " ", "\n", "{}", '{"a": [1, "x"]}', "null"]
+MARKER = re.compile(r"</?[^\s<>]*[>=]|<[^\s<>]+ name=|\[[A-Z_]+\]|functools|```(?:json)?")
+
+
+def _texts(family: str) -> st.SearchStrategy[str]:
+    """Texts of a family's markers, pieces of calls, JSON, and the beginnings of them."""
+    writers = [write for name, write in ALL_WRITERS if name == family]
+    markers = {found for write in writers for found in MARKER.findall(write(CALLS))}
+    module = TOOLS[family].rpartition(".")[2].partition(":")[0]
+    pieces = [*markers, *(marker[:-1] for marker in markers), *PIECES[module], *JSON_PIECES]
+    return st.lists(st.sampled_from(sorted(set(pieces))) | st.text(max_size=3), max_size=25).map(
+        "".join
+    )
+
+
+@pytest.mark.parametrize("family", DISTINCT)
+def test_any_text_gives_the_same_on_any_cut(family: str) -> None:
+    @settings(max_examples=150, deadline=None)
+    @given(text=_texts(family), data=st.data())
+    def check(text: str, data: st.DataObject) -> None:
+        whole = parse(maker(family), [text])
+        assert parse(maker(family), list(text)) == whole
+        cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+        portions = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        assert parse(maker(family), portions) == whole
+        if not calls_of(whole):
+            assert content_of(whole) == text
+
+    check()
+
+
+@pytest.mark.parametrize("family", DISTINCT)
+def test_no_word_between_pieces_is_lost(family: str) -> None:
+    """Words stand where no format lets other text stand, so that they break what they stand in."""
+
+    @settings(max_examples=150, deadline=None)
+    @given(texts=st.lists(_texts(family), min_size=1, max_size=4))
+    def check(texts: list[str]) -> None:
+        text = "".join(f"{each}W{place}W" for place, each in enumerate(texts))
+        said = told(parse(maker(family), [text]))
+        for place in range(len(texts)):
+            assert f"W{place}W" in said
+
+    check()
