@@ -61,6 +61,7 @@ def _pair(stream: Stream, arguments: TypedArguments) -> Steps[bool]:
     if marker != _VALUE or not key.strip():
         if stream.drop_cut(_VALUE):
             stream.drop_kept()
+            arguments.cut(key.strip())
         stream.give_back()
         return False
     stream.take(len(marker))

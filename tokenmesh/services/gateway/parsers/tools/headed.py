@@ -37,7 +37,7 @@ def headed_script(headed: HeadedFormat) -> Script:
     """The script of a family."""
     layout = headed.layout
     stops = Markers(*layout.calls, *layout.ends)
-    in_header = Markers(headed.separator, *layout.calls, *layout.ends)
+    in_header = Markers(headed.separator, *layout.sections, *layout.calls, *layout.ends)
 
     def read_call(stream: Stream) -> Steps[None]:
         text, marker = yield from stream.read_until(in_header)

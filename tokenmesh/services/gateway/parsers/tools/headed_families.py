@@ -59,8 +59,8 @@ def _deepseek_layout(*more_ends: str) -> Layout:
 
 
 def _deepseek_v3_header(text: str) -> Header:
-    _, _, name = text.partition(_token("tool sep"))
-    return Header(_one_word(name.strip()))
+    kind, _, name = text.partition(_token("tool sep"))
+    return Header(_one_word(name.strip()) if kind == "function" else "")
 
 
 DEEPSEEK_V3: Final = _headed(

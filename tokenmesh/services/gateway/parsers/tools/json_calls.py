@@ -1,9 +1,10 @@
 """Calls written as JSON objects: {"name": ..., "arguments": {...}}, the keys in any order.
 
-Arguments that come before the name are held back until it has come. Arguments that are a string
-are the JSON text in it; null, or none at all, are {}. Other members ("id", "type") are skipped. An
-object that ends without a name, or that is no object, is given back as content; one that breaks
-after its name is a call with the arguments that came.
+A call begins when both its name and the key of its arguments have come; arguments that come before
+the name are held back. Arguments that are a string are the JSON text in it; null, or an object with
+a name and nothing else, are {}. Other members ("id", "type") of a call are skipped. An object that
+ends without a name, or with other members instead of arguments, is given back as content; one that
+breaks after that is a call with the arguments that came.
 """
 
 from collections.abc import Callable
@@ -29,23 +30,24 @@ class CallShape:
     ends: Markers | None = None
     """Markers after the calls; a broken object stops there. None: the JSON itself ends them."""
     needs_arguments: bool = False
-    """Formats without markers: any object may have a "name", only a call has arguments too."""
+    """Formats without markers: many objects have a "name", only a call has arguments too."""
     make_id: Callable[[int], str] | None = None
     """The id of the call at that place, in families that need one of their own form."""
 
 
 class _Call:
-    """One object: holds back what cannot be told before the name."""
+    """One object: holds back what cannot be told before it is known to be a call."""
 
-    __slots__ = ("_held", "_is_begun", "_name", "_shape", "_stream", "has_arguments")
+    __slots__ = ("_held", "_name", "_shape", "_stream", "has_arguments", "has_others", "is_begun")
 
     def __init__(self, stream: Stream, shape: CallShape) -> None:
         self._stream = stream
         self._shape = shape
         self._name = ""
         self._held: list[str] = []
-        self._is_begun = False
+        self.is_begun = False
         self.has_arguments = False
+        self.has_others = False
 
     def set_name(self, name: str) -> None:
         self._name = self._name or name
@@ -56,28 +58,28 @@ class _Call:
         self._begin_if_known()
 
     def write(self, text: str) -> None:
-        if self._is_begun:
+        if self.is_begun:
             self._stream.arguments(text)
         else:
             self._held.append(text)
 
-    def end(self, is_complete: bool) -> bool:
-        """Whether it was one."""
-        if not self._is_begun:
-            self._stream.give_back()
-        elif is_complete and not self.has_arguments:
-            self.write("{}")
-        return self._is_begun
+    def end(self, is_complete: bool) -> None:
+        is_bare = not (self.has_arguments or self.has_others or self._shape.needs_arguments)
+        if self._name and is_bare:
+            self._begin()
+            self.write("{}" if is_complete else "")
+        self._stream.give_back()
 
     def _begin_if_known(self) -> None:
-        if self._is_begun or not self._name:
-            return
-        if self.has_arguments or not self._shape.needs_arguments:
-            self._is_begun = True
-            make_id = self._shape.make_id
-            model_id = make_id(self._stream.num_calls) if make_id is not None else None
-            self._stream.begin_call(self._name, model_id)
-            self._stream.arguments("".join(self._held))
+        if self._name and self.has_arguments and not self.is_begun:
+            self._begin()
+
+    def _begin(self) -> None:
+        make_id = self._shape.make_id
+        model_id = make_id(self._stream.num_calls) if make_id is not None else None
+        self._stream.begin_call(self._name, model_id)
+        self._stream.arguments("".join(self._held))
+        self.is_begun = True
 
 
 def read_calls(stream: Stream, shape: CallShape) -> Steps[None]:
@@ -105,11 +107,11 @@ def read_calls(stream: Stream, shape: CallShape) -> Steps[None]:
     stream.give_back()
 
 
-def _read_call(stream: Stream, shape: CallShape) -> Steps[bool]:
+def _read_call(stream: Stream, shape: CallShape) -> Steps[None]:
     stream.keep()
     call = _Call(stream, shape)
     is_complete = yield from _members(stream, call, shape)
-    return call.end(is_complete)
+    call.end(is_complete)
 
 
 def _members(stream: Stream, call: _Call, shape: CallShape) -> Steps[bool]:
@@ -117,19 +119,31 @@ def _members(stream: Stream, call: _Call, shape: CallShape) -> Steps[bool]:
     while True:
         char = yield from stream.skip_space()
         if char == '"':
+            # What breaks off in a member that is no part of the call is content.
+            stream.keep()
             if not (yield from _member(stream, call, shape)):
                 return False
+            if call.is_begun:
+                stream.drop_kept()
         elif char and char in ",}":
             stream.take(1)
             if char == "}":
                 return True
         else:
+            call.has_others = call.has_others or bool(char)
             return False
 
 
 def _member(stream: Stream, call: _Call, shape: CallShape) -> Steps[bool]:
-    key = yield from read_string(stream)
-    if key is None or (yield from stream.skip_space()) != ":":
+    pieces: list[str] = []
+    is_complete = yield from copy_container(stream, pieces.append, None)
+    quoted = "".join(pieces)
+    if not is_complete:
+        call.has_others = not any(f'"{key}'.startswith(quoted) for key in ARGUMENT_KEYS)
+        return False
+    key = decode_string(quoted)
+    if (yield from stream.skip_space()) != ":":
+        call.has_others = key not in ARGUMENT_KEYS or not stream.is_empty
         return False
     stream.take(1)
     first = yield from stream.skip_space()
@@ -140,6 +154,7 @@ def _member(stream: Stream, call: _Call, shape: CallShape) -> Steps[bool]:
     if key in ARGUMENT_KEYS and not call.has_arguments:
         call.begin_arguments()
         return (yield from copy_arguments(stream, call.write, shape.ends))
+    call.has_others = True
     return (yield from copy_value(stream, _skip, shape.ends))
 
 

@@ -17,6 +17,7 @@ from tokenmesh.services.gateway.parsers.tools.stream import Script, Stream
 from tokenmesh.services.gateway.parsers.tools.typed_arguments import STRING, Trim, TypedArguments
 
 _TAG_END: Final = Markers(">", "\n")
+_CUT_NAME: Final = re.compile(r"""^\s*(?:name=)?["']?""")
 _ANY: Final = frozenset({"any"})
 """No type: whatever JSON the text is, else a string."""
 
@@ -58,7 +59,8 @@ class _Reader:
         self._value_ends = Markers(markup.parameter_end, markup.parameter, markup.call_end)
 
     def read_call(self, stream: Stream) -> Steps[None]:
-        name, _ = yield from self._tag(stream)
+        tag, _ = yield from self._tag(stream)
+        name = tag.group(1) if tag is not None else ""
         if len(name.split()) != 1:
             stream.give_back()
             return
@@ -76,26 +78,26 @@ class _Reader:
     def _parameter(self, stream: Stream, arguments: TypedArguments) -> Steps[None]:
         stream.keep()
         stream.take(len(self._markup.parameter))
-        key, is_string = yield from self._tag(stream)
-        if not key:
-            if stream.drop_cut(""):
+        tag, text = yield from self._tag(stream)
+        if tag is None:
+            if stream.is_over:
+                arguments.cut(_CUT_NAME.sub("", text))
                 stream.drop_kept()
             stream.give_back()
             return
         stream.drop_kept()
-        arguments.begin(key)
-        types = arguments.types(key)
-        if is_string is not None:
-            types = STRING if is_string == "true" else _ANY
+        arguments.begin(tag.group(1))
+        types = arguments.types(tag.group(1))
+        if tag.re.groups > 1 and tag.group(2):
+            types = STRING if tag.group(2) == "true" else _ANY
         end = yield from arguments.copy_value(types, self._value_ends, self._markup.trim)
         if end == self._markup.parameter_end:
             stream.take(len(end))
 
-    def _tag(self, stream: Stream) -> Steps[tuple[str, str | None]]:
-        """Takes the rest of a tag: its name, empty when it is none."""
+    def _tag(self, stream: Stream) -> Steps[tuple[re.Match[str] | None, str]]:
+        """Takes the rest of a tag: its attributes, None when it is no tag; and its text."""
         text, end = yield from stream.read_until(_TAG_END)
-        found = self._markup.attributes.fullmatch(text)
-        if end != ">" or found is None:
-            return "", None
-        stream.take(len(end))
-        return found.group(1), found.group(2) if found.re.groups > 1 else None
+        found = self._markup.attributes.fullmatch(text) if end == ">" else None
+        if found is not None:
+            stream.take(len(end))
+        return found, text

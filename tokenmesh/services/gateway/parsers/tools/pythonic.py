@@ -70,8 +70,7 @@ def _call(stream: Stream) -> Steps[bool]:
 def _end(stream: Stream, arguments: TypedArguments) -> Steps[bool]:
     char = yield from stream.peek()
     if not char:
-        # A keyword that the text's end cuts off is no text.
-        stream.drop_kept()
+        arguments.cut(stream.pop_kept().lstrip(", \n"))
         return False
     arguments.end()
     if char != ")" or stream.is_keeping:

@@ -39,6 +39,11 @@ class Source:
         """Whether all that came is taken."""
         return self._pos >= len(self._text)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether all text there will be is taken."""
+        return self.is_whole and self.is_empty
+
     def window(self) -> tuple[str, int]:
         """The text and where in it the part begins that is not taken."""
         return self._text, self._pos

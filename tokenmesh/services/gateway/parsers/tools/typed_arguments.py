@@ -50,6 +50,12 @@ class TypedArguments:
         self._is_open = True
         self._stream.arguments(f"{opening}{json.dumps(key, ensure_ascii=False)}: ")
 
+    def cut(self, key: str) -> None:
+        """The text ended within a parameter's name."""
+        if key:
+            opening = ", " if self._is_open else "{"
+            self._stream.arguments(opening + json.dumps(key, ensure_ascii=False)[:-1])
+
     def copy_value(self, types: frozenset[str], ends: Markers, trim: Trim) -> Steps[str]:
         """Takes a value; returns the marker after it, not taken, empty where the text ends."""
         if trim is Trim.SPACE:
