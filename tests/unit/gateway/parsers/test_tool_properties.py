@@ -1,7 +1,7 @@
 """What holds for any text: no exception, the same events on any cut, nothing lost."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -23,6 +23,8 @@ from tokenmesh.services.gateway.parsers.tools.table import TOOLS
 DISTINCT = sorted({TOOLS[family]: family for family in WRITERS}.values())
 ALL_WRITERS = [*((family, WRITERS[family]) for family in DISTINCT), *OTHER_WRITERS]
 
+Write = Callable[[Sequence[Call]], str]
+
 CALLS = (
     Call("get_weather", {"city": "Worda\n\nWordb", "days": 12, "tags": ["Wordc", {"k": "Wordd"}]}),
     Call("now", {}),
@@ -37,7 +39,9 @@ def _told_before_the_end(family: str, text: str) -> list[Event]:
 @pytest.mark.parametrize(
     ("family", "write"), ALL_WRITERS, ids=[f"{f}-{i}" for i, (f, _) in enumerate(ALL_WRITERS)]
 )
-def test_cut_off_anywhere_no_word_is_lost_and_nothing_told_is_taken_back(family, write) -> None:  # type: ignore[no-untyped-def]
+def test_cut_off_anywhere_no_word_is_lost_and_nothing_told_is_taken_back(
+    family: str, write: Write
+) -> None:
     before = "" if family in ONLY_AT_START else "Wordh wordi. "
     text = f"{before}{write(CALLS)}\nWordj"
     whole = parse(maker(family), [text])
@@ -87,7 +91,7 @@ def _edited_texts(draw: st.DrawFn, family: str) -> str:
     """Well-formed calls, then a few places where something is missing or too much."""
     writers = [write for name, write in ALL_WRITERS if name == family]
     calls = draw(st.lists(st.sampled_from(CALLS), min_size=1, max_size=3))
-    text = draw(st.sampled_from(writers))(calls) + draw(st.sampled_from(["", "\n", " x "]))
+    text: str = draw(st.sampled_from(writers))(calls) + draw(st.sampled_from(["", "\n", " x "]))
     for _ in range(draw(st.integers(0, 3))):
         place = draw(st.integers(0, len(text)))
         num_missing = draw(st.integers(0, 12))
