@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.request import Request, StreamKey
+from tokenmesh.services.worker_svc.grammar.matcher import Grammar
 from tokenmesh.services.worker_svc.runner.build import LoadedModel, build_runner
 from tokenmesh.shared.config.model import Dtype, ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings
@@ -35,6 +36,7 @@ class Job:
     """Tokens of an earlier attempt."""
     media: Sequence[MediaItem] = ()
     embeddings: Mapping[str, TensorBlob] = field(default_factory=dict)
+    grammar: Grammar | None = None
 
 
 @dataclass(slots=True)
@@ -138,4 +140,5 @@ class EngineDriver:
             cache_salt=self.model.cache_salt(None, len(job.prompt)),
             media=list(job.media),
             embeddings=dict(job.embeddings),
+            grammar=job.grammar,
         )

@@ -25,7 +25,8 @@ _ANNOTATIONS: Final = frozenset(
 _BY_TYPE: Final[dict[str, frozenset[str]]] = {
     "object": frozenset(("properties", "required", "additionalProperties")),
     "array": frozenset(("items", "minItems", "maxItems")),
-    "string": frozenset(("minLength", "maxLength")),
+    # strings of a bounded length it lets hold bare control characters
+    "string": frozenset(),
     "integer": frozenset(("minimum", "maximum")),
     "number": frozenset(),
     "boolean": frozenset(),
@@ -110,7 +111,6 @@ def _inexact_enum(node: dict[str, Any], keywords: frozenset[str]) -> str | None:
 def _inexact_count(node: dict[str, Any]) -> str | None:
     for low, high, largest in (
         ("minItems", "maxItems", _MAX_COUNT),
-        ("minLength", "maxLength", _MAX_COUNT),
         ("minimum", "maximum", _MAX_INTEGER),
     ):
         bounds = [node[name] for name in (low, high) if name in node]
