@@ -12,7 +12,7 @@ from tests.fakes.engine_driver import EngineDriver, Job, Outcome
 from tests.fakes.grammars import EOS, Grammars, json_schema, make_checkpoint
 from tests.fakes.random_schemas import random_schema
 from tests.fakes.tiny import prompt_of
-from tokenmesh.services.worker_svc.grammar.matcher import CannotCompile
+from tokenmesh.services.worker_svc.grammar.matcher import CannotCompile, Grammar
 from tokenmesh.shared.config.worker import GrammarBackend
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.messages.structured import Structured
@@ -46,6 +46,7 @@ def job_of(
     seed: int = 0,
     output: tuple[int, ...] = (),
     setting: GrammarBackend = "auto",
+    grammar: Grammar | None = None,
     **fields: Any,
 ) -> Job:
     closing = {grammars.ids(each)[0]: 3.0 for each in CLOSING}
@@ -58,7 +59,8 @@ def job_of(
             **fields,
         }
     )
-    grammar = None if structured is None else grammars.compile(structured, setting)
+    if grammar is None and structured is not None:
+        grammar = grammars.compile(structured, setting)
     prompt = prompt_of(5 + seed % 40, seed)
     return Job(prompt=prompt, sampling=sampling, grammar=grammar, output=output)
 
@@ -82,14 +84,14 @@ def run_schemas(
     schemas, jobs = [], []
     for seed in seeds:
         schema = random_schema(seed)
+        structured = json_schema(schema)
         try:
-            pair = [
-                job_of(grammars, json_schema(schema), s, setting=setting) for s in (seed, ~seed)
-            ]
+            grammar = grammars.compile(structured, setting)
         except CannotCompile:
             continue
         schemas += [schema, schema]
-        jobs += pair
+        # n = 2: a matcher each, one grammar
+        jobs += [job_of(grammars, structured, s, grammar=grammar) for s in (seed, ~seed)]
     outcomes = driver.run(jobs)
     finished = [
         check(schema, outcome, grammars) for schema, outcome in zip(schemas, outcomes, strict=True)

@@ -8,6 +8,21 @@ Schema = dict[str, Any]
 NAMES = ("a", "b", "name", "value", "x y", 'q"uote', "na\u00efve", "back\\slash", "", "$id2", "1")
 STRINGS = ("red", "green", "", 'a "b"', "\u4f60\u597d", "line\nbreak", "x" * 20)
 PATTERNS = ("^[a-c]+$", "^\\d{2,4}$", "x[0-9]?y", "^(on|off)$")
+RARE: tuple[Schema, ...] = (
+    {"multipleOf": 3},
+    {"uniqueItems": True},
+    {"not": {"const": 1}},
+    {"oneOf": [{"type": "integer"}, {"type": "number"}]},
+    {"allOf": [{"minimum": 3}, {"maxLength": 3}]},
+    {"minProperties": 2},
+    {"maxProperties": 1},
+    {"contains": {"type": "integer"}},
+    {"patternProperties": {"^a": {"type": "null"}}},
+    {"propertyNames": {"maxLength": 2}},
+    {"dependentRequired": {"a": ["b"]}},
+    {"if": {"type": "string"}, "then": {"minLength": 2}},
+)
+"""What most clients never send: to be followed, or refused."""
 FORMATS = ("date", "uuid", "ipv4")
 
 
@@ -18,6 +33,8 @@ def random_schema(seed: int) -> Schema:
     schema = maker.schema(depth=rng.randint(1, 4))
     if maker.uses_definitions:
         schema = {"$defs": maker.definitions(), **schema}
+    if rng.random() < 0.1:
+        schema = {**schema, **rng.choice(RARE)}
     return schema
 
 
@@ -39,9 +56,8 @@ class _Maker:
         )
 
     def definitions(self) -> Schema:
-        link = {"type": "object", "properties": {"value": {"type": "integer"}}}
-        link["properties"]["next"] = {"$ref": "#/$defs/list"}
-        return {"list": link, "leaf": self._enum()}
+        properties = {"value": {"type": "integer"}, "next": {"$ref": "#/$defs/list"}}
+        return {"list": {"type": "object", "properties": properties}, "leaf": self._enum()}
 
     def _object(self, depth: int) -> Schema:
         rng = self._rng

@@ -1,0 +1,176 @@
+"""The contract of matchers, and both libraries held to it."""
+
+import random
+
+import numpy as np
+import pytest
+
+from tests.fakes.grammars import EOS, VOCAB, Grammars, json_schema, make_checkpoint
+from tokenmesh.services.worker_svc.grammar.matcher import (
+    CannotCompile,
+    Masks,
+    Matcher,
+    fill_along,
+    num_words,
+)
+from tokenmesh.shared.config.worker import GrammarBackend
+from tokenmesh.shared.messages.structured import Structured
+
+SCHEMA = json_schema(
+    {
+        "type": "object",
+        "properties": {"n": {"type": "integer"}, "s": {"type": "string"}},
+        "required": ["n", "s"],
+    }
+)
+GRAMMARS = (SCHEMA, Structured(kind="regex", text="[ab]{2,6}c?"), Structured(kind="json_object"))
+
+
+@pytest.fixture(scope="module")
+def grammars(tmp_path_factory: pytest.TempPathFactory) -> Grammars:
+    return Grammars(make_checkpoint(tmp_path_factory.mktemp("matchers")))
+
+
+@pytest.fixture(params=["xgrammar", "guidance"])
+def setting(request: pytest.FixtureRequest) -> GrammarBackend:
+    return request.param  # type: ignore[no-any-return]
+
+
+def empty(count: int) -> Masks:
+    return np.full((count, num_words(VOCAB)), 0x55, dtype=np.int32)
+
+
+def allowed(masks: Masks, index: int = 0) -> set[int]:
+    bits = np.unpackbits(masks[index].view(np.uint8), bitorder="little")
+    return set(np.flatnonzero(bits).tolist())
+
+
+def next_of(matcher: Matcher) -> set[int]:
+    masks = empty(1)
+    matcher.fill(masks, 0)
+    return allowed(masks)
+
+
+@pytest.mark.parametrize("structured", GRAMMARS, ids=lambda each: each.kind)
+def test_what_is_allowed_is_accepted_and_what_is_not_is_not(
+    grammars: Grammars, setting: GrammarBackend, structured: Structured
+) -> None:
+    rng = random.Random(5)
+    for _ in range(4):
+        matcher = grammars.compile(structured, setting).start()
+        for _ in range(25):
+            tokens = next_of(matcher)
+            assert tokens
+            forbidden = rng.sample(sorted(set(range(VOCAB)) - tokens), 3)
+            assert not any(matcher.accept(each) for each in forbidden)
+            assert next_of(matcher) == tokens
+            if not matcher.accept(rng.choice(sorted(tokens))):
+                pytest.fail("an allowed token was not accepted")
+            if matcher.is_terminated():
+                assert not matcher.accept(EOS)
+                break
+
+
+def test_special_and_padded_ids_are_never_allowed(
+    grammars: Grammars, setting: GrammarBackend
+) -> None:
+    tokens = next_of(grammars.compile(Structured(kind="regex", text="(.|\n)*"), setting).start())
+    assert tokens & set(grammars.tokens.special_ids) == {EOS}
+    assert len(tokens) > 250
+
+
+def test_eos_is_allowed_where_the_text_may_end(grammars: Grammars, setting: GrammarBackend) -> None:
+    matcher = grammars.compile(Structured(kind="regex", text="ab?"), setting).start()
+    a, b = grammars.ids("ab")
+    assert EOS not in next_of(matcher)
+    assert not matcher.accept(EOS)
+    assert matcher.accept(a)
+    assert next_of(matcher) >= {EOS, b}
+    assert matcher.accept(b)
+    assert next_of(matcher) == {EOS}
+    assert not matcher.is_terminated()
+    assert matcher.accept(EOS)
+    assert matcher.is_terminated()
+
+
+@pytest.mark.parametrize("structured", GRAMMARS, ids=lambda each: each.kind)
+def test_a_rollback_leads_back_to_where_it_was(
+    grammars: Grammars, setting: GrammarBackend, structured: Structured
+) -> None:
+    rng = random.Random(9)
+    matcher = grammars.compile(structured, setting).start()
+    seen = [next_of(matcher)]
+    while len(seen) < 30 and not matcher.is_terminated():
+        assert matcher.accept(rng.choice(sorted(seen[-1])))
+        seen.append(set() if matcher.is_terminated() else next_of(matcher))
+    while len(seen) > 1:
+        count = rng.randint(1, min(4, len(seen) - 1))
+        matcher.rollback(count)
+        del seen[-count:]
+        assert not matcher.is_terminated()
+        assert next_of(matcher) == seen[-1]
+
+
+def test_drafts_get_a_mask_each_and_leave_nothing_behind(
+    grammars: Grammars, setting: GrammarBackend
+) -> None:
+    matcher = grammars.compile(Structured(kind="regex", text="abc"), setting).start()
+    a, b, c = grammars.ids("abc")
+    begin = next_of(matcher)
+    masks = empty(5)
+    assert fill_along(matcher, [a, b, c, EOS], masks) == 4
+    assert a in allowed(masks, 0)
+    assert b in allowed(masks, 1)
+    assert allowed(masks, 3) == {EOS}
+    assert allowed(masks, 4) == set()
+    assert next_of(matcher) == begin
+    assert fill_along(matcher, [a, a, b, c], masks) == 1
+    assert allowed(masks, 1) >= {b}
+    assert all(allowed(masks, index) == set() for index in (2, 3, 4))
+    assert next_of(matcher) == begin
+    assert fill_along(matcher, [], masks[:1]) == 0
+    assert allowed(masks) == begin
+
+
+def test_matchers_of_one_grammar_know_nothing_of_each_other(
+    grammars: Grammars, setting: GrammarBackend
+) -> None:
+    grammar = grammars.compile(Structured(kind="regex", text="ab"), setting)
+    first, second = grammar.start(), grammar.start()
+    a, b = grammars.ids("ab")
+    assert first.accept(a)
+    assert not second.accept(b)
+    assert second.accept(a)
+    assert first.accept(b)
+
+
+def test_both_allow_the_same_tokens(grammars: Grammars) -> None:
+    structured = Structured(kind="regex", text="(ab|ac)[x-z]{2}")
+    ours = [grammars.compile(structured, each).start() for each in ("xgrammar", "guidance")]
+    for token in grammars.ids("acyz"):
+        singles = [
+            {t for t in next_of(each) if len(grammars.tokens.tokens[t]) == 1} for each in ours
+        ]
+        assert token in singles[0] & singles[1]
+        assert all(each.accept(token) for each in ours)
+
+
+@pytest.mark.parametrize(
+    ("setting", "structured"),
+    [
+        ("xgrammar", json_schema({"type": "string", "pattern": "a"})),
+        ("xgrammar", json_schema({"type": "integer"}, whitespace_pattern=" ?")),
+        ("xgrammar", Structured(kind="grammar", text="start: /a/")),
+        ("guidance", json_schema({"type": "array", "uniqueItems": True})),
+        ("guidance", Structured(kind="structural_tag", text='{"format": {"type": "any_text"}}')),
+        ("auto", Structured(kind="regex", text="(")),
+        ("auto", Structured(kind="grammar", text="root ::= nothing")),
+        ("auto", json_schema({"type": "nothing"})),
+    ],
+)
+def test_what_a_library_cannot_do_it_says(
+    grammars: Grammars, setting: GrammarBackend, structured: Structured
+) -> None:
+    with pytest.raises(CannotCompile) as caught:
+        grammars.compile(structured, setting)
+    assert caught.value.message
