@@ -117,5 +117,7 @@ class CompletionWriter:
         if self._stream is None:
             ask = self._ask
             counts = [prompt.num_tokens for prompt in delivery.prompts for _ in range(self._n)]
-            self._stream = CompletionStream(ask.head, ask.chunks, ask.logprobs, counts)
+            ids = [self._prompt_ids(delivery, choice) for choice in range(ask.num_choices)]
+            told = {choice: each for choice, each in enumerate(ids) if each is not None}
+            self._stream = CompletionStream(ask.head, ask.chunks, ask.logprobs, counts, told)
         return self._stream

@@ -37,7 +37,7 @@ class ChatIntake:
             body,
             text,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-            prompt_logprobs=body.prompt_logprobs,
+            prompt_logprobs=_num_prompt_logprobs(body),
         )
         if tools.is_forced:
             constraint = constraint_of(body, tools, self._desk.settings)
@@ -97,9 +97,20 @@ def _opening(body: ChatRequest) -> tuple[str, str]:
     """The answer's role, and text that it begins with."""
     last = body.messages[-1]
     role = "assistant" if body.add_generation_prompt else last["role"]
-    content = last.get("content")
-    is_continued = body.echo and last["role"] == role and isinstance(content, str)
-    return role, str(content) if is_continued else ""
+    if not body.echo or last["role"] != role:
+        return role, ""
+    content = last.get("content") or ""
+    if isinstance(content, str):
+        return role, content
+    texts = [part if isinstance(part, str) else part.get("text") for part in content]
+    return role, "\n".join(text for text in texts if isinstance(text, str))
+
+
+def _num_prompt_logprobs(body: ChatRequest) -> int | None:
+    """Those of an echoed prompt go with those of the answer, as in vLLM."""
+    if body.prompt_logprobs is None and body.echo and body.logprobs and not body.stream:
+        return body.top_logprobs or 0
+    return body.prompt_logprobs
 
 
 def _json_or_none(value: Sequence[object] | dict[str, object] | None) -> bytes | None:

@@ -100,7 +100,7 @@ class Desk:
             n=body.n or 1,
             first_choice=first_choice,
             bad_words=tuple(body.bad_words or ()),
-            truncate_prompt_tokens=body.truncate_prompt_tokens,
+            truncate_prompt_tokens=_most_prompt_tokens(body, card, max_tokens),
             truncation_side=body.truncation_side or "left",
             cache_salt=body.cache_salt,
             priority=body.priority,
@@ -108,6 +108,15 @@ class Desk:
             beams=beam_options(body, card, self.settings),
             deadline_s=now_s() + self.settings.request_timeout_s,
         )
+
+
+def _most_prompt_tokens(
+    body: SamplingFields, card: ModelCard, max_tokens: int | None
+) -> int | None:
+    """-1 keeps as many as leave room for the answer, which is at least one token."""
+    if body.truncate_prompt_tokens != -1:
+        return body.truncate_prompt_tokens
+    return max(1, card.max_model_len - (max_tokens or 1))
 
 
 def head_of(body: SamplingFields, exchange: Exchange, card: ModelCard) -> Head:

@@ -58,7 +58,7 @@ class ChatStream:
             for name, value in prompt.items()
             if value is not None
         ]
-        extra = b"".join(told)
+        extra = b"".join(told) + self._usage(0)
         frames = []
         for index in range(num_choices):
             delta = b'{"role":%b,"content":""}' % encode_json(role)

@@ -1,6 +1,6 @@
 """CompletionStream: pieces of choices as chunks of a streamed plain completion."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from tokenmesh.services.gateway.openai.chat_stream import ChunkOptions
@@ -22,8 +22,10 @@ class CompletionStream:
         options: ChunkOptions,
         logprobs: LogprobShapes,
         prompt_tokens: Sequence[int],
+        prompt_ids: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
-        """`prompt_tokens`: by choice, for the running usage."""
+        """By choice: `prompt_tokens` for the running usage, `prompt_ids` for the first chunk."""
+        self._untold = dict(prompt_ids or {})
         self._options = options
         self._logprobs = logprobs
         self._prompt_tokens = prompt_tokens
@@ -82,10 +84,16 @@ class CompletionStream:
                 logprobs,
                 encode_json(piece.finish_reason),
                 encode_json(piece.stop_reason),
-                b"" if ids is None else b',"token_ids":' + encode_json(ids),
+                (b"" if ids is None else b',"token_ids":' + encode_json(ids))
+                + self._prompt_ids(piece.choice),
                 self._usage(piece.choice),
             )
         )
+
+    def _prompt_ids(self, choice: int) -> bytes:
+        """Once for each choice, where they were asked for."""
+        ids = self._untold.pop(choice, None)
+        return b"" if ids is None else b',"prompt_token_ids":' + encode_json(ids)
 
     def _usage(self, choice: int) -> bytes:
         if not self._options.running_usage:

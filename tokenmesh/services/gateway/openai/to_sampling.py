@@ -90,6 +90,11 @@ def check_limits(body: SamplingFields, max_tokens: int | None, limits: GatewaySe
         raise InvalidInput("stream_options needs stream to be true", param="stream_options")
     if body.stream and body.prompt_logprobs is not None:
         raise InvalidInput("prompt_logprobs does not go with stream", param="prompt_logprobs")
+    if body.truncate_prompt_tokens == 0:
+        raise InvalidInput(
+            "truncate_prompt_tokens is 0, at least 1, or -1 for as many as there is room for",
+            param="truncate_prompt_tokens",
+        )
     _check_stops(body, limits)
     for index, word in enumerate(body.bad_words or ()):
         if not word:
