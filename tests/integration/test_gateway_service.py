@@ -33,6 +33,17 @@ def test_a_key_in_clear_text_is_no_hash() -> None:
         GatewaySettings(api_key_hashes=("sk-secret",))
 
 
+async def test_a_parser_plugin_that_cannot_be_imported_is_told_at_the_start(
+    bus_settings: BusSettings, redis_settings: RedisSettings
+) -> None:
+    plugins = GatewaySettings(port=free_port(), parser_plugins={"own": "no.such.package:FORMAT"})
+    settings = Settings(bus=bus_settings, redis=redis_settings, gateway=plugins)
+    with pytest.raises(ConfigError, match=r"own=no\.such\.package:FORMAT") as caught:
+        async with running("gateway", settings, build):
+            pass
+    assert caught.value.param == "parser_plugins"
+
+
 async def test_a_draining_gateway_finishes_what_runs_and_takes_nothing_new(
     bus_settings: BusSettings, redis_settings: RedisSettings
 ) -> None:

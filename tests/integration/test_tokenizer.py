@@ -18,6 +18,7 @@ from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.bus import BusSettings
+from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.config.redis import RedisSettings
 from tokenmesh.shared.config.tokenizer import TokenizerSettings
@@ -180,6 +181,7 @@ async def test_a_description_lets_a_gateway_detokenize(client: Client, blobs: Bl
     assert tokenizer.decode(client.encode("na\u00efve")) == "na\u00efve"
     assert (answer.vocab_size, answer.special_ids) == (512, [0, 1, 2])
     assert answer.has_chat_template
+    assert (answer.reasoning_parser, answer.tool_call_parser) == ("qwen3", "hermes")
     assert json.loads(answer.default_sampling_json) == {"temperature": 0.5}
     llama = await client.ask(Describe(model=LLAMA))
     assert isinstance(llama, Described)
@@ -359,3 +361,33 @@ async def test_a_broken_template_of_the_model_is_found_at_the_start(
             await client.ids(chat())
         assert failed.value.code == CheckpointError.code
         assert await client.ids(TextPrompt(text="fox")) == client.encode("fox")
+
+
+@pytest.mark.parametrize("setting", ["reasoning_parser", "tool_call_parser"])
+async def test_a_parser_that_nobody_knows_is_told_at_the_start(
+    setting: str, settings: Settings, checkpoints: dict[str, Path]
+) -> None:
+    named = {"model": str(checkpoints["bpe"]), setting: "qwen9"}
+    own = settings.model_copy(update={"models": (ModelSettings.model_validate(named),)})
+    with pytest.raises(ConfigError, match=f"{setting} = 'qwen9'.*glm45") as caught:
+        async with running("tokenizer", own, build):
+            pass
+    assert caught.value.param == setting
+
+
+async def test_an_operators_parser_is_told_to_gateways(
+    settings: Settings, bus: MessageBus, checkpoints: dict[str, Path]
+) -> None:
+    model = ModelSettings(
+        model=str(checkpoints["bpe"]),
+        served_model_name=(BPE,),
+        reasoning_parser="own",
+        tool_call_parser="none",
+    )
+    plugins = GatewaySettings(parser_plugins={"own": "some.package:FORMAT"})
+    own = settings.model_copy(update={"models": (model,), "gateway": plugins})
+    async with running("tokenizer", own, build):
+        client = Client(bus, Tokenizer.from_file(str(checkpoints["bpe"] / "tokenizer.json")))
+        answer = await client.ask(Describe(model=BPE))
+    assert isinstance(answer, Described)
+    assert (answer.reasoning_parser, answer.tool_call_parser) == ("own", "")

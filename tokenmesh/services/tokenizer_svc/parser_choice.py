@@ -18,17 +18,21 @@ _Signs = Sequence[tuple[str, tuple[str, ...]]]
 
 _REASONING_SIGNS: Final[_Signs] = (
     ("openai_gptoss", ("<|channel|>", "analysis")),
+    ("gemma4", ("<|channel>",)),
     ("seed_oss", ("<seed:think>",)),
     ("mistral", ("[THINK]",)),
+    ("cohere_command3", ("<|START_THINKING|>",)),
     ("granite", ("Here is my thought process:",)),
-    ("hunyuan_a13b", ("<answer>", "</think>")),
-    ("ernie45", ("<response>", "</think>")),
     ("minimax_m2", ("<minimax:tool_call>", "</think>")),
+    ("minimax_m3", ("</mm:think>",)),
+    ("hunyuan_a13b", ("<|extra_0|>", "</think>")),
+    ("ernie45", ("<response>", "</think>")),
     ("kimi_k2", ("<|tool_calls_section_begin|>", "</think>")),
     ("glm45", ("<arg_key>", "</think>")),
+    ("deepseek_v4", ("\uff5cDSML\uff5c", "</think>")),
     ("deepseek_v3", ("<\uff5cAssistant\uff5c>", "</think>", "thinking")),
     ("deepseek_r1", ("<\uff5cAssistant\uff5c>", "</think>")),
-    # Asked for, thinking is switched on; not asked for, it is off.
+    # Thinking is off unless it is asked for.
     ("deepseek_v3", ("enable_thinking is defined and enable_thinking -%}", "</think>")),
     ("deepseek_v3", ("enable_thinking is defined and enable_thinking %}", "</think>")),
     ("qwen3", ("</think>",)),
@@ -37,19 +41,26 @@ _REASONING_SIGNS: Final[_Signs] = (
 
 _TOOL_SIGNS: Final[_Signs] = (
     ("openai", ("<|channel|>", "commentary")),
+    ("seed_oss", ("<seed:tool_call>",)),
     ("minimax_m2", ("<minimax:tool_call>",)),
     ("kimi_k2", ("<|tool_calls_section_begin|>",)),
+    ("deepseek_v32", ("\uff5cDSML\uff5c",)),
     ("deepseek_v3", ("<\uff5ctool\u2581calls\u2581begin\uff5c>", "```json")),
     ("deepseek_v31", ("<\uff5ctool\u2581calls\u2581begin\uff5c>",)),
     ("glm45", ("<arg_key>",)),
+    ("step3", ("<steptml:",)),
     ("mistral", ("[TOOL_CALLS]",)),
     ("granite", ("<|start_of_role|>", "<|tool_call|>")),
+    ("granite-20b-fc", ("<|function_call_library|>",)),
+    ("phi4_mini_json", ("functools[",)),
     ("phi4_mini_json", ("<|tool|>",)),
     ("internlm", ("<|action_start|>",)),
+    ("olmo3", ("<function_calls>",)),
     ("llama4_pythonic", ("<|header_start|>", "tool_calls")),
     ("llama3_json", ("<|start_header_id|>", "tool_calls", '"parameters": ')),
     ("qwen3_coder", ("<tool_call>", "<function=")),
     ("hermes", ("<tool_call>",)),
+    ("hunyuan_a13b", ("<tool_calls>", "<|extra_0|>")),
     ("jamba", ("<tool_calls>",)),
 )
 
@@ -85,7 +96,7 @@ def choose_parsers(
 
 def _choose(setting: str, wanted: str, known: Collection[str], told: str) -> str:
     if wanted == _AUTO:
-        return told if told in known else ""
+        return told
     if wanted == _NONE:
         return ""
     if wanted not in known:
