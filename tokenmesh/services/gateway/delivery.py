@@ -57,11 +57,18 @@ class Delivery:
         Raises what made it impossible to go on.
         """
         while self._num_open:
-            outputs = await self._inbox.get()
-            with self._detokenizing:
-                pieces = list(self._push(outputs))
+            pieces = self.push(await self.receive())
             if pieces:
                 yield pieces
+
+    async def receive(self) -> Sequence[tuple[int, Output]]:
+        """What the streams brought, by choice. Raises what made it impossible to go on."""
+        return await self._inbox.get()
+
+    def push(self, outputs: Sequence[tuple[int, Output]]) -> list[Piece]:
+        """What `receive` gave, or once gave to somebody else, as pieces."""
+        with self._detokenizing:
+            return list(self._push(outputs))
 
     def _push(self, outputs: Sequence[tuple[int, Output]]) -> Iterator[Piece]:
         for index, output in outputs:

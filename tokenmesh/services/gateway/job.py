@@ -29,6 +29,8 @@ class Job:
     n: int = 1
     first_choice: int = 0
     """Index of this prompt's first choice in the response."""
+    delivered: tuple[int, ...] = ()
+    """Output that the client has: the only choice goes on after it."""
     bad_words: tuple[str, ...] = ()
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] = "left"

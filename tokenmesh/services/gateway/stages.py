@@ -104,7 +104,11 @@ class Stages:
     async def place(self, job: Job, prompt: Prompt) -> Placed:
         """Choose a worker. Raises Overloaded when there is no room."""
         with span("place", {REQUEST_ID: job.request_id}) as current:
-            placed = await self._calls.place(_place_of(job, prompt), job.deadline_s)
+            question = _place_of(job, prompt)
+            if job.delivered:
+                num_tokens = question.num_tokens + len(job.delivered)
+                question = msgspec.structs.replace(question, num_tokens=num_tokens)
+            placed = await self._calls.place(question, job.deadline_s)
             current.set_attribute("tokenmesh.worker", placed.worker_id)
             current.set_attribute("tokenmesh.queued_s", placed.queued_s)
             for each in placed.candidates[:_MAX_TRACED_CANDIDATES]:
@@ -177,8 +181,10 @@ class Stages:
             # The prompt is the same for all choices: one of them tells about it.
             prompt_logprobs=job.sampling.prompt_logprobs if index == 0 else None,
         )
+        session = self._streams.new_session()
+        session.token_ids.extend(job.delivered)
         stream = Stream(
-            session=self._streams.new_session(),
+            session=session,
             inbox=inbox,
             choice=job.first_choice + index,
             place=_place_of(job, prompt),

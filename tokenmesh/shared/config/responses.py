@@ -36,7 +36,29 @@ class ResponseSettings(BaseModel):
     journal_patience_s: float = Field(
         default=30.0, gt=0, description="All attempts of one append; then the response is given up."
     )
+    max_waiting_records: int = Field(
+        default=64,
+        ge=1,
+        description="Records of a response that wait to become durable; then generation waits.",
+    )
     read_batch: int = Field(default=256, ge=1, description="Records read from a log at a time.")
     poll_s: float = Field(
         default=1.0, gt=0, description="How often a reader looks for records it was not told of."
+    )
+    max_running: int = Field(
+        default=1024,
+        ge=1,
+        description="Responses that one gateway works on apart from a client's connection.",
+    )
+    background_timeout_s: float = Field(
+        default=3600.0, gt=0, description="Bound of a background response from start to end."
+    )
+    adopt_interval_s: float = Field(
+        default=0.5, gt=0, description="How often a gateway looks for responses without an owner."
+    )
+    max_chain: int = Field(
+        default=64, ge=0, description="Responses that previous_response_id may lead back over."
+    )
+    max_chain_bytes: int = Field(
+        default=8 * 1024 * 1024, ge=1024, description="Size of all their items together."
     )

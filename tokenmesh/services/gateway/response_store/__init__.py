@@ -1,0 +1,1 @@
+"""What makes responses durable: their logs, who writes them, who takes over, who reads them."""
