@@ -2,6 +2,8 @@
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tokenmesh.shared.config.mcp import McpServerSettings
+
 
 class ResponseSettings(BaseModel):
     """The Responses API's memory. Times are seconds, sizes bytes."""
@@ -61,4 +63,26 @@ class ResponseSettings(BaseModel):
     )
     max_chain_bytes: int = Field(
         default=8 * 1024 * 1024, ge=1024, description="Size of all their items together."
+    )
+
+    mcp_servers: dict[str, McpServerSettings] = Field(
+        default={},
+        description="MCP servers that requests may name, by label: url, headers, allowed_tools.",
+    )
+    mcp_timeout_s: float = Field(
+        default=60.0, gt=0, description="One question to an MCP server, connecting included."
+    )
+    max_mcp_calls_running: int = Field(
+        default=64, ge=1, description="Questions of one gateway to MCP servers at a time."
+    )
+    max_mcp_tools: int = Field(
+        default=128, ge=1, description="Tools of one MCP server that a request may be offered."
+    )
+    max_mcp_result_bytes: int = Field(
+        default=256 * 1024, ge=1024, description="Largest result of a tool; a larger one fails."
+    )
+    max_tool_calls: int = Field(
+        default=32,
+        ge=0,
+        description="Calls that one response may make of MCP tools; max_tool_calls may be less.",
     )

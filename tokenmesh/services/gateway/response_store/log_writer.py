@@ -5,44 +5,57 @@ more of them. Nothing reaches a client before it is durable.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from tokenmesh.services.gateway.response_store.records import Ended, Record, encode_records
 from tokenmesh.shared.config.responses import ResponseSettings
 from tokenmesh.shared.errors import PayloadTooLarge, TokenMeshError
 from tokenmesh.shared.journal import Journal
 
+OnDurable = Callable[[Sequence[Record]], None]
+
+
+class Writer(Protocol):
+    """Where the records of a response go."""
+
+    async def put(self, record: Record) -> None:
+        """Add a record; returns when there is room for the next. Raises what keeps it from that."""
+
+    async def settle(self) -> None:
+        """Return when everything is kept. Raises as `put`."""
+
 
 class LogWriter:
-    """Appends records in order. An error is final: everything after it raises the same."""
+    """Appends records in order, in batches. An error is final: all after it raises the same.
+
+    It raises Conflict once another gateway has the log or it was deleted, PayloadTooLarge over the
+    limits (the end of a response still fits), and whatever the journal raises.
+    """
 
     def __init__(
         self,
         journal: Journal,
         key: str,
         settings: ResponseSettings,
+        on_durable: OnDurable,
         *,
         after: int = 0,
         num_bytes: int = 0,
-        on_durable: Callable[[], None] = lambda: None,
     ) -> None:
         """`after` and `num_bytes`: the last entry and the size of what is there already."""
         self._journal = journal
         self._key = key
         self._settings = settings
+        self._on_durable = on_durable
         self._after = after
         self._num_bytes = num_bytes
-        self._on_durable = on_durable
         self._waiting: list[Record] = []
         self._sending: asyncio.Task[None] | None = None
         self._error: TokenMeshError | None = None
 
     async def put(self, record: Record) -> None:
-        """Add a record; returns when there is room for the next.
-
-        Raises Conflict once another gateway has the log or it was deleted, PayloadTooLarge over
-        the limits (the end of a response still fits), and whatever the journal raises.
-        """
+        """See `Writer.put`."""
         self._check()
         self._waiting.append(record)
         if self._sending is None:
@@ -51,9 +64,9 @@ class LogWriter:
             await self.settle()
 
     async def settle(self) -> None:
-        """Return when everything is durable. Raises as `put`."""
+        """See `Writer.settle`."""
         while self._sending is not None:
-            # A writer that is cancelled still completes what it has begun.
+            # Who is cancelled here leaves what is on its way alone.
             await asyncio.shield(self._sending)
         self._check()
 
@@ -75,7 +88,44 @@ class LogWriter:
         data = encode_records(records)
         limit = self._settings.max_response_bytes
         if self._num_bytes + len(data) > limit and not isinstance(records[-1], Ended):
-            raise PayloadTooLarge(f"the response's log is over {limit} bytes")
+            raise PayloadTooLarge(f"the response is over responses.max_response_bytes = {limit}")
         self._after = await self._journal.append(self._key, data, self._after)
         self._num_bytes += len(data)
-        self._on_durable()
+        self._on_durable(records)
+
+
+class LateWriter:
+    """Keeps a response whole when it has ended, for a client that waits for the whole."""
+
+    def __init__(self, log: LogWriter, on_kept: OnDurable) -> None:
+        self._log = log
+        self._on_kept = on_kept
+        self._records: list[Record] = []
+
+    async def put(self, record: Record) -> None:
+        """See `Writer.put`."""
+        self._records.append(record)
+        self._on_kept((record,))
+
+    async def settle(self) -> None:
+        """See `Writer.settle`."""
+        if not self._records or not isinstance(self._records[-1], Ended):
+            return
+        for record in self._records:
+            await self._log.put(record)
+        self._records = []
+        await self._log.settle()
+
+
+class NoWriter:
+    """Keeps nothing."""
+
+    def __init__(self, on_record: OnDurable) -> None:
+        self._on_record = on_record
+
+    async def put(self, record: Record) -> None:
+        """See `Writer.put`."""
+        self._on_record((record,))
+
+    async def settle(self) -> None:
+        """See `Writer.settle`."""

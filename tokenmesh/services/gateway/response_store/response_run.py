@@ -1,0 +1,189 @@
+"""ResponseRun: makes one response, turn after turn, from wherever its history ends."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from tokenmesh.services.gateway.ask import Ask
+from tokenmesh.services.gateway.delivery import Delivery
+from tokenmesh.services.gateway.intake.intake import Intake
+from tokenmesh.services.gateway.metering import Meter
+from tokenmesh.services.gateway.openai.shapes import Usage
+from tokenmesh.services.gateway.pipeline import Pipeline
+from tokenmesh.services.gateway.response_store.job_of_turn import job_of_turn
+from tokenmesh.services.gateway.response_store.model_turn import Flush, open_turn
+from tokenmesh.services.gateway.response_store.order import Order
+from tokenmesh.services.gateway.response_store.records import Ended, Flushed, Status
+from tokenmesh.services.gateway.response_store.steps import Steps, encode_frames
+from tokenmesh.services.gateway.response_store.tool_calls import ToolCalls
+from tokenmesh.services.gateway.responses.draft import Draft, draft
+from tokenmesh.services.gateway.responses.recorder import Event
+from tokenmesh.services.gateway.responses.shapes import usage_fields
+from tokenmesh.services.gateway.sse import encode_json
+from tokenmesh.shared.clock import now_s
+from tokenmesh.shared.errors import Conflict, DeadlineExceeded, TokenMeshError
+
+logger = logging.getLogger(__name__)
+
+_CLIENTS_TOOLS = ("function_call", "custom_tool_call")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Means:
+    """What every run of a gateway needs."""
+
+    intake: Intake
+    pipeline: Pipeline
+    max_buffered_tokens: int
+
+
+class ResponseRun:
+    """One response; `run` is called once."""
+
+    def __init__(
+        self,
+        order: Order,
+        first: Draft,
+        steps: Steps,
+        tools: ToolCalls,
+        means: Means,
+        meter: Meter,
+    ) -> None:
+        self._order = order
+        self._first = first
+        self._events = first.events
+        self._steps = steps
+        self._tools = tools
+        self._means = means
+        self._meter = meter
+        self._usages: list[Usage] = []
+        self._delivery: Delivery | None = None
+        self._is_cancelled = False
+        self._task: asyncio.Task[Any] | None = None
+
+    def cancel(self) -> None:
+        """Somebody wants it to end here. Cancelling the task instead leaves it to be continued."""
+        self._is_cancelled = True
+        if self._task is not None:
+            self._task.cancel()
+
+    async def run(self) -> None:
+        """Return when the end is recorded.
+
+        Raises Conflict when the log is another's, and what came up before a client that waits
+        was told anything: nothing of such a response is worth keeping.
+        """
+        self._task = asyncio.current_task()
+        try:
+            async with asyncio.timeout(self._order.deadline_s - now_s()):
+                await self._work()
+        except TimeoutError:
+            await self._fail(DeadlineExceeded("the response was not complete in time"))
+        except asyncio.CancelledError:
+            if not self._is_cancelled or self._task is None or self._task.uncancel():
+                raise
+            await self._end("cancelled", self._events.cancel(self._usage()))
+        except Conflict:
+            raise
+        except TokenMeshError as error:
+            await self._fail(error)
+
+    async def _work(self) -> None:
+        order, ask = self._order, self._first.ask
+        if order.is_background:
+            await self._steps.tell(self._events.queue())
+        await self._tools.tell_listings(self._steps, self._events)
+        for number in count():
+            if await self._turn(number, ask):
+                return
+            await self._tools.make_calls(self._steps, self._events)
+            ask = await self._next_ask()
+
+    async def _turn(self, number: int, ask: Ask) -> bool:
+        """Whether it was the last one."""
+        seed = self._order.seed if self._order.seed is not None else ask.jobs[0].sampling.seed
+        job = job_of_turn(ask.jobs[0], number, seed, self._order.deadline_s)
+        limit, pipeline = self._means.max_buffered_tokens, self._means.pipeline
+        async with open_turn(number, ask, job, self._steps, pipeline, limit) as (turn, recorded):
+            self._delivery = turn.delivery
+            if number == 0:
+                is_created = self._order.is_background
+                await self._steps.tell(self._events.begin(is_created=is_created))
+            async with aclosing(turn.flushes(recorded)) as flushes:
+                async for flush in flushes:
+                    if await self._take(flush, turn.delivery):
+                        return True
+        return False
+
+    async def _take(self, flush: Flush, delivery: Delivery) -> bool:
+        """Tell what came; whether that was the end of the response."""
+        if flush.recorded is None:
+            self._meter.flush(delivery)
+        events = self._events.write(flush.pieces)
+        is_last = False
+        if delivery.is_complete:
+            events += self._end_turn(delivery)
+            is_last = not self._has_work()
+        if is_last:
+            self._meter.finish(delivery, 1)
+            status: Status = "incomplete" if self._events.finish_reason == "length" else "completed"
+            events += self._events.complete(self._usage())
+            await self._end(status, events, flush)
+        elif flush.recorded is not None:
+            self._steps.retell(flush.recorded, events)
+        else:
+            await self._steps.record(Flushed(portions=flush.portions, frames=encode_frames(events)))
+        return is_last
+
+    def _end_turn(self, delivery: Delivery) -> list[Event]:
+        self._usages.append(delivery.usage())
+        self._delivery = None
+        return self._events.end_turn()
+
+    def _has_work(self) -> bool:
+        """Whether the model goes on: calls are to be made, and the client owes it no answer."""
+        if not self._events.server_calls:
+            return False
+        return not any(each["type"] in _CLIENTS_TOOLS for each in self._events.response["output"])
+
+    async def _next_ask(self) -> Ask:
+        """What the model is asked when it gets to see what its calls brought."""
+        order = self._order
+        items = [*order.body.items, *self._events.response["output"]]
+        body = order.body.model_copy(update={"input": items})
+        made = await draft(
+            self._means.intake,
+            body,
+            order.exchange,
+            order.id,
+            previous=order.previous,
+            served=self._tools.served,
+        )
+        return made.ask
+
+    async def _fail(self, error: TokenMeshError) -> None:
+        error = self._first.translation.paths.rename(error)
+        if self._steps.num_told == 0:
+            raise error
+        logger.info("%s fails: %s", self._order.id, error.message)
+        await self._end("failed", self._events.fail(error, self._usage()))
+
+    async def _end(
+        self, status: Status, events: Sequence[Event], flush: Flush | None = None
+    ) -> None:
+        ended = Ended(
+            status=status,
+            response=encode_json(self._events.response),
+            portions=flush.portions if flush is not None else [],
+            frames=encode_frames(events),
+        )
+        await self._steps.record(ended)
+        await self._steps.settle()
+
+    def _usage(self) -> dict[str, Any]:
+        running = [self._delivery.usage()] if self._delivery is not None else []
+        return usage_fields([*self._usages, *running])
