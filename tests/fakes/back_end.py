@@ -17,6 +17,7 @@ from tests.fakes.tokenizers import byte_level_bpe
 from tests.fakes.worker import FakeWorker, Script
 from tokenmesh.services.gateway.app import make_app
 from tokenmesh.services.gateway.gateway import Gateway
+from tokenmesh.services.gateway.response_store.journal import open_journal
 from tokenmesh.services.gateway.server import Server
 from tokenmesh.shared.actor import Actor, ActorLimits, ActorRuntime, Context, handles
 from tokenmesh.shared.blobs import Blobs
@@ -26,6 +27,7 @@ from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.responses import ResponseSettings
 from tokenmesh.shared.errors import InvalidInput, Overloaded, Unavailable
 from tokenmesh.shared.ids import GatewayId, ModelName, WorkerId, new_instance_id
 from tokenmesh.shared.membership import Members, MembershipView
@@ -173,12 +175,18 @@ class BackEnd:
         bus_settings: BusSettings,
         redis_settings: RedisSettings,
         script: Script | None = None,
+        responses: dict[str, Any] | None = None,
         **limits: Any,
     ) -> None:
         self.model = ModelName(f"fake-{secrets.token_hex(4)}")
         self.script = script or saying("Hello from the mesh, na\u00efve caf\u00e9!")
         gateway = GatewaySettings(port=0, **limits)
-        self.settings = Settings(bus=bus_settings, redis=redis_settings, gateway=gateway)
+        self.settings = Settings(
+            bus=bus_settings,
+            redis=redis_settings,
+            gateway=gateway,
+            responses=ResponseSettings(**(responses or {})),
+        )
         self.scheduler = FakeScheduler()
         self.workers: list[FakeWorker] = []
         self.step_s = 0.002
@@ -270,6 +278,7 @@ class BackEnd:
             self.members,
             self.settings,
             metrics=self.metrics,
+            journal=open_journal(bus, self.settings.responses),
             count_losses=lambda: bus.counts.get("disconnected", 0),
         )
         await self.gateway.start()

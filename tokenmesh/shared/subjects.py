@@ -76,9 +76,9 @@ def response_open(owner: str, response: str) -> str:
     return f"{PREFIX}.response.open.{owner}.{response}"
 
 
-def response_moved(gateway: GatewayId) -> str:
-    """Where a gateway is told that a response is no longer its own."""
-    return f"{PREFIX}.gateway.{gateway}.moved"
+def response_cancels(gateway: GatewayId) -> str:
+    """Where a gateway is told the ids of responses that it should end."""
+    return f"{PREFIX}.gateway.{gateway}.cancels"
 
 
 def beat(service: str, instance: InstanceId) -> str:

@@ -5,6 +5,8 @@ import hmac
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from starlette.types import Scope
+
 from tokenmesh.shared.errors import Unauthorized
 
 OPEN_PATHS: Final = frozenset(("/health", "/livez", "/readyz", "/console"))
@@ -32,6 +34,12 @@ def key_of(headers: Mapping[bytes, bytes]) -> str | None:
         if protocol.strip().startswith(_PROTOCOL):
             return protocol.strip()[len(_PROTOCOL) :]
     return None
+
+
+def scope_of(scope: Scope) -> str:
+    """Whose the things are that a request makes or may see: the hash of the key it brings."""
+    key = key_of(dict(scope["headers"]))
+    return hashlib.sha256((key or "").encode()).hexdigest()
 
 
 class ApiKeys:

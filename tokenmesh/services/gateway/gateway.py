@@ -14,6 +14,7 @@ from tokenmesh.services.gateway.intake.intake import Intake
 from tokenmesh.services.gateway.launcher import Launcher
 from tokenmesh.services.gateway.metering import Meters
 from tokenmesh.services.gateway.pipeline import Pipeline
+from tokenmesh.services.gateway.response_store.responses import Responses
 from tokenmesh.services.gateway.stages import Stages
 from tokenmesh.services.gateway.streams import Streams
 from tokenmesh.services.gateway.traces import TraceStore
@@ -25,6 +26,7 @@ from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.bus.base import Bus, Subscription
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.ids import GatewayId, InstanceId, WorkerId
+from tokenmesh.shared.journal import Journal
 from tokenmesh.shared.membership import Members
 from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.subjects import gateway_tokens
@@ -42,10 +44,14 @@ class Gateway:
         settings: Settings,
         *,
         metrics: Metrics,
+        journal: Journal | None = None,
         count_losses: Callable[[], int] = lambda: 0,
         is_draining: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`count_losses` says how often the bus connection was lost so far."""
+        """`count_losses` says how often the bus connection was lost so far.
+
+        `journal` None: responses are not kept.
+        """
         limits = settings.gateway
         self.id = gateway_id
         self.settings = limits
@@ -80,6 +86,17 @@ class Gateway:
         self.traces = TraceStore(settings.telemetry)
         self.meters = Meters(metrics)
         self.http_meters = HttpMeters(metrics)
+        self.responses = Responses(
+            gateway_id,
+            bus,
+            journal,
+            members,
+            settings,
+            intake=self.intake,
+            pipeline=self.pipeline,
+            meters=self.meters,
+            metrics=metrics,
+        )
         self._subscriptions: list[Subscription] = []
         self._measure()
 
@@ -98,15 +115,18 @@ class Gateway:
         """Listen for tokens and spans."""
         tokens = await self._bus.subscribe(gateway_tokens(self.id), self.streams.receive)
         self._subscriptions += [tokens, await self.traces.follow(self._bus)]
+        await self.responses.start()
 
     async def run(self) -> None:
-        """Watch workers and send Cancels, for ever."""
+        """Watch workers, send Cancels, adopt responses, for ever."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._cancels.run())
             group.create_task(self._watchdog.run())
+            group.create_task(self.responses.run())
 
     async def stop(self) -> None:
-        """Send the last Cancels and stop listening."""
+        """Leave responses to others, send the last Cancels and stop listening."""
+        await self.responses.stop()
         await self._cancels.flush()
         for subscription in self._subscriptions:
             await subscription.stop()

@@ -6,6 +6,7 @@ from typing import Final
 
 from tokenmesh.services.gateway.app import make_app
 from tokenmesh.services.gateway.gateway import Gateway
+from tokenmesh.services.gateway.response_store.journal import open_journal
 from tokenmesh.services.gateway.server import Server
 from tokenmesh.shared.actor.supervisor import RestartPolicy, Supervisor
 from tokenmesh.shared.config import Settings
@@ -25,6 +26,7 @@ async def build(mesh: Mesh) -> None:
         mesh.members,
         mesh.settings,
         metrics=mesh.metrics,
+        journal=open_journal(mesh.bus, mesh.settings.responses),
         count_losses=lambda: mesh.bus.counts.get("disconnected", 0),
         is_draining=lambda: mesh.draining,
     )

@@ -43,6 +43,11 @@ class ResponseSettings(BaseModel):
         ge=1,
         description="Records of a response that wait to become durable; then generation waits.",
     )
+    max_feed_bytes: int = Field(
+        default=4 * 1024 * 1024,
+        ge=1024,
+        description="Events that the client of a running response may be behind.",
+    )
     read_batch: int = Field(default=256, ge=1, description="Records read from a log at a time.")
     poll_s: float = Field(
         default=1.0, gt=0, description="How often a reader looks for records it was not told of."
@@ -54,6 +59,14 @@ class ResponseSettings(BaseModel):
     )
     background_timeout_s: float = Field(
         default=3600.0, gt=0, description="Bound of a background response from start to end."
+    )
+    cancel_wait_s: float = Field(
+        default=2.0,
+        gt=0,
+        description="Time for a gateway to end a response that another one was asked to cancel.",
+    )
+    max_input_items: int = Field(
+        default=100, ge=1, description="Largest `limit` of a page of input items."
     )
     adopt_interval_s: float = Field(
         default=0.5, gt=0, description="How often a gateway looks for responses without an owner."

@@ -145,6 +145,13 @@ _EDGE: Final = (
     _gauge("websocket_connections_active", "Realtime sessions that are open."),
     _counter("websocket_connections", "Realtime sessions opened."),
     _histogram("websocket_connection_duration_seconds", "A realtime session.", _REQUEST_S),
+    _gauge("responses_running", "Responses that this gateway makes now, kept ones and others."),
+    _counter(
+        "responses_made", "The same that have left it: by status, or why it let go.", "outcome"
+    ),
+    _counter("responses_adopted", "Responses that this gateway took over.", "reason"),
+    _counter("responses_log_bytes", "Bytes added to the logs of responses."),
+    _counter("mcp_questions", "Questions to MCP servers.", "server", "outcome"),
     _gauge("open_streams", "Streams that this gateway drives now."),
     _gauge("worker_requests_running", "By its beat: streams in a worker's batch.", *_MODEL),
     _gauge("worker_requests_waiting", "By its beat: streams that wait for a row.", *_MODEL),

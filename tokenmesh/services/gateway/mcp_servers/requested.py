@@ -52,9 +52,7 @@ def read_servers(
             raise InvalidInput(f"{where} {label!r} is there twice", param=where)
         _check(tool, settings, place)
         allowed = _allowed(tool.get("allowed_tools"), f"{place}.allowed_tools")
-        found[label] = RequestedServer(
-            place=place, label=label, settings=settings, allowed=allowed
-        )
+        found[label] = RequestedServer(place=place, label=label, settings=settings, allowed=allowed)
     return list(found.values())
 
 

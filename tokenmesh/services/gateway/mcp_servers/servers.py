@@ -95,9 +95,7 @@ class McpServers:
             # The SDK's tasks report together what came up in any of them.
             raise Unavailable(f"{server.label} could not be asked: {_reason(group)}") from group
         finally:
-            self._metrics.counter(
-                "mcp_questions", server=server.label, outcome=outcome
-            ).inc()
+            self._metrics.counter("mcp_questions", server=server.label, outcome=outcome).inc()
 
 
 class ToolFailed(TokenMeshError):
@@ -118,10 +116,14 @@ def _shape(tool: "McpTool") -> Tool:
 
 def _text_of(content: "Sequence[ContentBlock]") -> str:
     """Text as it is; anything else as the JSON that the server sent."""
+    from mcp.types import TextContent
+
     parts = []
     for block in content:
-        is_text = block.type == "text"
-        parts.append(block.text if is_text else block.model_dump_json(exclude_none=True))
+        if isinstance(block, TextContent):
+            parts.append(block.text)
+        else:
+            parts.append(block.model_dump_json(exclude_none=True))
     return "\n".join(parts)
 
 

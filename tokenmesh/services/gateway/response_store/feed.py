@@ -8,14 +8,15 @@ from tokenmesh.shared.errors import TokenMeshError
 
 
 class Feed:
-    """Frames in order, one reader. Past the bound the reader has to go on from the log."""
+    """Frames in order, one reader. A reader that is too far behind has to go on elsewhere."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._frames: list[bytes] = []
         self._num_bytes = 0
-        self._error: TokenMeshError | None = None
+        self._is_full = False
         self._is_closed = False
+        self._error: TokenMeshError | None = None
         self._news = asyncio.Event()
         self.num_read = 0
         """Frames that the reader has had."""
@@ -26,12 +27,11 @@ class Feed:
         for record in records:
             if isinstance(record, Ended):
                 self.ended = record
-            if self._num_bytes > self._max_bytes:
-                self._is_closed = True
-            if not self._is_closed:
-                frames = frames_of(record)
+            frames = frames_of(record)
+            self._num_bytes += sum(map(len, frames))
+            self._is_full = self._is_full or self._num_bytes > self._max_bytes
+            if not self._is_full:
                 self._frames.extend(frames)
-                self._num_bytes += sum(len(frame) for frame in frames)
         self._news.set()
 
     def close(self, error: TokenMeshError | None = None) -> None:
@@ -41,20 +41,34 @@ class Feed:
         self._news.set()
 
     async def read(self) -> AsyncIterator[bytes]:
-        """What has arrived since the last time, joined. Raises what `close` was given."""
+        """What has arrived since the last time, joined, until nothing more can come from here.
+
+        Raises what `close` was given, unless the end of the response has been read.
+        """
         while True:
             if not self._frames and not self._is_over:
                 await self._news.wait()
             self._news.clear()
-            frames, self._frames, self._num_bytes = self._frames, [], 0
+            frames, self._frames = self._frames, []
+            if not self._is_full:
+                self._num_bytes = 0
             if frames:
                 self.num_read += len(frames)
                 yield b"".join(frames)
-            elif self._error is not None:
+            elif self._error is not None and self.ended is None:
                 raise self._error
             elif self._is_over:
                 return
 
+    async def end(self) -> Ended | None:
+        """The last record, once the run is over. Raises what `close` was given."""
+        while not self._is_closed:
+            await self._news.wait()
+            self._news.clear()
+        if self._error is not None:
+            raise self._error
+        return self.ended
+
     @property
     def _is_over(self) -> bool:
-        return self._is_closed or self.ended is not None
+        return self._is_full or self._is_closed or self.ended is not None

@@ -11,7 +11,6 @@ from tokenmesh.services.gateway.response_store.records import (
     decode_records,
     frames_of,
 )
-from tokenmesh.shared.ids import GatewayId
 from tokenmesh.shared.journal import Journal
 
 RecordT = TypeVar("RecordT")
@@ -37,14 +36,6 @@ class Log:
         """The end, once there is one."""
         last = self.records[-1] if self.records else None
         return last if isinstance(last, Ended) else None
-
-    @property
-    def owner(self) -> GatewayId | None:
-        """Who may write."""
-        owners = (
-            each.owner for each in reversed(self.records) if isinstance(each, Begun | Adopted)
-        )
-        return next(owners, None)
 
     @property
     def frames(self) -> list[bytes]:

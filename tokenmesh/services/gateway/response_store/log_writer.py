@@ -5,13 +5,16 @@ more of them. Nothing reaches a client before it is durable.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from tokenmesh.services.gateway.response_store.records import Ended, Record, encode_records
+from tokenmesh.services.gateway.response_store.records import Begun, Ended, Record, encode_records
 from tokenmesh.shared.config.responses import ResponseSettings
 from tokenmesh.shared.errors import PayloadTooLarge, TokenMeshError
 from tokenmesh.shared.journal import Journal
+
+logger = logging.getLogger(__name__)
 
 OnDurable = Callable[[Sequence[Record]], None]
 
@@ -97,24 +100,27 @@ class LogWriter:
 class LateWriter:
     """Keeps a response whole when it has ended, for a client that waits for the whole."""
 
-    def __init__(self, log: LogWriter, on_kept: OnDurable) -> None:
+    def __init__(self, log: LogWriter, begun: Begun, on_record: OnDurable) -> None:
         self._log = log
-        self._on_kept = on_kept
-        self._records: list[Record] = []
+        self._on_record = on_record
+        self._records: list[Record] = [begun]
 
     async def put(self, record: Record) -> None:
         """See `Writer.put`."""
         self._records.append(record)
-        self._on_kept((record,))
+        self._on_record((record,))
 
     async def settle(self) -> None:
         """See `Writer.settle`."""
-        if not self._records or not isinstance(self._records[-1], Ended):
+        if not isinstance(self._records[-1], Ended):
             return
-        for record in self._records:
-            await self._log.put(record)
-        self._records = []
-        await self._log.settle()
+        try:
+            for record in self._records:
+                await self._log.put(record)
+            await self._log.settle()
+        except TokenMeshError as error:
+            # It was made, and its client shall have it.
+            logger.warning("a response could not be kept: %s", error.message)
 
 
 class NoWriter:

@@ -1,6 +1,6 @@
 """ModelTurn: one generation of a response, from its prompt to the last of what the model says."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -43,7 +43,7 @@ class ModelTurn:
         self._steps = steps
         self._inbox = inbox
 
-    async def flushes(self, recorded: Prompted | None) -> AsyncIterator[Flush]:
+    async def flushes(self, recorded: Prompted | None) -> AsyncGenerator[Flush, None]:
         """First what is recorded; after its last token the mesh goes on. Read to its end."""
         delivery = self.delivery
         if recorded is None:

@@ -65,6 +65,11 @@ class ResponseRun:
         self._is_cancelled = False
         self._task: asyncio.Task[Any] | None = None
 
+    @property
+    def has_told(self) -> bool:
+        """Whether there is any event."""
+        return self._steps.num_told > 0
+
     def cancel(self) -> None:
         """Somebody wants it to end here. Cancelling the task instead leaves it to be continued."""
         self._is_cancelled = True
@@ -96,7 +101,6 @@ class ResponseRun:
         order, ask = self._order, self._first.ask
         if order.is_background:
             await self._steps.tell(self._events.queue())
-        await self._tools.tell_listings(self._steps, self._events)
         for number in count():
             if await self._turn(number, ask):
                 return
@@ -113,6 +117,7 @@ class ResponseRun:
             if number == 0:
                 is_created = self._order.is_background
                 await self._steps.tell(self._events.begin(is_created=is_created))
+                await self._tools.tell_listings(self._steps, self._events)
             async with aclosing(turn.flushes(recorded)) as flushes:
                 async for flush in flushes:
                     if await self._take(flush, turn.delivery):
@@ -167,7 +172,7 @@ class ResponseRun:
 
     async def _fail(self, error: TokenMeshError) -> None:
         error = self._first.translation.paths.rename(error)
-        if self._steps.num_told == 0:
+        if not self.has_told:
             raise error
         logger.info("%s fails: %s", self._order.id, error.message)
         await self._end("failed", self._events.fail(error, self._usage()))

@@ -6,16 +6,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenmesh.services.gateway.answer import Answer
+from tokenmesh.services.gateway.auth import scope_of
 from tokenmesh.services.gateway.body import read_json
 from tokenmesh.services.gateway.exchange import exchange_of
 from tokenmesh.services.gateway.gateway import Gateway
-from tokenmesh.services.gateway.openai.errors import NotSupported
 from tokenmesh.services.gateway.renamed_answer import RenamedAnswer
 from tokenmesh.services.gateway.responses.draft import draft
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
 from tokenmesh.services.gateway.responses.writer import ResponseWriter
 from tokenmesh.services.gateway.shortcut import Endpoint
-from tokenmesh.shared.errors import NotFound
 from tokenmesh.shared.ids import RequestId, new_response_id
 from tokenmesh.shared.telemetry import span
 
@@ -25,16 +24,20 @@ PATH: Final = "/v1/responses"
 def response_endpoint(gateway: Gateway) -> Endpoint:
     """The route's function."""
 
+    maker = gateway.responses.maker
+
     async def create_response(request: Request) -> Response:
         """Answer a conversation as items, whole or as a stream of events."""
         exchange = exchange_of(request.scope)
         with span("validate"):
             body = await read_json(request, ResponsesRequest, gateway.settings)
-            _refuse_stored(body)
+            body = maker.resolve(body)
             response_id = new_response_id()
             if not exchange.is_own_id:
                 # The trace is found by the response's id then.
                 exchange.request_id = RequestId(response_id)
+            if maker.makes(body):
+                return await maker.make(body, response_id, exchange, scope_of(request.scope))
             made = await draft(gateway.intake, body, exchange, response_id)
         writer = ResponseWriter(
             made.ask, made.events, made.translation, tells_tokens=body.enable_response_messages
@@ -43,12 +46,3 @@ def response_endpoint(gateway: Gateway) -> Endpoint:
         return RenamedAnswer(answer, made.translation.paths.rename)
 
     return create_response
-
-
-def _refuse_stored(body: ResponsesRequest) -> None:
-    """What needs a memory."""
-    if body.background:
-        raise NotSupported("background needs a store of responses", param="background")
-    if body.previous_response_id is not None:
-        given = body.previous_response_id
-        raise NotFound(f"there is no response {given[:80]!r}", param="previous_response_id")

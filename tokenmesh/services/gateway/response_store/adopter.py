@@ -1,0 +1,117 @@
+"""Adopter: finds responses whose gateway is gone, and goes on with them.
+
+Every gateway looks; the log's fence lets one of them through. A gateway that only stood still wakes
+up to a log that is another's, and stops.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from pydantic import ValidationError
+
+from tokenmesh.services.gateway.exchange import Exchange
+from tokenmesh.services.gateway.response_store.chain import previous_items
+from tokenmesh.services.gateway.response_store.history import Log
+from tokenmesh.services.gateway.response_store.logs import ResponseLogs
+from tokenmesh.services.gateway.response_store.order import Order
+from tokenmesh.services.gateway.response_store.plan import Planner
+from tokenmesh.services.gateway.response_store.records import Begun
+from tokenmesh.services.gateway.response_store.runs import Runs
+from tokenmesh.services.gateway.responses.request import ResponsesRequest
+from tokenmesh.shared.clock import monotonic_s, now_s
+from tokenmesh.shared.config.responses import ResponseSettings
+from tokenmesh.shared.errors import Conflict, Overloaded, ProtocolError, TokenMeshError
+from tokenmesh.shared.ids import GatewayId, RequestId, ResponseId
+from tokenmesh.shared.telemetry import REQUEST_ID, span
+
+logger = logging.getLogger(__name__)
+
+
+class Adopter:
+    """`is_alive` says whether a gateway beats; it must have had time to hear of all."""
+
+    def __init__(
+        self,
+        runs: Runs,
+        logs: ResponseLogs,
+        planner: Planner,
+        settings: ResponseSettings,
+        is_alive: Callable[[GatewayId], bool],
+    ) -> None:
+        self._runs = runs
+        self._logs = logs
+        self._planner = planner
+        self._settings = settings
+        self._is_alive = is_alive
+
+    async def run(self, hearing_s: float) -> None:
+        """Look for ever; first listen for `hearing_s` who is there."""
+        await asyncio.sleep(hearing_s)
+        while True:
+            try:
+                await self.look()
+            except TokenMeshError as error:
+                logger.info("cannot look for responses without an owner: %s", error.message)
+            await asyncio.sleep(self._settings.adopt_interval_s)
+
+    async def look(self) -> None:
+        """Adopt what has no owner now."""
+        for owner, response_id in await self._logs.marks():
+            if response_id in self._runs or (owner != self._runs.owner and self._is_alive(owner)):
+                continue
+            try:
+                await self._adopt(owner, response_id)
+            except Conflict:
+                # Another gateway was faster, or it was deleted.
+                await self._logs.unmark(self._runs.owner, response_id)
+            except Overloaded as error:
+                logger.info("%s has to wait: %s", response_id, error.message)
+
+    async def _adopt(self, owner: GatewayId, response_id: ResponseId) -> None:
+        log = await self._logs.read(response_id)
+        begun = log.begun
+        if begun is None or log.ended is not None:
+            await self._logs.unmark(owner, response_id)
+            return
+        reason = "gateway gone" if owner != self._runs.owner else "run broken off"
+        attributes: dict[str, str | int] = {
+            REQUEST_ID: response_id,
+            "tokenmesh.reason": reason,
+            "tokenmesh.owner": owner,
+            "tokenmesh.records": len(log.records),
+        }
+        with span("adopt", attributes):
+            await self._go_on(begun, log, reason)
+        if owner != self._runs.owner:
+            await self._logs.unmark(owner, response_id)
+
+    async def _go_on(self, begun: Begun, log: Log, reason: str) -> None:
+        try:
+            order = await self._order(begun)
+            plan = await self._planner.plan(order, log)
+        except TokenMeshError as error:
+            if error.retryable or (error.status == 404 and now_s() < begun.deadline_s):
+                # The model may come back; another gateway may know more.
+                logger.info("%s has to wait: %s", begun.id, error.message)
+                raise Overloaded(error.message) from error
+            await self._runs.give_up(begun.id, error)
+            return
+        await self._runs.adopt(plan, log, reason)
+
+    async def _order(self, begun: Begun) -> Order:
+        try:
+            body = ResponsesRequest.model_validate_json(begun.body)
+        except ValidationError as error:
+            raise ProtocolError("the request cannot be read by this version") from error
+        previous = await previous_items(self._logs, body.previous_response_id, begun.scope)
+        return Order(
+            id=begun.id,
+            body=body,
+            scope=begun.scope,
+            created_s=begun.created_s,
+            deadline_s=begun.deadline_s,
+            exchange=Exchange(RequestId(begun.id), True, monotonic_s()),
+            previous=previous,
+            seed=begun.seed,
+        )

@@ -1,0 +1,100 @@
+"""HTTP answers for responses that are made apart from the client's own request."""
+
+from collections.abc import AsyncIterator, Callable
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tokenmesh.services.gateway.client_watch import ClientWatch
+from tokenmesh.services.gateway.exchange import exchange_of
+from tokenmesh.services.gateway.outlet import Outlet
+from tokenmesh.services.gateway.response_store.feed import Feed
+from tokenmesh.services.gateway.responses.frames import frames
+from tokenmesh.services.gateway.responses.shapes import error_facts
+from tokenmesh.services.gateway.sse import COMMENT
+from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.errors import Cancelled, Conflict, TokenMeshError
+from tokenmesh.shared.telemetry import Tally
+
+Follow = Callable[[int], AsyncIterator[bytes]]
+"""The frames of a response from a number on."""
+
+
+def _nobody() -> None:
+    """Nobody wants to know."""
+
+
+class FramesAnswer(Response):
+    """Frames as they come. `on_left` is called when the client leaves before their end."""
+
+    def __init__(
+        self,
+        frames: AsyncIterator[bytes],
+        settings: GatewaySettings,
+        on_left: Callable[[], None] = _nobody,
+    ) -> None:
+        super().__init__()
+        self._frames = frames
+        self._settings = settings
+        self._on_left = on_left
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        try:
+            async with ClientWatch(receive, self._settings.write_timeout_s) as watch:
+                outlet = Outlet(send, watch, Tally("flush"))
+                outlet.keep_alive(self._settings.sse_keep_alive_s, COMMENT)
+                try:
+                    await self._run(outlet)
+                finally:
+                    outlet.stop()
+        except Cancelled:
+            exchange_of(scope).has_client_left = True
+            self._on_left()
+
+    async def _run(self, outlet: Outlet) -> None:
+        try:
+            async for data in self._frames:
+                await outlet.write(data)
+        except TokenMeshError as error:
+            if not outlet.has_begun or isinstance(error, Cancelled):
+                raise
+            event = {"type": "error", **error_facts(error), "param": error.param}
+            await outlet.end(frames((event,)))
+        else:
+            await outlet.end(b"")
+
+
+class WholeAnswer(Response):
+    """The Response object when it is complete."""
+
+    def __init__(self, feed: Feed, settings: GatewaySettings, on_left: Callable[[], None]) -> None:
+        super().__init__()
+        self._feed = feed
+        self._settings = settings
+        self._on_left = on_left
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        try:
+            async with ClientWatch(receive, self._settings.write_timeout_s) as watch:
+                ended = await self._feed.end()
+                if ended is None:
+                    raise TokenMeshError("the response was not completed")
+                await Outlet(send, watch, Tally("flush")).answer(ended.response)
+        except Cancelled:
+            exchange_of(scope).has_client_left = True
+            self._on_left()
+
+
+async def feed_then_log(feed: Feed, follow: Follow | None) -> AsyncIterator[bytes]:
+    """Frames from the run; from the log where the run is not here any more, or is too fast."""
+    try:
+        async for data in feed.read():
+            yield data
+    except Conflict:
+        if follow is None:
+            raise
+    if feed.ended is None and follow is not None:
+        async for data in follow(feed.num_read):
+            yield data

@@ -1,0 +1,126 @@
+"""ResponseMaker: POST /v1/responses where there is more to it than one turn that is forgotten."""
+
+from collections.abc import Callable
+from functools import partial
+
+from starlette.responses import Response
+
+from tokenmesh.services.gateway.error_response import json_response
+from tokenmesh.services.gateway.exchange import Exchange
+from tokenmesh.services.gateway.openai.errors import NotSupported
+from tokenmesh.services.gateway.response_store.answers import (
+    Follow,
+    FramesAnswer,
+    WholeAnswer,
+    feed_then_log,
+)
+from tokenmesh.services.gateway.response_store.chain import previous_items
+from tokenmesh.services.gateway.response_store.feed import Feed
+from tokenmesh.services.gateway.response_store.follow import follow
+from tokenmesh.services.gateway.response_store.logs import ResponseLogs
+from tokenmesh.services.gateway.response_store.order import Order
+from tokenmesh.services.gateway.response_store.plan import Plan, Planner
+from tokenmesh.services.gateway.response_store.runs import Runs
+from tokenmesh.services.gateway.responses.request import ResponsesRequest
+from tokenmesh.shared.clock import now_s
+from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.config.responses import ResponseSettings
+from tokenmesh.shared.errors import InvalidInput
+from tokenmesh.shared.ids import ResponseId
+
+
+class ResponseMaker:
+    """`logs` None: this gateway keeps nothing."""
+
+    def __init__(
+        self,
+        logs: ResponseLogs | None,
+        runs: Runs,
+        planner: Planner,
+        limits: GatewaySettings,
+        settings: ResponseSettings,
+    ) -> None:
+        self._logs = logs
+        self._runs = runs
+        self._planner = planner
+        self._limits = limits
+        self._settings = settings
+
+    def resolve(self, body: ResponsesRequest) -> ResponsesRequest:
+        """The request with `store` as it will be. Raises InvalidInput for what cannot be kept."""
+        if self._logs is None and (body.store or body.background):
+            name = "background" if body.background else "store"
+            raise NotSupported(f"{name}: responses are not kept here", param=name)
+        if body.background and body.store is False:
+            raise InvalidInput("background needs store to be true", param="store")
+        is_kept = body.store if body.store is not None else self._settings.store
+        return body.model_copy(update={"store": bool(is_kept and self._logs is not None)})
+
+    def makes(self, body: ResponsesRequest) -> bool:
+        """Whether a resolved request needs any of this."""
+        has_servers = any(tool.get("type") == "mcp" for tool in body.tools or ())
+        return bool(body.store or body.previous_response_id is not None or has_servers)
+
+    async def make(
+        self, body: ResponsesRequest, response_id: ResponseId, exchange: Exchange, scope: str
+    ) -> Response:
+        """Begin, and say how to answer. Raises what is wrong with the request."""
+        plan = await self._plan(body, response_id, exchange, scope)
+        if body.background:
+            return await self._in_background(plan)
+        feed, is_kept = await self._begin(plan)
+        on_left = partial(self._runs.cancel, response_id)
+        if not body.stream:
+            return WholeAnswer(feed, self._limits, on_left)
+        return self._stream(plan, feed, on_left, is_kept=is_kept)
+
+    async def _plan(
+        self, body: ResponsesRequest, response_id: ResponseId, exchange: Exchange, scope: str
+    ) -> Plan:
+        timeout_s = self._limits.request_timeout_s
+        if body.background:
+            timeout_s = self._settings.background_timeout_s
+        created_s = now_s()
+        order = Order(
+            id=response_id,
+            body=body,
+            scope=scope,
+            created_s=created_s,
+            deadline_s=created_s + timeout_s,
+            exchange=exchange,
+            previous=await self._previous(body, scope),
+        )
+        return await self._planner.plan(order)
+
+    async def _previous(self, body: ResponsesRequest, scope: str) -> list[dict[str, object]]:
+        if body.previous_response_id is None:
+            return []
+        if self._logs is None:
+            raise NotSupported(
+                "previous_response_id: responses are not kept here", param="previous_response_id"
+            )
+        return await previous_items(self._logs, body.previous_response_id, scope)
+
+    async def _in_background(self, plan: Plan) -> Response:
+        feed = await self._runs.begin(plan)
+        if plan.order.body.stream:
+            return self._stream(plan, feed, None, is_kept=True)
+        return json_response(plan.first.response)
+
+    async def _begin(self, plan: Plan) -> tuple[Feed, bool]:
+        """The feed, and whether its frames can be read again from a log."""
+        body = plan.order.body
+        if not body.store:
+            return self._runs.begin_unkept(plan), False
+        if not body.stream:
+            return self._runs.begin_late(plan), False
+        return await self._runs.begin(plan), True
+
+    def _stream(
+        self, plan: Plan, feed: Feed, on_left: Callable[[], None] | None, *, is_kept: bool
+    ) -> Response:
+        from_log: Follow | None = None
+        if is_kept and self._logs is not None:
+            from_log = partial(follow, self._logs, plan.order.id)
+        frames = feed_then_log(feed, from_log)
+        return FramesAnswer(frames, self._limits, on_left or (lambda: None))
