@@ -93,7 +93,7 @@ class FakeWorker:
         self._card = card
         self.script = script
         self._eos_id = eos_id
-        self._step_s = step_s
+        self.step_s = step_s
         self._tokens_per_step = tokens_per_step
         self._released = asyncio.Event()
         self._released.set()
@@ -179,7 +179,7 @@ class FakeWorker:
 
     async def _step_forever(self) -> None:
         while True:
-            await asyncio.sleep(self._step_s)
+            await asyncio.sleep(self.step_s)
             await self._released.wait()
             deltas: dict[str, list[Delta]] = {}
             for run in tuple(self.runs.values()):

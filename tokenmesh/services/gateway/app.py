@@ -35,6 +35,7 @@ from tokenmesh.services.gateway.routes.models import models_router
 from tokenmesh.services.gateway.routes.realtime import realtime_router
 from tokenmesh.services.gateway.routes.responses import response_endpoint
 from tokenmesh.services.gateway.routes.server_info import server_info_router
+from tokenmesh.services.gateway.routes.stored_responses import stored_responses_router
 from tokenmesh.services.gateway.routes.tokenize import tokenize_router
 from tokenmesh.services.gateway.routes.tokenizer_info import tokenizer_info_router
 from tokenmesh.services.gateway.routes_traces import traces_router
@@ -59,6 +60,7 @@ _ROUTERS: Final = (
     health_router,
     messages_router,
     realtime_router,
+    stored_responses_router,
 )
 _EXPOSED: Final = ["x-request-id", "traceparent", "x-tokenmesh-warning", "retry-after"]
 

@@ -48,10 +48,7 @@ class Gateway:
         count_losses: Callable[[], int] = lambda: 0,
         is_draining: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`count_losses` says how often the bus connection was lost so far.
-
-        `journal` None: responses are not kept.
-        """
+        """`count_losses`: how often the bus was lost; `journal` None: responses are not kept."""
         limits = settings.gateway
         self.id = gateway_id
         self.settings = limits
@@ -69,15 +66,7 @@ class Gateway:
         )
         self.calls = Calls(bus, limits)
         launcher = Launcher(bus, self.calls, self.streams, limits, metrics)
-        self._watchdog = Watchdog(
-            bus,
-            self.streams,
-            launcher,
-            limits,
-            metrics,
-            count_losses=count_losses,
-            last_beat_s=self._last_beat_s,
-        )
+        self._watchdog = self._make_watchdog(launcher, count_losses)
         self.catalog = Catalog(members, settings)
         self.admin = Admin(bus, members, self.catalog, limits)
         self.vocabularies = Vocabularies(self.calls, blobs, limits)
@@ -86,19 +75,33 @@ class Gateway:
         self.traces = TraceStore(settings.telemetry)
         self.meters = Meters(metrics)
         self.http_meters = HttpMeters(metrics)
-        self.responses = Responses(
-            gateway_id,
-            bus,
+        self.responses = self._make_responses(journal, settings)
+        self._subscriptions: list[Subscription] = []
+        self._measure()
+
+    def _make_watchdog(self, launcher: Launcher, count_losses: Callable[[], int]) -> Watchdog:
+        return Watchdog(
+            self._bus,
+            self.streams,
+            launcher,
+            self.settings,
+            self.metrics,
+            count_losses=count_losses,
+            last_beat_s=self._last_beat_s,
+        )
+
+    def _make_responses(self, journal: Journal | None, settings: Settings) -> Responses:
+        return Responses(
+            self.id,
+            self._bus,
             journal,
-            members,
+            self.members,
             settings,
             intake=self.intake,
             pipeline=self.pipeline,
             meters=self.meters,
-            metrics=metrics,
+            metrics=self.metrics,
         )
-        self._subscriptions: list[Subscription] = []
-        self._measure()
 
     def _measure(self) -> None:
         """What is read at each scrape."""

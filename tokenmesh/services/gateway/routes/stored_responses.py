@@ -1,5 +1,6 @@
 """Kept responses: GET, DELETE, /cancel and /input_items of /v1/responses/{id}."""
 
+from collections.abc import Callable
 from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -61,6 +62,13 @@ def stored_responses_router(gateway: Gateway) -> APIRouter:
         """End a background response."""
         return _json(await reader(response_id).cancel(response_id, scope_of(request.scope)))
 
+    _add_input_items(router, gateway, reader)
+    return router
+
+
+def _add_input_items(
+    router: APIRouter, gateway: Gateway, reader: Callable[[str], ResponseReader]
+) -> None:
     @router.get(f"{_PATH}/input_items")
     async def list_input_items(
         request: Request,
@@ -77,8 +85,6 @@ def stored_responses_router(gateway: Gateway) -> APIRouter:
             raise InvalidInput(f"limit must be at most {most}", param="limit")
         items = await reader(response_id).input_items(response_id, scope_of(request.scope))
         return json_response(page(items, limit=limit, order=order, after=after, before=before))
-
-    return router
 
 
 def _json(body: bytes | dict[str, object]) -> Response:

@@ -1,0 +1,226 @@
+"""Kept responses on one gateway: read, followed, cancelled, deleted, chained."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.fakes.back_end import BackEnd
+from tests.fakes.response_client import ResponseClient, numbers, output_text, text_of
+from tokenmesh.shared.config.bus import BusSettings
+from tokenmesh.shared.config.redis import RedisSettings
+
+TEXT = "Hello from the mesh, na\u00efve caf\u00e9!"
+
+
+@pytest.fixture
+async def mesh(bus_settings: BusSettings, redis_settings: RedisSettings) -> AsyncIterator[BackEnd]:
+    async with BackEnd(bus_settings, redis_settings) as back_end:
+        yield back_end
+
+
+@pytest.fixture
+async def client(mesh: BackEnd) -> AsyncIterator[ResponseClient]:
+    async with httpx.AsyncClient(base_url=mesh.url, timeout=10) as http:
+        yield ResponseClient(http, mesh.model)
+
+
+async def ended(client: ResponseClient, response_id: str) -> dict[str, Any]:
+    """The response as soon as it is over."""
+    async with asyncio.timeout(10):
+        while True:
+            response = await client.get(response_id)
+            if response["status"] not in ("queued", "in_progress"):
+                return response
+            await asyncio.sleep(0.02)
+
+
+async def test_a_stream_is_read_again_from_any_event_on(client: ResponseClient) -> None:
+    events = await client.stream()
+    assert text_of(events) == TEXT
+    assert numbers(events) == list(range(len(events)))
+    response_id = events[0]["response"]["id"]
+    assert await client.events(response_id) == events
+    for number in (0, 5, len(events) - 2):
+        assert await client.events(response_id, number) == events[number + 1 :]
+    assert await client.events(response_id, len(events) + 7) == []
+    assert await client.get(response_id) == events[-1]["response"]
+
+
+async def test_a_whole_response_can_be_read_again(client: ResponseClient) -> None:
+    response = await client.create()
+    assert output_text(response) == TEXT
+    assert response["store"] is True
+    assert await client.get(response["id"]) == response
+    events = await client.events(response["id"])
+    assert numbers(events) == list(range(len(events)))
+    assert events[-1]["response"] == response
+
+
+async def test_store_false_keeps_nothing(client: ResponseClient) -> None:
+    response = await client.create(store=False)
+    assert response["store"] is False
+    await client.get(response["id"], 404)
+
+
+async def test_a_background_response_needs_no_client(client: ResponseClient) -> None:
+    queued = await client.create(background=True)
+    assert (queued["status"], queued["output"]) == ("queued", [])
+    response = await ended(client, queued["id"])
+    assert output_text(response) == TEXT
+    assert response["status"] == "completed"
+    events = await client.events(queued["id"])
+    kinds = [event["type"] for event in events]
+    assert kinds[:3] == ["response.created", "response.queued", "response.in_progress"]
+    assert numbers(events) == list(range(len(events)))
+
+
+async def test_a_background_stream_goes_on_without_its_client(client: ResponseClient) -> None:
+    first = await client.stream(limit=6, background=True)
+    response_id = first[0]["response"]["id"]
+    rest = await client.events(response_id, first[-1]["sequence_number"])
+    assert numbers(first + rest) == list(range(len(first + rest)))
+    assert text_of(first + rest) == TEXT
+
+
+async def test_a_stream_whose_client_leaves_is_cancelled(
+    mesh: BackEnd, client: ResponseClient
+) -> None:
+    mesh.workers[0].step_s = 0.1
+    events = await client.stream(limit=6)
+    response = await ended(client, events[0]["response"]["id"])
+    assert response["status"] == "cancelled"
+    assert TEXT.startswith(output_text(response))
+
+
+async def test_a_background_response_is_cancelled(mesh: BackEnd, client: ResponseClient) -> None:
+    mesh.workers[0].step_s = 0.1
+    queued = await client.create(background=True)
+    path = f"/v1/responses/{queued['id']}/cancel"
+    for _ in range(2):
+        answer = await client.http.post(path)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["status"] == "cancelled"
+    await mesh.until(lambda: len(mesh.workers[0].cancels) == 1)
+
+
+async def test_only_background_responses_are_cancelled(client: ResponseClient) -> None:
+    response = await client.create()
+    answer = await client.http.post(f"/v1/responses/{response['id']}/cancel")
+    assert answer.status_code == 400
+    assert "background" in answer.json()["error"]["message"]
+
+
+async def test_a_deleted_response_is_gone(client: ResponseClient) -> None:
+    response = await client.create()
+    path = f"/v1/responses/{response['id']}"
+    assert (await client.http.delete(path)).json()["deleted"] is True
+    await client.get(response["id"], 404)
+    assert (await client.http.delete(path)).status_code == 404
+
+
+async def test_deleting_a_running_response_stops_it(mesh: BackEnd, client: ResponseClient) -> None:
+    mesh.workers[0].step_s = 0.1
+    first = await client.stream(limit=6, background=True)
+    response_id = first[0]["response"]["id"]
+    following = asyncio.create_task(client.events(response_id))
+    await asyncio.sleep(0.1)
+    assert (await client.http.delete(f"/v1/responses/{response_id}")).status_code == 200
+    await mesh.until(lambda: len(mesh.workers[0].cancels) == 1)
+    await client.get(response_id, 404)
+    assert (await following)[-1]["type"] != "response.completed"
+
+
+async def test_a_response_goes_on_from_the_one_before(
+    mesh: BackEnd, client: ResponseClient
+) -> None:
+    first = await client.create(input="One", instructions="Be kind.")
+    second = await client.create(input="Two", previous_response_id=first["id"])
+    await client.create(input="Three", previous_response_id=second["id"])
+    prompt = mesh.tokenizer.received[-1].prompt
+    text = prompt.messages_json.decode()  # type: ignore[union-attr]
+    places = [text.index(word) for word in ("One", TEXT[:5], "Two", "Three")]
+    assert places == sorted(places)
+    assert text.count(TEXT[:5]) == 2
+    assert "kind" not in text
+
+
+async def test_a_chain_is_bounded(bus_settings: BusSettings, redis_settings: RedisSettings) -> None:
+    limits = {"max_chain": 2}
+    async with (
+        BackEnd(bus_settings, redis_settings, responses=limits) as mesh,
+        httpx.AsyncClient(base_url=mesh.url) as http,
+    ):
+        client, previous = ResponseClient(http, mesh.model), None
+        for _ in range(3):
+            previous = (await client.create(previous_response_id=previous))["id"]
+        body = {"model": mesh.model, "input": "x", "previous_response_id": previous}
+        answer = await http.post("/v1/responses", json=body)
+        assert answer.status_code == 413
+        assert answer.json()["error"]["param"] == "previous_response_id"
+
+
+async def test_a_response_is_visible_to_its_key_only(client: ResponseClient) -> None:
+    mine = {"Authorization": "Bearer mine"}
+    body = {"model": client.model, "input": "Hi"}
+    response = (await client.http.post("/v1/responses", json=body, headers=mine)).json()
+    path = f"/v1/responses/{response['id']}"
+    assert (await client.http.get(path, headers=mine)).status_code == 200
+    other = {"Authorization": "Bearer other"}
+    asked = [client.http.get, client.http.delete]
+    for ask in asked:
+        assert (await ask(path, headers=other)).status_code == 404
+    assert (await client.http.get(f"{path}/input_items", headers=other)).status_code == 404
+    assert (await client.http.post(f"{path}/cancel", headers=other)).status_code == 404
+    body["previous_response_id"] = response["id"]
+    answer = await client.http.post("/v1/responses", json=body, headers=other)
+    assert answer.status_code == 404
+    assert answer.json()["error"]["param"] == "previous_response_id"
+
+
+async def test_input_items_come_in_pages(client: ResponseClient) -> None:
+    items = [{"role": "user", "content": f"Message {number}"} for number in range(5)]
+    response = await client.create(input=items)
+    path = f"/v1/responses/{response['id']}/input_items"
+
+    async def page(**query: Any) -> dict[str, Any]:
+        return dict((await client.http.get(path, params=query)).json())
+
+    def texts(found: dict[str, Any]) -> list[str]:
+        return [each["content"][0]["text"][-1] for each in found["data"]]
+
+    assert texts(await page()) == list("43210")
+    first = await page(limit=2, order="asc")
+    assert (texts(first), first["has_more"]) == (list("01"), True)
+    second = await page(limit=2, order="asc", after=first["last_id"])
+    assert texts(second) == list("23")
+    last = await page(limit=2, order="asc", after=second["last_id"])
+    assert (texts(last), last["has_more"]) == (["4"], False)
+    assert texts(await page(order="asc", before=second["first_id"])) == list("01")
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "param"),
+    [
+        ("/v1/responses/resp_nobody", 404, "response_id"),
+        ("/v1/responses/x.y", 404, "response_id"),
+        ("/v1/responses/resp_a%3E?stream=true", 404, "response_id"),
+        ("/v1/responses/resp_nobody/input_items", 404, "response_id"),
+        ("/v1/responses/{id}?stream=true&starting_after=-1", 400, "starting_after"),
+        ("/v1/responses/{id}?stream=maybe", 400, "stream"),
+        ("/v1/responses/{id}?include=nonsense", 400, "include"),
+        ("/v1/responses/{id}/input_items?limit=0", 400, "limit"),
+        ("/v1/responses/{id}/input_items?limit=101", 400, "limit"),
+        ("/v1/responses/{id}/input_items?order=up", 400, "order"),
+        ("/v1/responses/{id}/input_items?after=msg_x", 400, "after"),
+    ],
+)
+async def test_what_is_wrong_is_named(
+    client: ResponseClient, path: str, status: int, param: str
+) -> None:
+    response = await client.create()
+    answer = await client.http.get(path.format(id=response["id"]))
+    assert answer.status_code == status, answer.text
+    assert answer.json()["error"]["param"] == param
