@@ -171,6 +171,16 @@ async def test_without_tools_the_template_and_the_parser_know_of_none(
     assert json.loads(prompt_of(mesh).tools_json or b"null") == TOOLS
 
 
+async def test_a_model_whose_calls_nobody_reads_is_warned_of(
+    mesh: BackEnd, client: httpx.AsyncClient
+) -> None:
+    mesh.tokenizer.reasoning_parser = mesh.tokenizer.tool_call_parser = ""
+    response = await client.post(CHAT, json=body(mesh))
+    assert "tool_call_parser" in response.headers["x-tokenmesh-warning"]
+    message = response.json()["choices"][0]["message"]
+    assert (message["content"], message["tool_calls"]) == ("<hm>Look{f:ab}{g:c}", [])
+
+
 async def test_only_allowed_tools_are_shown(mesh: BackEnd, client: httpx.AsyncClient) -> None:
     allowed = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "g"}}]}
     choice = {"type": "allowed_tools", "allowed_tools": allowed}

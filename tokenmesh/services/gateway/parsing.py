@@ -36,6 +36,19 @@ class Parsing:
     shows_many_calls: bool = True
     """False: only the first call of an answer counts."""
 
+    @property
+    def shows_special(self) -> bool:
+        """Whether the detokenizer must show special tokens, since a parser looks for one."""
+        reasoning, tools = self.family.reasoning, self.family.tools
+        if tools is not None and tools.needs_special_tokens:
+            return True
+        if reasoning is None or not reasoning.needs_special_tokens:
+            return False
+        # Most models' markers are tokens of their own, but no special ones.
+        markers = self.vocabulary.encode(reasoning.start) + self.vocabulary.encode(reasoning.end)
+        is_special = not self.vocabulary.special_ids.isdisjoint(markers)
+        return is_special or reasoning.tools is not None
+
     def make_parsers(self, packed_ids: bytes, count: int) -> list[Parser | None]:
         """One for each answer to a prompt; None: all of the text is content."""
         if self.family.reasoning is None and self.family.tools is None:

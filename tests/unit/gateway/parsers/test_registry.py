@@ -36,7 +36,6 @@ def test_every_tool_format_can_be_made(name: str) -> None:
 def test_no_names_make_no_parser() -> None:
     family = ParserRegistry().family("", "")
     assert family.make(ParseContext()) is None
-    assert not family.needs_special_tokens
     assert not family.begins_reasoning(ParseContext())
 
 

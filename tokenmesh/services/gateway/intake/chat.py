@@ -39,6 +39,8 @@ class ChatIntake:
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             prompt_logprobs=_num_prompt_logprobs(body),
         )
+        if tools.mode == "auto" and text.family.tools is None:
+            exchange.warnings.append("tools: the model has no tool_call_parser, calls stay text")
         if tools.is_forced:
             constraint = constraint_of(body, tools, self._desk.settings)
             sampling = msgspec.structs.replace(sampling, structured=constraint)
@@ -52,7 +54,7 @@ class ChatIntake:
             head=head_of(body, exchange, card),
             jobs=(job,),
             text=text,
-            options=text_options(body, shows_special=parsing.family.needs_special_tokens),
+            options=text_options(body, shows_special=parsing.shows_special),
             chunks=chunk_options(body, bool(body.logprobs)),
             is_stream=bool(body.stream),
             shows_tokens_as_ids=bool(body.return_tokens_as_token_ids),

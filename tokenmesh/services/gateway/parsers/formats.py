@@ -43,12 +43,6 @@ class Family:
     tools: ToolFormat | None = None
 
     @property
-    def needs_special_tokens(self) -> bool:
-        """Whether the detokenizer must show special tokens."""
-        formats = (self.reasoning, self.tools)
-        return any(each is not None and each.needs_special_tokens for each in formats)
-
-    @property
     def reasoning_end(self) -> str:
         """The text after which constraints start, for answers that begin with reasoning."""
         return self.reasoning.end if self.reasoning is not None else ""

@@ -1,0 +1,86 @@
+"""What parsers are told of the prompt, and where a constraint begins."""
+
+from pathlib import Path
+
+import pytest
+
+import tokenmesh.demo_model
+from tokenmesh.services.gateway.parsers.events import CallBegin, Content, Event, Reasoning
+from tokenmesh.services.gateway.parsers.formats import Family
+from tokenmesh.services.gateway.parsers.parser import ToolSchema
+from tokenmesh.services.gateway.parsers.registry import ParserRegistry
+from tokenmesh.services.gateway.parsing import Parsing
+from tokenmesh.shared.text import Vocabulary
+from tokenmesh.shared.tokens import pack_ids
+
+FAMILY = ParserRegistry().family("deepseek_v3", "hermes")
+TOOLS = (ToolSchema(name="f", parameters={"type": "object"}),)
+CALLS = '<tool_call>{"name": "f", "arguments": {}}</tool_call>' * 2
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    folder = Path(tokenmesh.demo_model.__file__).parent
+    return Vocabulary.load((folder / "tokenizer.json").read_text(), [])
+
+
+def events(parsing: Parsing, prompt: str, answer: str) -> list[Event]:
+    packed = pack_ids(parsing.vocabulary.encode(prompt))
+    [parser] = parsing.make_parsers(packed, 1)
+    assert parser is not None
+    return [*parser.push(answer), *parser.finish()]
+
+
+def test_an_answer_goes_on_in_the_middle_of_a_thought(vocabulary: Vocabulary) -> None:
+    parsing = Parsing(family=FAMILY, vocabulary=vocabulary, continues=True)
+    long_thought = "<think>\n" + "so it goes on " * 100
+    assert events(parsing, long_thought, "and on</think>yes") == [
+        Reasoning("and on"),
+        Content("yes"),
+    ]
+
+
+def test_thoughts_and_further_calls_can_be_left_out(vocabulary: Vocabulary) -> None:
+    told = Parsing(family=FAMILY, vocabulary=vocabulary, tools=TOOLS)
+    answer = f"<think>hm</think>yes{CALLS}"
+    kinds = [type(event) for event in events(told, "x", answer)]
+    assert (kinds.count(Reasoning), kinds.count(CallBegin)) == (1, 2)
+    less = Parsing(
+        family=FAMILY,
+        vocabulary=vocabulary,
+        tools=TOOLS,
+        shows_reasoning=False,
+        shows_many_calls=False,
+    )
+    kinds = [type(event) for event in events(less, "x", answer)]
+    assert (kinds.count(Reasoning), kinds.count(CallBegin)) == (0, 1)
+
+
+def test_special_tokens_are_shown_where_a_marker_is_one(vocabulary: Vocabulary) -> None:
+    marker = vocabulary.encode("</think>")
+    folder = Path(tokenmesh.demo_model.__file__).parent
+    special = Vocabulary.load((folder / "tokenizer.json").read_text(), marker)
+    reasoning = Family(FAMILY.reasoning)
+    assert Parsing(family=reasoning, vocabulary=special).shows_special
+    assert not Parsing(family=reasoning, vocabulary=vocabulary).shows_special
+    assert Parsing(family=FAMILY, vocabulary=vocabulary).shows_special
+    assert not Parsing(family=Family(), vocabulary=special).shows_special
+    harmony = ParserRegistry().family("openai_gptoss", "")
+    assert Parsing(family=harmony, vocabulary=vocabulary).shows_special
+
+
+@pytest.mark.parametrize(
+    ("prompt", "thinking", "waits"),
+    [
+        ("x<think>\n", None, True),
+        ("x<think>\n\n</think>\n\n", True, False),
+        ("x", True, True),
+        ("x", None, False),
+    ],
+)
+def test_a_constraint_waits_for_thoughts_only(
+    vocabulary: Vocabulary, prompt: str, thinking: bool | None, waits: bool
+) -> None:
+    parsing = Parsing(family=FAMILY, vocabulary=vocabulary, thinking=thinking)
+    ends = parsing.reasoning_ends(pack_ids(vocabulary.encode(prompt)))
+    assert ends == ([vocabulary.encode("</think>")] if waits else [])
