@@ -319,3 +319,34 @@ async def test_many_sessions_at_once(mesh: BackEnd) -> None:
     assert set(texts) == {TEXT}
     said = {_prompt(each)[0]["content"] for each in mesh.tokenizer.received}
     assert said == {f"I am {number}" for number in range(20)}
+
+
+async def test_the_model_calls_a_function(
+    bus_settings: BusSettings, redis_settings: RedisSettings
+) -> None:
+    call = '<tool_call>{"name":"f","arguments":{"at":"sky"}}</tool_call>'
+    text = f"<think>Hm.</think>\n\nLook.\n{call}{call}"
+    async with BackEnd(bus_settings, redis_settings, saying(text)) as mesh, talking(mesh) as talk:
+        mesh.tokenizer.reasoning_parser = "qwen3"
+        mesh.tokenizer.tool_call_parser = "hermes"
+        await talk.say("Hi")
+        tool: Any = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+        await talk.connection.session.update(session={"type": "realtime", "tools": [tool]})
+        assert (await talk.next()).session.tools[0].name == "f"
+        events = await talk.answer()
+        message, *calls = events[-1].response.output
+        assert message.content[0].text.strip() == "Look."
+        done = [each for each in events if each.type == "response.function_call_arguments.done"]
+        deltas = [each for each in events if each.type == "response.function_call_arguments.delta"]
+        for output_index, item in enumerate(calls, start=1):
+            assert (item.type, item.name, item.status) == ("function_call", "f", "completed")
+            assert json.loads(item.arguments) == {"at": "sky"}
+            own = [each.delta for each in deltas if each.call_id == item.call_id]
+            assert "".join(own) == item.arguments == done[output_index - 1].arguments
+            output: Any = {"type": "function_call_output", "call_id": item.call_id, "output": "x"}
+            await talk.connection.conversation.item.create(item=output)
+            await talk.until("conversation.item.done")
+        assert len({item.call_id for item in calls}) == 2
+        await talk.answer(max_output_tokens=1)
+        kinds = [each["role"] for each in _prompt(mesh.tokenizer.received[-1])]
+        assert kinds == ["user", "assistant", "tool", "tool"]

@@ -36,7 +36,10 @@ def error_response(error: TokenMeshError, scope: Scope) -> Response:
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     if _is_anthropic(scope):
-        return _anthropic_response(scope, error.status, error.message, error.param, headers)
+        body = anthropic_errors.error_body(
+            error.status, error.message, error.param, exchange_of(scope).request_id, error.code
+        )
+        return json_response(body, anthropic_errors.status_of(error.status), headers)
     return json_response(error_body(error), error.status, headers)
 
 
@@ -44,12 +47,13 @@ def _is_anthropic(scope: Scope) -> bool:
     return str(scope["path"]).startswith(anthropic_errors.PREFIX)
 
 
-def _anthropic_response(
-    scope: Scope, status: int, message: str, param: str | None, headers: dict[str, str]
-) -> Response:
-    request_id = exchange_of(scope).request_id
-    body = anthropic_errors.error_body(status, message, param, request_id)
-    return json_response(body, anthropic_errors.status_of(status), headers)
+def _plain_response(scope: Scope, status: int, message: str, code: str | None = None) -> Response:
+    """For a status that no error of ours stands for."""
+    if _is_anthropic(scope):
+        request_id = exchange_of(scope).request_id
+        told = anthropic_errors.error_body(status, message, request_id=request_id)
+        return json_response(told, status)
+    return json_response(status_body(status, message, code), status)
 
 
 def log_error(error: TokenMeshError) -> None:
@@ -60,9 +64,7 @@ def log_error(error: TokenMeshError) -> None:
 
 async def crash_response(request: Request, _error: Exception) -> Response:
     """The response to a defect: logged with its traceback, never told to clients."""
-    if _is_anthropic(request.scope):
-        return _anthropic_response(request.scope, 500, "internal error", None, {})
-    return json_response(status_body(500, "internal error", "internal_error"), 500)
+    return _plain_response(request.scope, 500, "internal error", "internal_error")
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -75,12 +77,11 @@ def install_error_handlers(app: FastAPI) -> None:
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, StarletteHTTPException)
-        status, detail, headers = error.status_code, str(error.detail), dict(error.headers or {})
-        if status == 405:
-            headers["Allow"] = ", ".join(_methods(app, request.scope))
-        if _is_anthropic(request.scope):
-            return _anthropic_response(request.scope, status, detail, None, headers)
-        return json_response(status_body(status, detail), status, headers)
+        response = _plain_response(request.scope, error.status_code, str(error.detail))
+        response.headers.update(error.headers or {})
+        if error.status_code == 405:
+            response.headers["Allow"] = ", ".join(_methods(app, request.scope))
+        return response
 
     async def on_parameters(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)

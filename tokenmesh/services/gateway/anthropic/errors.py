@@ -7,6 +7,8 @@ from typing import Final
 
 import msgspec
 
+from tokenmesh.shared.errors import NotFound
+
 PREFIX: Final = "/v1/messages"
 """Paths with this shape of errors, those of the edge included."""
 
@@ -22,11 +24,18 @@ _TYPE_BY_STATUS: Final = {
 }
 
 
-class ErrorFacts(msgspec.Struct, frozen=True):
+class ThreadNotFound(NotFound):
+    """A thread is to be continued: none is kept here. Clients then send its whole history."""
+
+    code = "thread_not_found"
+
+
+class ErrorFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """The inner object."""
 
     type: str
     message: str
+    details: dict[str, str] | None = None
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -42,9 +51,18 @@ def status_of(status: int) -> int:
     return 529 if status == 503 else status
 
 
-def error_body(status: int, message: str, param: str | None, request_id: str | None) -> ErrorBody:
+def error_body(
+    status: int,
+    message: str,
+    param: str | None = None,
+    request_id: str | None = None,
+    code: str | None = None,
+) -> ErrorBody:
     """The body for one of our statuses."""
     status = status_of(status)
     kind = _TYPE_BY_STATUS.get(status) or ("invalid_request_error" if status < 500 else "api_error")
     is_named = param is None or param in message
-    return ErrorBody(ErrorFacts(kind, message if is_named else f"{param}: {message}"), request_id)
+    # The one code that clients look for.
+    details = {"error_code": code} if code == ThreadNotFound.code else None
+    facts = ErrorFacts(kind, message if is_named else f"{param}: {message}", details)
+    return ErrorBody(facts, request_id)

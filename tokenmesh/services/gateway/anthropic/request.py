@@ -63,6 +63,13 @@ class Metadata(_Part):
     user_id: str | None = None
 
 
+class Thread(_Part):
+    """State of a conversation that Anthropic's own service keeps."""
+
+    type: Literal["create", "continue"]
+    previous_message_id: str | None = None
+
+
 class CountTokensRequest(_Part):
     """What makes the prompt."""
 
@@ -91,6 +98,8 @@ class MessagesRequest(CountTokensRequest):
     service_tier: Literal["auto", "standard_only"] | None = None
     cache_control: dict[str, Any] | None = None
     """Prompts are cached without being asked."""
+    thread: Thread | None = None
+    """None is kept: see translation.py."""
 
     cache_salt: str | None = Field(default=None, min_length=1, max_length=1024)
     mm_payload: str | None = None

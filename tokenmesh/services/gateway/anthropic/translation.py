@@ -6,6 +6,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from tokenmesh.services.gateway.anthropic.conversation import Conversation
+from tokenmesh.services.gateway.anthropic.errors import ThreadNotFound
 from tokenmesh.services.gateway.anthropic.request import CountTokensRequest, MessagesRequest
 from tokenmesh.services.gateway.anthropic.tools import translate_choice, translate_tools
 from tokenmesh.services.gateway.openai.chat_request import ChatRequest
@@ -57,6 +58,8 @@ class Translation:
 
 def translate(body: CountTokensRequest) -> Translation:
     """Raises InvalidInput that names the client's fields."""
+    if isinstance(body, MessagesRequest):
+        _check_served(body)
     places = Places(_NAMES)
     conversation = Conversation(places)
     conversation.add_system(body.system)
@@ -137,10 +140,16 @@ def _output(body: CountTokensRequest) -> dict[str, Any]:
     return fields
 
 
-def _generation(body: MessagesRequest) -> dict[str, Any]:
+def _check_served(body: MessagesRequest) -> None:
     for name in _NOT_SERVED:
         if getattr(body, name):
             raise NotSupported(f"{name} is not supported", param=name)
+    if body.thread is not None and body.thread.type == "continue":
+        # What clients of a server that has lost a thread can recover from by themselves.
+        raise ThreadNotFound("thread: none is kept, send all messages", param="thread")
+
+
+def _generation(body: MessagesRequest) -> dict[str, Any]:
     fields: dict[str, Any] = {
         name: getattr(body, name) for name in _SAME if name in body.model_fields_set
     }

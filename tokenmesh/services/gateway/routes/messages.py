@@ -39,6 +39,7 @@ def messages_endpoint(gateway: Gateway) -> Endpoint:
             body = await read_json(request, MessagesRequest, gateway.settings)
             _warn(body, exchange)
             translation = translate(body)
+            await _fit_thinking(gateway, translation.body, exchange)
             try:
                 ask = await gateway.intake.chat(translation.body, exchange)
             except TokenMeshError as error:
@@ -88,6 +89,16 @@ async def _count(gateway: Gateway, body: ChatRequest, exchange: Exchange) -> int
         deadline_s=now_s() + timeout_s,
     )
     return count_ids(answer.token_ids)
+
+
+async def _fit_thinking(gateway: Gateway, body: ChatRequest, exchange: Exchange) -> None:
+    """Clients ask for thinking whatever the model is: one that does not reason needs no bound."""
+    if body.thinking_token_budget is None:
+        return
+    card = gateway.catalog.find(body.model)
+    if (await gateway.vocabularies.get(card.name)).family.reasoning is None:
+        body.thinking_token_budget = None
+        exchange.warnings.append("thinking.budget_tokens ignored: the model does not reason")
 
 
 def _warn(body: CountTokensRequest, exchange: Exchange) -> None:

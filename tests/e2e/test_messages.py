@@ -1,0 +1,135 @@
+"""The anthropic client and realtime sessions with the demo model: text, thinking, tools, JSON."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from tests.e2e.mesh_process import MeshProcess, mesh
+from tokenmesh.cli.embedded.ports import free_port
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+MODEL = "tokenmesh-demo"
+SCHEMA: Any = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+}
+WEATHER: Any = {
+    "name": "get_weather",
+    "description": "Get the weather in a city",
+    "input_schema": SCHEMA,
+}
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[MeshProcess]:
+    with mesh(free_port()) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def client(running: MeshProcess) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(
+        base_url=running.url, api_key="none", max_retries=0, timeout=60
+    ) as connected:
+        yield connected
+
+
+def asked(text: str, **fields: Any) -> Any:
+    body = fields.pop("extra_body", {}) | {"temperature": 0}
+    messages = [{"role": "user", "content": text}]
+    return {"model": MODEL, "max_tokens": 200, "messages": messages, "extra_body": body} | fields
+
+
+def test_text_streamed_and_whole(client: anthropic.Anthropic) -> None:
+    whole = client.messages.create(**asked("What is 17 + 25?"))
+    assert whole.content[0].type == "text"
+    assert "42" in whole.content[0].text
+    with client.messages.stream(**asked("What is 17 + 25?")) as stream:
+        assert stream.get_final_text() == whole.content[0].text
+
+
+def test_thinking_is_a_block_of_its_own(client: anthropic.Anthropic) -> None:
+    thinking: Any = {"type": "enabled", "budget_tokens": 100}
+    with client.messages.stream(**asked("What is 17 + 25?", thinking=thinking)) as stream:
+        first, second = stream.get_final_message().content
+    assert first.type == "thinking"
+    assert first.thinking
+    assert "<think>" not in first.thinking
+    assert second.type == "text"
+    assert "42" in second.text
+    off = client.messages.create(**asked("What is 17 + 25?", thinking={"type": "disabled"}))
+    assert [block.type for block in off.content] == ["text"]
+
+
+def test_a_tool_and_its_result(client: anthropic.Anthropic) -> None:
+    question = asked("What is the weather in Paris?", tools=[WEATHER])
+    message = client.messages.create(**question)
+    call = message.content[-1]
+    assert call.type == "tool_use"
+    assert (call.name, call.input) == ("get_weather", {"city": "Paris"})
+    assert message.stop_reason == "tool_use"
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": "18 degrees, sunny"}
+    turns = [*question["messages"], message.to_param(), {"role": "user", "content": [result]}]
+    told = client.messages.create(**question | {"messages": turns})
+    assert told.content[0].type == "text"
+    assert "18" in told.content[0].text
+
+
+def test_a_tool_that_must_be_used(client: anthropic.Anthropic) -> None:
+    choice: Any = {"type": "tool", "name": "get_weather"}
+    message = client.messages.create(**asked("Hello", tools=[WEATHER], tool_choice=choice))
+    call = message.content[-1]
+    assert call.type == "tool_use"
+    assert call.input.keys() == {"city"}
+
+
+def test_structured_output(client: anthropic.Anthropic) -> None:
+    config: Any = {"format": {"type": "json_schema", "schema": SCHEMA}}
+    message = client.messages.create(**asked("Where?", output_config=config))
+    assert message.content[0].type == "text"
+    assert json.loads(message.content[0].text).keys() == {"city"}
+
+
+def test_counting_tokens(client: anthropic.Anthropic) -> None:
+    question = asked("What is the weather in Paris?")
+    del question["max_tokens"], question["extra_body"]
+    plain = client.messages.count_tokens(**question).input_tokens
+    with_tools = client.messages.count_tokens(**question, tools=[WEATHER]).input_tokens
+    assert 0 < plain < with_tools
+
+
+@pytest.mark.filterwarnings("ignore:connect")
+def test_a_realtime_session(running: MeshProcess) -> None:
+    url = running.url + "/v1"
+    tool: Any = {"type": "function", "parameters": SCHEMA, "name": "get_weather"}
+    with (
+        openai.OpenAI(base_url=url, api_key="none", websocket_base_url=url) as client,
+        client.realtime.connect(model=MODEL) as session,
+    ):
+        settings: Any = {"type": "realtime", "tools": [tool], "temperature": 0}
+        session.session.update(session=settings)
+        content: Any = [{"type": "input_text", "text": "What is the weather in Paris?"}]
+        session.conversation.item.create(
+            item={"type": "message", "role": "user", "content": content}
+        )
+        session.response.create()
+        call = _done(session).output[-1]
+        assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": "Paris"})
+        output: Any = {"type": "function_call_output", "call_id": call.call_id}
+        session.conversation.item.create(item=output | {"output": "18 degrees, sunny"})
+        session.response.create()
+        assert "18" in _done(session).output[0].content[0].text
+
+
+def _done(session: Any) -> Any:
+    for event in session:
+        assert event.type != "error", event
+        if event.type == "response.done":
+            return event.response
+    raise AssertionError("the session ended")
