@@ -1,0 +1,182 @@
+"""Compiling beside the worker: once for equal requests, bounded whatever is asked."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.grammars import EOS, VOCAB, json_schema
+from tests.fakes.tokenizers import byte_level_bpe
+from tokenmesh.services.worker_svc.grammar.compiler import GrammarCompiler
+from tokenmesh.shared.config.worker import WorkerSettings
+from tokenmesh.shared.errors import InvalidInput, Overloaded
+from tokenmesh.shared.messages.structured import Structured
+
+LIMIT_S = 1.0
+SLACK_S = 8.0
+"""For starting processes on a machine that is busy."""
+
+MakeCompiler = Callable[..., GrammarCompiler]
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return byte_level_bpe(tmp_path_factory.mktemp("compiler"))
+
+
+@pytest.fixture
+async def make(directory: Path) -> AsyncIterator[MakeCompiler]:
+    made: list[GrammarCompiler] = []
+
+    def compiler(**settings: Any) -> GrammarCompiler:
+        limits = {"grammar_compile_s": LIMIT_S, "grammar_processes": 1, **settings}
+        made.append(
+            GrammarCompiler(
+                directory / "tokenizer.json",
+                VOCAB,
+                frozenset({EOS}),
+                WorkerSettings.model_validate(limits),
+            )
+        )
+        return made[-1]
+
+    yield compiler
+    for each in made:
+        await each.stop()
+
+
+def regex(text: str) -> Structured:
+    return Structured(kind="regex", text=text, field="structured_outputs.regex")
+
+
+async def test_equal_constraints_are_compiled_once_and_kept(make: MakeCompiler) -> None:
+    compiler = make()
+    asked = regex("[a-z]+")
+    assert compiler.find(asked) is None
+    later = Structured(kind="regex", text="[a-z]+", after=[[5]], field="elsewhere")
+    first, *others = await asyncio.gather(*(compiler.compile(each) for each in (asked, later) * 3))
+    assert all(other is first for other in others)
+    assert compiler.find(later) is first
+    assert await compiler.compile(asked) is first
+    assert compiler.find(regex("[a-y]+")) is None
+
+
+async def test_the_cache_forgets_what_was_not_used_for_longest(make: MakeCompiler) -> None:
+    compiler = make(grammar_cache_bytes=3 * 70_000, structured_outputs_backend="guidance")
+    for text in ("a", "b", "c", "d"):
+        await compiler.compile(regex(text))
+        compiler.find(regex("a"))
+    assert [text for text in "abcd" if compiler.find(regex(text))] == ["a", "c", "d"]
+
+
+async def test_a_refusal_names_the_field_and_each_library_that_refused(make: MakeCompiler) -> None:
+    compiler = make()
+    with pytest.raises(InvalidInput) as caught:
+        await compiler.compile(regex("("))
+    assert caught.value.param == "structured_outputs.regex"
+    for part in ("structured_outputs.regex: ", "xgrammar: ", "guidance: "):
+        assert part in caught.value.message
+
+
+async def test_who_stops_waiting_leaves_the_work_to_the_others(make: MakeCompiler) -> None:
+    compiler = make()
+    gone = asyncio.create_task(compiler.compile(regex("[a-z]{2}")))
+    other = asyncio.create_task(compiler.compile(regex("[a-z]{2}")))
+    await asyncio.sleep(0.01)
+    gone.cancel()
+    assert (await other).start() is not None
+
+
+async def test_more_than_may_wait_are_refused(make: MakeCompiler) -> None:
+    compiler = make(grammar_queue=2)
+    results = await asyncio.gather(
+        *(compiler.compile(regex(text)) for text in "abcdef"), return_exceptions=True
+    )
+    assert sum(isinstance(result, Overloaded) for result in results) == 3
+
+
+def nested(depth: int) -> str:
+    return '{"type":"array","items":' * depth + '{"type":"integer"}' + "}" * depth
+
+
+def twice(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"anyOf": [schema, schema]}
+    return schema
+
+
+HOSTILE = {
+    "huge nesting": Structured(kind="json", text=nested(5000)),
+    "nested stars": regex("(a*)*b"),
+    "alternations that double": regex("(a|a)*" * 20 + "b"),
+    "a long repetition": regex("a{1,100000}"),
+    "repetitions of repetitions": regex("((a{1,100}){1,100}){1,100}"),
+    "a long class repetition": regex("[a-z]{1,4000}"),
+    "nested groups": regex("(" * 5000 + "a" + ")" * 5000),
+    "a look into the future": regex(".*a.{300}"),
+    "10 MB of enum": json_schema({"enum": [f"{n:0100d}" for n in range(100_000)]}),
+    "a circle of references": json_schema(
+        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
+    ),
+    "a value without end": json_schema(
+        {"type": "object", "properties": {"n": {"$ref": "#"}}, "required": ["n"]}
+    ),
+    "a long string": json_schema({"type": "string", "maxLength": 1_000_000}),
+    "many properties": json_schema(
+        {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(3000)}}
+    ),
+    "unions that double": json_schema(twice(13)),
+    "a rule that is itself": Structured(kind="grammar", text="root ::= root"),
+    "ambiguous rules": Structured(kind="grammar", text='root ::= root root root | root root | "a"'),
+    "empty rules": Structured(kind="grammar", text='root ::= (root root)? | "a"'),
+    "nothing at all": Structured(kind="grammar", text=""),
+    "no JSON": Structured(kind="structural_tag", text="{"),
+}
+
+
+@pytest.mark.parametrize("first", range(4))
+async def test_hostile_constraints_are_done_or_refused_in_time(
+    make: MakeCompiler, first: int
+) -> None:
+    compiler = make(grammar_memory_bytes=256 << 20)
+    await compiler.compile(regex("warm"))
+    for name in [*HOSTILE][first::4]:
+        began = time.monotonic()
+        reason = ""
+        try:
+            await compiler.compile(HOSTILE[name])
+        except InvalidInput as error:
+            reason = error.message
+            assert "structured_outputs" in reason
+        # each of two libraries has its time, and a new process may have to be started for each
+        assert time.monotonic() - began < 2 * (LIMIT_S + SLACK_S), name
+        assert len(reason) < 2000
+    # and the next one is served
+    assert await compiler.compile(regex("ok")) is not None
+
+
+async def test_one_that_takes_too_long_is_given_up(make: MakeCompiler) -> None:
+    compiler = make(structured_outputs_backend="xgrammar", grammar_compile_s=0.3)
+    with pytest.raises(InvalidInput, match=r"longer than 0\.3 s"):
+        await compiler.compile(HOSTILE["repetitions of repetitions"])
+
+
+async def test_one_that_takes_too_much_memory_is_given_up(make: MakeCompiler) -> None:
+    compiler = make(structured_outputs_backend="xgrammar", grammar_memory_bytes=8 << 20)
+    with pytest.raises(InvalidInput, match=r"memory|died|bad_alloc"):
+        await compiler.compile(HOSTILE["unions that double"])
+
+
+async def test_one_that_compiles_to_too_much_is_refused(make: MakeCompiler) -> None:
+    compiler = make(structured_outputs_backend="xgrammar", grammar_max_bytes=2000)
+    schema = json_schema({"enum": [f"value {number}" for number in range(500)]})
+    with pytest.raises(InvalidInput, match="more than 2000"):
+        await compiler.compile(schema)
+    assert json.loads(schema.text)["enum"]
