@@ -1,5 +1,8 @@
 """Names stand for formats; a wrong one is told with those that are known."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from tokenmesh.services.gateway.parsers.formats import ToolFormat
@@ -19,6 +22,12 @@ NO_FORMAT = "text"
 def test_settings_may_say_the_names_that_the_tables_hold() -> None:
     assert set(REASONING) == set(REASONING_PARSERS)
     assert set(TOOLS) == set(TOOL_PARSERS)
+
+
+def test_the_documentation_names_every_parser() -> None:
+    told = Path("docs/http-api.md").read_text(encoding="utf-8")
+    words = set(re.findall(r"[\w-]+", told[told.index("## Reasoning and tool calls") :]))
+    assert {*REASONING, *TOOLS} <= words
 
 
 @pytest.mark.parametrize("name", sorted(REASONING))
