@@ -142,6 +142,12 @@ def test_a_thought_comes_before_a_call(client: openai.OpenAI) -> None:
     assert calls_of(choice.message) == [("get_weather", {"city": "Paris"})]
 
 
+def test_a_forced_call_comes_after_the_thought(client: openai.OpenAI) -> None:
+    choice = ask(client, tool_choice="required", parallel_tool_calls=False, reasoning_effort="low")
+    assert "get_weather" in choice.message.reasoning
+    assert calls_of(choice.message) == [("get_weather", {"city": "Paris"})]
+
+
 def test_the_stream_helper_puts_a_call_together(client: openai.OpenAI) -> None:
     with client.chat.completions.stream(
         model=MODEL, messages=ASKED, tools=TOOLS, temperature=0
@@ -165,6 +171,19 @@ def test_parse_gives_typed_arguments(client: openai.OpenAI) -> None:
     )
     [call] = answer.choices[0].message.tool_calls or []
     assert isinstance(call.function.parsed_arguments, GetWeather)
+
+
+def test_parse_gives_a_typed_answer(client: openai.OpenAI) -> None:
+    class Place(BaseModel):
+        city: str
+        number: int
+
+    body: Any = {"model": MODEL, "messages": ASKED, "max_tokens": 100, "temperature": 0}
+    answer = client.chat.completions.parse(**body, response_format=Place)
+    assert isinstance(answer.choices[0].message.parsed, Place)
+    with client.chat.completions.stream(**body, response_format=Place) as stream:
+        final = stream.get_final_completion()
+    assert final.choices[0].message.parsed == answer.choices[0].message.parsed
 
 
 async def test_the_async_client(async_client: openai.AsyncOpenAI) -> None:

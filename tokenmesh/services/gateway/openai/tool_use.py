@@ -18,6 +18,9 @@ _NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{1,128}", re.ASCII)
 _ROOTS: Final = frozenset({"type", "$ref", "anyOf", "oneOf", "allOf"})
 """Any of these says what a schema's root is."""
 
+_MAX_SHOWN: Final = 128
+"""Characters of a wrong value in an error."""
+
 _NO_PARAMETERS: Final[dict[str, Any]] = {"type": "object", "properties": {}}
 
 
@@ -62,7 +65,7 @@ def _read_mode(value: object, place: str) -> Mode:
     if value == "auto" or value == "required":
         return value
     raise InvalidInput(
-        f"{place} is {value!r}: none, auto, required, or an object that names a function",
+        f"{place} is {_shown(value)}: none, auto, required, or an object that names a function",
         param="tool_choice",
     )
 
@@ -77,7 +80,7 @@ def _read_choice(
     if kind == "allowed_tools":
         return _read_allowed(choice.get("allowed_tools"), tools, schemas)
     raise InvalidInput(
-        f"tool_choice.type is {kind!r}: function or allowed_tools", param="tool_choice"
+        f"tool_choice.type is {_shown(kind)}: function or allowed_tools", param="tool_choice"
     )
 
 
@@ -103,11 +106,15 @@ def _name_in(entry: object, place: str) -> str:
     return name
 
 
+def _shown(value: object) -> str:
+    return repr(value)[:_MAX_SHOWN]
+
+
 def _find(name: str, schemas: Sequence[ToolSchema], place: str) -> int:
     for index, schema in enumerate(schemas):
         if schema.name == name:
             return index
-    raise InvalidInput(f"{place}: {name[:128]!r} is not among tools", param="tool_choice")
+    raise InvalidInput(f"{place}: {_shown(name)} is not among tools", param="tool_choice")
 
 
 def _read_schemas(tools: Sequence[Tool], limits: GatewaySettings) -> list[ToolSchema]:
