@@ -25,7 +25,7 @@ def test_settings_may_say_the_names_that_the_tables_hold() -> None:
 
 
 def test_the_documentation_names_every_parser() -> None:
-    told = Path("docs/http-api.md").read_text(encoding="utf-8")
+    told = (Path(__file__).resolve().parents[4] / "docs/http-api.md").read_text("utf-8")
     words = set(re.findall(r"[\w-]+", told[told.index("## Reasoning and tool calls") :]))
     assert {*REASONING, *TOOLS} <= words
 
