@@ -63,7 +63,8 @@ def test_special_tokens_are_shown_where_a_marker_is_one(vocabulary: Vocabulary) 
     reasoning = Family(FAMILY.reasoning)
     assert Parsing(family=reasoning, vocabulary=special).shows_special
     assert not Parsing(family=reasoning, vocabulary=vocabulary).shows_special
-    assert Parsing(family=FAMILY, vocabulary=vocabulary).shows_special
+    assert Parsing(family=FAMILY, vocabulary=vocabulary, tools=TOOLS).shows_special
+    assert not Parsing(family=FAMILY, vocabulary=vocabulary).shows_special
     assert not Parsing(family=Family(), vocabulary=special).shows_special
     harmony = ParserRegistry().family("openai_gptoss", "")
     assert Parsing(family=harmony, vocabulary=vocabulary).shows_special

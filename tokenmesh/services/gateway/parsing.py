@@ -40,7 +40,7 @@ class Parsing:
     def shows_special(self) -> bool:
         """Whether the detokenizer must show special tokens, since a parser looks for one."""
         reasoning, tools = self.family.reasoning, self.family.tools
-        if tools is not None and tools.needs_special_tokens:
+        if self.tools and tools is not None and tools.needs_special_tokens:
             return True
         if reasoning is None or not reasoning.needs_special_tokens:
             return False

@@ -40,7 +40,7 @@ class BlockParser:
         if self._state == _ANSWER:
             return [Content(text)] if text else []
         self._text.push(text)
-        return self._read()
+        return self._read_block() if self._state == _REASONING else self._read()
 
     def finish(self) -> list[Event]:
         """The rest: a block that was not ended is reasoning."""
