@@ -1,5 +1,6 @@
 """thinking_token_budget: where it forces the marker, and that a resumed row does the same."""
 
+import msgspec
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,36 +33,33 @@ def draw_many(
 
 def test_reasoning_ends_when_the_budget_is_spent() -> None:
     budget = ThinkingBudget(num_tokens=3, start_ids=[START], end_ids=[END])
-    assert draw_many(budget, [1, START], [1, 2, 3, 4, 5, 6]) == [1, 2, 3, END, 5, 6]
+    opened = msgspec.structs.replace(budget, is_open=True)
+    assert draw_many(opened, [1, START], [1, 2, 3, 4, 5, 6]) == [1, 2, 3, END, 5, 6]
+    assert draw_many(opened, [1, START], [1, END, 3, 4, 5, 6, 7]) == [1, END, 3, 4, 5, 6, 7]
+    assert draw_many(budget, [1, START], [1, 2, 3, 4, 5, 6]) == [1, 2, 3, 4, 5, 6]
     assert draw_many(budget, [1], [9, START, 1, 2, 3, 4, 5]) == [9, START, 1, 2, 3, END, 5]
-    assert draw_many(budget, [1, START], [1, END, 3, 4, 5, 6, 7]) == [1, END, 3, 4, 5, 6, 7]
 
 
 def test_a_budget_of_nothing_ends_reasoning_at_once() -> None:
     budget = ThinkingBudget(num_tokens=0, start_ids=[START], end_ids=[END])
-    assert draw_many(budget, [START], [5, 5]) == [END, 5]
+    opened = msgspec.structs.replace(budget, is_open=True)
+    assert draw_many(opened, [START], [5, 5]) == [END, 5]
     assert draw_many(budget, [1], [5, START, 5, 5]) == [5, START, END, 5]
 
 
-def test_what_the_prompt_has_thought_counts_and_earlier_turns_do_not() -> None:
-    budget = ThinkingBudget(num_tokens=3, start_ids=[START], end_ids=[END])
-    assert draw_many(budget, [START, 5, 5, 5, 5, END, START, 5], [1, 2, 3]) == [1, 2, END]
-    assert draw_many(budget, [START, 5, 5, 5, 5, END], [1, 2, 3]) == [1, 2, 3]
-
-
-def test_without_a_start_marker_the_output_begins_with_reasoning() -> None:
-    budget = ThinkingBudget(num_tokens=2, end_ids=[END])
-    assert draw_many(budget, [1], [1, 2, 3, 4, 5]) == [1, 2, END, 4, 5]
+def test_what_the_prompt_has_thought_counts() -> None:
+    budget = ThinkingBudget(num_tokens=3, is_open=True, num_spent=1, end_ids=[END])
+    assert draw_many(budget, [START, 5], [1, 2, 3, 4]) == [1, 2, END, 4]
 
 
 def test_a_marker_that_has_begun_by_itself_is_completed() -> None:
-    budget = ThinkingBudget(num_tokens=2, start_ids=[START], end_ids=[7, 8, 9])
+    budget = ThinkingBudget(num_tokens=2, is_open=True, end_ids=[7, 8, 9])
     assert draw_many(budget, [START], [1, 7, 1, 1, 1]) == [1, 7, 8, 9, 1]
     assert draw_many(budget, [START], [1, 2, 1, 1, 1, 1]) == [1, 2, 7, 8, 9, 1]
 
 
 def test_nothing_else_can_forbid_the_marker() -> None:
-    budget = ThinkingBudget(num_tokens=0, start_ids=[START], end_ids=[END])
+    budget = ThinkingBudget(num_tokens=0, is_open=True, end_ids=[END])
     sampler = Sampler(VOCAB, frozenset({END}))
     params = SamplingParams(
         seed=1, max_tokens=9, thinking=budget, allowed_token_ids=[1], bad_words_ids=[[END]]
@@ -79,7 +77,13 @@ def test_a_resumed_row_goes_on_as_if_it_had_never_stopped(
     num_tokens: int,
     data: st.DataObject,
 ) -> None:
-    budget = ThinkingBudget(num_tokens=num_tokens, start_ids=start, end_ids=end)
+    budget = ThinkingBudget(
+        num_tokens=num_tokens,
+        is_open=data.draw(st.booleans()),
+        num_spent=data.draw(st.integers(0, 3)),
+        start_ids=start,
+        end_ids=end,
+    )
     whole = draw_many(budget, [5, *prompt], wanted)
     cut = data.draw(st.integers(0, len(whole)))
     assert draw_many(budget, [5, *prompt], wanted, whole[:cut]) == whole

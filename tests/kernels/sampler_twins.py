@@ -71,7 +71,13 @@ def _budget(rng: random.Random, vocab_size: int) -> ThinkingBudget:
     few = min(4, vocab_size)
     start = _some_ids(rng, few, 2) if rng.random() < 0.7 else []
     end = _some_ids(rng, few, 3)
-    return ThinkingBudget(num_tokens=rng.randrange(6), start_ids=start, end_ids=end)
+    return ThinkingBudget(
+        num_tokens=rng.randrange(6),
+        is_open=rng.random() < 0.5,
+        num_spent=rng.randrange(3),
+        start_ids=start,
+        end_ids=end,
+    )
 
 
 @dataclass

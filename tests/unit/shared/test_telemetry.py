@@ -23,6 +23,7 @@ from tokenmesh.shared.telemetry import (
     record_span,
     span,
     start_telemetry,
+    untraced,
 )
 from tokenmesh.shared.telemetry.otlp import encode_request
 
@@ -136,6 +137,23 @@ async def test_an_unsampled_client_is_not_traced_but_its_trace_goes_on(
     assert passed_on is not None
     assert passed_on.startswith(f"00-{'a' * 32}-")
     assert passed_on.endswith("-00")
+
+
+async def test_work_that_is_not_traced_passes_the_trace_on_unsampled(
+    stub: StubBus, telemetry: Telemetry
+) -> None:
+    with span("outer"):
+        outer = current_traceparent() or ""
+        with untraced():
+            with span("inner"):
+                inner = current_traceparent() or ""
+            record_span("past", 1, 2)
+        with span("after"):
+            pass
+        assert current_traceparent() == outer
+    assert (inner[:35], inner[-2:]) == (outer[:35], "00")
+    await telemetry.exporter.send_queued()
+    assert {each.name for each in stub.spans()} == {"outer", "after"}
 
 
 async def test_the_sample_ratio_decides_for_whole_traces(stub: StubBus) -> None:

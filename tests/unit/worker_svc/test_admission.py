@@ -78,6 +78,8 @@ def test_media_are_put_in_order() -> None:
         ("repetition", RepetitionRule(max_size=2, min_count=1)),
         ("thinking", ThinkingBudget(num_tokens=-1, end_ids=[1])),
         ("thinking", ThinkingBudget(num_tokens=2**40, end_ids=[1])),
+        ("thinking", ThinkingBudget(num_tokens=1, num_spent=-1, end_ids=[1])),
+        ("thinking", ThinkingBudget(num_tokens=1, num_spent=2**40, end_ids=[1])),
         ("thinking", ThinkingBudget(num_tokens=1, end_ids=[])),
         ("thinking", ThinkingBudget(num_tokens=1, end_ids=[VOCAB])),
         ("thinking", ThinkingBudget(num_tokens=1, start_ids=[-1], end_ids=[1])),

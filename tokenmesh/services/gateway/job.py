@@ -6,12 +6,12 @@ from typing import Literal
 import msgspec
 
 from tokenmesh.services.gateway.beams.search import BeamOptions
+from tokenmesh.services.gateway.budget import Budget
 from tokenmesh.services.gateway.parsing import Parsing
 from tokenmesh.shared.ids import RequestId, WorkerId
 from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.messages.media import MediaItem
 from tokenmesh.shared.messages.sampling import SamplingParams
-from tokenmesh.shared.messages.structured import Structured
 from tokenmesh.shared.messages.tokenize import ChatPrompt, IdsPrompt, TextPrompt
 
 
@@ -40,17 +40,24 @@ class Job:
     """Where in the client's body the prompt is, when there are several."""
     parsing: Parsing | None = None
     """How the answers are read; None: as plain text."""
+    budget: Budget | None = None
+    """How long the answers may reason; None: without limit."""
     beams: BeamOptions | None = None
     """The answers are those of a beam search; its width is `n`."""
     deadline_s: float
     """Absolute, wall clock."""
 
-    def structured(self, packed_ids: bytes) -> Structured | None:
-        """The constraint on the answers to the tokenized prompt: reasoning is free of it."""
-        found = self.sampling.structured
-        if found is None or self.parsing is None:
-            return found
-        return msgspec.structs.replace(found, after=self.parsing.reasoning_ends(packed_ids))
+    def sampling_after(self, packed_ids: bytes) -> SamplingParams:
+        """`sampling` with what depends on the tokenized prompt: where reasoning stands in it."""
+        structured, thinking = self.sampling.structured, None
+        if structured is not None and self.parsing is not None:
+            after = self.parsing.reasoning_ends(packed_ids)
+            structured = msgspec.structs.replace(structured, after=after)
+        if self.budget is not None:
+            thinking = self.budget.rule(packed_ids)
+        if structured is self.sampling.structured and thinking is None:
+            return self.sampling
+        return msgspec.structs.replace(self.sampling, structured=structured, thinking=thinking)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,17 +63,42 @@ class Parsing:
             return []
         return [self.vocabulary.encode(end)]
 
+    def reasoning_markers(self) -> tuple[list[int], list[int]]:
+        """Tokens before and after reasoning; empty where there is no such marker."""
+        reasoning = self.family.reasoning
+        if reasoning is None:
+            return [], []
+        markers = (reasoning.start, reasoning.end)
+        start, end = (self.vocabulary.encode(marker) if marker else [] for marker in markers)
+        return start, end
+
+    def reasoning_spent(self, packed_ids: bytes) -> int | None:
+        """Reasoning tokens that a prompt ends with; None: an answer begins outside of reasoning."""
+        reasoning, context = self.family.reasoning, self._context(packed_ids)
+        if reasoning is None or not reasoning.make(context).is_reasoning:
+            return None
+        tail, (start, _) = self._tail(packed_ids), self.reasoning_markers()
+        has_marker = self.continues or context.prompt_tail.rstrip().endswith(reasoning.start)
+        # A format without a marker, or a prompt without one, leaves all of it to the answer.
+        if not start or not has_marker:
+            return 0
+        ends = range(len(tail), len(start) - 1, -1)
+        begun = next((end for end in ends if tail[end - len(start) : end] == start), len(tail))
+        return len(tail) - begun
+
     def _make(self, context: ParseContext) -> Parser | None:
         parser = self.family.make(context)
         if parser is None or (self.shows_reasoning and self.shows_many_calls):
             return parser
         return _Selection(parser, self.shows_reasoning, self.shows_many_calls)
 
-    def _context(self, packed_ids: bytes) -> ParseContext:
+    def _tail(self, packed_ids: bytes) -> list[int]:
         num_tokens = _CONTINUED_TAIL_TOKENS if self.continues else _TAIL_TOKENS
-        tail = unpack_ids(packed_ids[-num_tokens * BYTES_PER_ID :])
+        return unpack_ids(packed_ids[-num_tokens * BYTES_PER_ID :])
+
+    def _context(self, packed_ids: bytes) -> ParseContext:
         return ParseContext(
-            prompt_tail=self.vocabulary.decode(tail),
+            prompt_tail=self.vocabulary.decode(self._tail(packed_ids)),
             continues=self.continues,
             tools=self.tools,
             thinking=self.thinking,

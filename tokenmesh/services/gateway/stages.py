@@ -19,7 +19,7 @@ from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput, PromptTooLong
 from tokenmesh.shared.ids import SEED_BITS, GatewayId
 from tokenmesh.shared.messages import Encode, Encoded, Generate, Place, Placed, Tokenize, Tokenized
-from tokenmesh.shared.messages.structured import Structured
+from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.messages.tokenize import ChatPrompt
 from tokenmesh.shared.telemetry import REQUEST_ID, current_traceparent, span
 from tokenmesh.shared.tokens import count_ids
@@ -139,7 +139,7 @@ class Stages:
     async def step(self, job: Job, prompts: Sequence[Prompt], inbox: Inbox) -> AsyncIterator[None]:
         """Place and start a stream for each of n prompts that differ at their end only.
 
-        Without spans: a beam search takes hundreds of these.
+        Without spans of its own: a beam search takes hundreds of these.
         """
         placed = await self._calls.place(_place_of(job, prompts[0]), job.deadline_s)
         async with self._running(job, prompts, placed, inbox):
@@ -150,10 +150,10 @@ class Stages:
         self, job: Job, prompts: Sequence[Prompt], placed: Placed, inbox: Inbox
     ) -> AsyncIterator[None]:
         streams: list[Stream] = []
-        structured = job.structured(prompts[0].packed_ids)
+        sampling = job.sampling_after(prompts[0].packed_ids)
         try:
             for index, prompt in enumerate(prompts):
-                streams.append(self._new_stream(job, prompt, inbox, index, structured))
+                streams.append(self._new_stream(job, prompt, inbox, index, sampling))
             await self._launch(streams, placed)
             yield
         finally:
@@ -170,16 +170,15 @@ class Stages:
                 raise error
 
     def _new_stream(
-        self, job: Job, prompt: Prompt, inbox: Inbox, index: int, structured: Structured | None
+        self, job: Job, prompt: Prompt, inbox: Inbox, index: int, sampling: SamplingParams
     ) -> Stream:
         sampling = msgspec.structs.replace(
-            job.sampling,
-            seed=(job.sampling.seed + index) % _SEEDS,
+            sampling,
+            seed=(sampling.seed + index) % _SEEDS,
             max_tokens=prompt.max_tokens,
             bad_words_ids=[list(ids) for ids in prompt.bad_words_ids],
-            structured=structured,
             # The prompt is the same for all choices: one of them tells about it.
-            prompt_logprobs=job.sampling.prompt_logprobs if index == 0 else None,
+            prompt_logprobs=sampling.prompt_logprobs if index == 0 else None,
         )
         session = self._streams.new_session()
         session.token_ids.extend(job.delivered)

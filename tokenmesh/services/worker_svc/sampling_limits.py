@@ -10,7 +10,7 @@ MAX_MARKER_IDS: Final = 16
 """Tokens of a marker that begins or ends reasoning."""
 _MAX_LOGPROB_TOKEN_IDS: Final = 1024
 _MAX_PATTERN_SIZE: Final = 1024
-_MAX_COUNT: Final = 2**31 - 1
+_MAX_COUNT: Final = 2**30
 
 _RANGES: Final = {
     "temperature": (0.0, 1e6),
@@ -88,8 +88,9 @@ def _check_thinking(sampling: SamplingParams, vocab_size: int) -> None:
     budget = sampling.thinking
     if budget is None:
         return
-    if not 0 <= budget.num_tokens <= _MAX_COUNT:
-        raise InvalidInput(f"thinking.num_tokens is {budget.num_tokens}", param="thinking")
+    for count in (budget.num_tokens, budget.num_spent):
+        if not 0 <= count <= _MAX_COUNT:
+            raise InvalidInput(f"a number of thinking is {count}", param="thinking")
     if len(budget.start_ids) > MAX_MARKER_IDS or not 1 <= len(budget.end_ids) <= MAX_MARKER_IDS:
         raise InvalidInput(
             f"a marker of reasoning holds 1 to {MAX_MARKER_IDS} ids", param="thinking"

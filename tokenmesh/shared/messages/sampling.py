@@ -20,8 +20,12 @@ class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     num_tokens: int
     """Reasoning tokens of the whole output and of the block that the prompt leaves open."""
+    is_open: bool = False
+    """Whether the output begins inside of reasoning."""
+    num_spent: int = 0
+    """Reasoning tokens that the prompt ends with."""
     start_ids: list[int] = []
-    """The marker before reasoning; empty: the output begins with reasoning."""
+    """The marker before reasoning; empty: there is none."""
     end_ids: list[int]
     """The marker after it."""
 

@@ -3,7 +3,7 @@
 `span` and `record_span` work anywhere and cost little until `start_telemetry` was called.
 """
 
-from tokenmesh.shared.telemetry.context import current_trace_id, current_traceparent
+from tokenmesh.shared.telemetry.context import current_trace_id, current_traceparent, untraced
 from tokenmesh.shared.telemetry.provider import Telemetry, start_telemetry
 from tokenmesh.shared.telemetry.recorder import TimedEvent
 from tokenmesh.shared.telemetry.span import REQUEST_ID, record_span, span
@@ -19,4 +19,5 @@ __all__ = [
     "record_span",
     "span",
     "start_telemetry",
+    "untraced",
 ]

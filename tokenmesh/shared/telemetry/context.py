@@ -1,10 +1,12 @@
 """Where a span hangs: W3C traceparents to OpenTelemetry contexts and back."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from opentelemetry import trace
-from opentelemetry.context import Context
+from opentelemetry.context import Context, attach, detach
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
 _TRACEPARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
@@ -27,6 +29,21 @@ def current_trace_id() -> str | None:
     """32 hexadecimal digits; None outside any span."""
     context = trace.get_current_span().get_span_context()
     return f"{context.trace_id:032x}" if context.is_valid else None
+
+
+@contextmanager
+def untraced() -> Iterator[None]:
+    """Inside the block no span is recorded, here or by those who are asked from here.
+
+    For work of hundreds of alike steps, of which one span tells more than a span for each.
+    """
+    current = trace.get_current_span().get_span_context()
+    unsampled = SpanContext(current.trace_id, current.span_id, is_remote=False)
+    token = attach(trace.set_span_in_context(NonRecordingSpan(unsampled)))
+    try:
+        yield
+    finally:
+        detach(token)
 
 
 def parent_context(traceparent: str | None) -> Context | None:

@@ -7,7 +7,7 @@ is recovered like any other.
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 
 from tokenmesh.services.gateway.beams.search import Beam, BeamOptions, BeamSearch
@@ -18,7 +18,7 @@ from tokenmesh.services.gateway.stages import Stages
 from tokenmesh.shared.errors import ProtocolError, TokenMeshError
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.messages.tokens import TokenLogprobs
-from tokenmesh.shared.telemetry import REQUEST_ID, span
+from tokenmesh.shared.telemetry import REQUEST_ID, span, untraced
 from tokenmesh.shared.tokens import pack_ids
 
 
@@ -62,7 +62,9 @@ class Searcher:
         with span("beam_search", attributes) as current:
             num_steps = 0
             while not search.is_over:
-                outputs = await self._step(job, options, prompt, search.open)
+                # The first step shows where the prompt's time went; the others are like each other.
+                with untraced() if num_steps else nullcontext():
+                    outputs = await self._step(job, options, prompt, search.open)
                 if num_steps == 0:
                     cached_tokens = outputs[0].cached_tokens
                 search.advance([_entry_of(output) for output in outputs])
@@ -84,7 +86,7 @@ class Searcher:
         sampling = SamplingParams(
             seed=0, max_tokens=1, temperature=0.0, ignore_eos=True, logprobs=candidates
         )
-        one_step = replace(job, sampling=sampling, n=len(beams), first_choice=0)
+        one_step = replace(job, sampling=sampling, n=len(beams), first_choice=0, budget=None)
         prompts = [_after(prompt, beam) for beam in beams]
         inbox = Inbox(len(beams) * 2)
         outputs: dict[int, Output] = {}

@@ -11,6 +11,8 @@ from tokenmesh.services.gateway.openai.completion_request import (
     DEFAULT_MAX_TOKENS,
     CompletionRequest,
 )
+from tokenmesh.services.gateway.openai.rule_fields import read_budget
+from tokenmesh.services.gateway.parsing import Parsing
 from tokenmesh.services.gateway.vocabularies import ModelText
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.ids import RequestId
@@ -70,6 +72,9 @@ class CompletionIntake:
                 f"{len(prompts)} prompts times n = {n} are over the limit of {limit} choices",
                 param="prompt",
             )
+        # The client has written the prompt: it may end anywhere, also in the midst of reasoning.
+        parsing = Parsing(family=text.family, vocabulary=text.vocabulary, continues=True)
+        budget = read_budget(body.thinking_token_budget, parsing)
         jobs = []
         for index, prompt in enumerate(prompts):
             one_id = request_id if len(prompts) == 1 else RequestId(f"{request_id}-{index}")
@@ -80,7 +85,7 @@ class CompletionIntake:
             wanted = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
             max_tokens = max(1, wanted)
             job = self._desk.job(body, card, built, sampling, max_tokens, one_id, index * n)
-            jobs.append(replace(job, where=where))
+            jobs.append(replace(job, where=where, budget=budget))
         return jobs
 
 

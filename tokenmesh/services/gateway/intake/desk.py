@@ -8,7 +8,7 @@ from tokenmesh.services.gateway.openai.beam_fields import beam_options
 from tokenmesh.services.gateway.openai.chat_stream import ChunkOptions
 from tokenmesh.services.gateway.openai.head import Head
 from tokenmesh.services.gateway.openai.not_supported import refuse_not_supported
-from tokenmesh.services.gateway.openai.rule_fields import thinking_budget
+from tokenmesh.services.gateway.openai.rule_fields import read_budget
 from tokenmesh.services.gateway.openai.sampling_fields import SamplingFields, StreamOptions
 from tokenmesh.services.gateway.openai.to_sampling import check_limits, to_sampling
 from tokenmesh.services.gateway.parsing import Parsing
@@ -76,7 +76,6 @@ class Desk:
             seed=self._seeds.draw(),
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
-            thinking=thinking_budget(body.thinking_token_budget, text.family, text.vocabulary),
         )
 
     def job(
@@ -105,6 +104,7 @@ class Desk:
             cache_salt=body.cache_salt,
             priority=body.priority,
             parsing=parsing,
+            budget=None if parsing is None else read_budget(body.thinking_token_budget, parsing),
             beams=beam_options(body, card, self.settings),
             deadline_s=now_s() + self.settings.request_timeout_s,
         )

@@ -7,11 +7,11 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tokenmesh.services.gateway.parsers.formats import Family
+from tokenmesh.services.gateway.budget import Budget
+from tokenmesh.services.gateway.parsing import Parsing
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput
-from tokenmesh.shared.messages.sampling import RepetitionRule, ThinkingBudget
-from tokenmesh.shared.text import Vocabulary
+from tokenmesh.shared.messages.sampling import RepetitionRule
 
 _INT32_MAX: Final = 2**31 - 1
 
@@ -49,24 +49,17 @@ def repetition_rule(
     )
 
 
-def thinking_budget(
-    asked: int | None, family: Family, vocabulary: Vocabulary
-) -> ThinkingBudget | None:
-    """The worker's rule; -1 is no limit. Raises InvalidInput for a model that does not reason."""
+def read_budget(asked: int | None, parsing: Parsing) -> Budget | None:
+    """-1 is no limit. Raises InvalidInput for a model whose reasoning has no end."""
     if asked is None or asked == -1:
         return None
-    reasoning = family.reasoning
-    if reasoning is None or not reasoning.end:
+    if not parsing.family.reasoning_end:
         raise InvalidInput(
             "thinking_token_budget needs a model whose reasoning has an end marker; this one has "
             "no such reasoning parser",
             param="thinking_token_budget",
         )
-    return ThinkingBudget(
-        num_tokens=asked,
-        start_ids=vocabulary.encode(reasoning.start) if reasoning.start else [],
-        end_ids=vocabulary.encode(reasoning.end),
-    )
+    return Budget(asked, parsing)
 
 
 def check_named_tokens(

@@ -16,7 +16,7 @@ from tokenmesh.services.gateway.structured.read import read_structured
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.ids import SEED_BITS
-from tokenmesh.shared.messages.sampling import SamplingParams, ThinkingBudget
+from tokenmesh.shared.messages.sampling import SamplingParams
 
 _SEED_MASK: Final = (1 << SEED_BITS) - 1
 _MAX_BIAS: Final = 100.0
@@ -41,7 +41,6 @@ def to_sampling(
     seed: int,
     logprobs: int | None,
     prompt_logprobs: int | None,
-    thinking: ThinkingBudget | None = None,
 ) -> SamplingParams:
     """`seed` is for a request that brings none.
 
@@ -71,7 +70,6 @@ def to_sampling(
         logprobs=count_logprobs("logprobs", logprobs, vocab_size, most),
         logprob_token_ids=named,
         prompt_logprobs=count_logprobs("prompt_logprobs", prompt_logprobs, vocab_size, most),
-        thinking=thinking,
         repetition=repetition_rule(body.repetition_detection, limits),
         structured=read_structured(body.response_format, body.structured_outputs, limits),
     )

@@ -14,16 +14,11 @@ class ThinkingTracker:
     def __init__(self, budget: ThinkingBudget, token_ids: Sequence[int], num_prompt: int) -> None:
         self.budget = budget
         self._width = max(len(budget.start_ids), len(budget.end_ids))
-        prompt = token_ids[:num_prompt]
-        self.recent = list(prompt[-self._width :])
+        self.recent = list(token_ids[max(0, num_prompt - self._width) : num_prompt])
         """The last tokens, as many as the longer marker has."""
-        self.count = 0
+        self.count = budget.num_spent
         """Reasoning tokens so far."""
-        self.is_inside = not budget.start_ids
-        begun = _end_of_last(prompt, budget.start_ids)
-        if begun > _end_of_last(prompt, budget.end_ids):
-            self.is_inside = True
-            self.count = num_prompt - begun
+        self.is_inside = budget.is_open
         for token in token_ids[num_prompt:]:
             self.push(token)
 
@@ -87,16 +82,3 @@ class ThinkingState:
             if token_id is not None:
                 logits[index] = float("-inf")
                 logits[index, token_id] = 0.0
-
-
-def _end_of_last(token_ids: Sequence[int], marker: list[int]) -> int:
-    """Where the last occurrence of a marker ends; -1 when there is none."""
-    found, start = -1, 0
-    while marker:
-        try:
-            start = token_ids.index(marker[0], start) + 1
-        except ValueError:
-            break
-        if list(token_ids[start - 1 : start - 1 + len(marker)]) == marker:
-            found = start - 1 + len(marker)
-    return found
