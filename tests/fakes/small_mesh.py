@@ -20,6 +20,7 @@ from tokenmesh.shared import subjects
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.config.loader import changed
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.config.redis import RedisSettings
 from tokenmesh.shared.config.scheduler import SchedulerSettings
@@ -41,7 +42,9 @@ class SmallMesh:
         worker: dict[str, Any] | None = None,
         gateway: dict[str, Any] | None = None,
         headers: dict[str, str] | None = None,
+        **sections: dict[str, Any],
     ) -> None:
+        """`sections`: further ones of the settings."""
         self.model = ModelName(f"small-{secrets.token_hex(4)}")
         vocab_size = fake_tokenizer().get_vocab_size()
         config = {"vocab_size": vocab_size, "max_position_embeddings": 512, "eos_token_id": 2}
@@ -58,6 +61,7 @@ class SmallMesh:
             ),
             scheduler=SchedulerSettings(asleep_retry_after_s=7.0),
         )
+        self.settings = changed(self.settings, sections)
         self._headers = headers
         self.workers: list[Mesh] = []
         self._stack = AsyncExitStack()

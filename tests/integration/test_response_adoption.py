@@ -1,0 +1,178 @@
+"""A response outlives the gateway that made it: another one goes on, event by event."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.gateway_process import GatewayProcess, gateway_process
+from tests.fakes.response_client import (
+    Event,
+    ResponseClient,
+    numbers,
+    output_text,
+    read_events,
+    text_of,
+)
+from tests.fakes.small_mesh import SmallMesh
+from tests.servers import Server, bus_settings_of, redis_settings_of
+
+REQUEST: dict[str, Any] = {
+    "input": "Tell me a story.",
+    "seed": 7,
+    "temperature": 1.0,
+    "ignore_eos": True,
+    "max_output_tokens": 120,
+}
+
+
+@pytest.fixture
+def nats(start_nats: Callable[[], Server]) -> Server:
+    return start_nats()
+
+
+@pytest.fixture
+def redis(start_redis: Callable[[], Server]) -> Server:
+    return start_redis()
+
+
+@pytest.fixture
+async def mesh(tmp_path: Path, nats: Server, redis: Server) -> AsyncIterator[SmallMesh]:
+    small = SmallMesh(
+        tmp_path,
+        bus_settings_of(nats),
+        redis_settings_of(redis),
+        worker={"sim_step_s": 0.01},
+        service={"beat_interval_s": 0.1, "missed_beats": 4},
+        responses={"adopt_interval_s": 0.1, "poll_s": 0.2, "cancel_wait_s": 0.5},
+    )
+    async with small:
+        yield small
+
+
+@pytest.fixture
+async def owner(mesh: SmallMesh, tmp_path: Path) -> AsyncIterator[GatewayProcess]:
+    """The gateway that will die."""
+    async with gateway_process(tmp_path, mesh.settings, mesh.model) as process:
+        yield process
+
+
+@pytest.fixture
+def heir(mesh: SmallMesh) -> ResponseClient:
+    """Of the gateway in this process."""
+    return ResponseClient(mesh.client, mesh.model)
+
+
+def kinds_of(events: list[Event]) -> list[str]:
+    """Neighbours of a kind are one: how text is cut into deltas is a matter of time."""
+    kinds = [kind for kind, _ in groupby(event["type"] for event in events)]
+    return [kind for kind in kinds if kind != "response.queued"]
+
+
+async def check_whole(heir: ResponseClient, events: list[Event]) -> None:
+    """Nothing is missing, nothing is there twice, all is what an undisturbed run makes."""
+    assert numbers(events) == list(range(len(events)))
+    last = events[-1]
+    assert last["type"] == "response.incomplete", last
+    assert last["response"]["usage"]["output_tokens"] == 120
+    undisturbed = await heir.stream(**REQUEST)
+    assert text_of(events) == text_of(undisturbed)
+    assert output_text(last["response"]) == text_of(events)
+    assert await heir.events(last["response"]["id"]) == events
+    assert kinds_of(events) == kinds_of(undisturbed)
+
+
+@pytest.mark.parametrize("limit", [1, 9, 60])
+async def test_a_background_response_outlives_its_gateway(
+    owner: GatewayProcess, heir: ResponseClient, limit: int
+) -> None:
+    seen = await owner.client.stream(limit=limit, background=True, **REQUEST)
+    await owner.kill()
+    rest = await heir.events(seen[0]["response"]["id"], seen[-1]["sequence_number"])
+    await check_whole(heir, seen + rest)
+
+
+async def test_a_stream_goes_on_elsewhere_when_its_gateway_dies(
+    owner: GatewayProcess, heir: ResponseClient
+) -> None:
+    body = {"model": heir.model, "stream": True, **REQUEST}
+    seen: list[Event] = []
+    async with owner.client.http.stream("POST", "/v1/responses", json=body) as response:
+        seen = await read_events(response, 40)
+        await owner.kill()
+    rest = await heir.events(seen[0]["response"]["id"], seen[-1]["sequence_number"])
+    await check_whole(heir, seen + rest)
+
+
+async def test_a_gateway_that_wakes_up_writes_nothing_more(
+    owner: GatewayProcess, heir: ResponseClient
+) -> None:
+    queued = await owner.client.create(background=True, **REQUEST)
+    following = asyncio.create_task(owner.client.events(queued["id"]))
+    await asyncio.sleep(0.4)
+    owner.stop()
+    events = await heir.events(queued["id"])
+    owner.wake()
+    # Who had asked the sleeper reads the same to the end.
+    assert await following == events
+    await asyncio.sleep(0.5)
+    await check_whole(heir, events)
+    assert await owner.client.events(queued["id"]) == events
+
+
+async def test_a_response_is_cancelled_although_its_gateway_is_gone(
+    owner: GatewayProcess, heir: ResponseClient
+) -> None:
+    seen = await owner.client.stream(limit=20, background=True, **REQUEST)
+    await owner.kill()
+    response_id = seen[0]["response"]["id"]
+    answer = await heir.http.post(f"/v1/responses/{response_id}/cancel")
+    assert answer.json()["status"] == "cancelled"
+    events = await heir.events(response_id)
+    assert numbers(events) == list(range(len(events)))
+    assert events[-1]["response"]["status"] == "cancelled"
+
+
+async def test_a_response_is_cancelled_at_another_gateway(
+    owner: GatewayProcess, heir: ResponseClient
+) -> None:
+    queued = await owner.client.create(background=True, **REQUEST)
+    await asyncio.sleep(0.3)
+    answer = await heir.http.post(f"/v1/responses/{queued['id']}/cancel")
+    assert answer.json()["status"] == "cancelled"
+    # Its owner knew how far it was.
+    assert output_text(answer.json())
+
+
+async def test_a_response_outlives_a_restart_of_nats(nats: Server, heir: ResponseClient) -> None:
+    queued = await heir.create(background=True, **REQUEST)
+    await asyncio.sleep(0.4)
+    nats.stop()
+    await asyncio.sleep(0.3)
+    nats.start()
+    await check_whole(heir, await heir.events(queued["id"]))
+
+
+async def test_a_deleted_response_is_not_adopted(
+    owner: GatewayProcess, heir: ResponseClient
+) -> None:
+    queued = await owner.client.create(background=True, **REQUEST)
+    owner.stop()
+    assert (await heir.http.delete(f"/v1/responses/{queued['id']}")).status_code == 200
+    owner.wake()
+    await asyncio.sleep(0.5)
+    await heir.get(queued["id"], 404)
+    assert (await owner.client.http.get("/readyz")).status_code == 200
+
+
+async def test_responses_do_without_redis(redis: Server, heir: ResponseClient) -> None:
+    first = await heir.create(**{**REQUEST, "max_output_tokens": 5})
+    redis.stop()
+    queued = await heir.create(background=True, previous_response_id=first["id"], **REQUEST)
+    events = await heir.events(queued["id"])
+    assert numbers(events) == list(range(len(events)))
+    assert events[-1]["response"]["usage"]["output_tokens"] == 120
+    assert (await heir.get(first["id"])) == first
