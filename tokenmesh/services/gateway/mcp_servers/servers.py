@@ -88,12 +88,13 @@ class McpServers:
                 yield client
             outcome = "answered"
         except TimeoutError as error:
-            raise Unavailable(f"{server.label} did not answer within {timeout_s:g} s") from error
+            reason = f"{server.label} did not answer within {timeout_s:g} s"
+            raise Unavailable(reason, param=server.place) from error
         except (MCPError, httpx2.HTTPError, OSError) as error:
-            raise Unavailable(f"{server.label} could not be asked: {_reason(error)}") from error
+            raise _could_not_ask(server, error) from error
         except ExceptionGroup as group:
             # The SDK's tasks report together what came up in any of them.
-            raise Unavailable(f"{server.label} could not be asked: {_reason(group)}") from group
+            raise _could_not_ask(server, group) from group
         finally:
             self._metrics.counter("mcp_questions", server=server.label, outcome=outcome).inc()
 
@@ -127,7 +128,8 @@ def _text_of(content: "Sequence[ContentBlock]") -> str:
     return "\n".join(parts)
 
 
-def _reason(error: BaseException) -> str:
+def _could_not_ask(server: RequestedServer, error: BaseException) -> Unavailable:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return str(error)[:_MAX_REASON_CHARS] or type(error).__name__
+    reason = str(error)[:_MAX_REASON_CHARS] or type(error).__name__
+    return Unavailable(f"{server.label} could not be asked: {reason}", param=server.place)

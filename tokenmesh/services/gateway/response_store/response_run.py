@@ -62,6 +62,8 @@ class ResponseRun:
         self._meter = meter
         self._usages: list[Usage] = []
         self._delivery: Delivery | None = None
+        self.failure: TokenMeshError | None = None
+        """Why the response has ended as failed."""
         self._is_cancelled = False
         self._task: asyncio.Task[Any] | None = None
 
@@ -175,6 +177,7 @@ class ResponseRun:
         if not self.has_told:
             raise error
         logger.info("%s fails: %s", self._order.id, error.message)
+        self.failure = error
         await self._end("failed", self._events.fail(error, self._usage()))
 
     async def _end(

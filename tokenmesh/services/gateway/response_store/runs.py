@@ -161,7 +161,7 @@ class Runs:
             logger.exception("%s crashed", response_id)
             error = TokenMeshError("internal error")
         finally:
-            feed.close(error)
+            feed.close(error or run.failure)
             del self._run_by_id[response_id]
         outcome = feed.ended.status if feed.ended is not None else type(error).__name__
         self._metrics.counter("responses_made", outcome=outcome).inc()
