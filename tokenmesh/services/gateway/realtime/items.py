@@ -96,7 +96,7 @@ _PARTS_BY_ROLE: Final = {
 def read_item(value: Json, place: str) -> Item:
     """An item that a client sends. Raises InvalidInput that names the place."""
     kind = value.get("type")
-    if kind not in _FIELDS_BY_TYPE:
+    if not isinstance(kind, str) or kind not in _FIELDS_BY_TYPE:
         known = ", ".join(_FIELDS_BY_TYPE)
         raise NotSupported(
             f"{place}.type: {str(kind)[:64]!r} is not supported; possible: {known}",
