@@ -1,10 +1,12 @@
 """The anthropic client and realtime sessions with the demo model: text, thinking, tools, JSON."""
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import anthropic
+import httpx
 import openai
 import pytest
 
@@ -124,7 +126,24 @@ def test_a_realtime_session(running: MeshProcess) -> None:
         output: Any = {"type": "function_call_output", "call_id": call.call_id}
         session.conversation.item.create(item=output | {"output": "18 degrees, sunny"})
         session.response.create()
-        assert "18" in _done(session).output[0].content[0].text
+        told = _done(session)
+        assert "18" in told.output[0].content[0].text
+    spans = {span["name"]: span for span in _trace(running.url, told.id)}
+    opened, answered = spans["realtime_session"], spans["realtime_response"]
+    assert answered["parent_id"] == opened["span_id"]
+    assert {"tokenize", "place", "generate", "worker.decode"} <= spans.keys()
+
+
+def _trace(url: str, key: str) -> list[Any]:
+    """The spans of a trace, once the session's, which ends last, has arrived."""
+    give_up_s = time.monotonic() + 15
+    while time.monotonic() < give_up_s:
+        answer = httpx.get(f"{url}/traces/{key}")
+        spans = answer.json()["spans"] if answer.status_code == 200 else []
+        if {"realtime_session", "worker.decode"} <= {span["name"] for span in spans}:
+            return list(spans)
+        time.sleep(0.2)
+    raise AssertionError(answer.text)
 
 
 def _done(session: Any) -> Any:

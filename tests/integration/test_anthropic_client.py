@@ -286,3 +286,40 @@ async def test_what_the_tokenizer_refuses_is_named_as_the_client_knows_it(mesh: 
     assert response.status_code == counted.status_code == 400
     assert "messages[0].content[1]" in response.json()["error"]["message"]
     assert "messages[0].content[1]" in counted.json()["error"]["message"]
+
+
+async def test_a_stream_pings_while_it_waits(
+    bus_settings: BusSettings, redis_settings: RedisSettings
+) -> None:
+    async with BackEnd(bus_settings, redis_settings, sse_keep_alive_s=0.05) as mesh:
+        mesh.scheduler.delay_s = 0.4
+        asked: Any = {"model": mesh.model, "max_tokens": 9, "messages": MESSAGES, "stream": True}
+        async with httpx.AsyncClient(base_url=mesh.url) as plain:
+            text = (await plain.post("/v1/messages", json=asked)).text
+        frames = [frame.partition("\n") for frame in text.strip().split("\n\n")]
+        assert frames[0] == ("event: ping", "\n", 'data: {"type":"ping"}')
+        assert frames[-1][0] == "event: message_stop"
+        async with (
+            anthropic.AsyncAnthropic(base_url=mesh.url, api_key="x") as client,
+            client.messages.stream(model=mesh.model, max_tokens=50, messages=MESSAGES) as stream,
+        ):
+            assert await stream.get_final_text() == TEXT
+
+
+async def test_a_stream_that_cannot_go_on_ends_with_an_error(
+    bus_settings: BusSettings, redis_settings: RedisSettings
+) -> None:
+    mesh = BackEnd(bus_settings, redis_settings, saying("word " * 40), request_timeout_s=0.6)
+    mesh.step_s = 0.02
+    async with (
+        mesh,
+        anthropic.AsyncAnthropic(base_url=mesh.url, api_key="x") as client,
+        client.messages.stream(model=mesh.model, max_tokens=200, messages=MESSAGES) as stream,
+    ):
+        with pytest.raises(anthropic.APIStatusError) as caught:
+            await stream.get_final_message()
+        begun = stream.current_message_snapshot
+    body: Any = caught.value.body
+    assert (body["type"], body["error"]["type"]) == ("error", "timeout_error")
+    assert body["request_id"] == begun.id
+    assert _text(begun).startswith("w")
