@@ -58,10 +58,10 @@ class Parsing:
 
     def reasoning_ends(self, packed_ids: bytes) -> list[list[int]]:
         """Token sequences after which the answer itself begins; none: it begins at once."""
-        end = self.family.reasoning_end
-        if not end or not self.family.begins_reasoning(self._context(packed_ids)):
+        ends = self.family.reasoning_ends
+        if not ends or not self.family.begins_reasoning(self._context(packed_ids)):
             return []
-        return [self.vocabulary.encode(end)]
+        return [self.vocabulary.encode(end) for end in ends]
 
     def reasoning_markers(self) -> tuple[list[int], list[int]]:
         """Tokens before and after reasoning; empty where there is no such marker."""

@@ -34,12 +34,23 @@ def test_the_documentation_names_every_parser() -> None:
 def test_every_reasoning_format_can_be_made(name: str) -> None:
     family = ParserRegistry().family(name, "")
     assert family.make(ParseContext()) is not None
-    assert family.reasoning_end
+    assert all(family.reasoning_ends)
+    assert family.reasoning_ends
 
 
 @pytest.mark.parametrize("name", sorted(TOOLS))
 def test_every_tool_format_can_be_made(name: str) -> None:
     assert isinstance(ParserRegistry().find_tools(name), ToolFormat)
+
+
+def test_constraints_begin_behind_any_way_to_end_reasoning() -> None:
+    def ends(name: str) -> tuple[str, ...]:
+        return ParserRegistry().family(name, "").reasoning_ends
+
+    assert ends("qwen3") == ends("step3p5") == ("</think>",)
+    assert ends("granite") == ("Here is my response:", "Here's my response:")
+    assert "<|channel|>final <|constrain|>json<|message|>" in ends("openai_gptoss")
+    assert ParserRegistry().family("", "hermes").reasoning_ends == ()
 
 
 def test_no_names_make_no_parser() -> None:

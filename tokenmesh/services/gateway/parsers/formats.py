@@ -29,6 +29,8 @@ class ReasoningFormat:
     """The marker before reasoning; empty: the format has none."""
     end: str = ""
     """The marker after it: constraints on the answer apply from there on."""
+    other_ends: tuple[str, ...] = ()
+    """Further ways to write that marker."""
     needs_special_tokens: bool = True
     """Its markers may be special tokens: the detokenizer must show those."""
     tools: ToolFormat | None = None
@@ -43,9 +45,11 @@ class Family:
     tools: ToolFormat | None = None
 
     @property
-    def reasoning_end(self) -> str:
-        """The text after which constraints start, for answers that begin with reasoning."""
-        return self.reasoning.end if self.reasoning is not None else ""
+    def reasoning_ends(self) -> tuple[str, ...]:
+        """The texts after which constraints start, for answers that begin with reasoning."""
+        if self.reasoning is None or not self.reasoning.end:
+            return ()
+        return (self.reasoning.end, *self.reasoning.other_ends)
 
     def begins_reasoning(self, context: ParseContext) -> bool:
         """Whether the answer to this prompt begins with reasoning, as far as the prompt tells."""

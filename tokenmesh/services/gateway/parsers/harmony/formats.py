@@ -4,6 +4,7 @@ from tokenmesh.services.gateway.parsers.formats import ReasoningFormat, ToolForm
 from tokenmesh.services.gateway.parsers.harmony.header import (
     CALL,
     CHANNEL,
+    CONSTRAIN,
     END,
     MESSAGE,
     RETURN,
@@ -36,5 +37,6 @@ OPENAI_GPTOSS = ReasoningFormat(
     begins=_begins,
     start=f"{CHANNEL}analysis{MESSAGE}",
     end=f"{CHANNEL}final{MESSAGE}",
+    other_ends=tuple(f"{CHANNEL}final {CONSTRAIN}{kind}{MESSAGE}" for kind in ("json", "JSON")),
     tools=OPENAI,
 )

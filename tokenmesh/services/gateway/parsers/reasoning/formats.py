@@ -50,6 +50,7 @@ def block_format(
         begins=begins,
         start=starts[0],
         end=ends[0],
+        other_ends=tuple(end for end in ends if ends[0] not in end),
         needs_special_tokens=needs_special_tokens,
     )
 
