@@ -212,6 +212,27 @@ def test_space_before_a_call_is_no_message() -> None:
     assert [each["type"] for each in response["output"]] == ["reasoning", "function_call"]
 
 
+def test_space_after_reasoning_is_no_message() -> None:
+    _, response = run([parsed(Reasoning("hm")), parsed(Content("\n"), finish="length")])
+    assert [each["type"] for each in response["output"]] == ["reasoning"]
+
+
+def test_calls_of_one_response_have_ids_of_their_own() -> None:
+    twice = [CallBegin(0, "f", "functions.f:0"), CallBegin(1, "f", "functions.f:0")]
+    _, response = run([parsed(*twice, finish="tool_calls")])
+    first, second = (each["call_id"] for each in response["output"])
+    assert first == "functions.f:0"
+    assert second.startswith("call_")
+
+
+def test_a_call_that_was_cut_is_not_made() -> None:
+    maker = start()
+    maker.write([parsed(CallBegin(0, "search"), CallArguments(0, '{"q'), finish="length")])
+    maker.end_turn()
+    assert maker.server_calls == []
+    assert maker.response["output"][0]["status"] == "incomplete"
+
+
 def test_space_alone_is_an_answer() -> None:
     _, response = run([parsed(Content(" "), finish="stop")])
     assert response["output"][0]["content"][0]["text"] == " "
@@ -226,6 +247,12 @@ def test_a_custom_tool_gets_its_text() -> None:
     events, response = run([parsed(CallBegin(0, "free"), CallArguments(0, '{"input":"a\\nb"}'))])
     assert response["output"][0]["input"] == "a\nb"
     assert kinds_of(events)[3:5] == ["custom_tool_call_input.delta", "custom_tool_call_input.done"]
+
+
+@pytest.mark.parametrize("arguments", ['["a"]', '{"input":5}', '{"other":"a"}', "7", ""])
+def test_a_custom_call_that_is_written_otherwise_is_told_as_it_is(arguments: str) -> None:
+    _, response = run([parsed(CallBegin(0, "free"), CallArguments(0, arguments))])
+    assert response["output"][0]["input"] == arguments
 
 
 def test_a_custom_call_that_was_cut_keeps_what_there_is() -> None:

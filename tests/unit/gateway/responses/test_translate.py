@@ -57,6 +57,8 @@ def test_turns_are_kept_apart() -> None:
     told = messages_of([USER, CALL, thought, {"role": "assistant", "content": "a"}])
     assert [each.get("content") for each in told] == ["Hi", "", "a"]
     assert told[2]["reasoning"] == "so"
+    said = [{"role": "assistant", "content": text} for text in ("a", "b")]
+    assert [each["content"] for each in messages_of([USER, *said])] == ["Hi", "a", "b"]
 
 
 def test_leading_system_messages_are_one() -> None:
