@@ -84,6 +84,18 @@ SAMPLES = {
     "Jamba-1.5": ("{{ '<tool_calls>' }}[", "", "jamba"),
     "Olmo-3": (THINK + "<function_calls>f(a='b')</function_calls>", "qwen3", "olmo3"),
     "Llama-4": ("<|header_start|>{% if 'tool_calls' in message %}", "", "llama4_pythonic"),
+    "off unless asked for": (
+        "{% if thinking is defined and thinking %}<think>{% else %}<think></think>{% endif %}",
+        *("deepseek_v3", ""),
+    ),
+    "on unless told otherwise": (
+        "{% if thinking is defined and thinking is false %}<think></think>{% endif %}",
+        *("qwen3", ""),
+    ),
+    "Gemma-4": (
+        "{% if not enable_thinking | default(false) %}<|channel>thought\n<channel|>{% endif %}",
+        *("gemma4", ""),
+    ),
     "Gemma-2": ("<start_of_turn>model\n", "", ""),
 }
 

@@ -16,6 +16,16 @@ _NONE: Final = "none"
 
 _Signs = Sequence[tuple[str, tuple[str, ...]]]
 
+_OFF_BY_DEFAULT: Final = (
+    "enable_thinking is defined and enable_thinking %}",
+    "enable_thinking is defined and enable_thinking -%}",
+    "enable_thinking is defined and enable_thinking is true",
+    "enable_thinking | default(false)",
+    "if thinking is defined and thinking %}",
+    "if thinking is defined and thinking -%}",
+)
+"""Templates with these switches let a model think only when it is asked for."""
+
 _REASONING_SIGNS: Final[_Signs] = (
     ("openai_gptoss", ("<|channel|>", "analysis")),
     ("gemma4", ("<|channel>",)),
@@ -32,9 +42,7 @@ _REASONING_SIGNS: Final[_Signs] = (
     ("deepseek_v4", ("\uff5cDSML\uff5c", "</think>")),
     ("deepseek_v3", ("<\uff5cAssistant\uff5c>", "</think>", "thinking")),
     ("deepseek_r1", ("<\uff5cAssistant\uff5c>", "</think>")),
-    # Thinking is off unless it is asked for.
-    ("deepseek_v3", ("enable_thinking is defined and enable_thinking -%}", "</think>")),
-    ("deepseek_v3", ("enable_thinking is defined and enable_thinking %}", "</think>")),
+    *(("deepseek_v3", (switch, "</think>")) for switch in _OFF_BY_DEFAULT),
     ("qwen3", ("</think>",)),
 )
 """A name and what must all stand in the template; the first that fits counts."""
