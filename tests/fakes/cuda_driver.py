@@ -85,7 +85,13 @@ def make_runner(directory: Path, settings: WorkerSettings, device: FakeDevice) -
     pool = make_pool(
         facts.config, num_blocks, settings.block_size, torch.float32, device.device
     ).fill_(float("nan"))
-    sampler = DeviceSampler(settings.max_num_seqs, facts.config.vocab_size, EOS, device.device)
+    sampler = DeviceSampler(
+        settings.max_num_seqs,
+        facts.config.vocab_size,
+        EOS,
+        device.device,
+        settings.grammar_step_s,
+    )
     limits = CudaLimits.of(settings, MAX_MODEL_LEN)
     runner = StrictRunner(decoder, pool, sampler, device, limits)
     runner.make_graphs(runner.graph_sizes)

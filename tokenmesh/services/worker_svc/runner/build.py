@@ -54,8 +54,8 @@ class LoadedModel:
     times: LoadTimes
     pool_s: float
     """Seconds to measure memory and make the KV pool."""
-    has_grammars: bool
     make_trace: type[TorchTrace] = TorchTrace
+    has_grammars: bool = True
 
     def cache_salt(self, salt: str | None, num_prompt: int) -> str | None:
         """The prefix cache's salt of a request: the client's own and the model's reasons."""
@@ -103,7 +103,6 @@ def build_runner(model: ModelSettings, worker: WorkerSettings, progress: Progres
         resident=TorchResident(runner, decoder, pool, partial(_reload, maker)),
         times=times,
         pool_s=pool_s,
-        has_grammars=device.type == "cpu",
     )
 
 

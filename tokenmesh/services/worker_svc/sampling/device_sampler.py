@@ -4,6 +4,7 @@ It draws what `Sampler` draws. Parameters live in device rows and are written by
 launches kernels and returns tensors; `DeviceDraws.read` waits for them and speaks like `Sampler`.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,6 +17,10 @@ from tokenmesh.kernels.penalties import count_tokens, penalties
 from tokenmesh.kernels.sample import NOT_FINITE as LOGITS_NOT_FINITE
 from tokenmesh.kernels.sample import SOUND, sample
 from tokenmesh.services.worker_svc.sampling.device_choice import DeviceChoice
+from tokenmesh.services.worker_svc.sampling.device_grammars import (
+    DeviceGrammars,
+    DeviceStepGrammars,
+)
 from tokenmesh.services.worker_svc.sampling.device_limits import DeviceLimits
 from tokenmesh.services.worker_svc.sampling.device_penalties import DevicePenalties
 from tokenmesh.services.worker_svc.sampling.device_thinking import DeviceThinking
@@ -32,6 +37,7 @@ class Needs:
     has_limits: bool = False
     has_penalties: bool = False
     has_budgets: bool = False
+    grammars: DeviceStepGrammars | None = None
     num_top_by_index: tuple[tuple[int, int], ...] = ()
     """For batch rows that ask for log-probabilities: how many alternatives."""
     named_by_index: tuple[tuple[int, tuple[int, ...]], ...] = ()
@@ -54,7 +60,8 @@ class Needs:
     @property
     def changes_logits(self) -> bool:
         """Whether something is done to the logits before the draw."""
-        return self.has_limits or self.has_penalties or self.has_budgets
+        is_left = self.has_limits or self.has_penalties or self.has_budgets
+        return is_left or self.grammars is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +120,18 @@ class DeviceSampler(RowStates[_StagedState]):
         vocab_size: int,
         eos_token_ids: frozenset[int],
         device: torch.device,
+        grammar_step_s: float = math.inf,
     ) -> None:
+        """A grammar that takes longer for a step fails its row."""
         self._vocab_size = vocab_size
+        self._grammars = DeviceGrammars(vocab_size, eos_token_ids, grammar_step_s)
         self._choice = DeviceChoice(max_num_seqs, vocab_size, device)
         self._limits = DeviceLimits(max_num_seqs, vocab_size, eos_token_ids, device)
         self._penalties = DevicePenalties(max_num_seqs, vocab_size, device)
         self._thinking = DeviceThinking(max_num_seqs, device)
-        super().__init__((self._choice, self._limits, self._penalties, self._thinking))
+        super().__init__(
+            (self._choice, self._limits, self._penalties, self._thinking, self._grammars)
+        )
 
     def apply(self) -> None:
         """Send what was staged; call it after the last add or remove of a step, before `draw`."""
@@ -133,6 +145,7 @@ class DeviceSampler(RowStates[_StagedState]):
             has_limits=any(number in self._limits for number in numbers),
             has_penalties=any(number in self._penalties for number in numbers),
             has_budgets=any(number in self._thinking for number in numbers),
+            grammars=self._grammars.of(numbers),
             num_top_by_index=tuple(
                 (index, min(self._num_logprobs[number], self._vocab_size))
                 for index, number in enumerate(numbers)
@@ -155,7 +168,7 @@ class DeviceSampler(RowStates[_StagedState]):
         """Draw one token for each row; float32 logits [N, V] may be overwritten.
 
         idx_mapping int32 [N]: row numbers, -1 for padding; positions int64 [N]: how many tokens
-        each row has generated. Waits for nothing.
+        each row has generated. Waits for nothing; grammars must know all tokens before this one.
         """
         raw = logits
         if needs.changes_logits:
@@ -163,9 +176,10 @@ class DeviceSampler(RowStates[_StagedState]):
             logits = logits.clone() if needs.num_top_by_index else logits
             logits = logits.float()
         is_sound = raw.amax(-1).isfinite() if needs.has_budgets else None
-        marks = None
+        marks = None if needs.grammars is None else needs.grammars.apply(logits)
         if needs.has_limits:
-            marks = logit_bias(logits, idx_mapping, positions, self._limits.rows)
+            hidden = logit_bias(logits, idx_mapping, positions, self._limits.rows)
+            marks = hidden if marks is None else marks | hidden
         if needs.has_penalties:
             penalties(logits, idx_mapping, self._penalties.rows)
         if is_sound is not None:

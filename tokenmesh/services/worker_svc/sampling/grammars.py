@@ -1,6 +1,6 @@
 """GrammarState: rows whose next token must follow a grammar."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -11,12 +11,41 @@ from tokenmesh.services.worker_svc.grammar.follower import Follower
 from tokenmesh.services.worker_svc.grammar.matcher import GrammarFailed, Masks, num_words
 
 
+class StepGrammars:
+    """The rows of one batch that have a grammar."""
+
+    def __init__(self, followers: Mapping[int, Follower], ending: Masks) -> None:
+        """followers by place in the batch; ending [words]: what may come after a grammar's end."""
+        self._followers = followers
+        self._ending = ending
+        self.errors: dict[int, str] = {}
+        """By place in the batch: rows that cannot go on, and why. Known once they are filled."""
+
+    def fill(self) -> tuple[list[int], Masks]:
+        """Places that are constrained now, and their masks."""
+        constrained = [(i, each) for i, each in self._followers.items() if each.is_constrained]
+        masks = np.empty((len(constrained), len(self._ending)), dtype=np.int32)
+        for place, (index, follower) in enumerate(constrained):
+            try:
+                if not follower.fill(masks, place):
+                    masks[place] = self._ending
+            except GrammarFailed as error:
+                masks[place] = -1
+                self.errors[index] = error.message
+        return [index for index, _ in constrained], masks
+
+    def append(self, index: int, token_id: int) -> None:
+        """The row at a place of the batch has drawn a token."""
+        follower = self._followers.get(index)
+        if follower is not None:
+            follower.append(token_id)
+
+
 class GrammarState:
     """The rows that have a grammar."""
 
     def __init__(self, vocab_size: int, eos_token_ids: frozenset[int], step_s: float) -> None:
         """step_s: CPU time of one step of one grammar at most."""
-        self._num_words = num_words(vocab_size)
         self._ending = _mask_of([eos for eos in eos_token_ids if eos < vocab_size], vocab_size)
         self._step_s = step_s
         self._follower_by_number: dict[int, Follower] = {}
@@ -37,6 +66,15 @@ class GrammarState:
         if follower is not None:
             follower.append(token_id)
 
+    def __contains__(self, number: int) -> bool:
+        return number in self._follower_by_number
+
+    def of(self, numbers: Sequence[int]) -> StepGrammars:
+        """For a batch of these rows, whoever gets their numbers later."""
+        known = self._follower_by_number
+        followers = {i: known[number] for i, number in enumerate(numbers) if number in known}
+        return StepGrammars(followers, self._ending)
+
     def apply(self, logits: torch.Tensor, numbers: Sequence[int]) -> dict[int, str]:
         """Change logits [N, V] in place; numbers [N] are the rows they belong to.
 
@@ -44,30 +82,12 @@ class GrammarState:
         """
         if not self._follower_by_number:
             return {}
-        indices, masks, errors = self.masks(numbers)
+        step = self.of(numbers)
+        indices, masks = step.fill()
         if indices:
             rows = torch.tensor(indices, dtype=torch.int32)
             grammar_mask(logits, rows, torch.from_numpy(masks))
-        return errors
-
-    def masks(self, numbers: Sequence[int]) -> tuple[list[int], Masks, dict[int, str]]:
-        """Indices of the numbers that are constrained now, their masks, and what failed."""
-        errors: dict[int, str] = {}
-        followers = [
-            (index, follower)
-            for index, number in enumerate(numbers)
-            if (follower := self._follower_by_number.get(number)) is not None
-            and follower.is_constrained
-        ]
-        masks = np.empty((len(followers), self._num_words), dtype=np.int32)
-        for place, (index, follower) in enumerate(followers):
-            try:
-                if not follower.fill(masks, place):
-                    masks[place] = self._ending
-            except GrammarFailed as error:
-                masks[place] = -1
-                errors[numbers[index]] = error.message
-        return [index for index, _ in followers], masks, errors
+        return {numbers[index]: error for index, error in step.errors.items()}
 
 
 def _mask_of(ids: Sequence[int], vocab_size: int) -> Masks:

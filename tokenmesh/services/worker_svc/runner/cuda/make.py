@@ -40,6 +40,8 @@ def make_cuda_runner(
 ) -> CudaRunner:
     """Without graphs yet: see `CudaRunner.make_graphs`."""
     config, device = decoder.config, pool.device
-    sampler = DeviceSampler(settings.max_num_seqs, config.vocab_size, eos_token_ids, device)
+    sampler = DeviceSampler(
+        settings.max_num_seqs, config.vocab_size, eos_token_ids, device, settings.grammar_step_s
+    )
     limits = CudaLimits.of(settings, max_model_len)
     return CudaRunner(decoder, pool, sampler, TorchDevice(device), limits)

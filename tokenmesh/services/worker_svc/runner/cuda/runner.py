@@ -112,7 +112,7 @@ class CudaRunner:
         try:
             size = self._size_for(batch)
             self._send(slot, batch, size)
-            answer = self._compute(batch, size)
+            answer = self._compute(batch, size, below)
             host = self._staging.download(slot, answer.packed())
         except Exception:
             self._staging.renew(slot)
@@ -158,30 +158,37 @@ class CudaRunner:
         # the allocator keeps pinned memory until the copies that were launched on it are done
         return pinned.to(self._device.device, non_blocking=True)
 
-    def _compute(self, batch: Batch, size: int | None) -> Answer:
+    def _compute(self, batch: Batch, size: int | None, below: CudaLaunch | None) -> Answer:
         needs = self._sampler.needs(batch.sampled)
         if not batch.entries:
             return Answer(None, [])
         if size is None:
             hidden = self._forward.hidden(batch)
             prompts = [(s, self._forward.prompt_logprobs(hidden, s)) for s in batch.spans]
-            return Answer(self._draw(batch, needs, hidden), prompts)
+            return Answer(self._draw(batch, needs, hidden, below), prompts)
         if needs.is_fixed:
             kind: Kind = "filtered" if needs.has_filters else "whole"
             return Answer(DeviceDraws(self._graphs.replay(kind, size), None, needs), [])
         logits = self._graphs.replay("split", size)
-        return Answer(self._draw_from(batch, needs, logits[: len(batch.entries)]), [])
+        return Answer(self._draw_from(batch, needs, logits[: len(batch.entries)], below), [])
 
-    def _draw(self, batch: Batch, needs: Needs, hidden: torch.Tensor) -> DeviceDraws | None:
+    def _draw(
+        self, batch: Batch, needs: Needs, hidden: torch.Tensor, below: CudaLaunch | None
+    ) -> DeviceDraws | None:
         """From hidden states; also counts what the rows without a draw have computed."""
         if not batch.sampled:
             self._update(batch, self._nothing)
             return None
         last = self._forward.buffer.last_tokens[: len(batch.sampled)]
         logits = self._forward.decoder.logits(hidden.index_select(0, last))
-        return self._draw_from(batch, needs, logits)
+        return self._draw_from(batch, needs, logits, below)
 
-    def _draw_from(self, batch: Batch, needs: Needs, logits: torch.Tensor) -> DeviceDraws:
+    def _draw_from(
+        self, batch: Batch, needs: Needs, logits: torch.Tensor, below: CudaLaunch | None
+    ) -> DeviceDraws:
+        if needs.grammars is not None and below is not None:
+            # what may come next depends on its tokens; the forward pass goes on meanwhile
+            below.result()
         buffer, num_sampled = self._forward.buffer, len(batch.sampled)
         draws = self._sampler.draw(
             needs, buffer.sampled_rows[:num_sampled], logits, buffer.positions[:num_sampled]
@@ -198,7 +205,10 @@ class CudaRunner:
 
     def _read(self, slot: Slot, answer: Answer, host: torch.Tensor, batch: Batch) -> StepResult:
         try:
-            return answer.read(host, batch)
+            result = answer.read(host, batch)
+            if answer.draws is not None and answer.draws.needs.grammars is not None:
+                answer.draws.needs.grammars.note(result)
+            return result
         finally:
             self._staging.give_back(slot)
 

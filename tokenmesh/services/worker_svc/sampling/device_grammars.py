@@ -1,0 +1,81 @@
+"""DeviceGrammars: grammars of the rows of a device; the host follows them, a step behind it.
+
+What a row may draw is known once the token before it is, so a step that holds such a row waits for
+the one below it between its forward pass and its draw; all others wait for nothing.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from tokenmesh.kernels.grammar_mask import grammar_mask
+from tokenmesh.kernels.sample import HID_DEFECT, HID_NUMBER
+from tokenmesh.services.worker_svc.engine.plan import NewRow, StepResult
+from tokenmesh.services.worker_svc.sampling.grammars import GrammarState, StepGrammars
+
+
+class DeviceStepGrammars:
+    """Of one batch: its masks on the way to the device, its tokens on the way back."""
+
+    def __init__(self, step: StepGrammars, numbers: Sequence[int]) -> None:
+        self._step = step
+        self._numbers = list(numbers)
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """Change logits [N, V] in place; the tokens drawn so far must have been noted.
+
+        Returns marks int32 [N] for `sample`: whether something was hidden, and of what kind.
+        """
+        marks = torch.zeros(len(logits), dtype=torch.int32, device=logits.device)
+        indices, masks = self._step.fill()
+        if not indices:
+            return marks
+        rows = _sent(torch.tensor(indices, dtype=torch.int32), logits)
+        is_sound = logits.amax(-1).isfinite()
+        grammar_mask(logits, rows, _sent(torch.from_numpy(masks), logits))
+        kinds = torch.where(is_sound, HID_NUMBER, HID_DEFECT).to(torch.int32)
+        marks[rows.long()] = kinds[rows.long()]
+        return marks
+
+    def note(self, result: StepResult) -> None:
+        """The step has been read: go on by its tokens, and take out the rows that failed."""
+        drawn = {each.row: each.token_id for each in result.sampled}
+        for index, number in enumerate(self._numbers):
+            if number in drawn and index not in self._step.errors:
+                self._step.append(index, drawn[number])
+        failed = {self._numbers[index]: error for index, error in self._step.errors.items()}
+        if failed:
+            result.sampled = [each for each in result.sampled if each.row not in failed]
+            result.errors = failed | result.errors
+            result.hopeless |= failed.keys()
+
+
+class DeviceGrammars:
+    """The rows that have a grammar."""
+
+    def __init__(self, vocab_size: int, eos_token_ids: frozenset[int], step_s: float) -> None:
+        """See `GrammarState`."""
+        self._state = GrammarState(vocab_size, eos_token_ids, step_s)
+
+    def add(self, new: NewRow) -> None:
+        """Take a row, when it has a grammar."""
+        self._state.add(new)
+
+    def remove(self, number: int) -> None:
+        """Forget a row; a step in flight still knows it."""
+        self._state.remove(number)
+
+    def apply(self) -> None:
+        """Nothing of it lies on the device."""
+
+    def of(self, numbers: Sequence[int]) -> DeviceStepGrammars | None:
+        """For a batch of these rows; None when none of them has a grammar."""
+        if not any(number in self._state for number in numbers):
+            return None
+        return DeviceStepGrammars(self._state.of(numbers), numbers)
+
+
+def _sent(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    if not like.is_cuda:
+        return values
+    return values.pin_memory().to(like.device, non_blocking=True)
