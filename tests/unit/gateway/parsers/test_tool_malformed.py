@@ -85,6 +85,11 @@ TABLE: list[tuple[str, str, Calls, str]] = [
      [("f", "{}")], ""),
     ("hermes", '<tool_call>{"n\\u0061me": "f\\u00fc", "arguments": {}}</tool_call>',
      [("f\u00fc", "{}")], ""),
+    ("hermes", '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>',
+     [("\\ud800", "{}")], ""),
+    # White space beside a call.
+    ("hermes", f"Hi.\n\n<tool_call>{ONE}</tool_call>Ho.", [("f", '{"a": 1}')], "Hi.Ho."),
+    ("hermes", f" \n<tool_call>{ONE}</tool_call>\n\n", [("f", '{"a": 1}')], ""),
     # Arguments that are no object.
     ("hermes", '<tool_call>{"name": "f"}</tool_call>', [("f", "{}")], ""),
     ("hermes", '<tool_call>{"name": "f", "arguments": null}</tool_call>', [("f", "{}")], ""),

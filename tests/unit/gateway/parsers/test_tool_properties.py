@@ -111,6 +111,7 @@ def test_any_text_gives_the_same_on_any_cut(family: str) -> None:
     @given(text=_texts(family), data=st.data())
     def check(text: str, data: st.DataObject) -> None:
         whole = parse(maker(family), [text])
+        told(whole).encode()
         assert parse(maker(family), list(text)) == whole
         cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
         portions = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
