@@ -22,7 +22,7 @@ from tokenmesh.services.gateway.parsers.tools.table import TOOLS
 ALL_WRITERS = [*WRITERS.items(), *OTHER_WRITERS]
 IDS = [f"{family}-{place}" for place, (family, _) in enumerate(ALL_WRITERS)]
 Write = Callable[[Sequence[Call]], str]
-PYTHONIC = {"llama4_pythonic", "olmo3", "pythonic"}
+PYTHONIC = {"lfm2", "llama4_pythonic", "olmo3", "pythonic"}
 
 
 def _fits(family: str, name: str) -> bool:

@@ -89,6 +89,7 @@ TABLE: list[tuple[str, str, Calls, str]] = [
      [("\\ud800", "{}")], ""),
     # White space beside a call.
     ("hermes", f"Hi.\n\n<tool_call>{ONE}</tool_call>Ho.", [("f", '{"a": 1}')], "Hi.Ho."),
+    ("granite", f"Hi.\n\n<tool_call>[{ONE}]Ho.", [("f", '{"a": 1}')], "Hi.Ho."),
     ("hermes", f" \n<tool_call>{ONE}</tool_call>\n\n", [("f", '{"a": 1}')], ""),
     # Arguments that are no object.
     ("hermes", '<tool_call>{"name": "f"}</tool_call>', [("f", "{}")], ""),

@@ -1,6 +1,7 @@
 """Calls as the models of each family write them, the way their chat templates show."""
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -148,6 +149,19 @@ def qwen3_coder(calls: Sequence[Call], prefix: str = "") -> str:
     return "\n".join(blocks)
 
 
+def cohere(calls: Sequence[Call]) -> str:
+    objects = [
+        {"tool_call_id": str(place), "tool_name": call.name, "parameters": call.arguments}
+        for place, call in enumerate(calls)
+    ]
+    return f"<|START_ACTION|>{json.dumps(objects, indent=4)}<|END_ACTION|>"
+
+
+def mimo(calls: Sequence[Call]) -> str:
+    text = re.sub(r"(<parameter=\w+>)\n", r"\1", qwen3_coder(calls))
+    return text.replace("\n</parameter>", "</parameter>")
+
+
 def minimax(calls: Sequence[Call]) -> str:
     inside = "".join(
         f'<invoke name="{call.name}">\n'
@@ -219,7 +233,10 @@ def pythonic(calls: Sequence[Call]) -> str:
 WRITERS: Final[Mapping[str, Callable[[Sequence[Call]], str]]] = {
     "deepseek_v3": _deepseek(_deepseek_v3),
     "deepseek_v31": _deepseek(_deepseek_v31),
+    "cohere_command3": cohere,
     "deepseek_v32": deepseek_v32,
+    "deepseek_v4": lambda calls: deepseek_v32(calls).replace("function_calls", "tool_calls"),
+    "dots": lambda calls: minimax(calls).replace("minimax:tool_call", "dots_function_call"),
     "ernie45": hermes,
     "glm45": glm45,
     "glm47": glm47,
@@ -231,6 +248,10 @@ WRITERS: Final[Mapping[str, Callable[[Sequence[Call]], str]]] = {
     "internlm": internlm,
     "jamba": array_between("<tool_calls>", "</tool_calls>"),
     "kimi_k2": kimi,
+    "lfm2": lambda calls: f"<|tool_call_start|>{pythonic(calls)}<|tool_call_end|>",
+    "ling3": glm47,
+    "longcat": lambda calls: hermes(calls).replace("tool_call>", "longcat_tool_call>"),
+    "mimo": mimo,
     "llama3_json": llama,
     "llama4_json": llama,
     "llama4_pythonic": pythonic,

@@ -31,6 +31,7 @@ class CallShape:
     """Markers after the calls; a broken object stops there. None: the JSON itself ends them."""
     needs_arguments: bool = False
     """Formats without markers: many objects have a "name", only a call has arguments too."""
+    name_key: str = "name"
     make_id: Callable[[int], str] | None = None
     """The id of the call at that place, in families that need one of their own form."""
 
@@ -147,7 +148,7 @@ def _member(stream: Stream, call: _Call, shape: CallShape) -> Steps[bool]:
         return False
     stream.take(1)
     first = yield from stream.skip_space()
-    if key == "name" and first == '"':
+    if key == shape.name_key and first == '"':
         name = yield from read_string(stream)
         call.set_name(name or "")
         return name is not None

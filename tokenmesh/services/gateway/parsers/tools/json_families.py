@@ -19,6 +19,7 @@ def json_format(
     *begins: str,
     ends: tuple[str, ...] = (),
     first: str = "",
+    name_key: str = "name",
     needs_arguments: bool = False,
     needs_special_tokens: bool = True,
 ) -> ToolFormat:
@@ -27,7 +28,7 @@ def json_format(
     Where the text begins with the character `first`, and with no marker, there are calls too.
     """
     stops = Markers(*begins, *ends) if ends else None
-    shape = CallShape(ends=stops, needs_arguments=needs_arguments)
+    shape = CallShape(ends=stops, name_key=name_key, needs_arguments=needs_arguments)
     script = sections(Layout(calls=begins, ends=ends), lambda stream: read_calls(stream, shape))
     if first:
         script = _from_start(first, Markers(*begins), script)
@@ -50,6 +51,12 @@ def _from_start(first: str, begins: Markers, rest: Script) -> Script:
 
 HERMES: Final = json_format("<tool_call>", ends=("</tool_call>",))
 """Also Granite 4 and Ernie 4.5."""
+
+LONGCAT: Final = json_format("<longcat_tool_call>", ends=("</longcat_tool_call>",))
+
+COHERE_COMMAND3: Final = json_format(
+    "<|START_ACTION|>", ends=("<|END_ACTION|>",), name_key="tool_name"
+)
 
 GRANITE: Final = json_format("<|tool_call|>", "<tool_call>")
 

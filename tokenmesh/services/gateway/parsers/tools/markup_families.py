@@ -17,7 +17,7 @@ def _markup(markup: MarkupFormat) -> ToolFormat:
     return tool_format(lambda context: markup_script(markup, context))
 
 
-def _qwen_like(prefix: str) -> ToolFormat:
+def _qwen_like(prefix: str, trim: Trim = Trim.NEWLINE) -> ToolFormat:
     return _markup(
         MarkupFormat(
             call="<function=",
@@ -27,7 +27,7 @@ def _qwen_like(prefix: str) -> ToolFormat:
             attributes=_NAME,
             sections=(f"<{prefix}tool_call>",),
             section_ends=(f"</{prefix}tool_call>",),
-            trim=Trim.NEWLINE,
+            trim=trim,
         )
     )
 
@@ -37,17 +37,26 @@ QWEN3_CODER: Final = _qwen_like("")
 
 SEED_OSS: Final = _qwen_like("seed:")
 
-MINIMAX_M2: Final = _markup(
-    MarkupFormat(
-        call="<invoke name=",
-        call_end="</invoke>",
-        parameter="<parameter name=",
-        parameter_end="</parameter>",
-        attributes=_NAME,
-        sections=("<minimax:tool_call>",),
-        section_ends=("</minimax:tool_call>",),
+MIMO: Final = _qwen_like("", trim=Trim.NOTHING)
+
+
+def _invoke(section: str) -> ToolFormat:
+    return _markup(
+        MarkupFormat(
+            call="<invoke name=",
+            call_end="</invoke>",
+            parameter="<parameter name=",
+            parameter_end="</parameter>",
+            attributes=_NAME,
+            sections=(f"<{section}>",),
+            section_ends=(f"</{section}>",),
+        )
     )
-)
+
+
+MINIMAX_M2: Final = _invoke("minimax:tool_call")
+
+DOTS: Final = _invoke("dots_function_call")
 
 STEP3: Final = _markup(
     MarkupFormat(
@@ -65,14 +74,16 @@ STEP3: Final = _markup(
     )
 )
 
+_DSML: Final = f"{_BAR}DSML{_BAR}"
 DEEPSEEK_V32: Final = _markup(
     MarkupFormat(
-        call=f"<{_BAR}DSML{_BAR}invoke",
-        call_end=f"</{_BAR}DSML{_BAR}invoke>",
-        parameter=f"<{_BAR}DSML{_BAR}parameter",
-        parameter_end=f"</{_BAR}DSML{_BAR}parameter>",
+        call=f"<{_DSML}invoke",
+        call_end=f"</{_DSML}invoke>",
+        parameter=f"<{_DSML}parameter",
+        parameter_end=f"</{_DSML}parameter>",
         attributes=_DSML_NAME,
-        sections=(f"<{_BAR}DSML{_BAR}function_calls>",),
-        section_ends=(f"</{_BAR}DSML{_BAR}function_calls>",),
+        sections=(f"<{_DSML}function_calls>", f"<{_DSML}tool_calls>"),
+        section_ends=(f"</{_DSML}function_calls>", f"</{_DSML}tool_calls>"),
     )
 )
+"""Also DeepSeek V4, whose sections are tool_calls."""

@@ -114,5 +114,8 @@ PYTHONIC: Final = tool_format(lambda context: _PYTHONIC, needs_special_tokens=Fa
 _LLAMA4: Final = _starting_with_list(_blocks("<|python_start|>", "<|python_end|>", is_list=True))
 LLAMA4_PYTHONIC: Final = tool_format(lambda context: _LLAMA4)
 
+_LFM2: Final = _blocks("<|tool_call_start|>", "<|tool_call_end|>", is_list=True)
+LFM2: Final = tool_format(lambda context: _LFM2)
+
 _OLMO3: Final = _blocks("<function_calls>", "</function_calls>", is_list=False)
 OLMO3: Final = tool_format(lambda context: _OLMO3, needs_special_tokens=False)

@@ -7,9 +7,12 @@ _PARSERS: Final = "tokenmesh.services.gateway.parsers"
 _HERE: Final = f"{_PARSERS}.tools"
 
 TOOLS: Final[Mapping[str, str]] = {
+    "cohere_command3": f"{_HERE}.json_families:COHERE_COMMAND3",
     "deepseek_v3": f"{_HERE}.headed_families:DEEPSEEK_V3",
     "deepseek_v31": f"{_HERE}.headed_families:DEEPSEEK_V31",
     "deepseek_v32": f"{_HERE}.markup_families:DEEPSEEK_V32",
+    "deepseek_v4": f"{_HERE}.markup_families:DEEPSEEK_V32",
+    "dots": f"{_HERE}.markup_families:DOTS",
     "ernie45": f"{_HERE}.json_families:HERMES",
     "glm45": f"{_HERE}.glm:GLM",
     "glm47": f"{_HERE}.glm:GLM",
@@ -21,9 +24,13 @@ TOOLS: Final[Mapping[str, str]] = {
     "internlm": f"{_HERE}.json_families:INTERNLM",
     "jamba": f"{_HERE}.json_families:JAMBA",
     "kimi_k2": f"{_HERE}.headed_families:KIMI_K2",
+    "lfm2": f"{_HERE}.pythonic:LFM2",
+    "ling3": f"{_HERE}.glm:GLM",
     "llama3_json": f"{_HERE}.json_families:LLAMA_JSON",
     "llama4_json": f"{_HERE}.json_families:LLAMA_JSON",
     "llama4_pythonic": f"{_HERE}.pythonic:LLAMA4_PYTHONIC",
+    "longcat": f"{_HERE}.json_families:LONGCAT",
+    "mimo": f"{_HERE}.markup_families:MIMO",
     "minimax_m2": f"{_HERE}.markup_families:MINIMAX_M2",
     "mistral": f"{_HERE}.mistral:MISTRAL",
     "olmo3": f"{_HERE}.pythonic:OLMO3",
