@@ -1,7 +1,7 @@
 """Reasoning and tool parsers of one family together, for any chunking."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.gateway.parsers.harness import check_chunkings, parse
@@ -94,6 +94,7 @@ FRAGMENTS = ["<think>", "</think>", "\n", "I", "<answer>", "</answer>", *FAMILIE
 
 
 @pytest.mark.parametrize("pair", FAMILIES)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_whatever_a_model_writes_chunks_do_not_matter(
     pair: tuple[str, str], data: st.DataObject

@@ -1,7 +1,7 @@
 """Harmony: channels, recipients and messages, whole, cut off and malformed."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.gateway.parsers.harness import check_chunkings, parse, told
@@ -175,6 +175,7 @@ WORDS = ("assistant", "analysis", "final", "commentary", "to=", "json", "hello",
 FRAGMENTS = [*(f"<|{marker}|>" for marker in MARKERS), *WORDS, " to=functions.f", " ", "x" * 300]
 
 
+@settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.sampled_from(FRAGMENTS), max_size=14), st.sampled_from(["", PROMPT, "<|start|>"])
 )

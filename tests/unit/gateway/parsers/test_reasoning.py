@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.gateway.parsers.harness import (
@@ -204,6 +204,7 @@ TAILS = st.sampled_from(["", "<think>\n", "</think>\n\n", "<|start|>assistant", 
 
 
 @pytest.mark.parametrize("name", sorted(REASONING))
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_whatever_a_model_writes_chunks_do_not_matter(name: str, data: st.DataObject) -> None:
     text = data.draw(TEXTS)
