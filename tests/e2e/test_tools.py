@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import openai
 import pytest
@@ -174,14 +174,14 @@ def test_parse_gives_typed_arguments(client: openai.OpenAI) -> None:
 
 
 def test_parse_gives_a_typed_answer(client: openai.OpenAI) -> None:
-    class Place(BaseModel):
-        city: str
-        number: int
+    class Sky(BaseModel):
+        condition: Literal["sunny", "rainy"]
+        is_warm: bool
 
     body: Any = {"model": MODEL, "messages": ASKED, "max_tokens": 100, "temperature": 0}
-    answer = client.chat.completions.parse(**body, response_format=Place)
-    assert isinstance(answer.choices[0].message.parsed, Place)
-    with client.chat.completions.stream(**body, response_format=Place) as stream:
+    answer = client.chat.completions.parse(**body, response_format=Sky)
+    assert isinstance(answer.choices[0].message.parsed, Sky)
+    with client.chat.completions.stream(**body, response_format=Sky) as stream:
         final = stream.get_final_completion()
     assert final.choices[0].message.parsed == answer.choices[0].message.parsed
 
