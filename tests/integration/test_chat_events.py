@@ -267,6 +267,15 @@ async def test_a_schema_that_no_grammar_can_be_made_of_is_refused(
     assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")
 
 
+async def test_what_a_forced_call_clears_is_not_even_checked(
+    mesh: BackEnd, client: httpx.AsyncClient
+) -> None:
+    broken = {"name": "x", "schema": {"$ref": "#/$defs/missing"}}
+    fields = {"response_format": {"type": "json_schema", "json_schema": broken}}
+    assert (await client.post(CHAT, json=body(mesh, **fields))).status_code == 400
+    await post(mesh, client, tool_choice=NAMED, **fields)
+
+
 async def test_two_constraints_are_one_too_many(mesh: BackEnd, client: httpx.AsyncClient) -> None:
     fields = {"tool_choice": NAMED, "structured_outputs": {"json_object": True}}
     response = await client.post(CHAT, json=body(mesh, **fields))
