@@ -1,0 +1,137 @@
+"""A response's server events, and the conversation that its items are part of."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.types.realtime import RealtimeServerEvent
+from pydantic import TypeAdapter
+
+from tokenmesh.services.gateway.parsers.events import (
+    CallArguments,
+    CallBegin,
+    Content,
+    Event,
+    Reasoning,
+)
+from tokenmesh.services.gateway.realtime.conversation import Conversation
+from tokenmesh.services.gateway.realtime.items import Item, read_item
+from tokenmesh.services.gateway.realtime.output import ResponseOutput
+from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.errors import Conflict, InvalidInput, NotFound
+
+EVENT: TypeAdapter[Any] = TypeAdapter(RealtimeServerEvent)
+TEXTS = st.text(alphabet="ab \n\u00e9", min_size=1, max_size=6)
+PLAIN = st.one_of(st.builds(Content, TEXTS), st.builds(Reasoning, TEXTS))
+
+
+@st.composite
+def turns(draw: st.DrawFn) -> list[Event]:
+    events: list[Event] = list(draw(st.lists(PLAIN, max_size=4)))
+    for index in range(draw(st.integers(0, 2))):
+        events.append(CallBegin(index, f"f{index}"))
+        events.extend(CallArguments(index, part) for part in draw(st.lists(TEXTS, max_size=2)))
+        events.extend(draw(st.lists(PLAIN, max_size=1)))
+    return events
+
+
+def told(events: list[Event], status: str, conversation: Conversation | None) -> list[Any]:
+    """The server events, each as the openai client reads it."""
+    output = ResponseOutput("resp-1", conversation)
+    made: list[Any] = []
+    for event in [*output.push(events), *output.finish(status)]:
+        # As it is sent: items go on changing afterwards.
+        data = json.loads(json.dumps({"event_id": "e", **event}))
+        made.append(EVENT.validate_python(data, strict=True))
+    assert list(output.finish(status)) == []
+    return made
+
+
+@given(turns(), st.sampled_from(["completed", "incomplete"]), st.booleans())
+def test_events_of_a_response(events: list[Event], status: str, is_apart: bool) -> None:
+    conversation = None if is_apart else Conversation(GatewaySettings())
+    made = told(events, status, conversation)
+    done = [each for each in made if each.type == "response.output_item.done"]
+    added = [each for each in made if each.type == "response.output_item.added"]
+    assert [each.item.id for each in added] == [each.item.id for each in done]
+    assert [each.output_index for each in added] == list(range(len(added)))
+    assert {each.item.status for each in added} <= {"in_progress"}
+    statuses = [each.item.status for each in done]
+    assert statuses[:-1] == ["completed"] * len(statuses[:-1])
+    assert statuses[-1:] in ([], [status])
+    for each in done:
+        deltas = "".join(
+            one.delta for one in made if hasattr(one, "delta") and one.item_id == each.item.id
+        )
+        item = each.item
+        assert deltas == (item.arguments if item.type == "function_call" else item.content[0].text)
+    kept = [] if conversation is None else [item.view for item in conversation]
+    expected = [] if is_apart else [each.item.id for each in done]
+    assert [view["id"] for view in kept] == expected
+    assert any(each.type.startswith("conversation.") for each in made) == bool(kept)
+
+
+@given(turns())
+def test_no_text_but_white_space_is_lost(events: list[Event]) -> None:
+    made = told(events, "completed", None)
+    shown = "".join(each.text for each in made if each.type == "response.output_text.done")
+    said = "".join(event.text for event in events if isinstance(event, Content))
+    assert "".join(shown.split()) == "".join(said.split())
+
+
+def message(item_id: str, text: str = "a") -> Item:
+    content = [{"type": "input_text", "text": text}]
+    value = {"id": item_id, "type": "message", "role": "user", "content": content}
+    return read_item(value, "item")
+
+
+IDS = st.sampled_from(["a", "b", "c", "d", "e"])
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), IDS, st.one_of(st.none(), st.just("root"), IDS)),
+        st.tuples(st.just("remove"), IDS, st.none()),
+    ),
+    max_size=30,
+)
+
+
+@given(STEPS)
+def test_a_conversation_is_a_list_with_bounds(steps: list[tuple[str, str, str | None]]) -> None:
+    conversation = Conversation(GatewaySettings(realtime_max_items=3))
+    model: list[str] = []
+    for kind, item_id, previous in steps:
+        if kind == "remove":
+            if item_id in model:
+                conversation.remove(item_id)
+                model.remove(item_id)
+            else:
+                with pytest.raises(NotFound):
+                    conversation.remove(item_id)
+            continue
+        is_right = len(model) < 3 and item_id not in model
+        is_right = is_right and (previous in (None, "root") or previous in model)
+        if not is_right:
+            with pytest.raises(InvalidInput):
+                conversation.add(message(item_id), previous)
+            continue
+        index = {None: len(model), "root": 0}.get(previous, -1)
+        index = model.index(str(previous)) + 1 if index < 0 else index
+        before = conversation.add(message(item_id), previous)
+        model.insert(index, item_id)
+        assert before == (model[index - 1] if index else None)
+        assert [item.id for item in conversation] == model
+        assert conversation.last_id == model[-1]
+
+
+def test_bytes_are_counted_as_they_change() -> None:
+    conversation = Conversation(GatewaySettings(realtime_max_session_bytes=1024))
+    item = message("a", "x" * 500)
+    conversation.add(item)
+    with pytest.raises(InvalidInput):
+        conversation.add(message("b", "x" * 500))
+    item.change(content=[])
+    conversation.add(message("b", "x" * 500))
+    with pytest.raises(Conflict):
+        conversation.add(message("b"))
