@@ -39,6 +39,18 @@ def start_nats(tmp_path: Path) -> Iterator[Callable[[], Server]]:
 
 
 @pytest.fixture
+def plain_nats(start_nats: Callable[[], Server]) -> Server:
+    """A NATS without JetStream."""
+    server = start_nats()
+    server.stop()
+    config = Path(server.command[-1])
+    lines = config.read_text().splitlines()
+    config.write_text("\n".join(line for line in lines if "jetstream" not in line))
+    server.start()
+    return server
+
+
+@pytest.fixture
 def start_redis(tmp_path: Path) -> Iterator[Callable[[], Server]]:
     """Starts a Redis that the test may stop and start."""
     yield from _starter(lambda: make_redis(tmp_path))

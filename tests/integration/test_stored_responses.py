@@ -9,6 +9,7 @@ import pytest
 
 from tests.fakes.back_end import BackEnd
 from tests.fakes.response_client import ResponseClient, numbers, output_text, text_of
+from tests.servers import Server, bus_settings_of
 from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.redis import RedisSettings
 
@@ -98,6 +99,7 @@ async def test_a_stream_whose_client_leaves_is_cancelled(
 async def test_a_background_response_is_cancelled(mesh: BackEnd, client: ResponseClient) -> None:
     mesh.workers[0].step_s = 0.1
     queued = await client.create(background=True)
+    await mesh.until(lambda: bool(mesh.workers[0].runs))
     path = f"/v1/responses/{queued['id']}/cancel"
     for _ in range(2):
         answer = await client.http.post(path)
@@ -224,3 +226,54 @@ async def test_what_is_wrong_is_named(
     answer = await client.http.get(path.format(id=response["id"]))
     assert answer.status_code == status, answer.text
     assert answer.json()["error"]["param"] == param
+
+
+async def test_a_gateway_makes_so_many_responses_at_a_time(
+    bus_settings: BusSettings, redis_settings: RedisSettings
+) -> None:
+    limits = {"max_running": 1}
+    async with (
+        BackEnd(bus_settings, redis_settings, responses=limits) as mesh,
+        httpx.AsyncClient(base_url=mesh.url) as http,
+    ):
+        mesh.workers[0].hold()
+        await ResponseClient(http, mesh.model).create(background=True)
+        body = {"model": mesh.model, "input": "Hi", "background": True}
+        answer = await http.post("/v1/responses", json=body)
+        assert answer.status_code == 429
+        assert answer.headers["retry-after"] == "1"
+        mesh.workers[0].release(1)
+
+
+async def test_a_request_that_is_too_large_to_be_kept(
+    bus_settings: BusSettings, redis_settings: RedisSettings
+) -> None:
+    limits = {"max_record_bytes": 64 * 1024}
+    async with (
+        BackEnd(bus_settings, redis_settings, responses=limits) as mesh,
+        httpx.AsyncClient(base_url=mesh.url) as http,
+    ):
+        body: dict[str, Any] = {"model": mesh.model, "input": "Hi", "user": "x" * 40_000}
+        answer = await http.post("/v1/responses", json={**body, "store": True})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (413, "store")
+        answer = await http.post("/v1/responses", json=body)
+        assert answer.status_code == 200
+        assert "not stored" in answer.headers["x-tokenmesh-warning"]
+
+
+async def test_a_mesh_without_jetstream_keeps_nothing(
+    plain_nats: Server, redis_settings: RedisSettings
+) -> None:
+    async with (
+        BackEnd(bus_settings_of(plain_nats), redis_settings) as mesh,
+        httpx.AsyncClient(base_url=mesh.url) as http,
+    ):
+        body = {"model": mesh.model, "input": "Hi"}
+        for stream in (False, True):
+            answer = await http.post("/v1/responses", json={**body, "stream": stream})
+            assert answer.status_code == 200, answer.text
+            assert "JetStream" in answer.headers["x-tokenmesh-warning"]
+        for wanted in ({"store": True}, {"background": True}):
+            answer = await http.post("/v1/responses", json={**body, **wanted})
+            assert answer.status_code == 503, answer.text
+        assert (await http.get("/v1/responses/resp_1")).status_code == 503

@@ -27,6 +27,13 @@ class Journal(Protocol):
     asked in time; an `append` that raised it may have happened all the same.
     """
 
+    async def prepare(self) -> None:
+        """Make sure that there is something to append to; nothing to do the second time."""
+
+    @property
+    def max_entry_bytes(self) -> int:
+        """What one entry may hold."""
+
     async def append(self, key: str, data: bytes, after: int) -> int:
         """Add an entry right after the one numbered `after` (0: the log is empty); its number.
 

@@ -44,6 +44,7 @@ _NO_STREAM: Final = 10059
 _UNAVAILABLE: Final = 503
 _BATCH_BYTES: Final = 8 * 1024 * 1024
 _NS: Final = 1_000_000_000
+_HEADER_ROOM_BYTES: Final = 1024
 _RETRY_PAUSE_S: Final = 0.05
 
 
@@ -84,6 +85,12 @@ class JetStreamJournal(Journal):
         self.spec = spec
         self._timeout_s = timeout_s
         self._patience_s = patience_s
+        self._is_prepared = False
+
+    @property
+    def max_entry_bytes(self) -> int:
+        """See `Journal.max_entry_bytes`."""
+        return min(self.spec.max_entry_bytes, self.bus.max_message_bytes) - _HEADER_ROOM_BYTES
 
     async def append(self, key: str, data: bytes, after: int) -> int:
         """See `Journal.append`."""
@@ -92,7 +99,7 @@ class JetStreamJournal(Journal):
         while True:
             try:
                 return await self._append_once(key, data, after, is_retry)
-            except Overloaded:
+            except (Overloaded, _NoJetStream):
                 raise
             except (Unavailable, DeadlineExceeded) as error:
                 if now_s() + _RETRY_PAUSE_S >= give_up_s:
@@ -103,10 +110,11 @@ class JetStreamJournal(Journal):
 
     async def _append_once(self, key: str, data: bytes, after: int, is_retry: bool) -> int:
         headers = {_AFTER: str(after)}
+        await self.prepare()
         try:
             reply = await self.bus.raw.ask(key, data, headers=headers, deadline_s=self._soon())
         except NoResponders:
-            await self.prepare()
+            self._is_prepared = False
             raise
         try:
             return int(_answer_of(reply)["seq"])
@@ -138,7 +146,7 @@ class JetStreamJournal(Journal):
         try:
             reply = await self.bus.raw.ask(subject, data, deadline_s=self._soon())
         except NoResponders:
-            await self.prepare()
+            await self._without_stream()
             return None
         _check(reply.status, ("", _NOT_FOUND))
         return None if reply.status else reply
@@ -148,10 +156,15 @@ class JetStreamJournal(Journal):
         try:
             replies, end = await self.bus.raw.gather(subject, data, deadline_s=self._soon())
         except NoResponders:
-            await self.prepare()
+            await self._without_stream()
             return []
         _check(end.status, (_END_OF_BATCH, _NOT_FOUND))
         return replies
+
+    async def _without_stream(self) -> None:
+        """Nobody answers for the stream. Raises Unavailable when there is no JetStream at all."""
+        self._is_prepared = False
+        await self.prepare()
 
     @property
     def _direct(self) -> str:
@@ -184,14 +197,20 @@ class JetStreamJournal(Journal):
         return await self.bus.subscribe_raw(key, on_data)
 
     async def prepare(self) -> None:
-        """Make the stream, or change it to this spec. Raises Unavailable without JetStream."""
+        """See `Journal.prepare`: make the stream, or change it to this spec."""
+        if self._is_prepared:
+            return
         config = self.spec.config()
         try:
-            await self._ask_api("STREAM.CREATE", config)
-        except _OtherConfig:
-            await self._ask_api("STREAM.UPDATE", config)
+            try:
+                await self._ask_api("STREAM.CREATE", config)
+            except _OtherConfig:
+                await self._ask_api("STREAM.UPDATE", config)
         except NoResponders as error:
-            raise Unavailable("NATS runs without JetStream: responses cannot be kept") from error
+            raise _NoJetStream("NATS runs without JetStream: nothing can be kept") from error
+        except ProtocolError as error:
+            raise Unavailable(f"the stream {self.spec.name} cannot be made: {error}") from error
+        self._is_prepared = True
 
     async def _ask_api(self, verb: str, question: dict[str, Any]) -> dict[str, Any]:
         subject = f"$JS.API.{verb}.{self.spec.name}"
@@ -201,6 +220,10 @@ class JetStreamJournal(Journal):
             return _answer_of(reply)
         except _NoStream:
             return {}
+
+
+class _NoJetStream(Unavailable):
+    """Nor will there be any soon."""
 
 
 class _OtherConfig(ProtocolError):

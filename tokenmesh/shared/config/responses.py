@@ -22,7 +22,9 @@ class ResponseSettings(BaseModel):
         description="Disk for all responses; the oldest go first.",
     )
     max_record_bytes: int = Field(
-        default=1024 * 1024, ge=64 * 1024, description="Largest record of a response's log."
+        default=4 * 1024 * 1024,
+        ge=64 * 1024,
+        description="Largest record of a response's log; a request may take half of it.",
     )
     max_response_bytes: int = Field(
         default=16 * 1024 * 1024,

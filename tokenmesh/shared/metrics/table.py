@@ -150,7 +150,6 @@ _EDGE: Final = (
         "responses_made", "The same that have left it: by status, or why it let go.", "outcome"
     ),
     _counter("responses_adopted", "Responses that this gateway took over.", "reason"),
-    _counter("responses_log_bytes", "Bytes added to the logs of responses."),
     _counter("mcp_questions", "Questions to MCP servers.", "server", "outcome"),
     _gauge("open_streams", "Streams that this gateway drives now."),
     _gauge("worker_requests_running", "By its beat: streams in a worker's batch.", *_MODEL),

@@ -109,6 +109,7 @@ class Adopter:
             id=begun.id,
             body=body,
             scope=begun.scope,
+            body_json=begun.body,
             created_s=begun.created_s,
             deadline_s=begun.deadline_s,
             exchange=Exchange(RequestId(begun.id), True, monotonic_s()),

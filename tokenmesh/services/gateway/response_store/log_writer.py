@@ -7,15 +7,25 @@ more of them. Nothing reaches a client before it is durable.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
-from tokenmesh.services.gateway.response_store.records import Begun, Ended, Record, encode_records
+from tokenmesh.services.gateway.response_store.records import (
+    Begun,
+    Ended,
+    Record,
+    encode_record,
+    join_records,
+)
 from tokenmesh.shared.config.responses import ResponseSettings
 from tokenmesh.shared.errors import PayloadTooLarge, TokenMeshError
 from tokenmesh.shared.journal import Journal
 
 logger = logging.getLogger(__name__)
 
+_ENTRY_ROOM_BYTES: Final = 16
+"""What an entry holds besides its records."""
+
+Waiting = tuple[Record, bytes]
 OnDurable = Callable[[Sequence[Record]], None]
 
 
@@ -53,14 +63,14 @@ class LogWriter:
         self._on_durable = on_durable
         self._after = after
         self._num_bytes = num_bytes
-        self._waiting: list[Record] = []
+        self._waiting: list[Waiting] = []
         self._sending: asyncio.Task[None] | None = None
         self._error: TokenMeshError | None = None
 
     async def put(self, record: Record) -> None:
         """See `Writer.put`."""
         self._check()
-        self._waiting.append(record)
+        self._waiting.append((record, encode_record(record)))
         if self._sending is None:
             self._sending = asyncio.create_task(self._send())
         elif len(self._waiting) >= self._settings.max_waiting_records:
@@ -80,21 +90,32 @@ class LogWriter:
     async def _send(self) -> None:
         try:
             while self._waiting:
-                records, self._waiting = self._waiting, []
-                await self._append(records)
+                await self._append(self._take())
         except TokenMeshError as error:
             self._error = error
         finally:
             self._sending = None
 
-    async def _append(self, records: list[Record]) -> None:
-        data = encode_records(records)
+    def _take(self) -> list[Waiting]:
+        """As many records as fit into one entry, at least one."""
+        room = self._journal.max_entry_bytes - _ENTRY_ROOM_BYTES
+        count = 0
+        for _, data in self._waiting:
+            room -= len(data)
+            if room < 0 and count:
+                break
+            count += 1
+        taken, self._waiting = self._waiting[:count], self._waiting[count:]
+        return taken
+
+    async def _append(self, taken: list[Waiting]) -> None:
+        data = join_records([encoded for _, encoded in taken])
         limit = self._settings.max_response_bytes
-        if self._num_bytes + len(data) > limit and not isinstance(records[-1], Ended):
+        if self._num_bytes + len(data) > limit and not isinstance(taken[-1][0], Ended):
             raise PayloadTooLarge(f"the response is over responses.max_response_bytes = {limit}")
         self._after = await self._journal.append(self._key, data, self._after)
         self._num_bytes += len(data)
-        self._on_durable(records)
+        self._on_durable([record for record, _ in taken])
 
 
 class LateWriter:

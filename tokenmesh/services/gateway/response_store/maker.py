@@ -25,7 +25,7 @@ from tokenmesh.services.gateway.responses.request import ResponsesRequest
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.config.responses import ResponseSettings
-from tokenmesh.shared.errors import InvalidInput
+from tokenmesh.shared.errors import InvalidInput, Overloaded, PayloadTooLarge, Unavailable
 from tokenmesh.shared.ids import ResponseId
 
 
@@ -62,13 +62,22 @@ class ResponseMaker:
         return bool(body.store or body.previous_response_id is not None or has_servers)
 
     async def make(
-        self, body: ResponsesRequest, response_id: ResponseId, exchange: Exchange, scope: str
+        self,
+        body: ResponsesRequest,
+        response_id: ResponseId,
+        exchange: Exchange,
+        scope: str,
+        *,
+        may_forget: bool,
     ) -> Response:
-        """Begin, and say how to answer. Raises what is wrong with the request."""
+        """Begin, and say how to answer. Raises what is wrong with the request.
+
+        `may_forget`: the client did not ask for it to be kept, so that it is no error if it is not.
+        """
         plan = await self._plan(body, response_id, exchange, scope)
         if body.background:
             return await self._in_background(plan)
-        feed, is_kept = await self._begin(plan)
+        feed, is_kept = await self._begin(plan, may_forget=may_forget)
         on_left = partial(self._runs.cancel, response_id)
         if not body.stream:
             return WholeAnswer(feed, self._limits, on_left)
@@ -85,6 +94,7 @@ class ResponseMaker:
             id=response_id,
             body=body,
             scope=scope,
+            body_json=body.model_dump_json(exclude_unset=True, by_alias=True).encode(),
             created_s=created_s,
             deadline_s=created_s + timeout_s,
             exchange=exchange,
@@ -102,19 +112,38 @@ class ResponseMaker:
         return await previous_items(self._logs, body.previous_response_id, scope)
 
     async def _in_background(self, plan: Plan) -> Response:
+        await self._check_store(plan.order)
         feed = await self._runs.begin(plan)
         if plan.order.body.stream:
             return self._stream(plan, feed, None, is_kept=True)
         return json_response(plan.first.response)
 
-    async def _begin(self, plan: Plan) -> tuple[Feed, bool]:
+    async def _begin(self, plan: Plan, *, may_forget: bool) -> tuple[Feed, bool]:
         """The feed, and whether its frames can be read again from a log."""
-        body = plan.order.body
-        if not body.store:
+        order = plan.order
+        if not order.body.store:
             return self._runs.begin_unkept(plan), False
-        if not body.stream:
-            return self._runs.begin_late(plan), False
-        return await self._runs.begin(plan), True
+        try:
+            await self._check_store(order)
+            if not order.body.stream:
+                return self._runs.begin_late(plan), False
+            return await self._runs.begin(plan), True
+        except (PayloadTooLarge, Unavailable) as error:
+            if not may_forget or isinstance(error, Overloaded):
+                raise
+            order.exchange.warnings.append(f"not stored: {error.message}")
+            return self._runs.begin_unkept(plan), False
+
+    async def _check_store(self, order: Order) -> None:
+        assert self._logs is not None, "what is not kept needs no store"
+        await self._logs.journal.prepare()
+        limit = self._logs.journal.max_entry_bytes // 2
+        if len(order.body_json) > limit:
+            raise PayloadTooLarge(
+                f"a request that is stored may have {limit} bytes, this one has "
+                f"{len(order.body_json)}: send store: false",
+                param="store",
+            )
 
     def _stream(
         self, plan: Plan, feed: Feed, on_left: Callable[[], None] | None, *, is_kept: bool

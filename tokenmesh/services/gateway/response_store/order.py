@@ -16,6 +16,7 @@ class Order:
     id: ResponseId
     body: ResponsesRequest
     scope: str
+    body_json: bytes
     created_s: float
     deadline_s: float
     exchange: Exchange

@@ -9,7 +9,7 @@ from tokenmesh.services.gateway.response_store.follow import follow
 from tokenmesh.services.gateway.response_store.history import Log
 from tokenmesh.services.gateway.response_store.input_items import input_items
 from tokenmesh.services.gateway.response_store.logs import ResponseLogs, owner_of
-from tokenmesh.services.gateway.response_store.records import encode_records
+from tokenmesh.services.gateway.response_store.records import encode_record, join_records
 from tokenmesh.services.gateway.response_store.runs import Runs
 from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.errors import Conflict, InvalidInput, Unavailable
@@ -86,7 +86,7 @@ class ResponseReader:
             log = await self._logs.read(response_id)
             if log.ended is not None or log.begun is None:
                 return
-            data = encode_records((cancelled(log),))
+            data = join_records((encode_record(cancelled(log)),))
             try:
                 await self._logs.journal.append(response_log(response_id), data, log.last)
             except Conflict:

@@ -135,9 +135,14 @@ _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(list[Record])
 
 
-def encode_records(records: Sequence[Record]) -> bytes:
+def encode_record(record: Record) -> bytes:
+    """One record by itself."""
+    return _encoder.encode(record)
+
+
+def join_records(encoded: Sequence[bytes]) -> bytes:
     """One entry of the journal."""
-    return _encoder.encode(records)
+    return _encoder.encode([msgspec.Raw(each) for each in encoded])
 
 
 def decode_records(data: bytes) -> list[Record]:

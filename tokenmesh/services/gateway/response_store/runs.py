@@ -12,7 +12,12 @@ from tokenmesh.services.gateway.response_store.history import History, Log
 from tokenmesh.services.gateway.response_store.log_writer import LateWriter, LogWriter, NoWriter
 from tokenmesh.services.gateway.response_store.logs import ResponseLogs
 from tokenmesh.services.gateway.response_store.plan import Plan
-from tokenmesh.services.gateway.response_store.records import Adopted, Begun, encode_records
+from tokenmesh.services.gateway.response_store.records import (
+    Adopted,
+    Begun,
+    encode_record,
+    join_records,
+)
 from tokenmesh.services.gateway.response_store.response_run import Means, ResponseRun
 from tokenmesh.services.gateway.response_store.steps import Steps
 from tokenmesh.shared.config.responses import ResponseSettings
@@ -187,7 +192,7 @@ class Runs:
         """Record that a response has failed, whoever was making it. Raises Conflict if it moved."""
         log = await self._logs.read(response_id)
         if log.begun is not None and log.ended is None:
-            data = encode_records((failed(log, error),))
+            data = join_records((encode_record(failed(log, error)),))
             await self._logs.journal.append(response_log(response_id), data, log.last)
         await self._logs.unmark(self.owner, response_id)
 
@@ -200,7 +205,7 @@ def _begun(plan: Plan, owner: GatewayId) -> Begun:
         owner=owner,
         scope=order.scope,
         model=ModelName(plan.first.ask.head.model),
-        body=order.body.model_dump_json(exclude_unset=True, by_alias=True).encode(),
+        body=order.body_json,
         created_s=order.created_s,
         deadline_s=order.deadline_s,
         seed=order.seed,

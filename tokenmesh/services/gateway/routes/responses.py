@@ -31,13 +31,15 @@ def response_endpoint(gateway: Gateway) -> Endpoint:
         exchange = exchange_of(request.scope)
         with span("validate"):
             body = await read_json(request, ResponsesRequest, gateway.settings)
+            may_forget = body.store is None
             body = maker.resolve(body)
             response_id = new_response_id()
             if not exchange.is_own_id:
                 # The trace is found by the response's id then.
                 exchange.request_id = RequestId(response_id)
             if maker.makes(body):
-                return await maker.make(body, response_id, exchange, scope_of(request.scope))
+                scope = scope_of(request.scope)
+                return await maker.make(body, response_id, exchange, scope, may_forget=may_forget)
             made = await draft(gateway.intake, body, exchange, response_id)
         writer = ResponseWriter(
             made.ask, made.events, made.translation, tells_tokens=body.enable_response_messages
