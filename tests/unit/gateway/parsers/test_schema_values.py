@@ -12,6 +12,8 @@ ROOT: dict[str, Any] = {
         "a/b": {"enum": ["x", "y"]},
         "Loop": {"$ref": "#/$defs/Loop"},
         "Tree": {"anyOf": [{"type": "integer"}, {"$ref": "#/$defs/Tree"}]},
+        "Many": {"anyOf": [{"$ref": "#/$defs/Many"}, {"$ref": "#/$defs/More"}] * 20},
+        "More": {"oneOf": [{"$ref": "#/$defs/Many"}, {"type": "null"}] * 20},
     }
 }
 
@@ -35,6 +37,7 @@ ROOT: dict[str, Any] = {
         ({"$ref": "#/$defs/a~1b"}, {"string"}),
         ({"$ref": "#/$defs/Loop"}, {"string"}),
         ({"$ref": "#/$defs/Tree"}, {"integer"}),
+        ({"$ref": "#/$defs/Many"}, {"null"}),
         ({"$ref": "#/$defs/Missing/deeper"}, {"string"}),
         ({"$ref": "http://elsewhere/schema"}, {"string"}),
     ],

@@ -6,6 +6,7 @@ content.
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -38,34 +39,37 @@ class MarkupFormat:
     trim: Trim = Trim.NOTHING
 
 
-def markup_script(markup: MarkupFormat, context: ParseContext) -> Script:
-    """The script of a family for one request."""
+def markup_script(markup: MarkupFormat) -> Callable[[ParseContext], Script]:
+    """The script of a family, for a request whose tools have the types of the values."""
     layout = Layout(
         calls=(markup.call,),
         ends=(markup.call_end, *markup.section_ends),
         sections=markup.sections,
     )
-    reader = _Reader(markup, context.tools)
-    return sections(layout, reader.read_call)
+    reader = _Reader(markup)
+
+    def for_request(context: ParseContext) -> Script:
+        return sections(layout, lambda stream: reader.read_call(stream, context.tools))
+
+    return for_request
 
 
 class _Reader:
-    __slots__ = ("_inside", "_markup", "_tools", "_value_ends")
+    __slots__ = ("_inside", "_markup", "_value_ends")
 
-    def __init__(self, markup: MarkupFormat, tools: tuple[ToolSchema, ...]) -> None:
+    def __init__(self, markup: MarkupFormat) -> None:
         self._markup = markup
-        self._tools = tools
         self._inside = Markers(markup.parameter, markup.call_end)
         self._value_ends = Markers(markup.parameter_end, markup.parameter, markup.call_end)
 
-    def read_call(self, stream: Stream) -> Steps[None]:
+    def read_call(self, stream: Stream, tools: tuple[ToolSchema, ...]) -> Steps[None]:
         tag, _ = yield from self._tag(stream)
         name = tag.group(1) if tag is not None else ""
         if len(name.split()) != 1:
             stream.give_back()
             return
         stream.begin_call(name)
-        arguments = TypedArguments(stream, self._tools, name)
+        arguments = TypedArguments(stream, tools, name)
         while True:
             yield from stream.skip_space()
             marker = yield from stream.at(self._inside)

@@ -14,7 +14,7 @@ _DSML_NAME: Final = re.compile(r"""\s+name="([^"]+)"(?:\s+string="(true|false)")
 
 
 def _markup(markup: MarkupFormat) -> ToolFormat:
-    return tool_format(lambda context: markup_script(markup, context))
+    return tool_format(markup_script(markup))
 
 
 def _qwen_like(prefix: str, trim: Trim = Trim.NEWLINE) -> ToolFormat:

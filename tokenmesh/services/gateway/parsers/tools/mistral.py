@@ -24,6 +24,7 @@ _CALLS: Final = "[TOOL_CALLS]"
 _CALL_ID: Final = "[CALL_ID]"
 _ARGS: Final = "[ARGS]"
 _LAYOUT: Final = Layout(calls=(_CALLS,))
+_STOPS: Final = Markers(_CALLS)
 _NAME: Final = re.compile(r"[\w.:/-]+")
 _ID: Final = re.compile(r"[A-Za-z0-9]+")
 _AFTER_NAME: Final = Markers(_CALL_ID, _ARGS, "{")
@@ -45,7 +46,6 @@ def mistral(context: ParseContext) -> Script:
         return call_id(context.prompt_tail, index)
 
     shape = CallShape(make_id=make_id)
-    stops = Markers(_CALLS)
 
     def read_call(stream: Stream) -> Steps[None]:
         first = yield from stream.skip_space()
@@ -57,7 +57,7 @@ def mistral(context: ParseContext) -> Script:
             stream.give_back()
             return
         stream.begin_call(name, model_id or make_id(stream.num_calls))
-        yield from copy_headed_arguments(stream, stops)
+        yield from copy_headed_arguments(stream, _STOPS)
 
     return sections(_LAYOUT, read_call)
 

@@ -9,8 +9,6 @@ import math
 import re
 from typing import Any, Final
 
-_MAX_REFERENCES: Final = 32
-"""How deep unions and references are followed: a schema may refer to itself."""
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _BOOLEANS: Final = {"true": "true", "1": "true", "false": "false", "0": "false"}
 _UNIONS: Final = ("anyOf", "oneOf", "allOf")
@@ -30,30 +28,38 @@ _ALIASES: Final = {
 def types_of(schema: Any, root: dict[str, Any]) -> frozenset[str]:
     """The JSON types that a schema allows; unknown means string. `root` holds its references."""
     types: set[str] = set()
-    _collect(schema, root, types, _MAX_REFERENCES)
+    # A schema may refer to itself, more than once: each reference is followed once.
+    seen: set[str] = set()
+    branches = [schema]
+    while branches:
+        branch = branches.pop()
+        if isinstance(branch, dict):
+            types |= _own_types(branch)
+            branches += _branches(branch, root, seen)
     return frozenset(types) or frozenset({"string"})
 
 
-def _collect(schema: Any, root: dict[str, Any], types: set[str], depth: int) -> None:
-    if not isinstance(schema, dict) or depth == 0:
-        return
+def _own_types(schema: dict[str, Any]) -> set[str]:
     declared = schema.get("type")
-    for each in declared if isinstance(declared, list) else [declared]:
-        if isinstance(each, str):
-            types.add(_ALIASES.get(each.lower(), each.lower()))
+    names = declared if isinstance(declared, list) else [declared]
+    types = {_ALIASES.get(name.lower(), name.lower()) for name in names if isinstance(name, str)}
     values = schema.get("enum")
-    for value in values if isinstance(values, list) else []:
-        types.add(_type_of(value))
+    types |= {_type_of(value) for value in (values if isinstance(values, list) else [])}
     if "const" in schema:
         types.add(_type_of(schema["const"]))
     if schema.get("nullable") is True and types:
         types.add("null")
-    for union in _UNIONS:
-        branches = schema.get(union)
-        for branch in branches if isinstance(branches, list) else []:
-            _collect(branch, root, types, depth - 1)
-    if isinstance(reference := schema.get("$ref"), str):
-        _collect(_resolve(reference, root), root, types, depth - 1)
+    return types
+
+
+def _branches(schema: dict[str, Any], root: dict[str, Any], seen: set[str]) -> list[Any]:
+    unions = [schema[key] for key in _UNIONS if isinstance(schema.get(key), list)]
+    branches = [branch for union in unions for branch in union]
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference not in seen:
+        seen.add(reference)
+        branches.append(_resolve(reference, root))
+    return branches
 
 
 def _resolve(reference: str, root: dict[str, Any]) -> Any:
