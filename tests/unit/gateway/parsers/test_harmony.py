@@ -145,6 +145,8 @@ def test_the_prompt_may_have_begun_the_message() -> None:
     begun = f"{PROMPT}<|channel|>"
     assert read("analysis<|message|>Hm<|end|>", begun) == [Reasoning("Hm")]
     assert read("Sunny.", f"{PROMPT}<|channel|>final<|message|>It is ") == [Content("Sunny.")]
+    call = f"{PROMPT}<|channel|>commentary to=functions.get_weather<|message|>"
+    assert read("{}", call) == [CallBegin(0, "get_weather"), CallArguments(0, "{}")]
     family = FAMILY.begins_reasoning
     assert family(ParseContext(prompt_tail=PROMPT))
     assert not family(ParseContext(prompt_tail=f"{PROMPT}<|channel|>final<|message|>"))

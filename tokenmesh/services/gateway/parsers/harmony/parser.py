@@ -52,8 +52,9 @@ class HarmonyParser:
         self._told: set[type[Reasoning] | type[Content]] = set()
         self._num_calls = 0
         self._has_text = False
+        self._begun: list[Event] = []
         if has_body:
-            self._begin_body([])
+            self._begin_body(self._begun)
 
     @property
     def is_reasoning(self) -> bool:
@@ -76,7 +77,7 @@ class HarmonyParser:
         return events
 
     def _read(self) -> list[Event]:
-        events: list[Event] = []
+        events, self._begun = self._begun, []
         while self._step(events):
             pass
         return events
