@@ -146,6 +146,8 @@ CHAT_ONLY: Cases = [
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
     ({"tools": [{"type": "function"}]}, "tools[0].function"),
+    ({"functions": [{"name": "f"}]}, "functions"),
+    ({"function_call": {"name": "f"}}, "function_call"),
     ({"reasoning_effort": "lots"}, "reasoning_effort"),
     ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
 ]

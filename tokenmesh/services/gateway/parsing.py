@@ -14,7 +14,7 @@ from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser, Tool
 from tokenmesh.shared.text import Vocabulary
 from tokenmesh.shared.tokens import BYTES_PER_ID, unpack_ids
 
-_TAIL_TOKENS: Final = 64
+_TAIL_TOKENS: Final = 32
 """Of the prompt, for parsers: a block of reasoning opens or closes in fewer."""
 
 _CONTINUED_TAIL_TOKENS: Final = 4096

@@ -13,6 +13,11 @@ from tokenmesh.services.gateway.openai.sampling_fields import SamplingFields
 
 _Test = Callable[[Any], bool]
 
+_HINTS: Final = {
+    "functions": "is not supported: OpenAI has replaced it by tools",
+    "function_call": "is not supported: OpenAI has replaced it by tool_choice",
+}
+
 
 def _is_unset(value: Any) -> bool:
     return not value
@@ -64,4 +69,5 @@ def refuse_not_supported(body: SamplingFields) -> None:
         value = getattr(body, name)
         if name in is_harmless and not is_harmless[name](value):
             shown = f" {value!r}" if isinstance(value, str | int | float) else ""
-            raise NotSupported(f"{name}{shown} is not supported yet", param=name)
+            hint = _HINTS.get(name, "is not supported yet")
+            raise NotSupported(f"{name}{shown} {hint}", param=name)
