@@ -114,6 +114,21 @@ async def test_a_stream_tells_of_listing_and_calls(mesh: BackEnd, client: Respon
     assert await client.events(events[0]["response"]["id"]) == events
 
 
+async def test_calls_of_both_kinds_end_the_response(
+    mesh: BackEnd, client: ResponseClient, tools: Tools
+) -> None:
+    """The server's are made, and the model sees all answers when the client brings its own."""
+    say(mesh, call("add", a=1, b=2) + call("light", on=True), "never said")
+    light = {"type": "function", "name": "light", "parameters": {"type": "object"}}
+    response = await client.create(tools=[OFFER, light])
+    _, made, left = response["output"]
+    assert (made["status"], made["output"]) == ("completed", "3")
+    assert (left["type"], left["status"]) == ("function_call", "completed")
+    assert response["status"] == "completed"
+    assert tools.calls == ["add 1 2"]
+    assert len(mesh.workers[0].generates) == 1
+
+
 async def test_openais_client_understands_the_items(mesh: BackEnd) -> None:
     say(mesh, call("add", a=17, b=25), "It is 42.")
     url = f"{mesh.url}/v1"

@@ -162,10 +162,11 @@ async def test_log_probabilities(mesh: BackEnd, client: openai.AsyncOpenAI) -> N
     ]
 
 
-async def test_response_messages_show_the_tokens(mesh: BackEnd) -> None:
-    final = (await stream_events(mesh, enable_response_messages=True))[-1]["response"]
-    prompt = mesh.tokenizer.received[-1].prompt
-    assert final["input_messages"][0]["message"] == 'user: "Hi"\nassistant: ', prompt
+@pytest.mark.parametrize("store", [True, False])
+async def test_response_messages_show_the_tokens(mesh: BackEnd, store: bool) -> None:
+    events = await stream_events(mesh, enable_response_messages=True, store=store)
+    final = events[-1]["response"]
+    assert final["input_messages"][0]["message"] == 'user: "Hi"\nassistant: '
     assert final["output_messages"][0]["message"] == f"{TEXT}<|im_end|>"
     generate = mesh.workers[0].generates[-1]
     assert final["input_messages"][0]["tokens"] == unpack_ids(generate.prompt_ids)

@@ -218,7 +218,10 @@ def test_space_after_reasoning_is_no_message() -> None:
 
 
 def test_calls_of_one_response_have_ids_of_their_own() -> None:
-    twice = [CallBegin(0, "f", "functions.f:0"), CallBegin(1, "f", "functions.f:0")]
+    twice: list[ParserEvent] = [
+        CallBegin(0, "f", "functions.f:0"),
+        CallBegin(1, "f", "functions.f:0"),
+    ]
     _, response = run([parsed(*twice, finish="tool_calls")])
     first, second = (each["call_id"] for each in response["output"])
     assert first == "functions.f:0"
@@ -227,10 +230,15 @@ def test_calls_of_one_response_have_ids_of_their_own() -> None:
 
 def test_a_call_that_was_cut_is_not_made() -> None:
     maker = start()
-    maker.write([parsed(CallBegin(0, "search"), CallArguments(0, '{"q'), finish="length")])
-    maker.end_turn()
+    calls: list[ParserEvent] = [
+        CallBegin(0, "search"),
+        CallBegin(1, "search"),
+        CallArguments(1, '{"q'),
+    ]
+    events = maker.write([parsed(*calls, finish="length")]) + maker.end_turn()
     assert maker.server_calls == []
-    assert maker.response["output"][0]["status"] == "incomplete"
+    check(events + maker.complete(USAGE))
+    assert [each["status"] for each in maker.response["output"]] == ["incomplete"] * 2
 
 
 def test_space_alone_is_an_answer() -> None:

@@ -107,6 +107,9 @@ class ResponseRun:
             if await self._turn(number, ask):
                 return
             await self._tools.make_calls(self._steps, self._events)
+            if self._waits_for_client():
+                await self._end("completed", self._events.complete(self._usage()))
+                return
             ask = await self._next_ask()
 
     async def _turn(self, number: int, ask: Ask) -> bool:
@@ -134,9 +137,10 @@ class ResponseRun:
         is_last = False
         if delivery.is_complete:
             events += self._end_turn(delivery)
-            is_last = not self._has_work()
+            is_last = not self._events.server_calls
+            if is_last or self._waits_for_client():
+                self._meter.finish(delivery, 1)
         if is_last:
-            self._meter.finish(delivery, 1)
             status: Status = "incomplete" if self._events.finish_reason == "length" else "completed"
             events += self._events.complete(self._usage())
             await self._end(status, events, flush)
@@ -149,13 +153,11 @@ class ResponseRun:
     def _end_turn(self, delivery: Delivery) -> list[Event]:
         self._usages.append(delivery.usage())
         self._delivery = None
-        return self._events.end_turn()
+        return self._events.end_turn(delivery.prompts[0].packed_ids)
 
-    def _has_work(self) -> bool:
-        """Whether the model goes on: calls are to be made, and the client owes it no answer."""
-        if not self._events.server_calls:
-            return False
-        return not any(each["type"] in _CLIENTS_TOOLS for each in self._events.response["output"])
+    def _waits_for_client(self) -> bool:
+        """Whether the client has calls to make too: the model goes on in another response."""
+        return any(each["type"] in _CLIENTS_TOOLS for each in self._events.response["output"])
 
     async def _next_ask(self) -> Ask:
         """What the model is asked when it gets to see what its calls brought."""

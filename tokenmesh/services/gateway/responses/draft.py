@@ -9,6 +9,7 @@ from tokenmesh.services.gateway.exchange import Exchange
 from tokenmesh.services.gateway.intake.intake import Intake
 from tokenmesh.services.gateway.responses.events import ResponseEvents
 from tokenmesh.services.gateway.responses.items import Item
+from tokenmesh.services.gateway.responses.raw_messages import RawMessages
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
 from tokenmesh.services.gateway.responses.shapes import response_object
 from tokenmesh.services.gateway.responses.tools import ServerTool
@@ -51,5 +52,6 @@ async def draft(
         response,
         translation.names,
         logprobs=ask.logprobs if body.shows_logprobs else None,
+        raw=RawMessages(ask.text.vocabulary) if body.enable_response_messages else None,
     )
     return Draft(ask, translation, response, events)

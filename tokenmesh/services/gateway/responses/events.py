@@ -24,6 +24,7 @@ from tokenmesh.services.gateway.responses.open_items import (
     OpenMessage,
     OpenReasoning,
 )
+from tokenmesh.services.gateway.responses.raw_messages import RawMessages
 from tokenmesh.services.gateway.responses.recorder import Event, Item, Recorder
 from tokenmesh.services.gateway.responses.server_calls import McpCall, McpListing
 from tokenmesh.services.gateway.responses.shapes import error_facts
@@ -42,10 +43,11 @@ class ResponseEvents:
         names: Mapping[str, ToolName],
         *,
         logprobs: LogprobShapes | None = None,
+        raw: RawMessages | None = None,
     ) -> None:
         """`response`: as it is at its start (`shapes.response_object`).
 
-        `logprobs` None: text comes without them.
+        `logprobs` None: text comes without them; `raw` None: nobody wants to see tokens.
         """
         self.server_calls: list[McpCall] = []
         """Calls of the turn that has ended, which the gateway is to make now."""
@@ -54,6 +56,7 @@ class ResponseEvents:
         self._response = dict(response)
         self._names = names
         self._shapes = logprobs
+        self._raw = raw
         self._recorder = Recorder(response["id"])
         self._call_ids: set[str] = set()
         self._begin_turn()
@@ -82,6 +85,8 @@ class ResponseEvents:
 
     def write(self, pieces: Sequence[Piece]) -> list[Event]:
         """What the model wrote."""
+        if self._raw is not None:
+            self._raw.write(pieces)
         for piece in pieces:
             logprobs = self._logprobs.push(piece) if self._logprobs is not None else []
             for event in piece.all_events():
@@ -98,13 +103,22 @@ class ResponseEvents:
                 self.finish_reason = piece.finish_reason
         return self._recorder.take()
 
-    def end_turn(self) -> list[Event]:
+    def end_turn(self, packed_prompt: bytes = b"") -> list[Event]:
         """The model has ended. `server_calls` says whether the gateway has work to do."""
+        if self._raw is not None:
+            self._raw.end_turn(packed_prompt)
+            self._response |= self._raw.fields()
         is_empty = len(self._recorder.output) == self._first_item
         if self._blank and is_empty:
             text, logprobs = self._blank, self._blank_logprobs
             self._message().write(text, logprobs)
-        self._close("incomplete" if self.finish_reason == "length" else "completed")
+        is_cut = self.finish_reason == "length"
+        self._close("incomplete" if is_cut else "completed")
+        if is_cut:
+            # The response ends here: nobody would read what the tools answer.
+            for call in self.server_calls:
+                call.give_up()
+            self.server_calls.clear()
         self._begin_turn()
         return self._recorder.take()
 
@@ -140,13 +154,13 @@ class ResponseEvents:
         self._recorder.finish(index)
         return self._recorder.take()
 
-    def complete(self, usage: dict[str, Any] | None, **fields: Any) -> list[Event]:
-        """All turns have ended; `fields` are further ones of the Response."""
+    def complete(self, usage: dict[str, Any] | None) -> list[Event]:
+        """All turns have ended."""
         if self.finish_reason != "length":
-            return self._tell("completed", status="completed", usage=usage, **fields)
+            return self._tell("completed", status="completed", usage=usage)
         details = {"reason": "max_output_tokens"}
         incomplete = {"status": "incomplete", "incomplete_details": details}
-        return self._tell("incomplete", **incomplete, usage=usage, **fields)
+        return self._tell("incomplete", **incomplete, usage=usage)
 
     def fail(self, error: TokenMeshError, usage: dict[str, Any] | None = None) -> list[Event]:
         """It could not be completed. What there is of it stays."""

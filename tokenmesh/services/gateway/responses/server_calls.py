@@ -43,6 +43,10 @@ class McpCall:
         else:
             self._recorder.change(self._index, arguments=self.arguments, status="calling")
 
+    def give_up(self) -> None:
+        """The call is not made after all."""
+        self._recorder.finish(self._index, status="incomplete")
+
     def succeed(self, output: str) -> None:
         """What the tool answered."""
         self._emit("mcp_call.completed")

@@ -3,17 +3,14 @@
 from typing import Any
 
 from tokenmesh.services.gateway import sse
-from tokenmesh.services.gateway.ask import Ask
 from tokenmesh.services.gateway.delivery import Delivery
 from tokenmesh.services.gateway.piece import Piece
 from tokenmesh.services.gateway.responses.events import ResponseEvents
 from tokenmesh.services.gateway.responses.frames import frames
-from tokenmesh.services.gateway.responses.raw_messages import raw_message
+from tokenmesh.services.gateway.responses.paths import Paths
 from tokenmesh.services.gateway.responses.recorder import Event
 from tokenmesh.services.gateway.responses.shapes import usage_fields
-from tokenmesh.services.gateway.responses.translate import Translation
 from tokenmesh.shared.errors import TokenMeshError
-from tokenmesh.shared.tokens import unpack_ids
 
 
 class ResponseWriter:
@@ -21,14 +18,9 @@ class ResponseWriter:
 
     keep_alive = sse.COMMENT
 
-    def __init__(
-        self, ask: Ask, events: ResponseEvents, translation: Translation, *, tells_tokens: bool
-    ) -> None:
-        self._ask = ask
+    def __init__(self, events: ResponseEvents, paths: Paths) -> None:
         self._events = events
-        self._translation = translation
-        self._tells_tokens = tells_tokens
-        self._ids: list[int] = []
+        self._paths = paths
         self._has_begun = False
 
     def begin(self, delivery: Delivery) -> bytes:
@@ -46,7 +38,7 @@ class ResponseWriter:
     def fail(self, error: TokenMeshError) -> bytes:
         """See `Writer.fail`."""
         # The stream may have begun with no more than what keeps it alive.
-        return frames(self._begin() + self._events.fail(self._translation.paths.rename(error)))
+        return frames(self._begin() + self._events.fail(self._paths.rename(error)))
 
     def whole(self, delivery: Delivery, pieces: list[Piece]) -> dict[str, Any]:
         """See `Writer.whole`."""
@@ -55,9 +47,6 @@ class ResponseWriter:
         return self._events.response
 
     def _write(self, pieces: list[Piece]) -> list[Event]:
-        if self._tells_tokens:
-            for piece in pieces:
-                self._ids.extend(piece.token_ids)
         return self._begin() + self._events.write(pieces)
 
     def _begin(self) -> list[Event]:
@@ -65,14 +54,5 @@ class ResponseWriter:
         return [] if has_begun else self._events.begin()
 
     def _end(self, delivery: Delivery) -> list[Event]:
-        ended = self._events.end_turn()
-        messages = self._messages(delivery) if self._tells_tokens else {}
-        return ended + self._events.complete(usage_fields([delivery.usage()]), **messages)
-
-    def _messages(self, delivery: Delivery) -> dict[str, Any]:
-        vocabulary = self._ask.text.vocabulary
-        prompt_ids = unpack_ids(delivery.prompts[0].packed_ids)
-        return {
-            "input_messages": [raw_message(prompt_ids, vocabulary)],
-            "output_messages": [raw_message(self._ids, vocabulary)],
-        }
+        ended = self._events.end_turn(delivery.prompts[0].packed_ids)
+        return ended + self._events.complete(usage_fields([delivery.usage()]))

@@ -41,9 +41,7 @@ def response_endpoint(gateway: Gateway) -> Endpoint:
                 scope = scope_of(request.scope)
                 return await maker.make(body, response_id, exchange, scope, may_forget=may_forget)
             made = await draft(gateway.intake, body, exchange, response_id)
-        writer = ResponseWriter(
-            made.ask, made.events, made.translation, tells_tokens=body.enable_response_messages
-        )
+        writer = ResponseWriter(made.events, made.translation.paths)
         answer = Answer(made.ask, gateway, writer, exchange.started_s)
         return RenamedAnswer(answer, made.translation.paths.rename)
 
