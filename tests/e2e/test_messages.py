@@ -8,6 +8,7 @@ from typing import Any
 import anthropic
 import httpx
 import openai
+import pydantic
 import pytest
 
 from tests.e2e.mesh_process import MeshProcess, mesh
@@ -96,6 +97,17 @@ def test_structured_output(client: anthropic.Anthropic) -> None:
     message = client.messages.create(**asked("Where?", output_config=config))
     assert message.content[0].type == "text"
     assert json.loads(message.content[0].text).keys() == {"city"}
+
+
+class Place(pydantic.BaseModel):
+    city: str
+
+
+def test_parsed_output(client: anthropic.Anthropic) -> None:
+    question = asked("Where?")
+    assert isinstance(client.messages.parse(**question, output_format=Place).parsed_output, Place)
+    with client.messages.stream(**question, output_format=Place) as stream:
+        assert isinstance(stream.get_final_message().parsed_output, Place)
 
 
 def test_counting_tokens(client: anthropic.Anthropic) -> None:

@@ -143,11 +143,13 @@ WRONG: list[tuple[Json, str, str]] = [
 
 async def test_what_is_wrong_is_named_and_the_session_goes_on(mesh: BackEnd) -> None:
     async with session(mesh) as socket:
+        for empty in (respond(), {"type": "response.create"}):
+            assert "nothing to answer" in (await refused(socket, empty))["message"]
         for event, param, code in WRONG:
             error = await refused(socket, event)
             assert (error["param"], error["code"]) == (param, code), event
             assert param in error["message"], event
-        for text in ("{", "[]", '"a"', "[" * 200 + "]" * 200, "\ud800"[:0]):
+        for text in ("{", "[]", '"a"', "[" * 200 + "]" * 200, ""):
             assert (await refused(socket, text))["code"] in (
                 "invalid_json",
                 "invalid_request_error",
@@ -346,3 +348,32 @@ async def test_the_blocking_client(mesh: BackEnd) -> None:
 
     kinds = await asyncio.to_thread(talk)
     assert (kinds[0], kinds[-1]) == ("session.created", "response.done")
+
+
+async def _read_all(socket: ClientConnection) -> None:
+    while True:
+        await socket.recv()
+
+
+async def test_a_gateway_that_ends_says_so(
+    bus_settings: BusSettings, redis_settings: RedisSettings
+) -> None:
+    mesh = BackEnd(bus_settings, redis_settings, saying("word " * 40))
+    mesh.step_s = 0.05
+    async with mesh, connect(address(mesh)) as socket:
+        await socket.send(json.dumps(respond(instructions="Say.")))
+        while json.loads(await socket.recv())["type"] != "response.output_text.delta":
+            continue
+        await mesh.__aexit__()
+        with pytest.raises(ConnectionClosed) as caught:
+            await _read_all(socket)
+    assert caught.value.rcvd is not None
+    assert caught.value.rcvd.code == 1012
+    assert mesh.workers[0].cancels
+
+
+async def test_a_gateway_that_drains_takes_no_sessions(mesh: BackEnd) -> None:
+    mesh.gateway.is_draining = lambda: True
+    with pytest.raises(InvalidStatus) as caught:
+        await connect(address(mesh))
+    assert caught.value.response.status_code == 503

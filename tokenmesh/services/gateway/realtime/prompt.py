@@ -10,6 +10,7 @@ from tokenmesh.services.gateway.openai.errors import invalid_fields
 from tokenmesh.services.gateway.places import Places
 from tokenmesh.services.gateway.realtime.items import Item
 from tokenmesh.services.gateway.realtime.session_config import SessionConfig
+from tokenmesh.shared.errors import InvalidInput
 
 Json = dict[str, Any]
 
@@ -32,6 +33,11 @@ class Prompt:
             self._add({"role": "system", "content": config.instructions}, "instructions")
         for item in items:
             self._add_item(item)
+        if not self._messages:
+            raise InvalidInput(
+                "response.input: there is nothing to answer; create an item first or send input",
+                param="response.input",
+            )
         fields = {"model": config.model, "messages": self._messages, **_generation(config)}
         try:
             self.body = ChatRequest.model_validate(fields)
