@@ -225,6 +225,7 @@ class BackEnd:
             max_model_len=MAX_MODEL_LEN,
             vocab_size=tokenizer.get_vocab_size(),
             created_s=1.0,
+            hidden_size=4,
             eos_token_ids=[eos_id()],
         )
         worker = FakeWorker(

@@ -156,6 +156,7 @@ PLAIN_ONLY: Cases = [
     ({"prompt": [[]]}, "prompt"),
     ({"prompt": [10**6]}, "prompt"),
     ({"prompt": None}, "prompt"),
+    ({"prompt_embeds": 5}, "prompt_embeds"),
     ({"prompt": ["x"] * 2000}, "prompt"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"logprobs": 1000}, "logprobs"),

@@ -65,6 +65,8 @@ def test_media_are_put_in_order() -> None:
             admit(changed(media=broken), seeing, 8)
     with pytest.raises(InvalidInput, match="takes no images"):
         admit(with_images, LOADED, 8)
+    embeds = [msgspec.structs.replace(image(0, 20), kind="embeds")]
+    assert len(admit(changed(media=embeds), LOADED, 8).media) == 1
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,8 @@ class Job:
     priority: int = 0
     where: str = ""
     """Where in the client's body the prompt is, when there are several."""
+    embeds: MediaItem | None = None
+    """What takes the place of all of the prompt's tokens."""
     parsing: Parsing | None = None
     """How the answers are read; None: as plain text."""
     budget: Budget | None = None

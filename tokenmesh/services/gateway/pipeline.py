@@ -27,6 +27,8 @@ class Pipeline:
         """Inside the block workers deliver into `inbox`; leaving it cancels what still runs."""
         try:
             prompt = await self._prepare(job)
+            if job.embeds is not None:
+                prompt = replace(prompt, media=(job.embeds,))
         except InvalidInput as error:
             raise located(error, job.where) from error
         if job.beams is not None:

@@ -12,7 +12,7 @@ from tokenmesh.services.worker_svc.sampling_limits import check_sampling
 from tokenmesh.shared.errors import InvalidInput, PromptTooLong
 from tokenmesh.shared.ids import SEED_BITS
 from tokenmesh.shared.messages.generate import Generate
-from tokenmesh.shared.messages.media import MediaItem
+from tokenmesh.shared.messages.media import EMBEDS, MediaItem
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.tensor_blob import TensorBlob
 from tokenmesh.shared.tokens import unpack_ids
@@ -87,7 +87,7 @@ def _check_length(num_prompt: int, max_tokens: int, loaded: Loaded, block_size: 
 
 
 def _check_media(media: list[MediaItem], num_prompt: int, loaded: Loaded) -> None:
-    if media and not loaded.takes_images:
+    if not loaded.takes_images and any(item.kind != EMBEDS for item in media):
         raise InvalidInput("this model takes no images", param="media")
     end = 0
     for item in sorted(media, key=lambda item: item.offset):

@@ -92,6 +92,7 @@ def card_of(names: tuple[ModelName, ...], loaded: Loaded) -> ModelCard:
         vocab_size=loaded.vocab_size,
         created_s=now_s(),
         takes_images=loaded.takes_images,
+        hidden_size=loaded.hidden_size,
         eos_token_ids=sorted(loaded.eos_token_ids),
     )
 

@@ -47,6 +47,9 @@ class GatewaySettings(ListenerSettings, RealtimeSettings):
     max_body_bytes: int = Field(default=8 * 1024 * 1024, ge=1024, description="Largest JSON body.")
     max_json_depth: int = Field(default=64, ge=4, description="Deepest nesting of a JSON body.")
     max_n: int = Field(default=128, ge=1, description="Largest n.")
+    prompt_embeds: bool = Field(
+        default=False, description="Take prompt_embeds: prompts as tensors, for those one trusts."
+    )
     max_beam_width: int = Field(default=16, ge=1, description="Largest n with use_beam_search.")
     max_choices: int = Field(default=1024, ge=1, description="Prompts times n of one request.")
     max_stop_strings: int = Field(default=32, ge=0, description="Stop strings of one request.")

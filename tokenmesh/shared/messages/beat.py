@@ -14,6 +14,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     vocab_size: int
     created_s: float = 0.0
     takes_images: bool = False
+    hidden_size: int = 0
+    """Width of a token's embedding; 0: none can be given."""
     eos_token_ids: list[int] = []
     """Tokens that end an answer."""
 

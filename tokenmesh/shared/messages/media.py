@@ -1,24 +1,29 @@
 """Media as it travels: always by reference into the blob store, never inside a message."""
 
+from typing import Final
+
 import msgspec
 
 from tokenmesh.shared.ids import BlobKey
 
+IMAGE: Final = "image"
+EMBEDS: Final = "embeds"
+
 
 class MediaItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One image of a prompt after preprocessing.
+    """One image of a prompt after preprocessing, or embeddings that a client brings.
 
     The prompt holds `length` placeholder tokens from position `offset` on; the encoder's output
     has shape [length, hidden] and takes their place.
     """
 
     kind: str
-    """"image"."""
+    """IMAGE, or EMBEDS: part of a prompt that a client has given as embeddings."""
     content_hash: str
     """Hex digest of the original bytes plus preprocessing options: the identity for every cache."""
     offset: int
     length: int
     pixels: BlobKey
-    """A tensor blob, the tower's input."""
+    """A tensor blob, the tower's input; of EMBEDS the embeddings themselves."""
     embeddings: BlobKey | None = None
     """A tensor blob [length, hidden]; set once the encoder has answered."""

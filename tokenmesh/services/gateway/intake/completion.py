@@ -1,11 +1,13 @@
 """CompletionIntake: the body of a plain completion becomes an Ask."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from tokenmesh.services.gateway.ask import Ask
 from tokenmesh.services.gateway.exchange import Exchange
 from tokenmesh.services.gateway.fill_in import fill_in_prompt
 from tokenmesh.services.gateway.intake.desk import Desk, chunk_options, head_of, text_options
+from tokenmesh.services.gateway.intake.embeds import EmbedsPrompt, read_embeds
 from tokenmesh.services.gateway.job import Job
 from tokenmesh.services.gateway.openai.completion_request import (
     DEFAULT_MAX_TOKENS,
@@ -42,7 +44,8 @@ class CompletionIntake:
             logprobs=body.logprobs,
             prompt_logprobs=body.logprobs if body.echo else body.prompt_logprobs,
         )
-        jobs = self._jobs(body, card, sampling, exchange.request_id, text)
+        embeds = await read_embeds(body, card, self._desk.blobs, self._desk.settings)
+        jobs = self._jobs(body, card, sampling, exchange.request_id, text, embeds)
         return Ask(
             head=head_of(body, exchange, card),
             jobs=tuple(jobs),
@@ -62,31 +65,48 @@ class CompletionIntake:
         sampling: SamplingParams,
         request_id: RequestId,
         text: ModelText,
+        embeds: list[EmbedsPrompt],
     ) -> list[Job]:
-        prompts, n = body.prompts, body.n or 1
-        limit = self._desk.settings.max_choices
-        if not prompts:
-            raise InvalidInput("prompt is empty", param="prompt")
-        if len(prompts) * n > limit:
-            raise InvalidInput(
-                f"{len(prompts)} prompts times n = {n} are over the limit of {limit} choices",
-                param="prompt",
-            )
+        """Tensors first, as in vLLM."""
+        self._check_number(body, len(embeds))
         # The client has written the prompt: it may end anywhere, also in the midst of reasoning.
         parsing = Parsing(family=text.family, vocabulary=text.vocabulary, continues=True)
         budget = read_budget(body.thinking_token_budget, parsing)
+        # max_tokens 0 asks for the prompt alone: the worker has to make one token anyway.
+        wanted = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+        prompts = [*(each.placeholders for each in embeds), *_text_prompts(body, text)]
         jobs = []
         for index, prompt in enumerate(prompts):
             one_id = request_id if len(prompts) == 1 else RequestId(f"{request_id}-{index}")
-            where = f"prompt[{index}]" if len(prompts) > 1 else ""
-            whole = fill_in_prompt(prompt, body.suffix, text.vocabulary) if body.suffix else prompt
-            built = _plain_prompt(whole, body.add_special_tokens, text.described.vocab_size)
-            # max_tokens 0 asks for the prompt alone: the worker has to make one token anyway.
-            wanted = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-            max_tokens = max(1, wanted)
-            job = self._desk.job(body, card, built, sampling, max_tokens, one_id, index * n)
-            jobs.append(replace(job, where=where, budget=budget))
+            first_choice = index * (body.n or 1)
+            job = self._desk.job(body, card, prompt, sampling, max(1, wanted), one_id, first_choice)
+            if index < len(embeds):
+                given = embeds[index]
+                job = replace(job, embeds=given.item, cache_salt=given.salt(body.cache_salt))
+            elif len(body.prompts) > 1:
+                job = replace(job, where=f"prompt[{index - len(embeds)}]")
+            jobs.append(replace(job, budget=budget))
         return jobs
+
+    def _check_number(self, body: CompletionRequest, num_embeds: int) -> None:
+        count, n, limit = (
+            len(body.prompts) + num_embeds,
+            body.n or 1,
+            self._desk.settings.max_choices,
+        )
+        if count == 0:
+            raise InvalidInput("prompt is empty", param="prompt")
+        if count * n > limit:
+            raise InvalidInput(
+                f"{count} prompts times n = {n} are over the limit of {limit} choices",
+                param="prompt",
+            )
+
+
+def _text_prompts(body: CompletionRequest, text: ModelText) -> Iterator[TextPrompt | IdsPrompt]:
+    for prompt in body.prompts:
+        whole = fill_in_prompt(prompt, body.suffix, text.vocabulary) if body.suffix else prompt
+        yield _plain_prompt(whole, body.add_special_tokens, text.described.vocab_size)
 
 
 def _plain_prompt(

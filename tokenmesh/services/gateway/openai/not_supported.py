@@ -52,7 +52,6 @@ _HARMLESS_IN_CHAT: Final[dict[str, _Test]] = {
 
 _HARMLESS_IN_COMPLETION: Final[dict[str, _Test]] = {
     "best_of": lambda value: value in (None, 1),
-    "prompt_embeds": _is_unset,
 }
 
 

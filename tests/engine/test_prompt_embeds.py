@@ -1,0 +1,34 @@
+"""A prompt of embeddings: that of a prompt's own embeddings is answered like the prompt."""
+
+import pytest
+import torch
+
+from tests.fakes.engine_driver import EngineDriver, Job, greedy
+from tests.fakes.tiny import Tiny, prompt_of
+from tokenmesh.shared.ids import BlobKey
+from tokenmesh.shared.messages.media import EMBEDS, MediaItem
+from tokenmesh.shared.tensor_blob import TensorBlob
+
+
+def embeds_job(tiny: Tiny, name: str, prompt: list[int], num_tokens: int) -> Job:
+    with torch.no_grad():
+        table = tiny(name).make_oracle().get_input_embeddings().weight
+    values = table[prompt].detach().float().contiguous()
+    item = MediaItem(
+        kind=EMBEDS, content_hash="e", offset=0, length=len(prompt), pixels=BlobKey("e")
+    )
+    blob = TensorBlob("float32", tuple(values.shape), values.numpy().tobytes())
+    placeholders = [0] * len(prompt)
+    return Job(placeholders, greedy(num_tokens), media=[item], embeddings={"e": blob})
+
+
+@pytest.mark.parametrize("chunk", [5, 1024])
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_the_answer_is_that_of_the_tokens(tiny: Tiny, name: str, chunk: int) -> None:
+    prompt = prompt_of(37)
+    driver = EngineDriver(tiny(name).directory, max_num_batched_tokens=chunk)
+    expected = tiny(name).greedy([prompt], 16)
+    assert driver.tokens([embeds_job(tiny, name, prompt, 16)]) == expected
+    again = driver.run([embeds_job(tiny, name, prompt, 16)])[0]
+    assert [again.token_ids] == expected
+    assert again.num_cached > 0
