@@ -1,6 +1,7 @@
 """Kept responses on one gateway: read, followed, cancelled, deleted, chained."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -277,3 +278,30 @@ async def test_a_mesh_without_jetstream_keeps_nothing(
             answer = await http.post("/v1/responses", json={**body, **wanted})
             assert answer.status_code == 503, answer.text
         assert (await http.get("/v1/responses/resp_1")).status_code == 503
+
+
+async def test_stored_items_are_referred_to_by_id(mesh: BackEnd, client: ResponseClient) -> None:
+    first = await client.create(input="Hi")
+    said = first["output"][0]["id"]
+    page = await client.http.get(f"/v1/responses/{first['id']}/input_items")
+    asked = page.json()["data"][0]["id"]
+    for store in (True, False):
+        items = [{"id": asked}, {"type": "item_reference", "id": said}]
+        more = {"role": "user", "content": "And?"}
+        response = await client.create(input=[*items, more], store=store)
+        assert response["status"] == "completed"
+        prompt: Any = mesh.tokenizer.received[-1].prompt
+        told = [each["role"] for each in json.loads(prompt.messages_json)]
+        assert told == ["user", "assistant", "user"]
+
+
+@pytest.mark.parametrize("store", [True, False])
+async def test_a_reference_to_nothing_is_named(client: ResponseClient, store: bool) -> None:
+    first = await client.create(input="Hi")
+    missing = first["output"][0]["id"][:-1] + "9"
+    for item_id in (missing, "msg_none", "msg_" + "0" * 36):
+        items = [{"type": "item_reference", "id": item_id}]
+        body = {"model": client.model, "input": items, "store": store}
+        answer = await client.http.post("/v1/responses", json=body)
+        assert answer.status_code == 404
+        assert answer.json()["error"]["param"] == "input[0].id"

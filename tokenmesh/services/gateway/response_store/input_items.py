@@ -2,9 +2,8 @@
 
 from typing import Any, Final
 
-import xxhash
-
 from tokenmesh.services.gateway.response_store.records import Begun
+from tokenmesh.services.gateway.responses.item_ids import input_item_id
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
 from tokenmesh.shared.errors import InvalidInput
 
@@ -49,10 +48,8 @@ def _place(ids: list[str], wanted: str, param: str) -> int:
 def _shape(item: Item, index: int, response_id: str) -> Item:
     kind = item.get("type") or "message"
     prefix = _PREFIXES.get(kind, "item")
-    place = f"{response_id}:input:{index}"
-    made = f"{prefix}_{xxhash.xxh3_128_hexdigest(place.encode())}"
     shaped = {
-        "id": made,
+        "id": input_item_id(prefix, response_id, index),
         "type": kind,
         **{key: each for key, each in item.items() if each is not None},
     }

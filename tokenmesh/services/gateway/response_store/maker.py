@@ -20,6 +20,10 @@ from tokenmesh.services.gateway.response_store.follow import follow
 from tokenmesh.services.gateway.response_store.logs import ResponseLogs
 from tokenmesh.services.gateway.response_store.order import Order
 from tokenmesh.services.gateway.response_store.plan import Plan, Planner
+from tokenmesh.services.gateway.response_store.references import (
+    has_references,
+    resolve_references,
+)
 from tokenmesh.services.gateway.response_store.runs import Runs
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
 from tokenmesh.shared.clock import now_s
@@ -59,7 +63,8 @@ class ResponseMaker:
     def makes(self, body: ResponsesRequest) -> bool:
         """Whether a resolved request needs any of this."""
         has_servers = any(tool.get("type") == "mcp" for tool in body.tools or ())
-        return bool(body.store or body.previous_response_id is not None or has_servers)
+        refers = body.previous_response_id is not None or has_references(body)
+        return bool(body.store or refers or has_servers)
 
     async def make(
         self,
@@ -86,6 +91,7 @@ class ResponseMaker:
     async def _plan(
         self, body: ResponsesRequest, response_id: ResponseId, exchange: Exchange, scope: str
     ) -> Plan:
+        body = await resolve_references(self._logs, body, scope)
         timeout_s = self._limits.request_timeout_s
         if body.background:
             timeout_s = self._settings.background_timeout_s

@@ -161,5 +161,9 @@ def _skip(item: Item, place: str) -> None:
 
 
 def _refuse_reference(item: Item, place: str) -> None:
-    item_id = get_string(item, "id", place)
-    raise NotFound(f"{place}.id: there is no stored item {item_id[:80]!r}", param=f"{place}.id")
+    raise no_such_item(get_string(item, "id", place), place)
+
+
+def no_such_item(item_id: str, place: str) -> NotFound:
+    """The error for a reference to nothing."""
+    return NotFound(f"{place}.id: there is no stored item {item_id[:80]!r}", param=f"{place}.id")

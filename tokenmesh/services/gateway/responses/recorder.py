@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-import xxhash
+from tokenmesh.services.gateway.responses.item_ids import output_item_id
 
 Event = dict[str, Any]
 Item = dict[str, Any]
@@ -11,10 +11,7 @@ NOWHERE: Final[Event] = {}
 
 
 class Recorder:
-    """Ids follow from the response's id and an item's place: who replays a response makes the same.
-
-    An item in an event is a copy: what it becomes later does not change what was told.
-    """
+    """An item in an event is a copy: what it becomes later does not change what was told."""
 
     def __init__(self, response_id: str) -> None:
         self.output: list[Item] = []
@@ -34,8 +31,7 @@ class Recorder:
 
     def make_id(self, prefix: str) -> str:
         """The id of something that belongs to the next item."""
-        text = f"{self._response_id}:{prefix}:{len(self.output)}"
-        return f"{prefix}_{xxhash.xxh3_128_hexdigest(text.encode())}"
+        return output_item_id(prefix, self._response_id, len(self.output))
 
     def add(self, item: Item) -> int:
         """Begin an item; its place in the output."""
