@@ -7,9 +7,11 @@ from typing import Final
 
 REASONING_PARSERS: Final = (
     "cohere_command3",
+    "cohere_command4",
     "deepseek_r1",
     "deepseek_v3",
     "deepseek_v4",
+    "deepseek_v41",
     "ernie45",
     "gemma4",
     "glm45",

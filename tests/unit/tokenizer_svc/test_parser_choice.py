@@ -53,6 +53,11 @@ SAMPLES = {
         "{{ '<\uff5cAssistant\uff5c></think>' }}",
         *("deepseek_v4", "deepseek_v32"),
     ),
+    "DeepSeek-V4": (
+        "{% set dsml = '\uff5cDSML\uff5c' %}<{{ dsml }}tool_calls>"
+        "{% for call in message.tool_calls %}{{ '<\uff5cAssistant\uff5c></think>' }}",
+        *("deepseek_v4", "deepseek_v4"),
+    ),
     "GLM-4.5": (THINK + "<tool_call>{name}\n<arg_key>{key}</arg_key>", "glm45", "glm45"),
     "Kimi-K2-Thinking": (
         "<think>{{ rc }}</think><|tool_calls_section_begin|><|tool_call_begin|>",

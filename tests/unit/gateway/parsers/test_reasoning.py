@@ -78,9 +78,17 @@ SAMPLES: dict[str, list[Sample]] = {
         ),
         ends_with_call("<|START_ACTION|>", "<|START_THINKING|>"),
     ],
+    "cohere_command4": [
+        Sample(
+            "<|START_THINKING|>I see<|END_THINKING|><|START_TEXT|>It's 4<|END_TEXT|>",
+            [Reasoning("I see"), Content("It's 4")],
+            ("<|START_THINKING|>", "<|END_THINKING|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+        )
+    ],
     "deepseek_r1": [think()],
     "deepseek_v3": [think()],
     "deepseek_v4": [think(), ends_with_call("<\uff5cDSML\uff5ctool_calls>")],
+    "deepseek_v41": [think(), ends_with_call("<\uff5cDSML\uff5c calls>")],
     "ernie45": [
         Sample(
             "I see\n</think>\n\n<response>\nIt's 4\n</response>\n",

@@ -36,8 +36,8 @@ ERNIE45 = wrapped(
     ("<response>", "<response>\n"),
     ("</response>", "\n</response>", "\n</response>\n", "</response>\n"),
 )
-COHERE_COMMAND3 = wrapped(
-    block_format(("<|START_THINKING|>",), ("<|END_THINKING|>",), calls=("<|START_ACTION|>",)),
-    ("<|START_RESPONSE|>",),
-    ("<|END_RESPONSE|>",),
+_COHERE = block_format(("<|START_THINKING|>",), ("<|END_THINKING|>",), calls=("<|START_ACTION|>",))
+COHERE_COMMAND3 = wrapped(_COHERE, ("<|START_RESPONSE|>",), ("<|END_RESPONSE|>",))
+COHERE_COMMAND4 = wrapped(
+    _COHERE, ("<|START_TEXT|>", "<|START_RESPONSE|>"), ("<|END_TEXT|>", "<|END_RESPONSE|>")
 )

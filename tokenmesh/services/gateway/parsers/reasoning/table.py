@@ -7,9 +7,11 @@ _HERE: Final = "tokenmesh.services.gateway.parsers"
 
 REASONING: Final[Mapping[str, str]] = {
     "cohere_command3": f"{_HERE}.reasoning.answers:COHERE_COMMAND3",
+    "cohere_command4": f"{_HERE}.reasoning.answers:COHERE_COMMAND4",
     "deepseek_r1": f"{_HERE}.reasoning.think:DEEPSEEK_R1",
     "deepseek_v3": f"{_HERE}.reasoning.think:DEEPSEEK_V3",
     "deepseek_v4": f"{_HERE}.reasoning.think:DEEPSEEK_V4",
+    "deepseek_v41": f"{_HERE}.reasoning.think:DEEPSEEK_V41",
     "ernie45": f"{_HERE}.reasoning.answers:ERNIE45",
     "gemma4": f"{_HERE}.reasoning.pairs:GEMMA4",
     "glm45": f"{_HERE}.reasoning.think:GLM45",

@@ -10,6 +10,7 @@ _DSML_CALLS: Final = ("<\uff5cDSML\uff5ctool_calls>", "<\uff5cDSML\uff5cfunction
 DEEPSEEK_R1 = block_format(unmarked="reasoning")
 DEEPSEEK_V3 = block_format(by_default=False)
 DEEPSEEK_V4 = block_format(by_default=False, calls=_DSML_CALLS)
+DEEPSEEK_V41 = block_format(by_default=False, calls=("<\uff5cDSML\uff5c calls>",))
 GLM45 = block_format(unmarked="reasoning_unless_off", calls=_XML_CALL)
 HOLO2 = block_format(unmarked="reasoning_unless_off")
 KIMI_K2 = block_format(unmarked="reasoning_unless_off", calls=("<|tool_calls_section_begin|>",))
