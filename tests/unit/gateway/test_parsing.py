@@ -1,11 +1,20 @@
 """What parsers are told of the prompt, and where a constraint begins."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 import tokenmesh.demo_model
-from tokenmesh.services.gateway.parsers.events import CallBegin, Content, Event, Reasoning
+from tokenmesh.services.gateway.intake.forced_calls import family_of
+from tokenmesh.services.gateway.openai.tool_use import Mode, ToolUse
+from tokenmesh.services.gateway.parsers.events import (
+    CallArguments,
+    CallBegin,
+    Content,
+    Event,
+    Reasoning,
+)
 from tokenmesh.services.gateway.parsers.formats import Family
 from tokenmesh.services.gateway.parsers.parser import ToolSchema
 from tokenmesh.services.gateway.parsers.registry import ParserRegistry
@@ -54,6 +63,23 @@ def test_thoughts_and_further_calls_can_be_left_out(vocabulary: Vocabulary) -> N
     )
     kinds = [type(event) for event in events(less, "x", answer)]
     assert (kinds.count(Reasoning), kinds.count(CallBegin)) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("mode", "answer"),
+    [("required", '[{"name": "f", "parameters": {}}]'), ("named", "{}")],
+)
+def test_forced_calls_have_ids_that_the_models_template_takes(
+    vocabulary: Vocabulary, mode: Mode, answer: str
+) -> None:
+    use = ToolUse(mode=mode, schemas=TOOLS)
+    for name, pattern in (("mistral", "[A-Za-z0-9]{9}"), ("hermes", "None")):
+        family = family_of(ParserRegistry().family("", name), use)
+        parsing = Parsing(family=family, vocabulary=vocabulary, tools=TOOLS)
+        [begin, arguments] = events(parsing, "x", answer)
+        assert isinstance(begin, CallBegin)
+        assert re.fullmatch(pattern, str(begin.model_id))
+        assert arguments == CallArguments(0, "{}")
 
 
 def test_special_tokens_are_shown_where_a_marker_is_one(vocabulary: Vocabulary) -> None:

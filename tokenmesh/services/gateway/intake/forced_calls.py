@@ -4,6 +4,7 @@ from tokenmesh.services.gateway.exchange import Exchange
 from tokenmesh.services.gateway.openai.chat_request import ChatRequest
 from tokenmesh.services.gateway.openai.tool_use import ToolUse
 from tokenmesh.services.gateway.parsers.formats import Family, ToolFormat
+from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser
 from tokenmesh.services.gateway.parsers.tools import forced
 from tokenmesh.services.gateway.structured import forced_calls
 from tokenmesh.services.gateway.structured.limits import check_structured
@@ -40,11 +41,14 @@ def constraint_of(body: ChatRequest, tools: ToolUse, limits: GatewaySettings) ->
 
 def family_of(own: Family, tools: ToolUse) -> Family:
     """How the answer is written: the model's own format, but for calls that it is forced to."""
-    if not tools.schemas:
-        return Family(own.reasoning)
-    if tools.mode == "named":
-        name = tools.schemas[0].name
-        return Family(own.reasoning, ToolFormat(make=lambda _: forced.named_call(name)))
-    if tools.mode == "required":
-        return Family(own.reasoning, ToolFormat(make=lambda _: forced.required_calls()))
-    return own
+    if not tools.is_forced:
+        return own if tools.schemas else Family(own.reasoning)
+    make_ids = None if own.tools is None else own.tools.make_ids
+
+    def make(context: ParseContext) -> Parser:
+        make_id = None if make_ids is None else make_ids(context)
+        if tools.mode == "named":
+            return forced.named_call(tools.schemas[0].name, make_id)
+        return forced.required_calls(make_id)
+
+    return Family(own.reasoning, ToolFormat(make=make))

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from tokenmesh.services.gateway.parsers.chain import Chain
 from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser
 
+MakeId = Callable[[int], str]
+"""The id of the call at that place of an answer."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat:
@@ -15,6 +18,9 @@ class ToolFormat:
     """A parser for one choice; it is given the content that the reasoning parser leaves."""
     needs_special_tokens: bool = False
     """Its markers are special tokens: the detokenizer must show those."""
+    make_ids: Callable[[ParseContext], MakeId] | None = None
+    """Ids of calls in a form that the family's templates insist on, also for calls that a grammar
+    has forced into another format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

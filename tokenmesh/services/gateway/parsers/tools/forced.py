@@ -5,6 +5,7 @@ named function only its arguments. What is not that, which only a model without 
 write, is content.
 """
 
+from tokenmesh.services.gateway.parsers.formats import MakeId
 from tokenmesh.services.gateway.parsers.parser import Parser
 from tokenmesh.services.gateway.parsers.tools.json_calls import (
     CallShape,
@@ -15,29 +16,28 @@ from tokenmesh.services.gateway.parsers.tools.script_parser import ScriptParser
 from tokenmesh.services.gateway.parsers.tools.source import Steps
 from tokenmesh.services.gateway.parsers.tools.stream import Stream, copy_content
 
-_SHAPE = CallShape()
 
-
-def required_calls() -> Parser:
+def required_calls(make_id: MakeId | None = None) -> Parser:
     """The parser of one choice with `tool_choice: "required"`."""
-    return ScriptParser(_required)
-
-
-def named_call(name: str) -> Parser:
-    """The parser of one choice of which all is the arguments of that function."""
+    shape = CallShape(make_id=make_id)
 
     def script(stream: Stream) -> Steps[None]:
-        if (yield from stream.skip_space()) == "{":
-            stream.begin_call(name)
-            yield from copy_arguments(stream, stream.arguments, None)
+        stream.keep()
+        if (yield from stream.skip_space()) == "[":
+            yield from read_calls(stream, shape)
+        stream.give_back()
         yield from copy_content(stream)
 
     return ScriptParser(script)
 
 
-def _required(stream: Stream) -> Steps[None]:
-    stream.keep()
-    if (yield from stream.skip_space()) == "[":
-        yield from read_calls(stream, _SHAPE)
-    stream.give_back()
-    yield from copy_content(stream)
+def named_call(name: str, make_id: MakeId | None = None) -> Parser:
+    """The parser of one choice of which all is the arguments of that function."""
+
+    def script(stream: Stream) -> Steps[None]:
+        if (yield from stream.skip_space()) == "{":
+            stream.begin_call(name, None if make_id is None else make_id(0))
+            yield from copy_arguments(stream, stream.arguments, None)
+        yield from copy_content(stream)
+
+    return ScriptParser(script)

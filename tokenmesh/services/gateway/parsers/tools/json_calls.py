@@ -10,6 +10,7 @@ breaks after that is a call with the arguments that came.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tokenmesh.services.gateway.parsers.formats import MakeId
 from tokenmesh.services.gateway.parsers.markers import Markers
 from tokenmesh.services.gateway.parsers.tools.json_value import (
     copy_container,
@@ -32,7 +33,7 @@ class CallShape:
     needs_arguments: bool = False
     """Formats without markers: many objects have a "name", only a call has arguments too."""
     name_key: str = "name"
-    make_id: Callable[[int], str] | None = None
+    make_id: MakeId | None = None
     """The id of the call at that place, in families that need one of their own form."""
 
 

@@ -9,8 +9,10 @@ made of the prompt's end and the call's place, which is the same however the tex
 import hashlib
 import re
 import string
+from functools import partial
 from typing import Final
 
+from tokenmesh.services.gateway.parsers.formats import MakeId
 from tokenmesh.services.gateway.parsers.markers import Markers
 from tokenmesh.services.gateway.parsers.parser import ParseContext
 from tokenmesh.services.gateway.parsers.tools.headed import copy_headed_arguments
@@ -39,12 +41,14 @@ def call_id(seed: str, index: int) -> str:
     return "".join(_ALPHABET[byte % len(_ALPHABET)] for byte in digest.digest())
 
 
+def make_ids(context: ParseContext) -> MakeId:
+    """Of the calls of an answer."""
+    return partial(call_id, context.prompt_tail)
+
+
 def mistral(context: ParseContext) -> Script:
     """The script for one request."""
-
-    def make_id(index: int) -> str:
-        return call_id(context.prompt_tail, index)
-
+    make_id = make_ids(context)
     shape = CallShape(make_id=make_id)
 
     def read_call(stream: Stream) -> Steps[None]:
@@ -78,4 +82,4 @@ def _header(stream: Stream) -> Steps[tuple[str, str, bool]]:
     return name, model_id, bool(name and marker)
 
 
-MISTRAL: Final = tool_format(mistral)
+MISTRAL: Final = tool_format(mistral, make_ids=make_ids)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from tokenmesh.services.gateway.parsers.events import Content, Event
-from tokenmesh.services.gateway.parsers.formats import ToolFormat
+from tokenmesh.services.gateway.parsers.formats import MakeId, ToolFormat
 from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser
 from tokenmesh.services.gateway.parsers.tools.stream import Script, Stream
 
@@ -54,11 +54,14 @@ class PlainText:
 
 
 def tool_format(
-    script: Callable[[ParseContext], Script], *, needs_special_tokens: bool = True
+    script: Callable[[ParseContext], Script],
+    *,
+    needs_special_tokens: bool = True,
+    make_ids: Callable[[ParseContext], MakeId] | None = None,
 ) -> ToolFormat:
     """The format whose script for one request the function makes."""
 
     def make(context: ParseContext) -> Parser:
         return ScriptParser(script(context)) if context.tools else PlainText()
 
-    return ToolFormat(make=make, needs_special_tokens=needs_special_tokens)
+    return ToolFormat(make=make, needs_special_tokens=needs_special_tokens, make_ids=make_ids)
