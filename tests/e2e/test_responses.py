@@ -15,6 +15,7 @@ from tokenmesh.cli.embedded.ports import free_port
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
 MODEL = "tokenmesh-demo"
+RESULT = "18 degrees, sunny"
 WEATHER: Any = {
     "type": "function",
     "name": "get_weather",
@@ -73,7 +74,7 @@ def test_a_function_call_and_its_result(client: openai.OpenAI) -> None:
     result: Any = {
         "type": "function_call_output",
         "call_id": call.call_id,
-        "output": "18 degrees, sunny",
+        "output": RESULT,
     }
     told = client.responses.create(input=[*asked, *items, result], tools=[WEATHER], **ASKED)
     assert "18" in told.output_text
@@ -101,3 +102,25 @@ class Sum(pydantic.BaseModel):
 def test_structured_text(client: openai.OpenAI) -> None:
     answer = client.responses.parse(input="What is 17 + 25?", text_format=Sum, **ASKED)
     assert isinstance(answer.output_parsed, Sum)
+
+
+def test_a_function_that_must_be_called(client: openai.OpenAI) -> None:
+    chosen: Any = {"type": "function", "name": "get_weather"}
+    answer = client.responses.create(input="Hello", tools=[WEATHER], tool_choice=chosen, **ASKED)
+    call = answer.output[-1]
+    assert isinstance(call, ResponseFunctionToolCall)
+    assert json.loads(call.arguments).keys() == {"city"}
+
+
+def test_a_kept_response_goes_on_by_its_id(client: openai.OpenAI) -> None:
+    kept: Any = {**ASKED, "store": True}
+    asked = "What is the weather in Paris?"
+    answer = client.responses.create(input=asked, tools=[WEATHER], **kept)
+    call = answer.output[-1]
+    assert isinstance(call, ResponseFunctionToolCall)
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": RESULT}
+    told = client.responses.create(
+        input=[result], tools=[WEATHER], previous_response_id=answer.id, **kept
+    )
+    assert "18" in told.output_text
+    assert client.responses.retrieve(told.id).output == told.output
