@@ -11,6 +11,7 @@ from tests.unit.gateway.parsers.harness import (
     check_nothing_lost,
     joined,
     parse,
+    told,
 )
 from tokenmesh.services.gateway.parsers.events import Content, Event, Reasoning
 from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser, ToolSchema
@@ -234,6 +235,16 @@ def test_the_appended_marker_is_all_that_is_added() -> None:
         text = "I see</think>4"[:end]
         events = parse(lambda: make("minimax_m2_append_think", NOTHING_KNOWN), list(text))
         assert events == [Content("<think>" + text)]
+
+
+@pytest.mark.parametrize("name", sorted(REASONING))
+def test_whitespace_without_end_is_not_held_back(name: str) -> None:
+    parser = make(name, NOTHING_KNOWN)
+    passed = [event for _ in range(2000) for event in parser.push("\n")]
+    assert told(passed).count("\n") >= 1999
+    text = "\n" * 1500 + "<think>a</think>b"
+    whole = parse(lambda: make(name, NOTHING_KNOWN), [text])
+    assert parse(lambda: make(name, NOTHING_KNOWN), list(text)) == whole
 
 
 @pytest.mark.parametrize("name", sorted(REASONING))

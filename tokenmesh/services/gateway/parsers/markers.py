@@ -5,7 +5,10 @@ the same place the longer, and text is held back only while it may still be a ma
 """
 
 import re
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+_MOST_SPACE: Final = 1024
+"""Characters of whitespace that may stand before a leading marker: so much is held back for one."""
 
 
 class Taken(NamedTuple):
@@ -94,6 +97,8 @@ class MarkedText:
         """
         text = self._text
         begin = len(text) - len(text.lstrip())
+        if begin > _MOST_SPACE:
+            return ""
         if begin == len(text):
             return "" if self._is_whole else None
         match = markers.find(text, begin) if self._is_whole else markers.find_open(text, begin)
