@@ -111,3 +111,20 @@ def test_a_constraint_waits_for_thoughts_only(
     parsing = Parsing(family=FAMILY, vocabulary=vocabulary, thinking=thinking)
     ends = parsing.reasoning_ends(pack_ids(vocabulary.encode(prompt)))
     assert ends == ([vocabulary.encode("</think>")] if waits else [])
+
+
+def test_ids_that_a_format_makes_up_are_of_the_prompt_and_the_choice(
+    vocabulary: Vocabulary,
+) -> None:
+    parsing = Parsing(
+        family=ParserRegistry().family("", "mistral"), vocabulary=vocabulary, tools=TOOLS
+    )
+
+    def ids(prompt: str) -> list[str]:
+        parsers = parsing.make_parsers(pack_ids(vocabulary.encode(prompt)), 2)
+        told = [parser.push("[TOOL_CALLS]f[ARGS]{}") for parser in parsers if parser is not None]
+        return [begin.model_id or "" for begin, *_ in told if isinstance(begin, CallBegin)]
+
+    long = "and the same end of all prompts " * 20
+    assert ids("a" + long) == ids("a" + long)
+    assert len({*ids("a" + long), *ids("b" + long)}) == 4

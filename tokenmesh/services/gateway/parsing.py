@@ -1,7 +1,9 @@
 """Parsing: how the answers to a job are read, and where in them a constraint begins."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
+
+import xxhash
 
 from tokenmesh.services.gateway.parsers.events import (
     CallArguments,
@@ -54,7 +56,9 @@ class Parsing:
         if self.family.reasoning is None and self.family.tools is None:
             return [None] * count
         context = self._context(packed_ids)
-        return [self._make(context) for _ in range(count)]
+        prompt = xxhash.xxh3_128_hexdigest(packed_ids)
+        seeds = (f"{prompt}:{index}" for index in range(count))
+        return [self._make(replace(context, seed=seed)) for seed in seeds]
 
     def reasoning_ends(self, packed_ids: bytes) -> list[list[int]]:
         """Token sequences after which the answer itself begins; none: it begins at once."""

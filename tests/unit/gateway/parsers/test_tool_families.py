@@ -108,9 +108,9 @@ def test_ids_of_kimi_are_its_own() -> None:
 def test_ids_of_mistral_have_nine_letters_and_digits(write: Write) -> None:
     text = write(TYPICAL_CALLS["parallel"])
     first, again, other = (
-        [event.model_id for event in parse(maker("mistral", prompt_tail=tail), [text])
+        [event.model_id for event in parse(maker("mistral", seed=seed), [text])
          if isinstance(event, CallBegin)]
-        for tail in ("a", "a", "b")
+        for seed in ("a", "a", "b")
     )  # fmt: skip
     assert first == again
     assert all(each and len(each) == 9 and each.isalnum() for each in first)

@@ -44,6 +44,7 @@ GIVEN_BACK = [
     ("kimi_k2", "<|tool_call_begin|>functions.x:0<|tool_call_end|>"),
     ("kimi_k2", "<|tool_call_begin|>two words<|tool_call_argument_begin|>{}"),
     ("deepseek_v3", f"{BEGIN}function{SEPARATOR}f\n{{}}"),
+    ("deepseek_v3", f"{BEGIN}tool{SEPARATOR}f\n```json\n{{}}\n```"),
     ("deepseek_v31", f"{BEGIN}get_weather"),
     ("qwen3_coder", "<tool_call>\n<function=two words>\n</function>"),
     ("qwen3_coder", "<tool_call>\n<function=f\n<parameter=a>1</parameter>"),

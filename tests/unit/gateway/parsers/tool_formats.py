@@ -40,9 +40,9 @@ class Call(NamedTuple):
     arguments: dict[str, Any]
 
 
-def maker(family: str, tools: tuple[ToolSchema, ...] = TOOLS, prompt_tail: str = "") -> Make:
+def maker(family: str, tools: tuple[ToolSchema, ...] = TOOLS, seed: str = "") -> Make:
     """Makes parsers of a family."""
-    context = ParseContext(tools=tools, prompt_tail=prompt_tail)
+    context = ParseContext(tools=tools, seed=seed)
     return lambda: ParserRegistry().find_tools(family).make(context)
 
 

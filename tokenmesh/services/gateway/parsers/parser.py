@@ -26,6 +26,9 @@ class ParseContext:
     """The prompt ends with the model's own, unfinished message (continue_final_message)."""
     tools: tuple[ToolSchema, ...] = ()
     """Empty: text that looks like a call is content."""
+    seed: str = ""
+    """What ids are made of that a format needs and the model does not write: the same for whoever
+    reads this choice again, another one for any other choice."""
     thinking: bool | None = None
     """What the request's template arguments say about thinking, if anything."""
 

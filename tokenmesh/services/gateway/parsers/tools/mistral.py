@@ -3,7 +3,7 @@
 The second form, since tokenizer 11, is [TOOL_CALLS]name[ARGS]{...} with a marker for each call, an
 optional [CALL_ID]id after the name, and an [ARGS] that may be missing. Mistral's chat templates
 accept only ids of nine letters and digits, so every call gets one here: the model's own, or one
-made of the prompt's end and the call's place, which is the same however the text is cut.
+made of the choice's seed and the call's place: the same for whoever reads the answer again.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ def call_id(seed: str, index: int) -> str:
 
 def make_ids(context: ParseContext) -> MakeId:
     """Of the calls of an answer."""
-    return partial(call_id, context.prompt_tail)
+    return partial(call_id, context.seed)
 
 
 def mistral(context: ParseContext) -> Script:
