@@ -223,3 +223,20 @@ async def test_a_response_that_cannot_go_on_is_an_error(
     events = await client.stream(tools=[OFFER])
     assert [event["type"] for event in events[-2:]] == ["error", "response.failed"]
     assert numbers(events) == list(range(len(events)))
+
+
+async def test_the_clients_own_calls_are_left_to_it(
+    mesh: BackEnd, client: ResponseClient, tools: Tools
+) -> None:
+    weather = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
+    say(mesh, call("add", a=1, b=2) + "\n" + call("weather"), "never said")
+    response = await client.create(tools=[OFFER, weather])
+    _, added, asked = response["output"]
+    assert (added["status"], added["output"]) == ("completed", "3")
+    assert (asked["type"], response["status"]) == ("function_call", "completed")
+    assert tools.calls == ["add 1 2"]
+    answer = {"type": "function_call_output", "call_id": asked["call_id"], "output": "rain"}
+    previous = response["id"]
+    say(mesh, "x", "It rains, and it is 3.", "It rains, and it is 3.")
+    final = await client.create(input=[answer], previous_response_id=previous, tools=[weather])
+    assert output_text(final) == "It rains, and it is 3."

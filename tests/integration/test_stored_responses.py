@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from tests.fakes.back_end import BackEnd
@@ -305,3 +306,31 @@ async def test_a_reference_to_nothing_is_named(client: ResponseClient, store: bo
         answer = await client.http.post("/v1/responses", json=body)
         assert answer.status_code == 404
         assert answer.json()["error"]["param"] == "input[0].id"
+
+
+async def test_raw_messages_are_told_when_asked_for(client: ResponseClient) -> None:
+    response = await client.create(enable_response_messages=True)
+    (asked,), (said,) = response["input_messages"], response["output_messages"]
+    assert "Hi" in asked["message"]
+    assert said["message"].startswith(TEXT)
+    assert len(said["tokens"]) == response["usage"]["output_tokens"]
+
+
+async def test_openais_client_reads_what_is_kept(mesh: BackEnd) -> None:
+    url = f"{mesh.url}/v1"
+    async with openai.AsyncOpenAI(base_url=url, api_key="mine", max_retries=0) as client:
+        made = await client.responses.create(model=mesh.model, input="Hi", background=True)
+        assert made.status == "queued"
+        stream = await client.responses.retrieve(made.id, stream=True, starting_after=2)
+        events = [event async for event in stream]
+        assert events[0].sequence_number == 3
+        assert events[-1].type == "response.completed"
+        again = await client.responses.retrieve(made.id)
+        assert again.output_text == TEXT
+        assert again == events[-1].response
+        items = [item async for item in client.responses.input_items.list(made.id)]
+        assert [item.type for item in items] == ["message"]
+        assert (await client.responses.cancel(made.id)).status == "completed"
+        await client.responses.delete(made.id)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(made.id)

@@ -65,6 +65,7 @@ class ResponseRun:
         self.failure: TokenMeshError | None = None
         """Why the response has ended as failed."""
         self._is_cancelled = False
+        self._is_ended = False
         self._task: asyncio.Task[Any] | None = None
 
     @property
@@ -93,7 +94,7 @@ class ResponseRun:
         except asyncio.CancelledError:
             if not self._is_cancelled or self._task is None or self._task.uncancel():
                 raise
-            await self._end("cancelled", self._events.cancel(self._usage()))
+            await self._cancel()
         except Conflict:
             raise
         except TokenMeshError as error:
@@ -107,8 +108,8 @@ class ResponseRun:
             if await self._turn(number, ask):
                 return
             await self._tools.make_calls(self._steps, self._events)
-            if self._waits_for_client():
-                await self._end("completed", self._events.complete(self._usage()))
+            if self._awaits_client():
+                await self._complete([])
                 return
             ask = await self._next_ask()
 
@@ -134,29 +135,31 @@ class ResponseRun:
         if flush.recorded is None:
             self._meter.flush(delivery)
         events = self._events.write(flush.pieces)
-        is_last = False
         if delivery.is_complete:
             events += self._end_turn(delivery)
-            is_last = not self._events.server_calls
-            if is_last or self._waits_for_client():
+            if not self._events.server_calls or self._awaits_client():
                 self._meter.finish(delivery, 1)
-        if is_last:
-            status: Status = "incomplete" if self._events.finish_reason == "length" else "completed"
-            events += self._events.complete(self._usage())
-            await self._end(status, events, flush)
-        elif flush.recorded is not None:
+            if not self._events.server_calls:
+                await self._complete(events, flush)
+                return True
+        if flush.recorded is not None:
             self._steps.retell(flush.recorded, events)
         else:
             await self._steps.record(Flushed(portions=flush.portions, frames=encode_frames(events)))
-        return is_last
+        return False
 
     def _end_turn(self, delivery: Delivery) -> list[Event]:
         self._usages.append(delivery.usage())
         self._delivery = None
         return self._events.end_turn(delivery.prompts[0].packed_ids)
 
-    def _waits_for_client(self) -> bool:
-        """Whether the client has calls to make too: the model goes on in another response."""
+    async def _complete(self, events: list[Event], flush: Flush | None = None) -> None:
+        status: Status = "incomplete" if self._events.finish_reason == "length" else "completed"
+        events += self._events.complete(self._usage())
+        await self._end(status, events, flush)
+
+    def _awaits_client(self) -> bool:
+        """Whether the client has calls to make before the model can go on."""
         return any(each["type"] in _CLIENTS_TOOLS for each in self._events.response["output"])
 
     async def _next_ask(self) -> Ask:
@@ -174,7 +177,15 @@ class ResponseRun:
         )
         return made.ask
 
+    async def _cancel(self) -> None:
+        if self._is_ended:
+            await self._steps.settle()
+        else:
+            await self._end("cancelled", self._events.cancel(self._usage()))
+
     async def _fail(self, error: TokenMeshError) -> None:
+        if self._is_ended:
+            raise error
         error = self._first.translation.paths.rename(error)
         if not self.has_told:
             raise error
@@ -185,6 +196,7 @@ class ResponseRun:
     async def _end(
         self, status: Status, events: Sequence[Event], flush: Flush | None = None
     ) -> None:
+        self._is_ended = True
         ended = Ended(
             status=status,
             response=encode_json(self._events.response),
