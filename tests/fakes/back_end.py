@@ -28,6 +28,7 @@ from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.config.redis import RedisSettings
 from tokenmesh.shared.config.responses import ResponseSettings
+from tokenmesh.shared.config.service import ServiceSettings
 from tokenmesh.shared.errors import InvalidInput, Overloaded, Unavailable
 from tokenmesh.shared.ids import GatewayId, ModelName, WorkerId, new_instance_id
 from tokenmesh.shared.membership import Members, MembershipView
@@ -176,6 +177,7 @@ class BackEnd:
         redis_settings: RedisSettings,
         script: Script | None = None,
         responses: dict[str, Any] | None = None,
+        service: dict[str, Any] | None = None,
         **limits: Any,
     ) -> None:
         self.model = ModelName(f"fake-{secrets.token_hex(4)}")
@@ -186,6 +188,7 @@ class BackEnd:
             redis=redis_settings,
             gateway=gateway,
             responses=ResponseSettings(**(responses or {})),
+            service=ServiceSettings(**(service or {})),
         )
         self.scheduler = FakeScheduler()
         self.workers: list[FakeWorker] = []

@@ -8,38 +8,14 @@ import httpx
 import openai
 import pytest
 
-from tests.fakes.back_end import BackEnd, eos_id, fake_tokenizer
+from tests.fakes.back_end import BackEnd, fake_tokenizer
 from tests.fakes.mcp_server import Tools, mcp_server
 from tests.fakes.response_client import Event, ResponseClient, numbers, output_text
-from tests.fakes.worker import Script
+from tests.fakes.tool_turns import OFFER, call, in_turns
 from tests.servers import free_port
 from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.redis import RedisSettings
-from tokenmesh.shared.messages import Generate
 from tokenmesh.shared.tokens import unpack_ids
-
-OFFER: dict[str, Any] = {
-    "type": "mcp",
-    "server_label": "calculator",
-    "require_approval": "never",
-    "allowed_tools": ["add", "fail", "large"],
-}
-
-
-def call(name: str, **arguments: Any) -> str:
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
-
-
-def in_turns(*answers: str) -> Script:
-    """Each answer after as many tool results; the last one ever after."""
-    tokenizer = fake_tokenizer()
-
-    def script(generate: Generate) -> list[int]:
-        prompt = tokenizer.decode(unpack_ids(generate.prompt_ids), skip_special_tokens=False)
-        number = min(prompt.count("tool: "), len(answers) - 1)
-        return [*tokenizer.encode(answers[number]).ids, eos_id()]
-
-    return script
 
 
 @pytest.fixture

@@ -1,0 +1,100 @@
+"""A response whose log is cut anywhere is continued from there, to the very same end."""
+
+from collections.abc import AsyncIterator, Callable
+
+import httpx
+import pytest
+
+from tests.fakes.back_end import BackEnd
+from tests.fakes.mcp_server import Tools, mcp_server
+from tests.fakes.response_client import Event, ResponseClient, numbers
+from tests.fakes.tool_turns import OFFER, call, in_turns
+from tests.servers import Server, bus_settings_of
+from tokenmesh.services.gateway.response_store.journal import open_journal
+from tokenmesh.services.gateway.response_store.logs import ResponseLogs
+from tokenmesh.services.gateway.response_store.records import (
+    CallBegun,
+    Record,
+    encode_record,
+    join_records,
+)
+from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.ids import GatewayId, ResponseId
+from tokenmesh.shared.subjects import response_log
+
+GONE = GatewayId("gateway-gone")
+THINKS = "<think>\nA sum, then.\n</think>\n\n"
+
+
+@pytest.fixture
+async def tools() -> AsyncIterator[Tools]:
+    async with mcp_server() as server:
+        yield server
+
+
+@pytest.fixture
+async def mesh(
+    tools: Tools, start_nats: Callable[[], Server], redis_settings: RedisSettings
+) -> AsyncIterator[BackEnd]:
+    mesh = BackEnd(
+        bus_settings_of(start_nats()),
+        redis_settings,
+        responses={
+            "mcp_servers": {"calculator": {"url": tools.url}},
+            "adopt_interval_s": 0.02,
+            "poll_s": 0.05,
+        },
+        service={"beat_interval_s": 0.05, "missed_beats": 1},
+    )
+    async with mesh:
+        mesh.tokenizer.reasoning_parser = "qwen3"
+        mesh.tokenizer.tool_call_parser = "hermes"
+        answers = (THINKS + call("add", a=17, b=25), THINKS + "It is <42>, I \u2764 think.")
+        mesh.workers[0].script = in_turns(*answers)
+        yield mesh
+
+
+@pytest.fixture
+async def client(mesh: BackEnd) -> AsyncIterator[ResponseClient]:
+    async with httpx.AsyncClient(base_url=mesh.url, timeout=15) as http:
+        yield ResponseClient(http, mesh.model)
+
+
+async def cut(logs: ResponseLogs, response_id: ResponseId, records: list[Record]) -> None:
+    """Leave so much of a log, by a gateway that is gone."""
+    await logs.delete(response_id)
+    data = join_records([encode_record(record) for record in records])
+    await logs.journal.append(response_log(response_id), data, 0)
+    await logs.mark(GONE, response_id)
+
+
+def story(events: list[Event]) -> tuple[list[str], list[object], dict[str, object]]:
+    """Which items there were, what was in them, and how it ended."""
+    done = [each for each in events if each["type"] == "response.output_item.done"]
+    kinds = [each["type"] for each in events if not each["type"].endswith("delta")]
+    response = {**events[-1]["response"], "usage": None}
+    return kinds, [each["item"] for each in done], response
+
+
+async def test_a_log_cut_anywhere_is_continued_to_the_same_end(
+    mesh: BackEnd, client: ResponseClient, tools: Tools
+) -> None:
+    whole = await client.stream(background=True, tools=[OFFER], reasoning={"effort": "low"})
+    response_id = ResponseId(whole[0]["response"]["id"])
+    logs = ResponseLogs(open_journal(mesh.bus, mesh.settings.responses), mesh.settings.responses)
+    records = (await logs.read(response_id)).records
+    assert len(records) > 20
+    lost = next(index for index, each in enumerate(records) if isinstance(each, CallBegun)) + 1
+    for count in {1, 2, 3, 4, 5, 6, *range(7, len(records), 14), lost - 1, lost, lost + 1}:
+        tools.calls.clear()
+        await cut(logs, response_id, records[:count])
+        events = await client.events(response_id)
+        assert numbers(events) == list(range(len(events))), count
+        seen = sum(len(getattr(record, "frames", ())) for record in records[:count])
+        assert events[:seen] == whole[:seen], count
+        assert len(tools.calls) == (0 if count >= lost else 1), count
+        if count == lost:
+            assert "response.mcp_call.failed" in [event["type"] for event in events]
+        else:
+            assert story(events) == story(whole), count
+        await mesh.until(lambda: not len(mesh.gateway.streams))
