@@ -58,6 +58,17 @@ def test_a_marker_that_has_begun_by_itself_is_completed() -> None:
     assert draw_many(budget, [START], [1, 2, 1, 1, 1, 1]) == [1, 2, 7, 8, 9, 1]
 
 
+def test_whatever_ends_reasoning_ends_the_counting() -> None:
+    budget = ThinkingBudget(
+        num_tokens=2, is_open=True, start_ids=[START], end_ids=[END], other_ends=[[7, 8], [9]]
+    )
+    assert draw_many(budget, [START], [1, 9, 1, 1, 1]) == [1, 9, 1, 1, 1]
+    assert draw_many(budget, [START], [1, 7, 8, 1, 1]) == [1, 7, END, 1, 1]
+    wide = msgspec.structs.replace(budget, num_tokens=3)
+    assert draw_many(wide, [START], [1, 7, 8, 1, 1]) == [1, 7, 8, 1, 1]
+    assert draw_many(budget, [START], [1, 9, START, 1, 1, 1]) == [1, 9, START, 1, END, 1]
+
+
 def test_nothing_else_can_forbid_the_marker() -> None:
     budget = ThinkingBudget(num_tokens=0, is_open=True, end_ids=[END])
     sampler = Sampler(VOCAB, frozenset({END}))
@@ -83,21 +94,25 @@ def test_a_resumed_row_goes_on_as_if_it_had_never_stopped(
         num_spent=data.draw(st.integers(0, 3)),
         start_ids=start,
         end_ids=end,
+        other_ends=data.draw(st.lists(MARKERS, max_size=2)),
     )
     whole = draw_many(budget, [5, *prompt], wanted)
     cut = data.draw(st.integers(0, len(whole)))
     assert draw_many(budget, [5, *prompt], wanted, whole[:cut]) == whole
 
 
-@given(IDS, st.lists(st.integers(0, 3), max_size=40), MARKERS, MARKERS, st.integers(0, 5))
+@given(IDS, st.lists(st.integers(0, 3), max_size=40), MARKERS, st.integers(0, 3), st.data())
 def test_no_more_is_thought_than_the_budget_allows(
-    prompt: list[int], wanted: list[int], start: list[int], end: list[int], num_tokens: int
+    prompt: list[int], wanted: list[int], start: list[int], end: int, data: st.DataObject
 ) -> None:
-    """Tokens inside a block, counted anew; the marker's own may come on top."""
-    budget = ThinkingBudget(num_tokens=num_tokens, start_ids=start, end_ids=end)
+    budget = ThinkingBudget(
+        num_tokens=data.draw(st.integers(0, 5)),
+        is_open=data.draw(st.booleans()),
+        start_ids=start,
+        end_ids=[end],
+    )
     output = draw_many(budget, [5, *prompt], wanted)
     tracker = ThinkingTracker(budget, [5, *prompt], len(prompt) + 1)
-    before = tracker.count
     for token in output:
         tracker.push(token)
-        assert tracker.count <= max(before, num_tokens) + len(end)
+        assert tracker.count <= budget.num_tokens

@@ -77,6 +77,7 @@ def _budget(rng: random.Random, vocab_size: int) -> ThinkingBudget:
         num_spent=rng.randrange(3),
         start_ids=start,
         end_ids=end,
+        other_ends=[_some_ids(rng, few, 2) for _ in range(rng.choice([0, 0, 1, 4]))],
     )
 
 

@@ -114,6 +114,7 @@ FLAGS: Final = (
     Flag("--profiler-dir", ("worker", "profiler_dir")),
     Flag("--enable-admin-routes", ("gateway", "admin_routes"), is_switch=True),
     Flag("--enable-tokenizer-info-endpoint", ("gateway", "tokenizer_info"), is_switch=True),
+    Flag("--enable-prompt-embeds", ("gateway", "prompt_embeds"), is_switch=True),
     Flag("--host", ("gateway", "host")),
     Flag("--port", ("gateway", "port")),
     Flag("--uds", ("gateway", "uds")),

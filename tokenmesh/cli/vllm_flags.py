@@ -47,7 +47,7 @@ disable-hybrid-kv-cache-manager disable-nccl-for-dp-sync disable-sliding-window
 disable-uvicorn-access-log distributed-executor-backend distributed-timeout-seconds
 download-dir ec-transfer-config enable-dbo enable-eplb enable-expert-parallel
 enable-force-include-usage enable-log-outputs enable-log-requests enable-lora enable-lora-bias
-enable-mfu-metrics enable-mm-embeds enable-prompt-embeds enable-prompt-tokens-details
+enable-mfu-metrics enable-mm-embeds enable-prompt-tokens-details
 enable-request-id-headers enable-return-routed-experts enable-server-load-tracking
 enable-tower-connector-lora eplb-config exclude-tools-when-tool-choice-none
 expert-placement-strategy fully-sharded-loras guided-decoding-backend h11-max-header-count

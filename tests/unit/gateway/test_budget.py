@@ -50,3 +50,9 @@ def test_what_the_prompt_has_spent(
         vocabulary.encode("<think>"),
         vocabulary.encode("</think>"),
     )
+
+
+def test_a_call_ends_reasoning_where_the_parser_says_so(vocabulary: Vocabulary) -> None:
+    family = Family(ParserRegistry().find_reasoning("qwen3"))
+    rule = Budget(7, Parsing(family=family, vocabulary=vocabulary)).rule(b"")
+    assert rule.other_ends == [vocabulary.encode("<tool_call>")]

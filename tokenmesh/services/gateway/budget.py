@@ -16,11 +16,12 @@ class Budget:
     def rule(self, packed_ids: bytes) -> ThinkingBudget:
         """The worker's rule for answers to a tokenized prompt."""
         spent = self.parsing.reasoning_spent(packed_ids)
-        start, end = self.parsing.reasoning_markers()
+        start, ends = self.parsing.reasoning_markers()
         return ThinkingBudget(
             num_tokens=self.num_tokens,
             is_open=spent is not None,
             num_spent=spent or 0,
             start_ids=start,
-            end_ids=end,
+            end_ids=ends[0],
+            other_ends=ends[1:],
         )

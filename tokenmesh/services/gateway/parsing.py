@@ -67,14 +67,11 @@ class Parsing:
             return []
         return [self.vocabulary.encode(end) for end in ends]
 
-    def reasoning_markers(self) -> tuple[list[int], list[int]]:
-        """Tokens before and after reasoning; empty where there is no such marker."""
-        reasoning = self.family.reasoning
-        if reasoning is None:
-            return [], []
-        markers = (reasoning.start, reasoning.end)
-        start, end = (self.vocabulary.encode(marker) if marker else [] for marker in markers)
-        return start, end
+    def reasoning_markers(self) -> tuple[list[int], list[list[int]]]:
+        """Tokens before reasoning, empty without a marker, and those after it, the usual first."""
+        start = self.family.reasoning.start if self.family.reasoning is not None else ""
+        ends = [self.vocabulary.encode(end) for end in self.family.reasoning_ends]
+        return self.vocabulary.encode(start) if start else [], ends
 
     def reasoning_spent(self, packed_ids: bytes) -> int | None:
         """Reasoning tokens that a prompt ends with; None: an answer begins outside of reasoning."""

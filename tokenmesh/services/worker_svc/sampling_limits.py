@@ -8,6 +8,8 @@ from tokenmesh.shared.messages.sampling import SamplingParams
 
 MAX_MARKER_IDS: Final = 16
 """Tokens of a marker that begins or ends reasoning."""
+MAX_OTHER_ENDS: Final = 4
+"""Further markers that end it."""
 _MAX_LOGPROB_TOKEN_IDS: Final = 1024
 _MAX_PATTERN_SIZE: Final = 1024
 _MAX_COUNT: Final = 2**30
@@ -91,11 +93,16 @@ def _check_thinking(sampling: SamplingParams, vocab_size: int) -> None:
     for count in (budget.num_tokens, budget.num_spent):
         if not 0 <= count <= _MAX_COUNT:
             raise InvalidInput(f"a number of thinking is {count}", param="thinking")
-    if len(budget.start_ids) > MAX_MARKER_IDS or not 1 <= len(budget.end_ids) <= MAX_MARKER_IDS:
+    ends = [budget.end_ids, *budget.other_ends]
+    lengths = [len(budget.start_ids) or 1, *map(len, ends)]
+    if not 1 <= min(lengths) <= max(lengths) <= MAX_MARKER_IDS or len(ends) > 1 + MAX_OTHER_ENDS:
         raise InvalidInput(
-            f"a marker of reasoning holds 1 to {MAX_MARKER_IDS} ids", param="thinking"
+            f"thinking holds a marker that has not 1 to {MAX_MARKER_IDS} ids, or more than "
+            f"{MAX_OTHER_ENDS} further ends",
+            param="thinking",
         )
-    _check_range("thinking", [*budget.start_ids, *budget.end_ids], vocab_size)
+    for marker in (budget.start_ids, *ends):
+        _check_range("thinking", marker, vocab_size)
 
 
 def _check_range(name: str, ids: Iterable[int], vocab_size: int) -> None:

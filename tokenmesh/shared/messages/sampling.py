@@ -28,6 +28,8 @@ class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """The marker before reasoning; empty: there is none."""
     end_ids: list[int]
     """The marker after it."""
+    other_ends: list[list[int]] = []
+    """Sequences that end reasoning as well, such as the beginning of a call."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

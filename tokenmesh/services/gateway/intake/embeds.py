@@ -68,7 +68,7 @@ async def read_embeds(
 
 def _check_others(body: CompletionRequest, limits: GatewaySettings) -> None:
     if not limits.prompt_embeds:
-        raise NotSupported(f"{_NAME} is not served here (gateway.prompt_embeds)", param=_NAME)
+        raise NotSupported(f"{_NAME} is not served here: see --enable-prompt-embeds", param=_NAME)
     wanted = {
         "echo": body.echo,
         "suffix": body.suffix,

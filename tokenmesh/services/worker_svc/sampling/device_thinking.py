@@ -11,12 +11,15 @@ import torch
 from tokenmesh.services.worker_svc.engine.plan import NewRow
 from tokenmesh.services.worker_svc.sampling.device_tables import DeviceTables, Shape, Slots
 from tokenmesh.services.worker_svc.sampling.thinking import ThinkingTracker
-from tokenmesh.services.worker_svc.sampling_limits import MAX_MARKER_IDS
+from tokenmesh.services.worker_svc.sampling_limits import MAX_MARKER_IDS, MAX_OTHER_ENDS
 
 _NUMBERS: Final = ("budget", "is_inside", "count", "num_end")
 _WIDTH: Final = MAX_MARKER_IDS
 _ANY: Final = -1
-"""A place of a marker that is not there."""
+"""A place before a marker's first token."""
+_NEVER: Final = -2
+_UNKNOWN: Final = -3
+_NUM_ENDS: Final = 1 + MAX_OTHER_ENDS
 
 
 class DeviceThinking:
@@ -45,10 +48,13 @@ class DeviceThinking:
         end, start = budget.end_ids, budget.start_ids
         lists = {
             "end": end + [_ANY] * (_WIDTH - len(end)),
-            "end_tail": [_ANY] * (_WIDTH - len(end)) + end,
-            # a marker that no token is equal to never begins
-            "start_tail": [_ANY] * (_WIDTH - len(start)) + start if start else [_ANY - 1] * _WIDTH,
-            "recent": [_ANY - 2] * (_WIDTH - len(tracker.recent)) + tracker.recent,
+            "start_tail": _tail(start),
+            "end_tails": [
+                token
+                for marker in [end, *budget.other_ends, *[[]] * MAX_OTHER_ENDS][:_NUM_ENDS]
+                for token in _tail(marker)
+            ],
+            "recent": [_UNKNOWN] * (_WIDTH - len(tracker.recent)) + tracker.recent,
         }
         for name, values in lists.items():
             self._tables.stage(name, slot, torch.tensor(values, dtype=torch.int32))
@@ -92,9 +98,10 @@ class DeviceThinking:
         slots = self._slots_of(idx_mapping)
         recent = torch.cat([self._of("recent", slots)[:, 1:], tokens.int().unsqueeze(1)], 1)
         was_inside = self._of("is_inside", slots) > 0
-        ends = was_inside & _ends_with(recent, self._of("end_tail", slots))
+        tails = self._of("end_tails", slots).view(-1, _NUM_ENDS, _WIDTH)
+        ends = was_inside & _ends_with(recent.unsqueeze(1), tails).any(1)
         begins = ~was_inside & _ends_with(recent, self._of("start_tail", slots))
-        count = self._of("count", slots) + was_inside - ends * self._of("num_end", slots)
+        count = self._of("count", slots) + (was_inside & ~ends)
         new = {"recent": recent, "count": count, "is_inside": (was_inside & ~ends) | begins}
         for name, values in new.items():
             table = self._tables.tables[name]
@@ -112,9 +119,16 @@ class DeviceThinking:
 
 def _shapes(rows: int) -> dict[str, Shape]:
     numbers = {name: Shape(rows + 1, 1, torch.int32) for name in _NUMBERS}
-    lists = ("end", "end_tail", "start_tail", "recent")
-    return numbers | {name: Shape(rows + 1, _WIDTH, torch.int32) for name in lists}
+    lists = {name: Shape(rows + 1, _WIDTH, torch.int32) for name in ("end", "start_tail", "recent")}
+    return numbers | lists | {"end_tails": Shape(rows + 1, _NUM_ENDS * _WIDTH, torch.int32)}
+
+
+def _tail(marker: list[int]) -> list[int]:
+    """As wide as all; an empty marker is one that no tokens ever end with."""
+    if not marker:
+        return [_NEVER] * _WIDTH
+    return [_ANY] * (_WIDTH - len(marker)) + marker
 
 
 def _ends_with(recent: torch.Tensor, tail: torch.Tensor) -> torch.Tensor:
-    return ((recent == tail) | (tail == _ANY)).all(1)
+    return ((recent == tail) | (tail == _ANY)).all(-1)

@@ -13,9 +13,10 @@ class ThinkingTracker:
 
     def __init__(self, budget: ThinkingBudget, token_ids: Sequence[int], num_prompt: int) -> None:
         self.budget = budget
-        self._width = max(len(budget.start_ids), len(budget.end_ids))
+        self._ends = [budget.end_ids, *budget.other_ends]
+        self._width = max(map(len, [budget.start_ids, *self._ends]))
         self.recent = list(token_ids[max(0, num_prompt - self._width) : num_prompt])
-        """The last tokens, as many as the longer marker has."""
+        """The last tokens, as many as the longest marker has."""
         self.count = budget.num_spent
         """Reasoning tokens so far."""
         self.is_inside = budget.is_open
@@ -27,8 +28,8 @@ class ThinkingTracker:
         self.recent.append(token_id)
         del self.recent[: -self._width]
         if self.is_inside:
-            self.is_inside = not self._ends_with(self.budget.end_ids)
-            self.count += 1 if self.is_inside else 1 - len(self.budget.end_ids)
+            self.is_inside = not any(self._ends_with(end) for end in self._ends)
+            self.count += self.is_inside
         else:
             self.is_inside = self._ends_with(self.budget.start_ids)
 
