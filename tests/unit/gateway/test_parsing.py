@@ -92,8 +92,9 @@ def test_special_tokens_are_shown_where_a_marker_is_one(vocabulary: Vocabulary) 
     assert Parsing(family=FAMILY, vocabulary=vocabulary, tools=TOOLS).shows_special
     assert not Parsing(family=FAMILY, vocabulary=vocabulary).shows_special
     assert not Parsing(family=Family(), vocabulary=special).shows_special
-    harmony = ParserRegistry().family("openai_gptoss", "")
-    assert Parsing(family=harmony, vocabulary=vocabulary).shows_special
+    for names in (("openai_gptoss", ""), ("", "openai")):
+        harmony = ParserRegistry().family(*names)
+        assert Parsing(family=harmony, vocabulary=vocabulary).shows_special
 
 
 @pytest.mark.parametrize(

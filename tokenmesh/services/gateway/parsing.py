@@ -42,7 +42,7 @@ class Parsing:
     def shows_special(self) -> bool:
         """Whether the detokenizer must show special tokens, since a parser looks for one."""
         reasoning, tools = self.family.reasoning, self.family.tools
-        if self.tools and tools is not None and tools.needs_special_tokens:
+        if tools is not None and tools.needs_special_tokens and (self.tools or tools.reads_all):
             return True
         if reasoning is None or not reasoning.needs_special_tokens:
             return False

@@ -21,6 +21,8 @@ class ToolFormat:
     make_ids: Callable[[ParseContext], MakeId] | None = None
     """Ids of calls in a form that the family's templates insist on, also for calls that a grammar
     has forced into another format."""
+    reads_all: bool = False
+    """Answers without calls have markers as well, of channels and the like."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ def _begins(context: ParseContext) -> bool:
     return MESSAGE not in _unfinished(context.prompt_tail)
 
 
-OPENAI = ToolFormat(make=_make, needs_special_tokens=True)
+OPENAI = ToolFormat(make=_make, needs_special_tokens=True, reads_all=True)
 OPENAI_GPTOSS = ReasoningFormat(
     make=_make,
     begins=_begins,
