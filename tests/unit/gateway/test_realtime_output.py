@@ -1,6 +1,8 @@
 """A response's server events, and the conversation that its items are part of."""
 
+import asyncio
 import json
+from collections import deque
 from typing import Any
 
 import pytest
@@ -16,11 +18,12 @@ from tokenmesh.services.gateway.parsers.events import (
     Event,
     Reasoning,
 )
+from tokenmesh.services.gateway.realtime.channel import Channel
 from tokenmesh.services.gateway.realtime.conversation import Conversation
 from tokenmesh.services.gateway.realtime.items import Item, read_item
 from tokenmesh.services.gateway.realtime.output import ResponseOutput
 from tokenmesh.shared.config.gateway import GatewaySettings
-from tokenmesh.shared.errors import Conflict, InvalidInput, NotFound
+from tokenmesh.shared.errors import Cancelled, Conflict, InvalidInput, NotFound
 
 EVENT: TypeAdapter[Any] = TypeAdapter(RealtimeServerEvent)
 TEXTS = st.text(alphabet="ab \n\u00e9", min_size=1, max_size=6)
@@ -135,3 +138,39 @@ def test_bytes_are_counted_as_they_change() -> None:
     conversation.add(message("b", "x" * 500))
     with pytest.raises(Conflict):
         conversation.add(message("b"))
+
+
+class SlowSocket:
+    """Takes some events, then blocks until it is released."""
+
+    def __init__(self, takes: int) -> None:
+        self.sent: list[str] = []
+        self._takes = takes
+        self.released = asyncio.Event()
+
+    async def send_text(self, text: str) -> None:
+        if len(self.sent) >= self._takes:
+            await self.released.wait()
+        self.sent.append(json.loads(text)["type"])
+
+
+@pytest.mark.parametrize("takes", [0, 1, 2])
+async def test_a_cancelled_sender_knows_what_is_not_sent(takes: int) -> None:
+    socket: Any = SlowSocket(takes)
+    channel = Channel(socket, 5.0)
+    events = deque([{"type": name} for name in "abc"])
+    sending = asyncio.create_task(channel.send_all(events))
+    await asyncio.sleep(0.01)
+    sending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await sending
+    assert [each["type"] for each in events] == list("abc")[takes:]
+    socket.released.set()
+    await channel.send_all(events)
+    assert socket.sent == list("abc")
+
+
+async def test_a_socket_that_takes_nothing_is_gone() -> None:
+    socket: Any = SlowSocket(0)
+    with pytest.raises(Cancelled):
+        await Channel(socket, 0.01).send({"type": "a"})

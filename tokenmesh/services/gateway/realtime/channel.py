@@ -1,6 +1,7 @@
 """Channel: a websocket as a way for events, with a deadline for each write."""
 
 import asyncio
+from collections import deque
 from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -28,13 +29,19 @@ class Channel:
             raise InvalidInput("send events as text messages, not as binary ones")
         return str(text)
 
-    async def send(self, event: dict[str, Any]) -> None:
-        """One event. A client that takes nothing for too long is given up."""
-        self._num_events += 1
-        data = encode_json({"event_id": f"event_{self._num_events}", **event})
+    async def send(self, *events: dict[str, Any]) -> None:
+        """In this order. A client that does not take them for too long is given up."""
+        await self.send_all(deque(events))
+
+    async def send_all(self, events: deque[dict[str, Any]]) -> None:
+        """The same; what is sent is taken out, so that a cancelled caller knows what is not."""
         try:
             async with asyncio.timeout(self._write_timeout_s):
-                await self._websocket.send_text(data.decode())
+                while events:
+                    self._num_events += 1
+                    data = encode_json({"event_id": f"event_{self._num_events}", **events[0]})
+                    await self._websocket.send_text(data.decode())
+                    events.popleft()
         except (TimeoutError, WebSocketDisconnect) as error:
             raise Cancelled("the client takes no events") from error
 

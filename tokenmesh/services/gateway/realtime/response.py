@@ -1,6 +1,7 @@
 """Response: one answer of a session, from response.created to response.done."""
 
 import asyncio
+from collections import deque
 from typing import Any
 
 from tokenmesh.services.gateway.ask import Ask
@@ -38,6 +39,8 @@ class Response:
         self._facts = facts
         self._meter = gateway.meters.start(ask.head.model, started_s)
         self._delivery: Delivery | None = None
+        self._unsent: deque[Json] = deque()
+        """A cancellation that meets a slow client must not tear a hole into the events."""
         self._is_generating = True
         self._is_cancelled = False
         self._task: asyncio.Task[None] | None = None
@@ -95,16 +98,16 @@ class Response:
                 self._meter.flush(delivery)
                 for piece in pieces:
                     reason = piece.finish_reason
-                    for event in self._output.push(piece.all_events()):
-                        await self._channel.send(event)
+                    self._unsent.extend(self._output.push(piece.all_events()))
+                    await self._channel.send_all(self._unsent)
             self._meter.finish(delivery, ask.jobs[0].n)
         self._is_generating = False
         return reason
 
     async def _end(self, status: str, details: Json) -> None:
         is_whole = status == "completed"
-        for event in self._output.finish("completed" if is_whole else "incomplete"):
-            await self._channel.send(event)
+        self._unsent.extend(self._output.finish("completed" if is_whole else "incomplete"))
+        await self._channel.send_all(self._unsent)
         await self._tell("response.done", status, {"type": status, **details})
 
     async def _tell(self, kind: str, status: str, details: Json | None = None) -> None:
