@@ -43,6 +43,17 @@ async def test_a_reader_that_is_too_far_behind_goes_on_elsewhere() -> None:
     feed.push([ENDED])
     feed.close()
     assert await feed.end() == ENDED
+    assert feed.is_cut
+
+
+async def test_who_left_leaves_nothing_but_the_end() -> None:
+    feed = Feed(10)
+    feed.push([Flushed(frames=[b"1"])])
+    feed.leave()
+    feed.push([Flushed(frames=[b"2"]), ENDED])
+    feed.close()
+    assert await read(feed) == b""
+    assert await feed.end() == ENDED
 
 
 async def test_an_error_comes_after_what_was_made() -> None:

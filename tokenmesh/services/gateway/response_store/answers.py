@@ -13,7 +13,7 @@ from tokenmesh.services.gateway.responses.frames import frames
 from tokenmesh.services.gateway.responses.shapes import error_facts
 from tokenmesh.services.gateway.sse import COMMENT
 from tokenmesh.shared.config.gateway import GatewaySettings
-from tokenmesh.shared.errors import Cancelled, Conflict, TokenMeshError
+from tokenmesh.shared.errors import Cancelled, Conflict, Overloaded, TokenMeshError
 from tokenmesh.shared.telemetry import Tally
 
 Follow = Callable[[int], AsyncIterator[bytes]]
@@ -95,6 +95,9 @@ async def feed_then_log(feed: Feed, follow: Follow | None) -> AsyncIterator[byte
     except Conflict:
         if follow is None:
             raise
-    if feed.ended is None and follow is not None:
-        async for data in follow(feed.num_read):
-            yield data
+    if not feed.is_cut:
+        return
+    if follow is None:
+        raise Overloaded("the client is too far behind")
+    async for data in follow(feed.num_read):
+        yield data

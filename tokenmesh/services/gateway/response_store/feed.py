@@ -34,6 +34,17 @@ class Feed:
                 self._frames.extend(frames)
         self._news.set()
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether there is more of the response than could be read here."""
+        return self._is_full or self.ended is None
+
+    def leave(self) -> None:
+        """Nobody reads any more: keep nothing but the end."""
+        self._is_full = True
+        self._frames = []
+        self._news.set()
+
     def close(self, error: TokenMeshError | None = None) -> None:
         """There will be no more from here."""
         self._is_closed = True

@@ -85,6 +85,7 @@ class ResponseMaker:
         feed, is_kept = await self._begin(plan, may_forget=may_forget)
         on_left = partial(self._runs.cancel, response_id)
         if not body.stream:
+            feed.leave()
             return WholeAnswer(feed, self._limits, on_left)
         return self._stream(plan, feed, on_left, is_kept=is_kept)
 
@@ -121,7 +122,8 @@ class ResponseMaker:
         await self._check_store(plan.order)
         feed = await self._runs.begin(plan)
         if plan.order.body.stream:
-            return self._stream(plan, feed, None, is_kept=True)
+            return self._stream(plan, feed, feed.leave, is_kept=True)
+        feed.leave()
         return json_response(plan.first.response)
 
     async def _begin(self, plan: Plan, *, may_forget: bool) -> tuple[Feed, bool]:
@@ -152,10 +154,10 @@ class ResponseMaker:
             )
 
     def _stream(
-        self, plan: Plan, feed: Feed, on_left: Callable[[], None] | None, *, is_kept: bool
+        self, plan: Plan, feed: Feed, on_left: Callable[[], None], *, is_kept: bool
     ) -> Response:
         from_log: Follow | None = None
         if is_kept and self._logs is not None:
             from_log = partial(follow, self._logs, plan.order.id)
         frames = feed_then_log(feed, from_log)
-        return FramesAnswer(frames, self._limits, on_left or (lambda: None))
+        return FramesAnswer(frames, self._limits, on_left)

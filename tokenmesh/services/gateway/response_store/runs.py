@@ -104,8 +104,7 @@ class Runs:
     async def adopt(self, plan: Plan, log: Log, reason: str) -> None:
         """Go on with a response whose owner is gone. Raises Conflict when another was faster."""
         order, feed = plan.order, self._new_feed()
-        # Nobody reads here what clients read from the log.
-        feed.close()
+        feed.leave()
         writer = self._log_writer(order.id, feed, log)
         with self._room(order.id):
             await self._logs.mark(self.owner, order.id)
