@@ -6,6 +6,8 @@ from tokenizers import Tokenizer
 from tests.fakes.tokenizers import byte_level_bpe
 from tokenmesh.services.gateway.budget import Budget
 from tokenmesh.services.gateway.parsers.formats import Family
+from tokenmesh.services.gateway.parsers.parser import ToolSchema
+from tokenmesh.services.gateway.parsers.reasoning.table import REASONING
 from tokenmesh.services.gateway.parsers.registry import ParserRegistry
 from tokenmesh.services.gateway.parsing import Parsing
 from tokenmesh.shared.text import Vocabulary
@@ -52,7 +54,21 @@ def test_what_the_prompt_has_spent(
     )
 
 
-def test_a_call_ends_reasoning_where_the_parser_says_so(vocabulary: Vocabulary) -> None:
+def test_a_call_ends_reasoning_where_there_are_tools(vocabulary: Vocabulary) -> None:
     family = Family(ParserRegistry().find_reasoning("qwen3"))
-    rule = Budget(7, Parsing(family=family, vocabulary=vocabulary)).rule(b"")
-    assert rule.other_ends == [vocabulary.encode("<tool_call>")]
+    tools = (ToolSchema(name="f", parameters={}),)
+    for given, others in (((), []), (tools, [vocabulary.encode("<tool_call>")])):
+        rule = Budget(7, Parsing(family=family, vocabulary=vocabulary, tools=given)).rule(b"")
+        assert rule.other_ends == others
+
+
+@pytest.mark.parametrize("name", sorted(REASONING))
+def test_every_format_that_can_be_cut_has_few_markers(name: str, vocabulary: Vocabulary) -> None:
+    """What a worker takes: see worker_svc/sampling_limits.py."""
+    family = Family(ParserRegistry().find_reasoning(name))
+    assert family.can_cut_reasoning == (name != "openai_gptoss")
+    _, ends = Parsing(
+        family=family, vocabulary=vocabulary, tools=(ToolSchema(name="f", parameters={}),)
+    ).reasoning_markers()
+    assert 1 <= len(ends) <= 5
+    assert not family.can_cut_reasoning or max(map(len, ends)) <= 32

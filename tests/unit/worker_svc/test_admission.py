@@ -88,7 +88,7 @@ def test_media_are_put_in_order() -> None:
         ("thinking", ThinkingBudget(num_tokens=1, end_ids=[1], other_ends=[[1]] * 5)),
         ("thinking", ThinkingBudget(num_tokens=1, end_ids=[VOCAB])),
         ("thinking", ThinkingBudget(num_tokens=1, start_ids=[-1], end_ids=[1])),
-        ("thinking", ThinkingBudget(num_tokens=1, end_ids=[1] * 17)),
+        ("thinking", ThinkingBudget(num_tokens=1, end_ids=[1] * 33)),
         ("max_tokens", 0),
         ("max_tokens", -(2**62)),
         ("min_tokens", -1),

@@ -69,9 +69,12 @@ class Parsing:
 
     def reasoning_markers(self) -> tuple[list[int], list[list[int]]]:
         """Tokens before reasoning, empty without a marker, and those after it, the usual first."""
-        start = self.family.reasoning.start if self.family.reasoning is not None else ""
-        ends = [self.vocabulary.encode(end) for end in self.family.reasoning_ends]
-        return self.vocabulary.encode(start) if start else [], ends
+        reasoning = self.family.reasoning
+        if reasoning is None:
+            return [], []
+        ends = [*self.family.reasoning_ends, *(reasoning.calls if self.tools else ())]
+        start = self.vocabulary.encode(reasoning.start) if reasoning.start else []
+        return start, [self.vocabulary.encode(end) for end in ends]
 
     def reasoning_spent(self, packed_ids: bytes) -> int | None:
         """Reasoning tokens that a prompt ends with; None: an answer begins outside of reasoning."""

@@ -6,7 +6,7 @@ from typing import Final
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.messages.sampling import SamplingParams
 
-MAX_MARKER_IDS: Final = 16
+MAX_MARKER_IDS: Final = 32
 """Tokens of a marker that begins or ends reasoning."""
 MAX_OTHER_ENDS: Final = 4
 """Further markers that end it."""

@@ -53,7 +53,7 @@ def read_budget(asked: int | None, parsing: Parsing) -> Budget | None:
     """-1 is no limit. Raises InvalidInput for a model whose reasoning has no end."""
     if asked is None or asked == -1:
         return None
-    if not parsing.family.reasoning_ends:
+    if not parsing.family.can_cut_reasoning:
         raise InvalidInput(
             "thinking_token_budget needs a model whose reasoning has an end marker; this one has "
             "no such reasoning parser",

@@ -39,6 +39,8 @@ class ReasoningFormat:
     """The marker after it: constraints on the answer apply from there on."""
     other_ends: tuple[str, ...] = ()
     """Further ways to write that marker."""
+    calls: tuple[str, ...] = ()
+    """Markers of tool calls, which end reasoning too where the request has tools."""
     needs_special_tokens: bool = True
     """Its markers may be special tokens: the detokenizer must show those."""
     tools: ToolFormat | None = None
@@ -58,6 +60,12 @@ class Family:
         if self.reasoning is None or not self.reasoning.end:
             return ()
         return (self.reasoning.end, *self.reasoning.other_ends)
+
+    @property
+    def can_cut_reasoning(self) -> bool:
+        """Whether the end marker ends reasoning wherever it is written; in channels it does not."""
+        found = self.reasoning
+        return found is not None and bool(found.end) and found.tools is None
 
     def begins_reasoning(self, context: ParseContext) -> bool:
         """Whether the answer to this prompt begins with reasoning, as far as the prompt tells."""

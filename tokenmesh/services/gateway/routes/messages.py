@@ -96,7 +96,7 @@ async def _fit_thinking(gateway: Gateway, body: ChatRequest, exchange: Exchange)
     if body.thinking_token_budget is None:
         return
     card = gateway.catalog.find(body.model)
-    if (await gateway.vocabularies.get(card.name)).family.reasoning_ends == ():
+    if not (await gateway.vocabularies.get(card.name)).family.can_cut_reasoning:
         body.thinking_token_budget = None
         exchange.warnings.append("thinking.budget_tokens ignored: the model does not reason")
 

@@ -31,12 +31,15 @@ class DeviceThinking:
         self._slot.flat.fill_(-1)
         self._tables = DeviceTables.zeros(_shapes(1), device)
         self._rows = 1
+        self._longest = 1
+        """Tokens of the longest end marker that any row has brought."""
 
     def add(self, new: NewRow) -> None:
         """Take a row with what it has generated before."""
         budget = new.sampling.thinking
         if budget is None:
             return
+        self._longest = max(self._longest, len(budget.end_ids))
         tracker = ThinkingTracker(budget, new.token_ids, new.num_prompt)
         slot = self._slots.allocate(new.row)
         if self._slots.capacity > self._rows:
@@ -83,7 +86,7 @@ class DeviceThinking:
         slots = self._slots_of(idx_mapping)
         end, recent = self._of("end", slots), self._of("recent", slots)
         num_end, known = self._of("num_end", slots), torch.zeros_like(slots)
-        for width in range(1, _WIDTH):
+        for width in range(1, self._longest):
             is_known = (recent[:, _WIDTH - width :] == end[:, :width]).all(1)
             known = torch.where(is_known & (width < num_end), width, known)
         token = end.gather(1, known.unsqueeze(1)).long().clamp(min=0)

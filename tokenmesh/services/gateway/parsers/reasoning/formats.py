@@ -51,6 +51,7 @@ def block_format(
         start=starts[0],
         end=ends[0],
         other_ends=tuple(end for end in ends if ends[0] not in end),
+        calls=calls,
         needs_special_tokens=needs_special_tokens,
     )
 
