@@ -1,7 +1,8 @@
 """Tools and reasoning with the demo model and the openai client, through the whole mesh."""
 
 import json
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import openai
@@ -195,3 +196,48 @@ async def test_the_async_client(async_client: openai.AsyncOpenAI) -> None:
     ):
         final = await stream.get_final_completion()
     assert calls_of(final.choices[0].message) == [("get_weather", {"city": "Paris"})]
+
+
+def streamed(client: openai.OpenAI, on_chunk: Callable[[int], None]) -> dict[str, str]:
+    """A thought and a long list of calls, all drawn with one seed: text by place."""
+    stream: Any = client.chat.completions.create(
+        model=MODEL,
+        messages=ASKED,
+        tools=TOOLS,
+        tool_choice="required",
+        reasoning_effort="low",
+        temperature=0.9,
+        seed=5,
+        max_tokens=300,
+        stream=True,
+    )
+    told: dict[str, str] = defaultdict(str)
+    for index, chunk in enumerate(stream):
+        on_chunk(index)
+        delta = chunk.choices[0].delta
+        told["reasoning"] += getattr(delta, "reasoning", "")
+        for call in delta.tool_calls or ():
+            told[f"name {call.index}"] += call.function.name or ""
+            told[f"arguments {call.index}"] += call.function.arguments
+    return told
+
+
+def test_a_constrained_call_goes_on_when_its_worker_is_killed() -> None:
+    with mesh(free_port(), "--workers", "2") as running:
+        client = openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0)
+        expected = streamed(client, lambda num_chunks: None)
+        workers = [each for each in running.process.children() if "worker" in each.cmdline()]
+        before = [each.cpu_times().user for each in workers]
+
+        def kill_the_busy_one(num_chunks: int) -> None:
+            if num_chunks == 30:
+                spent = [each.cpu_times().user for each in workers]
+                gained = [now - then for now, then in zip(spent, before, strict=True)]
+                workers[gained.index(max(gained))].kill()
+
+        with client:
+            assert streamed(client, kill_the_busy_one) == expected
+        assert "get_weather" in expected["reasoning"]
+        assert list(json.loads(expected["arguments 0"])) == ["city"]
+        assert len(workers) == 2
+        assert len([each for each in workers if each.is_running()]) < 2
