@@ -106,6 +106,7 @@ def test_a_row_that_is_left_no_token_ends_alone(
     jobs = [job_of(grammars, KINDS[2], 1, **fields), job_of(grammars, None, 2)]
     dead, alive = CudaDriver(checkpoint).run(jobs)
     assert (dead.reason, dead.error) == ("error", NOTHING_ALLOWED)
+    assert dead.code == "invalid_request_error"
     assert alive.error is None
 
 
@@ -140,4 +141,5 @@ def test_a_grammar_that_explodes_takes_no_other_row_with_it(
     ended, other = driver.run(jobs)
     assert ended.reason == "error"
     assert "longer than 0.01 s" in str(ended.error)
+    assert ended.code == "invalid_request_error"
     assert other.error is None

@@ -191,6 +191,7 @@ def test_a_stream_that_is_left_no_token_ends_alone(
         [make(Structured(kind="choice", text='["yes"]'), **fields), make(None)]
     )
     assert (dead.reason, dead.error) == ("error", NOTHING_ALLOWED)
+    assert dead.code == "invalid_request_error"
     assert alive.error is None
 
 
@@ -233,4 +234,5 @@ def test_a_grammar_that_explodes_takes_no_other_stream_with_it(
     slow, *others = driver.run(jobs)
     assert slow.reason == "error"
     assert "longer than 0.01 s" in str(slow.error)
+    assert slow.code == "invalid_request_error"
     assert [each.error for each in others] == [None, None]

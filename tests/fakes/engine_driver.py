@@ -46,6 +46,8 @@ class Outcome:
     token_ids: list[int]
     reason: str
     error: str | None
+    code: str | None
+    """Of the error."""
     num_preemptions: int
     num_cached: int
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -108,6 +110,7 @@ class EngineDriver:
                     token_ids=request.token_ids[request.num_prompt :],
                     reason=ended.ending.reason,
                     error=None if error is None else error.message,
+                    code=None if error is None else error.code,
                     num_preemptions=request.num_preemptions,
                     num_cached=request.num_cached or 0,
                     logprobs=logprobs.get(request.key.stream, []),

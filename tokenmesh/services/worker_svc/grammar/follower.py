@@ -42,22 +42,19 @@ class Follower:
             self._recent[-len(ending) :] == ending for ending in self._after if ending
         )
 
-    def fill(self, masks: Masks, index: int) -> bool:
-        """What may come next, to masks[index]; False: nothing but an end of sequence.
-
-        Only once it is constrained. Raises GrammarFailed.
-        """
+    def fill(self, masks: Masks, index: int) -> None:
+        """What may come next, to masks[index], once it is constrained. Raises GrammarFailed."""
         if self._error is not None:
             raise GrammarFailed(self._error)
         if self._matcher.is_terminated():
-            return False
+            # launched before the stream's end was known: nobody takes what is drawn
+            masks[index] = -1
+            return
         began_s = thread_cpu_s()
         self._matcher.fill(masks, index)
         self._check_time(began_s)
-        return True
 
     def _accept(self, token_id: int) -> None:
-        # a step that was launched before the stream's end was known draws one token more
         if self._error is not None or self._matcher.is_terminated():
             return
         began_s = thread_cpu_s()

@@ -14,21 +14,20 @@ from tokenmesh.services.worker_svc.grammar.matcher import GrammarFailed, Masks, 
 class StepGrammars:
     """The rows of one batch that have a grammar."""
 
-    def __init__(self, followers: Mapping[int, Follower], ending: Masks) -> None:
-        """followers by place in the batch; ending [words]: what may come after a grammar's end."""
+    def __init__(self, followers: Mapping[int, Follower], vocab_size: int) -> None:
+        """followers by place in the batch."""
         self._followers = followers
-        self._ending = ending
+        self._num_words = num_words(vocab_size)
         self.errors: dict[int, str] = {}
         """By place in the batch: rows that cannot go on, and why. Known once they are filled."""
 
     def fill(self) -> tuple[list[int], Masks]:
         """Places that are constrained now, and their masks."""
         constrained = [(i, each) for i, each in self._followers.items() if each.is_constrained]
-        masks = np.empty((len(constrained), len(self._ending)), dtype=np.int32)
+        masks = np.empty((len(constrained), self._num_words), dtype=np.int32)
         for place, (index, follower) in enumerate(constrained):
             try:
-                if not follower.fill(masks, place):
-                    masks[place] = self._ending
+                follower.fill(masks, place)
             except GrammarFailed as error:
                 masks[place] = -1
                 self.errors[index] = error.message
@@ -44,9 +43,9 @@ class StepGrammars:
 class GrammarState:
     """The rows that have a grammar."""
 
-    def __init__(self, vocab_size: int, eos_token_ids: frozenset[int], step_s: float) -> None:
+    def __init__(self, vocab_size: int, step_s: float) -> None:
         """step_s: CPU time of one step of one grammar at most."""
-        self._ending = _mask_of([eos for eos in eos_token_ids if eos < vocab_size], vocab_size)
+        self._vocab_size = vocab_size
         self._step_s = step_s
         self._follower_by_number: dict[int, Follower] = {}
 
@@ -73,7 +72,7 @@ class GrammarState:
         """For a batch of these rows, whoever gets their numbers later."""
         known = self._follower_by_number
         followers = {i: known[number] for i, number in enumerate(numbers) if number in known}
-        return StepGrammars(followers, self._ending)
+        return StepGrammars(followers, self._vocab_size)
 
     def apply(self, logits: torch.Tensor, numbers: Sequence[int]) -> dict[int, str]:
         """Change logits [N, V] in place; numbers [N] are the rows they belong to.
@@ -88,9 +87,3 @@ class GrammarState:
             rows = torch.tensor(indices, dtype=torch.int32)
             grammar_mask(logits, rows, torch.from_numpy(masks))
         return {numbers[index]: error for index, error in step.errors.items()}
-
-
-def _mask_of(ids: Sequence[int], vocab_size: int) -> Masks:
-    bits = np.zeros(num_words(vocab_size) * 32, dtype=np.uint8)
-    bits[list(ids)] = 1
-    return np.packbits(bits, bitorder="little").view(np.int32)
