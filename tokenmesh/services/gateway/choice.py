@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tokenmesh.services.gateway.parsers.events import CallBegin, Event
+from tokenmesh.services.gateway.parsers.events import CallBegin, Content, Event
 from tokenmesh.services.gateway.parsers.parser import Parser
 from tokenmesh.services.gateway.piece import Piece, join_events
 from tokenmesh.services.gateway.session import Output
@@ -120,7 +120,10 @@ class Choice:
             stop = None
             if self._matcher is not None and self.num_tokens > self._options.min_tokens:
                 text, stop = self._matcher.push(text)
+            num_events = len(self._events)
             self._pass_on(piece, text)
+            if output.logprobs and self._parser is not None:
+                piece.content_bytes.append(_content_bytes(self._events[num_events:]))
             if self._parser is not None and self._parser.is_reasoning:
                 self._reasoning_tokens += 1
             if stop is not None:
@@ -154,7 +157,11 @@ class Choice:
 
     def _end(self, piece: Piece, reason: str | None, stop_reason: str | int | None) -> None:
         if self._parser is not None:
-            self._take(self._parser.finish())
+            rest = self._parser.finish()
+            self._take(rest)
+            if piece.content_bytes and rest:
+                num_bytes = piece.content_bytes[-1] or 0
+                piece.content_bytes[-1] = num_bytes + (_content_bytes(rest) or 0)
         self.finish_reason = reason
         # A call that the model had no room to finish is told by "length".
         has_called = reason == _TOKEN_STOP and self._has_called
@@ -177,3 +184,10 @@ class Choice:
             piece.events = join_events(self._events) if len(self._events) > 1 else self._events
             self._events = []
         return piece
+
+
+def _content_bytes(events: list[Event]) -> int | None:
+    """See `Piece.content_bytes`."""
+    if not events:
+        return None
+    return sum(len(event.text.encode()) for event in events if type(event) is Content)

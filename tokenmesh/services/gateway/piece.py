@@ -26,6 +26,9 @@ class Piece:
     stop_reason: str | int | None = None
     events: list[Event] | None = None
     """What a parser made of the text, neighbours of a kind joined; None: no parser reads it."""
+    content_bytes: list[int | None] = field(default_factory=list)
+    """With a parser, of each of `logprobs`: the content that became certain with that token; None:
+    nothing did, 0: something else."""
 
     def all_events(self) -> list[Event]:
         """What to show, with or without a parser."""

@@ -25,40 +25,50 @@ def logprobs() -> ContentLogprobs:
     return ContentLogprobs(LogprobShapes(vocabulary))
 
 
-def piece(text: str, *events: Event, written: str | None = None, end: str | None = None) -> Piece:
-    """`written`: what the model wrote, where that is more than its text."""
-    ids = ids_of(text if written is None else written)
+def written(
+    *tokens: tuple[str, int | None], events: list[Event] | None, end: str | None = None
+) -> Piece:
+    """A piece of tokens with the content that each made certain."""
+    ids = [each for text, _ in tokens for each in ids_of(text)]
+    assert len(ids) == len(tokens), "each a token of its own"
     entries = [TokenLogprobs(token_id=each, logprob=-1.0, rank=1) for each in ids]
-    return Piece(0, text, ids, entries, end, events=list(events))
+    text = "".join(text for text, _ in tokens if text != END)
+    piece = Piece(0, text, ids, entries, end, events=events)
+    piece.content_bytes = [num_bytes for _, num_bytes in tokens] if events is not None else []
+    return piece
 
 
-def spelled(logprobs: ContentLogprobs, *pieces: Piece) -> list[str]:
-    return ["".join(entry.token for entry in logprobs.push(each)) for each in pieces]
+def spelled(logprobs: ContentLogprobs, *pieces: Piece) -> list[list[str]]:
+    return [
+        ["".join(entry.token for entry in stretch) for stretch in logprobs.push(each)]
+        for each in pieces
+    ]
 
 
-def test_content_alone(logprobs: ContentLogprobs) -> None:
-    assert spelled(logprobs, piece("ab", Content("ab")), piece(" c", Content(" c"))) == ["ab", " c"]
+def test_without_a_parser_all_but_the_end_is_text(logprobs: ContentLogprobs) -> None:
+    piece = written(("a", None), ("b", None), (END, None), events=None, end="stop")
+    assert spelled(logprobs, piece) == [["ab"]]
 
 
-def test_the_token_that_ended_it_is_no_text(logprobs: ContentLogprobs) -> None:
-    last = piece("ab", Content("ab"), written=f"ab{END}", end="stop")
-    assert spelled(logprobs, last) == ["ab"]
-
-
-def test_reasoning_and_its_marker_are_no_text(logprobs: ContentLogprobs) -> None:
-    thought = piece("hm", Reasoning("hm"))
-    marker = piece("</think>")
-    assert spelled(logprobs, thought, marker, piece("Yes", Content("Yes"))) == ["", "", "Yes"]
-
-
-def test_reasoning_and_text_in_one_piece(logprobs: ContentLogprobs) -> None:
-    mixed = piece("hm</think>Yes", Reasoning("hm"), Content("Yes"))
-    assert spelled(logprobs, mixed) == ["Yes"]
+def test_reasoning_and_markers_are_no_text(logprobs: ContentLogprobs) -> None:
+    events: list[Event] = [Reasoning("h"), Content("Y")]
+    piece = written(
+        ("h", 0), ("<", None), (">", None), ("Y", 1), (END, None), events=events, end="stop"
+    )
+    assert spelled(logprobs, piece) == [["Y"]]
 
 
 def test_text_that_was_held_back_keeps_its_tokens(logprobs: ContentLogprobs) -> None:
-    assert spelled(logprobs, piece("<"), piece("3", Content("<3"))) == ["", "<3"]
+    first = written(("<", None), events=[])
+    second = written(("3", 2), events=[Content("<3")])
+    assert spelled(logprobs, first, second) == [[""], ["<3"]]
 
 
-def test_a_call_has_none(logprobs: ContentLogprobs) -> None:
-    assert spelled(logprobs, piece("call", CallBegin(0, "f"))) == [""]
+def test_text_that_the_end_releases_keeps_its_tokens(logprobs: ContentLogprobs) -> None:
+    events: list[Event] = [Content("<")]
+    assert spelled(logprobs, written(("<", None), (END, 1), events=events, end="stop")) == [["<"]]
+
+
+def test_a_call_parts_two_stretches(logprobs: ContentLogprobs) -> None:
+    events: list[Event] = [Content("a"), CallBegin(0, "f"), Content("b")]
+    assert spelled(logprobs, written(("a", 1), ("c", 0), ("b", 1), events=events)) == [["a", "b"]]

@@ -7,7 +7,6 @@ from typing import Final
 
 from tokenmesh.services.gateway.openai.logprobs import LogprobShapes
 from tokenmesh.services.gateway.openai.shapes import ChatLogprob
-from tokenmesh.services.gateway.parsers.events import Content, Reasoning
 from tokenmesh.services.gateway.piece import Piece
 
 _MAX_UNDECIDED: Final = 64
@@ -21,22 +20,26 @@ class ContentLogprobs:
         self._undecided: list[ChatLogprob] = []
         """Tokens whose text a parser still holds: a marker, or the beginning of text."""
 
-    def push(self, piece: Piece) -> list[ChatLogprob]:
-        """Those of the piece's content."""
-        own = self._shapes.chat(piece.logprobs).content
-        if piece.finish_reason is not None and own and not piece.text.endswith(own[-1].token):
-            own.pop()
-        events = piece.all_events()
-        if not events:
-            self._undecided = [*self._undecided, *own][-_MAX_UNDECIDED:]
-            return []
-        held, self._undecided = self._undecided, []
-        text = "".join([event.text for event in events if isinstance(event, Content)])
-        if not text:
-            return []
-        if any(isinstance(event, Reasoning) for event in events):
-            held, own = [*held, *own], []
-        return _last_of(held, len(text.encode()) - _size(own)) + own
+    def push(self, piece: Piece) -> list[list[ChatLogprob]]:
+        """Those of the piece's content: one list for each stretch of it."""
+        entries = self._shapes.chat(piece.logprobs).content
+        last = entries[-1] if entries and piece.finish_reason is not None else None
+        is_end = last is not None and not piece.text.endswith(last.token)
+        if piece.events is None:
+            return [entries[:-1] if is_end else entries]
+        stretches: list[list[ChatLogprob]] = [[]]
+        for entry, num_bytes in zip(entries, piece.content_bytes, strict=True):
+            if entry is not last or not is_end:
+                self._undecided.append(entry)
+            if num_bytes is None:
+                del self._undecided[:-_MAX_UNDECIDED]
+                continue
+            if num_bytes:
+                stretches[-1] += _last_of(self._undecided, num_bytes)
+            elif stretches[-1]:
+                stretches.append([])
+            self._undecided.clear()
+        return stretches
 
 
 def _last_of(entries: list[ChatLogprob], num_bytes: int) -> list[ChatLogprob]:
@@ -46,7 +49,3 @@ def _last_of(entries: list[ChatLogprob], num_bytes: int) -> list[ChatLogprob]:
         first -= 1
         missing -= len(entries[first].bytes)
     return entries[first:]
-
-
-def _size(entries: list[ChatLogprob]) -> int:
-    return sum(len(entry.bytes) for entry in entries)

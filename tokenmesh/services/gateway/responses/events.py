@@ -88,11 +88,10 @@ class ResponseEvents:
         if self._raw is not None:
             self._raw.write(pieces)
         for piece in pieces:
-            logprobs = self._logprobs.push(piece) if self._logprobs is not None else []
+            stretches = iter(self._logprobs.push(piece) if self._logprobs is not None else ())
             for event in piece.all_events():
                 if isinstance(event, Content):
-                    self._content(event.text, logprobs)
-                    logprobs = []
+                    self._content(event.text, next(stretches, []))
                 elif isinstance(event, Reasoning):
                     self._reasoning(event.text)
                 elif isinstance(event, CallBegin):
