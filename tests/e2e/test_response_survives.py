@@ -1,0 +1,68 @@
+"""A background response and the processes of `tokenmesh up` that die under it."""
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.mesh_process import MeshProcess, mesh
+from tests.servers import free_port
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+REQUEST: dict[str, Any] = {
+    "model": "tokenmesh-demo",
+    "input": "Tell me something.",
+    "seed": 3,
+    "temperature": 0.8,
+    "ignore_eos": True,
+    "max_output_tokens": 300,
+}
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[MeshProcess]:
+    with mesh(free_port()) as process:
+        yield process
+
+
+def read_events(url: str, response_id: str, after: int) -> list[dict[str, Any]]:
+    """All later events, asked for until the gateway is there again."""
+    query = {"stream": "true", "starting_after": after}
+    path = f"{url}/v1/responses/{response_id}"
+    give_up = time.monotonic() + 60
+    while True:
+        try:
+            text = httpx.get(path, params=query, timeout=60).text
+        except httpx.TransportError:
+            assert time.monotonic() < give_up
+            time.sleep(0.1)
+            continue
+        lines = [line for line in text.splitlines() if line.startswith("data: ")]
+        return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def text_of(events: list[dict[str, Any]]) -> str:
+    return "".join(each["delta"] for each in events if each["type"] == "response.output_text.delta")
+
+
+@pytest.mark.parametrize("victim", ["gateway", "nats-server", "worker", "redis-server"])
+def test_a_background_response_survives(running: MeshProcess, victim: str) -> None:
+    undisturbed = httpx.post(f"{running.url}/v1/responses", json=REQUEST, timeout=60).json()
+    body = {**REQUEST, "background": True, "stream": True}
+    seen: list[dict[str, Any]] = []
+    with httpx.stream("POST", f"{running.url}/v1/responses", json=body, timeout=60) as response:
+        for line in response.iter_lines():
+            if line.startswith("data: "):
+                seen.append(json.loads(line.removeprefix("data: ")))
+            if len(seen) == 20:
+                break
+    running.service(victim).kill()
+    rest = read_events(running.url, seen[0]["response"]["id"], seen[-1]["sequence_number"])
+    events = seen + rest
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert events[-1]["response"]["usage"]["output_tokens"] == 300
+    assert text_of(events) == undisturbed["output"][0]["content"][0]["text"]
