@@ -31,7 +31,7 @@ def running() -> Iterator[MeshProcess]:
 
 def read_events(url: str, response_id: str, after: int) -> list[dict[str, Any]]:
     """All later events, asked for until the gateway is there again."""
-    query = {"stream": "true", "starting_after": after}
+    query: dict[str, str | int] = {"stream": "true", "starting_after": after}
     path = f"{url}/v1/responses/{response_id}"
     give_up = time.monotonic() + 60
     while True:

@@ -107,6 +107,16 @@ async def test_a_stream_goes_on_elsewhere_when_its_gateway_dies(
     await check_whole(heir, seen + rest)
 
 
+async def test_a_gateway_that_leaves_hands_its_responses_over(
+    owner: GatewayProcess, heir: ResponseClient
+) -> None:
+    seen = await owner.client.stream(limit=30, background=True, **REQUEST)
+    owner.process.terminate()
+    rest = await heir.events(seen[0]["response"]["id"], seen[-1]["sequence_number"])
+    assert await owner.process.wait() == 0
+    await check_whole(heir, seen + rest)
+
+
 async def test_a_gateway_that_wakes_up_writes_nothing_more(
     owner: GatewayProcess, heir: ResponseClient
 ) -> None:

@@ -334,3 +334,18 @@ async def test_openais_client_reads_what_is_kept(mesh: BackEnd) -> None:
         await client.responses.delete(made.id)
         with pytest.raises(openai.NotFoundError):
             await client.responses.retrieve(made.id)
+
+
+async def test_a_client_that_is_too_slow_for_the_feed_reads_the_log(
+    bus_settings: BusSettings, redis_settings: RedisSettings
+) -> None:
+    limits = {"max_feed_bytes": 1024, "poll_s": 0.1}
+    async with (
+        BackEnd(bus_settings, redis_settings, responses=limits) as mesh,
+        httpx.AsyncClient(base_url=mesh.url) as http,
+    ):
+        client = ResponseClient(http, mesh.model)
+        events = await client.stream()
+        assert numbers(events) == list(range(len(events)))
+        assert text_of(events) == TEXT
+        assert events[-1]["type"] == "response.completed"

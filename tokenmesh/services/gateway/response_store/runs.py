@@ -21,7 +21,7 @@ from tokenmesh.services.gateway.response_store.records import (
 from tokenmesh.services.gateway.response_store.response_run import Means, ResponseRun
 from tokenmesh.services.gateway.response_store.steps import Steps
 from tokenmesh.shared.config.responses import ResponseSettings
-from tokenmesh.shared.errors import Conflict, Overloaded, TokenMeshError
+from tokenmesh.shared.errors import Conflict, Draining, Overloaded, TokenMeshError
 from tokenmesh.shared.ids import GatewayId, ModelName, ResponseId
 from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.subjects import response_log
@@ -51,6 +51,7 @@ class Runs:
         self._meters = meters
         self._metrics = metrics
         self._run_by_id: dict[ResponseId, ResponseRun | None] = {}
+        self._is_stopped = False
         self._tasks: set[asyncio.Task[None]] = set()
         metrics.gauge_of("responses_running", lambda: len(self._run_by_id))
 
@@ -69,7 +70,8 @@ class Runs:
             run.cancel()
 
     async def stop(self) -> None:
-        """Leave all runs to whoever takes them over."""
+        """Leave all runs to whoever takes them over, and begin no other."""
+        self._is_stopped = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -131,6 +133,8 @@ class Runs:
     @contextmanager
     def _room(self, response_id: ResponseId) -> Iterator[None]:
         """The place of a run that is about to start, given up again when it cannot."""
+        if self._is_stopped:
+            raise Draining("this gateway is about to leave")
         limit = self._settings.max_running
         if len(self._run_by_id) >= limit:
             raise Overloaded(

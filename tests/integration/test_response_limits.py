@@ -1,0 +1,74 @@
+"""Kept responses that meet a limit: they end as failed, and readers see why."""
+
+import asyncio
+from typing import Any
+
+import httpx
+
+from tests.fakes.back_end import BackEnd, saying
+from tests.fakes.response_client import ResponseClient, numbers, output_text
+from tokenmesh.shared.config.bus import BusSettings
+from tokenmesh.shared.config.redis import RedisSettings
+
+
+async def failed(client: ResponseClient, response_id: str) -> dict[str, Any]:
+    """The response, once it has failed; its events tell the same."""
+    async with asyncio.timeout(10):
+        while (response := await client.get(response_id))["status"] != "failed":
+            assert response["status"] in ("queued", "in_progress")
+            await asyncio.sleep(0.05)
+    events = await client.events(response_id)
+    assert numbers(events) == list(range(len(events)))
+    assert events[-1]["type"] == "response.failed"
+    assert events[-1]["response"] == response
+    return response
+
+
+async def test_a_log_that_grows_too_large_fails_its_response(
+    bus_settings: BusSettings, redis_settings: RedisSettings
+) -> None:
+    limits = {"max_response_bytes": 64 * 1024}
+    script = saying("so many words " * 60)
+    async with (
+        BackEnd(bus_settings, redis_settings, script, responses=limits) as mesh,
+        httpx.AsyncClient(base_url=mesh.url, timeout=10) as http,
+    ):
+        client = ResponseClient(http, mesh.model)
+        queued = await client.create(background=True, instructions="x" * 20_000, truncation="auto")
+        response = await failed(client, queued["id"])
+        assert "max_response_bytes" in response["error"]["message"]
+        await mesh.until(lambda: not len(mesh.gateway.streams))
+
+
+async def test_a_background_response_has_a_deadline(
+    bus_settings: BusSettings, redis_settings: RedisSettings
+) -> None:
+    limits = {"background_timeout_s": 0.6}
+    async with (
+        BackEnd(bus_settings, redis_settings, responses=limits) as mesh,
+        httpx.AsyncClient(base_url=mesh.url, timeout=10) as http,
+    ):
+        mesh.workers[0].step_s = 0.1
+        client = ResponseClient(http, mesh.model)
+        response = await failed(client, (await client.create(background=True))["id"])
+        assert "in time" in response["error"]["message"]
+        # What there was of it stays.
+        assert output_text(response)
+        await mesh.until(lambda: len(mesh.workers[0].cancels) == 1)
+
+
+async def test_a_background_response_that_cannot_begin_fails(
+    bus_settings: BusSettings, redis_settings: RedisSettings
+) -> None:
+    async with (
+        BackEnd(bus_settings, redis_settings) as mesh,
+        httpx.AsyncClient(base_url=mesh.url, timeout=10) as http,
+    ):
+        client = ResponseClient(http, mesh.model)
+        queued = await client.create(background=True, input="Hi", instructions="broken template")
+        response = await failed(client, queued["id"])
+        assert "template" in response["error"]["message"]
+        body = {"model": mesh.model, "input": "Hi", "instructions": "broken template"}
+        for stream in (False, True):
+            answer = await http.post("/v1/responses", json={**body, "stream": stream})
+            assert answer.status_code == 400, answer.text
