@@ -126,6 +126,27 @@ async def test_a_custom_tool_is_given_free_text(mesh: BackEnd) -> None:
     assert (call.name, call.input) == ("shell", "ls -l")
 
 
+async def test_harmony(mesh: BackEnd) -> None:
+    mesh.tokenizer.reasoning_parser = "openai_gptoss"
+    mesh.tokenizer.tool_call_parser = "openai"
+    say(
+        mesh,
+        "<|channel|>analysis<|message|>I should look.<|end|>"
+        "<|start|>assistant<|channel|>commentary<|message|>Let me look.<|end|>"
+        "<|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json"
+        '<|message|>{"city": "Oslo"}<|call|>',
+    )
+    answer = await ask(mesh, tools=[WEATHER])
+    reasoning, preamble, call = answer.output
+    assert reasoning.type == "reasoning"
+    assert reasoning.content is not None
+    assert reasoning.content[0].text == "I should look."
+    assert preamble.type == "message"
+    assert answer.output_text == "Let me look."
+    assert call.type == "function_call"
+    assert json.loads(call.arguments) == {"city": "Oslo"}
+
+
 async def test_tools_that_nobody_named_are_not_offered(mesh: BackEnd) -> None:
     say(mesh, CALL)
     answer = await ask(mesh)
