@@ -10,7 +10,7 @@ import openai
 import pydantic
 import pytest
 
-from tests.e2e.mesh_process import mesh
+from tests.e2e.mesh_process import MeshProcess, mesh
 from tokenmesh.cli.embedded.ports import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
@@ -153,3 +153,37 @@ async def _beside_a_hostile_one(url: str) -> None:
             answer = await client.chat.completions.create(**{**ASKED, "max_tokens": 20})
             assert answer.choices[0].message.content
         slow.cancel()
+
+
+LONG = "([a-z]{9}[0-9]){30}!"
+
+
+def test_outputs_follow_their_grammar_although_their_worker_is_killed() -> None:
+    with mesh(free_port(), "--workers", "2") as running:
+        asyncio.run(_kill_a_worker(running))
+
+
+async def _kill_a_worker(running: MeshProcess) -> None:
+    async with openai.AsyncOpenAI(
+        base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=60
+    ) as client:
+        has_begun = asyncio.Event()
+        streams = [asyncio.create_task(_read_long(client, seed, has_begun)) for seed in range(4)]
+        await has_begun.wait()
+        # each of the two has some of them
+        running.service("worker").kill()
+        for texts in await asyncio.gather(*streams):
+            assert all(re.fullmatch(LONG, text) for text in texts)
+
+
+async def _read_long(client: openai.AsyncOpenAI, seed: int, has_begun: asyncio.Event) -> list[str]:
+    """Two choices that take a while."""
+    texts = ["", ""]
+    body: Any = {"structured_outputs": {"regex": LONG}}
+    asked = {**ASKED, "max_tokens": 900, "seed": seed, "n": 2}
+    async for chunk in await client.chat.completions.create(extra_body=body, stream=True, **asked):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+        if len(texts[0]) > 20:
+            has_begun.set()
+    return texts
