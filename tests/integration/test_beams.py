@@ -1,5 +1,6 @@
 """use_beam_search through a real gateway: workers that say how likely each next token is."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -157,6 +158,21 @@ async def test_a_worker_that_fails_is_an_error_of_the_request(
     mesh.scheduler.is_full = False
     mesh.workers[0].distribution = lambda _: TokenLogprobs(1, -1.0, 1)
     assert (await client.post(PLAIN, json=ask(mesh, max_tokens=1))).status_code >= 500
+
+
+async def test_a_client_that_leaves_ends_the_search(
+    mesh: BackEnd, client: httpx.AsyncClient
+) -> None:
+    mesh.step_s = 0.05
+    slow = await mesh.add_worker()
+    slow.distribution = say
+    mesh.scheduler.workers = [slow]
+    with pytest.raises(httpx.ReadTimeout):
+        await client.post(PLAIN, json=ask(mesh, max_tokens=200, ignore_eos=True), timeout=0.4)
+    await mesh.until(lambda: len(mesh.gateway.streams) == 0)
+    num_asked = len(slow.generates)
+    await asyncio.sleep(0.3)
+    assert 1 < num_asked == len(slow.generates) < 600
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
