@@ -103,6 +103,7 @@ async def test_it_enters_when_its_grammar_is_there(rig: Rig, make_request: MakeR
     assert request.grammar is not None
     assert request.refusal is None
     assert rig.book.num_preparing == 0
+    assert request.timeline.grammar_ns > 0
 
 
 async def test_a_known_grammar_is_not_waited_for(rig: Rig, make_request: MakeRequest) -> None:
@@ -110,6 +111,7 @@ async def test_a_known_grammar_is_not_waited_for(rig: Rig, make_request: MakeReq
     request = await begin(rig, make_request)
     assert rig.host.requests == [request]
     assert request.grammar is rig.compiler.known
+    assert request.timeline.grammar_ns == 0
 
 
 @pytest.mark.parametrize("error", [InvalidInput("no such", param="f"), Overloaded("many")])

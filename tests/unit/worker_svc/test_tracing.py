@@ -98,3 +98,22 @@ async def test_a_preemption_is_an_event_of_the_decode(
     names = [event.name for span in decodes for event in span.events]
     assert names.count("preempted") == 1
     assert [attributes(span)["preemptions"] for span in decodes] == [0, 1]
+
+
+async def test_waiting_for_a_grammar_is_a_span_before_the_queue(
+    bus: SpanBus, telemetry: Telemetry, make_request: MakeRequest
+) -> None:
+    engine = Engine(SimRunner(SimVocabulary(100), SETTINGS, lambda _: None), SETTINGS)
+    request = make_request(1, [3, 4], traceparent=PARENT)
+    request.timeline.arrived_ns = 100
+    request.timeline.grammar_ns = 300
+    engine.add(request)
+    while engine.has_work:
+        engine.step()
+    for ended in engine.take_output().ended:
+        record_spans(ended)
+    await telemetry.exporter.send_queued()
+    grammar, queue, *_ = bus.spans
+    assert (grammar.name, queue.name) == ("worker.grammar", "worker.queue")
+    times = (grammar.start_time_unix_nano, grammar.end_time_unix_nano, queue.start_time_unix_nano)
+    assert times == (100, 300, 300)

@@ -11,6 +11,7 @@ from tokenmesh.services.worker_svc.media import fetch_embeddings
 from tokenmesh.services.worker_svc.streams import Stream, Streams
 from tokenmesh.services.worker_svc.thread import Add, EngineHost
 from tokenmesh.shared.blobs import Blobs
+from tokenmesh.shared.clock import now_ns
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import InvalidInput, TokenMeshError
 from tokenmesh.shared.messages.failed import to_failed
@@ -83,6 +84,7 @@ class Entrance:
             request.refusal = to_failed(error)
         finally:
             self.book.num_preparing -= 1
+            request.timeline.grammar_ns = now_ns()
         self._submit(request, stream)
 
     def _submit(self, request: Request, stream: Stream) -> None:

@@ -17,7 +17,7 @@ from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings
-from tokenmesh.shared.errors import ConfigError
+from tokenmesh.shared.errors import CheckpointError, ConfigError
 from tokenmesh.shared.ids import GatewayId, InstanceId, ModelName, WorkerId
 from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.service import Mesh, run_service
@@ -76,9 +76,10 @@ def grammars_of(
     """What structured output needs; None for an engine or a tokenizer without it. Blocks."""
     if not loaded.has_grammars or not loaded.eos_token_ids:
         return None
-    file = locate_tokenizer(model)
-    if file is None:
-        logger.warning("no structured output: %s has no tokenizer.json", model.model)
+    try:
+        file = locate_tokenizer(model)
+    except CheckpointError as error:
+        logger.warning("no structured output: %s", error.message)
         return None
     return GrammarCompiler(file, loaded.vocab_size, loaded.eos_token_ids, settings)
 

@@ -1,6 +1,6 @@
 """Tracing: the spans of a stream, made from its timeline after its end.
 
-`worker.queue`, one `worker.prefill` a chunk, `worker.decode` with its steps as events.
+`worker.grammar` where one had to be compiled, `worker.queue`, one `worker.prefill` a chunk, `worker.decode` with its steps as events.
 """
 
 from typing import Final
@@ -9,6 +9,7 @@ from tokenmesh.services.worker_svc.engine.outputs import Ended
 from tokenmesh.services.worker_svc.engine.timeline import Step
 from tokenmesh.shared.telemetry import REQUEST_ID, TimedEvent, record_span
 
+GRAMMAR: Final = "worker.grammar"
 QUEUE: Final = "worker.queue"
 PREFILL: Final = "worker.prefill"
 DECODE: Final = "worker.decode"
@@ -30,7 +31,10 @@ def record_spans(ended: Ended) -> None:
     timeline = ended.request.timeline
     identity = {REQUEST_ID: ended.request.request_id}
     queue_end_ns = timeline.first_scheduled_ns or timeline.ended_ns
-    record_span(QUEUE, timeline.arrived_ns, queue_end_ns, parent, identity)
+    queue_start_ns = timeline.grammar_ns or timeline.arrived_ns
+    if timeline.grammar_ns:
+        record_span(GRAMMAR, timeline.arrived_ns, timeline.grammar_ns, parent, identity)
+    record_span(QUEUE, queue_start_ns, queue_end_ns, parent, identity)
     for chunk in timeline.chunks:
         attributes: dict[str, str | int] = {
             **identity,

@@ -36,6 +36,8 @@ class Timeline:
     """Times are wall-clock nanoseconds; 0 means that it did not happen."""
 
     arrived_ns: int = 0
+    grammar_ns: int = 0
+    """When its grammar was there, where it had to wait for that."""
     first_scheduled_ns: int = 0
     first_token_ns: int = 0
     ended_ns: int = 0

@@ -18,8 +18,12 @@ def locate(model: str, revision: str | None) -> Path:
     return directory
 
 
-def locate_tokenizer(model: ModelSettings) -> Path | None:
-    """The model's tokenizer.json, downloaded if need be; None when it has none."""
-    directory = locate_model(model.tokenizer or model.model, model.revision, "tokenizer.json")
+def locate_tokenizer(model: ModelSettings) -> Path:
+    """The model's tokenizer.json, downloaded if need be. Raises CheckpointError."""
+    is_own = model.tokenizer is None or model.tokenizer == model.model
+    revision = model.revision if is_own else None
+    directory = locate_model(model.tokenizer or model.model, revision, "tokenizer.json")
     file = directory / "tokenizer.json"
-    return file if file.exists() else None
+    if not file.exists():
+        raise CheckpointError(f"{directory} holds no tokenizer.json")
+    return file
