@@ -1,6 +1,7 @@
 """Tracing: the spans of a stream, made from its timeline after its end.
 
-`worker.grammar` where one had to be compiled, `worker.queue`, one `worker.prefill` a chunk, `worker.decode` with its steps as events.
+`worker.grammar` where one had to be compiled, `worker.queue`, one `worker.prefill` a chunk,
+`worker.decode` with its steps as events.
 """
 
 from typing import Final
