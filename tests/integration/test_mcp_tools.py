@@ -90,6 +90,20 @@ async def test_a_stream_tells_of_listing_and_calls(mesh: BackEnd, client: Respon
     assert await client.events(events[0]["response"]["id"]) == events
 
 
+async def test_max_output_tokens_bounds_all_turns(mesh: BackEnd, client: ResponseClient) -> None:
+    said = call("add", a=1, b=2)
+    num_tokens = len(fake_tokenizer().encode(said).ids) + 1
+    say(mesh, said, "It is three, and so on and so forth.")
+    for room in (0, 4):
+        response = await client.create(tools=[OFFER], max_output_tokens=num_tokens + room)
+        assert response["status"] == "incomplete"
+        assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+        assert response["usage"]["output_tokens"] == num_tokens + room
+        assert response["max_output_tokens"] == num_tokens + room
+        assert response["output"][1]["output"] == "3"
+    assert len(mesh.workers[0].generates) == 3
+
+
 async def test_calls_of_both_kinds_end_the_response(
     mesh: BackEnd, client: ResponseClient, tools: Tools
 ) -> None:

@@ -108,7 +108,7 @@ class ResponseRun:
             if await self._turn(number, ask):
                 return
             await self._tools.make_calls(self._steps, self._events)
-            if self._awaits_client():
+            if self._ends_here():
                 await self._complete([])
                 return
             ask = await self._next_ask()
@@ -137,7 +137,7 @@ class ResponseRun:
         events = self._events.write(flush.pieces)
         if delivery.is_complete:
             events += self._end_turn(delivery)
-            if not self._events.server_calls or self._awaits_client():
+            if not self._events.server_calls or self._ends_here():
                 self._meter.finish(delivery, 1)
             if not self._events.server_calls:
                 await self._complete(events, flush)
@@ -154,9 +154,23 @@ class ResponseRun:
         return self._events.end_turn(delivery.prompts[0].packed_ids)
 
     async def _complete(self, events: list[Event], flush: Flush | None = None) -> None:
-        status: Status = "incomplete" if self._events.finish_reason == "length" else "completed"
-        events += self._events.complete(self._usage())
+        # Behind calls of servers: for want of tokens, if it is not for the client's answers.
+        is_out = flush is None and not self._awaits_client()
+        is_cut = is_out or self._events.finish_reason == "length"
+        status: Status = "incomplete" if is_cut else "completed"
+        events += self._events.complete(self._usage(), is_cut=is_cut)
         await self._end(status, events, flush)
+
+    def _ends_here(self) -> bool:
+        """Whether there is no further turn although servers were called."""
+        return self._awaits_client() or self._tokens_left() == 0
+
+    def _tokens_left(self) -> int | None:
+        """Of max_output_tokens, which bounds all turns together; None: as many as there is room."""
+        limit = self._order.body.max_output_tokens
+        if limit is None:
+            return None
+        return max(0, limit - sum(each.completion_tokens for each in self._usages))
 
     def _awaits_client(self) -> bool:
         """Whether the client has calls to make before the model can go on."""
@@ -166,7 +180,8 @@ class ResponseRun:
         """What the model is asked when it gets to see what its calls brought."""
         order = self._order
         items = [*order.body.items, *self._events.response["output"]]
-        body = order.body.model_copy(update={"input": items})
+        left = self._tokens_left()
+        body = order.body.model_copy(update={"input": items, "max_output_tokens": left})
         made = await draft(
             self._means.intake,
             body,

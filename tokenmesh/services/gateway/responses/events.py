@@ -153,9 +153,9 @@ class ResponseEvents:
         self._recorder.finish(index)
         return self._recorder.take()
 
-    def complete(self, usage: dict[str, Any] | None) -> list[Event]:
-        """All turns have ended."""
-        if self.finish_reason != "length":
+    def complete(self, usage: dict[str, Any] | None, *, is_cut: bool = False) -> list[Event]:
+        """All turns have ended; `is_cut`: no tokens are left for another one."""
+        if self.finish_reason != "length" and not is_cut:
             return self._tell("completed", status="completed", usage=usage)
         details = {"reason": "max_output_tokens"}
         incomplete = {"status": "incomplete", "incomplete_details": details}
