@@ -53,7 +53,7 @@ DISTINCT = list({TOOLS[family]: family for family in WRITERS}.values())
     ("family", "write"), [(family, WRITERS[family]) for family in DISTINCT], ids=DISTINCT
 )
 def test_a_thousand_chunkings_give_the_same(family: str, write: Write) -> None:
-    calls = [call for name, calls in TYPICAL_CALLS.items() if _fits(family, name) for call in calls]
+    calls = [call for name in ("parallel", "nested", "escapes") for call in TYPICAL_CALLS[name]]
     before = "" if family in ONLY_AT_START else "Let me <b>see</b>.\n\n"
     events = check_chunkings(maker(family), before + write(calls) + "\n")
     assert content_of(events) == before.rstrip()

@@ -173,6 +173,8 @@ TABLE: list[tuple[str, str, Calls, str]] = [
     ("qwen3_coder", "<function=f><parameter=a>\nx\n", [("f", '{"a": "x')], ""),
     ("qwen3_coder", "<function=f><parameter=>1</parameter></function>",
      [("f", "{}")], "<parameter=>1</parameter>"),
+    ("qwen3_coder", '<function=get_weather><parameter=where>{"a": ',
+     [("get_weather", '{"where": {"a": ')], ""),
     ("qwen3_coder", "<function=get_weather><parameter=days>4", [("get_weather", '{"days": 4')], ""),
     ("minimax_m2", "<invoke name='f'><parameter name=a> x </parameter></invoke>",
      [("f", '{"a": " x "}')], ""),

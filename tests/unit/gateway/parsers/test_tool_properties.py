@@ -107,7 +107,7 @@ def _texts(family: str) -> st.SearchStrategy[str]:
 
 @pytest.mark.parametrize("family", DISTINCT)
 def test_any_text_gives_the_same_on_any_cut(family: str) -> None:
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=80, deadline=None)
     @given(text=_texts(family), data=st.data())
     def check(text: str, data: st.DataObject) -> None:
         whole = parse(maker(family), [text])
@@ -124,7 +124,7 @@ def test_any_text_gives_the_same_on_any_cut(family: str) -> None:
 
 @pytest.mark.parametrize("family", DISTINCT)
 def test_no_word_anywhere_is_lost(family: str) -> None:
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=80, deadline=None)
     @given(text=_texts(family), data=st.data())
     def check(text: str, data: st.DataObject) -> None:
         place = data.draw(st.integers(0, len(text)))

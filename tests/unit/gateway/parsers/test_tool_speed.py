@@ -59,9 +59,13 @@ def test_time_grows_no_faster_than_the_text(
     family: str, start: str, piece: str, portion: int
 ) -> None:
     """Eight times the text would be 64 times the time; a fixed part hides what is too short."""
-    short = min(_seconds(family, start, piece, LENGTH, portion) for _ in range(2))
-    long = min(_seconds(family, start, piece, LENGTH * FACTOR, portion) for _ in range(2))
-    assert long < 3 * FACTOR * short + 0.02
+
+    def grows_slowly() -> bool:
+        short = _seconds(family, start, piece, LENGTH, portion)
+        return _seconds(family, start, piece, LENGTH * FACTOR, portion) < 3 * FACTOR * short + 0.02
+
+    # Other processes can make one measurement long, not three.
+    assert any(grows_slowly() for _ in range(3))
 
 
 def test_an_argument_of_a_hundred_kilobytes_takes_little_time() -> None:

@@ -154,7 +154,8 @@ def cohere(calls: Sequence[Call]) -> str:
         {"tool_call_id": str(place), "tool_name": call.name, "parameters": call.arguments}
         for place, call in enumerate(calls)
     ]
-    return f"<|START_ACTION|>{json.dumps(objects, indent=4)}<|END_ACTION|>"
+    inside = ",\n    ".join(map(_json, objects))
+    return f"<|START_ACTION|>[\n    {inside}\n]<|END_ACTION|>"
 
 
 def mimo(calls: Sequence[Call]) -> str:
