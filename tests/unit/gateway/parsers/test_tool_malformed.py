@@ -181,6 +181,8 @@ TABLE: list[tuple[str, str, Calls, str]] = [
     ("deepseek_v32", f'<{DSML}invoke name="f"><{DSML}parameter name="a" string="false">oops'
      f'</{DSML}parameter></{DSML}invoke>', [("f", '{"a": "oops"}')], ""),
     ("glm45", "<tool_call>f</tool_call>", [("f", "{}")], ""),
+    ("glm45", "<tool_call>f<arg_key> a\n</arg_key><arg_value> x </arg_value></tool_call>",
+     [("f", '{"a": " x "}')], ""),
     ("glm45", "<tool_call>f<arg_key>a</arg_key>oops</tool_call> x",
      [("f", "{}")], "<arg_key>a</arg_key>oops x"),
     ("glm45", "<tool_call>f<arg_key>a</arg_key><arg_value>x<arg_key>b</arg_key><arg_value>y",

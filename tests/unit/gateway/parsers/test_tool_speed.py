@@ -7,7 +7,6 @@ import pytest
 from tests.unit.gateway.parsers.tool_formats import deepseek_token, maker
 
 LENGTH = 20_000
-FACTOR = 8
 
 CASES = [
     ("hermes", "", "word "),
@@ -53,19 +52,34 @@ def _seconds(family: str, start: str, piece: str, length: int, portion: int) -> 
     return time.process_time() - begin
 
 
+COPIED = [
+    ("hermes", "", "\n"),
+    ("hermes", '<tool_call>{"arguments": {"a": "', "word "),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "', "word "),
+    ("step3", '<steptml:invoke name="f"><steptml:parameter name="a">', " "),
+    ("kimi_k2", "<|tool_call_begin|>", "word"),
+]
+"""What is kept meanwhile: copying all of it each time shows in long texts only."""
+
+
+def _grows_slowly(family: str, start: str, piece: str, portion: int, factor: int) -> bool:
+    """Quadratic time would be `factor` squared; a fixed part hides what is too short."""
+    short = _seconds(family, start, piece, LENGTH, portion)
+    return _seconds(family, start, piece, LENGTH * factor, portion) < 3 * factor * short + 0.02
+
+
 @pytest.mark.parametrize(("family", "start", "piece"), CASES)
 @pytest.mark.parametrize("portion", [4, 1_000_000])
 def test_time_grows_no_faster_than_the_text(
     family: str, start: str, piece: str, portion: int
 ) -> None:
-    """Eight times the text would be 64 times the time; a fixed part hides what is too short."""
-
-    def grows_slowly() -> bool:
-        short = _seconds(family, start, piece, LENGTH, portion)
-        return _seconds(family, start, piece, LENGTH * FACTOR, portion) < 3 * FACTOR * short + 0.02
-
     # Other processes can make one measurement long, not three.
-    assert any(grows_slowly() for _ in range(3))
+    assert any(_grows_slowly(family, start, piece, portion, 8) for _ in range(3))
+
+
+@pytest.mark.parametrize(("family", "start", "piece"), COPIED)
+def test_what_is_kept_is_not_copied_each_time(family: str, start: str, piece: str) -> None:
+    assert any(_grows_slowly(family, start, piece, 4, 40) for _ in range(3))
 
 
 def test_an_argument_of_a_hundred_kilobytes_takes_little_time() -> None:
