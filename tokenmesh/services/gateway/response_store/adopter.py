@@ -52,7 +52,7 @@ class Adopter:
             try:
                 await self.look()
             except TokenMeshError as error:
-                logger.info("cannot look for responses without an owner: %s", error.message)
+                logger.debug("cannot look for responses without an owner: %s", error.message)
             await asyncio.sleep(self._settings.adopt_interval_s)
 
     async def look(self) -> None:

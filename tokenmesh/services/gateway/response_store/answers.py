@@ -14,7 +14,7 @@ from tokenmesh.services.gateway.responses.shapes import error_facts
 from tokenmesh.services.gateway.sse import COMMENT
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import Cancelled, Conflict, Overloaded, TokenMeshError
-from tokenmesh.shared.telemetry import Tally
+from tokenmesh.shared.telemetry import REQUEST_ID, Tally
 
 Follow = Callable[[int], AsyncIterator[bytes]]
 """The frames of a response from a number on."""
@@ -40,14 +40,16 @@ class FramesAnswer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
+        flushing = Tally("flush")
         try:
             async with ClientWatch(receive, self._settings.write_timeout_s) as watch:
-                outlet = Outlet(send, watch, Tally("flush"))
+                outlet = Outlet(send, watch, flushing)
                 outlet.keep_alive(self._settings.sse_keep_alive_s, COMMENT)
                 try:
                     await self._run(outlet)
                 finally:
                     outlet.stop()
+                    flushing.record({REQUEST_ID: exchange_of(scope).request_id})
         except Cancelled:
             exchange_of(scope).has_client_left = True
             self._on_left()
