@@ -1,6 +1,8 @@
 """A request waits for its grammar outside of the engine, and the worker's answer does not."""
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
@@ -147,3 +149,11 @@ async def test_without_grammars_it_is_refused_at_once(make_request: MakeRequest)
     assert caught.value.param == "structured_outputs"
     assert rig.streams.num_live == 0
     await rig.entrance.stop()
+
+
+def test_a_worker_that_sees_no_grammar_imports_no_library_for_them() -> None:
+    code = (
+        "import sys, tokenmesh.services.worker_svc.main\n"
+        "assert not {'xgrammar', 'llguidance', 'torch'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
