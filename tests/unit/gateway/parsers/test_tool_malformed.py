@@ -191,6 +191,7 @@ TABLE: list[tuple[str, str, Calls, str]] = [
     ("pythonic", "[f(a=1, b='x', )]", [("f", '{"a": 1, "b": "x"}')], ""),
     ("pythonic", " [ f ( a=1 ) ]", [], " [ f ( a=1 ) ]"),
     ("pythonic", "[f(a=1), oops] x", [("f", '{"a": 1}')], ", oops] x"),
+    ("pythonic", "[f(a=1)[g()]", [("f", '{"a": 1}')], "[g()]"),
     ("pythonic", "[f(a=1, 2), g()] x", [("f", '{"a": 1}')], ", 2), g()] x"),
     ("pythonic", "[f(a=g(1), b={1, 2})]", [("f", '{"a": "g(1)", "b": "{1, 2}"}')], ""),
     ("pythonic", "[f(a='it\\'s', b=[1, 'x", [("f", '{"a": "it\'s", "b": [1, "x')], ""),
