@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Callable
 
 import httpx
+import msgspec
 import pytest
 
 from tests.fakes.back_end import BackEnd
@@ -14,8 +15,10 @@ from tokenmesh.services.gateway.response_store.journal import open_journal
 from tokenmesh.services.gateway.response_store.logs import ResponseLogs
 from tokenmesh.services.gateway.response_store.records import (
     CallBegun,
+    Flushed,
     Record,
     encode_record,
+    frames_of,
     join_records,
 )
 from tokenmesh.shared.config.redis import RedisSettings
@@ -23,6 +26,7 @@ from tokenmesh.shared.ids import GatewayId, ResponseId
 from tokenmesh.shared.subjects import response_log
 
 GONE = GatewayId("gateway-gone")
+EXTRA = b'event: extra\ndata: {"type": "extra"}\n\n'
 THINKS = "<think>\nA sum, then.\n</think>\n\n"
 
 
@@ -98,3 +102,23 @@ async def test_a_log_cut_anywhere_is_continued_to_the_same_end(
         else:
             assert story(events) == story(whole), count
         await mesh.until(lambda: not len(mesh.gateway.streams))
+
+
+async def test_what_this_version_cannot_continue_fails_and_keeps_what_was_told(
+    mesh: BackEnd, client: ResponseClient
+) -> None:
+    whole = await client.stream(background=True)
+    response_id = ResponseId(whole[0]["response"]["id"])
+    logs = ResponseLogs(open_journal(mesh.bus, mesh.settings.responses), mesh.settings.responses)
+    begun, *records = (await logs.read(response_id)).records
+    for number, record in enumerate(records[:4]):
+        if not isinstance(record, Flushed):
+            continue
+        # As if another version had told more of the same step.
+        other = msgspec.structs.replace(record, frames=[*record.frames, EXTRA])
+        told: list[Record] = [begun, *records[:number], other, *records[number + 1 : 8]]
+        await cut(logs, response_id, told)
+        events = await client.events(response_id)
+        assert events[-1]["type"] == "response.failed"
+        assert len(events) == sum(len(frames_of(each)) for each in told) + 1
+        assert (await client.get(response_id))["status"] == "failed"

@@ -184,7 +184,8 @@ class Runs:
             if error is None or isinstance(error, Conflict):
                 # Ended; or taken over or deleted, and none of ours any more.
                 await self._logs.unmark(self.owner, response_id)
-            elif not run.has_told:
+            elif not run.has_told and not (await self._logs.read(response_id)).frames:
+                # Its only client was told of the error instead.
                 await self._logs.delete(response_id)
             elif not error.retryable:
                 await self.give_up(response_id, error)
