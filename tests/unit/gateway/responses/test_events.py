@@ -96,6 +96,9 @@ def turns(draw: st.DrawFn) -> list[ParserEvent]:
     for kind in draw(st.lists(st.sampled_from(["content", "reasoning", "call"]), max_size=6)):
         if kind == "content":
             events.append(Content(draw(TEXTS)))
+            if num_calls and draw(st.booleans()):
+                # What closes a call that was broken off.
+                events.append(CallArguments(num_calls - 1, draw(TEXTS)))
         elif kind == "reasoning":
             events.append(Reasoning(draw(TEXTS)))
         else:
@@ -249,6 +252,15 @@ def test_space_alone_is_an_answer() -> None:
 def test_without_a_parser_text_is_content() -> None:
     _, response = run([Piece(0, "He"), Piece(0, "llo", finish_reason="stop")])
     assert response["output"][0]["content"][0]["text"] == "Hello"
+
+
+def test_a_call_that_was_broken_off_is_closed_behind_text() -> None:
+    call: list[ParserEvent] = [CallBegin(0, "f"), CallArguments(0, '{"a":1')]
+    events, response = run([parsed(*call), parsed(Content("and")), parsed(CallArguments(0, "}"))])
+    assert kinds_of(events)[-6:-4] == ["output_text.done", "content_part.done"]
+    function_call, message = response["output"]
+    assert function_call["arguments"] == '{"a":1}'
+    assert message["content"][0]["text"] == "and"
 
 
 def test_a_custom_tool_gets_its_text() -> None:

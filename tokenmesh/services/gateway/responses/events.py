@@ -68,6 +68,9 @@ class ResponseEvents:
 
     def _begin_turn(self) -> None:
         self._open: OpenItem | None = None
+        """Text or reasoning."""
+        self._calling: OpenItem | None = None
+        """Of a call that was broken off the end may come behind text, so it stays open."""
         self._blank: str = ""
         """Space that may turn out to be the beginning of text, or only stand before a call."""
         self._blank_logprobs: list[ChatLogprob] = []
@@ -196,13 +199,13 @@ class ResponseEvents:
         message.write(text, logprobs)
 
     def _message(self) -> OpenMessage:
-        self._close("completed")
+        self._close_text("completed")
         self._open = message = OpenMessage(self._recorder, self._shapes is not None)
         return message
 
     def _reasoning(self, text: str) -> None:
         if not isinstance(self._open, OpenReasoning):
-            self._close("completed")
+            self._close_text("completed")
             self._open = OpenReasoning(self._recorder)
         self._open.write(text)
 
@@ -210,24 +213,30 @@ class ResponseEvents:
         self._close("completed")
         name = self._names.get(begin.name, _FUNCTION)
         if name.kind == "mcp":
-            self._open = McpCall(self._recorder, name)
+            self._calling = McpCall(self._recorder, name)
             return
         call_id = begin.model_id
         if call_id is None or call_id in self._call_ids:
             call_id = self._recorder.make_id("call")
         self._call_ids.add(call_id)
         kind = OpenCustomCall if name.kind == "custom" else OpenFunctionCall
-        self._open = kind(self._recorder, begin.name, call_id)
+        self._calling = kind(self._recorder, begin.name, call_id)
 
     def _arguments(self, event: CallArguments) -> None:
-        assert self._open is not None, "arguments without a call"
-        self._open.write(event.text)
+        assert self._calling is not None, "arguments without a call"
+        self._calling.write(event.text)
 
     def _close(self, status: Any) -> None:
+        self._close_text(status)
+        call, self._calling = self._calling, None
+        if call is None:
+            return
+        call.close(status)
+        if isinstance(call, McpCall) and status == "completed":
+            self.server_calls.append(call)
+
+    def _close_text(self, status: Any) -> None:
         self._blank, self._blank_logprobs = "", []
         item, self._open = self._open, None
-        if item is None:
-            return
-        item.close(status)
-        if isinstance(item, McpCall) and status == "completed":
-            self.server_calls.append(item)
+        if item is not None:
+            item.close(status)
