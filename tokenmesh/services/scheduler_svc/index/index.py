@@ -1,0 +1,100 @@
+"""PlacementIndex: one script call finds prefixes, weighs the workers and reserves on the best."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Final
+
+from tokenmesh.shared.errors import ProtocolError
+from tokenmesh.shared.ids import WorkerId
+from tokenmesh.shared.messages.place import Place
+from tokenmesh.shared.prefix_index.keys import IndexKeys
+from tokenmesh.shared.redis import Part, Redis, Reply
+
+_SOURCE: Final = files(__package__).joinpath("place.lua").read_text(encoding="utf-8")
+_NUMBERS: Final = 5
+"""In the reply, for each worker."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bid:
+    """What a worker's last beat says, as the script needs it."""
+
+    worker_id: WorkerId
+    epoch: int
+    prefill_tokens_per_s: float
+    queued_tokens: int
+    extra_s: float
+    """Seconds on top of prefill: KV pressure, a step, an adapter to load."""
+    num_started: int
+    """Streams past their first token."""
+    num_starting: int
+    """Streams before it."""
+    num_room: int
+    """Streams it may hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weighed:
+    """What the script found out about a worker."""
+
+    matched_blocks: int
+    reserved_tokens: int
+    reserved_streams: int
+    estimated_ttft_s: float
+    has_room: bool
+
+
+class PlacementIndex:
+    """Stateless: any number of schedulers share what is in Redis."""
+
+    def __init__(self, redis: Redis, block_tokens: int, lifetime_s: float) -> None:
+        """`lifetime_s`: after that a reservation that nobody released is given back."""
+        self._script = redis.script(_SOURCE)
+        self._block_tokens = block_tokens
+        self._lifetime_ms = round(lifetime_s * 1000)
+
+    async def place(
+        self, request: Place, bids: Sequence[Bid], *, tie_share: float, tie_s: float
+    ) -> tuple[int | None, list[Weighed]]:
+        """The index of the bid that was reserved on (None: no room), and all of them weighed.
+
+        Raises Unavailable when Redis is away.
+        """
+        keys = IndexKeys(request.model)
+        names: list[Part] = [
+            keys.expiries,
+            keys.reservation(request.request_id, request.first_choice),
+        ]
+        numbers: list[Part] = [
+            request.route_hashes,
+            request.num_tokens,
+            self._block_tokens,
+            request.num_streams,
+            self._lifetime_ms,
+            tie_share,
+            tie_s,
+        ]
+        for bid in bids:
+            names.append(keys.blocks(bid.worker_id, bid.epoch))
+            names.append(keys.load(bid.worker_id, bid.epoch))
+            numbers += (bid.prefill_tokens_per_s, bid.queued_tokens, bid.extra_s)
+            numbers += (bid.num_started, bid.num_starting, bid.num_room)
+        return _read(await self._script(names, numbers), len(bids))
+
+
+def _read(reply: Reply, num_bids: int) -> tuple[int | None, list[Weighed]]:
+    if not isinstance(reply, list) or len(reply) != 1 + num_bids * _NUMBERS:
+        raise ProtocolError("the placement script answers in another shape")
+    numbers = [int(str(each)) for each in reply]
+    weighed = [
+        Weighed(
+            matched_blocks=numbers[first],
+            reserved_tokens=numbers[first + 1],
+            reserved_streams=numbers[first + 2],
+            estimated_ttft_s=numbers[first + 3] / 1e6,
+            has_room=bool(numbers[first + 4]),
+        )
+        for first in range(1, len(numbers), _NUMBERS)
+    ]
+    return numbers[0] - 1 if numbers[0] else None, weighed

@@ -1,0 +1,43 @@
+"""Names of the index's keys. The braces keep a model's keys in one slot of a cluster.
+
+A worker's incarnation is part of its keys: what a dead or hung process wrote is never read again,
+and goes when its time is over.
+"""
+
+from dataclasses import dataclass
+
+from tokenmesh.shared.ids import ModelName, RequestId, WorkerId
+from tokenmesh.shared.subjects import slug
+
+_PREFIX = "kvx"
+
+
+@dataclass(frozen=True, slots=True)
+class IndexKeys:
+    """Of one model."""
+
+    model: ModelName
+
+    def blocks(self, worker: WorkerId, epoch: int, tier: str = "gpu") -> str:
+        """SET of the 8-byte route hashes that the incarnation holds."""
+        return self._key("w", f"{worker}:{epoch:x}:{tier}")
+
+    def digest(self, worker: WorkerId, epoch: int) -> str:
+        """HASH `seq`, `n`, `xor`: what the set should hold, written together with it."""
+        return self._key("s", f"{worker}:{epoch:x}")
+
+    def load(self, worker: WorkerId, epoch: int) -> str:
+        """HASH `pf`, `st`: uncached prompt tokens and streams that are reserved."""
+        return self._key("load", f"{worker}:{epoch:x}")
+
+    def reservation(self, request: RequestId, attempt: int) -> str:
+        """HASH `load`, `pf`, `st`: what one placement reserved, and on which load key."""
+        return self._key("rsv", f"{request}:{attempt}")
+
+    @property
+    def expiries(self) -> str:
+        """ZSET of reservation keys by the time (ms) at which nobody can mean them any more."""
+        return self._key("exp", "")
+
+    def _key(self, kind: str, rest: str) -> str:
+        return f"{_PREFIX}:{{{slug(self.model)}}}:{kind}:{rest}"
