@@ -21,6 +21,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=T
     attempt: int = 0
     exclude: list[WorkerId] = []
     """Workers that this request has just seen fail."""
+    reservation: str = ""
+    """What an earlier placement of the same streams reserved: to be given back."""
 
 
 class Queued(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -36,6 +38,10 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     estimated_ttft_s: float
     running: int = 0
     kv_usage: float = 0.0
+    matched_tokens: int = 0
+    """Of the prompt, in the worker's prefix cache by the index."""
+    reserved_tokens: int = 0
+    """Uncached prompt tokens that others had reserved on it."""
 
 
 class Placed(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -46,6 +52,8 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=
     """The worker's incarnation; a Generate that reaches another one is refused."""
     queued_s: float = 0.0
     candidates: list[Candidate] = []
+    reservation: str = ""
+    """Given back by the worker at the first token; empty: nothing is reserved."""
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

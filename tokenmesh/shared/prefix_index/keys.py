@@ -6,7 +6,7 @@ and goes when its time is over.
 
 from dataclasses import dataclass
 
-from tokenmesh.shared.ids import ModelName, RequestId, WorkerId
+from tokenmesh.shared.ids import ModelName, WorkerId
 from tokenmesh.shared.subjects import slug
 
 _PREFIX = "kvx"
@@ -30,9 +30,9 @@ class IndexKeys:
         """HASH `pf`, `st`: uncached prompt tokens and streams that are reserved."""
         return self._key("load", f"{worker}:{epoch:x}")
 
-    def reservation(self, request: RequestId, attempt: int) -> str:
+    def reservation(self, reservation_id: str) -> str:
         """HASH `load`, `pf`, `st`: what one placement reserved, and on which load key."""
-        return self._key("rsv", f"{request}:{attempt}")
+        return self._key("rsv", reservation_id)
 
     @property
     def expiries(self) -> str:

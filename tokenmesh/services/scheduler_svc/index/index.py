@@ -55,17 +55,22 @@ class PlacementIndex:
         self._lifetime_ms = round(lifetime_s * 1000)
 
     async def place(
-        self, request: Place, bids: Sequence[Bid], *, tie_share: float, tie_s: float
+        self,
+        request: Place,
+        bids: Sequence[Bid],
+        reservation_id: str,
+        *,
+        tie_share: float,
+        tie_s: float,
     ) -> tuple[int | None, list[Weighed]]:
         """The index of the bid that was reserved on (None: no room), and all of them weighed.
 
         Raises Unavailable when Redis is away.
         """
         keys = IndexKeys(request.model)
-        names: list[Part] = [
-            keys.expiries,
-            keys.reservation(request.request_id, request.first_choice),
-        ]
+        reservation = keys.reservation(reservation_id)
+        previous = keys.reservation(request.reservation) if request.reservation else reservation
+        names: list[Part] = [keys.expiries, reservation, previous]
         numbers: list[Part] = [
             request.route_hashes,
             request.num_tokens,

@@ -1,7 +1,7 @@
 -- Places one request: longest prefix a worker, estimated time to first token, reservation; atomic.
 --
--- KEYS  1 expiries (ZSET), 2 this request's reservation (HASH), then for each worker its set of
---       route hashes and its load (HASH).
+-- KEYS  1 expiries (ZSET), 2 the reservation to make (HASH), 3 one that this request made before,
+--       or the same key, then for each worker its set of route hashes and its load (HASH).
 -- ARGV  1 route hashes, 8 bytes each, 2 prompt tokens, 3 tokens of a route block, 4 streams,
 --       5 lifetime of a reservation (ms), 6 share and 7 seconds within which estimates are equal,
 --       then for each worker: prefill tokens/s, queued tokens by its beat, seconds that come on top,
@@ -11,7 +11,7 @@
 local hashes, tokens, block = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local streams, lifetime = tonumber(ARGV[4]), tonumber(ARGV[5])
 local tie_share, tie_s = tonumber(ARGV[6]), tonumber(ARGV[7])
-local num_hashes, num_workers = math.floor(#hashes / 8), (#KEYS - 2) / 2
+local num_hashes, num_workers = math.floor(#hashes / 8), (#KEYS - 3) / 2
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
@@ -30,7 +30,7 @@ for _, key in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 
   give_back(key)
 end
 -- A request that is placed again gives back what it held.
-give_back(KEYS[2])
+give_back(KEYS[3])
 
 local function holds(set, index)
   return redis.call('SISMEMBER', set, string.sub(hashes, index * 8 - 7, index * 8)) == 1
@@ -64,9 +64,9 @@ for worker = 1, num_workers do
   local rate, queued = tonumber(ARGV[first]), tonumber(ARGV[first + 1])
   local extra_s, started = tonumber(ARGV[first + 2]), tonumber(ARGV[first + 3])
   local starting, room = tonumber(ARGV[first + 4]), tonumber(ARGV[first + 5])
-  local depth = depth_of(KEYS[1 + worker * 2], hint)
+  local depth = depth_of(KEYS[2 + worker * 2], hint)
   hint = depth > 0 and depth or hint
-  local load = redis.call('HMGET', KEYS[2 + worker * 2], 'pf', 'st')
+  local load = redis.call('HMGET', KEYS[3 + worker * 2], 'pf', 'st')
   local reserved, reserved_streams = tonumber(load[1] or 0), tonumber(load[2] or 0)
   -- The last token is always computed.
   local uncached = math.max(1, tokens - depth * block)
@@ -93,7 +93,7 @@ for worker, each in ipairs(facts) do
     end
   end
 end
-local load = KEYS[2 + chosen * 2]
+local load = KEYS[3 + chosen * 2]
 redis.call('HINCRBY', load, 'pf', facts[chosen].uncached)
 redis.call('HINCRBY', load, 'st', streams)
 redis.call('PEXPIRE', load, lifetime)

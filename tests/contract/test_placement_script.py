@@ -1,0 +1,181 @@
+"""The placement script on a real Redis, against a model in Python."""
+
+import secrets
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tokenmesh.services.scheduler_svc.index.index import Bid, PlacementIndex, Weighed
+from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.ids import ModelName, RequestId, WorkerId
+from tokenmesh.shared.messages.place import Place
+from tokenmesh.shared.prefix_index.keys import IndexKeys
+from tokenmesh.shared.redis import Redis, open_redis
+
+BLOCK = 64
+EPOCH = 7
+
+
+def chain(family: int, length: int) -> list[bytes]:
+    """Hashes of a prompt's blocks; a family is a system prompt."""
+    return [(family << 32 | index + 1).to_bytes(8, "little") for index in range(length)]
+
+
+@dataclass
+class Rig:
+    redis: Redis
+    keys: IndexKeys
+    index: PlacementIndex
+    bids: list[Bid] = field(default_factory=list)
+
+    async def add_worker(self, blocks: list[bytes], **facts: Any) -> Bid:
+        bid = bid_of(f"w{len(self.bids)}", **facts)
+        self.bids.append(bid)
+        if blocks:
+            await self.redis.call("SADD", self.keys.blocks(bid.worker_id, EPOCH), *blocks)
+        return bid
+
+    async def place(
+        self, hashes: list[bytes], num_tokens: int, name: str = "r", **fields: Any
+    ) -> tuple[int | None, list[Weighed]]:
+        request = Place(
+            request_id=RequestId("r"),
+            model=self.keys.model,
+            num_tokens=num_tokens,
+            max_tokens=1,
+            route_hashes=b"".join(hashes),
+            **fields,
+        )
+        return await self.index.place(request, self.bids, name, tie_share=0.1, tie_s=0.005)
+
+    async def reserved(self, bid: Bid) -> tuple[int, int]:
+        load = self.keys.load(bid.worker_id, EPOCH)
+        reply = await self.redis.call("HMGET", load, "pf", "st")
+        assert isinstance(reply, list)
+        tokens, streams = (int(str(each or b"0", "ascii")) if each else 0 for each in reply)  # type: ignore[arg-type]
+        return tokens, streams
+
+
+def bid_of(name: str, **facts: Any) -> Bid:
+    usual: dict[str, Any] = {
+        "prefill_tokens_per_s": 1000.0,
+        "queued_tokens": 0,
+        "extra_s": 0.0,
+        "num_started": 0,
+        "num_starting": 0,
+        "num_room": 10,
+    }
+    return Bid(worker_id=WorkerId(name), epoch=EPOCH, **{**usual, **facts})
+
+
+@pytest.fixture
+async def rig(redis_settings: RedisSettings) -> Any:
+    redis = open_redis(redis_settings)
+    yield make_rig(redis)
+    await redis.close()
+
+
+def make_rig(redis: Redis, lifetime_s: float = 60.0) -> Rig:
+    keys = IndexKeys(ModelName(f"m-{secrets.token_hex(4)}"))
+    return Rig(redis, keys, PlacementIndex(redis, BLOCK, lifetime_s))
+
+
+async def test_the_longest_prefix_wins_and_is_reserved(rig: Rig) -> None:
+    await rig.add_worker(chain(1, 2))
+    best = await rig.add_worker(chain(1, 9))
+    await rig.add_worker([])
+    chosen, weighed = await rig.place(chain(1, 10), 10 * BLOCK + 5)
+    assert chosen == 1
+    assert [each.matched_blocks for each in weighed] == [2, 9, 0]
+    assert await rig.reserved(best) == (BLOCK + 5, 1)
+
+
+async def test_reservations_of_others_weigh(rig: Rig) -> None:
+    for _ in range(2):
+        await rig.add_worker([])
+    chosen = [(await rig.place([], 1000, f"r{number}"))[0] for number in range(4)]
+    assert sorted(each for each in chosen if each is not None) == [0, 0, 1, 1]
+
+
+async def test_a_request_that_is_placed_again_gives_back_what_it_held(rig: Rig) -> None:
+    first = await rig.add_worker([])
+    chosen, _ = await rig.place([], 1000, "one")
+    assert chosen == 0
+    second = await rig.add_worker([], prefill_tokens_per_s=1e6)
+    chosen, _ = await rig.place([], 1000, "two", reservation="one")
+    assert chosen == 1
+    assert await rig.reserved(first) == (0, 0)
+    assert await rig.reserved(second) == (1000, 1)
+
+
+async def test_nobody_has_room(rig: Rig) -> None:
+    bid = await rig.add_worker([], num_started=10)
+    chosen, weighed = await rig.place([], 10)
+    assert (chosen, weighed[0].has_room) == (None, False)
+    assert await rig.reserved(bid) == (0, 0)
+
+
+async def test_an_idle_worker_takes_more_streams_than_it_holds(rig: Rig) -> None:
+    await rig.add_worker([])
+    assert (await rig.place([], 10, num_streams=99))[0] == 0
+    assert (await rig.place([], 10, "other"))[0] is None
+
+
+async def test_what_nobody_releases_is_reaped(redis_settings: RedisSettings) -> None:
+    redis = open_redis(redis_settings)
+    rig = make_rig(redis, lifetime_s=0.0)
+    bid = await rig.add_worker([])
+    await rig.place([], 500, "lost")
+    await rig.place([], 20, "next")
+    tokens, _ = await rig.reserved(bid)
+    assert tokens in (0, 20)
+    await redis.close()
+
+
+Depths = st.lists(st.integers(0, 70), min_size=1, max_size=6)
+
+
+@settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    depths=Depths,
+    others=st.lists(st.integers(0, 40), max_size=6),
+    length=st.integers(0, 70),
+    rates=st.lists(st.floats(10, 1e5), min_size=6, max_size=6),
+    queued=st.lists(st.integers(0, 5000), min_size=6, max_size=6),
+)
+async def test_every_depth_is_found_and_the_cheapest_is_chosen(
+    redis_settings: RedisSettings,
+    depths: list[int],
+    others: list[int],
+    length: int,
+    rates: list[float],
+    queued: list[int],
+) -> None:
+    redis = open_redis(redis_settings)
+    rig = make_rig(redis)
+    for worker, depth in enumerate(depths):
+        blocks = chain(1, depth)
+        if worker < len(others):
+            blocks += chain(2, others[worker])
+        await rig.add_worker(
+            blocks, prefill_tokens_per_s=rates[worker], queued_tokens=queued[worker]
+        )
+    num_tokens = length * BLOCK + 3
+    chosen, weighed = await rig.place(chain(1, length), num_tokens)
+    expected = [min(depth, length) for depth in depths]
+    assert [each.matched_blocks for each in weighed] == expected
+    costs = [
+        (queued[worker] + max(1, num_tokens - matched * BLOCK)) / rates[worker]
+        for worker, matched in enumerate(expected)
+    ]
+    assert [each.estimated_ttft_s for each in weighed] == pytest.approx(costs, abs=2e-6)
+    assert chosen is not None
+    assert costs[chosen] <= min(costs) * 1.1 + 0.005 + 1e-9
+    await redis.close()
