@@ -30,6 +30,11 @@ def route_scope(model: str, fingerprint: str, block_size: int) -> bytes:
     return b"".join(_tagged(b"%d" % _HASH_VERSION, field) for field in fields)
 
 
+def chain_head(scope: bytes) -> bytes:
+    """8 bytes: what the first block's hash is chained to."""
+    return xxhash.xxh3_64_digest(scope)
+
+
 def extra_keys_for_block(
     start: int, end: int, *, lora: str | None, salt: str | None, media: Sequence[MediaItem]
 ) -> bytes:
@@ -61,7 +66,7 @@ def route_hashes(
     """8 little-endian bytes for each full block of packed `token_ids` (see shared/tokens.py)."""
     block_bytes = block_size * BYTES_PER_ID
     hashes = []
-    parent = xxhash.xxh3_64_digest(scope)
+    parent = chain_head(scope)
     has_extras = lora is not None or salt is not None or bool(media)
     for index in range(len(token_ids) // block_bytes):
         block = parent + token_ids[index * block_bytes : (index + 1) * block_bytes]

@@ -4,7 +4,7 @@ Block 0 is the null block: it takes padded writes, is never handed out, and head
 A free block may still have content: it keeps its hash until it is allocated again.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 NULL_BLOCK: Final = 0
@@ -22,6 +22,8 @@ class BlockPool:
             raise ValueError(f"a pool of {num_blocks} blocks holds nothing but the null block")
         self.num_blocks = num_blocks
         self.num_free = num_blocks - 1
+        self.on_forget: Callable[[bytes], None] | None = None
+        """Called with the hash of each block that can no longer be found."""
         self._ref_counts = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._block_by_hash: dict[bytes, int] = {}
@@ -106,6 +108,8 @@ class BlockPool:
         if block_hash is not None:
             del self._block_by_hash[block_hash]
             self._hashes[block] = None
+            if self.on_forget is not None:
+                self.on_forget(block_hash)
 
     def forget_all(self) -> None:
         """Nothing is to be found any more; who holds what stays."""

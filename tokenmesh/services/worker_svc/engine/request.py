@@ -66,6 +66,10 @@ class Request:
     embeddings: dict[str, TensorBlob] = field(default_factory=dict)
     priority: int = 0
     cache_salt: str | None = None
+    route_head: bytes = b""
+    """What the chain of route hashes begins with; empty: the request is not in the index."""
+    route_salt: str | None = None
+    """The salt as the tokenizer hashed it."""
     lora: str | None = None
     traceparent: str | None = None
     grammar: Grammar | None = None
@@ -98,6 +102,10 @@ class Request:
     length is not the stream's last. With a rule against repetition no token is plain."""
     hashes: list[bytes] = field(default_factory=list)
     """One for each full block of known tokens, as far as they were needed."""
+    route_hashes: list[bytes] = field(default_factory=list)
+    """One for each full route block of known tokens, as far as they were needed."""
+    num_routed: int = 0
+    """Route blocks that were looked at since admission."""
     num_cached: int | None = None
     """Prompt tokens found in the prefix cache at the first admission; None before it."""
     has_reported: bool = False

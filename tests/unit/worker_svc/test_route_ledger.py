@@ -1,0 +1,138 @@
+"""RouteLedger: exactly the route blocks whose engine blocks can all be found."""
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
+from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
+from tokenmesh.services.worker_svc.engine.request import Request, StreamKey
+from tokenmesh.services.worker_svc.engine.route_ledger import RouteLedger
+from tokenmesh.shared.hashing import chain_head, route_hashes, route_scope
+from tokenmesh.shared.ids import GatewayId, RequestId
+from tokenmesh.shared.messages.sampling import SamplingParams
+from tokenmesh.shared.tokens import pack_ids
+
+SIZE, ROUTE = 2, 6
+SCOPE = route_scope("m", "f", ROUTE)
+
+
+class Rig:
+    """A pool, a cache and a ledger, and requests that hold all of their blocks at once."""
+
+    def __init__(self, num_blocks: int = 24) -> None:
+        self.pool = BlockPool(num_blocks)
+        self.cache = PrefixCache(self.pool, SIZE, enabled=True)
+        self.ledger = RouteLedger(self.pool, SIZE, ROUTE)
+        self.pool.on_forget = self.ledger.forget
+        self.held: list[Request] = []
+        self.told: set[bytes] = set()
+
+    def begin(self, token_ids: list[int], salt: str | None = None) -> Request:
+        request = Request(
+            key=StreamKey(GatewayId("g"), len(self.held), 0),
+            request_id=RequestId("r"),
+            token_ids=token_ids,
+            num_prompt=len(token_ids),
+            sampling=SamplingParams(seed=0, max_tokens=9),
+            cache_salt=salt,
+            route_head=chain_head(SCOPE),
+            route_salt=salt,
+        )
+        hits = self.cache.find(request)
+        self.pool.share(hits)
+        wanted = -(-len(token_ids) // SIZE) - len(hits)
+        request.blocks = hits + self.pool.allocate(wanted)
+        self.cache.register(request, len(hits) * SIZE, len(token_ids))
+        self.ledger.note(request, len(token_ids))
+        self.held.append(request)
+        return request
+
+    def end(self, index: int) -> None:
+        self.pool.free(self.held.pop(index % len(self.held)).blocks)
+
+    def expected(self, seen: list[Request]) -> set[bytes]:
+        """From the pool alone."""
+        ratio = ROUTE // SIZE
+        return {
+            route
+            for request in seen
+            for index, route in enumerate(routes_of(request))
+            if all(
+                self.pool.find(each) is not None
+                for each in request.hashes[index * ratio : (index + 1) * ratio]
+            )
+        }
+
+    def follow(self) -> None:
+        """What a reader of the changes knows."""
+        change = self.ledger.take_change()
+        if change is None:
+            return
+        if change.is_cleared:
+            self.told.clear()
+        for route, is_there in change.is_there.items():
+            (self.told.add if is_there else self.told.discard)(route)
+
+
+def routes_of(request: Request) -> list[bytes]:
+    packed = route_hashes(pack_ids(request.token_ids), ROUTE, SCOPE, salt=request.route_salt)
+    return [packed[first : first + 8] for first in range(0, len(packed), 8)]
+
+
+def test_hashes_are_the_tokenizers() -> None:
+    rig = Rig()
+    request = rig.begin(list(range(20)), salt="s")
+    assert rig.ledger.routes == set(routes_of(request))
+    assert len(rig.ledger.routes) == 3
+
+
+def test_a_request_outside_of_the_index_is_not_noted() -> None:
+    rig = Rig()
+    request = Request(
+        StreamKey(GatewayId("g"), 0, 0),
+        RequestId("r"),
+        [1] * 12,
+        12,
+        SamplingParams(seed=0, max_tokens=1),
+    )
+    request.blocks = rig.pool.allocate(6)
+    rig.cache.register(request, 0, 12)
+    rig.ledger.note(request, 12)
+    assert rig.ledger.take_change() is None
+
+
+def test_nothing_is_left_after_the_pool_forgot_everything() -> None:
+    rig = Rig()
+    rig.begin(list(range(20)))
+    rig.follow()
+    rig.pool.forget_all()
+    rig.ledger.forget_all()
+    rig.follow()
+    assert rig.told == rig.ledger.routes == set()
+
+
+Step = Callable[[Rig, Random], Any]
+
+
+@settings(max_examples=300, deadline=None)
+@given(seed=st.integers(0, 2**32), num_steps=st.integers(1, 60))
+def test_routes_are_there_while_their_blocks_are(seed: int, num_steps: int) -> None:
+    random, rig, seen = Random(seed), Rig(), list[Request]()
+    for _ in range(num_steps):
+        length = random.randrange(1, 20)
+        fits = -(-length // SIZE) <= rig.pool.num_free
+        if fits and random.random() < 0.6:
+            prefix = [random.randrange(2)] * random.randrange(length + 1)
+            token_ids = prefix + [random.randrange(2) for _ in range(length - len(prefix))]
+            seen.append(rig.begin(token_ids))
+        elif rig.held:
+            rig.end(random.randrange(99))
+        if random.random() < 0.5:
+            rig.follow()
+        assert rig.ledger.routes == rig.expected(seen)
+    rig.follow()
+    assert rig.told == rig.ledger.routes

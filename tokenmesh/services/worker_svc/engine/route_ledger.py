@@ -1,0 +1,110 @@
+"""RouteLedger: which route blocks are whole in the pool, for the prefix index.
+
+A route block is several engine blocks long, and is there while all of them can be found. Schedulers
+know route hashes only; which engine blocks stand behind one stays here and dies with the worker.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import xxhash
+
+from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
+from tokenmesh.services.worker_svc.engine.request import Request
+from tokenmesh.shared.hashing import extra_keys_for_block
+from tokenmesh.shared.tokens import pack_ids
+
+_GONE: Final = False
+_THERE: Final = True
+
+
+@dataclass(slots=True)
+class RouteChange:
+    """What has changed since the last one; the order within it does not matter."""
+
+    is_cleared: bool = False
+    """Nothing from before is there any more."""
+    is_there: dict[bytes, bool] = field(default_factory=dict)
+    """By route hash, 8 bytes little-endian as in `shared.hashing`."""
+
+
+class RouteLedger:
+    """Told of every block that can be found, and of every one that no longer can."""
+
+    def __init__(self, pool: BlockPool, block_size: int, route_block_tokens: int) -> None:
+        """A route block must be a whole number of engine blocks."""
+        if route_block_tokens % block_size:
+            raise ValueError(f"{route_block_tokens} is no multiple of {block_size}")
+        self._pool = pool
+        self._size = route_block_tokens
+        self._ratio = route_block_tokens // block_size
+        self._blocks_by_route: dict[bytes, tuple[bytes, ...]] = {}
+        self._route_by_block: dict[bytes, bytes] = {}
+        self._change = RouteChange()
+
+    @property
+    def routes(self) -> frozenset[bytes]:
+        """Every route block that is there."""
+        return frozenset(self._blocks_by_route)
+
+    def note(self, request: Request, end: int) -> None:
+        """The request's blocks up to position `end` were registered, or were there before."""
+        if not request.route_head:
+            return
+        for index in range(request.num_routed, end // self._size):
+            route = self._route_hash(request, index)
+            blocks = tuple(request.hashes[index * self._ratio : (index + 1) * self._ratio])
+            if route not in self._blocks_by_route and self._are_found(blocks):
+                self._add(route, blocks)
+            request.num_routed = index + 1
+
+    def forget(self, block_hash: bytes) -> None:
+        """A block can no longer be found, nor can the route block that it was a part of."""
+        route = self._route_by_block.get(block_hash)
+        if route is None:
+            return
+        for each in self._blocks_by_route.pop(route):
+            del self._route_by_block[each]
+        self._change.is_there[route] = _GONE
+
+    def forget_all(self) -> None:
+        """Nothing can be found any more."""
+        self._blocks_by_route.clear()
+        self._route_by_block.clear()
+        self._change = RouteChange(is_cleared=True)
+
+    def take_change(self) -> RouteChange | None:
+        """What is new since the last call; None: nothing."""
+        change = self._change
+        if not change.is_there and not change.is_cleared:
+            return None
+        self._change = RouteChange()
+        return change
+
+    def _are_found(self, blocks: tuple[bytes, ...]) -> bool:
+        return all(self._pool.find(block) is not None for block in blocks) and not any(
+            block in self._route_by_block for block in blocks
+        )
+
+    def _add(self, route: bytes, blocks: tuple[bytes, ...]) -> None:
+        self._blocks_by_route[route] = blocks
+        for block in blocks:
+            self._route_by_block[block] = route
+        self._change.is_there[route] = _THERE
+
+    def _route_hash(self, request: Request, index: int) -> bytes:
+        """As `shared.hashing.route_hashes` computes it; kept for the next time."""
+        hashes = request.route_hashes
+        while len(hashes) <= index:
+            hashes.append(self._next_hash(request, len(hashes)))
+        return hashes[index]
+
+    def _next_hash(self, request: Request, index: int) -> bytes:
+        start, end = index * self._size, (index + 1) * self._size
+        # the wire is little-endian, the chain is over xxhash's own big-endian digests
+        parent = request.route_hashes[-1][::-1] if index else request.route_head
+        block = parent + pack_ids(request.token_ids[start:end])
+        block += extra_keys_for_block(
+            start, end, lora=request.lora, salt=request.route_salt, media=request.media
+        )
+        return xxhash.xxh3_64_digest(block)[::-1]
