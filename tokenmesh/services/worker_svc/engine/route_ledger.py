@@ -39,7 +39,8 @@ class RouteLedger:
         self._size = route_block_tokens
         self._ratio = route_block_tokens // block_size
         self._blocks_by_route: dict[bytes, tuple[bytes, ...]] = {}
-        self._route_by_block: dict[bytes, bytes] = {}
+        self._routes_by_block: dict[bytes, set[bytes]] = {}
+        """Several where prompts part within a route block."""
         self._change = RouteChange()
 
     @property
@@ -59,18 +60,19 @@ class RouteLedger:
             request.num_routed = index + 1
 
     def forget(self, block_hash: bytes) -> None:
-        """A block can no longer be found, nor can the route block that it was a part of."""
-        route = self._route_by_block.get(block_hash)
-        if route is None:
-            return
-        for each in self._blocks_by_route.pop(route):
-            del self._route_by_block[each]
-        self._change.is_there[route] = _GONE
+        """A block can no longer be found, nor can the route blocks that it was a part of."""
+        for route in tuple(self._routes_by_block.get(block_hash, ())):
+            for each in self._blocks_by_route.pop(route):
+                routes = self._routes_by_block[each]
+                routes.remove(route)
+                if not routes:
+                    del self._routes_by_block[each]
+            self._change.is_there[route] = _GONE
 
     def forget_all(self) -> None:
         """Nothing can be found any more."""
         self._blocks_by_route.clear()
-        self._route_by_block.clear()
+        self._routes_by_block.clear()
         self._change = RouteChange(is_cleared=True)
 
     def take_change(self) -> RouteChange | None:
@@ -82,14 +84,12 @@ class RouteLedger:
         return change
 
     def _are_found(self, blocks: tuple[bytes, ...]) -> bool:
-        return all(self._pool.find(block) is not None for block in blocks) and not any(
-            block in self._route_by_block for block in blocks
-        )
+        return all(self._pool.find(block) is not None for block in blocks)
 
     def _add(self, route: bytes, blocks: tuple[bytes, ...]) -> None:
         self._blocks_by_route[route] = blocks
         for block in blocks:
-            self._route_by_block[block] = route
+            self._routes_by_block.setdefault(block, set()).add(route)
         self._change.is_there[route] = _THERE
 
     def _route_hash(self, request: Request, index: int) -> bytes:
