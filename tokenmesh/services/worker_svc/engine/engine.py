@@ -25,6 +25,7 @@ from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.rates import RateMeter
 from tokenmesh.services.worker_svc.engine.request import Ending, Request, Status, StreamKey
 from tokenmesh.services.worker_svc.engine.retraction import spoiled_by
+from tokenmesh.services.worker_svc.engine.route_ledger import RouteLedger
 from tokenmesh.services.worker_svc.engine.runner import Runner, depth_of
 from tokenmesh.services.worker_svc.engine.scheduler import Limits, Scheduler
 from tokenmesh.services.worker_svc.engine.timeline import Chunk, Step, StepLog
@@ -44,13 +45,12 @@ class EngineBroken(TokenMeshError):
 class Engine:
     """The scheduler, the blocks and a runner. Every request added ends exactly once."""
 
-    def __init__(self, runner: Runner, settings: WorkerSettings) -> None:
+    def __init__(self, runner: Runner, settings: WorkerSettings, route_tokens: int = 0) -> None:
+        """`route_tokens`: of a route block; 0: nothing is told to the prefix index."""
         self._runner = runner
         self._settings = settings
         self._pool = BlockPool(runner.num_blocks)
-        self._cache = PrefixCache(
-            self._pool, settings.block_size, enabled=settings.enable_prefix_caching
-        )
+        self._cache = make_cache(self._pool, settings, route_tokens)
         self._scheduler = Scheduler(limits_of(settings, runner.num_blocks), self._pool, self._cache)
         self.busy_since_s: float | None = None
         """Since when the oldest step in flight goes on, `monotonic_s`; any thread may look."""
@@ -132,11 +132,12 @@ class Engine:
         """Nothing that was computed can be found again. No request may be here."""
         self.settle()
         assert not self._requests, "requests hold KV"
-        self._pool.forget_all()
+        self._cache.forget_all()
 
     def take_output(self) -> StepOutput:
         """What has happened since the last call."""
         output, self._output = self._output, StepOutput(step=self._output.step + 1)
+        output.routes = self._cache.take_route_change()
         output.stats = EngineStats(
             num_added=self._num_added,
             running=self._scheduler.num_running,
@@ -285,6 +286,14 @@ class Engine:
         self._rates.note(duration_s, flight.num_prefill, flight.num_decode)
         self._log.add(Step(ended_ns, batch_size, num_tokens, self._pool.num_used))
         return ended_ns
+
+
+def make_cache(pool: BlockPool, settings: WorkerSettings, route_tokens: int) -> PrefixCache:
+    """The prefix cache; blocks that do not fill a route block exactly are not for the index."""
+    size = settings.block_size
+    is_indexed = route_tokens and route_tokens % size == 0
+    routes = RouteLedger(pool, size, route_tokens) if is_indexed else None
+    return PrefixCache(pool, size, enabled=settings.enable_prefix_caching, routes=routes)
 
 
 def limits_of(settings: WorkerSettings, num_blocks: int) -> Limits:

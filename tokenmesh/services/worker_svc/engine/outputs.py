@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from tokenmesh.services.worker_svc.engine.plan import RowResult
 from tokenmesh.services.worker_svc.engine.request import Ending, Request
+from tokenmesh.services.worker_svc.engine.route_ledger import RouteChange
 from tokenmesh.services.worker_svc.engine.timeline import Step
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.ids import GatewayId
@@ -54,6 +55,8 @@ class StepOutput:
     """Of the step; 0 when there was none."""
     num_tokens: int = 0
     """Computed in the step."""
+    routes: RouteChange | None = None
+    """What is new for the prefix index."""
 
 
 def plain_delta(request: Request, token: int) -> Delta:

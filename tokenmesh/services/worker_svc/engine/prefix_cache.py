@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
 from tokenmesh.services.worker_svc.engine.request import Request
+from tokenmesh.services.worker_svc.engine.route_ledger import RouteChange, RouteLedger
 from tokenmesh.shared.hashing import extra_keys_for_block
 from tokenmesh.shared.tokens import pack_ids
 
@@ -40,10 +41,16 @@ class Registered(NamedTuple):
 class PrefixCache:
     """Finds and registers the blocks of requests. When disabled it finds nothing."""
 
-    def __init__(self, pool: BlockPool, block_size: int, *, enabled: bool) -> None:
+    def __init__(
+        self, pool: BlockPool, block_size: int, *, enabled: bool, routes: RouteLedger | None = None
+    ) -> None:
+        """`routes` is told what can be found, for the index that schedulers read."""
         self._pool = pool
         self._block_size = block_size
         self._enabled = enabled
+        self._routes = routes if enabled else None
+        if self._routes is not None:
+            pool.on_forget = self._routes.forget
 
     def find(self, request: Request) -> list[int]:
         """The longest run of known blocks from the start; not yet held by the request.
@@ -51,6 +58,8 @@ class PrefixCache:
         The last known token is never among them, since it must be computed to draw the next one.
         A request that still owes prompt logprobs needs every position computed.
         """
+        # what was noted before a preemption may be gone
+        request.num_routed = 0
         if not self._enabled or request.wants_prompt_logprobs:
             return []
         num_blocks = (request.num_known - 1) // self._block_size
@@ -79,7 +88,19 @@ class PrefixCache:
             block, block_hash = request.blocks[index], request.hashes[index]
             if self._pool.register(block, block_hash):
                 registered.append(Registered(request.row, block, block_hash))
+        if self._routes is not None:
+            self._routes.note(request, end)
         return registered
+
+    def forget_all(self) -> None:
+        """Nothing can be found any more."""
+        self._pool.forget_all()
+        if self._routes is not None:
+            self._routes.forget_all()
+
+    def take_route_change(self) -> RouteChange | None:
+        """What is new for the index since the last call; None: nothing."""
+        return self._routes.take_change() if self._routes is not None else None
 
     def retract(self, registered: Iterable[Registered], row: int) -> list[int]:
         """A row's positions were not computed after all; its blocks that could be found so far."""
