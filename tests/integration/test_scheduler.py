@@ -9,6 +9,7 @@ import pytest
 from tokenmesh.services.scheduler_svc.actor import SchedulerActor
 from tokenmesh.services.scheduler_svc.desk import Desk
 from tokenmesh.services.scheduler_svc.main import workers_of
+from tokenmesh.services.scheduler_svc.placement import Placement
 from tokenmesh.shared import subjects
 from tokenmesh.shared.actor import ActorLimits, ActorRuntime
 from tokenmesh.shared.bus.message_bus import MessageBus
@@ -60,7 +61,8 @@ class Desks:
 async def desks(bus: MessageBus) -> AsyncIterator[Desks]:
     members = Members(MembershipView(missed_beats=4, max_members=16))
     await members.start(bus)
-    desk, metrics = Desk(SETTINGS, lambda model: workers_of(members, model)), Metrics()
+    desk = Desk(SETTINGS, lambda model: workers_of(members, model), Placement(SETTINGS))
+    metrics = Metrics()
     actor = SchedulerActor(SETTINGS, desk, metrics)
     members.on_beat = actor.on_beat
     runtime = ActorRuntime(actor, bus, ActorLimits())

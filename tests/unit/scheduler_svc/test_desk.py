@@ -1,12 +1,14 @@
 """The desk places, queues and refuses by the rules, for any order of arrivals and beats."""
 
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmesh.services.scheduler_svc.cost import capacity
 from tokenmesh.services.scheduler_svc.desk import Desk
-from tokenmesh.services.scheduler_svc.placement import Worker
+from tokenmesh.services.scheduler_svc.placement import Decision, Placement, Worker
 from tokenmesh.services.scheduler_svc.waiting import Ticket
 from tokenmesh.shared.config.scheduler import SchedulerSettings
 from tokenmesh.shared.errors import Overloaded
@@ -43,112 +45,154 @@ def request(
 
 def desk_of(*workers: Worker, **settings: float) -> tuple[Desk, list[Worker]]:
     fleet = list(workers)
-    return Desk(SchedulerSettings(**settings), lambda _: fleet), fleet  # type: ignore[arg-type]
+    options = SchedulerSettings(**settings)  # type: ignore[arg-type]
+    return Desk(options, lambda _: fleet, Placement(options)), fleet
 
 
-def chosen(desk: Desk, place: Place, now: float = 1.0) -> str | None:
-    ticket = desk.arrive(place, now)
+async def chosen(desk: Desk, place: Place, now: float = 1.0) -> str | None:
+    ticket = await desk.arrive(place, now)
     return ticket.placed.worker_id if ticket.placed else None
 
 
-def test_the_worker_with_the_shortest_estimated_ttft_wins() -> None:
+async def placed_by(desk: Desk, now: float, *tickets: Ticket) -> list[Ticket]:
+    await desk.pump(now)
+    return [ticket for ticket in tickets if ticket.placed]
+
+
+async def test_the_worker_with_the_shortest_estimated_ttft_wins() -> None:
     desk, _ = desk_of(worker("busy", queued_tokens=5000), worker("idle"))
-    assert chosen(desk, request()) == "idle"
+    assert await chosen(desk, request()) == "idle"
 
 
-def test_a_slow_worker_prices_itself_out_even_when_idle() -> None:
+async def test_a_slow_worker_prices_itself_out_even_when_idle() -> None:
     slow = worker("slow", prefill_tokens_per_s=100.0)
     desk, _ = desk_of(slow, worker("fast", queued_tokens=200, running=2))
-    assert chosen(desk, request(tokens=500)) == "fast"
+    assert await chosen(desk, request(tokens=500)) == "fast"
 
 
-def test_a_full_kv_pool_costs_more_than_a_short_queue() -> None:
+async def test_a_full_kv_pool_costs_more_than_a_short_queue() -> None:
     full = worker("full", kv_blocks_used=98, kv_blocks_total=100)
     desk, _ = desk_of(full, worker("queued", queued_tokens=300))
-    assert chosen(desk, request()) == "queued"
+    assert await chosen(desk, request()) == "queued"
 
 
-def test_equal_workers_take_turns_between_two_beats() -> None:
+async def test_equal_workers_take_turns_between_two_beats() -> None:
     desk, _ = desk_of(worker("a"), worker("b"))
-    assert {chosen(desk, request()) for _ in range(2)} == {"a", "b"}
+    assert {await chosen(desk, request()) for _ in range(2)} == {"a", "b"}
 
 
-def test_a_sleeping_worker_is_passed_over_and_a_model_sleeps_when_all_of_its_workers_do() -> None:
+async def test_a_sleeping_worker_is_passed_over_and_a_model_sleeps_when_all_of_its_workers_do() -> (
+    None
+):
     asleep, awake = worker("asleep", sleep_level=1), worker("awake", running=3)
     desk, fleet = desk_of(asleep, awake)
-    assert chosen(desk, request()) == "awake"
-    assert chosen(desk, request(exclude=("awake",))) == "awake"
+    assert await chosen(desk, request()) == "awake"
+    assert await chosen(desk, request(exclude=("awake",))) == "awake"
     assert not desk.is_asleep(MODEL)
     # who is about to leave will not be there to take anything
     fleet[1] = worker("awake", draining=True)
     assert desk.is_asleep(MODEL)
     assert not desk.has_workers(MODEL)
-    assert chosen(desk, request()) is None
+    assert await chosen(desk, request()) is None
     fleet[:] = [worker("leaving", draining=True)]
     assert not desk.is_asleep(MODEL)
     fleet.clear()
     assert not desk.is_asleep(MODEL)
 
 
-def test_draining_and_just_failed_workers_are_passed_over() -> None:
+async def test_draining_and_just_failed_workers_are_passed_over() -> None:
     desk, _ = desk_of(worker("draining", draining=True), worker("failed"), worker("ok", running=3))
-    assert chosen(desk, request(exclude=("failed",))) == "ok"
+    assert await chosen(desk, request(exclude=("failed",))) == "ok"
 
 
-def test_the_only_worker_is_asked_again_although_it_failed() -> None:
+async def test_the_only_worker_is_asked_again_although_it_failed() -> None:
     desk, _ = desk_of(worker("only"))
-    assert chosen(desk, request(exclude=("only",))) == "only"
+    assert await chosen(desk, request(exclude=("only",))) == "only"
 
 
-def test_requests_wait_when_all_are_full_and_go_on_when_a_beat_shows_room() -> None:
+async def test_requests_wait_when_all_are_full_and_go_on_when_a_beat_shows_room() -> None:
     desk, fleet = desk_of(worker("a", running=5))
-    ticket = desk.arrive(request(), 1.0)
+    ticket = await desk.arrive(request(), 1.0)
     assert ticket.placed is None
-    assert desk.pump(1.1) == []
+    assert await placed_by(desk, 1.1, ticket) == []
     fleet[0] = worker("a", running=1, beat_at=1.2)
-    assert desk.pump(1.2) == [ticket]
+    assert await placed_by(desk, 1.2, ticket) == [ticket]
     assert ticket.placed is not None
     assert ticket.placed.queued_s == pytest.approx(0.2)
 
 
-def test_the_smaller_priority_number_is_served_first() -> None:
+async def test_the_smaller_priority_number_is_served_first() -> None:
     desk, fleet = desk_of(worker("a", running=5))
-    late = desk.arrive(request("late", priority=1), 1.0)
-    soon = desk.arrive(request("soon", priority=-1), 1.1)
+    late = await desk.arrive(request("late", priority=1), 1.0)
+    soon = await desk.arrive(request("soon", priority=-1), 1.1)
     assert (desk.position(soon), desk.position(late)) == (0, 1)
     fleet[0] = worker("a", running=4, beat_at=2.0)
-    assert desk.pump(2.0) == [soon]
+    assert await placed_by(desk, 2.0, soon, late) == [soon]
 
 
-def test_past_the_bound_a_request_is_refused_with_an_estimate() -> None:
+class SlowPlacement(Placement):
+    """Takes a moment, as a question to Redis does."""
+
+    async def place(self, request: Place, workers: list[Worker], now: float) -> Decision:
+        await asyncio.sleep(0)
+        return await super().place(request, workers, now)
+
+
+async def test_requests_that_come_at_once_are_placed_and_refused_in_their_order() -> None:
+    settings = SchedulerSettings(max_queued=2)
+    desk = Desk(settings, lambda _: [worker("a")], SlowPlacement(settings))
+    arrivals = [desk.arrive(request(str(number)), 1.0) for number in range(9)]
+    tickets = await asyncio.gather(*arrivals, return_exceptions=True)
+    room = capacity(worker("a").load, settings)
+    kinds = [
+        "placed" if isinstance(each, Ticket) and each.placed else type(each).__name__
+        for each in tickets
+    ]
+    assert kinds == ["placed"] * room + ["Ticket"] * 2 + ["Overloaded"] * (7 - room)
+    assert desk.num_waiting == 2
+
+
+async def test_who_leaves_while_others_are_placed_leaves_the_line_in_order() -> None:
+    settings = SchedulerSettings()
+    desk = Desk(settings, lambda _: [worker("a")], SlowPlacement(settings))
+    arrivals = [asyncio.create_task(desk.arrive(request(), 1.0)) for _ in range(4)]
+    await asyncio.sleep(0)
+    for arrival in arrivals[:2]:
+        arrival.cancel()
+    await asyncio.wait(arrivals)
+    assert [bool(each.result().placed) for each in arrivals[2:]] == [True, True]
+    assert desk.num_waiting == 0
+
+
+async def test_past_the_bound_a_request_is_refused_with_an_estimate() -> None:
     desk, _ = desk_of(worker("a", running=5, queued_tokens=9000), max_queued=1)
-    desk.arrive(request("first"), 1.0)
+    await desk.arrive(request("first"), 1.0)
     with pytest.raises(Overloaded) as refused:
-        desk.arrive(request("second"), 1.0)
+        await desk.arrive(request("second"), 1.0)
     assert refused.value.retry_after_s == pytest.approx(9.1)
     assert desk.num_waiting == 1
 
 
-def test_a_client_that_leaves_gives_up_its_place_in_line() -> None:
+async def test_a_client_that_leaves_gives_up_its_place_in_line() -> None:
     desk, fleet = desk_of(worker("a", running=5))
-    gone = desk.arrive(request("gone"), 1.0)
-    stays = desk.arrive(request("stays"), 1.0)
+    gone = await desk.arrive(request("gone"), 1.0)
+    stays = await desk.arrive(request("stays"), 1.0)
     desk.leave(gone)
     desk.leave(gone)
     fleet[0] = worker("a", beat_at=2.0)
-    assert desk.pump(2.0) == [stays]
+    assert await placed_by(desk, 2.0, gone, stays) == [stays]
     assert desk.num_waiting == 0
 
 
-def test_n_above_a_workers_capacity_is_placed_on_an_idle_worker() -> None:
+async def test_n_above_a_workers_capacity_is_placed_on_an_idle_worker() -> None:
     desk, _ = desk_of(worker("a"))
-    assert chosen(desk, request(n=64)) == "a"
+    assert await chosen(desk, request(n=64)) == "a"
 
 
-def test_a_request_that_waits_for_its_n_does_not_block_smaller_ones() -> None:
+async def test_a_request_that_waits_for_its_n_does_not_block_smaller_ones() -> None:
     desk, _ = desk_of(worker("a", running=4))
-    assert chosen(desk, request("wide", n=4)) is None
-    assert chosen(desk, request("narrow")) == "a"
+    assert await chosen(desk, request("wide", n=4)) is None
+    assert await chosen(desk, request("narrow")) == "a"
 
 
 @given(
@@ -159,19 +203,19 @@ def test_a_request_that_waits_for_its_n_does_not_block_smaller_ones() -> None:
         max_size=80,
     )
 )
-def test_nobody_is_lost_overtaken_or_placed_beyond_capacity(
+async def test_nobody_is_lost_overtaken_or_placed_beyond_capacity(
     events: list[tuple[str, int, int]],
 ) -> None:
     settings = SchedulerSettings(max_queued=8)
     fleet = [worker("a"), worker("b")]
-    desk = Desk(settings, lambda _: fleet)
+    desk = Desk(settings, lambda _: fleet, Placement(settings))
     waiting: list[Ticket] = []
     now = 0.0
     for kind, n, number in events:
         now += 1.0
         if kind == "arrive":
             try:
-                ticket = desk.arrive(request(n=1 + n % 2), now)
+                ticket = await desk.arrive(request(n=1 + n % 2), now)
             except Overloaded:
                 assert len(waiting) == settings.max_queued
                 continue
@@ -180,11 +224,11 @@ def test_nobody_is_lost_overtaken_or_placed_beyond_capacity(
             desk.leave(waiting.pop(number % len(waiting)))
         elif kind == "beat":
             fleet[number % 2] = worker("ab"[number % 2], running=n, beat_at=now)
-            desk.pump(now)
+            await desk.pump(now)
         waiting = [ticket for ticket in waiting if not ticket.placed]
         assert desk.num_waiting == len(waiting)
     for number, name in enumerate("ab"):
         fleet[number] = worker(name, max_num_seqs=1000, beat_at=now + 1)
     assert capacity(fleet[0].load, settings) > len(waiting)
-    desk.pump(now + 1)
+    await desk.pump(now + 1)
     assert all(ticket.placed for ticket in waiting)

@@ -23,8 +23,8 @@ class SchedulerActor(Actor):
         self._settings = settings
         self._desk = desk
         self._metrics = metrics
+        self._has_room = asyncio.Event()
         metrics.gauge_of("placement_waiting", lambda: desk.num_waiting)
-        self._wakers: dict[int, asyncio.Event] = {}
 
     async def start(self) -> None:
         """Begin to try waiting requests again."""
@@ -36,7 +36,7 @@ class SchedulerActor(Actor):
         began_s = monotonic_s()
         try:
             self._refuse_if_asleep(request.model)
-            ticket = self._desk.arrive(request, began_s)
+            ticket = await self._desk.arrive(request, began_s)
             try:
                 placed = ticket.placed or await self._wait(ticket, context)
             finally:
@@ -58,26 +58,16 @@ class SchedulerActor(Actor):
     def on_beat(self, beat: Beat) -> None:
         """A worker's beat may show room."""
         if beat.load is not None and self._desk.num_waiting:
-            self._pump()
-
-    def _pump(self) -> None:
-        for ticket in self._desk.pump(monotonic_s()):
-            waker = self._wakers.get(id(ticket))
-            if waker is not None:
-                waker.set()
+            self._has_room.set()
 
     async def _wait(self, ticket: Ticket, context: Context) -> Placed:
-        waker = self._wakers[id(ticket)] = asyncio.Event()
-        try:
-            with span("queue"):
-                while ticket.placed is None:
-                    self._refuse_if_asleep(ticket.request.model)
-                    self._give_up_without_workers(ticket)
-                    await context.interim(Queued(position=self._desk.position(ticket)))
-                    await _set_within(waker, self._settings.keepalive_s)
-                return ticket.placed
-        finally:
-            del self._wakers[id(ticket)]
+        with span("queue"):
+            while ticket.placed is None:
+                self._refuse_if_asleep(ticket.request.model)
+                self._give_up_without_workers(ticket)
+                await context.interim(Queued(position=self._desk.position(ticket)))
+                await _set_within(ticket.woken, self._settings.keepalive_s)
+            return ticket.placed
 
     def _give_up_without_workers(self, ticket: Ticket) -> None:
         waited_s = monotonic_s() - ticket.waiting_since
@@ -92,9 +82,10 @@ class SchedulerActor(Actor):
 
     async def _pump_forever(self) -> None:
         while True:
-            await asyncio.sleep(self._settings.retry_interval_s)
+            await _set_within(self._has_room, self._settings.retry_interval_s)
+            self._has_room.clear()
             if self._desk.num_waiting:
-                self._pump()
+                await self._desk.pump(monotonic_s())
 
 
 async def _set_within(waker: asyncio.Event, seconds: float) -> None:

@@ -1,12 +1,13 @@
-"""The desk: places a request now, lets it wait, or refuses it. No I/O, no clock.
+"""The desk: places a request now, lets it wait, or refuses it. No clock.
 
 One line for each model. A request never overtakes an earlier one of its priority, except past one
-that only waits because of its own n.
+that only waits because of its own n. A line is worked through by one at a time, since a placement
+takes a question to the index.
 """
 
 from collections.abc import Callable
 
-from tokenmesh.services.scheduler_svc.placement import Decision, Placement, Worker
+from tokenmesh.services.scheduler_svc.placement import Decision, Placer, Worker
 from tokenmesh.services.scheduler_svc.waiting import Ticket, WaitingLine
 from tokenmesh.shared.config.scheduler import SchedulerSettings
 from tokenmesh.shared.errors import Overloaded
@@ -19,29 +20,36 @@ WorkersOf = Callable[[ModelName], list[Worker]]
 class Desk:
     """All requests that this scheduler has not placed yet."""
 
-    def __init__(self, settings: SchedulerSettings, workers_of: WorkersOf) -> None:
+    def __init__(
+        self, settings: SchedulerSettings, workers_of: WorkersOf, placement: Placer
+    ) -> None:
         self._settings = settings
         self._workers_of = workers_of
-        self._placement = Placement(settings)
+        self._placement = placement
         self._lines: dict[ModelName, WaitingLine] = {}
 
     @property
     def num_waiting(self) -> int:
-        """Requests in line, all models together."""
-        return sum(len(line) for line in self._lines.values())
+        """Requests in line, all models together; those not tried yet are not among them."""
+        return sum(line.num_waiting for line in self._lines.values())
 
-    def arrive(self, request: Place, now: float) -> Ticket:
+    async def arrive(self, request: Place, now: float) -> Ticket:
         """A new request: its ticket, placed at once if it can be. Raises Overloaded."""
         line = self._lines.setdefault(request.model, WaitingLine())
         ticket = line.add(request, now)
-        self._pump_line(request.model, line, now)
-        if ticket.placed is None and self.num_waiting > self._settings.max_queued:
+        try:
+            await self._pump_line(line, now, until=ticket)
+        except BaseException:
+            self.leave(ticket)
+            raise
+        if ticket.placed is None and self.num_waiting >= self._settings.max_queued:
             self.leave(ticket)
             workers = self._workers_of(request.model)
             raise Overloaded(
                 f"{self._settings.max_queued} requests already wait for a worker",
                 retry_after_s=self._placement.retry_after_s(request, workers),
             )
+        ticket.is_waiting = ticket.placed is None
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
@@ -66,28 +74,29 @@ class Desk:
         staying = [worker for worker in self._workers_of(model) if not worker.draining]
         return bool(staying) and not any(worker.takes_streams for worker in staying)
 
-    def pump(self, now: float) -> list[Ticket]:
+    async def pump(self, now: float) -> None:
         """Place whatever can be placed by now; their tickets have `placed` set."""
-        return [
-            ticket
-            for model, line in list(self._lines.items())
-            for ticket in self._pump_line(model, line, now)
-        ]
+        for line in list(self._lines.values()):
+            await self._pump_line(line, now)
 
-    def _pump_line(self, model: ModelName, line: WaitingLine, now: float) -> list[Ticket]:
-        placed: list[Ticket] = []
-        workers = self._workers_of(model)
+    async def _pump_line(self, line: WaitingLine, now: float, until: Ticket | None = None) -> None:
+        """Nothing is left to do once `until` has been placed by whoever came before."""
+        async with line.lock:
+            if until is None or until.placed is None:
+                await self._place_in_order(line, now)
+
+    async def _place_in_order(self, line: WaitingLine, now: float) -> None:
         for ticket in line.in_order():
-            decision = self._placement.place(ticket.request, workers, now)
+            if not line.holds(ticket):
+                continue  # its client left while others were placed
+            workers = self._workers_of(ticket.request.model)
+            decision = await self._placement.place(ticket.request, workers, now)
             if decision.worker is not None:
-                ticket.placed = _placed(decision, decision.worker, now - ticket.waiting_since)
-                line.remove(ticket)
-                placed.append(ticket)
+                waited_s = max(0.0, now - ticket.waiting_since)
+                ticket.answer(_placed(decision, decision.worker, waited_s))
+                self.leave(ticket)
             elif ticket.request.num_streams == 1:
                 break
-        if not len(line):
-            self._lines.pop(model, None)
-        return placed
 
 
 def _placed(decision: Decision, worker: Worker, queued_s: float) -> Placed:

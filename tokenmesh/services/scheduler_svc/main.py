@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from tokenmesh.services.scheduler_svc.actor import SchedulerActor
 from tokenmesh.services.scheduler_svc.desk import Desk
-from tokenmesh.services.scheduler_svc.placement import Worker, worker_from_beat
+from tokenmesh.services.scheduler_svc.placement import Placement, Worker, worker_from_beat
 from tokenmesh.shared import subjects
 from tokenmesh.shared.actor import ActorLimits
 from tokenmesh.shared.config import Settings
@@ -22,7 +22,7 @@ def workers_of(members: Members, model: ModelName) -> list[Worker]:
 async def build(mesh: Mesh) -> None:
     """Listen for Place of every model."""
     settings = mesh.settings.scheduler
-    desk = Desk(settings, lambda model: workers_of(mesh.members, model))
+    desk = Desk(settings, lambda model: workers_of(mesh.members, model), Placement(settings))
     actor = SchedulerActor(settings, desk, mesh.metrics)
     mesh.members.on_beat = actor.on_beat
     # A waiting request is a running handler: the line must fit beside those being placed.

@@ -4,6 +4,7 @@ No I/O and no clock: everything that varies is an argument, so that a test can r
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from tokenmesh.services.scheduler_svc.cost import capacity, estimated_ttft_s, kv_usage
 from tokenmesh.services.scheduler_svc.reservations import Reservation, Reservations
@@ -47,6 +48,16 @@ def worker_from_beat(beat: Beat, beat_at: float) -> Worker | None:
     return Worker(WorkerId(beat.instance_id), beat.epoch, beat.load, beat.draining, beat_at)
 
 
+class Placer(Protocol):
+    """Whatever decides for the desk."""
+
+    async def place(self, request: Place, workers: list[Worker], now: float) -> Decision:
+        """Choose a worker and reserve on it. Raises nothing."""
+
+    def retry_after_s(self, request: Place, workers: list[Worker]) -> float:
+        """How long the least loaded worker needs for what it has; at least one second."""
+
+
 class Placement:
     """Weighs workers against their load and what was placed on them since their last beat."""
 
@@ -54,8 +65,8 @@ class Placement:
         self._settings = settings
         self.reservations = Reservations(settings.reservation_settle_s)
 
-    def place(self, request: Place, workers: list[Worker], now: float) -> Decision:
-        """Choose a worker and reserve on it."""
+    async def place(self, request: Place, workers: list[Worker], now: float) -> Decision:
+        """See `Placer.place`."""
         weighed = [
             (worker, self._weigh(request, worker))
             for worker in self._eligible(request, workers)
@@ -74,7 +85,7 @@ class Placement:
         return Decision(chosen, candidates)
 
     def retry_after_s(self, request: Place, workers: list[Worker]) -> float:
-        """How long the least loaded worker needs for what it has; at least one second."""
+        """See `Placer.retry_after_s`."""
         waits = [
             self._weigh(request, worker).estimated_ttft_s
             for worker in workers

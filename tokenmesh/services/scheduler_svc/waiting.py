@@ -1,5 +1,6 @@
 """The line of requests that no worker has room for: by priority, then by arrival."""
 
+import asyncio
 import bisect
 from dataclasses import dataclass, field
 from itertools import count
@@ -16,6 +17,15 @@ class Ticket:
     request: Place = field(compare=False)
     waiting_since: float = field(compare=False)
     placed: Placed | None = field(default=None, compare=False)
+    is_waiting: bool = field(default=False, compare=False)
+    """It was tried once and found no room."""
+    woken: asyncio.Event = field(default_factory=asyncio.Event, compare=False)
+    """Set when it is placed."""
+
+    def answer(self, placed: Placed) -> None:
+        """A worker was found."""
+        self.placed = placed
+        self.woken.set()
 
 
 class WaitingLine:
@@ -24,6 +34,13 @@ class WaitingLine:
     def __init__(self) -> None:
         self._arrivals = count()
         self._tickets: list[Ticket] = []
+        self.lock = asyncio.Lock()
+        """Held by whoever places from this line."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Those that were tried and found no room."""
+        return sum(ticket.is_waiting for ticket in self._tickets)
 
     def __len__(self) -> int:
         return len(self._tickets)
@@ -38,11 +55,15 @@ class WaitingLine:
         bisect.insort(self._tickets, ticket)
         return ticket
 
+    def holds(self, ticket: Ticket) -> bool:
+        """Whether it has not left."""
+        index = bisect.bisect_left(self._tickets, ticket)
+        return index < len(self._tickets) and self._tickets[index] is ticket
+
     def remove(self, ticket: Ticket) -> None:
         """Leave the line; nothing happens when the ticket already left."""
-        index = bisect.bisect_left(self._tickets, ticket)
-        if index < len(self._tickets) and self._tickets[index] is ticket:
-            del self._tickets[index]
+        if self.holds(ticket):
+            del self._tickets[bisect.bisect_left(self._tickets, ticket)]
 
     def position(self, ticket: Ticket) -> int:
         """How many are served before this one."""

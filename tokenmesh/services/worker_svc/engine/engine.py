@@ -11,6 +11,7 @@ from typing import Final
 
 from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
 from tokenmesh.services.worker_svc.engine.flight import Flight
+from tokenmesh.services.worker_svc.engine.from_settings import limits_of, make_cache
 from tokenmesh.services.worker_svc.engine.outputs import (
     Ended,
     EngineStats,
@@ -21,13 +22,11 @@ from tokenmesh.services.worker_svc.engine.outputs import (
     token_delta,
 )
 from tokenmesh.services.worker_svc.engine.plan import StepPlan, StepResult
-from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.rates import RateMeter
 from tokenmesh.services.worker_svc.engine.request import Ending, Request, Status, StreamKey
 from tokenmesh.services.worker_svc.engine.retraction import spoiled_by
-from tokenmesh.services.worker_svc.engine.route_ledger import RouteLedger
 from tokenmesh.services.worker_svc.engine.runner import Runner, depth_of
-from tokenmesh.services.worker_svc.engine.scheduler import Limits, Scheduler
+from tokenmesh.services.worker_svc.engine.scheduler import Scheduler
 from tokenmesh.services.worker_svc.engine.timeline import Chunk, Step, StepLog
 from tokenmesh.shared.clock import monotonic_s, now_ns, perf_s
 from tokenmesh.shared.config.worker import WorkerSettings
@@ -286,22 +285,3 @@ class Engine:
         self._rates.note(duration_s, flight.num_prefill, flight.num_decode)
         self._log.add(Step(ended_ns, batch_size, num_tokens, self._pool.num_used))
         return ended_ns
-
-
-def make_cache(pool: BlockPool, settings: WorkerSettings, route_tokens: int) -> PrefixCache:
-    """The prefix cache; blocks that do not fill a route block exactly are not for the index."""
-    size = settings.block_size
-    is_indexed = route_tokens and route_tokens % size == 0
-    routes = RouteLedger(pool, size, route_tokens) if is_indexed else None
-    return PrefixCache(pool, size, enabled=settings.enable_prefix_caching, routes=routes)
-
-
-def limits_of(settings: WorkerSettings, num_blocks: int) -> Limits:
-    """The scheduler's limits for a pool of that size."""
-    return Limits(
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        long_prefill_token_threshold=settings.long_prefill_token_threshold,
-        block_size=settings.block_size,
-        watermark_blocks=int(settings.kv_watermark * num_blocks),
-    )

@@ -1,0 +1,26 @@
+"""What the engine's parts are made of, worked out from the settings."""
+
+from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
+from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
+from tokenmesh.services.worker_svc.engine.route_ledger import RouteLedger
+from tokenmesh.services.worker_svc.engine.scheduler import Limits
+from tokenmesh.shared.config.worker import WorkerSettings
+
+
+def make_cache(pool: BlockPool, settings: WorkerSettings, route_tokens: int) -> PrefixCache:
+    """The prefix cache; blocks that do not fill a route block exactly are not for the index."""
+    size = settings.block_size
+    is_indexed = route_tokens and route_tokens % size == 0
+    routes = RouteLedger(pool, size, route_tokens) if is_indexed else None
+    return PrefixCache(pool, size, enabled=settings.enable_prefix_caching, routes=routes)
+
+
+def limits_of(settings: WorkerSettings, num_blocks: int) -> Limits:
+    """The scheduler's limits for a pool of that size."""
+    return Limits(
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        long_prefill_token_threshold=settings.long_prefill_token_threshold,
+        block_size=settings.block_size,
+        watermark_blocks=int(settings.kv_watermark * num_blocks),
+    )
