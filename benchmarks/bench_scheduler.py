@@ -11,7 +11,8 @@ from collections.abc import Callable
 from time import process_time
 
 from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
-from tokenmesh.services.worker_svc.engine.engine import Engine, limits_of
+from tokenmesh.services.worker_svc.engine.engine import Engine
+from tokenmesh.services.worker_svc.engine.from_settings import limits_of
 from tokenmesh.services.worker_svc.engine.plan import RowResult, StepPlan, StepResult
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.request import Request, StreamKey
