@@ -16,6 +16,7 @@ from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.config.redis import RedisSettings
 from tokenmesh.shared.errors import ConfigError
+from tokenmesh.shared.service import Mesh
 
 
 def test_a_taken_port_is_told_with_what_to_change() -> None:
@@ -26,6 +27,42 @@ def test_a_taken_port_is_told_with_what_to_change() -> None:
         with pytest.raises(ConfigError, match="--port") as caught:
             listen(GatewaySettings(port=port))
     assert caught.value.param == "gateway.port"
+
+
+def test_gateways_share_a_port_only_when_both_are_set_so() -> None:
+    shared = GatewaySettings(port=free_port(), reuse_port=True)
+    with listen(shared), listen(shared), pytest.raises(ConfigError, match="in use"):
+        listen(GatewaySettings(port=shared.port))
+
+
+async def test_connections_are_spread_over_the_gateways_of_a_port(
+    bus_settings: BusSettings, redis_settings: RedisSettings
+) -> None:
+    shared = GatewaySettings(port=free_port(), reuse_port=True)
+    settings = Settings(bus=bus_settings, redis=redis_settings, gateway=shared)
+    limits = httpx.Limits(max_keepalive_connections=0)
+    url = f"http://127.0.0.1:{shared.port}"
+    async with (
+        running("gateway", settings, build) as first,
+        running("gateway", settings, build) as second,
+        httpx.AsyncClient(base_url=url, limits=limits) as client,
+    ):
+        for _ in range(64):
+            assert (await client.get("/livez")).status_code == 200
+        counts = num_asked(first), num_asked(second)
+        assert sum(counts) == 64
+        assert min(counts) > 0
+        await second.drain(1.0)
+        for _ in range(16):
+            assert (await client.get("/livez")).status_code == 200
+        assert num_asked(first) == counts[0] + 16
+
+
+def num_asked(gateway: Mesh) -> int:
+    """Requests for /livez that it has answered."""
+    name = 'tokenmesh:http_requests_total{handler="/livez"'
+    lines = gateway.metrics.render().decode().splitlines()
+    return sum(int(float(line.split()[-1])) for line in lines if line.startswith(name))
 
 
 def test_a_key_in_clear_text_is_no_hash() -> None:

@@ -118,6 +118,7 @@ FLAGS: Final = (
     Flag("--host", ("gateway", "host")),
     Flag("--port", ("gateway", "port")),
     Flag("--uds", ("gateway", "uds")),
+    Flag("--reuse-port", ("gateway", "reuse_port"), is_switch=True),
     Flag("--root-path", ("gateway", "root_path")),
     Flag("--ssl-certfile", ("gateway", "ssl_certfile")),
     Flag("--ssl-keyfile", ("gateway", "ssl_keyfile")),
@@ -150,6 +151,7 @@ UP_FLAGS: Final = (
     Flag("--tokenizers", ("up", "tokenizers")),
     Flag("--encoders", ("up", "encoders")),
     Flag("--schedulers", ("up", "schedulers")),
+    Flag("--gateways", ("up", "gateways")),
 )
 
 

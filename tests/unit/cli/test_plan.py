@@ -10,7 +10,7 @@ import pytest
 
 from tokenmesh.cli.embedded.plan import Plan, make_plan
 from tokenmesh.cli.embedded.ports import check_free, free_port, wait_accepting
-from tokenmesh.cli.embedded.precheck import check_models
+from tokenmesh.cli.embedded.precheck import check_address, check_models
 from tokenmesh.cli.embedded.private import private_folder, write_private
 from tokenmesh.cli.embedded.readiness import base_url
 from tokenmesh.cli.embedded.spec import Phase
@@ -69,6 +69,48 @@ def test_replicas_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert {spec.environment["GOMP_SPINCOUNT"] for spec in workers} == {"0"}
 
 
+def test_gateways_share_the_port_and_one_alone_does_not(tmp_path: Path) -> None:
+    plan = make_plan(load_settings(overrides={"up": {"gateways": 2}}), tmp_path)
+    assert plan.counts["gateway"] == 2
+    edge = [spec.name for spec in plan.services if spec.phase is Phase.EDGE]
+    assert edge == ["gateway 1", "gateway 2"]
+    assert load_settings(Path(plan.services[0].command[-1])).gateway.reuse_port
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    assert not make_plan(load_settings(), alone).settings.gateway.reuse_port
+
+
+def test_a_unix_socket_is_for_one_gateway() -> None:
+    overrides = {"up": {"gateways": 2}, "gateway": {"uds": "/tmp/x.sock"}}
+    with pytest.raises(ConfigError, match="Unix socket") as caught:
+        check_address(load_settings(overrides=overrides))
+    assert caught.value.param == "--uds"
+
+
+def two_models(**more: object) -> Settings:
+    models = [{"model": "a/first"}, {"model": "b/x", "served_model_name": ["second"]}]
+    return Settings.model_validate({"models": models, **more})
+
+
+def worker_models(plan: Plan) -> list[str | None]:
+    return [
+        spec.environment.get("TOKENMESH_WORKER__MODEL")
+        for spec in plan.services
+        if spec.name.startswith("worker")
+    ]
+
+
+def test_every_model_has_its_workers(tmp_path: Path) -> None:
+    plan = make_plan(two_models(up={"workers": 2}), tmp_path)
+    assert worker_models(plan) == ["a/first", "second", "a/first", "second"]
+    assert plan.counts["worker"] == 4
+
+
+def test_the_one_model_that_is_named_has_all_workers(tmp_path: Path) -> None:
+    plan = make_plan(two_models(worker={"model": "second"}, up={"workers": 2}), tmp_path)
+    assert worker_models(plan) == ["second", "second"]
+
+
 def test_only_the_gateway_is_at_the_edge(tmp_path: Path) -> None:
     plan = make_plan(load_settings(), tmp_path)
     edge = [spec.name for spec in (*plan.servers, *plan.services) if spec.phase is Phase.EDGE]
@@ -113,6 +155,17 @@ def test_a_port_in_use_is_named_with_a_free_one_to_take() -> None:
     assert f"port {port} on 127.0.0.1 is in use" in caught.value.message
     suggested = int(caught.value.message.rpartition("--port ")[2])
     check_free("127.0.0.1", suggested)
+
+
+def test_a_port_that_gateways_share_is_free_for_one_more() -> None:
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        check_free("127.0.0.1", port, is_shared=True)
+        with pytest.raises(ConfigError, match="in use"):
+            check_free("127.0.0.1", port)
 
 
 def test_a_host_that_is_not_here_is_an_error_about_the_host() -> None:

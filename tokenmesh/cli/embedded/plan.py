@@ -15,6 +15,7 @@ from tokenmesh.cli.embedded.private import write_private
 from tokenmesh.cli.embedded.servers import nats_server, redis_server
 from tokenmesh.cli.embedded.spec import ChildSpec, Phase
 from tokenmesh.shared.config import Settings
+from tokenmesh.shared.config.layers import environment_name
 from tokenmesh.shared.config.loader import changed, plain_values
 
 NATS_USER: Final = "tokenmesh"
@@ -54,6 +55,8 @@ def make_plan(settings: Settings, folder: Path) -> Plan:
         port, password = free_port(), secrets.token_hex(_PASSWORD_BYTES)
         servers.append(redis_server(folder, settings.up, port, password))
         changes["redis"] = {"url": f"redis://{LOOPBACK}:{port}/0", "password": password}
+    if settings.up.gateways > 1:
+        changes["gateway"] = {"reuse_port": True}
     settings = changed(settings, changes)
     return Plan(settings, tuple(servers), tuple(_services(settings, folder)))
 
@@ -67,10 +70,10 @@ def _services(settings: Settings, folder: Path) -> Iterator[ChildSpec]:
         "scheduler": up.schedulers,
         "tokenizer": up.tokenizers,
         "encoder": up.encoders,
-        "worker": up.workers,
-        "gateway": 1,
+        "worker": up.workers * len(models_run(settings)),
+        "gateway": up.gateways,
     }
-    threads = max(1, len(os.sched_getaffinity(0)) // up.workers)
+    threads = max(1, len(os.sched_getaffinity(0)) // counts["worker"])
     for service, count in counts.items():
         # -P: what lies in the user's folder must not be imported instead of a library.
         command = (
@@ -86,7 +89,25 @@ def _services(settings: Settings, folder: Path) -> Iterator[ChildSpec]:
         phase = Phase.EDGE if service == "gateway" else Phase.MESH
         for number in range(1, count + 1):
             name = f"{service} {number}" if count > 1 else service
-            yield ChildSpec(name, command, phase, _environment(service, threads))
+            environment = _environment(service, threads)
+            if service == "worker":
+                environment |= _model_of_worker(settings, number - 1)
+            yield ChildSpec(name, command, phase, environment)
+
+
+def models_run(settings: Settings) -> tuple[str, ...]:
+    """The models that workers are started for: all, or the one that `worker.model` names."""
+    names = tuple(model.name for model in settings.models)
+    wanted = settings.worker.model
+    return names if wanted is None else (wanted,)
+
+
+def _model_of_worker(settings: Settings, index: int) -> dict[str, str]:
+    """A worker runs one model: the models take turns."""
+    names = models_run(settings)
+    if len(settings.models) == 1:
+        return {}
+    return {environment_name(("worker", "model")): names[index % len(names)]}
 
 
 def _environment(service: str, threads: int) -> dict[str, str]:

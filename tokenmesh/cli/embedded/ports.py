@@ -19,9 +19,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def check_free(host: str, port: int) -> None:
-    """Raises ConfigError with a free port to take instead, or the reason why `host` is wrong."""
-    error = _bind_error(host, port)
+def check_free(host: str, port: int, *, is_shared: bool = False) -> None:
+    """Raises ConfigError with a free port to take instead, or the reason why `host` is wrong.
+
+    `is_shared`: gateways that share their port may be there already.
+    """
+    error = _bind_error(host, port, is_shared=is_shared)
     if error is None:
         return
     others = range(port + 1, min(port + _SEARCHED, 65536))
@@ -48,12 +51,14 @@ async def wait_accepting(port: int, timeout_s: float) -> bool:
     return False
 
 
-def _bind_error(host: str, port: int) -> str | None:
+def _bind_error(host: str, port: int, *, is_shared: bool = False) -> str | None:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family) as probe:
             # As servers do: a port in TIME_WAIT is free.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if is_shared:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             probe.bind(address)
     except OSError as error:
         return error.strerror or str(error)

@@ -28,6 +28,16 @@ def check_models(settings: Settings) -> None:
             )
 
 
+def check_address(settings: Settings) -> None:
+    """Raises ConfigError when the gateways could not share what they listen on."""
+    if settings.gateway.uds is not None and settings.up.gateways > 1:
+        raise ConfigError(
+            f"--uds is for one gateway, and --gateways is {settings.up.gateways}: a Unix socket "
+            "cannot be shared",
+            param="--uds",
+        )
+
+
 def warn_if_open(gateway: GatewaySettings, screen: Screen) -> None:
     """Warn when other machines reach the API and no key guards it."""
     if gateway.host not in _LOOPBACK and not gateway.api_key_hashes:

@@ -15,6 +15,7 @@ OnProgress = Callable[[Mapping[str, int]], None]
 
 _ANYWHERE = ("0.0.0.0", "::", "")
 _PROBE_TIMEOUT_S = 2.0
+_PROBES_PER_GATEWAY = 8
 
 
 def base_url(settings: GatewaySettings) -> str:
@@ -29,9 +30,10 @@ def base_url(settings: GatewaySettings) -> str:
 
 def _probe(settings: GatewaySettings) -> httpx.AsyncClient:
     """A client for /readyz. It is our own gateway on this machine: its certificate may be of any
-    name, and signed by anybody."""
+    name, and signed by anybody. Each question is a new connection: it may meet another gateway."""
     uds = None if settings.uds is None else str(settings.uds)
-    transport = httpx.AsyncHTTPTransport(verify=False, uds=uds)
+    no_pool = httpx.Limits(max_keepalive_connections=0)
+    transport = httpx.AsyncHTTPTransport(verify=False, uds=uds, limits=no_pool)
     return httpx.AsyncClient(
         base_url=base_url(settings), timeout=_PROBE_TIMEOUT_S, transport=transport
     )
@@ -50,7 +52,7 @@ async def wait_ready(plan: Plan, on_progress: OnProgress) -> None:
                 # who asks for certificates would not let the probe in
                 is_closed = settings.gateway.ssl_ca_certs is not None
                 if _all_beat(plan, members, on_progress) and (
-                    is_closed or await _says_ready(client)
+                    is_closed or await _all_say_ready(client, plan.counts["gateway"])
                 ):
                     return
                 await asyncio.sleep(settings.up.poll_s)
@@ -65,8 +67,23 @@ def _all_beat(plan: Plan, members: Members, on_progress: OnProgress) -> bool:
     return all(counts[service] >= wanted for service, wanted in plan.counts.items())
 
 
-async def _says_ready(client: httpx.AsyncClient) -> bool:
+async def _all_say_ready(client: httpx.AsyncClient, num_gateways: int) -> bool:
+    """Whether so many gateways have said it, the kernel choosing who is asked."""
+    ready: set[str] = set()
+    for _ in range(_PROBES_PER_GATEWAY * num_gateways):
+        gateway = await _says_ready(client)
+        if gateway is None:
+            return False
+        ready.add(gateway)
+        if len(ready) >= num_gateways:
+            return True
+    return False
+
+
+async def _says_ready(client: httpx.AsyncClient) -> str | None:
+    """The id of the gateway that was met and is ready."""
     try:
-        return (await client.get("/readyz")).status_code == httpx.codes.OK
+        answer = await client.get("/readyz")
     except httpx.TransportError:
-        return False
+        return None
+    return str(answer.json()["gateway"]) if answer.status_code == httpx.codes.OK else None

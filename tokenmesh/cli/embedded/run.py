@@ -7,7 +7,7 @@ from typing import Any
 from tokenmesh.cli.api import DEFAULT_URL
 from tokenmesh.cli.embedded.plan import Plan, make_plan
 from tokenmesh.cli.embedded.ports import check_free, free_port
-from tokenmesh.cli.embedded.precheck import check_models, warn_if_open
+from tokenmesh.cli.embedded.precheck import check_address, check_models, warn_if_open
 from tokenmesh.cli.embedded.private import private_folder
 from tokenmesh.cli.embedded.readiness import base_url, wait_ready
 from tokenmesh.cli.embedded.screen import Screen
@@ -23,9 +23,10 @@ async def run_mesh(settings: Settings, screen: Screen) -> int:
     if settings.gateway.port == 0 and settings.gateway.uds is None:
         settings = changed(settings, {"gateway": {"port": free_port()}})
     check_models(settings)
+    check_address(settings)
     gateway = settings.gateway
     if gateway.uds is None:
-        check_free(gateway.host, gateway.port)
+        check_free(gateway.host, gateway.port, is_shared=gateway.reuse_port)
     warn_if_open(gateway, screen)
     stops = StopSignals()
     with private_folder() as folder, stops.installed():

@@ -15,6 +15,11 @@ class ListenerSettings(BaseModel):
     uds: Path | None = Field(
         default=None, description="Unix socket to listen on instead of host and port."
     )
+    reuse_port: bool = Field(
+        default=False,
+        description="Share the port with other gateways of this user on this machine that are "
+        "set so; the kernel spreads connections over them (SO_REUSEPORT).",
+    )
     backlog: int = Field(default=2048, ge=1, description="Connections that wait to be accepted.")
     keep_alive_s: int = Field(default=30, ge=1, description="How long an idle connection stays.")
     root_path: str = Field(

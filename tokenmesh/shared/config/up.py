@@ -8,10 +8,13 @@ class UpSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    workers: int = Field(default=1, ge=1, le=64, description="Worker processes.")
+    workers: int = Field(default=1, ge=1, le=64, description="Worker processes of each model.")
     tokenizers: int = Field(default=1, ge=1, le=64, description="Tokenizer processes.")
     encoders: int = Field(default=1, ge=1, le=64, description="Encoder processes.")
     schedulers: int = Field(default=1, ge=1, le=64, description="Scheduler processes.")
+    gateways: int = Field(
+        default=1, ge=1, le=64, description="Gateway processes, all of them on the one port."
+    )
     server_start_s: float = Field(
         default=10.0, gt=0, description="Time for nats-server and redis-server to accept."
     )

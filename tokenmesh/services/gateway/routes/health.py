@@ -57,7 +57,7 @@ def _readiness(gateway: Gateway) -> Response:
         return json_response({"ready": False, "missing": missing}, 503)
     if not any(_is_awake(member) for member in gateway.members.service("worker")):
         return json_response({"ready": False, "asleep": True}, 503)
-    return json_response({"ready": True})
+    return json_response({"ready": True, "gateway": gateway.id})
 
 
 def _is_awake(member: Member) -> bool:
