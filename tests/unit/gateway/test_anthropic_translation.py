@@ -301,7 +301,7 @@ def test_what_is_wrong_is_named(fields: Json, param: str) -> None:
 @pytest.mark.parametrize(
     ("message", "param", "renamed", "renamed_param"),
     [
-        ("messages[0] is odd", "messages", "system is odd", "messages"),
+        ("messages[0] is odd", "messages", "system is odd", "system"),
         ("messages[1].content[1] is odd", None, "messages[0].content[1] is odd", None),
         ("messages[3].content is odd", None, "messages[2].content[0].content is odd", None),
         ("stop[0] is empty", "stop", "stop_sequences[0] is empty", "stop_sequences"),

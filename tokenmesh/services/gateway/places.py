@@ -1,45 +1,62 @@
-"""Places: where in the client's body each message and part of the translated request came from.
+"""Places: which field of the client's body each field of the translated chat came from.
 
 Other services judge the translated request; what they find wrong is told in the client's words.
 """
 
+import copy
 import re
 from collections.abc import Mapping
 from typing import Final
 
 from tokenmesh.shared.errors import InvalidInput, TokenMeshError
 
-_MESSAGE: Final = re.compile(r"messages\[(\d+)\](?:\.content\[(\d+)\])?")
+_PATH: Final = re.compile(r"\b(?:messages|tools)\[\d+\](?:\.[a-z_]+|\[\d+\])*")
 
 
 class Places:
-    """Filled while a body is translated."""
+    """Translates errors back."""
 
-    def __init__(self, names: Mapping[str, str]) -> None:
-        """`names`: fields of a chat request that go by another name in the client's body."""
+    def __init__(self, names: Mapping[str, str], sources: Mapping[str, str] | None = None) -> None:
+        """Both map a chat's fields to the client's.
+
+        `names`: fields such as `max_tokens`, also where they stand as words in a message;
+        `sources`: paths such as `messages[3]` and `tools[0].function`.
+        """
         self._names = names
-        self._messages: list[tuple[str, list[str]]] = []
+        self._sources = dict(sources or {})
+        self._num_messages = 0
 
     def add(self, place: str, parts: list[str]) -> None:
-        """The next message, and its parts where its content is a list."""
-        self._messages.append((place, parts))
+        """Where the next message came from, and its parts where its content is a list."""
+        message = f"messages[{self._num_messages}]"
+        self._num_messages += 1
+        self._sources[message] = place
+        for index, part in enumerate(parts):
+            self._sources[f"{message}.content[{index}]"] = part
 
     def rename(self, error: TokenMeshError) -> TokenMeshError:
         """The same error in the client's terms; only the client's own errors speak of fields."""
         if not isinstance(error, InvalidInput):
             return error
-        message = _MESSAGE.sub(self._place, error.message)
-        param = None if error.param is None else _MESSAGE.sub(self._place, error.param)
-        if param is not None and param in self._names:
-            message = re.sub(rf"\b{param}\b", self._names[param], message)
-            param = self._names[param]
-        return type(error)(message, param=param, retry_after_s=error.retry_after_s)
+        renamed = copy.copy(error)
+        told = _PATH.sub(lambda match: self._of(match[0]), error.message)
+        if error.param is not None:
+            renamed.param = self._of(error.param)
+            if error.param in self._names:
+                told = re.sub(rf"\b{re.escape(error.param)}\b", renamed.param, told)
+            found = _PATH.search(error.message)
+            if found and error.param in ("messages", "tools"):
+                renamed.param = self._of(found[0])
+        renamed.message = told
+        renamed.args = (told,)
+        return renamed
 
-    def _place(self, match: re.Match[str]) -> str:
-        index, part = int(match[1]), match[2]
-        if index >= len(self._messages):
-            return match[0]
-        place, parts = self._messages[index]
-        if part is None:
-            return place
-        return parts[int(part)] if int(part) < len(parts) else place
+    def _of(self, path: str) -> str:
+        """The client's path; the longest known beginning is replaced."""
+        head = path
+        while head:
+            known = self._sources.get(head) or self._names.get(head)
+            if known is not None:
+                return known + path[len(head) :]
+            head = head[: max(head.rfind("."), head.rfind("["), 0)]
+        return path

@@ -392,7 +392,7 @@ def test_every_field_has_a_bad_value_here() -> None:
 
 
 def renamed(param: str | None, message: str, translation: Translation) -> tuple[Any, str]:
-    error = translation.paths.rename(InvalidInput(message, param=param))
+    error = translation.places.rename(InvalidInput(message, param=param))
     return error.param, error.message
 
 

@@ -201,7 +201,7 @@ class ResponseRun:
     async def _fail(self, error: TokenMeshError) -> None:
         if self._is_ended:
             raise error
-        error = self._first.translation.paths.rename(error)
+        error = self._first.translation.places.rename(error)
         if not self.has_told:
             raise error
         logger.info("%s fails: %s", self._order.id, error.message)

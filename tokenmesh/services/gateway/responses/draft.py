@@ -46,7 +46,7 @@ async def draft(
     try:
         ask = await intake.chat(translation.chat, exchange)
     except TokenMeshError as error:
-        raise translation.paths.rename(error) from error
+        raise translation.places.rename(error) from error
     response = response_object(body, ask, response_id, created_s)
     events = ResponseEvents(
         response,

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from tokenmesh.services.gateway.openai.chat_request import ChatRequest
 from tokenmesh.services.gateway.openai.errors import NotSupported, invalid_fields
+from tokenmesh.services.gateway.places import Places
 from tokenmesh.services.gateway.responses.items import Conversation, Item
-from tokenmesh.services.gateway.responses.paths import Paths
 from tokenmesh.services.gateway.responses.request import LOGPROBS, ResponsesRequest, TextFormat
 from tokenmesh.services.gateway.responses.tools import (
     ServerTool,
@@ -32,6 +32,18 @@ _SAME: Final = (
     frozenset(ResponsesRequest.model_fields) & frozenset(ChatRequest.model_fields) - _OTHERWISE
 )
 """Fields that mean the same in a chat."""
+_NAMES: Final = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+    "response_format.json_schema": "text.format",
+    "response_format.json_schema.schema": "text.format.schema",
+    "logprobs": "top_logprobs",
+    "truncate_prompt_tokens": "truncation",
+}
+"""What is called otherwise there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +51,7 @@ class Translation:
     """A chat, and the way back."""
 
     chat: ChatRequest
-    paths: Paths
+    places: Places
     names: dict[str, ToolName] = field(default_factory=dict)
     """By what the model calls them: the tools that it may call."""
     warnings: list[str] = field(default_factory=list)
@@ -67,12 +79,12 @@ def translate(
     fields["messages"] = conversation.messages
     if declared:
         fields |= {"tools": declared, "tool_choice": choice}
-    paths = Paths(conversation.sources | _tool_paths(declared, tools))
+    places = Places(_NAMES, conversation.sources | _tool_paths(declared, tools))
     try:
         chat = ChatRequest.model_validate(fields)
     except ValidationError as error:
-        raise paths.rename(invalid_fields(error)) from None
-    return Translation(chat=chat, paths=paths, names=tools.names, warnings=_warnings(body))
+        raise places.rename(invalid_fields(error)) from None
+    return Translation(chat=chat, places=places, names=tools.names, warnings=_warnings(body))
 
 
 def _converse(body: ResponsesRequest, previous: Sequence[Item], tools: ToolSet) -> Conversation:

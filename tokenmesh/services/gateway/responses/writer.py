@@ -5,9 +5,9 @@ from typing import Any
 from tokenmesh.services.gateway import sse
 from tokenmesh.services.gateway.delivery import Delivery
 from tokenmesh.services.gateway.piece import Piece
+from tokenmesh.services.gateway.places import Places
 from tokenmesh.services.gateway.responses.events import ResponseEvents
 from tokenmesh.services.gateway.responses.frames import frames
-from tokenmesh.services.gateway.responses.paths import Paths
 from tokenmesh.services.gateway.responses.recorder import Event
 from tokenmesh.services.gateway.responses.shapes import usage_fields
 from tokenmesh.shared.errors import TokenMeshError
@@ -18,9 +18,9 @@ class ResponseWriter:
 
     keep_alive = sse.COMMENT
 
-    def __init__(self, events: ResponseEvents, paths: Paths) -> None:
+    def __init__(self, events: ResponseEvents, places: Places) -> None:
         self._events = events
-        self._paths = paths
+        self._places = places
         self._has_begun = False
 
     def begin(self, delivery: Delivery) -> bytes:
@@ -38,7 +38,7 @@ class ResponseWriter:
     def fail(self, error: TokenMeshError) -> bytes:
         """See `Writer.fail`."""
         # The stream may have begun with no more than what keeps it alive.
-        return frames(self._begin() + self._events.fail(self._paths.rename(error)))
+        return frames(self._begin() + self._events.fail(self._places.rename(error)))
 
     def whole(self, delivery: Delivery, pieces: list[Piece]) -> dict[str, Any]:
         """See `Writer.whole`."""

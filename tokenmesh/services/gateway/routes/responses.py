@@ -41,8 +41,8 @@ def response_endpoint(gateway: Gateway) -> Endpoint:
                 scope = scope_of(request.scope)
                 return await maker.make(body, response_id, exchange, scope, may_forget=may_forget)
             made = await draft(gateway.intake, body, exchange, response_id)
-        writer = ResponseWriter(made.events, made.translation.paths)
+        writer = ResponseWriter(made.events, made.translation.places)
         answer = Answer(made.ask, gateway, writer, exchange.started_s)
-        return RenamedAnswer(answer, made.translation.paths.rename)
+        return RenamedAnswer(answer, made.translation.places.rename)
 
     return create_response
