@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from tokenmesh.services.gateway.exchange import Exchange
 from tokenmesh.services.gateway.response_store.chain import previous_items
 from tokenmesh.services.gateway.response_store.history import Log
-from tokenmesh.services.gateway.response_store.logs import ResponseLogs
+from tokenmesh.services.gateway.response_store.logs import ResponseLogs, owner_of
 from tokenmesh.services.gateway.response_store.order import Order
 from tokenmesh.services.gateway.response_store.plan import Planner
 from tokenmesh.services.gateway.response_store.records import Begun
@@ -58,7 +58,7 @@ class Adopter:
     async def look(self) -> None:
         """Adopt what has no owner now."""
         for owner, response_id in await self._logs.marks():
-            if response_id in self._runs or (owner != self._runs.owner and self._is_alive(owner)):
+            if response_id in self._runs or self._is_other(owner):
                 continue
             try:
                 await self._adopt(owner, response_id)
@@ -71,7 +71,9 @@ class Adopter:
     async def _adopt(self, owner: GatewayId, response_id: ResponseId) -> None:
         log = await self._logs.read(response_id)
         begun = log.begun
-        if begun is None or log.ended is not None:
+        now_with = owner_of(log)
+        has_moved = now_with is not None and now_with != owner and self._is_other(now_with)
+        if begun is None or log.ended is not None or has_moved:
             await self._logs.unmark(owner, response_id)
             return
         reason = "gateway gone" if owner != self._runs.owner else "run broken off"
@@ -85,6 +87,10 @@ class Adopter:
             await self._go_on(begun, log, reason)
         if owner != self._runs.owner:
             await self._logs.unmark(owner, response_id)
+
+    def _is_other(self, owner: GatewayId) -> bool:
+        """Whether it is another gateway that lives."""
+        return owner != self._runs.owner and self._is_alive(owner)
 
     async def _go_on(self, begun: Begun, log: Log, reason: str) -> None:
         try:
