@@ -28,12 +28,19 @@ class Delta(msgspec.Struct):
     tool_calls: list[msgspec.Raw] | None = None
 
 
+class Logprobs(msgspec.Struct):
+    """Of a completion chunk."""
+
+    tokens: list[str] = []
+
+
 class Choice(msgspec.Struct):
     """Of a chat chunk (`delta`) or a completion chunk (`text`)."""
 
     index: int = 0
     delta: Delta | None = None
     text: str | None = None
+    logprobs: Logprobs | None = None
     finish_reason: str | None = None
 
     @property

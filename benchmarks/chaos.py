@@ -1,0 +1,193 @@
+"""A mesh of its own under random faults, with every stream checked token for token.
+
+Starts NATS, Redis, gateways, tokenizers, schedulers and `sim` workers as processes, keeps streams
+running, and meanwhile kills, freezes and terminates processes and restarts the servers: what, when
+and whom follows from `--seed`. At the end no stream may have failed or said a wrong, lost or
+doubled token, no KV block may be held, and no process may be left. Ends with 1 otherwise.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.chaos_run.cluster import Cluster
+from benchmarks.chaos_run.faults import Chaos, draw
+from benchmarks.chaos_run.gaps import by_fault, spread
+from benchmarks.chaos_run.leaks import find_leaks
+from benchmarks.chaos_run.streams import Streams
+from benchmarks.serve.client import Server
+from benchmarks.serve.report import environment
+from benchmarks.serve.sim_oracle import SimOracle
+from benchmarks.serve.workload import first_model
+from tokenmesh.cli.embedded.private import private_folder
+from tokenmesh.shared.config import Settings
+from tokenmesh.shared.config.loader import load_settings
+
+_FAULTS_SHOWN_S = 5.0
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, prog="chaos")
+    add = parser.add_argument
+    add("--faults", type=int, default=500)
+    add("--streams", type=int, default=5000, help="streams at least (choices of requests)")
+    add("--seconds", type=float, default=3600.0, help="stop after so long, whatever is left")
+    add("--interval", type=float, default=1.0, help="mean seconds between two faults")
+    add("--concurrency", type=int, default=12, help="requests at a time")
+    add("--step", type=float, default=0.02, help="seconds of a worker's step")
+    add("--workers", type=int, default=3)
+    add("--tokenizers", type=int, default=2)
+    add("--schedulers", type=int, default=2)
+    add("--gateways", type=int, default=2)
+    add("--timeout", type=float, default=120.0, help="seconds for one request")
+    add("--seed", type=int, default=0)
+    add("--logs", type=Path, help="keep the processes' logs in this folder")
+    add("--out", type=Path, help="write the numbers as JSON")
+    return parser.parse_args(arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A whole run."""
+
+    streams: Streams
+    chaos: Chaos
+    leaks: list[str]
+    seconds: float
+
+    @property
+    def is_good(self) -> bool:
+        """Whether everything held."""
+        return not self.streams.faults and not self.leaks
+
+
+def settings_of(options: argparse.Namespace) -> Settings:
+    """The bundled model, simulated; graces short enough that a hand-over really happens."""
+    return load_settings(
+        None,
+        {
+            "worker": {"engine": "sim", "sim_step_s": options.step, "hand_over_s": 1.0},
+            "service": {"drain_grace_s": 2.0},
+            "up": {
+                "workers": options.workers,
+                "tokenizers": options.tokenizers,
+                "schedulers": options.schedulers,
+            },
+        },
+    )
+
+
+async def run(options: argparse.Namespace, console: Console) -> Outcome:
+    """Start, disturb, check, end. Raises RuntimeError when a process does not come (back)."""
+    with private_folder() as folder:
+        logs = options.logs or folder
+        logs.mkdir(parents=True, exist_ok=True)
+        cluster = Cluster(settings_of(options), folder, logs, options.gateways)
+        began_s = time.perf_counter()
+        leaks: list[str] = []
+        try:
+            await cluster.start()
+            streams, chaos = await disturb(cluster, options, console)
+            leaks += await find_leaks(cluster)
+        finally:
+            leaks += [f"left behind: {each}" for each in await cluster.stop()]
+        return Outcome(streams, chaos, leaks, time.perf_counter() - began_s)
+
+
+async def disturb(
+    cluster: Cluster, options: argparse.Namespace, console: Console
+) -> tuple[Streams, Chaos]:
+    """Streams and faults side by side until there were enough of both."""
+    servers = [Server(url, None) for url in cluster.urls]
+    model = await first_model(servers[0])
+    oracle = await SimOracle.learn(servers[0], model)
+    random = Random(options.seed)
+    streams = Streams(servers, model, oracle, Random(random.getrandbits(64)), options.timeout)
+    chaos = Chaos(cluster, Random(random.getrandbits(64)), options.interval)
+    until_s = time.perf_counter() + options.seconds
+    breaking = asyncio.create_task(chaos.run(draw(random, options.faults), until_s))
+
+    def is_wanted() -> bool:
+        is_early = time.perf_counter() < until_s and streams.num_choices < options.streams
+        return is_early or not breaking.done()
+
+    showing = asyncio.create_task(show_progress(streams, chaos, console))
+    try:
+        await streams.run(options.concurrency, is_wanted)
+        await breaking
+    finally:
+        showing.cancel()
+        breaking.cancel()
+    return streams, chaos
+
+
+async def show_progress(streams: Streams, chaos: Chaos, console: Console) -> None:
+    """A line now and then."""
+    while True:
+        await asyncio.sleep(_FAULTS_SHOWN_S)
+        console.print(
+            f"{len(chaos.faults)} faults, {streams.num_choices} streams, "
+            f"{streams.num_tokens} tokens, wrong: {dict(streams.faults)}"
+        )
+
+
+def report(options: argparse.Namespace, outcome: Outcome) -> dict[str, object]:
+    """The numbers as JSON."""
+    streams, faults = outcome.streams, outcome.chaos.faults
+    starts = [each.first_s - each.began_s for each in streams.heard if each.first_s is not None]
+    return {
+        "config": vars(options),
+        "environment": environment(),
+        "seconds": round(outcome.seconds, 1),
+        "faults": len(faults),
+        "requests": len(streams.heard),
+        "streams": streams.num_choices,
+        "tokens": streams.num_tokens,
+        "failures": dict(streams.faults),
+        "leaks": outcome.leaks,
+        "first_token": spread(starts),
+        "gaps": by_fault(streams.heard, faults),
+    }
+
+
+def show(found: dict[str, object], outcome: Outcome, console: Console) -> None:
+    """Print the numbers."""
+    for name in ("faults", "requests", "streams", "tokens", "failures", "leaks", "first_token"):
+        console.print(f"{name}: {found[name]}")
+    table = Table("silences over 50 ms", "count", "p50 ms", "p99 ms", "max ms")
+    gaps = by_fault(outcome.streams.heard, outcome.chaos.faults)
+    for label, each in gaps.items():
+        table.add_row(label, *map(str, each.values()))
+    console.print(table)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run, report; 0 when everything held."""
+    options = parse(arguments)
+    console = Console(stderr=True)
+    try:
+        outcome = uvloop.run(run(options, console))
+    except (RuntimeError, ExceptionGroup):
+        console.print_exception()
+        return 2
+    found = report(options, outcome)
+    show(found, outcome, console)
+    if options.out:
+        text = json.dumps(found, indent=2, default=str)
+        options.out.write_text(f"{text}\n", encoding="utf-8")
+    return 0 if outcome.is_good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""Child: one process of the mesh, which may be killed, frozen and started again."""
+
+import asyncio
+import os
+import re
+import signal
+from pathlib import Path
+
+from tokenmesh.cli.embedded.ports import wait_accepting
+from tokenmesh.cli.embedded.spec import ChildSpec
+
+READY_S = 60.0
+_POLL_S = 0.05
+_READY = re.compile(rb'"message": "([a-z]+-[0-9a-f]+) is ready"')
+
+
+class Child:
+    """Use `start` and `wait_ready`; `is_well` says whether it may be hurt next."""
+
+    def __init__(self, spec: ChildSpec, folder: Path) -> None:
+        self.name = spec.name
+        self.service = spec.name.partition(" ")[0]
+        self.log = folder / f"{spec.name.replace(' ', '-')}.log"
+        self.is_well = False
+        self.instance_id = ""
+        """Of the incarnation that runs now."""
+        self.groups: list[int] = []
+        """Process groups of all incarnations."""
+        self._spec = spec
+        self._process: asyncio.subprocess.Process | None = None
+        self._log_offset = 0
+
+    async def start(self) -> None:
+        """Start a new incarnation in a process group of its own."""
+        self._log_offset = self.log.stat().st_size if self.log.exists() else 0
+        environment = {**os.environ, **self._spec.environment}
+        with self.log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._spec.command, env=environment, stdout=log, stderr=log, start_new_session=True
+            )
+        self.groups.append(self._process.pid)
+
+    async def wait_ready(self) -> None:
+        """Return when it serves. Raises RuntimeError with the end of its log when it does not."""
+        if self._spec.port is not None:
+            is_ready = await wait_accepting(self._spec.port, READY_S)
+        else:
+            is_ready = await self._wait_log()
+        if not is_ready:
+            end = self.log.read_text(encoding="utf-8", errors="replace")[-2000:]
+            raise RuntimeError(f"{self.name} did not start:\n{end}")
+        self.is_well = True
+
+    async def _wait_log(self) -> bool:
+        for _ in range(int(READY_S / _POLL_S)):
+            found = _READY.search(self.log.read_bytes(), self._log_offset)
+            if found is not None:
+                self.instance_id = found[1].decode()
+                return True
+            if self._process is None or self._process.returncode is not None:
+                return False
+            await asyncio.sleep(_POLL_S)
+        return False
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the process itself."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(number)
+
+    async def wait_end(self, seconds: float) -> bool:
+        """Whether it has ended by itself; killed otherwise."""
+        if self._process is None:
+            return True
+        try:
+            await asyncio.wait_for(self._process.wait(), seconds)
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+            return False
+        return True

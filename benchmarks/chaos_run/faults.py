@@ -1,0 +1,110 @@
+"""What is done to the mesh: which fault when, all of it from one seed."""
+
+import asyncio
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from random import Random
+from typing import Literal
+
+from benchmarks.chaos_run.child import Child
+from benchmarks.chaos_run.cluster import LEAVE_S, Cluster
+
+Kind = Literal["kill", "freeze", "terminate", "nothing"]
+
+_SERVICES = ("worker", "worker", "worker", "tokenizer", "scheduler")
+_SERVICE_KINDS: tuple[Kind, ...] = ("kill", "freeze", "terminate")
+_CHOICES: list[tuple[Kind, str]] = [
+    *((kind, service) for service in _SERVICES for kind in _SERVICE_KINDS),
+    ("kill", "nats"),
+    ("terminate", "nats"),
+    ("kill", "redis"),
+    ("terminate", "redis"),
+    # What the machine itself does to streams: the others must be read against it.
+    ("nothing", "anybody"),
+]
+_FROZEN_S = (0.3, 4.0)
+_AWAY_S = (0.0, 1.0)
+"""How long a killed process is missed before somebody starts it again."""
+_POLL_S = 0.05
+
+
+@dataclass(slots=True)
+class Fault:
+    """One fault; times are `time.perf_counter` seconds."""
+
+    kind: Kind
+    service: str
+    began_s: float = inf
+    healed_s: float = inf
+
+    @property
+    def label(self) -> str:
+        """For reports."""
+        return f"{self.kind} {self.service}"
+
+
+class Chaos:
+    """Hurts one process after the other; never the last one of a service that is well."""
+
+    def __init__(self, cluster: Cluster, random: Random, interval_s: float) -> None:
+        self._cluster = cluster
+        self._random = random
+        self._interval_s = interval_s
+        self.faults: list[Fault] = []
+
+    async def run(self, kinds: Sequence[tuple[Kind, str]], until_s: float) -> None:
+        """Carry out the faults in order, and return when all have healed. Raises RuntimeError."""
+        async with asyncio.TaskGroup() as healing:
+            for kind, service in kinds:
+                await asyncio.sleep(self._interval_s * self._random.uniform(0.5, 1.5))
+                if time.perf_counter() > until_s:
+                    return
+                fault = Fault(kind, service)
+                pause_s = self._random.uniform(*(_FROZEN_S if kind == "freeze" else _AWAY_S))
+                victim = await self._victim(service)
+                fault.began_s = time.perf_counter()
+                self.faults.append(fault)
+                healing.create_task(self._hurt(fault, victim, pause_s))
+
+    async def _victim(self, service: str) -> Child | None:
+        children = self._cluster.of(service)
+        least = min(2, len(children))
+        while True:
+            well = [child for child in children if child.is_well]
+            if len(well) >= least:
+                return self._random.choice(well) if well else None
+            await asyncio.sleep(_POLL_S)
+
+    async def _hurt(self, fault: Fault, victim: Child | None, pause_s: float) -> None:
+        if victim is not None:
+            victim.is_well = False
+            await _carry_out(fault.kind, victim, pause_s)
+        else:
+            await asyncio.sleep(pause_s)
+        fault.healed_s = time.perf_counter()
+
+
+async def _carry_out(kind: Kind, victim: Child, pause_s: float) -> None:
+    if kind == "freeze":
+        victim.send(signal.SIGSTOP)
+        await asyncio.sleep(pause_s)
+        victim.send(signal.SIGCONT)
+        victim.is_well = True
+        return
+    victim.send(signal.SIGKILL if kind == "kill" else signal.SIGTERM)
+    if not await victim.wait_end(LEAVE_S):
+        raise RuntimeError(f"{victim.name} did not leave within {LEAVE_S:g} s of a SIGTERM")
+    await asyncio.sleep(pause_s)
+    await victim.start()
+    await victim.wait_ready()
+
+
+def draw(random: Random, count: int) -> list[tuple[Kind, str]]:
+    """Which faults: every kind in turn, in random order."""
+    drawn: list[tuple[Kind, str]] = []
+    while len(drawn) < count:
+        drawn += random.sample(_CHOICES, len(_CHOICES))
+    return drawn[:count]

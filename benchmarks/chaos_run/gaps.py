@@ -1,0 +1,48 @@
+"""Silences of streams, by the fault that was on when they began or ended."""
+
+from collections.abc import Iterable, Sequence
+from typing import TypedDict
+
+from benchmarks.chaos_run.faults import Fault
+from benchmarks.chaos_run.streams import Heard
+
+_SLOW_START_S = 0.3
+
+
+class Spread(TypedDict):
+    """Of silences, in milliseconds."""
+
+    count: int
+    p50_ms: float
+    p99_ms: float
+    max_ms: float
+
+
+def spread(seconds: Sequence[float]) -> Spread:
+    """Nearest-rank percentiles; zeros for nothing."""
+    ordered = sorted(seconds) or [0.0]
+    at = [ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in (0.5, 0.99, 1.0)]
+    p50, p99, most = (round(1000 * each, 1) for each in at)
+    return Spread(count=len(seconds), p50_ms=p50, p99_ms=p99, max_ms=most)
+
+
+def by_fault(heard: Iterable[Heard], faults: Sequence[Fault]) -> dict[str, Spread]:
+    """Gaps in mid-stream and, as `... (start)`, waits for a first token.
+
+    A silence counts for the last fault that began before its end and had not healed at its start.
+    """
+    found: dict[str, list[float]] = {fault.label: [] for fault in faults}
+    for each in heard:
+        if each.first_s is not None and each.first_s - each.began_s > _SLOW_START_S:
+            label = f"{_cause(each.began_s, each.first_s, faults)} (start)"
+            found.setdefault(label, []).append(each.first_s - each.began_s)
+        for told in each.choices:
+            for start_s, end_s in told.gaps:
+                label = _cause(start_s, end_s, faults)
+                found.setdefault(label, []).append(end_s - start_s)
+    return {label: spread(gaps) for label, gaps in sorted(found.items())}
+
+
+def _cause(start_s: float, end_s: float, faults: Sequence[Fault]) -> str:
+    fitting = [each for each in faults if each.began_s <= end_s and each.healed_s >= start_s]
+    return fitting[-1].label if fitting else "no fault"
