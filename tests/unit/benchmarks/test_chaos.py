@@ -1,0 +1,113 @@
+"""The chaos program: it hears wrong tokens, knows what a gap came from, ends what it starts."""
+
+import asyncio
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import psutil
+import pytest
+
+from benchmarks.chaos_run.child import Child
+from benchmarks.chaos_run.faults import Fault, draw
+from benchmarks.chaos_run.gaps import by_fault, spread
+from benchmarks.chaos_run.streams import Heard, Streams, Told
+from benchmarks.serve.client import Server
+from benchmarks.serve.sim_oracle import SimOracle
+from tests.fakes.scripted_http import DONE, Answer, event, serving, stream
+from tokenmesh.cli.embedded.spec import ChildSpec, Phase
+
+ORACLE = SimOracle({300 + index: f" {letter}" for index, letter in enumerate("abcdefgh")})
+Spoil = Callable[[list[str]], list[str]]
+Event = dict[str, Any]
+
+
+def choice_event(index: int, text: str, finish: str | None, logged: list[str] | None) -> Event:
+    logprobs = None if logged is None else {"tokens": logged}
+    fields = {"index": index, "text": text, "finish_reason": finish, "logprobs": logprobs}
+    return {"choices": [fields]}
+
+
+def right_server(spoil: Spoil) -> Answer:
+    """Says what the oracle expects of every choice, after `spoil` has gone over its tokens."""
+
+    def answer(_path: str, body: dict[str, object]) -> bytes:
+        prompt, num_choices, length = body["prompt"], body["n"], body["max_tokens"]
+        assert isinstance(prompt, list)
+        assert isinstance(num_choices, int)
+        assert isinstance(length, int)
+        seed, stop = int(str(body["seed"])), body["stop"]
+        events: list[Event] = []
+        num_tokens = 0
+        for index in range(num_choices):
+            text = ORACLE.text(prompt, seed + index, length)
+            said, found, _ = text.partition(str(stop)) if stop else (text, "", "")
+            num_tokens += (len(said) + len(found)) // 2
+            tokens = spoil([said[at : at + 2] for at in range(0, len(said), 2)])
+            logged = tokens if body["logprobs"] is not None else None
+            events.append(choice_event(index, "".join(tokens), "length", logged))
+        usage = {"prompt_tokens": 1, "completion_tokens": num_tokens}
+        return stream([*map(event, events), event({"choices": [], "usage": usage}), DONE])
+
+    return answer
+
+
+async def faults_of(spoil: Spoil) -> set[str]:
+    async with serving(right_server(spoil)) as url:
+        streams = Streams([Server(url, None)], "m", ORACLE, Random(1), timeout_s=5)
+        await streams.run(2, lambda: len(streams.heard) < 12)
+    return set(streams.faults)
+
+
+async def test_right_streams_have_no_fault() -> None:
+    assert await faults_of(lambda tokens: tokens) == set()
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda tokens: tokens[1:], lambda tokens: tokens + tokens[-1:]], ids=["lost", "twice"]
+)
+async def test_wrong_tokens_are_heard(spoil: Spoil) -> None:
+    assert await faults_of(spoil) == {"wrong_tokens"}
+
+
+def test_every_kind_of_fault_comes_in_turn_and_follows_from_the_seed() -> None:
+    drawn = draw(Random(7), 60)
+    assert drawn == draw(Random(7), 60)
+    assert drawn != draw(Random(8), 60)
+    assert {("freeze", "scheduler"), ("kill", "nats"), ("terminate", "worker")} <= set(drawn[:20])
+
+
+def test_a_gap_counts_for_the_fault_that_was_on() -> None:
+    told = Told("", 0, gaps=[(1.0, 1.2), (10.4, 10.9), (12.0, 12.3)])
+    faults = [Fault("kill", "worker", 10.5, 13.0), Fault("freeze", "worker", 11.0, 12.1)]
+    found = by_fault([Heard(0.0, first_s=0.5, choices=[told])], faults)
+    assert {label: each["max_ms"] for label, each in found.items()} == {
+        "kill worker": 500.0,
+        "freeze worker": 300.0,
+        "no fault": 200.0,
+        "no fault (start)": 500.0,
+    }
+
+
+def test_percentiles_of_few_and_none() -> None:
+    assert spread([0.2, 0.1])["p99_ms"] == 200.0
+    assert spread([]) == {"count": 0, "p50_ms": 0.0, "p99_ms": 0.0, "max_ms": 0.0}
+
+
+async def test_a_child_that_does_not_become_ready_says_why(tmp_path: Path) -> None:
+    command = (sys.executable, "-c", "print('no such thing')")
+    child = Child(ChildSpec("worker 1", command, Phase.MESH), tmp_path)
+    await child.start()
+    with pytest.raises(RuntimeError, match="no such thing"):
+        await child.wait_ready()
+
+
+async def test_a_child_that_stays_is_killed(tmp_path: Path) -> None:
+    command = (sys.executable, "-c", "import time; time.sleep(60)")
+    child = Child(ChildSpec("worker 1", command, Phase.MESH), tmp_path)
+    await child.start()
+    assert not await child.wait_end(0.1)
+    await asyncio.sleep(0)
+    assert not psutil.pid_exists(child.groups[0])
