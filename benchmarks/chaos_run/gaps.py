@@ -29,7 +29,7 @@ def spread(seconds: Sequence[float]) -> Spread:
 def by_fault(heard: Iterable[Heard], faults: Sequence[Fault]) -> dict[str, Spread]:
     """Gaps in mid-stream and, as `... (start)`, waits for a first token.
 
-    A silence counts for the last fault that began before its end and had not healed at its start.
+    A silence counts for the fault that was on; where several were, nobody can say which.
     """
     found: dict[str, list[float]] = {fault.label: [] for fault in faults}
     for each in heard:
@@ -45,4 +45,7 @@ def by_fault(heard: Iterable[Heard], faults: Sequence[Fault]) -> dict[str, Sprea
 
 def _cause(start_s: float, end_s: float, faults: Sequence[Fault]) -> str:
     fitting = [each for each in faults if each.began_s <= end_s and each.healed_s >= start_s]
-    return fitting[-1].label if fitting else "no fault"
+    real = [each.label for each in fitting if each.kind != "nothing"]
+    if len(real) > 1:
+        return "several at once"
+    return next(iter(real or [each.label for each in fitting]), "no fault")

@@ -81,11 +81,17 @@ def test_every_kind_of_fault_comes_in_turn_and_follows_from_the_seed() -> None:
 
 def test_a_gap_counts_for_the_fault_that_was_on() -> None:
     told = Told("", 0, gaps=[(1.0, 1.2), (10.4, 10.9), (12.0, 12.3)])
-    faults = [Fault("kill", "worker", 10.5, 13.0), Fault("freeze", "worker", 11.0, 12.1)]
+    faults = [
+        Fault("kill", "worker", 10.5, 13.0),
+        Fault("freeze", "worker", 11.0, 12.1),
+        Fault("nothing", "anybody", 10.0, 20.0),
+    ]
     found = by_fault([Heard(0.0, first_s=0.5, choices=[told])], faults)
     assert {label: each["max_ms"] for label, each in found.items()} == {
         "kill worker": 500.0,
-        "freeze worker": 300.0,
+        "freeze worker": 0.0,
+        "nothing anybody": 0.0,
+        "several at once": 300.0,
         "no fault": 200.0,
         "no fault (start)": 500.0,
     }
