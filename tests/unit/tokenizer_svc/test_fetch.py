@@ -11,7 +11,7 @@ from tokenmesh.shared.config.tokenizer import MediaSettings
 from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
 
 LIMITS = MediaSettings(
-    allow_private_addresses=True, max_bytes=1000, fetch_timeout_s=0.5, max_redirects=2
+    allow_private_addresses=True, max_bytes=1000, fetch_timeout_s=2.0, max_redirects=2
 )
 
 
