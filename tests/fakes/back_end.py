@@ -293,6 +293,7 @@ class BackEnd:
         self.url = f"http://127.0.0.1:{server.port}"
 
         async def stop() -> None:
+            self.gateway.draining.set()
             server.stop(0.0)
             await serving
             running.cancel()

@@ -1,10 +1,12 @@
 """The gateway as a service: its port, its socket options, and how it leaves."""
 
 import asyncio
+import json
 import socket
 
 import httpx
 import pytest
+from websockets.asyncio.client import ClientConnection, connect
 
 from tests.fakes.back_end import BackEnd
 from tests.fakes.service_mesh import running
@@ -130,3 +132,40 @@ async def test_a_gateway_that_may_not_wait_cancels_what_runs(
             await back_end.until(lambda: len(back_end.workers[0].cancels) == 1)
             with pytest.raises(httpx.HTTPError):
                 (await answer).raise_for_status()
+
+
+async def test_a_draining_gateway_finishes_what_a_realtime_session_is_told(
+    bus_settings: BusSettings, redis_settings: RedisSettings
+) -> None:
+    create = json.dumps({"type": "response.create", "response": {"instructions": "Say."}})
+    async with BackEnd(bus_settings, redis_settings) as back_end:
+        back_end.workers[0].hold()
+        settings = Settings(
+            bus=bus_settings, redis=redis_settings, gateway=GatewaySettings(port=free_port())
+        )
+        url = f"ws://127.0.0.1:{settings.gateway.port}/v1/realtime?model={back_end.model}"
+        async with running("gateway", settings, build) as mesh:
+            await back_end.until(lambda: bool(mesh.members.workers(back_end.model)))
+            async with connect(url) as socket, connect(url) as idle:
+                await socket.send(create)
+                await back_end.until(lambda: len(back_end.workers[0].runs) == 1)
+                draining = asyncio.create_task(mesh.drain(8.0))
+                await idle.wait_closed()
+                assert idle.close_code == 1012
+                await socket.send(create)
+                assert "draining" in await told(socket, "error")
+                back_end.workers[0].release(burst=10)
+                done = json.loads(await told(socket, "response.done"))["response"]
+                assert done["status"] == "completed"
+                assert done["output"][0]["content"][0]["text"].startswith("Hello")
+                await socket.wait_closed()
+                assert socket.close_code == 1012
+            await draining
+
+
+async def told(socket: ClientConnection, kind: str) -> str:
+    """The next event of that type."""
+    while True:
+        event = str(await socket.recv())
+        if json.loads(event)["type"] == kind:
+            return event

@@ -373,7 +373,7 @@ async def test_a_gateway_that_ends_says_so(
 
 
 async def test_a_gateway_that_drains_takes_no_sessions(mesh: BackEnd) -> None:
-    mesh.gateway.is_draining = lambda: True
+    mesh.gateway.draining.set()
     with pytest.raises(InvalidStatus) as caught:
         await connect(address(mesh))
     assert caught.value.response.status_code == 503

@@ -46,7 +46,6 @@ class Gateway:
         metrics: Metrics,
         journal: Journal | None = None,
         count_losses: Callable[[], int] = lambda: 0,
-        is_draining: Callable[[], bool] = lambda: False,
     ) -> None:
         """`count_losses`: how often the bus was lost; `journal` None: responses are not kept."""
         limits = settings.gateway
@@ -55,7 +54,8 @@ class Gateway:
         self.members = members
         self.metrics = metrics
         self.blobs = blobs
-        self.is_draining = is_draining
+        self.draining = asyncio.Event()
+        """Set: what runs is finished, nothing that lasts is begun."""
         self._bus = bus
         self._cancels = Cancels(bus, gateway_id, limits.max_cancel_queue)
         self.streams = Streams(

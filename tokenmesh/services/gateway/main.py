@@ -28,7 +28,6 @@ async def build(mesh: Mesh) -> None:
         metrics=mesh.metrics,
         journal=open_journal(mesh.bus, mesh.settings.responses),
         count_losses=lambda: mesh.bus.counts.get("disconnected", 0),
-        is_draining=lambda: mesh.draining,
     )
     await gateway.start()
     server = Server(make_app(gateway), mesh.settings.gateway)
@@ -43,6 +42,7 @@ async def build(mesh: Mesh) -> None:
     supervisor.spawn(serve, "http", is_fatal=True)
 
     async def drain(grace_s: float) -> None:
+        gateway.draining.set()
         server.stop(grace_s)
         await is_served.wait()
         await gateway.stop()

@@ -9,6 +9,7 @@ from starlette.types import ASGIApp
 
 from tokenmesh.services.gateway.certificate import Certificate
 from tokenmesh.services.gateway.listener import forget, listen
+from tokenmesh.services.gateway.web_socket import WebSocket
 from tokenmesh.shared.config.gateway import GatewaySettings
 
 
@@ -32,7 +33,7 @@ class Server:
         config = uvicorn.Config(
             app,
             http="httptools",
-            ws="websockets-sansio",
+            ws=WebSocket,
             ws_max_size=settings.realtime_max_message_bytes,
             ws_ping_interval=settings.realtime_ping_interval_s,
             ws_ping_timeout=settings.realtime_ping_timeout_s,

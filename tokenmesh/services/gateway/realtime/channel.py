@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from contextlib import suppress
 from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -62,5 +63,7 @@ class Channel:
         )
 
     async def close(self, code: int) -> None:
-        """Say goodbye."""
-        await self._websocket.close(code)
+        """Say goodbye, to whoever still listens."""
+        with suppress(TimeoutError, WebSocketDisconnect):
+            async with asyncio.timeout(self._write_timeout_s):
+                await self._websocket.close(code)

@@ -62,6 +62,11 @@ class Response:
         # A task that is cancelled before its first step never takes one.
         await asyncio.sleep(0)
 
+    async def done(self) -> None:
+        """Return after response.done."""
+        if self._task is not None:
+            await asyncio.wait((self._task,))
+
     def cancel(self) -> None:
         """As the client wants: what there is stays, as incomplete. Too late, it is complete."""
         if self._task is not None and self._is_generating and not self._is_cancelled:

@@ -17,12 +17,21 @@ from tokenmesh.services.gateway.realtime.prompt import Prompt
 from tokenmesh.services.gateway.realtime.response import Response
 from tokenmesh.services.gateway.realtime.session_config import SessionConfig
 from tokenmesh.shared.clock import monotonic_s, now_s
-from tokenmesh.shared.errors import Cancelled, Conflict, InvalidInput, NotFound, TokenMeshError
+from tokenmesh.shared.errors import (
+    Cancelled,
+    Conflict,
+    Draining,
+    InvalidInput,
+    NotFound,
+    TokenMeshError,
+)
 from tokenmesh.shared.ids import RequestId, new_request_id
 
 logger = logging.getLogger(__name__)
 
 _NORMAL = 1000
+RESTARTS = 1012
+"""Close codes; the second: another gateway, or this one later, takes a new session."""
 
 
 class SessionOver(TokenMeshError):
@@ -64,12 +73,22 @@ class Session:
         """Until the client leaves or the session is over."""
         try:
             async with self._group:
+                self._group.create_task(self._leave())
                 await self._serve()
         except* Cancelled:
             pass
+        except* Draining:
+            await self._channel.close(RESTARTS)
         except* SessionOver as over:
             await self._channel.send_error(_first(over))
             await self._channel.close(_NORMAL)
+
+    async def _leave(self) -> None:
+        """End the session when the gateway drains, but no response. Raises Draining."""
+        await self._gateway.draining.wait()
+        if self._response is not None:
+            await self._response.done()
+        raise Draining("this gateway is about to stop")
 
     async def _serve(self) -> None:
         await self._tell_session("session.created")
@@ -167,6 +186,8 @@ class Session:
         )
 
     async def _create_response(self, event: events.ResponseCreate) -> None:
+        if self._gateway.draining.is_set():
+            raise Draining("this gateway is about to stop: open a new session")
         if self._response is not None and self._response.is_active:
             raise Conflict(
                 f"the response {self._response.id} is still active: wait for response.done or "

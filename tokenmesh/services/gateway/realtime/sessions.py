@@ -1,5 +1,6 @@
 """Sessions: who may open one, how many there are, and what they are measured by."""
 
+import asyncio
 from collections.abc import Mapping
 from typing import Final
 
@@ -9,7 +10,7 @@ from starlette.websockets import WebSocket
 from tokenmesh.services.gateway.error_response import error_response
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.realtime.channel import Channel
-from tokenmesh.services.gateway.realtime.session import Session
+from tokenmesh.services.gateway.realtime.session import RESTARTS, Session
 from tokenmesh.services.gateway.realtime.session_config import SessionConfig
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.errors import Draining, Overloaded, TokenMeshError
@@ -48,7 +49,7 @@ class Sessions:
     def _open(self, query: Mapping[str, str]) -> SessionConfig:
         """Raises Overloaded, Draining, UnknownModel and its kin."""
         gateway = self._gateway
-        if gateway.is_draining():
+        if gateway.draining.is_set():
             raise Draining("this gateway takes no new sessions")
         limit = gateway.settings.realtime_max_sessions
         if self._num_open >= limit:
@@ -70,4 +71,9 @@ class Sessions:
             protocol = _PROTOCOL if _PROTOCOL in offered else None
             await websocket.accept(protocol, headers)
             channel = Channel(websocket, gateway.settings.write_timeout_s)
-            await Session(session_id, config, gateway, channel).run()
+            try:
+                await Session(session_id, config, gateway, channel).run()
+            except asyncio.CancelledError:
+                # The gateway cannot wait for the response any longer.
+                await channel.close(RESTARTS)
+                raise

@@ -51,7 +51,7 @@ def health_router(gateway: Gateway) -> APIRouter:
 
 def _readiness(gateway: Gateway) -> Response:
     missing = [service for service in _NEEDED if not gateway.members.service(service)]
-    if gateway.is_draining():
+    if gateway.draining.is_set():
         return json_response({"ready": False, "draining": True}, 503)
     if missing:
         return json_response({"ready": False, "missing": missing}, 503)
