@@ -1,5 +1,8 @@
 """`tokenmesh up` with several gateways on one port and several models."""
 
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +30,7 @@ served_model_name = ["second", "other"]
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
     config: Path = tmp_path_factory.mktemp("config") / "mesh.toml"
     config.write_text(CONFIG)
-    flags = ("--config", str(config), "--engine", "sim", "--gateways", "2")
+    flags = ("--config", str(config), "--engine", "sim", "--gateways", "2", "--enable-admin-routes")
     with mesh(free_port(), *flags) as process:
         yield process
 
@@ -67,3 +70,25 @@ def test_a_gateway_that_dies_leaves_the_port_to_the_other_and_comes_back(
             return
         assert time.monotonic() < give_up, running.output
         time.sleep(0.2)
+
+
+def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tokenmesh", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_a_worker_that_is_drained_leaves_and_stays_away(running: MeshProcess) -> None:
+    state = json.loads(cli("top", "--once", "--json", "--url", running.url).stdout)
+    (worker,) = [each["id"] for each in state["processes"] if each["models"] == ["second"]]
+    unknown = cli("drain", f"{worker}0", "--url", running.url)
+    assert (unknown.returncode, worker in unknown.stderr) == (2, True)
+    drained = cli("drain", worker, "--url", running.url)
+    assert drained.returncode == 0, drained.stderr
+    give_up = time.monotonic() + 20
+    while "was drained and stays away" not in running.output:
+        assert time.monotonic() < give_up, running.output
+        time.sleep(0.1)
+    time.sleep(1.0)
+    shown = cli("top", "--once", "--url", running.url).stdout
+    assert "second" not in shown
+    assert "first" in shown

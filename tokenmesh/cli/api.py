@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import quote
 
 import httpx
 
@@ -57,6 +58,17 @@ class Api:
     def trace(self, trace_id: str) -> dict[str, Any]:
         """A trace by its id or by the id of the request. Raises NotFound."""
         return self._get(f"/traces/{trace_id}")
+
+    def mesh(self) -> dict[str, Any]:
+        """Every process of the mesh, as the gateway sees it."""
+        return self._get("/mesh")
+
+    def drain(self, process_id: str) -> None:
+        """Ask a process to leave. Raises NotFound with the ids that there are."""
+        with self._errors_in_words():
+            response = self._client.post(f"/mesh/{quote(process_id, safe='')}/drain")
+            if response.is_error:
+                raise _error_of(response)
 
     def chat(
         self, model: str, messages: Sequence[Mapping[str, str]], options: Mapping[str, object]

@@ -10,8 +10,10 @@ from rich.console import Console
 from tokenmesh import __version__
 from tokenmesh.cli.arguments import arrange
 from tokenmesh.cli.chat import chat
+from tokenmesh.cli.drain import drain
 from tokenmesh.cli.flags import FLAGS, UP_FLAGS, with_flags
 from tokenmesh.cli.serve import serve
+from tokenmesh.cli.top import top
 from tokenmesh.cli.trace import trace
 from tokenmesh.cli.up import up
 from tokenmesh.shared.errors import TokenMeshError
@@ -49,6 +51,8 @@ app.command("up")(with_flags(up, UP_FLAGS))
 app.command("serve")(with_flags(serve, FLAGS))
 app.command("chat")(chat)
 app.command("trace")(trace)
+app.command("top")(top)
+app.command("drain")(drain)
 
 
 def known_flags(command: str) -> frozenset[str]:

@@ -4,14 +4,23 @@
 said so (its last beat has `leaving`) or missed several of its own intervals.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
+from tokenmesh.shared.beat_check import check_beat
 from tokenmesh.shared.bus.base import Bus, Envelope, Subscription
 from tokenmesh.shared.clock import monotonic_s
+from tokenmesh.shared.errors import ProtocolError
 from tokenmesh.shared.ids import InstanceId, ModelName
 from tokenmesh.shared.messages import Beat
+from tokenmesh.shared.messages.beat import PROTOCOL
 from tokenmesh.shared.subjects import ALL_BEATS
+
+logger = logging.getLogger(__name__)
+
+_SHOWN_CHARS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +118,39 @@ class Hearing:
         return self._deaf_s + max(0.0, now - self._heard_at - self._max_gap_s)
 
 
+class Foreigners:
+    """Processes with another major protocol: left out, shown to operators. Bounded."""
+
+    def __init__(self, limit: int = 64, memory_s: float = 60.0) -> None:
+        self._limit = limit
+        self._memory_s = memory_s
+        self._last: dict[InstanceId, tuple[Beat, float]] = {}
+
+    def note(self, beat: Beat, now: float) -> bool:
+        """Whether it is one that was not known yet; false also when there are too many."""
+        is_known = beat.instance_id in self._last
+        if not is_known and len(self.all(now)) >= self._limit:
+            return False
+        self._last[beat.instance_id] = (beat, now)
+        return not is_known
+
+    def all(self, now: float) -> list[Beat]:
+        """The last beats of those heard of lately."""
+        self._last = {
+            name: (beat, at)
+            for name, (beat, at) in self._last.items()
+            if now - at <= self._memory_s and not beat.leaving
+        }
+        return [beat for beat, _ in self._last.values()]
+
+
 class Members:
     """A view kept current by the beats on the bus. Its clock is `monotonic_s`."""
 
     def __init__(self, view: MembershipView, max_gap_s: float = 0.5) -> None:
         """`max_gap_s`: how much of a time without any beat counts, see `Hearing`."""
         self.view = view
+        self.foreign = Foreigners()
         self._hearing = Hearing(max_gap_s, monotonic_s())
         self._subscription: Subscription | None = None
         self.on_beat: Callable[[Beat], None] = _ignore
@@ -154,10 +190,26 @@ class Members:
         self.view.expire(now, self._hearing.deaf_s(now))
 
     async def _on_beat(self, envelope: Envelope) -> None:
-        if isinstance(envelope.message, Beat):
-            now = monotonic_s()
-            self.view.observe(envelope.message, now, self._hearing.hear(now))
-            self.on_beat(envelope.message)
+        """Raises ProtocolError, which the bus counts, for a beat that cannot be."""
+        beat = envelope.message
+        if not isinstance(beat, Beat):
+            raise ProtocolError(f"a {type(beat).__name__} instead of a beat")
+        now = monotonic_s()
+        if beat.protocol != PROTOCOL:
+            self._note_foreign(beat, now)
+            return
+        check_beat(beat, envelope.subject)
+        self.view.observe(beat, now, self._hearing.hear(now))
+        self.on_beat(beat)
+
+    def _note_foreign(self, beat: Beat, now: float) -> None:
+        if self.foreign.note(beat, now):
+            logger.warning(
+                "%s speaks protocol %d, this process %d: it is left out",
+                beat.instance_id[:_SHOWN_CHARS],
+                beat.protocol,
+                PROTOCOL,
+            )
 
 
 def _ignore(_beat: Beat) -> None:

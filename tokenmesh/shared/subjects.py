@@ -61,6 +61,11 @@ def worker_control(worker: WorkerId) -> str:
     return f"{PREFIX}.worker.{worker}.control"
 
 
+def process_control(instance: InstanceId) -> str:
+    """Drain for one process of any service."""
+    return f"{PREFIX}.process.{instance}.control"
+
+
 def gateway_tokens(gateway: GatewayId) -> str:
     """Where workers publish Tokens for one gateway."""
     return f"{PREFIX}.gateway.{gateway}.tokens"

@@ -14,6 +14,7 @@ from tokenmesh.cli.embedded.output import explanation, parse_line
 from tokenmesh.cli.embedded.spec import ChildSpec, Phase
 from tokenmesh.cli.embedded.supervisor import Supervisor
 from tokenmesh.shared.config.up import UpSettings
+from tokenmesh.shared.service import exit_codes
 
 LIMITS = UpSettings(restart_min_s=0.01, restart_max_s=0.02, max_restarts=2)
 SLEEP = "import time; time.sleep(60)"
@@ -35,6 +36,7 @@ class Watched:
     supervisor: Supervisor
     lines: list[tuple[str, str]] = field(default_factory=list)
     restarts: list[tuple[str, int]] = field(default_factory=list)
+    drained: list[str] = field(default_factory=list)
 
     async def line(self, is_it: Callable[[str], bool] = bool) -> str:
         """The first line of output that `is_it`."""
@@ -55,12 +57,14 @@ async def watched() -> AsyncIterator[Watched]:
     known = new_children(set())
     lines: list[tuple[str, str]] = []
     restarts: list[tuple[str, int]] = []
+    drained: list[str] = []
     supervisor = Supervisor(
         LIMITS,
         lambda name, line: lines.append((name, line)),
         lambda death, _: restarts.append((death.name, death.exit_code)),
+        drained.append,
     )
-    yield Watched(supervisor, lines, restarts)
+    yield Watched(supervisor, lines, restarts, drained)
     await supervisor.stop(0.0, asyncio.Event())
     assert new_children(known) == set()
 
@@ -103,6 +107,15 @@ async def test_a_wrong_configuration_is_not_tried_again(watched: Watched) -> Non
     await watched.supervisor.start([spec("import sys; sys.exit(2)")])
     assert (await watched.supervisor.dead).exit_code == 2
     assert watched.restarts == []
+
+
+async def test_a_child_that_was_drained_stays_away(watched: Watched) -> None:
+    await watched.supervisor.start([spec(f"import sys; sys.exit({exit_codes.DRAINED})")])
+    while not watched.drained:  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+    await asyncio.sleep(0.1)
+    assert (watched.drained, watched.restarts) == (["child"], [])
+    assert not watched.supervisor.dead.done()
 
 
 async def test_a_child_that_does_not_leave_is_killed_after_the_grace(watched: Watched) -> None:

@@ -32,7 +32,7 @@ async def run_mesh(settings: Settings, screen: Screen) -> int:
     with private_folder() as folder, stops.installed():
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, stops.stop, "SIGHUP")
         plan = make_plan(settings, folder)
-        supervisor = Supervisor(settings.up, screen.line, screen.restarting)
+        supervisor = Supervisor(settings.up, screen.line, screen.restarting, screen.drained)
         try:
             return await _live(plan, supervisor, screen, stops)
         finally:

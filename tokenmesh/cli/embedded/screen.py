@@ -71,6 +71,10 @@ class Screen:
             "yellow",
         )
 
+    def drained(self, name: str) -> None:
+        """A child was told to leave for good, and has."""
+        self._say(f"{name} was drained and stays away")
+
     def end_progress(self) -> None:
         """The mesh is ready or will not be."""
         if self._live is not None:

@@ -32,10 +32,18 @@ OnRestart = Callable[[Death, float], None]
 class Supervisor:
     """Owns the children from start to stop; `stop` leaves none behind."""
 
-    def __init__(self, limits: UpSettings, on_line: OnLine, on_restart: OnRestart) -> None:
+    def __init__(
+        self,
+        limits: UpSettings,
+        on_line: OnLine,
+        on_restart: OnRestart,
+        on_drained: Callable[[str], None] = lambda _name: None,
+    ) -> None:
+        """`on_drained` is called with a child's name that was told to leave for good."""
         self._limits = limits
         self._on_line = on_line
         self._on_restart = on_restart
+        self._on_drained = on_drained
         self._children: dict[ChildSpec, Child] = {}
         self._keepers: dict[ChildSpec, asyncio.Task[None]] = {}
         self._stopping = asyncio.Event()
@@ -95,6 +103,9 @@ class Supervisor:
             began_s = monotonic_s()
             code = await self._children[spec].wait()
             if self._stopping.is_set():
+                return
+            if code == exit_codes.DRAINED:
+                self._on_drained(spec.name)
                 return
             if monotonic_s() - began_s >= self._limits.restart_reset_s:
                 deaths = 0

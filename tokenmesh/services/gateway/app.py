@@ -30,6 +30,7 @@ from tokenmesh.services.gateway.routes.chat_batch import chat_batch_endpoint
 from tokenmesh.services.gateway.routes.completions import completion_endpoint
 from tokenmesh.services.gateway.routes.files import files_router
 from tokenmesh.services.gateway.routes.health import health_router
+from tokenmesh.services.gateway.routes.mesh import mesh_router
 from tokenmesh.services.gateway.routes.messages import messages_endpoint, messages_router
 from tokenmesh.services.gateway.routes.models import models_router
 from tokenmesh.services.gateway.routes.realtime import realtime_router
@@ -58,6 +59,7 @@ _ROUTERS: Final = (
     tokenize_router,
     files_router,
     health_router,
+    mesh_router,
     messages_router,
     realtime_router,
     stored_responses_router,

@@ -12,6 +12,7 @@ from tokenmesh.services.gateway.http_meters import HttpMeters
 from tokenmesh.services.gateway.intake.desk import Desk
 from tokenmesh.services.gateway.intake.intake import Intake
 from tokenmesh.services.gateway.launcher import Launcher
+from tokenmesh.services.gateway.mesh_view import MeshView
 from tokenmesh.services.gateway.metering import Meters
 from tokenmesh.services.gateway.pipeline import Pipeline
 from tokenmesh.services.gateway.response_store.responses import Responses
@@ -69,6 +70,7 @@ class Gateway:
         self._watchdog = self._make_watchdog(launcher, count_losses)
         self.catalog = Catalog(members, settings)
         self.admin = Admin(bus, members, self.catalog, limits)
+        self.mesh_view = MeshView(gateway_id, bus, members, limits)
         self.vocabularies = Vocabularies(self.calls, blobs, limits)
         self.intake = Intake(Desk(self.catalog, self.vocabularies, blobs, limits))
         self.pipeline = Pipeline(Stages(gateway_id, self.calls, self.streams, launcher, limits))

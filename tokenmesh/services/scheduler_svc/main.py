@@ -25,6 +25,7 @@ async def build(mesh: Mesh) -> None:
     desk = Desk(settings, lambda model: workers_of(mesh.members, model), Placement(settings))
     actor = SchedulerActor(settings, desk, mesh.metrics)
     mesh.members.on_beat = actor.on_beat
+    mesh.count_queue(lambda: desk.num_waiting)
     # A waiting request is a running handler: the line must fit beside those being placed.
     limits = ActorLimits.of(mesh.settings.service)
     limits = replace(limits, concurrency=limits.concurrency + settings.max_queued)

@@ -27,6 +27,8 @@ class LoadBook:
         self._pending: deque[int] = deque()
         """Tokens of submitted requests that the engine's numbers do not hold yet."""
         self._pending_tokens = 0
+        self.cached_tokens = 0
+        """Prompt tokens of ended streams that the prefix cache held."""
         self.num_preparing = 0
         """Requests that were accepted and are not ready for the engine."""
 
@@ -86,6 +88,7 @@ class LoadBook:
             preemptions=stats.num_preemptions,
             prefill_tokens=stats.prefill_tokens,
             decode_tokens=stats.decode_tokens,
+            cached_tokens=self.cached_tokens,
         )
 
     def _wait_s(self) -> float:

@@ -21,6 +21,7 @@ class WorkerMeters:
     ) -> None:
         labels = {"model_name": str(model), "engine": str(worker_id)}
         self._metrics, self._labels = metrics, labels
+        self._book = book
         self._num_preemptions = 0
         self._prompt_tokens = metrics.counter("prompt_tokens", **labels)
         self._prompt_cached = metrics.counter("prompt_tokens_cached", **labels)
@@ -71,6 +72,7 @@ class WorkerMeters:
         if request.num_cached is not None:
             self._prompt_tokens.inc(request.num_prompt)
             self._prompt_cached.inc(request.num_cached)
+            self._book.cached_tokens += request.num_cached
             self._queries.inc(request.num_prompt)
             self._hits.inc(request.num_cached)
             self._from_cache.inc(request.num_cached)

@@ -77,7 +77,8 @@ class Bus(Protocol):
         """Hand each message to `receiver`, one at a time in order of arrival.
 
         A receiver must return quickly (put into a mailbox). Undecodable messages are counted,
-        logged once a minute, answered with Failed(protocol_error) and never reach it.
+        logged once a minute, answered with Failed(protocol_error) and never reach it. A receiver
+        that raises ProtocolError has the message counted and logged in the same way.
         """
 
     async def subscribe_raw(self, subject: str, receiver: RawReceiver) -> Subscription:

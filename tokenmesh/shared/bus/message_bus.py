@@ -174,8 +174,11 @@ class MessageBus(Bus):
                 self._complaints.note("undecodable", f"{error} on {packet.subject}")
                 if packet.reply:
                     await self._refuse(packet.reply, error)
-            else:
+                return
+            try:
                 await receiver(envelope)
+            except ProtocolError as error:
+                self._complaints.note("nonsense", f"{error} on {packet.subject}")
 
         return await self._link.subscribe(subject, on_packet, queue)
 

@@ -26,10 +26,14 @@ class GatewaySettings(ListenerSettings, RealtimeSettings):
     )
     admin_routes: bool = Field(
         default=False,
-        description="Serve /server_info, /sleep, /wake_up, /is_sleeping and the profile routes.",
+        description="Serve /server_info, /sleep, /wake_up, /is_sleeping and the profile routes, "
+        "and let processes be drained.",
     )
     admin_timeout_s: float = Field(
         default=300.0, gt=0, description="Time for all workers to carry out such a command."
+    )
+    drain_timeout_s: float = Field(
+        default=5.0, gt=0, description="Time for a process to say that it drains."
     )
     max_metric_workers: int = Field(
         default=64, ge=0, description="Workers whose load is told in this gateway's /metrics."

@@ -1,8 +1,14 @@
 """Beat: a process says that it lives, what it serves and how busy it is."""
 
+from typing import Final
+
 import msgspec
 
 from tokenmesh.shared.ids import InstanceId, ModelName
+
+PROTOCOL: Final = 1
+"""The major version: raised when processes could no longer work together. A minor one only adds
+fields with defaults and messages that nobody needs to understand."""
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -42,6 +48,8 @@ class WorkerLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Prompt tokens computed; those found in the prefix cache are not among them."""
     decode_tokens: int = 0
     """Tokens computed one by one, each by a stream that decodes."""
+    cached_tokens: int = 0
+    """Prompt tokens of ended streams that were found in the prefix cache."""
 
 
 class Beat(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -53,9 +61,12 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=Tr
     sequence: int
     version: str
     protocol: int = 1
+    """Never another default: what a beat leaves out must mean the same to every version."""
     draining: bool = False
     leaving: bool = False
     """The last beat of this incarnation: forget it now."""
     interval_s: float = 1.0
     models: list[ModelCard] = []
     load: WorkerLoad | None = None
+    queued: int = 0
+    """Requests that wait in a scheduler for a worker."""

@@ -11,7 +11,7 @@ from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.errors import BusLost
 from tokenmesh.shared.ids import InstanceId
 from tokenmesh.shared.messages import Beat
-from tokenmesh.shared.messages.beat import ModelCard, WorkerLoad
+from tokenmesh.shared.messages.beat import PROTOCOL, ModelCard, WorkerLoad
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,7 @@ class Beats:
         self._interval_s = interval_s
         self._sequence = 0
         self.content: BeatContent = _nothing
+        self.count_queued: Callable[[], int] = int
         self.is_draining = False
 
     async def run(self) -> None:
@@ -55,11 +56,13 @@ class Beats:
             epoch=self._epoch,
             sequence=self._sequence,
             version=tokenmesh.__version__,
+            protocol=PROTOCOL,
             draining=self.is_draining,
             leaving=is_leaving,
             interval_s=self._interval_s,
             models=models,
             load=load,
+            queued=self.count_queued(),
         )
         try:
             await self._bus.publish(subjects.beat(self._service, self._instance_id), message)

@@ -103,6 +103,10 @@ class Mesh:
         """What every beat says about models and load; called in the event loop, must be quick."""
         self._beats.content = content
 
+    def count_queue(self, count: Callable[[], int]) -> None:
+        """How many requests wait here, for every beat."""
+        self._beats.count_queued = count
+
     async def beat_now(self) -> None:
         """Tell the mesh at once what has changed."""
         await self._beats.beat()

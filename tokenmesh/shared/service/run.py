@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
+from tokenmesh.shared import subjects
 from tokenmesh.shared.bus.nats import connect
 from tokenmesh.shared.errors import BusLost, CheckpointError, ConfigError, Unavailable
 from tokenmesh.shared.ids import InstanceId, new_instance_id
@@ -16,6 +17,7 @@ from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.metrics.endpoint import start_metrics_endpoint
 from tokenmesh.shared.redis import Redis, open_redis
 from tokenmesh.shared.service import exit_codes
+from tokenmesh.shared.service.control import ProcessControl
 from tokenmesh.shared.service.mesh import Mesh
 from tokenmesh.shared.service.stops import StopSignals
 from tokenmesh.shared.telemetry import start_telemetry
@@ -98,6 +100,7 @@ async def _live(mesh: Mesh, build: Build, stops: StopSignals) -> int:
         return exit_codes.CLEAN
     if error := building.exception():
         return _explain(mesh, error)
+    await mesh.listen(ProcessControl(stops.drain), subjects.process_control(mesh.instance_id))
     await mesh.join()
     logger.info("%s is ready", mesh.instance_id)
     stop = asyncio.create_task(stops.first.wait())
@@ -106,7 +109,7 @@ async def _live(mesh: Mesh, build: Build, stops: StopSignals) -> int:
     drain = asyncio.create_task(mesh.drain(mesh.settings.service.drain_grace_s))
     if await _first_of(drain, stops.second.wait()) is drain:
         drain.result()
-    return exit_codes.CLEAN
+    return exit_codes.DRAINED if stops.is_drained else exit_codes.CLEAN
 
 
 def _explain(mesh: Mesh, error: BaseException) -> int:

@@ -18,14 +18,24 @@ class StopSignals:
     def __init__(self) -> None:
         self.first = asyncio.Event()
         self.second = asyncio.Event()
+        self.is_drained = False
+        """Somebody on the mesh asked this process to leave for good."""
+        self._is_signalled = False
+
+    def drain(self) -> None:
+        """Leave for good; a signal that follows is still the first one."""
+        logger.info("told to drain")
+        self.is_drained = True
+        self.first.set()
 
     def stop(self, reason: str) -> None:
         """What a signal does; also for stopping a service that runs inside a test."""
-        if self.first.is_set():
+        if self._is_signalled:
             logger.warning("%s again: leaving at once", reason)
             self.second.set()
         else:
             logger.info("%s: draining", reason)
+            self._is_signalled = True
             self.first.set()
 
     @contextmanager

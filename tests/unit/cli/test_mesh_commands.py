@@ -1,0 +1,130 @@
+"""`tokenmesh top` and `tokenmesh drain` against a gateway that is not there."""
+
+import io
+import json
+from collections.abc import Callable
+
+import httpx
+import pytest
+from rich.console import Console
+
+from tokenmesh.cli import drain as drain_module
+from tokenmesh.cli import top as top_module
+from tokenmesh.cli.api import Api
+from tokenmesh.cli.main import MISUSE, run
+from tokenmesh.cli.mesh_table import draw_mesh
+
+LOAD = {
+    "running": 3, "waiting": 2, "max_num_seqs": 256, "queued_tokens": 77, "kv_blocks_used": 1,
+    "kv_blocks_total": 4, "prefill_tokens_per_s": 8000.4, "step_s": 0.0123, "sleep_level": 0,
+    "preemptions": 5, "prefill_tokens": 100, "decode_tokens": 9, "cached_tokens": 300,
+}  # fmt: skip
+
+
+def process(name: str, **more: object) -> dict[str, object]:
+    plain = {
+        "id": name, "service": name.partition("-")[0], "version": "0.1.0", "protocol": 1,
+        "epoch": "1", "draining": False, "queued": 0, "models": [], "load": None,
+    }  # fmt: skip
+    return {**plain, **more}
+
+
+STATE = {
+    "protocol": 1,
+    "processes": [
+        process("gateway-1"),
+        process("scheduler-1", queued=41),
+        process("worker-1", models=["llama"], load=LOAD),
+        process("worker-2", models=["llama"], load=LOAD | {"sleep_level": 1}),
+        process("worker-3", models=["llama"], draining=True),
+    ],
+    "other_protocols": [process("worker-x", protocol=2)],
+}
+
+
+def words_of(text: str, name: str) -> list[str]:
+    """All that stands behind a name."""
+    return [
+        word for line in text.splitlines() if line.startswith(f"{name} ") for word in line.split()
+    ]
+
+
+def test_the_table_says_what_an_operator_looks_for() -> None:
+    out = io.StringIO()
+    Console(file=out, width=200).print(draw_mesh(STATE))
+    shown = out.getvalue()
+    worker = words_of(shown, "worker-1")
+    for cell in ("llama", "up", "3/256", "2", "25%", "77", "8000", "12.3", "5", "75%", "0.1.0"):
+        assert cell in worker
+    assert "asleep" in words_of(shown, "worker-2")
+    assert "draining" in words_of(shown, "worker-3")
+    assert "41" in words_of(shown, "scheduler-1")
+    assert "worker-x speaks protocol 2" in shown
+
+
+Answer = Callable[[httpx.Request], httpx.Response]
+
+
+@pytest.fixture
+def answered(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], None]:
+    def install(answer: Answer) -> None:
+        def make(url: str, api_key: str | None) -> Api:
+            return Api(url, api_key, httpx.MockTransport(answer))
+
+        monkeypatch.setattr(drain_module, "Api", make)
+        monkeypatch.setattr(top_module, "Api", make)
+
+    return install
+
+
+def test_top_once_is_a_table_or_json(
+    answered: Callable[[Answer], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    answered(lambda _: httpx.Response(200, json=STATE))
+    assert run(["top", "--once"]) == 0
+    assert "worker-1" in capsys.readouterr().out
+    assert run(["top", "--once", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == STATE
+
+
+def test_drain_waits_until_the_process_has_left(
+    answered: Callable[[Answer], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(f"{request.method} {request.url.path}")
+        left = len(asked) > 3
+        return httpx.Response(200, json=STATE | ({"processes": []} if left else {}))
+
+    answered(answer)
+    assert run(["drain", "worker-1"]) == 0
+    assert asked == ["POST /mesh/worker-1/drain", *["GET /mesh"] * 3]
+    assert "worker-1 has left" in capsys.readouterr().out
+
+
+def test_drain_that_takes_too_long_has_its_exit_code(answered: Callable[[Answer], None]) -> None:
+    answered(lambda _: httpx.Response(200, json=STATE))
+    assert run(["drain", "worker-1", "--wait", "0.01"]) == drain_module.STILL_THERE
+    assert run(["drain", "worker-1", "--wait", "0"]) == 0
+
+
+def test_drain_of_the_only_gateway_ends_when_nobody_answers(
+    answered: Callable[[Answer], None],
+) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.method == "POST":
+            return httpx.Response(200, json={})
+        raise httpx.ConnectError("refused", request=request)
+
+    answered(answer)
+    assert run(["drain", "gateway-1"]) == 0
+
+
+def test_drain_of_nobody_is_misuse(
+    answered: Callable[[Answer], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = {"error": {"message": "no process 'x' in the mesh"}}
+    answered(lambda _: httpx.Response(404, json=body))
+    assert run(["drain", "x"]) == MISUSE
+    assert "no process 'x'" in capsys.readouterr().err
