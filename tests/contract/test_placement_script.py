@@ -67,6 +67,7 @@ def bid_of(name: str, **facts: Any) -> Bid:
         "num_started": 0,
         "num_starting": 0,
         "num_room": 10,
+        "is_indexed": True,
     }
     return Bid(worker_id=WorkerId(name), epoch=EPOCH, **{**usual, **facts})
 

@@ -30,6 +30,7 @@ from tokenmesh.shared.config.redis import RedisSettings
 from tokenmesh.shared.config.responses import ResponseSettings
 from tokenmesh.shared.config.service import ServiceSettings
 from tokenmesh.shared.errors import InvalidInput, Overloaded, Unavailable
+from tokenmesh.shared.hashing import ROUTE_BLOCK_TOKENS, chain_head, route_hashes, route_scope
 from tokenmesh.shared.ids import GatewayId, ModelName, WorkerId, new_instance_id
 from tokenmesh.shared.membership import Members, MembershipView
 from tokenmesh.shared.messages import (
@@ -104,8 +105,12 @@ class FakeTokenizer(Actor):
         limit = message.truncate_prompt_tokens
         if limit is not None and limit >= 0:
             ids = ids[-limit:]
+        packed = pack_ids(ids)
+        scope = route_scope(message.model, "fake", ROUTE_BLOCK_TOKENS)
         return Tokenized(
-            token_ids=pack_ids(ids),
+            token_ids=packed,
+            route_hashes=route_hashes(packed, ROUTE_BLOCK_TOKENS, scope, salt=message.cache_salt),
+            route_head=chain_head(scope),
             media=self.media,
             bad_words_ids=[self._tokenizer.encode(word).ids for word in message.bad_words],
             token_strs=(

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -20,7 +20,7 @@ from tokenmesh.services.worker_svc.main import card_of, is_alive
 from tokenmesh.shared import subjects
 from tokenmesh.shared.actor import Actor, Context, handles
 from tokenmesh.shared.config import Settings
-from tokenmesh.shared.errors import TokenMeshError
+from tokenmesh.shared.errors import TokenMeshError, Unavailable
 from tokenmesh.shared.ids import GatewayId, InstanceId, ModelName, WorkerId
 from tokenmesh.shared.messages import Tokenize, Tokenized
 from tokenmesh.shared.messages.beat import ModelCard
@@ -41,6 +41,16 @@ class IdsTokenizer(Actor):
     async def tokenize(self, message: Tokenize, context: Context) -> Tokenized:
         assert isinstance(message.prompt, IdsPrompt)
         return Tokenized(token_ids=message.prompt.token_ids)
+
+
+class NoRedis:
+    """A Redis that never answers."""
+
+    def script(self, source: str) -> Callable[[object, object], Awaitable[None]]:
+        return self._refuse
+
+    async def _refuse(self, keys: object, arguments: object) -> None:
+        raise Unavailable("there is no Redis here")
 
 
 @dataclass
@@ -75,10 +85,8 @@ class World:
         self._num_started += 1
         bus = SimBus(self.network)
         instance_id = InstanceId(f"{service}-{self._num_started}")
-        anything = cast("Any", bus)
-        return bus, Mesh(
-            service, instance_id, self.settings, anything, cast("Any", None), Metrics()
-        )
+        anything, no_redis = cast("Any", bus), cast("Any", NoRedis())
+        return bus, Mesh(service, instance_id, self.settings, anything, no_redis, Metrics())
 
     async def start(self, num_workers: int) -> None:
         """A mesh with one scheduler, one gateway and some workers."""

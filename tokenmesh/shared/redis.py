@@ -67,10 +67,22 @@ class Redis:
 
     async def call_all(self, commands: Sequence[Sequence[Part]]) -> list[Reply]:
         """Several commands in one round trip, not atomic; raises the first error among them."""
+        return await self._pipelined(commands, is_atomic=False)
+
+    async def transact(self, commands: Sequence[Sequence[Part]]) -> list[Reply]:
+        """Several commands that nobody comes between (MULTI); raises the first error among them.
+
+        An error does not undo the others.
+        """
+        return await self._pipelined(commands, is_atomic=True)
+
+    async def _pipelined(
+        self, commands: Sequence[Sequence[Part]], *, is_atomic: bool
+    ) -> list[Reply]:
         try:
             async with (
                 asyncio.timeout(self._settings.call_timeout_s),
-                self._client.pipeline(transaction=False) as pipeline,
+                self._client.pipeline(transaction=is_atomic) as pipeline,
             ):
                 for command in commands:
                     pipeline.execute_command(*command)

@@ -71,6 +71,7 @@ class Prompt:
     max_tokens: int
     """Output tokens at most, worked out."""
     route_hashes: bytes = b""
+    route_head: bytes = b""
     media: tuple[MediaItem, ...] = ()
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
     worker_id: WorkerId | None = None

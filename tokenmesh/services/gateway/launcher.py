@@ -107,6 +107,7 @@ class Launcher:
             num_streams=1,
             attempt=session.attempt,
             exclude=list(stream.failed),
+            reservation=stream.reservation,
         )
         return await self._calls.place(place, stream.deadline_s)
 
@@ -114,12 +115,14 @@ class Launcher:
         """Tell the worker; what it says or does not say ends in the session's state."""
         session = stream.session
         self._streams.start(stream, placed.worker_id, placed.epoch)
+        stream.reservation = placed.reservation
         attempt, num_delivered = session.attempt, len(session.token_ids)
         generate = msgspec.structs.replace(
             stream.generate,
             epoch=placed.epoch,
             attempt=attempt,
             output_ids=pack_ids(session.token_ids),
+            reservation=placed.reservation,
         )
         asked_s = monotonic_s()
         limit_s = min(stream.deadline_s, now_s() + self._settings.accept_timeout_s)

@@ -77,6 +77,7 @@ class Stages:
             num_tokens=num_tokens,
             max_tokens=_room(job, num_tokens),
             route_hashes=answer.route_hashes,
+            route_head=answer.route_head,
             media=tuple(answer.media),
             bad_words_ids=tuple(tuple(ids) for ids in answer.bad_words_ids),
         )
@@ -111,12 +112,15 @@ class Stages:
             placed = await self._calls.place(question, job.deadline_s)
             current.set_attribute("tokenmesh.worker", placed.worker_id)
             current.set_attribute("tokenmesh.queued_s", placed.queued_s)
+            current.set_attribute("tokenmesh.placed_because", placed.reason)
             for each in placed.candidates[:_MAX_TRACED_CANDIDATES]:
                 candidate: dict[str, str | float] = {
                     "worker": each.worker_id,
                     "estimated_ttft_s": each.estimated_ttft_s,
                     "running": each.running,
                     "kv_usage": each.kv_usage,
+                    "matched_tokens": each.matched_tokens,
+                    "reserved_tokens": each.reserved_tokens,
                 }
                 current.add_event("candidate", candidate)
         return placed
@@ -198,6 +202,7 @@ class Stages:
                 media=list(prompt.media),
                 priority=job.priority,
                 cache_salt=job.cache_salt,
+                route_head=prompt.route_head,
             ),
             deadline_s=job.deadline_s,
             traceparent=current_traceparent(),

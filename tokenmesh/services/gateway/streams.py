@@ -32,13 +32,15 @@ class Stream:
     choice: int
     """Which choice of the response it is."""
     place: Place
-    """What to ask a scheduler; `num_tokens`, `attempt` and `exclude` change with each attempt."""
+    """What to ask a scheduler; the launcher fills in what changes with each attempt."""
     generate: Generate
     """What to tell a worker; `epoch`, `attempt` and `output_ids` change with each attempt."""
     deadline_s: float
     traceparent: str | None = None
     failed: list[WorkerId] = field(default_factory=list)
     """Workers that this stream has seen fail, in order."""
+    reservation: str = ""
+    """What its last placement reserved."""
     is_driven: bool = False
     """Whether somebody is getting it onto a worker now."""
     recovery: "asyncio.Task[None] | None" = None

@@ -27,9 +27,13 @@ def estimated_ttft_s(
     """
     rate = load.prefill_tokens_per_s or settings.assumed_prefill_tokens_per_s
     ahead = load.queued_tokens + reserved_tokens
+    return (ahead + uncached_tokens) / rate + extra_s(load, settings)
+
+
+def extra_s(load: WorkerLoad, settings: SchedulerSettings) -> float:
+    """Seconds that come on top of prefill: what a full KV pool costs, and the step to wait for."""
     usage = min(kv_usage(load), _MAX_KV_USAGE)
-    pressure_s = settings.kv_pressure_s * usage / (1.0 - usage)
-    return (ahead + uncached_tokens) / rate + pressure_s + load.step_s
+    return settings.kv_pressure_s * usage / (1.0 - usage) + load.step_s
 
 
 def capacity(load: WorkerLoad, settings: SchedulerSettings) -> int:

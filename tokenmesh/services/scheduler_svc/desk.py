@@ -105,4 +105,6 @@ def _placed(decision: Decision, worker: Worker, queued_s: float) -> Placed:
         epoch=worker.epoch,
         queued_s=queued_s,
         candidates=decision.candidates,
+        reason=decision.reason,
+        reservation=decision.reservation,
     )

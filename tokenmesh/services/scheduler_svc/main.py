@@ -4,7 +4,9 @@ from dataclasses import replace
 
 from tokenmesh.services.scheduler_svc.actor import SchedulerActor
 from tokenmesh.services.scheduler_svc.desk import Desk
-from tokenmesh.services.scheduler_svc.placement import Placement, Worker, worker_from_beat
+from tokenmesh.services.scheduler_svc.index.index import PlacementIndex
+from tokenmesh.services.scheduler_svc.index.placement import IndexedPlacement
+from tokenmesh.services.scheduler_svc.placement import Worker, worker_from_beat
 from tokenmesh.shared import subjects
 from tokenmesh.shared.actor import ActorLimits
 from tokenmesh.shared.config import Settings
@@ -22,14 +24,18 @@ def workers_of(members: Members, model: ModelName) -> list[Worker]:
 async def build(mesh: Mesh) -> None:
     """Listen for Place of every model."""
     settings = mesh.settings.scheduler
-    desk = Desk(settings, lambda model: workers_of(mesh.members, model), Placement(settings))
+    limits = mesh.settings.prefix_index
+    block_tokens = mesh.settings.tokenizer.route_block_tokens
+    index = PlacementIndex(mesh.redis, block_tokens, limits.reservation_s)
+    placement = IndexedPlacement(settings, limits, index, mesh.metrics)
+    desk = Desk(settings, lambda model: workers_of(mesh.members, model), placement)
     actor = SchedulerActor(settings, desk, mesh.metrics)
     mesh.members.on_beat = actor.on_beat
     mesh.count_queue(lambda: desk.num_waiting)
     # A waiting request is a running handler: the line must fit beside those being placed.
-    limits = ActorLimits.of(mesh.settings.service)
-    limits = replace(limits, concurrency=limits.concurrency + settings.max_queued)
-    await mesh.listen(actor, subjects.place_any(), subjects.SCHEDULER_QUEUE, limits=limits)
+    actors = ActorLimits.of(mesh.settings.service)
+    actors = replace(actors, concurrency=actors.concurrency + settings.max_queued)
+    await mesh.listen(actor, subjects.place_any(), subjects.SCHEDULER_QUEUE, limits=actors)
 
 
 def run(settings: Settings) -> int:

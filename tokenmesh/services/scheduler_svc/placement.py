@@ -4,7 +4,7 @@ No I/O and no clock: everything that varies is an argument, so that a test can r
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from tokenmesh.services.scheduler_svc.cost import capacity, estimated_ttft_s, kv_usage
 from tokenmesh.services.scheduler_svc.reservations import Reservation, Reservations
@@ -13,7 +13,9 @@ from tokenmesh.shared.ids import WorkerId
 from tokenmesh.shared.messages.beat import Beat, WorkerLoad
 from tokenmesh.shared.messages.place import Candidate, Place
 
-_TIE_SHARE = 0.1
+TIE_SHARE: Final = 0.1
+INDEX_AWAY: Final = "index away"
+"""Why a worker was chosen that nothing but beats were known of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,8 @@ class Decision:
 
     worker: Worker | None
     candidates: list[Candidate]
+    reason: str = INDEX_AWAY
+    reservation: str = ""
 
 
 def worker_from_beat(beat: Beat, beat_at: float) -> Worker | None:
@@ -69,14 +73,14 @@ class Placement:
         """See `Placer.place`."""
         weighed = [
             (worker, self._weigh(request, worker))
-            for worker in self._eligible(request, workers)
+            for worker in self.eligible(request, workers)
             if self._has_room(request, worker)
         ]
         candidates = [candidate for _, candidate in weighed]
         if not weighed:
             return Decision(None, candidates)
         best = min(candidate.estimated_ttft_s for candidate in candidates)
-        limit = best * (1 + _TIE_SHARE) + self._settings.tie_s
+        limit = best * (1 + TIE_SHARE) + self._settings.tie_s
         tied = [pair for pair in weighed if pair[1].estimated_ttft_s <= limit]
         chosen = min(tied, key=lambda pair: (pair[1].running, pair[1].estimated_ttft_s))[0]
         self.reservations.add(
@@ -93,7 +97,7 @@ class Placement:
         ]
         return max(1.0, min(waits, default=1.0))
 
-    def _eligible(self, request: Place, workers: list[Worker]) -> list[Worker]:
+    def eligible(self, request: Place, workers: list[Worker]) -> list[Worker]:
         """Workers that the request has not just seen fail; those only if there are no others.
 
         A sole worker that failed once may be back: waiting for ever would be worse than asking it.

@@ -27,7 +27,7 @@ from tokenmesh.services.tokenizer_svc.parser_choice import ParserNames
 from tokenmesh.services.tokenizer_svc.threads import Threads
 from tokenmesh.shared.config.tokenizer import TokenizerSettings
 from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
-from tokenmesh.shared.hashing import route_hashes, route_scope
+from tokenmesh.shared.hashing import chain_head, route_hashes, route_scope
 from tokenmesh.shared.ids import ModelName
 from tokenmesh.shared.messages.media import MediaItem
 from tokenmesh.shared.messages.tokenize import (
@@ -65,6 +65,7 @@ class PromptTokenizer:
         self._media = media
         self._threads = threads
         self._scope = route_scope(name, model.fingerprint, limits.route_block_tokens)
+        self._route_head = chain_head(self._scope)
 
     async def tokenize(self, message: Tokenize) -> Tokenized:
         """The answer. Raises InvalidInput and its kin."""
@@ -85,6 +86,7 @@ class PromptTokenizer:
         return Tokenized(
             token_ids=packed,
             route_hashes=self._hash(packed, message, items),
+            route_head=self._route_head,
             media=items,
             bad_words_ids=banned,
             token_strs=strings,

@@ -15,6 +15,7 @@ from tokenmesh.services.worker_svc.grammar.compiler import GrammarCompiler
 from tokenmesh.services.worker_svc.load import LoadBook
 from tokenmesh.services.worker_svc.loaded import Loaded
 from tokenmesh.services.worker_svc.meters import WorkerMeters
+from tokenmesh.services.worker_svc.prefix_index.writer import IndexWriter
 from tokenmesh.services.worker_svc.profiling import Profiling
 from tokenmesh.services.worker_svc.publisher import Publisher
 from tokenmesh.services.worker_svc.rest import Rest
@@ -78,6 +79,8 @@ class Surroundings:
     """Tell the mesh the load at once."""
     grammars: GrammarCompiler | None = None
     """None: no structured output."""
+    index: IndexWriter | None = None
+    """None: schedulers are not told what is in the prefix cache."""
 
 
 class WorkerActor(Actor):
@@ -97,7 +100,8 @@ class WorkerActor(Actor):
         self._loaded = loaded
         self._host = host
         self._around = around
-        self._streams = Streams(settings)
+        self._index = around.index
+        self._streams = Streams(settings, self._index.release if self._index else None)
         self._book = LoadBook(settings, loaded.runner.num_blocks)
         self._entrance = Entrance(
             settings, loaded, host, self._streams, self._book, around.blobs, around.grammars
@@ -106,7 +110,7 @@ class WorkerActor(Actor):
         self._pace = BeatPace(settings)
         meters = WorkerMeters(around.metrics, identity.names[0], identity.worker_id, self._book)
         self._publisher = Publisher(
-            around.bus, identity.worker_id, identity.epoch, self._streams, meters
+            around.bus, identity.worker_id, identity.epoch, self._streams, meters, self._index
         )
         self._rest = Rest(loaded, host, self._streams, self._end_all, around.beat)
         meters.watch_sleep(lambda: self._rest.level)
@@ -119,6 +123,8 @@ class WorkerActor(Actor):
         self.spawn(self._publish_forever, "publish", is_fatal=True)
         self.spawn(self._watch_engine, "watch engine", is_fatal=True)
         self.spawn(self._watch_gateways, "watch gateways")
+        if self._index is not None:
+            self.spawn(self._index.run, "prefix index")
 
     async def stop(self) -> None:
         """Stop the engine; what it said last is still published."""
@@ -127,10 +133,14 @@ class WorkerActor(Actor):
             logger.warning("the engine is stuck in a step; leaving without it")
         await self._profiling.close()
         await self._publish_outputs()
+        if self._index is not None:
+            await self._index.close()
 
     def load(self) -> WorkerLoad:
         """For the beat."""
-        return self._book.load(self._rest.level)
+        is_indexed = self._index is not None and self._index.is_current
+        starting = self._streams.num_starting
+        return self._book.load(self._rest.level, starting=starting, is_indexed=is_indexed)
 
     def stop_taking(self) -> None:
         """Refuse every new stream from now on."""

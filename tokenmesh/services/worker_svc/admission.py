@@ -10,6 +10,7 @@ from tokenmesh.services.worker_svc.engine.request import Request, StreamKey
 from tokenmesh.services.worker_svc.loaded import Loaded
 from tokenmesh.services.worker_svc.sampling_limits import check_sampling
 from tokenmesh.shared.errors import InvalidInput, PromptTooLong
+from tokenmesh.shared.hashing import HASH_BYTES
 from tokenmesh.shared.ids import SEED_BITS
 from tokenmesh.shared.messages.generate import Generate
 from tokenmesh.shared.messages.media import EMBEDS, MediaItem
@@ -18,6 +19,8 @@ from tokenmesh.shared.tensor_blob import TensorBlob
 from tokenmesh.shared.tokens import unpack_ids
 
 _MAX_COUNTER = 1 << 63
+_MAX_RESERVATION = 64
+"""Characters; schedulers write fewer."""
 
 
 def admit(message: Generate, loaded: Loaded, block_size: int) -> Request:
@@ -26,6 +29,8 @@ def admit(message: Generate, loaded: Loaded, block_size: int) -> Request:
         raise InvalidInput(f"this worker has no adapter {message.lora!r}", param="lora")
     if min(message.stream, message.attempt) < 0 or abs(message.priority) >= _MAX_COUNTER:
         raise InvalidInput("stream, attempt and priority must be in range", param="stream")
+    if len(message.route_head) not in (0, HASH_BYTES):
+        raise InvalidInput(f"route_head is not {HASH_BYTES} bytes long", param="route_head")
     prompt_ids = _read_ids(message.prompt_ids, "prompt_ids", loaded.vocab_size)
     output_ids = _read_ids(message.output_ids, "output_ids", loaded.vocab_size)
     if not prompt_ids:
@@ -43,6 +48,9 @@ def admit(message: Generate, loaded: Loaded, block_size: int) -> Request:
         media=sorted(message.media, key=lambda item: item.offset),
         priority=message.priority,
         cache_salt=loaded.cache_salt(message.cache_salt, len(prompt_ids)),
+        route_head=message.route_head,
+        route_salt=message.cache_salt,
+        reservation=message.reservation[:_MAX_RESERVATION],
     )
 
 

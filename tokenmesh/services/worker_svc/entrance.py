@@ -41,6 +41,7 @@ class Entrance:
         if structured is not None:
             request.grammar = self._grammars_for(structured).find(structured)
         stream = self.streams.open(request.key, first_offset=request.num_resumed)
+        stream.reservation = request.reservation
         try:
             if request.media:
                 request.embeddings = await fetch_embeddings(

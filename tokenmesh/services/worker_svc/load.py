@@ -72,7 +72,9 @@ class LoadBook:
             )
         return None
 
-    def load(self, sleep_level: int = 0) -> WorkerLoad:
+    def load(
+        self, sleep_level: int = 0, *, starting: int = 0, is_indexed: bool = False
+    ) -> WorkerLoad:
         """For the beat."""
         stats = self._stats
         return WorkerLoad(
@@ -84,6 +86,8 @@ class LoadBook:
             kv_blocks_total=self._num_blocks,
             prefill_tokens_per_s=stats.prefill_tokens_per_s,
             step_s=stats.step_s,
+            starting=starting,
+            is_indexed=is_indexed,
             sleep_level=sleep_level,
             preemptions=stats.num_preemptions,
             prefill_tokens=stats.prefill_tokens,

@@ -11,6 +11,7 @@ from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.grammar.compiler import GrammarCompiler
 from tokenmesh.services.worker_svc.loaded import Loaded, load
 from tokenmesh.services.worker_svc.models.location import locate_tokenizer
+from tokenmesh.services.worker_svc.prefix_index.writer import IndexWriter
 from tokenmesh.services.worker_svc.thread import EngineThread
 from tokenmesh.shared import subjects
 from tokenmesh.shared.clock import now_s
@@ -35,11 +36,12 @@ async def build(mesh: Mesh) -> None:
     gc.freeze()
     worker_id = WorkerId(mesh.instance_id)
     names = tuple(ModelName(name) for name in model.served_model_name or (model.name,))
+    route_tokens = mesh.settings.tokenizer.route_block_tokens
     actor = WorkerActor(
         Identity(worker_id, mesh.epoch, names),
         settings,
         loaded,
-        EngineThread(Engine(loaded.runner, settings), settings),
+        EngineThread(Engine(loaded.runner, settings, route_tokens), settings),
         Surroundings(
             bus=mesh.bus,
             blobs=mesh.blobs,
@@ -47,6 +49,14 @@ async def build(mesh: Mesh) -> None:
             is_alive=partial(is_alive, mesh),
             leave=partial(signal.raise_signal, signal.SIGTERM),
             beat=mesh.beat_now,
+            index=IndexWriter(
+                mesh.redis,
+                names[0],
+                worker_id,
+                mesh.epoch,
+                mesh.settings.prefix_index,
+                mesh.metrics,
+            ),
             grammars=await asyncio.to_thread(grammars_of, model, loaded, settings),
         ),
     )

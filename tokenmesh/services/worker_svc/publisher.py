@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from tokenmesh.services.worker_svc.engine.outputs import StepOutput
 from tokenmesh.services.worker_svc.meters import WorkerMeters
+from tokenmesh.services.worker_svc.prefix_index.writer import IndexWriter
 from tokenmesh.services.worker_svc.streams import Streams
 from tokenmesh.services.worker_svc.tracing import record_spans
 from tokenmesh.shared import subjects
@@ -25,13 +26,21 @@ class Publisher:
     """Sends deltas and remembers them in `streams`; a gateway asks again for what was lost."""
 
     def __init__(
-        self, bus: Bus, worker_id: WorkerId, epoch: int, streams: Streams, meters: WorkerMeters
+        self,
+        bus: Bus,
+        worker_id: WorkerId,
+        epoch: int,
+        streams: Streams,
+        meters: WorkerMeters,
+        index: IndexWriter | None = None,
     ) -> None:
+        """`index`: who tells schedulers what this worker's prefix cache holds."""
         self._bus = bus
         self._worker_id = worker_id
         self._epoch = epoch
         self._streams = streams
         self._meters = meters
+        self._index = index
         self._step = 0
 
     async def publish(self, output: StepOutput) -> None:
@@ -41,7 +50,7 @@ class Publisher:
             for delta in deltas:
                 stream = self._streams.find(delta, gateway)
                 if stream is not None:
-                    stream.record(delta)
+                    self._streams.record(stream, delta)
             await self.send(gateway, deltas)
         now = monotonic_s()
         for ended in output.ended:
@@ -50,6 +59,8 @@ class Publisher:
             if stream is not None and stream.key == key:
                 self._streams.end(stream, now)
             record_spans(ended)
+        if output.routes is not None and self._index is not None:
+            self._index.note(output.routes)
         self._meters.note(output)
 
     async def send(self, gateway: GatewayId, deltas: Iterable[Delta]) -> None:

@@ -6,7 +6,7 @@ repeated or late Generate of the same attempt must not start it anew.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from tokenmesh.services.worker_svc.engine.request import StreamKey
@@ -25,6 +25,8 @@ class Stream:
     key: StreamKey
     first_offset: int
     """Output position where this attempt began."""
+    reservation: str = ""
+    """What its placement reserved; empty once that was given back."""
     is_submitted: bool = False
     """Whether the engine was told."""
     token_ids: bytearray = field(default_factory=bytearray)
@@ -69,8 +71,12 @@ class Stream:
 class Streams:
     """At most one attempt of each stream; ended ones up to `resend_streams` and their time."""
 
-    def __init__(self, settings: WorkerSettings) -> None:
+    def __init__(
+        self, settings: WorkerSettings, release: Callable[[str], None] | None = None
+    ) -> None:
+        """`release` is told of each reservation that is over."""
         self._settings = settings
+        self._release = release
         self._stream_by_place: dict[_Place, Stream] = {}
         self._ended: OrderedDict[_Place, Stream] = OrderedDict()
         self._idle = asyncio.Event()
@@ -90,6 +96,11 @@ class Streams:
     def num_live(self) -> int:
         """Streams that have not ended."""
         return len(self._stream_by_place) - len(self._ended)
+
+    @property
+    def num_starting(self) -> int:
+        """Streams before their first delta."""
+        return sum(stream.head is None for stream in self.live())
 
     def live(self) -> Iterator[Stream]:
         """Streams that have not ended."""
@@ -111,8 +122,19 @@ class Streams:
         stream = self._stream_by_place[place] = Stream(key, first_offset)
         return stream
 
+    def record(self, stream: Stream, delta: Delta) -> None:
+        """Remember what was published; with the first of it the worker's load tells the rest."""
+        stream.record(delta)
+        self._give_back(stream)
+
+    def _give_back(self, stream: Stream) -> None:
+        if stream.reservation and self._release is not None:
+            self._release(stream.reservation)
+        stream.reservation = ""
+
     def end(self, stream: Stream, now: float) -> None:
         """The stream is over; keep it for a while. Forgets whatever was kept long enough."""
+        self._give_back(stream)
         place = (stream.key.gateway, stream.key.stream)
         if self._stream_by_place.get(place) is stream and stream.ended_s is None:
             stream.ended_s = now
@@ -122,6 +144,7 @@ class Streams:
 
     def forget(self, stream: Stream) -> None:
         """It never began."""
+        self._give_back(stream)
         place = (stream.key.gateway, stream.key.stream)
         if self._stream_by_place.get(place) is stream:
             del self._stream_by_place[place]

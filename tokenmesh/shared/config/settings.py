@@ -6,6 +6,7 @@ from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.encoder import EncoderSettings
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.config.model import ModelSettings
+from tokenmesh.shared.config.prefix_index import PrefixIndexSettings
 from tokenmesh.shared.config.redis import RedisSettings
 from tokenmesh.shared.config.responses import ResponseSettings
 from tokenmesh.shared.config.scheduler import SchedulerSettings
@@ -40,6 +41,7 @@ class Settings(BaseSettings):
     tokenizer: TokenizerSettings = TokenizerSettings()
     encoder: EncoderSettings = EncoderSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
+    prefix_index: PrefixIndexSettings = PrefixIndexSettings()
     worker: WorkerSettings = WorkerSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     up: UpSettings = UpSettings()

@@ -40,6 +40,10 @@ class WorkerLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """EWMA that the worker measures; 0 before the first measurement."""
     step_s: float = 0.0
     """EWMA of a decode step's duration."""
+    starting: int = 0
+    """Of the running and waiting streams, those before their first token."""
+    is_indexed: bool = False
+    """What the prefix index says of the worker is current, reservations included."""
     sleep_level: int = 0
     """Above 0 the worker takes no streams until it is woken."""
     preemptions: int = 0

@@ -31,6 +31,10 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_default
     priority: int = 0
     cache_salt: str | None = None
     lora: str | None = None
+    route_head: bytes = b""
+    """As the tokenizer gave it; empty: the stream's blocks are not told to the prefix index."""
+    reservation: str = ""
+    """What the placement reserved: given back at the first token."""
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

@@ -52,6 +52,9 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=
     """The worker's incarnation; a Generate that reaches another one is refused."""
     queued_s: float = 0.0
     candidates: list[Candidate] = []
+    reason: str = ""
+    """Why this one: prefix, cost (another has more of the prompt), load (nobody has any of it),
+    index away (judged by load alone)."""
     reservation: str = ""
     """Given back by the worker at the first token; empty: nothing is reserved."""
 

@@ -61,6 +61,8 @@ class Tokenized(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaul
     token_ids: bytes
     route_hashes: bytes = b""
     """8 bytes little-endian for every full route block, chained (see shared/hashing.py)."""
+    route_head: bytes = b""
+    """8 bytes that the chain begins with: a worker goes on with it; empty: outside of the index."""
     media: list[MediaItem] = []
     bad_words_ids: list[list[int]] = []
     token_strs: list[str] | None = None

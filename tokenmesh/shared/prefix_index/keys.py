@@ -22,6 +22,10 @@ class IndexKeys:
         """SET of the 8-byte route hashes that the incarnation holds."""
         return self._key("w", f"{worker}:{epoch:x}:{tier}")
 
+    def rewrite(self, worker: WorkerId, epoch: int) -> str:
+        """SET that becomes `blocks` once it is complete."""
+        return self._key("n", f"{worker}:{epoch:x}")
+
     def digest(self, worker: WorkerId, epoch: int) -> str:
         """HASH `seq`, `n`, `xor`: what the set should hold, written together with it."""
         return self._key("s", f"{worker}:{epoch:x}")

@@ -1,11 +1,16 @@
--- Gives a reservation back, once.
--- KEYS 1 expiries (ZSET), 2 the reservation (HASH). Reply 1 when it was there.
-local held = redis.call('HMGET', KEYS[2], 'load', 'pf', 'st')
-if not held[1] then return 0 end
-if redis.call('EXISTS', held[1]) == 1 then
-  redis.call('HINCRBY', held[1], 'pf', -held[2])
-  redis.call('HINCRBY', held[1], 'st', -held[3])
+-- Gives reservations back, each once.
+-- KEYS 1 expiries (ZSET), then reservations (HASH). Reply how many were there.
+local num_released = 0
+for index = 2, #KEYS do
+  local held = redis.call('HMGET', KEYS[index], 'load', 'pf', 'st')
+  if held[1] then
+    if redis.call('EXISTS', held[1]) == 1 then
+      redis.call('HINCRBY', held[1], 'pf', -held[2])
+      redis.call('HINCRBY', held[1], 'st', -held[3])
+    end
+    redis.call('DEL', KEYS[index])
+    redis.call('ZREM', KEYS[1], KEYS[index])
+    num_released = num_released + 1
+  end
 end
-redis.call('DEL', KEYS[2])
-redis.call('ZREM', KEYS[1], KEYS[2])
-return 1
+return num_released

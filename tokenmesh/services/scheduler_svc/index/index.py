@@ -32,6 +32,8 @@ class Bid:
     """Streams before it."""
     num_room: int
     """Streams it may hold."""
+    is_indexed: bool
+    """Whether it writes to the index: else what is reserved on it is never given back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,7 @@ class PlacementIndex:
     def __init__(self, redis: Redis, block_tokens: int, lifetime_s: float) -> None:
         """`lifetime_s`: after that a reservation that nobody released is given back."""
         self._script = redis.script(_SOURCE)
-        self._block_tokens = block_tokens
+        self.block_tokens = block_tokens
         self._lifetime_ms = round(lifetime_s * 1000)
 
     async def place(
@@ -74,7 +76,7 @@ class PlacementIndex:
         numbers: list[Part] = [
             request.route_hashes,
             request.num_tokens,
-            self._block_tokens,
+            self.block_tokens,
             request.num_streams,
             self._lifetime_ms,
             tie_share,
@@ -84,7 +86,7 @@ class PlacementIndex:
             names.append(keys.blocks(bid.worker_id, bid.epoch))
             names.append(keys.load(bid.worker_id, bid.epoch))
             numbers += (bid.prefill_tokens_per_s, bid.queued_tokens, bid.extra_s)
-            numbers += (bid.num_started, bid.num_starting, bid.num_room)
+            numbers += (bid.num_started, bid.num_starting, bid.num_room, int(bid.is_indexed))
         return _read(await self._script(names, numbers), len(bids))
 
 

@@ -5,7 +5,8 @@
 -- ARGV  1 route hashes, 8 bytes each, 2 prompt tokens, 3 tokens of a route block, 4 streams,
 --       5 lifetime of a reservation (ms), 6 share and 7 seconds within which estimates are equal,
 --       then for each worker: prefill tokens/s, queued tokens by its beat, seconds that come on top,
---       streams past their first token and streams before it by its beat, streams it may hold.
+--       streams past their first token and streams before it by its beat, streams it may hold, and
+--       whether it gives reservations back (0, 1): they count for nothing where it does not.
 -- Reply the chosen worker (from 1; 0: none has room), then for each worker: blocks matched, tokens
 --       reserved before this request, streams reserved, estimate in microseconds, has room (0, 1).
 local hashes, tokens, block = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -60,7 +61,7 @@ end
 
 local reply, facts, hint, best = {0}, {}, 0, nil
 for worker = 1, num_workers do
-  local first = 8 + (worker - 1) * 6
+  local first = 8 + (worker - 1) * 7
   local rate, queued = tonumber(ARGV[first]), tonumber(ARGV[first + 1])
   local extra_s, started = tonumber(ARGV[first + 2]), tonumber(ARGV[first + 3])
   local starting, room = tonumber(ARGV[first + 4]), tonumber(ARGV[first + 5])
@@ -68,6 +69,7 @@ for worker = 1, num_workers do
   hint = depth > 0 and depth or hint
   local load = redis.call('HMGET', KEYS[3 + worker * 2], 'pf', 'st')
   local reserved, reserved_streams = tonumber(load[1] or 0), tonumber(load[2] or 0)
+  if ARGV[first + 6] == '0' then reserved, reserved_streams = 0, 0 end
   -- The last token is always computed.
   local uncached = math.max(1, tokens - depth * block)
   -- A reservation lasts until the first token: it covers what the beat calls queued and starting.

@@ -70,6 +70,8 @@ class Request:
     """What the chain of route hashes begins with; empty: the request is not in the index."""
     route_salt: str | None = None
     """The salt as the tokenizer hashed it."""
+    reservation: str = ""
+    """What its placement reserved on this worker."""
     lora: str | None = None
     traceparent: str | None = None
     grammar: Grammar | None = None

@@ -1,0 +1,150 @@
+"""IndexedPlacement: by the prefix index while Redis answers, by load alone while it does not."""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable
+from itertools import count
+from typing import Final
+
+from tokenmesh.services.scheduler_svc.cost import capacity, extra_s, kv_usage
+from tokenmesh.services.scheduler_svc.index.index import Bid, PlacementIndex, Weighed
+from tokenmesh.services.scheduler_svc.placement import TIE_SHARE, Decision, Placement, Worker
+from tokenmesh.services.scheduler_svc.reservations import Reservation
+from tokenmesh.shared.clock import monotonic_s
+from tokenmesh.shared.config.prefix_index import PrefixIndexSettings
+from tokenmesh.shared.config.scheduler import SchedulerSettings
+from tokenmesh.shared.errors import TokenMeshError
+from tokenmesh.shared.messages.place import Candidate, Place
+from tokenmesh.shared.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+PREFIX: Final = "prefix"
+"""No other worker has more of the prompt."""
+COST: Final = "cost"
+"""Another one has more of it, and would take longer all the same."""
+LOAD: Final = "load"
+"""Nobody has any of it."""
+
+
+class IndexedPlacement:
+    """Implements `Placer`. Any number of schedulers see each other's reservations in the index."""
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        limits: PrefixIndexSettings,
+        index: PlacementIndex,
+        metrics: Metrics,
+        clock: Callable[[], float] = monotonic_s,
+    ) -> None:
+        self._settings = settings
+        self._limits = limits
+        self._index = index
+        self._metrics = metrics
+        self._clock = clock
+        self._by_load = Placement(settings)
+        self._away_until_s = 0.0
+        self._is_away = False
+        self._decisions = count()
+        metrics.gauge_of("prefix_index_away", lambda: self._is_away)
+
+    async def place(self, request: Place, workers: list[Worker], now: float) -> Decision:
+        """See `Placer.place`."""
+        decision = await self._decide(request, workers, now)
+        if decision.worker is not None:
+            self._measure(request, decision)
+        return decision
+
+    def retry_after_s(self, request: Place, workers: list[Worker]) -> float:
+        """See `Placer.retry_after_s`."""
+        return self._by_load.retry_after_s(request, workers)
+
+    async def _decide(self, request: Place, workers: list[Worker], now: float) -> Decision:
+        eligible = self._by_load.eligible(request, workers)
+        if not eligible or self._clock() < self._away_until_s:
+            return await self._by_load.place(request, workers, now)
+        reservation = secrets.token_hex(8)
+        bids = [self._bid(worker) for worker in eligible]
+        try:
+            async with asyncio.timeout(self._limits.lookup_timeout_s):
+                chosen, weighed = await self._index.place(
+                    request, bids, reservation, tie_share=TIE_SHARE, tie_s=self._settings.tie_s
+                )
+        except (TokenMeshError, TimeoutError) as error:
+            self._note_away(error)
+            return await self._by_load.place(request, workers, now)
+        self._note_back()
+        pairs = zip(eligible, weighed, strict=True)
+        candidates = [self._candidate(worker, each) for worker, each in pairs if each.has_room]
+        if chosen is None:
+            return Decision(None, candidates)
+        uncached = request.num_tokens - weighed[chosen].matched_blocks * self._index.block_tokens
+        self._by_load.reservations.add(
+            eligible[chosen].worker_id,
+            Reservation(now, max(1, uncached), request.num_streams),
+        )
+        return Decision(eligible[chosen], candidates, _reason(weighed, chosen), reservation)
+
+    def _bid(self, worker: Worker) -> Bid:
+        load, recent = worker.load, self._by_load.reservations
+        recent.settle(worker.worker_id, worker.beat_at)
+        queued = load.queued_tokens
+        if not load.is_indexed:
+            queued += recent.tokens(worker.worker_id)
+        rate = load.prefill_tokens_per_s or self._settings.assumed_prefill_tokens_per_s
+        return Bid(
+            worker_id=worker.worker_id,
+            epoch=worker.epoch,
+            prefill_tokens_per_s=rate,
+            queued_tokens=queued,
+            extra_s=extra_s(load, self._settings),
+            num_started=max(0, load.running + load.waiting - load.starting),
+            num_starting=load.starting + recent.streams(worker.worker_id),
+            num_room=capacity(load, self._settings),
+            is_indexed=load.is_indexed,
+        )
+
+    def _candidate(self, worker: Worker, weighed: Weighed) -> Candidate:
+        bid = self._bid(worker)
+        return Candidate(
+            worker_id=worker.worker_id,
+            estimated_ttft_s=weighed.estimated_ttft_s,
+            running=bid.num_started + max(bid.num_starting, weighed.reserved_streams),
+            kv_usage=kv_usage(worker.load),
+            matched_tokens=weighed.matched_blocks * self._index.block_tokens,
+            reserved_tokens=weighed.reserved_tokens,
+        )
+
+    def _note_away(self, error: Exception) -> None:
+        self._away_until_s = self._clock() + self._limits.retry_s
+        self._metrics.counter("prefix_index_failures").inc()
+        if not self._is_away:
+            logger.warning("placing by load alone: %s", str(error) or "the index takes too long")
+        self._is_away = True
+
+    def _note_back(self) -> None:
+        if self._is_away:
+            logger.info("placing by the prefix index again")
+        self._is_away = False
+
+    def _measure(self, request: Place, decision: Decision) -> None:
+        model = str(request.model)
+        self._metrics.counter("placement_reasons", model_name=model, reason=decision.reason).inc()
+        for each in decision.candidates:
+            if decision.worker is not None and each.worker_id == decision.worker.worker_id:
+                matched = self._metrics.counter("placement_matched_tokens", model_name=model)
+                matched.inc(each.matched_tokens)
+        if next(self._decisions) % self._limits.sample_every == 0:
+            for each in decision.candidates:
+                labels = {"model_name": model, "engine": str(each.worker_id)}
+                estimate = self._metrics.histogram("placement_candidate_seconds", **labels)
+                estimate.observe(each.estimated_ttft_s)
+
+
+def _reason(weighed: list[Weighed], chosen: int) -> str:
+    most = max(each.matched_blocks for each in weighed)
+    if not most:
+        return LOAD
+    return PREFIX if weighed[chosen].matched_blocks == most else COST

@@ -1,0 +1,55 @@
+"""Resident: what the index should say of this worker, and what it does not say yet."""
+
+from tokenmesh.services.worker_svc.engine.route_ledger import RouteChange
+
+
+class Resident:
+    """Every route block that is whole in the pool. No I/O."""
+
+    def __init__(self, max_changes: int) -> None:
+        self._max_changes = max_changes
+        self._hashes: set[bytes] = set()
+        self._changes: dict[bytes, bool] = {}
+        """What is to be written, by route hash: whether it is there."""
+        self.xor = 0
+        """Of all hashes: with their number, a digest that costs nothing to keep."""
+        self.must_rewrite = False
+        """What Redis holds is wrong or unknown: only all of it will do."""
+
+    def __len__(self) -> int:
+        return len(self._hashes)
+
+    def apply(self, change: RouteChange) -> None:
+        """Take in what the engine said."""
+        if change.is_cleared:
+            self._hashes.clear()
+            self.xor = 0
+            self.lose()
+        for route, is_there in change.is_there.items():
+            if is_there != (route in self._hashes):
+                self._note(route, is_there)
+        if len(self._changes) > self._max_changes:
+            self.lose()
+
+    def _note(self, route: bytes, is_there: bool) -> None:
+        (self._hashes.add if is_there else self._hashes.remove)(route)
+        self.xor ^= int.from_bytes(route, "little")
+        if not self.must_rewrite:
+            self._changes[route] = is_there
+
+    def lose(self) -> None:
+        """Nothing can be said of what Redis holds."""
+        self.must_rewrite = True
+        self._changes.clear()
+
+    def take_changes(self) -> tuple[list[bytes], list[bytes]]:
+        """Hashes to add and to remove since the last call; `lose` when they are not written."""
+        changes, self._changes = self._changes, {}
+        added = [route for route, is_there in changes.items() if is_there]
+        return added, [route for route, is_there in changes.items() if not is_there]
+
+    def take_all(self) -> list[bytes]:
+        """Every hash; changes count from here on. `lose` when they are not written."""
+        self.must_rewrite = False
+        self._changes.clear()
+        return list(self._hashes)

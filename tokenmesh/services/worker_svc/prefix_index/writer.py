@@ -1,0 +1,174 @@
+"""IndexWriter: keeps this incarnation's keys in Redis true, and the worker going when it is away.
+
+Nobody else writes these keys. Whatever is doubtful (a failed write, a set of another size than it
+should have, keys that are gone) is mended the same way: all is written to a new set, which then
+takes the old one's name.
+"""
+
+import asyncio
+import logging
+from importlib.resources import files
+from typing import Final
+
+import tokenmesh.shared.prefix_index
+from tokenmesh.services.worker_svc.engine.route_ledger import RouteChange
+from tokenmesh.services.worker_svc.prefix_index.resident import Resident
+from tokenmesh.shared.config.prefix_index import PrefixIndexSettings
+from tokenmesh.shared.errors import TokenMeshError
+from tokenmesh.shared.ids import ModelName, WorkerId
+from tokenmesh.shared.metrics import Metrics
+from tokenmesh.shared.prefix_index.keys import IndexKeys
+from tokenmesh.shared.redis import Part, Redis
+
+logger = logging.getLogger(__name__)
+
+_RELEASE: Final = (
+    files(tokenmesh.shared.prefix_index).joinpath("release.lua").read_text(encoding="utf-8")
+)
+_RELEASES_PER_CALL: Final = 256
+
+
+class IndexWriter:
+    """Fed by the event loop; one task, `run`, writes."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        model: ModelName,
+        worker_id: WorkerId,
+        epoch: int,
+        settings: PrefixIndexSettings,
+        metrics: Metrics,
+    ) -> None:
+        keys = IndexKeys(model)
+        self._redis = redis
+        self._settings = settings
+        self._blocks = keys.blocks(worker_id, epoch)
+        self._rewrite_to = keys.rewrite(worker_id, epoch)
+        self._digest = keys.digest(worker_id, epoch)
+        self._load = keys.load(worker_id, epoch)
+        self._keys = keys
+        self._release_script = redis.script(_RELEASE)
+        self._ttl_ms = round(settings.ttl_s * 1000)
+        self._resident = Resident(settings.max_changes)
+        self._releases: dict[str, None] = {}
+        self._has_news = asyncio.Event()
+        self._has_news.set()
+        self._writing = asyncio.Lock()
+        self._seq = 0
+        self.is_current = False
+        """Whether Redis took the last that there was to say."""
+        labels = {"model_name": str(model), "engine": str(worker_id)}
+        self._rewrites = metrics.counter("prefix_index_rewrites", **labels)
+        metrics.gauge_of("prefix_index_current", lambda: self.is_current, **labels)
+        metrics.gauge_of("prefix_index_blocks", lambda: len(self._resident), **labels)
+
+    def note(self, change: RouteChange) -> None:
+        """Something has come or gone."""
+        self._resident.apply(change)
+        self._has_news.set()
+
+    def release(self, reservation: str) -> None:
+        """A reserved stream has its first token, or never will."""
+        if len(self._releases) < self._settings.max_releases:
+            self._releases[reservation] = None
+            self._has_news.set()
+
+    async def run(self) -> None:
+        """Write for ever; a heartbeat when there is no news."""
+        while True:
+            await self._wait_for_news()
+            # several steps of the engine, one write
+            await asyncio.sleep(self._settings.write_interval_s)
+            self._has_news.clear()
+            async with self._writing:
+                is_written = await self._write()
+            if not is_written:
+                await asyncio.sleep(self._settings.retry_s)
+
+    async def close(self) -> None:
+        """Leave nothing behind; `run` writes no more."""
+        names = (self._blocks, self._rewrite_to, self._digest, self._load)
+        try:
+            async with asyncio.timeout(self._settings.retry_s):
+                await self._writing.acquire()
+                await self._redis.call("DEL", *names)
+        except (TokenMeshError, TimeoutError) as error:
+            logger.info("this worker's keys in the prefix index have to expire: %s", error)
+
+    async def _wait_for_news(self) -> None:
+        try:
+            async with asyncio.timeout(self._settings.heartbeat_s):
+                await self._has_news.wait()
+        except TimeoutError:
+            return
+
+    async def _write(self) -> bool:
+        """Whether Redis took it."""
+        try:
+            if self._resident.must_rewrite:
+                await self._write_all()
+            else:
+                await self._write_changes()
+            await self._give_back()
+        except TokenMeshError as error:
+            self._resident.lose()
+            self._has_news.set()
+            if self.is_current:
+                logger.warning("the prefix index is not written to: %s", error.message)
+            self.is_current = False
+            return False
+        self.is_current = not self._resident.must_rewrite
+        return True
+
+    async def _write_changes(self) -> None:
+        added, gone = self._resident.take_changes()
+        commands: list[list[Part]] = [["SADD", self._blocks, *each] for each in self._cut(added)]
+        commands += [["SREM", self._blocks, *each] for each in self._cut(gone)]
+        await self._commit(commands)
+
+    async def _write_all(self) -> None:
+        self._rewrites.inc()
+        hashes = self._resident.take_all()
+        num, xor = len(hashes), self._resident.xor
+        await self._redis.call("DEL", self._rewrite_to)
+        for each in self._cut(hashes):
+            add: list[Part] = ["SADD", self._rewrite_to, *each]
+            await self._redis.transact([add, ["PEXPIRE", self._rewrite_to, self._ttl_ms]])
+        take: list[Part] = ["RENAME", self._rewrite_to, self._blocks]
+        await self._commit(
+            [["DEL", self._digest, self._blocks], *([take] if num else [])], num, xor
+        )
+
+    async def _commit(
+        self, commands: list[list[Part]], num: int | None = None, xor: int | None = None
+    ) -> None:
+        """With the digest, at once; what Redis then holds must have the size that it should."""
+        num = len(self._resident) if num is None else num
+        xor = self._resident.xor if xor is None else xor
+        self._seq += 1
+        *_, size = await self._redis.transact(
+            [
+                *commands,
+                ["HSET", self._digest, "seq", self._seq, "n", num, "xor", f"{xor:016x}"],
+                ["PEXPIRE", self._digest, self._ttl_ms],
+                ["PEXPIRE", self._blocks, self._ttl_ms],
+                ["SCARD", self._blocks],
+            ]
+        )
+        if size != num:
+            logger.warning("the prefix index held %s blocks of %d: writing it anew", size, num)
+            self._resident.lose()
+            self._has_news.set()
+
+    def _cut(self, hashes: list[bytes]) -> list[list[bytes]]:
+        size = self._settings.write_batch
+        return [hashes[first : first + size] for first in range(0, len(hashes), size)]
+
+    async def _give_back(self) -> None:
+        while self._releases:
+            batch = list(self._releases)[:_RELEASES_PER_CALL]
+            names = [self._keys.reservation(each) for each in batch]
+            await self._release_script([self._keys.expiries, *names], [])
+            for each in batch:
+                self._releases.pop(each, None)
