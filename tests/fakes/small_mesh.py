@@ -68,7 +68,9 @@ class SmallMesh:
 
     async def __aenter__(self) -> "SmallMesh":
         await self.add_worker()
-        await self._stack.enter_async_context(running("scheduler", self.settings, build_scheduler))
+        self.scheduler = await self._stack.enter_async_context(
+            running("scheduler", self.settings, build_scheduler)
+        )
         await self._stack.enter_async_context(running("tokenizer", self.settings, self._tokenize))
         self.gateway = await self._stack.enter_async_context(
             running("gateway", self.settings, build_gateway)

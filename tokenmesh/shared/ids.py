@@ -63,3 +63,8 @@ class SeedSource:
             return new_seed()
         text = f"{self._seed}:{next(self._counter)}"
         return xxhash.xxh3_64_intdigest(text.encode()) >> (64 - SEED_BITS)
+
+
+def new_reservation() -> str:
+    """Names what one placement reserves."""
+    return secrets.token_hex(8)

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Callable
 from itertools import count
 from typing import Final
@@ -15,6 +14,7 @@ from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.prefix_index import PrefixIndexSettings
 from tokenmesh.shared.config.scheduler import SchedulerSettings
 from tokenmesh.shared.errors import TokenMeshError
+from tokenmesh.shared.ids import new_reservation
 from tokenmesh.shared.messages.place import Candidate, Place
 from tokenmesh.shared.metrics import Metrics
 
@@ -65,7 +65,7 @@ class IndexedPlacement:
         eligible = self._by_load.eligible(request, workers)
         if not eligible or self._clock() < self._away_until_s:
             return await self._by_load.place(request, workers, now)
-        reservation = secrets.token_hex(8)
+        reservation = new_reservation()
         bids = [self._bid(worker) for worker in eligible]
         try:
             async with asyncio.timeout(self._limits.lookup_timeout_s):

@@ -1,0 +1,118 @@
+"""Requests go where their prompt is cached, on a real mesh of simulated workers."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.small_mesh import SmallMesh
+from tests.servers import Server, redis_settings_of
+from tokenmesh.shared.config.bus import BusSettings
+from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.prefix_index.keys import IndexKeys
+from tokenmesh.shared.redis import open_redis
+
+FAST = {"heartbeat_s": 0.2, "retry_s": 0.1}
+
+
+def prompt(name: str, num_words: int = 300) -> str:
+    return " ".join(f"{name}{number}" for number in range(num_words))[:400]
+
+
+async def cached_tokens(mesh: SmallMesh, text: str) -> int:
+    """Of the prompt, as the client is told."""
+    answer = await mesh.complete(prompt=text, max_tokens=2)
+    assert answer.status_code == 200, answer.text
+    details = answer.json()["usage"].get("prompt_tokens_details") or {}
+    return int(details.get("cached_tokens") or 0)
+
+
+def scraped(mesh: SmallMesh, text: str) -> float:
+    for line in mesh.scheduler.metrics.render().decode().splitlines():
+        if line.startswith(text):
+            return float(line.rpartition(" ")[2])
+    return 0.0
+
+
+async def indexed(mesh: SmallMesh, num_blocks: int) -> None:
+    """Wait until the workers together have told so many blocks."""
+    redis, keys = open_redis(mesh.settings.redis), IndexKeys(mesh.model)
+    names = [keys.blocks(each.instance_id, each.epoch) for each in mesh.workers]  # type: ignore[arg-type]
+    async with asyncio.timeout(10):
+        while True:
+            sizes = await redis.call_all([["SCARD", name] for name in names])
+            if sum(int(str(size)) for size in sizes) >= num_blocks:
+                break
+            await asyncio.sleep(0.02)
+    await redis.close()
+
+
+@pytest.fixture
+def make_mesh(
+    tmp_path: Path, bus_settings: BusSettings, redis_settings: RedisSettings
+) -> Callable[..., SmallMesh]:
+    def make(redis: RedisSettings = redis_settings, **sections: object) -> SmallMesh:
+        return SmallMesh(tmp_path, bus_settings, redis, prefix_index=FAST, **sections)  # type: ignore[arg-type]
+
+    return make
+
+
+async def test_a_prompt_goes_where_it_is_cached(make_mesh: Callable[..., SmallMesh]) -> None:
+    async with make_mesh() as mesh:
+        for _ in range(2):
+            await mesh.add_worker()
+        await mesh.until(lambda: len(mesh.loads()) == 3)
+        names = [f"p{number}" for number in range(6)]
+        for name in names:
+            assert await cached_tokens(mesh, prompt(name)) == 0
+        await indexed(mesh, len(names))
+        assert all([await cached_tokens(mesh, prompt(name)) >= 64 for name in names])
+        assert scraped(mesh, "tokenmesh:placement_reasons_total{") > 0
+        assert scraped(mesh, "tokenmesh:placement_matched_tokens_total{") >= 64 * len(names)
+
+
+async def test_a_reservation_is_given_back_with_the_first_token(
+    make_mesh: Callable[..., SmallMesh],
+) -> None:
+    async with make_mesh() as mesh:
+        answers = await asyncio.gather(*(mesh.complete(n=2, stream=True) for _ in range(8)))
+        assert all(answer.status_code == 200 for answer in answers)
+        await no_reservation_left(mesh)
+
+
+async def no_reservation_left(mesh: SmallMesh) -> None:
+    redis, keys = open_redis(mesh.settings.redis), IndexKeys(mesh.model)
+    loads = [keys.load(each.instance_id, each.epoch) for each in mesh.workers]  # type: ignore[arg-type]
+    async with asyncio.timeout(5):
+        while True:
+            left = await redis.call("ZCARD", keys.expiries)
+            held = await redis.call_all([["HMGET", load, "pf", "st"] for load in loads])
+            if left == 0 and all(each in ([b"0", b"0"], [None, None]) for each in held):
+                break
+            await asyncio.sleep(0.02)
+    assert any(each == [b"0", b"0"] for each in held), "nothing was ever reserved"
+    await redis.close()
+
+
+async def test_without_redis_nothing_fails_and_hits_are_back_after_it(
+    make_mesh: Callable[..., SmallMesh], start_redis: Callable[[], Server]
+) -> None:
+    server = start_redis()
+    async with make_mesh(redis_settings_of(server)) as mesh:
+        for _ in range(2):
+            await mesh.add_worker()
+        await mesh.until(lambda: len(mesh.loads()) == 3)
+        names = [f"p{number}" for number in range(5)]
+        for name in names:
+            await cached_tokens(mesh, prompt(name))
+        server.stop()
+        answers = await asyncio.gather(*(mesh.complete(prompt=f"Hi {n}") for n in range(20)))
+        assert [answer.status_code for answer in answers] == [200] * 20
+        assert scraped(mesh, "tokenmesh:prefix_index_away") == 1
+        await mesh.until(lambda: not any(load.is_indexed for load in mesh.loads()))
+        server.start()
+        await mesh.until(lambda: all(load.is_indexed for load in mesh.loads()))
+        await asyncio.sleep(0.15)
+        assert all([await cached_tokens(mesh, prompt(name)) >= 64 for name in names])
+        assert scraped(mesh, "tokenmesh:prefix_index_away") == 0
