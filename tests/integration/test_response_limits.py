@@ -4,9 +4,11 @@ import asyncio
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.fakes.back_end import BackEnd, saying
 from tests.fakes.response_client import ResponseClient, numbers, output_text
+from tokenmesh.shared.bus.jetstream import JetStreamJournal
 from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.redis import RedisSettings
 
@@ -72,3 +74,33 @@ async def test_a_background_response_that_cannot_begin_fails(
         for stream in (False, True):
             answer = await http.post("/v1/responses", json={**body, "stream": stream})
             assert answer.status_code == 400, answer.text
+
+
+async def test_a_slow_journal_is_told_as_such(
+    bus_settings: BusSettings, redis_settings: RedisSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append, is_slow = JetStreamJournal.append, asyncio.Event()
+
+    async def slow_append(self: JetStreamJournal, key: str, data: bytes, after: int) -> int:
+        if b"Prompted" in data:
+            is_slow.set()
+            await asyncio.sleep(0.5)
+        return await append(self, key, data, after)
+
+    monkeypatch.setattr(JetStreamJournal, "append", slow_append)
+    limits = {"max_waiting_records": 1}
+    async with (
+        BackEnd(
+            bus_settings,
+            redis_settings,
+            saying("word " * 60),
+            responses=limits,
+            max_buffered_tokens=8,
+        ) as mesh,
+        httpx.AsyncClient(base_url=mesh.url, timeout=10) as http,
+    ):
+        client = ResponseClient(http, mesh.model)
+        response = await failed(client, (await client.create(background=True))["id"])
+        assert is_slow.is_set()
+        assert "the journal" in response["error"]["message"]
+        assert "client" not in response["error"]["message"]

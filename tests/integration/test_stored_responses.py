@@ -134,7 +134,10 @@ async def test_deleting_a_running_response_stops_it(mesh: BackEnd, client: Respo
     assert (await client.http.delete(f"/v1/responses/{response_id}")).status_code == 200
     await mesh.until(lambda: len(mesh.workers[0].cancels) == 1)
     await client.get(response_id, 404)
-    assert (await following)[-1]["type"] != "response.completed"
+    last = (await following)[-1]
+    assert (last["type"], last["code"]) == ("error", "not_found")
+    assert response_id in last["message"]
+    assert "deleted" in last["message"]
 
 
 async def test_a_response_goes_on_from_the_one_before(

@@ -14,9 +14,19 @@ from tokenmesh.shared.errors import Overloaded, TokenMeshError
 class Inbox:
     """Outputs of several choices in order of arrival. One reader."""
 
-    __slots__ = ("_closers", "_error", "_max_tokens", "_num_tokens", "_outputs", "_waiter")
+    __slots__ = (
+        "_closers",
+        "_error",
+        "_max_tokens",
+        "_num_tokens",
+        "_outputs",
+        "_reader",
+        "_waiter",
+    )
 
-    def __init__(self, max_tokens: int) -> None:
+    def __init__(self, max_tokens: int, reader: str = "the client") -> None:
+        """`reader`: what is to blame when it is more than `max_tokens` behind."""
+        self._reader = reader
         self._max_tokens = max_tokens
         self._num_tokens = 0
         self._outputs: list[tuple[int, Output]] = []
@@ -40,7 +50,7 @@ class Inbox:
         self._outputs.append((choice, output))
         self._num_tokens += len(output.token_ids)
         if self._num_tokens > self._max_tokens:
-            self.fail(Overloaded(f"the client is more than {self._max_tokens} tokens behind"))
+            self.fail(Overloaded(f"{self._reader} is more than {self._max_tokens} tokens behind"))
         self._wake()
 
     def complete(self, outputs: Iterable[tuple[int, Output]]) -> None:

@@ -10,7 +10,6 @@ from tokenmesh.services.gateway.exchange import exchange_of
 from tokenmesh.services.gateway.outlet import Outlet
 from tokenmesh.services.gateway.response_store.feed import Feed
 from tokenmesh.services.gateway.responses.frames import frames
-from tokenmesh.services.gateway.responses.shapes import error_facts
 from tokenmesh.services.gateway.sse import COMMENT
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import Cancelled, Conflict, Overloaded, TokenMeshError
@@ -61,7 +60,8 @@ class FramesAnswer(Response):
         except TokenMeshError as error:
             if not outlet.has_begun or isinstance(error, Cancelled):
                 raise
-            event = {"type": "error", **error_facts(error), "param": error.param}
+            facts = {"code": error.code, "message": error.message, "param": error.param}
+            event = {"type": "error", **facts}
             await outlet.end(frames((event,)))
         else:
             await outlet.end(b"")

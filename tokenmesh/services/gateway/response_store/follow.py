@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 from tokenmesh.services.gateway.response_store.logs import ResponseLogs
 from tokenmesh.services.gateway.response_store.records import Ended, decode_records, frames_of
+from tokenmesh.shared.errors import NotFound
 from tokenmesh.shared.ids import ResponseId
 from tokenmesh.shared.subjects import response_log
 
@@ -13,7 +14,7 @@ _STORING_S = 0.01
 
 
 async def follow(logs: ResponseLogs, response_id: ResponseId, first: int) -> AsyncIterator[bytes]:
-    """Frames from number `first` on, joined as they come; ends early if the log is deleted."""
+    """Frames from number `first` on, joined as they come. Raises NotFound once it is deleted."""
     news = asyncio.Event()
     subscription = await logs.watch(response_id, news.set)
     key, settings = response_log(response_id), logs.settings
@@ -33,7 +34,7 @@ async def follow(logs: ResponseLogs, response_id: ResponseId, first: int) -> Asy
                     return
             if not entries:
                 if await logs.journal.last(key) is None:
-                    return
+                    raise NotFound(f"response {response_id!r} was deleted", param="response_id")
                 await _wait(news, settings.poll_s)
     finally:
         await subscription.stop()

@@ -77,7 +77,7 @@ async def open_turn(
     number: int, ask: Ask, job: Job, steps: Steps, pipeline: Pipeline, max_tokens: int
 ) -> AsyncIterator[tuple[ModelTurn, Prompted | None]]:
     """The turn, and its prompt if that was recorded before. `max_tokens` may wait unread."""
-    inbox = Inbox(max_tokens)
+    inbox = Inbox(max_tokens, reader="the journal that responses are kept in")
     detokenizing = Tally("detokenize")
 
     def turn_on(prompt: Prompt) -> ModelTurn:
