@@ -22,6 +22,8 @@ RESPONSES: Final = f"{PREFIX}.response.>"
 ALL_BEATS: Final = f"{PREFIX}.beat.>"
 ALL_SPANS: Final = f"{PREFIX}.span.>"
 
+_SERVICE_BY_VERB: Final = {"tokenize": "tokenizer", "encode": "encoder", "place": "scheduler"}
+
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_-]")
 
 
@@ -49,6 +51,16 @@ def place(model: ModelName) -> str:
 def place_any() -> str:
     """Wildcard over every model: a scheduler places for all of them."""
     return f"{PREFIX}.place.*"
+
+
+def service_of(subject: str) -> str:
+    """Whose processes answer on `tokenize`, `encode` or `place`."""
+    return _SERVICE_BY_VERB[subject.split(".")[1]]
+
+
+def replica(subject: str, instance: InstanceId) -> str:
+    """The same questions, for one process instead of anyone of its queue group."""
+    return f"{subject}.{instance}"
 
 
 def worker_generate(worker: WorkerId) -> str:

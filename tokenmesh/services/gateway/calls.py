@@ -1,11 +1,15 @@
 """Asking the other services: with a deadline, again when it may help, and with the right answer.
 
-A service of several processes is a queue group, so asking again reaches another one.
+A service of several processes is a queue group. One that stays silent may stand still or be dead:
+then another one is asked as well, by its own name.
 """
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
+from tokenmesh.services.gateway.second_ask import first_answer
 from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config.gateway import GatewaySettings
@@ -24,9 +28,16 @@ _Answer = TypeVar("_Answer")
 class Calls:
     """The bus as the gateway uses it."""
 
-    def __init__(self, bus: Bus, settings: GatewaySettings) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        settings: GatewaySettings,
+        other: Callable[[str], str] = lambda subject: subject,
+    ) -> None:
+        """`other`: where to ask, instead of on a subject, once nobody has answered there."""
         self._bus = bus
         self._settings = settings
+        self._other = other
 
     async def ask(
         self,
@@ -36,8 +47,11 @@ class Calls:
         *,
         timeout_s: float,
         deadline_s: float,
+        patience_s: float | None = None,
     ) -> _Answer:
         """The answer; one attempt takes `timeout_s` at most, all end at `deadline_s`.
+
+        After `patience_s` (default: `second_ask_s`) of silence somebody else is asked as well.
 
         Raises the last error, ProtocolError for an answer of another type.
         """
@@ -45,12 +59,22 @@ class Calls:
         while True:
             limit_s = min(deadline_s, now_s() + timeout_s)
             try:
-                answer = await self._bus.request(subject, message, deadline_s=limit_s)
+                answer = await first_answer(
+                    partial(self._ask_once, subject, message, limit_s),
+                    patience_s=patience_s or self._settings.second_ask_s,
+                    max_asks=self._settings.call_attempts,
+                )
             except TokenMeshError as error:
                 await self._pause_or_raise(error, attempt, deadline_s)
             else:
                 return _checked(answer, expected)
             attempt += 1
+
+    async def _ask_once(
+        self, subject: str, message: Message, limit_s: float, is_again: bool
+    ) -> Message:
+        subject = self._other(subject) if is_again else subject
+        return await self._bus.request(subject, message, deadline_s=limit_s)
 
     async def place(self, message: Place, deadline_s: float) -> Placed:
         """Wait for a worker, as long as a scheduler says that there is hope.
@@ -58,24 +82,32 @@ class Calls:
         Raises Overloaded when it refuses.
         """
         attempt = 1
+        subject = place_subject(message.model)
         while True:
+            patience_s = self._settings.second_ask_s * 2 ** (attempt - 1)
             try:
-                return await self._place_once(message, deadline_s)
+                return await self._place_once(subject, message, deadline_s, patience_s)
             except TokenMeshError as error:
                 await self._pause_or_raise(error, attempt, deadline_s)
+                if isinstance(error, DeadlineExceeded):
+                    subject = self._other(place_subject(message.model))
             attempt += 1
 
-    async def _place_once(self, message: Place, deadline_s: float) -> Placed:
+    async def _place_once(
+        self, subject: str, message: Place, deadline_s: float, patience_s: float
+    ) -> Placed:
+        """`patience_s` is for the first word: a scheduler that lives tells at once who waits."""
         answer: Message | None = None
-        answers = self._bus.converse(
-            place_subject(message.model),
-            message,
-            deadline_s=deadline_s,
-            idle_s=self._settings.place_idle_s,
-        )
-        async for answer in answers:
-            if not isinstance(answer, Queued):
-                break
+        idle_s = self._settings.place_idle_s
+        answers = self._bus.converse(subject, message, deadline_s=deadline_s, idle_s=idle_s)
+        try:
+            async with asyncio.timeout(min(patience_s, idle_s)) as first_word:
+                async for answer in answers:
+                    first_word.reschedule(None)
+                    if not isinstance(answer, Queued):
+                        break
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"no answer from {subject} in time") from error
         if isinstance(answer, Refused):
             raise Overloaded(answer.reason, retry_after_s=answer.retry_after_s)
         return _checked(answer, Placed)

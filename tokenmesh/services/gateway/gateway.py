@@ -15,6 +15,7 @@ from tokenmesh.services.gateway.launcher import Launcher
 from tokenmesh.services.gateway.mesh_view import MeshView
 from tokenmesh.services.gateway.metering import Meters
 from tokenmesh.services.gateway.pipeline import Pipeline
+from tokenmesh.services.gateway.replicas import Replicas
 from tokenmesh.services.gateway.response_store.responses import Responses
 from tokenmesh.services.gateway.stages import Stages
 from tokenmesh.services.gateway.streams import Streams
@@ -65,7 +66,7 @@ class Gateway:
             max_streams=limits.max_streams,
             max_told=limits.max_cancels_known,
         )
-        self.calls = Calls(bus, limits)
+        self.calls = Calls(bus, limits, Replicas(members).freshest)
         launcher = Launcher(bus, self.calls, self.streams, limits, metrics)
         self._watchdog = self._make_watchdog(launcher, count_losses)
         self.catalog = Catalog(members, settings)

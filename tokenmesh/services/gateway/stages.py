@@ -98,6 +98,7 @@ class Stages:
                 Encoded,
                 timeout_s=self._settings.encode_timeout_s,
                 deadline_s=job.deadline_s,
+                patience_s=self._settings.second_encode_s,
             )
             current.set_attribute("tokenmesh.cached", answer.cached)
         return replace(prompt, media=tuple(answer.items))

@@ -46,7 +46,9 @@ async def build(mesh: Mesh) -> None:
         instance_id=mesh.instance_id,
     )
     for model in models:
-        await mesh.listen(actor, subjects.encode(model), queue=subjects.ENCODER_QUEUE)
+        subject = subjects.encode(model)
+        await mesh.listen(actor, subjects.replica(subject, mesh.instance_id))
+        await mesh.listen(actor, subject, queue=subjects.ENCODER_QUEUE)
 
 
 def run(settings: Settings) -> int:

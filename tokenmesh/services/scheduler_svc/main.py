@@ -35,7 +35,9 @@ async def build(mesh: Mesh) -> None:
     # A waiting request is a running handler: the line must fit beside those being placed.
     actors = ActorLimits.of(mesh.settings.service)
     actors = replace(actors, concurrency=actors.concurrency + settings.max_queued)
-    await mesh.listen(actor, subjects.place_any(), subjects.SCHEDULER_QUEUE, limits=actors)
+    subject = subjects.place_any()
+    await mesh.listen(actor, subject, subjects.SCHEDULER_QUEUE, limits=actors)
+    await mesh.listen(actor, subjects.replica(subject, mesh.instance_id))
 
 
 def run(settings: Settings) -> int:

@@ -36,7 +36,9 @@ async def build(mesh: Mesh) -> None:
         ttl_s = mesh.settings.tokenizer.describe_ttl_s
         actor = TokenizerActor(models, mesh.blobs, ttl_s, tools.stop)
         for name in models:
-            await mesh.listen(actor, subjects.tokenize(name), queue=subjects.TOKENIZER_QUEUE)
+            subject = subjects.tokenize(name)
+            await mesh.listen(actor, subjects.replica(subject, mesh.instance_id))
+            await mesh.listen(actor, subject, queue=subjects.TOKENIZER_QUEUE)
         # From here on it is the actor that stops them.
         stack.pop_all()
 

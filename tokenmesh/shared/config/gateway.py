@@ -134,7 +134,15 @@ class GatewaySettings(ListenerSettings, RealtimeSettings):
         default=2.0, gt=0, description="A worker that does not accept within it is left out."
     )
     call_attempts: int = Field(
-        default=3, ge=1, description="How often a tokenizer, encoder or scheduler is asked."
+        default=5, ge=1, description="How often a tokenizer, encoder or scheduler is asked."
+    )
+    second_ask_s: float = Field(
+        default=0.5,
+        gt=0,
+        description="Silence of a tokenizer or scheduler after which another is asked as well.",
+    )
+    second_encode_s: float = Field(
+        default=5.0, gt=0, description="The same for an encoder, whose work is longer."
     )
     stream_attempts: int = Field(
         default=8, ge=1, description="Placements of one stream, the first included."

@@ -1,0 +1,112 @@
+"""A tokenizer or scheduler that stands still: another one answers, and soon."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.fakes.back_end import FakeScheduler, FakeTokenizer
+from tests.fakes.service_mesh import running
+from tokenmesh.services.gateway.calls import Calls
+from tokenmesh.services.gateway.replicas import Replicas
+from tokenmesh.shared import subjects
+from tokenmesh.shared.actor import Actor
+from tokenmesh.shared.bus.base import Envelope
+from tokenmesh.shared.bus.message_bus import MessageBus
+from tokenmesh.shared.clock import now_s
+from tokenmesh.shared.config import Settings
+from tokenmesh.shared.config.bus import BusSettings
+from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.errors import Unavailable
+from tokenmesh.shared.ids import ModelName, RequestId
+from tokenmesh.shared.membership import Members, MembershipView
+from tokenmesh.shared.messages import Place
+from tokenmesh.shared.messages.tokenize import Detokenize, Detokenized
+from tokenmesh.shared.service import Mesh
+from tokenmesh.shared.tokens import pack_ids
+
+NUM_QUESTIONS = 12
+"""That none of so many would reach the frozen one by chance: 1 in 4096."""
+
+
+@pytest.fixture
+def settings(bus_settings: BusSettings, redis_settings: RedisSettings) -> Settings:
+    return Settings(bus=bus_settings, redis=redis_settings)
+
+
+@pytest.fixture
+async def members(bus: MessageBus) -> AsyncIterator[Members]:
+    members = Members(MembershipView(4, 100))
+    await members.start(bus)
+    yield members
+    await members.stop()
+
+
+async def freeze_one(bus: MessageBus, subject: str, queue: str) -> None:
+    """One more of the queue group, which takes questions and says nothing."""
+
+    async def say_nothing(_envelope: Envelope) -> None:
+        return
+
+    await bus.subscribe(subject, say_nothing, queue=queue)
+    await bus.flush()
+
+
+def calls_of(bus: MessageBus, members: Members) -> Calls:
+    limits = GatewaySettings(second_ask_s=0.05, retry_pause_s=0.001)
+    return Calls(bus, limits, Replicas(members).freshest)
+
+
+async def listen(mesh: Mesh, actor: Actor, subject: str, queue: str) -> None:
+    await mesh.listen(actor, subject, queue)
+    await mesh.listen(actor, subjects.replica(subject, mesh.instance_id))
+
+
+async def known(members: Members, service: str) -> None:
+    async with asyncio.timeout(5):
+        while not members.service(service):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_a_frozen_tokenizer_costs_a_moment(
+    settings: Settings, bus: MessageBus, members: Members
+) -> None:
+    model = ModelName(f"m-{secrets.token_hex(4)}")
+    subject = subjects.tokenize(model)
+
+    async def build(mesh: Mesh) -> None:
+        await listen(mesh, FakeTokenizer(mesh.blobs), subject, subjects.TOKENIZER_QUEUE)
+
+    async with running("tokenizer", settings, build):
+        await freeze_one(bus, subject, subjects.TOKENIZER_QUEUE)
+        await known(members, "tokenizer")
+        calls = calls_of(bus, members)
+        question = Detokenize(request_id=RequestId("r"), model=model, token_ids=pack_ids([40, 41]))
+        async with asyncio.timeout(3):
+            for _ in range(NUM_QUESTIONS):
+                await calls.ask(
+                    subject, question, Detokenized, timeout_s=30, deadline_s=now_s() + 60
+                )
+
+
+async def test_a_frozen_scheduler_costs_a_moment(
+    settings: Settings, bus: MessageBus, members: Members
+) -> None:
+    model = ModelName(f"m-{secrets.token_hex(4)}")
+    subject = subjects.place(model)
+
+    async def build(mesh: Mesh) -> None:
+        await listen(mesh, FakeScheduler(), subject, subjects.SCHEDULER_QUEUE)
+
+    async with running("scheduler", settings, build):
+        await freeze_one(bus, subject, subjects.SCHEDULER_QUEUE)
+        await known(members, "scheduler")
+        calls = calls_of(bus, members)
+        place = Place(request_id=RequestId("r"), model=model, num_tokens=1, max_tokens=1)
+        async with asyncio.timeout(5):
+            for _ in range(NUM_QUESTIONS):
+                # It has no worker; that it says so is the answer.
+                with pytest.raises(Unavailable, match="no worker"):
+                    await calls.place(place, now_s() + 60)

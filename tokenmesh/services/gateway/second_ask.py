@@ -1,0 +1,46 @@
+"""Asking a second time before the first question has failed; the first answer counts.
+
+A queue group hands a question to any process, also to one that stands still, or dies with it.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+
+from tokenmesh.shared.errors import TokenMeshError
+from tokenmesh.shared.messages import Message
+
+_Question = Coroutine[object, object, Message]
+_Asked = asyncio.Task[Message]
+
+
+async def first_answer(
+    ask: Callable[[bool], _Question], *, patience_s: float, max_asks: int
+) -> Message:
+    """The first answer to `ask(is_again)`: asked anew after silence, each time twice as long.
+
+    An error that a retry may mend counts only when no question is open any more.
+    """
+    asked: set[_Asked] = {asyncio.create_task(ask(False))}
+    num_asked = 1
+    try:
+        while True:
+            timeout_s = patience_s if num_asked < max_asks else None
+            done, open_ = await asyncio.wait(
+                asked, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in done:
+                if _is_final(task) or not open_:
+                    return task.result()
+            asked = set(open_)
+            if not done:
+                asked.add(asyncio.create_task(ask(True)))
+                num_asked += 1
+                patience_s *= 2
+    finally:
+        for task in asked:
+            task.cancel()
+
+
+def _is_final(task: _Asked) -> bool:
+    error = task.exception()
+    return not (isinstance(error, TokenMeshError) and error.retryable)
