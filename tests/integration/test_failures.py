@@ -135,6 +135,14 @@ async def test_a_worker_that_never_answers_is_left_out(servers: Servers) -> None
         assert (await post(mesh)).json()["choices"][0]["token_ids"] == expected()
 
 
+async def test_a_worker_that_is_gone_is_not_waited_for_any_longer(servers: Servers) -> None:
+    async with BackEnd(*servers, script=counting, accept_timeout_s=8.0) as mesh:
+        await mesh.add_worker()
+        mesh.workers[0].faults.is_deaf = True
+        async with asyncio.timeout(4):
+            assert await ids_of_stream(mesh) == {0: expected()}
+
+
 async def test_only_workers_that_refuse_are_a_429(servers: Servers) -> None:
     async with BackEnd(*servers, script=counting) as mesh:
         mesh.workers[0].faults.refuses = True

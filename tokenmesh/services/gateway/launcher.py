@@ -23,7 +23,8 @@ from tokenmesh.shared.errors import (
     TokenMeshError,
     Unavailable,
 )
-from tokenmesh.shared.messages import Accepted, Placed, Refused
+from tokenmesh.shared.ids import WorkerId
+from tokenmesh.shared.messages import Accepted, Generate, Message, Placed, Refused
 from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.subjects import worker_generate
 from tokenmesh.shared.telemetry import REQUEST_ID, span
@@ -56,6 +57,8 @@ class Launcher:
     def recover(self, stream: Stream) -> None:
         """Find another worker for a stream that was lost, in the background."""
         stream.avoid_worker()
+        if stream.acceptance is not None and not stream.acceptance.expired():
+            stream.acceptance.reschedule(0.0)
         if not stream.is_driven:
             stream.is_driven = True
             stream.recovery = asyncio.create_task(self._recover(stream))
@@ -127,10 +130,7 @@ class Launcher:
         asked_s = monotonic_s()
         limit_s = min(stream.deadline_s, now_s() + self._settings.accept_timeout_s)
         try:
-            answer = await self._bus.request(
-                worker_generate(placed.worker_id), generate, deadline_s=limit_s
-            )
-            _check_accepted(answer)
+            _check_accepted(await self._ask(stream, placed.worker_id, generate, limit_s))
             self._streams.heard(placed.worker_id, asked_s)
         except TokenMeshError as error:
             if not error.retryable:
@@ -142,6 +142,19 @@ class Launcher:
                 return
             stream.avoid_worker()
             raise
+
+    async def _ask(
+        self, stream: Stream, worker_id: WorkerId, generate: Generate, limit_s: float
+    ) -> Message:
+        """The worker's answer. Raises Unavailable as soon as the stream is taken from it."""
+        subject = worker_generate(worker_id)
+        try:
+            async with asyncio.timeout(None) as stream.acceptance:
+                return await self._bus.request(subject, generate, deadline_s=limit_s)
+        except TimeoutError:
+            raise Unavailable(stream.session.lost_because) from None
+        finally:
+            stream.acceptance = None
 
     async def _pause_or_raise(self, stream: Stream, error: TokenMeshError, failures: int) -> None:
         """A stream that has begun is worth more patience than one that can still be refused."""

@@ -44,6 +44,8 @@ class Stream:
     is_driven: bool = False
     """Whether somebody is getting it onto a worker now."""
     recovery: "asyncio.Task[None] | None" = None
+    acceptance: asyncio.Timeout | None = None
+    """Of the wait for a worker's acceptance; ends early when the worker turns out to be gone."""
 
     @property
     def number(self) -> int:
