@@ -16,6 +16,14 @@ from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.loader import changed, plain_values
 from tokenmesh.shared.ids import ModelName
 
+_PROGRAM = """
+import time
+right = time.time
+time.time = lambda: right() + {ahead_s}
+from tokenmesh.cli.main import main
+main()
+"""
+
 
 class GatewayProcess:
     """Use `gateway_process`."""
@@ -40,14 +48,15 @@ class GatewayProcess:
 
 @asynccontextmanager
 async def gateway_process(
-    folder: Path, settings: Settings, model: ModelName
+    folder: Path, settings: Settings, model: ModelName, *, clock_ahead_s: float = 0.0
 ) -> AsyncIterator[GatewayProcess]:
-    """One more gateway of a mesh, ready."""
+    """One more gateway of a mesh, ready; its wall clock may be wrong."""
     port = free_port()
     config = folder / f"gateway-{port}.json"
     own = changed(settings, {"gateway": {"port": port}})
     config.write_text(json.dumps(plain_values(own)))
-    command = ("-P", "-m", "tokenmesh", "serve", "gateway", "--config", str(config))
+    program = _PROGRAM.format(ahead_s=clock_ahead_s)
+    command = ("-P", "-c", program, "serve", "gateway", "--config", str(config))
     process = await asyncio.create_subprocess_exec(sys.executable, *command)
     url = f"http://127.0.0.1:{port}"
     async with httpx.AsyncClient(base_url=url, timeout=15) as http:

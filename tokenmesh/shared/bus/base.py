@@ -16,8 +16,10 @@ class Headers:
     """What travels beside every message."""
 
     deadline_s: float | None = None
-    """Absolute, wall clock (`clock.now_s`)."""
+    """Absolute, wall clock (`clock.now_s`): the receiver's own in a received message."""
     traceparent: str | None = None
+    sent_s: float | None = None
+    """When it was sent, by the clock that the deadline is of; not in a received message."""
 
 
 @dataclass(frozen=True, slots=True)

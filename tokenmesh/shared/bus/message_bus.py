@@ -24,7 +24,8 @@ from tokenmesh.shared.bus.complaints import Complaints
 from tokenmesh.shared.bus.headers import pack, unpack
 from tokenmesh.shared.bus.link import Link, Packet
 from tokenmesh.shared.bus.raw_questions import NO_RESPONDERS, STATUS, RawQuestions
-from tokenmesh.shared.clock import now_s
+from tokenmesh.shared.bus.sender_clocks import SenderClocks, bounded
+from tokenmesh.shared.clock import monotonic_s, now_s
 from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.errors import (
     BusLost,
@@ -56,6 +57,7 @@ class MessageBus(Bus):
         self._settings = settings
         self._complaints = complaints
         self._answers: Answers[bytes] = Answers(link.new_inbox(), settings.max_inflight)
+        self._clocks = SenderClocks()
         self.raw = RawQuestions(link, settings.max_inflight)
         """For what answers in another protocol than ours: JetStream."""
 
@@ -224,9 +226,24 @@ class MessageBus(Bus):
         return Envelope(
             subject=packet.subject,
             message=codec.decode_any(packet.data, self._settings.max_message_bytes),
-            headers=unpack(packet.headers),
+            headers=self._by_our_clock(unpack(packet.headers), packet.reply),
             reply_to=packet.reply or None,
         )
+
+    def _by_our_clock(self, headers: Headers, reply_to: str) -> Headers:
+        """The deadline as the sender meant it, though its clock may be minutes off."""
+        deadline_s, sent_s = headers.deadline_s, headers.sent_s
+        if deadline_s is None:
+            return headers
+        wall_s = now_s()
+        if sent_s is not None and reply_to:
+            # a connection has one inbox
+            sender = reply_to.rpartition(".")[0]
+            offset_s = self._clocks.offset_s(sender, sent_s, wall_s, monotonic_s())
+            deadline_s += offset_s
+            if abs(offset_s) > self._settings.clock_skew_s and self._clocks.is_news(sender):
+                self._complaints.note("clock skew", f"{offset_s:+.1f} s to who asks as {sender}")
+        return Headers(bounded(deadline_s, wall_s), headers.traceparent)
 
     async def _on_answer(self, packet: Packet) -> None:
         headers = packet.headers
@@ -252,7 +269,7 @@ class MessageBus(Bus):
 
 
 def _question_headers(deadline_s: float) -> dict[str, str]:
-    return pack(Headers(deadline_s=deadline_s, traceparent=current_traceparent()))
+    return pack(Headers(deadline_s, current_traceparent(), now_s()))
 
 
 def _resolve(answer: _Answer, data: bytes | None) -> None:

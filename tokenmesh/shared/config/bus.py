@@ -59,6 +59,12 @@ class BusSettings(BaseModel):
     drain_timeout_s: float = Field(
         default=5.0, gt=0, description="Handing over what was received when a connection closes."
     )
+    clock_skew_s: float = Field(
+        default=1.0,
+        gt=0,
+        description="Difference to another process's clock that is logged and counted. Deadlines "
+        "are right whatever it is.",
+    )
     log_interval_s: float = Field(
         default=60.0, gt=0, description="Repeated complaints of one kind are logged this often."
     )

@@ -1,0 +1,123 @@
+"""Clocks that are minutes off, and garbage on the bus: logged once, counted, harmless."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.gateway_process import gateway_process
+from tests.fakes.small_mesh import SmallMesh
+from tokenmesh.shared import codec, subjects
+from tokenmesh.shared.bus.message_bus import MessageBus
+from tokenmesh.shared.config.bus import BusSettings
+from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.ids import GatewayId, InstanceId, WorkerId
+from tokenmesh.shared.messages import Beat, Ping, Tokens
+from tokenmesh.shared.messages.tokens import Delta
+from tokenmesh.shared.service import Mesh
+
+
+@pytest.fixture
+async def mesh(
+    tmp_path: Path, bus_settings: BusSettings, redis_settings: RedisSettings
+) -> AsyncIterator[SmallMesh]:
+    async with SmallMesh(tmp_path, bus_settings, redis_settings) as small:
+        yield small
+
+
+@pytest.mark.parametrize("ahead_s", [-300.0, 300.0])
+async def test_a_gateway_whose_clock_is_minutes_off_serves_like_any_other(
+    mesh: SmallMesh, tmp_path: Path, ahead_s: float
+) -> None:
+    expected = (await mesh.complete()).json()["choices"][0]["text"]
+    settings = mesh.settings
+    async with gateway_process(tmp_path, settings, mesh.model, clock_ahead_s=ahead_s) as other:
+        for _ in range(3):
+            body = {"model": mesh.model, "prompt": "Hi", "max_tokens": 8, "seed": 1}
+            answer = await other.client.http.post("/v1/completions", json=body)
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["choices"][0]["text"] == expected
+    assert mesh.workers[0].bus.counts["clock skew"] == 1
+
+
+def listened(mesh: SmallMesh) -> list[str]:
+    """Every subject that carries our messages."""
+    worker = WorkerId(mesh.workers[0].instance_id)
+    return [
+        subjects.worker_generate(worker),
+        subjects.worker_control(worker),
+        subjects.place(mesh.model),
+        subjects.tokenize(mesh.model),
+        subjects.gateway_tokens(GatewayId(mesh.gateway.instance_id)),
+        subjects.beat("worker", InstanceId("worker-forged")),
+    ]
+
+
+def complaints(mesh: Mesh) -> int:
+    return sum(mesh.bus.counts.values())
+
+
+GARBAGE = (
+    b"",
+    b"\x00",
+    b"\xc1" * 64,
+    b"\x93" * 4000,  # arrays in arrays
+    b"{" * 100,
+    codec.encode(Ping()) + b"more",
+    b"\x81\xa4type\xa7Unknown",
+    b"\x82\xa4type\xa4Beat\xa7service\xc0",
+    b"\xdd\xff\xff\xff\xff",
+    b"x" * (4 * 1024 * 1024 + 1),
+)
+
+
+async def test_garbage_on_every_subject_is_counted_and_logged_once(
+    mesh: SmallMesh, bus: MessageBus, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = (await mesh.complete()).json()
+    caplog.set_level(logging.WARNING)
+    for subject in listened(mesh):
+        for garbage in GARBAGE:
+            await bus.publish_raw(subject, garbage)
+        await bus._link.send(subject, codec.encode(Ping()), {"tm-schema": "99"})
+        await bus._link.send(subject, codec.encode(Ping()), {"tm-deadline": "nan"})
+    await bus.flush()
+    await mesh.until(lambda: complaints(mesh.gateway) >= 2 * (len(GARBAGE) + 2))
+    await mesh.until(lambda: complaints(mesh.workers[0]) >= 3 * (len(GARBAGE) + 2))
+    answer = (await mesh.complete()).json()
+    assert answer["choices"] == expected["choices"]
+    # five processes, each says it once
+    said = [each.getMessage() for each in caplog.records if "undecodable" in each.getMessage()]
+    assert 0 < len(said) <= 5
+    assert all(len(each) < 2000 for each in said)
+    assert {each.beat.instance_id for each in mesh.gateway.members.all()} >= {
+        mesh.workers[0].instance_id
+    }
+
+
+async def test_well_formed_nonsense_reaches_nobody(mesh: SmallMesh, bus: MessageBus) -> None:
+    expected = (await mesh.complete()).json()
+    gateway = GatewayId(mesh.gateway.instance_id)
+    answering = asyncio.create_task(mesh.complete(max_tokens=64))
+    for stream in range(200):
+        deltas = [Delta(stream, attempt, 0, b"\x01\x00\x00\x00") for attempt in range(3)]
+        forged = Tokens(WorkerId("worker-forged"), 7, 1, deltas)
+        await bus.publish(subjects.gateway_tokens(gateway), forged)
+        await bus.publish(subjects.gateway_tokens(gateway), Ping())
+    forged_beat = Beat(
+        service="worker",
+        instance_id=InstanceId(mesh.workers[0].instance_id),
+        epoch=mesh.workers[0].epoch,
+        sequence=2**62,
+        version="9",
+        leaving=True,
+    )
+    # on a subject that is not its own: it must not make the worker leave
+    await bus.publish(subjects.beat("worker", InstanceId("worker-other")), forged_beat)
+    await bus.flush()
+    assert (await answering).status_code == 200
+    assert (await mesh.complete()).json()["choices"] == expected["choices"]
+    await mesh.until(lambda: mesh.gateway.bus.counts.get("nonsense", 0) > 0)
+    assert len(mesh.loads()) == 1
