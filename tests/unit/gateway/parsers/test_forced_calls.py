@@ -6,7 +6,11 @@ import pytest
 
 from tests.unit.gateway.parsers.harness import check_chunkings
 from tests.unit.gateway.parsers.tool_formats import TYPICAL_CALLS, calls_of, content_of
-from tokenmesh.services.gateway.parsers.events import Event
+from tokenmesh.services.gateway.intake.forced_calls import family_of
+from tokenmesh.services.gateway.openai.tool_use import Mode, ToolUse
+from tokenmesh.services.gateway.parsers.events import CallBegin, Event
+from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser, ToolSchema
+from tokenmesh.services.gateway.parsers.registry import ParserRegistry
 from tokenmesh.services.gateway.parsers.tools.forced import named_call, required_calls
 
 
@@ -68,3 +72,45 @@ def test_what_is_no_named_call(text: str, calls: list[tuple[str, str]], content:
     events = named(text)
     assert calls_of(events) == calls
     assert content_of(events).strip() == content.strip()
+
+
+NATIVE = (
+    "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary "
+    'to=functions.now <|constrain|>json<|message|>{"a": 1}<|call|>'
+)
+FINAL = "<|start|>assistant<|channel|>final<|message|>"
+BOTH = f"{NATIVE}{FINAL}"
+CALL_NOW = '{"name": "now", "parameters": {"a": 2}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "use", "calls"),
+    [
+        (NATIVE, "required", [("now", '{"a": 1}')]),
+        (NATIVE, "named", [("now", '{"a": 1}')]),
+        (f"{FINAL}[{CALL_NOW}]", "required", [("now", '{"a": 2}')]),
+        (
+            f"{BOTH}[{CALL_NOW}, {CALL_NOW}]",
+            "required",
+            [("now", '{"a": 1}'), ("now", '{"a": 2}'), ("now", '{"a": 2}')],
+        ),
+        (f'{BOTH}{{"a": 2}}', "named", [("now", '{"a": 1}'), ("now", '{"a": 2}')]),
+    ],
+)
+def test_a_harmony_model_may_call_in_its_own_way_as_well(
+    text: str, use: Mode, calls: list[tuple[str, str]]
+) -> None:
+    tools = ToolUse(mode=use, schemas=(ToolSchema(name="now", parameters={}),))
+    family = family_of(ParserRegistry().family("openai_gptoss", "openai"), tools)
+    context = ParseContext(prompt_tail="<|start|>assistant", tools=tools.schemas)
+
+    def make() -> Parser:
+        parser = family.make(context)
+        assert parser is not None
+        return parser
+
+    events = check_chunkings(make, text, count=200)
+    begun = [event.index for event in events if isinstance(event, CallBegin)]
+    assert begun == list(range(len(calls)))
+    assert calls_of(events) == calls
+    assert content_of(events) == ""

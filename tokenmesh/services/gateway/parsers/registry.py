@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from importlib import import_module
 
 from tokenmesh.services.gateway.parsers.formats import Family, ReasoningFormat, ToolFormat
+from tokenmesh.services.gateway.parsers.guarded import guard_reasoning, guard_tools
 from tokenmesh.services.gateway.parsers.reasoning.table import REASONING
 from tokenmesh.services.gateway.parsers.tools.table import TOOLS
 from tokenmesh.shared.errors import ConfigError
@@ -26,6 +27,7 @@ class ParserRegistry:
         """Imports the plugins. Raises ConfigError, naming the entry, for one that is none."""
         self._reasoning = dict(reasoning)
         self._tools = dict(tools)
+        self._plugins = frozenset(plugins or ())
         for name, address in (plugins or {}).items():
             self._add(name, address)
 
@@ -40,13 +42,13 @@ class ParserRegistry:
         """Raises ConfigError, listing the names, for an unknown one."""
         found = _load(_address(self._reasoning, name, "reasoning_parser"))
         assert isinstance(found, ReasoningFormat)
-        return found
+        return guard_reasoning(found) if name in self._plugins else found
 
     def find_tools(self, name: str) -> ToolFormat:
         """Raises ConfigError, listing the names, for an unknown one."""
         found = _load(_address(self._tools, name, "tool_call_parser"))
         assert isinstance(found, ToolFormat)
-        return found
+        return guard_tools(found) if name in self._plugins else found
 
     def _add(self, name: str, address: str) -> None:
         found = _load_plugin(name, address)
