@@ -198,6 +198,37 @@ async def test_a_failure_that_may_pass_moves_the_stream(servers: Servers) -> Non
         assert await ids_of_stream(mesh) == {0: expected()}
 
 
+async def test_a_request_that_breaks_every_worker_does_not_go_through_all(servers: Servers) -> None:
+    async with BackEnd(*servers, script=counting, fruitless_attempts=3) as mesh:
+        for _ in range(4):
+            await mesh.add_worker()
+        for worker in mesh.workers:
+            worker.faults.breaks_off_after = 0
+        response = await post(mesh)
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "unavailable")
+        assert [len(worker.generates) for worker in mesh.workers] == [1, 1, 1, 0, 0]
+
+
+async def test_a_worker_that_fails_everything_is_left_out_until_it_is_mended(
+    servers: Servers,
+) -> None:
+    limits: dict[str, Any] = {"breaker_failures": 2.5, "breaker_s": 1.5}
+    async with BackEnd(*servers, script=counting, **limits) as mesh:
+        await mesh.add_worker()
+        bad = mesh.workers[0]
+        bad.faults.breaks_off_after = 0
+        for _ in range(6):
+            assert (await post(mesh)).status_code == 200
+        assert len(bad.generates) == 3
+        assert b"workers_left_out 1.0" in mesh.metrics.render()
+        bad.faults.breaks_off_after = None
+        await asyncio.sleep(1.6)
+        for _ in range(4):
+            assert (await post(mesh)).status_code == 200
+        assert len(bad.generates) == 7
+        assert b"workers_left_out 0.0" in mesh.metrics.render()
+
+
 async def test_the_deadline_ends_a_stream_with_an_error(servers: Servers) -> None:
     async with BackEnd(*servers, script=counting, request_timeout_s=0.4) as mesh:
         mesh.workers[0].faults.drops = set(range(1000))

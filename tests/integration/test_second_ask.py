@@ -62,7 +62,8 @@ async def freeze_one(bus: MessageBus, subject: str, queue: str) -> None:
 
 
 def calls_of(bus: MessageBus, members: Members) -> Calls:
-    return Calls(bus, GatewaySettings(second_ask_s=0.05), Replicas(members).freshest)
+    other = Replicas(members).freshest
+    return Calls(bus, GatewaySettings(second_ask_s=0.05), other, left_out=list)
 
 
 async def listen(mesh: Mesh, actor: Actor, subject: str, queue: str) -> None:

@@ -181,3 +181,14 @@ def test_any_loss_repetition_and_disorder_ends_with_each_token_once(seed: int) -
             break
     assert delivered == WORD
     assert session.token_ids == WORD
+
+
+def test_losses_without_a_token_between_them_are_counted() -> None:
+    session = started()
+    for kind, count in (("worker gone", 1), ("worker hung", 1), ("draining", 1), ("broken off", 2)):
+        session.lose(kind, "why")
+        assert session.num_fruitless == count
+        session.start(WORKER, 7, 0.0)
+    taken(session, delta(0, [5], attempt=4))
+    session.lose("worker gone", "why")
+    assert session.num_fruitless == 1

@@ -48,3 +48,8 @@ def test_code_of_a_newer_version_becomes_its_nearest_base(
 ) -> None:
     failed = Failed(code="invented_later", message="m", status=599, retryable=is_retryable)
     assert type(from_failed(failed)) is expected
+
+
+def test_a_failure_that_may_be_retried_stays_one() -> None:
+    failed = Failed(code="internal_error", message="a row has failed", retryable=True)
+    assert from_failed(failed).retryable

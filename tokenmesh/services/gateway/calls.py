@@ -9,6 +9,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
+import msgspec
+
 from tokenmesh.services.gateway.second_ask import first_answer
 from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.clock import now_s
@@ -19,6 +21,7 @@ from tokenmesh.shared.errors import (
     ProtocolError,
     TokenMeshError,
 )
+from tokenmesh.shared.ids import WorkerId
 from tokenmesh.shared.messages import Message, Place, Placed, Queued, Refused
 from tokenmesh.shared.subjects import place as place_subject
 
@@ -32,12 +35,17 @@ class Calls:
         self,
         bus: Bus,
         settings: GatewaySettings,
-        other: Callable[[str], str] = lambda subject: subject,
+        other: Callable[[str], str],
+        left_out: Callable[[], list[WorkerId]],
     ) -> None:
-        """`other`: where to ask, instead of on a subject, once nobody has answered there."""
+        """`other`: where to ask, instead of on a subject, once nobody has answered there.
+
+        `left_out`: workers that no placement should choose.
+        """
         self._bus = bus
         self._settings = settings
         self._other = other
+        self._left_out = left_out
 
     async def ask(
         self,
@@ -83,6 +91,9 @@ class Calls:
         """
         attempt = 1
         subject = place_subject(message.model)
+        if left_out := self._left_out():
+            exclude = list(dict.fromkeys((*message.exclude, *left_out)))
+            message = msgspec.structs.replace(message, exclude=exclude)
         while True:
             patience_s = self._settings.second_ask_s * 2 ** (attempt - 1)
             try:

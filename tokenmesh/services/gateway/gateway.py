@@ -5,6 +5,7 @@ from collections.abc import Callable
 from math import inf
 
 from tokenmesh.services.gateway.admin import Admin
+from tokenmesh.services.gateway.breaker import Breaker
 from tokenmesh.services.gateway.calls import Calls
 from tokenmesh.services.gateway.cancels import Cancels
 from tokenmesh.services.gateway.catalog import WORKER, Catalog
@@ -66,8 +67,11 @@ class Gateway:
             max_streams=limits.max_streams,
             max_told=limits.max_cancels_known,
         )
-        self.calls = Calls(bus, limits, Replicas(members).freshest)
-        launcher = Launcher(bus, self.calls, self.streams, limits, metrics)
+        breaker = Breaker(limits)
+        metrics.gauge_of("workers_left_out", lambda: len(breaker))
+        self.calls = Calls(bus, limits, Replicas(members).freshest, breaker.left_out)
+        launcher = Launcher(bus, self.calls, self.streams, limits, metrics, breaker)
+        self.streams.on_done = breaker.succeed
         self._watchdog = self._make_watchdog(launcher, count_losses)
         self.catalog = Catalog(members, settings)
         self.admin = Admin(bus, members, self.catalog, limits)

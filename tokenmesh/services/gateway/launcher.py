@@ -10,6 +10,7 @@ from functools import partial
 
 import msgspec
 
+from tokenmesh.services.gateway.breaker import Breaker
 from tokenmesh.services.gateway.calls import Calls
 from tokenmesh.services.gateway.session import Output, State
 from tokenmesh.services.gateway.streams import Stream, Streams
@@ -18,6 +19,7 @@ from tokenmesh.shared.clock import monotonic_s, now_s
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import (
     DeadlineExceeded,
+    Draining,
     Overloaded,
     ProtocolError,
     TokenMeshError,
@@ -37,9 +39,16 @@ class Launcher:
     """Drives streams to workers; one driver a stream at a time."""
 
     def __init__(
-        self, bus: Bus, calls: Calls, streams: Streams, settings: GatewaySettings, metrics: Metrics
+        self,
+        bus: Bus,
+        calls: Calls,
+        streams: Streams,
+        settings: GatewaySettings,
+        metrics: Metrics,
+        breaker: Breaker,
     ) -> None:
         self._bus = bus
+        self._breaker = breaker
         self._calls = calls
         self._streams = streams
         self._settings = settings
@@ -56,13 +65,19 @@ class Launcher:
 
     def recover(self, stream: Stream) -> None:
         """Find another worker for a stream that was lost, in the background."""
-        stream.avoid_worker()
+        self._leave_worker(stream)
         if stream.acceptance is not None and not stream.acceptance.expired():
             stream.acceptance.reschedule(0.0)
         if not stream.is_driven:
             stream.is_driven = True
             stream.recovery = asyncio.create_task(self._recover(stream))
             stream.recovery.add_done_callback(partial(_fail_if_crashed, stream))
+
+    def _leave_worker(self, stream: Stream) -> None:
+        stream.avoid_worker()
+        session = stream.session
+        if session.worker_id is not None:
+            self._breaker.fail(session.worker_id, session.lost_kind)
 
     async def _recover(self, stream: Stream) -> None:
         session = stream.session
@@ -77,11 +92,24 @@ class Launcher:
         logger.info("stream %d of %s: %s", stream.number, stream.generate.request_id, reason)
         try:
             with span("recover", attributes, parent=stream.traceparent):
+                await self._pause_if_fruitless(stream)
                 await self._drive(stream, None)
         except TokenMeshError as error:
             stream.inbox.fail(error)
         finally:
             stream.is_driven = False
+
+    async def _pause_if_fruitless(self, stream: Stream) -> None:
+        """A request that breaks every worker must not go through all of them, nor in a hurry."""
+        num, reason = stream.session.num_fruitless, stream.session.lost_because
+        if num >= self._settings.fruitless_attempts:
+            raise Unavailable(f"{num} workers in a row have lost the stream, the last: {reason}")
+        if num > 1:
+            await asyncio.sleep(self._pause_s(num))
+
+    def _pause_s(self, failures: int) -> float:
+        """None after the first failure, then more and more."""
+        return self._settings.retry_pause_s * (2.0 ** (failures - 1) - 1.0)
 
     async def _drive(self, stream: Stream, placed: Placed | None) -> None:
         session = stream.session
@@ -137,10 +165,11 @@ class Launcher:
                 raise
             is_at_work = session.state is State.ENDED or len(session.token_ids) > num_delivered
             if session.attempt == attempt and not is_at_work:
-                self._streams.lose(stream, "not accepted", error.message)
+                kind = "refused" if isinstance(error, Overloaded | Draining) else "not accepted"
+                self._streams.lose(stream, kind, error.message)
             if session.state is not State.PLACING:
                 return
-            stream.avoid_worker()
+            self._leave_worker(stream)
             raise
 
     async def _ask(
@@ -161,7 +190,7 @@ class Launcher:
         is_refused = isinstance(error, Overloaded) and not stream.session.token_ids
         if failures >= self._settings.stream_attempts or (is_refused and failures > 1):
             raise error
-        pause_s = self._settings.retry_pause_s * (2.0 ** (failures - 1) - 1.0)
+        pause_s = self._pause_s(failures)
         if now_s() + pause_s >= stream.deadline_s:
             raise error
         await asyncio.sleep(pause_s)

@@ -7,13 +7,17 @@ order, from the current attempt only; whatever else arrives is dropped.
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
+from typing import Final
 
 from tokenmesh.services.gateway.watch_times import WatchTimes
-from tokenmesh.shared.errors import ProtocolError, TokenMeshError
+from tokenmesh.shared.errors import Draining, ProtocolError, TokenMeshError
 from tokenmesh.shared.ids import WorkerId
 from tokenmesh.shared.messages.failed import from_failed
 from tokenmesh.shared.messages.tokens import Delta, FinishReason, TokenLogprobs
 from tokenmesh.shared.tokens import unpack_ids
+
+_MAYBE_ITS_FAULT: Final = frozenset({"worker gone", "broken off"})
+"""A request can kill a worker or make it fail; it cannot freeze it, or make it leave."""
 
 
 class State(Enum):
@@ -45,12 +49,14 @@ class Session:
     __slots__ = (
         "_asked_s",
         "_gap_seen",
+        "_num_lost_at",
         "_pause_s",
         "_times",
         "attempt",
         "epoch",
         "lost_because",
         "lost_kind",
+        "num_fruitless",
         "state",
         "token_ids",
         "worker_id",
@@ -67,6 +73,9 @@ class Session:
         self.lost_kind = ""
         self.lost_because = ""
         """Why the last worker no longer counts."""
+        self.num_fruitless = 0
+        """Workers in a row that died or failed before the stream's next token."""
+        self._num_lost_at = -1
         self._gap_seen = False
         self._asked_s = 0.0
         """When the last token came or the last question was put."""
@@ -89,6 +98,10 @@ class Session:
         assert self.state is not State.ENDED
         self.state = State.PLACING
         self.attempt += 1
+        if len(self.token_ids) > self._num_lost_at:
+            self.num_fruitless = 0
+        self._num_lost_at = len(self.token_ids)
+        self.num_fruitless += kind in _MAYBE_ITS_FAULT
         self.lost_kind = kind
         self.lost_because = reason
 
@@ -126,7 +139,8 @@ class Session:
             self.end()
         if delta.finish is not None:
             if delta.finish == "abort" or (error is not None and error.retryable):
-                self.lose("broken off", error.message if error is not None else "aborted")
+                kind = "draining" if isinstance(error, Draining) else "broken off"
+                self.lose(kind, error.message if error is not None else "aborted")
                 return None
             self.end()
         self.token_ids.extend(token_ids)

@@ -60,7 +60,10 @@ class Stream:
 
 
 class Streams:
-    """The open streams. `on_lost` is told of each whose worker broke it off."""
+    """The open streams. `on_lost` is told of each whose worker broke it off.
+
+    `on_done` is told of each worker that has brought a stream to its end.
+    """
 
     def __init__(
         self,
@@ -81,6 +84,7 @@ class Streams:
         self.pulses: dict[WorkerId, Pulse] = {}
         """Of the workers that have a stream now."""
         self.on_lost: Callable[[Stream], None] = _ignore
+        self.on_done: Callable[[WorkerId], None] = _ignore
 
     def __len__(self) -> int:
         return len(self._stream_by_number)
@@ -161,6 +165,8 @@ class Streams:
             output = stream.session.take(delta, now)
             if output is not None:
                 stream.inbox.put(stream.choice, output)
+                if output.finish is not None and output.error is None:
+                    self.on_done(message.worker_id)
             elif stream.session.attempt != attempt:
                 self.on_lost(stream)
 
@@ -183,8 +189,8 @@ class Streams:
             self._told.popitem(last=False)
 
 
-def _ignore(_stream: Stream) -> None:
-    """Until there is a recovery."""
+def _ignore(_what: object) -> None:
+    """Until somebody wants to know."""
 
 
 def _runs_on(stream: Stream, worker_id: WorkerId) -> bool:

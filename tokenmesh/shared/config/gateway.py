@@ -151,6 +151,28 @@ class GatewaySettings(ListenerSettings, RealtimeSettings):
         default=0.05, gt=0, description="Pause before a failed call or placement is tried again."
     )
 
+    fruitless_attempts: int = Field(
+        default=4,
+        ge=1,
+        description="Workers in a row that lose a stream before its next token; then it is ended: "
+        "it may be what they fail of.",
+    )
+    breaker_failures: float = Field(
+        default=5.0, ge=1, description="Streams a worker may lose before it is left out."
+    )
+    breaker_half_life_s: float = Field(
+        default=10.0, gt=0, description="After so long a lost stream counts half."
+    )
+    breaker_s: float = Field(
+        default=2.0, gt=0, description="How long a worker is left out before one stream tries it."
+    )
+    breaker_max_s: float = Field(
+        default=60.0, gt=0, description="The same at most; it doubles with each failed try."
+    )
+    breaker_workers: int = Field(
+        default=1024, ge=1, description="Workers whose failures are remembered."
+    )
+
     watch_interval_s: float = Field(
         default=0.02, gt=0, description="How often the watchdog looks at workers and streams."
     )

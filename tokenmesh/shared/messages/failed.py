@@ -38,8 +38,11 @@ def to_failed(error: errors.TokenMeshError) -> Failed:
 
 
 def from_failed(failed: Failed) -> errors.TokenMeshError:
-    """The error for a message; a code that this version does not know becomes its nearest base."""
+    """The error for a message; a code that this version does not know becomes its nearest base.
+
+    So does one that may be retried although its kind as such may not.
+    """
     cls = _CLASS_BY_CODE.get(failed.code)
-    if cls is None:
+    if cls is None or (failed.retryable and not cls.retryable):
         cls = errors.Unavailable if failed.retryable else errors.TokenMeshError
     return cls(failed.message, param=failed.param, retry_after_s=failed.retry_after_s)
