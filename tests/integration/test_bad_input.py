@@ -116,6 +116,8 @@ COMMON: Cases = [
     ({"return_tokens_as_token_ids": "yes"}, "return_tokens_as_token_ids"),
     ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
     ({"request_id": "x" * 1000}, "request_id"),
+    ({"request_id": "a\u001fb"}, "request_id"),
+    ({"request_id": "caf\u00e9"}, "request_id"),
     ({"response_format": {"type": "xml"}}, "response_format.type"),
     ({"response_format": {"type": "json_schema"}}, "response_format"),
     ({"structured_outputs": {}}, "structured_outputs"),

@@ -139,6 +139,11 @@ async def test_the_tokenizers_configuration_is_told(client: Client) -> None:
     assert "<|im_start|>" in config["chat_template"]
 
 
+async def test_numbers_of_any_size_pass_through_a_conversation(client: Client) -> None:
+    data = b'[{"role": "user", "content": "hi", "n": [4230375895587787501914292224, -9.3e202]}]'
+    assert await client.ids(ChatPrompt(messages_json=data)) == await client.ids(chat())
+
+
 async def test_long_texts_take_the_thread_and_give_the_same_ids(client: Client) -> None:
     text = "The quick brown fox " * 200
     assert await client.ids(TextPrompt(text=text)) == client.encode(text)

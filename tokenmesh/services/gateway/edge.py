@@ -11,12 +11,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenmesh.services.gateway.auth import ApiKeys, key_of
 from tokenmesh.services.gateway.error_response import error_response
-from tokenmesh.services.gateway.exchange import Exchange, attach
+from tokenmesh.services.gateway.exchange import Exchange, attach, check_request_id
 from tokenmesh.services.gateway.http_meters import HttpMeters
 from tokenmesh.services.gateway.origin import check_origin
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.gateway import GatewaySettings
-from tokenmesh.shared.errors import InvalidInput, TokenMeshError
+from tokenmesh.shared.errors import TokenMeshError
 from tokenmesh.shared.ids import RequestId, new_request_id
 from tokenmesh.shared.telemetry import REQUEST_ID, current_traceparent, span
 
@@ -82,12 +82,7 @@ class Edge:
         if given is None:
             return self._unnamed(path)
         text = given.decode("latin-1")
-        limit = self._settings.max_request_id_chars
-        if len(text) > limit or not (text.isascii() and text.isprintable() and text):
-            raise InvalidInput(
-                f"X-Request-Id must be 1 to {limit} printable ASCII characters",
-                param="X-Request-Id",
-            )
+        check_request_id(text, "X-Request-Id", self._settings)
         return Exchange(RequestId(text), True, monotonic_s())
 
     def _unnamed(self, path: str) -> Exchange:

@@ -5,6 +5,8 @@ from typing import Final, cast
 
 from starlette.types import Scope
 
+from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.ids import RequestId
 
 _KEY: Final = "tokenmesh.exchange"
@@ -40,3 +42,10 @@ def attach(scope: Scope, exchange: Exchange) -> None:
 def exchange_of(scope: Scope) -> Exchange:
     """The exchange of a request that came through the edge."""
     return cast("Exchange", scope[_KEY])
+
+
+def check_request_id(text: str, field: str, limits: GatewaySettings) -> None:
+    """It comes back in a header. Raises InvalidInput that names the field."""
+    limit = limits.max_request_id_chars
+    if len(text) > limit or not (text.isascii() and text.isprintable() and text):
+        raise InvalidInput(f"{field} must be 1 to {limit} printable ASCII characters", param=field)

@@ -1,6 +1,7 @@
 """What the tokenizer and its rendering processes say to each other: a job, one of two answers.
 
-Both are msgpack; how they travel is shared/child_pool.py's.
+Both are JSON, which holds any number that a client may send; how they travel is
+shared/child_pool.py's.
 """
 
 from typing import Final, Literal
@@ -53,11 +54,9 @@ class RenderFailed(msgspec.Struct, frozen=True, tag=True):
 
 RenderAnswer = Rendered | RenderFailed
 
-_encoder: Final = msgspec.msgpack.Encoder()
-_job_decoder: Final = msgspec.msgpack.Decoder(RenderJob)
-_answer_decoder: Final[msgspec.msgpack.Decoder[RenderAnswer]] = msgspec.msgpack.Decoder(
-    RenderAnswer
-)
+_encoder: Final = msgspec.json.Encoder()
+_job_decoder: Final = msgspec.json.Decoder(RenderJob)
+_answer_decoder: Final[msgspec.json.Decoder[RenderAnswer]] = msgspec.json.Decoder(RenderAnswer)
 
 
 def encode(message: RenderJob | RenderAnswer) -> bytes:

@@ -2,7 +2,7 @@
 
 from tokenmesh.services.gateway.catalog import Catalog
 from tokenmesh.services.gateway.choice import TextOptions
-from tokenmesh.services.gateway.exchange import Exchange
+from tokenmesh.services.gateway.exchange import Exchange, check_request_id
 from tokenmesh.services.gateway.job import Job
 from tokenmesh.services.gateway.openai.beam_fields import beam_options
 from tokenmesh.services.gateway.openai.chat_stream import ChunkOptions
@@ -16,7 +16,6 @@ from tokenmesh.services.gateway.vocabularies import ModelText, Vocabularies
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config.gateway import GatewaySettings
-from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.ids import RequestId, SeedSource
 from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.messages.sampling import SamplingParams
@@ -45,10 +44,8 @@ class Desk:
     ) -> tuple[ModelCard, ModelText]:
         """Whatever can be refused without asking anybody, and the model."""
         if body.request_id is not None and not exchange.is_own_id:
+            check_request_id(body.request_id, "request_id", self.settings)
             exchange.request_id = RequestId(body.request_id)
-        if len(exchange.request_id) > self.settings.max_request_id_chars:
-            limit = self.settings.max_request_id_chars
-            raise InvalidInput(f"request_id is longer than {limit}", param="request_id")
         if body.unknown_fields:
             names = ", ".join(name[:64] for name in body.unknown_fields[:16])
             exchange.warnings.append(f"unknown fields ignored: {names}")
