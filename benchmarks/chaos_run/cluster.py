@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +24,15 @@ LEAVE_S = 20.0
 class Cluster:
     """All processes; secrets are in `folder`, logs in `logs`."""
 
-    def __init__(self, settings: Settings, folder: Path, logs: Path, num_gateways: int) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        folder: Path,
+        logs: Path,
+        num_gateways: int,
+        environments: Mapping[str, Mapping[str, str]] | None = None,
+    ) -> None:
+        """`environments`: what a process's environment has more, by its name (`worker 2`)."""
         plan = make_plan(settings, folder)
         self.settings = plan.settings
         self._servers = [Child(spec, logs) for spec in plan.servers]
@@ -32,7 +40,10 @@ class Cluster:
         behind = [spec for spec in services if spec.name != "gateway"]
         gateways = dict(_gateways(plan, folder, num_gateways))
         self.urls = list(gateways)
-        self._services = [Child(spec, logs) for spec in (*behind, *gateways.values())]
+        self._services = [
+            Child(_extended(spec, (environments or {}).get(spec.name, {})), logs)
+            for spec in (*behind, *gateways.values())
+        ]
 
     @property
     def children(self) -> list[Child]:
@@ -76,6 +87,10 @@ class Cluster:
             except (OSError, psutil.Error):
                 continue
         return found
+
+
+def _extended(spec: ChildSpec, environment: Mapping[str, str]) -> ChildSpec:
+    return replace(spec, environment={**spec.environment, **environment})
 
 
 def _gateways(plan: Plan, folder: Path, count: int) -> Iterator[tuple[str, ChildSpec]]:

@@ -53,11 +53,18 @@ class Choice(msgspec.Struct):
         return bool(said)
 
 
+class PromptDetails(msgspec.Struct):
+    """Of a prompt's tokens."""
+
+    cached_tokens: int = 0
+
+
 class Usage(msgspec.Struct):
     """Token counts of a request."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    prompt_tokens_details: PromptDetails | None = None
 
 
 class Chunk(msgspec.Struct):

@@ -53,7 +53,7 @@ def distribution(values_s: Sequence[float]) -> Distribution:
         return Distribution(
             mean=0.0, max=0.0, percentiles={f"p{rank}": 0.0 for rank in PERCENTILES}
         )
-    percentiles = {f"p{rank}": round(_percentile(ordered, rank) * 1e3, 3) for rank in PERCENTILES}
+    percentiles = {f"p{rank}": round(percentile(ordered, rank) * 1e3, 3) for rank in PERCENTILES}
     return Distribution(
         mean=round(sum(ordered) / len(ordered) * 1e3, 3),
         max=round(ordered[-1] * 1e3, 3),
@@ -61,8 +61,10 @@ def distribution(values_s: Sequence[float]) -> Distribution:
     )
 
 
-def _percentile(ordered: Sequence[float], rank: float) -> float:
-    """Linear interpolation between the closest ranks."""
+def percentile(ordered: Sequence[float], rank: float) -> float:
+    """Linear interpolation between the closest ranks; 0 for nothing."""
+    if not ordered:
+        return 0.0
     position = (len(ordered) - 1) * rank / 100
     below = int(position)
     above = min(below + 1, len(ordered) - 1)

@@ -7,6 +7,7 @@ from tokenmesh.services.scheduler_svc.desk import Desk
 from tokenmesh.services.scheduler_svc.index.index import PlacementIndex
 from tokenmesh.services.scheduler_svc.index.placement import IndexedPlacement
 from tokenmesh.services.scheduler_svc.placement import Worker, worker_from_beat
+from tokenmesh.services.scheduler_svc.policies import make_placer
 from tokenmesh.shared import subjects
 from tokenmesh.shared.actor import ActorLimits
 from tokenmesh.shared.config import Settings
@@ -27,8 +28,8 @@ async def build(mesh: Mesh) -> None:
     limits = mesh.settings.prefix_index
     block_tokens = mesh.settings.tokenizer.route_block_tokens
     index = PlacementIndex(mesh.redis, block_tokens, limits.reservation_s)
-    placement = IndexedPlacement(settings, limits, index, mesh.metrics)
-    desk = Desk(settings, lambda model: workers_of(mesh.members, model), placement)
+    placer = make_placer(settings, lambda: IndexedPlacement(settings, limits, index, mesh.metrics))
+    desk = Desk(settings, lambda model: workers_of(mesh.members, model), placer)
     actor = SchedulerActor(settings, desk, mesh.metrics)
     mesh.members.on_beat = actor.on_beat
     mesh.count_queue(lambda: desk.num_waiting)

@@ -72,9 +72,9 @@ class Placement:
     async def place(self, request: Place, workers: list[Worker], now: float) -> Decision:
         """See `Placer.place`."""
         weighed = [
-            (worker, self._weigh(request, worker))
+            (worker, self.weigh(request, worker))
             for worker in self.eligible(request, workers)
-            if self._has_room(request, worker)
+            if self.has_room(request, worker)
         ]
         candidates = [candidate for _, candidate in weighed]
         if not weighed:
@@ -91,7 +91,7 @@ class Placement:
     def retry_after_s(self, request: Place, workers: list[Worker]) -> float:
         """See `Placer.retry_after_s`."""
         waits = [
-            self._weigh(request, worker).estimated_ttft_s
+            self.weigh(request, worker).estimated_ttft_s
             for worker in workers
             if worker.takes_streams
         ]
@@ -111,12 +111,13 @@ class Placement:
         held = worker.load.running + worker.load.waiting
         return held + self.reservations.streams(worker.worker_id)
 
-    def _has_room(self, request: Place, worker: Worker) -> bool:
+    def has_room(self, request: Place, worker: Worker) -> bool:
         """An idle worker always has room, also for an n above its capacity: it queues the rest."""
         held = self._streams(worker)
         return held == 0 or held + request.num_streams <= capacity(worker.load, self._settings)
 
-    def _weigh(self, request: Place, worker: Worker) -> Candidate:
+    def weigh(self, request: Place, worker: Worker) -> Candidate:
+        """A worker as the request sees it, by beats alone."""
         return Candidate(
             worker_id=worker.worker_id,
             estimated_ttft_s=estimated_ttft_s(

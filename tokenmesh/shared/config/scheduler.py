@@ -1,6 +1,10 @@
 """SchedulerSettings: placement and admission."""
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field
+
+Policy = Literal["estimated_ttft", "least_tokens", "prefix_hash", "round_robin"]
 
 
 class SchedulerSettings(BaseModel):
@@ -8,6 +12,12 @@ class SchedulerSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    policy: Policy = Field(
+        default="estimated_ttft",
+        description="estimated_ttft: the worker with the earliest first token, its prefix cache "
+        "counted. The others are to compare with: least_tokens (the same without caches), "
+        "prefix_hash (by how the prompt begins), round_robin.",
+    )
     max_queued: int = Field(
         default=1024, ge=0, description="Requests that may wait for a worker; beyond it: 429."
     )

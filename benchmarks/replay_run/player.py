@@ -1,0 +1,97 @@
+"""Player: sends each request of a trace at its time, whatever the mesh does."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.replay_run.prompts import Prompts
+from benchmarks.replay_run.trace import Entry
+from benchmarks.serve.client import Chunk, Connection, Server
+from benchmarks.serve.load import fault
+
+
+@dataclass(slots=True)
+class Heard:
+    """One request; times are seconds of the trace."""
+
+    due_s: float
+    late_s: float = 0.0
+    """How much later than that it was sent: above a tenth of a second the sender is the load."""
+    first_s: float | None = None
+    """From when it was due to the first token."""
+    ended_s: float = 0.0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    error: str | None = None
+
+
+class Player:
+    """Replays against one or more gateways, `speed` times as fast as the trace."""
+
+    def __init__(
+        self,
+        servers: Sequence[Server],
+        model: str,
+        prompts: Prompts,
+        *,
+        speed: float,
+        timeout_s: float,
+    ) -> None:
+        """`timeout_s`: for one request, in the trace's time."""
+        self._servers = servers
+        self._model = model
+        self._prompts = prompts
+        self._speed = speed
+        self._timeout_s = timeout_s / speed
+        self._idle: list[list[Connection]] = [[] for _ in servers]
+
+    async def play(self, entries: Sequence[Entry]) -> list[Heard]:
+        """What became of each."""
+        began = time.perf_counter()
+        heard = []
+        async with asyncio.TaskGroup() as group:
+            for number, entry in enumerate(entries):
+                due = began + entry.at_s / self._speed
+                await asyncio.sleep(due - time.perf_counter())
+                one = Heard(entry.at_s, late_s=(time.perf_counter() - due) * self._speed)
+                heard.append(one)
+                group.create_task(self._run(entry, one, due, number % len(self._servers)))
+        for connections in self._idle:
+            for connection in connections:
+                connection.close()
+        return heard
+
+    async def _run(self, entry: Entry, heard: Heard, due: float, index: int) -> None:
+        server, idle = self._servers[index], self._idle[index]
+
+        def on_chunk(chunk: Chunk) -> None:
+            if heard.first_s is None and chunk.choices:
+                heard.first_s = (time.perf_counter() - due) * self._speed
+
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                connection = idle.pop() if idle else await server.connect()
+                request = server.request("POST", "/v1/completions", self._body(entry))
+                reply = await connection.send(request, on_chunk)
+            heard.error = fault(reply, max(1, entry.output_length))
+            if reply.usage is not None:
+                heard.prompt_tokens = reply.usage.prompt_tokens
+                details = reply.usage.prompt_tokens_details
+                heard.cached_tokens = details.cached_tokens if details else 0
+            if connection.is_open:
+                idle.append(connection)
+        except (TimeoutError, OSError) as error:
+            heard.error = type(error).__name__
+        heard.ended_s = (time.perf_counter() - due) * self._speed
+
+    def _body(self, entry: Entry) -> dict[str, object]:
+        return {
+            "model": self._model,
+            "prompt": self._prompts.of(entry),
+            "max_tokens": max(1, entry.output_length),
+            "ignore_eos": True,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
