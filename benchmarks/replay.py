@@ -2,9 +2,9 @@
 
 The trace is a file in Mooncake's format (see replay_run/trace.py), or made up (`--synthetic N`).
 Time runs `--speed` times as fast; every time that is told is the trace's. All services are real:
-HTTP, tokenizer, scheduler with the index in Redis, workers with real KV blocks; only the model's time
-is simulated. What the services themselves take is `--speed` times as much in the trace's time, so a
-high speed shows an upper bound: look at `late`, the delay of the sender alone.
+HTTP, tokenizer, scheduler with the index in Redis, workers with real KV blocks; only the model's
+time is simulated. What the services themselves take is `--speed` times as much in the trace's time,
+so a high speed shows an upper bound: look at `late`, the delay of the sender alone.
 """
 
 import argparse
