@@ -203,9 +203,9 @@ class BackEnd:
 
     async def __aenter__(self) -> "BackEnd":
         self.bus = await self._connect("back-end")
-        redis = open_redis(self.settings.redis)
-        self._stack.push_async_callback(redis.close)
-        self.blobs = Blobs(redis, self.settings.redis)
+        self.redis = open_redis(self.settings.redis)
+        self._stack.push_async_callback(self.redis.close)
+        self.blobs = Blobs(self.redis, self.settings.redis)
         self.tokenizer = FakeTokenizer(self.blobs)
         await self.start_tokenizer()
         self._placing = await self.listen(self.scheduler, place_any())
@@ -287,6 +287,7 @@ class BackEnd:
             self.members,
             self.settings,
             metrics=self.metrics,
+            redis=self.redis,
             journal=open_journal(bus, self.settings.responses),
             count_losses=lambda: bus.counts.get("disconnected", 0),
         )

@@ -112,6 +112,7 @@ FLAGS: Final = (
     Flag("--gpu-memory-utilization", ("worker", "gpu_memory_utilization")),
     Flag("--cpu-memory-utilization", ("worker", "cpu_memory_utilization")),
     Flag("--profiler-dir", ("worker", "profiler_dir")),
+    Flag("--keys-file", ("gateway", "keys_file")),
     Flag("--enable-admin-routes", ("gateway", "admin_routes"), is_switch=True),
     Flag("--enable-tokenizer-info-endpoint", ("gateway", "tokenizer_info"), is_switch=True),
     Flag("--enable-prompt-embeds", ("gateway", "prompt_embeds"), is_switch=True),

@@ -5,9 +5,10 @@ import hashlib
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from tokenmesh.services.gateway.auth import ApiKeys, key_of
+from tokenmesh.services.gateway.auth import key_of
 from tokenmesh.services.gateway.catalog import Catalog
 from tokenmesh.services.gateway.openai.errors import error_body, field_path, invalid_fields
+from tokenmesh.services.gateway.tenancy.key_ring import KeyRing
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.gateway import GatewaySettings
@@ -23,6 +24,7 @@ from tokenmesh.shared.ids import InstanceId, ModelName
 from tokenmesh.shared.membership import Members, MembershipView
 from tokenmesh.shared.messages import Beat
 from tokenmesh.shared.messages.beat import ModelCard
+from tokenmesh.shared.metrics import Metrics
 
 HASH = hashlib.sha256(b"sk-1").hexdigest()
 
@@ -49,24 +51,28 @@ RIGHT: list[dict[bytes, bytes]] = [
 ]
 
 
+def key_ring(hashes: list[str]) -> KeyRing:
+    return KeyRing(GatewaySettings(api_key_hashes=tuple(hashes)), Metrics())
+
+
 @pytest.mark.parametrize("headers", WRONG)
 def test_a_wrong_or_missing_key_is_refused(headers: dict[bytes, bytes]) -> None:
     with pytest.raises(Unauthorized):
-        ApiKeys([HASH]).check("/v1/models", key_of(headers))
+        key_ring([HASH]).access("/v1/models", key_of(headers))
 
 
 @pytest.mark.parametrize("headers", RIGHT)
 def test_the_right_key_passes(headers: dict[bytes, bytes]) -> None:
-    ApiKeys(["0" * 64, HASH]).check("/v1/models", key_of(headers))
+    key_ring(["0" * 64, HASH]).access("/v1/models", key_of(headers))
 
 
 def test_without_keys_everybody_passes() -> None:
-    ApiKeys([]).check("/v1/models", None)
+    key_ring([]).access("/v1/models", None)
 
 
 @pytest.mark.parametrize("path", ["/health", "/livez", "/readyz"])
 def test_health_needs_no_key(path: str) -> None:
-    ApiKeys([HASH]).check(path, None)
+    key_ring([HASH]).access(path, None)
 
 
 def test_an_error_body_has_four_fields() -> None:

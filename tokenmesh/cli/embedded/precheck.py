@@ -40,6 +40,7 @@ def check_address(settings: Settings) -> None:
 
 def warn_if_open(gateway: GatewaySettings, screen: Screen) -> None:
     """Warn when other machines reach the API and no key guards it."""
-    if gateway.host not in _LOOPBACK and not gateway.api_key_hashes:
+    has_keys = bool(gateway.api_key_hashes or gateway.keys_file)
+    if gateway.host not in _LOOPBACK and not has_keys:
         what = "use this mesh and put it to sleep" if gateway.admin_routes else "use this mesh"
-        screen.warn(f"anybody who reaches {gateway.host} may {what}: set --api-key")
+        screen.warn(f"anybody who reaches {gateway.host} may {what}: set --api-key or --keys-file")

@@ -92,7 +92,11 @@ def _show_ready(settings: Settings, screen: Screen) -> None:
         "Traces": f"{url}/console, or tokenmesh trace ID{where}",
         "Stop": "Ctrl-C",
     }
-    key = '  -H "Authorization: Bearer $API_KEY" \\\n' if settings.gateway.api_key_hashes else ""
+    key = (
+        '  -H "Authorization: Bearer $API_KEY" \\\n'
+        if settings.gateway.api_key_hashes or settings.gateway.keys_file
+        else ""
+    )
     uds = settings.gateway.uds
     program = "curl" if uds is None else f"curl --unix-socket {uds}"
     curl = (

@@ -52,6 +52,7 @@ class Answer(Response):
         super().__init__()
         self._ask = ask
         self._pipeline = gateway.pipeline
+        self._admission = gateway.admission
         self._settings = gateway.settings
         self._writer = writer
         self._meter = gateway.meters.start(ask.head.model, started_s)
@@ -60,18 +61,24 @@ class Answer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
+        exchange = exchange_of(scope)
         try:
-            async with ClientWatch(receive, self._settings.write_timeout_s) as watch:
+            async with (
+                self._admission.admitted(exchange),
+                ClientWatch(receive, self._settings.write_timeout_s) as watch,
+            ):
                 await self._run(Outlet(send, watch, self._flushing))
         except Cancelled:
-            exchange_of(scope).has_client_left = True
+            exchange.has_client_left = True
 
     async def _run(self, outlet: Outlet) -> None:
         ask, limit = self._ask, self._settings.max_buffered_tokens
         if ask.is_stream:
             outlet.keep_alive(self._settings.sse_keep_alive_s, self._writer.keep_alive)
         try:
-            async with deliver(self._pipeline, ask.jobs, ask.make_choices, limit) as delivery:
+            async with deliver(
+                self._pipeline, ask.jobs, ask.make_choices, limit, self._admission
+            ) as delivery:
                 if ask.is_stream:
                     await self._stream(delivery, outlet)
                 else:

@@ -11,7 +11,6 @@ from starlette.types import ASGIApp
 
 import tokenmesh
 from tokenmesh.services.gateway.anthropic.request import CountTokensRequest, MessagesRequest
-from tokenmesh.services.gateway.auth import ApiKeys
 from tokenmesh.services.gateway.document.bodies import body_schema
 from tokenmesh.services.gateway.document.document import complete
 from tokenmesh.services.gateway.edge import Edge
@@ -39,6 +38,7 @@ from tokenmesh.services.gateway.routes.server_info import server_info_router
 from tokenmesh.services.gateway.routes.stored_responses import stored_responses_router
 from tokenmesh.services.gateway.routes.tokenize import tokenize_router
 from tokenmesh.services.gateway.routes.tokenizer_info import tokenizer_info_router
+from tokenmesh.services.gateway.routes.usage import usage_router
 from tokenmesh.services.gateway.routes_traces import traces_router
 from tokenmesh.services.gateway.shortcut import Endpoint, Shortcut
 
@@ -56,6 +56,7 @@ _OTHER_BODIES: Final[tuple[type[BaseModel], ...]] = (
 )
 _ROUTERS: Final = (
     models_router,
+    usage_router,
     tokenize_router,
     files_router,
     health_router,
@@ -64,7 +65,17 @@ _ROUTERS: Final = (
     realtime_router,
     stored_responses_router,
 )
-_EXPOSED: Final = ["x-request-id", "traceparent", "x-tokenmesh-warning", "retry-after"]
+_EXPOSED: Final = [
+    "x-request-id",
+    "traceparent",
+    "x-tokenmesh-warning",
+    "retry-after",
+    *(
+        f"x-ratelimit-{what}-{of}"
+        for of in ("requests", "tokens")
+        for what in ("limit", "remaining", "reset")
+    ),
+]
 
 
 def make_app(gateway: Gateway) -> ASGIApp:
@@ -78,7 +89,7 @@ def make_app(gateway: Gateway) -> ASGIApp:
         responses.PATH: response_endpoint(gateway),
     }
     app: ASGIApp = Shortcut(_make_routes(gateway, endpoints), endpoints)
-    app = Edge(app, ApiKeys(settings.api_key_hashes), settings, gateway.http_meters)
+    app = Edge(app, gateway.keys, settings, gateway.http_meters)
     app = ServerErrorMiddleware(app, handler=crash_response)
     if settings.root_path:
         app = RootPath(app, settings.root_path)
@@ -116,7 +127,5 @@ def _make_routes(gateway: Gateway, endpoints: Mapping[str, Endpoint]) -> FastAPI
     if gateway.settings.admin_routes:
         app.include_router(admin_router(gateway))
         app.include_router(server_info_router(gateway))
-    complete(
-        app, [*_BODIES.values(), *_OTHER_BODIES], has_keys=bool(gateway.settings.api_key_hashes)
-    )
+    complete(app, [*_BODIES.values(), *_OTHER_BODIES], has_keys=bool(gateway.keys))
     return app

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 
 from tokenmesh.services.gateway.choice import Choice
 from tokenmesh.services.gateway.inbox import Inbox
@@ -11,8 +11,9 @@ from tokenmesh.services.gateway.openai.shapes import Usage, usage_of
 from tokenmesh.services.gateway.piece import Piece
 from tokenmesh.services.gateway.pipeline import Pipeline
 from tokenmesh.services.gateway.session import Output
+from tokenmesh.services.gateway.tenancy.admission import Admission
 from tokenmesh.shared.clock import now_s
-from tokenmesh.shared.errors import DeadlineExceeded
+from tokenmesh.shared.errors import Cancelled, DeadlineExceeded, TokenMeshError
 from tokenmesh.shared.telemetry import REQUEST_ID, Tally
 
 
@@ -87,10 +88,11 @@ async def deliver(
     jobs: Sequence[Job],
     make_choices: Callable[[Job, Prompt], list[Choice]],
     max_tokens: int,
+    admission: Admission,
 ) -> AsyncIterator[Delivery]:
     """Inside the block the jobs run; leaving it cancels what still does.
 
-    `max_tokens`: how many tokens may wait to be read.
+    `max_tokens`: how many tokens may wait to be read. What was generated until then is charged.
     """
     inbox = Inbox(max_tokens)
     detokenizing = Tally("detokenize")
@@ -100,15 +102,33 @@ async def deliver(
     try:
         if len(jobs) == 1:
             async with pipeline.run(jobs[0], inbox) as prompt:
-                yield Delivery([prompt], make_choices(jobs[0], prompt), inbox, detokenizing)
+                delivery = Delivery([prompt], make_choices(jobs[0], prompt), inbox, detokenizing)
+                with _charged(delivery, jobs[0], admission):
+                    yield delivery
         else:
             async with _run_all(pipeline, jobs, inbox) as prompts:
                 pairs = zip(jobs, prompts, strict=True)
                 choices = [choice for pair in pairs for choice in make_choices(*pair)]
-                yield Delivery(prompts, choices, inbox, detokenizing)
+                delivery = Delivery(prompts, choices, inbox, detokenizing)
+                with _charged(delivery, jobs[0], admission):
+                    yield delivery
     finally:
         timer.cancel()
         detokenizing.record({REQUEST_ID: jobs[0].request_id})
+
+
+@contextmanager
+def _charged(delivery: Delivery, job: Job, admission: Admission) -> Iterator[None]:
+    """However the block ends, but for a failure of ours that left the client without a token."""
+    is_ours = False
+    try:
+        yield
+    except TokenMeshError as error:
+        is_ours = not isinstance(error, Cancelled)
+        raise
+    finally:
+        if not is_ours or any(choice.num_tokens for choice in delivery.choices):
+            admission.charge(job.tenant, job.card.name, [delivery.usage()])
 
 
 @asynccontextmanager

@@ -9,11 +9,12 @@ from typing import Final
 from opentelemetry.trace import Span
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tokenmesh.services.gateway.auth import ApiKeys, key_of
+from tokenmesh.services.gateway.auth import key_of
 from tokenmesh.services.gateway.error_response import error_response
 from tokenmesh.services.gateway.exchange import Exchange, attach, check_request_id
 from tokenmesh.services.gateway.http_meters import HttpMeters
 from tokenmesh.services.gateway.origin import check_origin
+from tokenmesh.services.gateway.tenancy.key_ring import KeyRing
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import TokenMeshError
@@ -35,7 +36,7 @@ class Edge:
     """ASGI middleware."""
 
     def __init__(
-        self, app: ASGIApp, keys: ApiKeys, settings: GatewaySettings, meters: HttpMeters
+        self, app: ASGIApp, keys: KeyRing, settings: GatewaySettings, meters: HttpMeters
     ) -> None:
         self._app = app
         self._keys = keys
@@ -67,23 +68,28 @@ class Edge:
         """A websocket: refused with a status of HTTP before it is one."""
         headers = dict(scope["headers"])
         try:
-            self._keys.check(scope["path"], key_of(headers))
+            access = self._keys.access(scope["path"], key_of(headers))
             if not self._keys:
                 check_origin(headers, self._settings.cors_origins)
         except TokenMeshError as error:
             await error_response(error, scope)(scope, receive, send)
             return
+        exchange = self._unnamed(scope["path"])
+        exchange.access = access
+        attach(scope, exchange)
         await self._app(scope, receive, send)
 
     def _open(self, path: str, headers: dict[bytes, bytes]) -> Exchange:
         """The exchange of a request that may pass. Raises Unauthorized or InvalidInput."""
-        self._keys.check(path, key_of(headers))
+        access = self._keys.access(path, key_of(headers))
         given = headers.get(b"x-request-id")
         if given is None:
-            return self._unnamed(path)
+            exchange = self._unnamed(path)
+            exchange.access = access
+            return exchange
         text = given.decode("latin-1")
         check_request_id(text, "X-Request-Id", self._settings)
-        return Exchange(RequestId(text), True, monotonic_s())
+        return Exchange(RequestId(text), True, monotonic_s(), access)
 
     def _unnamed(self, path: str) -> Exchange:
         prefix = _PREFIX_BY_PATH.get(path, "req")
@@ -140,6 +146,8 @@ def _headers(exchange: Exchange) -> list[tuple[bytes, bytes]]:
     traceparent = current_traceparent()
     if traceparent is not None:
         headers.append((b"traceparent", traceparent.encode()))
+    if exchange.standing is not None:
+        headers.extend(exchange.standing.headers())
     headers.extend((b"x-tokenmesh-warning", _header_text(warning)) for warning in exchange.warnings)
     return headers
 
@@ -152,6 +160,7 @@ def _header_text(text: str) -> bytes:
 def _complete(current: Span, exchange: Exchange) -> None:
     current.set_attribute(REQUEST_ID, exchange.request_id)
     current.set_attribute("http.response.status_code", exchange.status)
+    current.set_attribute("tokenmesh.tenant", exchange.access.tenant.name)
     if exchange.model is not None:
         current.set_attribute("tokenmesh.model", exchange.model)
     if exchange.session_id is not None:

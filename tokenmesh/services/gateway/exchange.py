@@ -5,6 +5,8 @@ from typing import Final, cast
 
 from starlette.types import Scope
 
+from tokenmesh.services.gateway.tenancy.standing import Standing
+from tokenmesh.services.gateway.tenancy.tenant import DEFAULT_ACCESS, Access
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.ids import RequestId
@@ -22,6 +24,10 @@ class Exchange:
     """Whether the client chose it."""
     started_s: float
     """Monotonic."""
+    access: Access = DEFAULT_ACCESS
+    """As whom its client comes."""
+    standing: Standing | None = None
+    """How the tenant stands to its limits, once that was asked."""
     warnings: list[str] = field(default_factory=list)
     """Sent back as X-TokenMesh-Warning."""
     route: str = "other"

@@ -20,6 +20,9 @@ from tokenmesh.services.gateway.replicas import Replicas
 from tokenmesh.services.gateway.response_store.responses import Responses
 from tokenmesh.services.gateway.stages import Stages
 from tokenmesh.services.gateway.streams import Streams
+from tokenmesh.services.gateway.tenancy.admission import Admission
+from tokenmesh.services.gateway.tenancy.key_ring import KeyRing
+from tokenmesh.services.gateway.tenancy.usage_reader import UsageReader
 from tokenmesh.services.gateway.traces import TraceStore
 from tokenmesh.services.gateway.vocabularies import Vocabularies
 from tokenmesh.services.gateway.watch_times import WatchTimes
@@ -32,6 +35,7 @@ from tokenmesh.shared.ids import GatewayId, InstanceId, WorkerId
 from tokenmesh.shared.journal import Journal
 from tokenmesh.shared.membership import Members
 from tokenmesh.shared.metrics import Metrics
+from tokenmesh.shared.redis import Redis
 from tokenmesh.shared.subjects import gateway_tokens
 
 
@@ -47,10 +51,15 @@ class Gateway:
         settings: Settings,
         *,
         metrics: Metrics,
+        redis: Redis | None = None,
         journal: Journal | None = None,
         count_losses: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`count_losses`: how often the bus was lost; `journal` None: responses are not kept."""
+        """`count_losses`: how often the bus was lost.
+
+        `redis` None: limits are this gateway's own, usage is not kept; `journal` None: responses
+        are not kept. Raises ConfigError for a key file with errors.
+        """
         limits = settings.gateway
         self.id = gateway_id
         self.settings = limits
@@ -59,6 +68,9 @@ class Gateway:
         self.blobs = blobs
         self.draining = asyncio.Event()
         """Set: what runs is finished, nothing that lasts is begun."""
+        self.keys = KeyRing(limits, metrics)
+        self.admission = Admission(gateway_id, redis, limits, metrics)
+        self.usage = UsageReader(redis, self.keys, self.admission)
         self._bus = bus
         self._cancels = Cancels(bus, gateway_id, limits.max_cancel_queue)
         self.streams = Streams(
@@ -106,6 +118,8 @@ class Gateway:
             settings,
             intake=self.intake,
             pipeline=self.pipeline,
+            admission=self.admission,
+            tenant_of=self.keys.tenant,
             meters=self.meters,
             metrics=self.metrics,
         )
@@ -133,10 +147,13 @@ class Gateway:
             group.create_task(self._cancels.run())
             group.create_task(self._watchdog.run())
             group.create_task(self.responses.run())
+            group.create_task(self.keys.refresh())
+            group.create_task(self.admission.run())
 
     async def stop(self) -> None:
-        """Leave responses to others, send the last Cancels and stop listening."""
+        """Leave responses to others, send the last Cancels and usage, stop listening."""
         await self.responses.stop()
+        await self.admission.stop()
         await self._cancels.flush()
         for subscription in self._subscriptions:
             await subscription.stop()

@@ -8,6 +8,7 @@ import msgspec
 from tokenmesh.services.gateway.beams.search import BeamOptions
 from tokenmesh.services.gateway.budget import Budget
 from tokenmesh.services.gateway.parsing import Parsing
+from tokenmesh.services.gateway.tenancy.tenant import DEFAULT_TENANT, Tenant
 from tokenmesh.shared.ids import RequestId, WorkerId
 from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.messages.media import MediaItem
@@ -36,6 +37,8 @@ class Job:
     truncation_side: Literal["left", "right"] = "left"
     cache_salt: str | None = None
     priority: int = 0
+    """Among its tenant's own; smaller is sooner."""
+    tenant: Tenant = DEFAULT_TENANT
     where: str = ""
     """Where in the client's body the prompt is, when there are several."""
     embeds: MediaItem | None = None
@@ -48,6 +51,11 @@ class Job:
     """The answers are those of a beam search; its width is `n`."""
     deadline_s: float
     """Absolute, wall clock."""
+
+    @property
+    def engine_priority(self) -> int:
+        """On a worker all tenants meet: what a client says must not reach beyond its own."""
+        return self.priority if self.tenant is DEFAULT_TENANT else self.tenant.priority
 
     def sampling_after(self, packed_ids: bytes) -> SamplingParams:
         """`sampling` with what depends on the tokenized prompt: where reasoning stands in it."""

@@ -26,6 +26,7 @@ async def build(mesh: Mesh) -> None:
         mesh.members,
         mesh.settings,
         metrics=mesh.metrics,
+        redis=mesh.redis,
         journal=open_journal(mesh.bus, mesh.settings.responses),
         count_losses=lambda: mesh.bus.counts.get("disconnected", 0),
     )

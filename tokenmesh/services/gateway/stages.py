@@ -201,7 +201,7 @@ class Stages:
                 prompt_ids=prompt.packed_ids,
                 sampling=sampling,
                 media=list(prompt.media),
-                priority=job.priority,
+                priority=job.engine_priority,
                 cache_salt=job.cache_salt,
                 route_head=prompt.route_head,
             ),
@@ -222,6 +222,9 @@ def _place_of(job: Job, prompt: Prompt) -> Place:
         num_streams=job.n,
         route_hashes=prompt.route_hashes,
         priority=job.priority,
+        tenant=job.tenant.name,
+        weight=job.tenant.weight,
+        tenant_priority=job.tenant.priority,
     )
 
 

@@ -4,11 +4,12 @@ from pydantic import Field, field_validator
 
 from tokenmesh.shared.config.listener import ListenerSettings
 from tokenmesh.shared.config.realtime import RealtimeSettings
+from tokenmesh.shared.config.tenancy import TenancySettings
 
 _HASH_CHARS = 64
 
 
-class GatewaySettings(ListenerSettings, RealtimeSettings):
+class GatewaySettings(ListenerSettings, RealtimeSettings, TenancySettings):
     """One gateway process. Times are seconds, sizes bytes."""
 
     api_key_hashes: tuple[str, ...] = Field(

@@ -23,6 +23,12 @@ class Place(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=T
     """Workers that this request has just seen fail."""
     reservation: str = ""
     """What an earlier placement of the same streams reserved: to be given back."""
+    tenant: str = ""
+    """Whose turn it takes while it waits."""
+    weight: float = 1.0
+    """The tenant's share of turns; whoever reads it bounds it."""
+    tenant_priority: int = 0
+    """The tenant's class, before `priority`; smaller is sooner."""
 
 
 class Queued(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

@@ -155,6 +155,14 @@ _EDGE: Final = (
     ),
     _counter("responses_adopted", "Responses that this gateway took over.", "reason"),
     _counter("mcp_questions", "Questions to MCP servers.", "server", "outcome"),
+    _counter("tenant_requests", "Requests by tenant: admitted, or why not.", "tenant", "outcome"),
+    _counter(
+        "tenant_tokens", "Tokens charged: prompt, cached (of these), completion.", "tenant", "kind"
+    ),
+    _counter("key_file_reloads", "New versions of the key file: loaded, refused.", "outcome"),
+    _counter("limits_kept_alone", "Requests judged without Redis, by this gateway's own counts."),
+    _gauge("usage_untold_tokens", "Tokens charged that Redis does not know of yet."),
+    _counter("usage_batches_lost", "Sums of usage that Redis has refused."),
     _gauge("open_streams", "Streams that this gateway drives now."),
     _gauge("worker_requests_running", "By its beat: streams in a worker's batch.", *_MODEL),
     _gauge("worker_requests_waiting", "By its beat: streams that wait for a row.", *_MODEL),

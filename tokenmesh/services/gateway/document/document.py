@@ -6,9 +6,9 @@ from typing import Any, Final
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from tokenmesh.services.gateway.auth import OPEN_PATHS
 from tokenmesh.services.gateway.document.answers import answer_components, answers_of
 from tokenmesh.services.gateway.document.bodies import body_components
+from tokenmesh.services.gateway.tenancy.key_ring import OPEN_PATHS
 
 _KEY: Final = "api_key"
 

@@ -46,9 +46,7 @@ class ChatIntake:
             sampling = msgspec.structs.replace(sampling, structured=constraint)
         parsing = _parsing(body, tools, text)
         prompt = await self._prompt(body, tools)
-        job = self._desk.job(
-            body, card, prompt, sampling, max_tokens, exchange.request_id, parsing=parsing
-        )
+        job = self._desk.job(body, card, prompt, sampling, max_tokens, exchange, parsing=parsing)
         role, echo = _opening(body)
         return Ask(
             head=head_of(body, exchange, card),

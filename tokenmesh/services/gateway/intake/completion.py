@@ -45,7 +45,7 @@ class CompletionIntake:
             prompt_logprobs=body.logprobs if body.echo else body.prompt_logprobs,
         )
         embeds = await read_embeds(body, card, self._desk.blobs, self._desk.settings)
-        jobs = self._jobs(body, card, sampling, exchange.request_id, text, embeds)
+        jobs = self._jobs(body, card, sampling, exchange, text, embeds)
         return Ask(
             head=head_of(body, exchange, card),
             jobs=tuple(jobs),
@@ -63,7 +63,7 @@ class CompletionIntake:
         body: CompletionRequest,
         card: ModelCard,
         sampling: SamplingParams,
-        request_id: RequestId,
+        exchange: Exchange,
         text: ModelText,
         embeds: list[EmbedsPrompt],
     ) -> list[Job]:
@@ -77,9 +77,12 @@ class CompletionIntake:
         prompts = [*(each.placeholders for each in embeds), *_text_prompts(body, text)]
         jobs = []
         for index, prompt in enumerate(prompts):
-            one_id = request_id if len(prompts) == 1 else RequestId(f"{request_id}-{index}")
             first_choice = index * (body.n or 1)
-            job = self._desk.job(body, card, prompt, sampling, max(1, wanted), one_id, first_choice)
+            job = self._desk.job(
+                body, card, prompt, sampling, max(1, wanted), exchange, first_choice
+            )
+            if len(prompts) > 1:
+                job = replace(job, request_id=RequestId(f"{exchange.request_id}-{index}"))
             if index < len(embeds):
                 given = embeds[index]
                 job = replace(job, embeds=given.item, cache_salt=given.salt(body.cache_salt))

@@ -82,13 +82,13 @@ class Desk:
         prompt: TextPrompt | IdsPrompt | ChatPrompt,
         sampling: SamplingParams,
         max_tokens: int | None,
-        request_id: RequestId,
+        exchange: Exchange,
         first_choice: int = 0,
         parsing: Parsing | None = None,
     ) -> Job:
         """One prompt, ready for the pipeline."""
         return Job(
-            request_id=request_id,
+            request_id=exchange.request_id,
             card=card,
             prompt=prompt,
             sampling=sampling,
@@ -100,6 +100,7 @@ class Desk:
             truncation_side=body.truncation_side or "left",
             cache_salt=body.cache_salt,
             priority=body.priority,
+            tenant=exchange.access.tenant,
             parsing=parsing,
             budget=None if parsing is None else read_budget(body.thinking_token_budget, parsing),
             beams=beam_options(body, card, self.settings),

@@ -6,6 +6,7 @@ from typing import Any
 
 from tokenmesh.services.gateway.ask import Ask
 from tokenmesh.services.gateway.delivery import Delivery, deliver
+from tokenmesh.services.gateway.exchange import Exchange
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.openai.shapes import Usage
 from tokenmesh.services.gateway.places import Places
@@ -28,7 +29,7 @@ class Response:
         output: ResponseOutput,
         places: Places,
         facts: Json,
-        started_s: float,
+        exchange: Exchange,
     ) -> None:
         """`facts`: what the client is shown of the response besides how it goes."""
         self._ask = ask
@@ -37,7 +38,8 @@ class Response:
         self._output = output
         self._places = places
         self._facts = facts
-        self._meter = gateway.meters.start(ask.head.model, started_s)
+        self._meter = gateway.meters.start(ask.head.model, exchange.started_s)
+        self._exchange = exchange
         self._delivery: Delivery | None = None
         self._unsent: deque[Json] = deque()
         """A cancellation that meets a slow client must not tear a hole into the events."""
@@ -95,9 +97,13 @@ class Response:
 
     async def _generate(self) -> str | None:
         """Why the model stopped."""
-        ask, limit = self._ask, self._gateway.settings.max_buffered_tokens
+        gateway, ask = self._gateway, self._ask
+        limit, admission = gateway.settings.max_buffered_tokens, gateway.admission
         reason: str | None = None
-        async with deliver(self._gateway.pipeline, ask.jobs, ask.make_choices, limit) as delivery:
+        async with (
+            admission.admitted(self._exchange),
+            deliver(gateway.pipeline, ask.jobs, ask.make_choices, limit, admission) as delivery,
+        ):
             self._delivery = delivery
             async for pieces in delivery.pieces():
                 self._meter.flush(delivery)

@@ -16,6 +16,7 @@ from tokenmesh.services.gateway.realtime.output import ResponseOutput
 from tokenmesh.services.gateway.realtime.prompt import Prompt
 from tokenmesh.services.gateway.realtime.response import Response
 from tokenmesh.services.gateway.realtime.session_config import SessionConfig
+from tokenmesh.services.gateway.tenancy.tenant import Access
 from tokenmesh.shared.clock import monotonic_s, now_s
 from tokenmesh.shared.errors import (
     Cancelled,
@@ -45,13 +46,19 @@ class Session:
     """Takes events one after another; a response runs beside them."""
 
     def __init__(
-        self, session_id: str, config: SessionConfig, gateway: Gateway, channel: Channel
+        self,
+        session_id: str,
+        config: SessionConfig,
+        gateway: Gateway,
+        channel: Channel,
+        access: Access,
     ) -> None:
         self._id = session_id
         self._config = config
         self._gateway = gateway
         self._limits = gateway.settings
         self._channel = channel
+        self._access = access
         self._conversation = Conversation(gateway.settings)
         self._conversation_id = new_request_id("conv")
         self._response: Response | None = None
@@ -201,7 +208,7 @@ class Session:
         if not is_apart:
             self._conversation.check_room()
         prompt = Prompt(config, self._input(fields))
-        exchange = Exchange(RequestId(new_request_id("resp")), True, monotonic_s())
+        exchange = Exchange(RequestId(new_request_id("resp")), True, monotonic_s(), self._access)
         try:
             ask = await self._gateway.intake.chat(prompt.body, exchange)
         except TokenMeshError as error:
@@ -217,7 +224,7 @@ class Session:
                 "max_output_tokens": config.max_output_tokens,
                 "metadata": fields.metadata,
             },
-            exchange.started_s,
+            exchange,
         )
         await self._response.start(self._group)
 

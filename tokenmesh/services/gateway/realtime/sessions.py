@@ -8,6 +8,7 @@ from starlette.datastructures import Headers
 from starlette.websockets import WebSocket
 
 from tokenmesh.services.gateway.error_response import error_response
+from tokenmesh.services.gateway.exchange import exchange_of
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.realtime.channel import Channel
 from tokenmesh.services.gateway.realtime.session import RESTARTS, Session
@@ -63,16 +64,21 @@ class Sessions:
 
     async def _run(self, websocket: WebSocket, config: SessionConfig) -> None:
         gateway, session_id = self._gateway, new_request_id("sess")
+        access = exchange_of(websocket.scope).access
         offered = websocket.scope.get("subprotocols", [])
         headers = [(b"x-request-id", session_id.encode())]
         parent = Headers(scope=websocket.scope).get("traceparent")
-        attributes = {REQUEST_ID: session_id, "tokenmesh.model": config.model}
+        attributes = {
+            REQUEST_ID: session_id,
+            "tokenmesh.model": config.model,
+            "tokenmesh.tenant": access.tenant.name,
+        }
         with span("realtime_session", attributes, parent=parent):
             protocol = _PROTOCOL if _PROTOCOL in offered else None
             await websocket.accept(protocol, headers)
             channel = Channel(websocket, gateway.settings.write_timeout_s)
             try:
-                await Session(session_id, config, gateway, channel).run()
+                await Session(session_id, config, gateway, channel, access).run()
             except asyncio.CancelledError:
                 # The gateway cannot wait for the response any longer.
                 await channel.close(RESTARTS)

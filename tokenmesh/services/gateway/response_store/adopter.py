@@ -19,6 +19,7 @@ from tokenmesh.services.gateway.response_store.plan import Planner
 from tokenmesh.services.gateway.response_store.records import Begun
 from tokenmesh.services.gateway.response_store.runs import Runs
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
+from tokenmesh.services.gateway.tenancy.tenant import Access, Tenant
 from tokenmesh.shared.clock import monotonic_s, now_s
 from tokenmesh.shared.config.responses import ResponseSettings
 from tokenmesh.shared.errors import Conflict, Overloaded, ProtocolError, TokenMeshError, Unavailable
@@ -38,12 +39,14 @@ class Adopter:
         planner: Planner,
         settings: ResponseSettings,
         is_alive: Callable[[GatewayId], bool],
+        tenant_of: Callable[[str], Tenant],
     ) -> None:
         self._runs = runs
         self._logs = logs
         self._planner = planner
         self._settings = settings
         self._is_alive = is_alive
+        self._tenant_of = tenant_of
 
     async def run(self, hearing_s: float) -> None:
         """Look for ever; first listen for `hearing_s` who is there."""
@@ -111,6 +114,7 @@ class Adopter:
         except ValidationError as error:
             raise ProtocolError("the request cannot be read by this version") from error
         previous = await previous_items(self._logs, body.previous_response_id, begun.scope)
+        access = Access(self._tenant_of(begun.tenant))
         return Order(
             id=begun.id,
             body=body,
@@ -118,7 +122,7 @@ class Adopter:
             body_json=begun.body,
             created_s=begun.created_s,
             deadline_s=begun.deadline_s,
-            exchange=Exchange(RequestId(begun.id), True, monotonic_s()),
+            exchange=Exchange(RequestId(begun.id), True, monotonic_s(), access),
             previous=previous,
             seed=begun.seed,
         )

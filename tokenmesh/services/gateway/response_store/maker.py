@@ -1,6 +1,7 @@
 """ResponseMaker: POST /v1/responses where there is more to it than one turn that is forgotten."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from starlette.responses import Response
@@ -26,6 +27,7 @@ from tokenmesh.services.gateway.response_store.references import (
 )
 from tokenmesh.services.gateway.response_store.runs import Runs
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
+from tokenmesh.services.gateway.tenancy.admission import Admission
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.config.responses import ResponseSettings
@@ -41,12 +43,14 @@ class ResponseMaker:
         logs: ResponseLogs | None,
         runs: Runs,
         planner: Planner,
+        admission: Admission,
         limits: GatewaySettings,
         settings: ResponseSettings,
     ) -> None:
         self._logs = logs
         self._runs = runs
         self._planner = planner
+        self._admission = admission
         self._limits = limits
         self._settings = settings
 
@@ -80,6 +84,16 @@ class ResponseMaker:
         `may_forget`: the client did not ask for it to be kept, so that it is no error if it is not.
         """
         plan = await self._plan(body, response_id, exchange, scope)
+        lease = await self._admission.admit(exchange)
+        try:
+            plan = replace(plan, order=replace(plan.order, lease=lease))
+            return await self._begin_and_answer(plan, may_forget=may_forget)
+        except BaseException:
+            lease.release()
+            raise
+
+    async def _begin_and_answer(self, plan: Plan, *, may_forget: bool) -> Response:
+        body, response_id = plan.order.body, plan.order.id
         if body.background:
             return await self._in_background(plan)
         feed, is_kept = await self._begin(plan, may_forget=may_forget)

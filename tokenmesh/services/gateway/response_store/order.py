@@ -6,6 +6,7 @@ from typing import Any
 
 from tokenmesh.services.gateway.exchange import Exchange
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
+from tokenmesh.services.gateway.tenancy.admission import Lease
 from tokenmesh.shared.ids import ResponseId
 
 
@@ -20,6 +21,8 @@ class Order:
     created_s: float
     deadline_s: float
     exchange: Exchange
+    lease: Lease | None = None
+    """Given back when it is made; None for one that was admitted elsewhere."""
     previous: Sequence[dict[str, Any]] = field(default=())
     """Items of the responses before this one."""
     seed: int | None = None

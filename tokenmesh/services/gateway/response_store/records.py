@@ -34,6 +34,8 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=T
     seed: int
     """Of the first turn's sampling."""
     is_background: bool = False
+    tenant: str = "default"
+    """Who is charged."""
 
 
 class Prompted(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

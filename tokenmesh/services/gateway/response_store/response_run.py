@@ -24,6 +24,7 @@ from tokenmesh.services.gateway.responses.draft import Draft, draft
 from tokenmesh.services.gateway.responses.recorder import Event
 from tokenmesh.services.gateway.responses.shapes import usage_fields
 from tokenmesh.services.gateway.sse import encode_json
+from tokenmesh.services.gateway.tenancy.admission import Admission
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.errors import Conflict, DeadlineExceeded, TokenMeshError
 
@@ -39,6 +40,7 @@ class Means:
     intake: Intake
     pipeline: Pipeline
     max_buffered_tokens: int
+    admission: Admission
 
 
 class ResponseRun:
@@ -72,6 +74,11 @@ class ResponseRun:
     def has_told(self) -> bool:
         """Whether there is any event."""
         return self._steps.num_told > 0
+
+    def release(self) -> None:
+        """Somebody else of its tenant may begin."""
+        if self._order.lease is not None:
+            self._order.lease.release()
 
     def cancel(self) -> None:
         """Somebody wants it to end here. Cancelling the task instead leaves it to be continued."""
@@ -220,7 +227,17 @@ class ResponseRun:
         )
         await self._steps.record(ended)
         await self._steps.settle()
+        self._charge()
+
+    def _charge(self) -> None:
+        """By whoever has recorded the end, which only one can: also what another had begun."""
+        tenant = self._order.exchange.access.tenant
+        self._means.admission.charge(tenant, self._first.ask.head.model, self._all_usages())
+
+    def _all_usages(self) -> list[Usage]:
+        """Of all turns, the one that runs among them."""
+        running = [self._delivery.usage()] if self._delivery is not None else []
+        return [*self._usages, *running]
 
     def _usage(self) -> dict[str, Any]:
-        running = [self._delivery.usage()] if self._delivery is not None else []
-        return usage_fields([*self._usages, *running])
+        return usage_fields(self._all_usages())

@@ -1,5 +1,7 @@
 """Responses: all that a gateway has for the Responses API, put together."""
 
+from collections.abc import Callable
+
 from tokenmesh.services.gateway.intake.intake import Intake
 from tokenmesh.services.gateway.mcp_servers.servers import McpServers
 from tokenmesh.services.gateway.metering import Meters
@@ -11,6 +13,8 @@ from tokenmesh.services.gateway.response_store.plan import Planner
 from tokenmesh.services.gateway.response_store.reader import ResponseReader
 from tokenmesh.services.gateway.response_store.response_run import Means
 from tokenmesh.services.gateway.response_store.runs import Runs
+from tokenmesh.services.gateway.tenancy.admission import Admission
+from tokenmesh.services.gateway.tenancy.tenant import Tenant
 from tokenmesh.shared.bus.base import Bus, Subscription
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.ids import GatewayId, InstanceId, ResponseId
@@ -33,6 +37,8 @@ class Responses:
         *,
         intake: Intake,
         pipeline: Pipeline,
+        admission: Admission,
+        tenant_of: Callable[[str], Tenant],
         meters: Meters,
         metrics: Metrics,
     ) -> None:
@@ -45,13 +51,16 @@ class Responses:
             intake=intake,
             pipeline=pipeline,
             max_buffered_tokens=settings.gateway.max_buffered_tokens,
+            admission=admission,
         )
         self._runs = Runs(gateway_id, logs, means, self.settings, meters, metrics)
         planner = Planner(intake, McpServers(self.settings, metrics), self.settings)
-        self.maker = ResponseMaker(logs, self._runs, planner, settings.gateway, self.settings)
+        self.maker = ResponseMaker(
+            logs, self._runs, planner, admission, settings.gateway, self.settings
+        )
         self.reader = ResponseReader(logs, self._runs, bus) if logs is not None else None
         self._adopter = (
-            Adopter(self._runs, logs, planner, self.settings, self._is_alive)
+            Adopter(self._runs, logs, planner, self.settings, self._is_alive, tenant_of)
             if logs is not None
             else None
         )

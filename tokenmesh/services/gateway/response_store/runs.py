@@ -170,6 +170,7 @@ class Runs:
             error = TokenMeshError("internal error")
         finally:
             feed.close(error or run.failure)
+            run.release()
             del self._run_by_id[response_id]
         outcome = feed.ended.status if feed.ended is not None else type(error).__name__
         self._metrics.counter("responses_made", outcome=outcome).inc()
@@ -214,4 +215,5 @@ def _begun(plan: Plan, owner: GatewayId) -> Begun:
         deadline_s=order.deadline_s,
         seed=order.seed,
         is_background=order.is_background,
+        tenant=order.exchange.access.tenant.name,
     )

@@ -13,7 +13,7 @@ from tokenmesh.services.gateway.error_response import json_response
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.shared.membership import Member
 
-_HIDDEN = frozenset({"api_key_hashes", "ssl_keyfile"})
+_HIDDEN = frozenset({"api_key_hashes", "keys_file", "ssl_keyfile"})
 
 
 def server_info_router(gateway: Gateway) -> APIRouter:

@@ -1,0 +1,152 @@
+"""Whoever floods the line waits behind itself: shares, order, no starvation, for any arrivals."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from tokenmesh.services.scheduler_svc.fair_queue import Claim, FairQueue
+
+QUANTUM = 100
+TENANTS = ("a", "b", "c")
+
+
+def claim(tenant: str, number: int, cost: int = 50, weight: float = 1.0, group: int = 0) -> Claim:
+    return Claim(group, tenant, weight, (0, number), cost)
+
+
+def served(queue: FairQueue, count: int) -> list[Claim]:
+    taken = []
+    for _ in range(count):
+        found = queue.next()
+        if found is None:
+            break
+        queue.take(found)
+        taken.append(found)
+    return taken
+
+
+def test_a_newcomer_is_served_next_to_a_tenant_that_floods() -> None:
+    queue = FairQueue(QUANTUM)
+    for number in range(1000):
+        queue.add(claim("flood", number))
+    served(queue, 3)
+    queue.add(claim("quiet", 2000))
+    assert "quiet" in [each.tenant for each in served(queue, 2)]
+
+
+def test_a_class_is_served_before_the_next_one() -> None:
+    queue = FairQueue(QUANTUM)
+    queue.add(claim("a", 1, group=1))
+    queue.add(claim("b", 2, cost=10**6, group=-1))
+    assert [each.tenant for each in served(queue, 2)] == ["b", "a"]
+
+
+@pytest.mark.parametrize("weights", [(1.0, 1.0), (1.0, 3.0), (0.5, 2.5)])
+@given(costs=st.lists(st.integers(1, 400), min_size=40, max_size=40))
+def test_tokens_are_shared_by_weight_whatever_requests_cost(
+    weights: tuple[float, float], costs: list[int]
+) -> None:
+    queue = FairQueue(QUANTUM)
+    for index in range(400):
+        for tenant, weight in zip("ab", weights, strict=True):
+            cost = costs[index % 40] if tenant == "a" else costs[-1 - index % 40]
+            queue.add(claim(tenant, 2 * index + (tenant == "b"), cost, weight))
+    tokens: Counter[str] = Counter()
+    for each in served(queue, 200):
+        tokens[each.tenant] += each.cost
+    # Either may be one turn and one request ahead of its share.
+    behind = abs(tokens["a"] / weights[0] - tokens["b"] / weights[1])
+    assert behind <= 2 * (QUANTUM + 400 / min(weights))
+
+
+@given(cost=st.integers(1, 10**7), weight=st.floats(0.01, 100))
+def test_a_request_of_any_cost_is_served_in_bounded_work(cost: int, weight: float) -> None:
+    queue = FairQueue(QUANTUM)
+    queue.add(claim("a", 1, cost, weight))
+    queue.add(claim("b", 2, 10**7, 0.01))
+    assert queue.next() is not None
+
+
+@given(flood=st.integers(1, 60), cost=st.integers(1, 500), big=st.integers(1, 2000))
+def test_nobody_waits_for_more_than_the_others_turns(flood: int, cost: int, big: int) -> None:
+    queue = FairQueue(QUANTUM)
+    for number in range(flood):
+        queue.add(claim("flood", number, cost))
+    queue.add(claim("quiet", 1000, big))
+    before = 0
+    while (found := queue.next()) is not None and found.tenant != "quiet":
+        queue.take(found)
+        before += found.cost
+    assert found is not None
+    assert before <= big + 2 * QUANTUM + cost
+
+
+def test_what_cannot_be_served_now_holds_up_nobody_and_hoards_nothing() -> None:
+    queue = FairQueue(QUANTUM)
+    wide = claim("a", 1, 300)
+    queue.add(wide)
+    for number in range(2, 100):
+        queue.add(claim("b", number))
+    for _ in range(50):
+        assert queue.next() in (wide, queue.next({wide}))
+        other = queue.next({wide})
+        assert other is not None
+        assert other.tenant == "b"
+        queue.take(other)
+    for number in range(200, 220):
+        queue.add(claim("a", number))
+    tenants = Counter(each.tenant for each in served(queue, 20))
+    assert tenants["b"] >= 4
+
+
+class Line(RuleBasedStateMachine):
+    """Any order of arriving, being served and leaving."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = FairQueue(QUANTUM)
+        self.there: list[Claim] = []
+        self.count = 0
+
+    @rule(tenant=st.sampled_from(TENANTS), cost=st.integers(1, 1000), group=st.integers(0, 1))
+    def add(self, tenant: str, cost: int, group: int) -> None:
+        self.count += 1
+        new = claim(tenant, self.count, cost, 1.0 + TENANTS.index(tenant), group)
+        self.queue.add(new)
+        self.there.append(new)
+
+    @rule()
+    def serve(self) -> None:
+        found = self.queue.next()
+        assert found == self.queue.next()
+        if found is None:
+            return
+        assert found.group == min(each.group for each in self.there)
+        same = [e for e in self.there if (e.tenant, e.group) == (found.tenant, found.group)]
+        assert found == same[0]
+        self.queue.take(found)
+        self.there.remove(found)
+
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        if self.there:
+            gone = data.draw(st.sampled_from(self.there))
+            self.there.remove(gone)
+            self.queue.remove(gone)
+            self.queue.remove(gone)
+
+    @invariant()
+    def holds_what_is_there(self) -> None:
+        for tenant in TENANTS:
+            expected = sum(each.tenant == tenant for each in self.there)
+            assert self.queue.num_of(tenant) == expected
+        for each in self.there:
+            assert 0 <= self.queue.ahead(each) < len(self.there)
+        assert (self.queue.next() is None) == (not self.there)
+
+
+TestLine = Line.TestCase
+TestLine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -1,0 +1,191 @@
+"""Admission: whether a tenant's request may begin, and what it is charged for in the end.
+
+All gateways count together in Redis. While Redis is away each keeps the limits by itself: a tenant
+may then have as much at every gateway.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from itertools import count
+
+from tokenmesh.services.gateway.exchange import Exchange
+from tokenmesh.services.gateway.openai.shapes import Usage
+from tokenmesh.services.gateway.tenancy.batch import Tokens
+from tokenmesh.services.gateway.tenancy.buckets import Buckets
+from tokenmesh.services.gateway.tenancy.keys import open_key, state_key, usage_key
+from tokenmesh.services.gateway.tenancy.ledger import Ledger
+from tokenmesh.services.gateway.tenancy.month import month_of, seconds_left
+from tokenmesh.services.gateway.tenancy.scripts import Scripts
+from tokenmesh.services.gateway.tenancy.standing import Standing, refusal
+from tokenmesh.services.gateway.tenancy.tenant import Tenant
+from tokenmesh.services.gateway.tenancy.tenant_meters import TenantMeters
+from tokenmesh.shared.clock import monotonic_s, now_s
+from tokenmesh.shared.config.tenancy import TenancySettings
+from tokenmesh.shared.errors import Overloaded, TokenMeshError, Unavailable
+from tokenmesh.shared.metrics import Metrics
+from tokenmesh.shared.redis import Redis
+
+logger = logging.getLogger(__name__)
+
+
+class Lease:
+    """A request that runs. Whoever has it gives it back once; more often does no harm."""
+
+    def __init__(self, admission: "Admission", tenant: Tenant, name: str) -> None:
+        self._admission = admission
+        self._tenant = tenant
+        self._name: str | None = name
+
+    def release(self) -> None:
+        """The request is over."""
+        if self._name is not None:
+            self._admission.release(self._tenant, self._name)
+            self._name = None
+
+
+class Admission:
+    """Of one gateway. `run` must be running."""
+
+    def __init__(
+        self, gateway: str, redis: Redis | None, settings: TenancySettings, metrics: Metrics
+    ) -> None:
+        """`redis` None: this gateway is always alone, and usage is not kept."""
+        self._gateway = gateway
+        self._settings = settings
+        self._metrics = metrics
+        self._meters = TenantMeters(metrics, settings.max_metric_tenants)
+        self._scripts = Scripts(redis) if redis is not None else None
+        self._buckets = Buckets()
+        self._numbers = count(1)
+        self._running: dict[str, Tenant] = {}
+        """Tenants with a bound on what runs, by lease."""
+        self._alone_until_s = 0.0
+        self._ledger = (
+            Ledger(gateway, self._scripts, settings, metrics) if self._scripts is not None else None
+        )
+
+    @asynccontextmanager
+    async def admitted(self, exchange: Exchange) -> AsyncIterator[None]:
+        """A request runs inside the block. Raises RateLimited or QuotaExceeded before it."""
+        lease = await self.admit(exchange)
+        try:
+            yield
+        finally:
+            lease.release()
+
+    async def admit(self, exchange: Exchange) -> Lease:
+        """Raises RateLimited or QuotaExceeded."""
+        tenant = exchange.access.tenant
+        name = f"{self._gateway}:{next(self._numbers)}"
+        try:
+            if tenant.has_limits:
+                exchange.standing = await self._ask(tenant, name)
+        except Overloaded as error:
+            exchange.standing = self._buckets.standing(tenant, monotonic_s(), month_of(now_s()))
+            self._meters.count_request(tenant.name, error.code)
+            raise
+        self._meters.count_request(tenant.name, "admitted")
+        self._buckets.admit(tenant, name, monotonic_s(), month_of(now_s()))
+        if tenant.max_concurrent is not None:
+            self._running[name] = tenant
+        return Lease(self, tenant, name)
+
+    def release(self, tenant: Tenant, lease: str) -> None:
+        """See `Lease`."""
+        self._buckets.release(tenant, lease)
+        if self._running.pop(lease, None) is not None and self._ledger is not None:
+            self._ledger.release(tenant, month_of(now_s()), lease)
+
+    def charge(self, tenant: Tenant, model: str, usages: Iterable[Usage]) -> None:
+        """A response has ended: the very usage that its client is told, or would have been."""
+        total, month = Tokens(requests=1), month_of(now_s())
+        for usage in usages:
+            details = usage.prompt_tokens_details
+            cached = details.cached_tokens if details is not None else 0
+            total.add(Tokens(0, usage.prompt_tokens, cached, usage.completion_tokens))
+        self._meters.count_tokens(tenant.name, total)
+        self._buckets.charge(tenant, total.charged, monotonic_s(), month)
+        if self._ledger is not None:
+            self._ledger.charge(tenant, month, model, total)
+
+    async def run(self) -> None:
+        """Tell Redis what has ended and what goes on, for ever."""
+        if self._ledger is None:
+            return
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._ledger.run())
+            group.create_task(self._renew_forever())
+
+    async def settle(self) -> None:
+        """Tell Redis everything now. Raises Unavailable."""
+        if self._ledger is not None:
+            await self._ledger.flush()
+
+    async def stop(self) -> None:
+        """The same when there is no later; what Redis does not take now is lost."""
+        try:
+            await self.settle()
+        except Unavailable as error:
+            logger.warning("usage is lost: %s", error.message)
+
+    async def _ask(self, tenant: Tenant, lease: str) -> Standing:
+        """Raises RateLimited or QuotaExceeded."""
+        if self._scripts is None or monotonic_s() < self._alone_until_s:
+            return self._decide_alone(tenant)
+        month = month_of(now_s())
+        keys = (state_key(tenant.name), open_key(tenant.name), usage_key(tenant.name, month))
+        limits = (
+            tenant.requests_per_minute or 0,
+            tenant.tokens_per_minute or 0,
+            tenant.max_concurrent or 0,
+            tenant.monthly_tokens or 0,
+        )
+        try:
+            async with asyncio.timeout(self._settings.limits_timeout_s):
+                answer = await self._scripts.admit(keys, (lease, self._settings.lease_s, *limits))
+            reason, wait_s, requests, tokens = _read(answer)
+        except (TokenMeshError, TimeoutError, ValueError) as error:
+            logger.warning("this gateway keeps the limits alone: %s", error)
+            self._alone_until_s = monotonic_s() + self._settings.limits_retry_s
+            return self._decide_alone(tenant)
+        if reason != "ok":
+            raise _refusal(tenant, reason, wait_s)
+        return Standing(tenant=tenant, requests=requests, tokens=tokens)
+
+    def _decide_alone(self, tenant: Tenant) -> Standing:
+        self._metrics.counter("limits_kept_alone").inc()
+        now, month = monotonic_s(), month_of(now_s())
+        met = self._buckets.refusal(tenant, now, month)
+        if met is not None:
+            raise _refusal(tenant, *met)
+        return self._buckets.standing(tenant, now, month)
+
+    async def _renew_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.lease_s / 3)
+            leases: dict[str, list[str]] = {}
+            for lease, tenant in self._running.items():
+                leases.setdefault(tenant.name, []).append(lease)
+            for name, held in leases.items():
+                await self._renew(name, held)
+
+    async def _renew(self, name: str, leases: list[str]) -> None:
+        assert self._scripts is not None, "only a gateway with Redis renews"
+        try:
+            await self._scripts.renew((open_key(name),), (self._settings.lease_s, *leases))
+        except TokenMeshError as error:
+            logger.debug("leases are not renewed: %s", error.message)
+
+
+def _refusal(tenant: Tenant, reason: str, wait_s: float) -> Overloaded:
+    return refusal(tenant, reason, seconds_left(now_s()) if reason == "budget" else wait_s)
+
+
+def _read(answer: object) -> tuple[str, float, float, float]:
+    """What admit.lua answers. Raises ValueError."""
+    match answer:
+        case [bytes() as verdict, bytes() as wait_s, bytes() as requests, bytes() as tokens]:
+            return verdict.decode(), float(wait_s), float(requests), float(tokens)
+    raise ValueError(f"unexpected answer: {answer!r}")

@@ -1,0 +1,48 @@
+"""Batch: what has ended for one tenant since the last time that Redis was told."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tokenmesh.services.gateway.tenancy.tenant import Tenant
+
+
+@dataclass(slots=True)
+class Tokens:
+    """Of one model."""
+
+    requests: int = 0
+    prompt: int = 0
+    cached: int = 0
+    """Of the prompt, found in a prefix cache."""
+    completion: int = 0
+
+    @property
+    def charged(self) -> int:
+        """What counts against limits."""
+        return self.prompt + self.completion
+
+    def add(self, other: "Tokens") -> None:
+        """Sum up."""
+        self.requests += other.requests
+        self.prompt += other.prompt
+        self.cached += other.cached
+        self.completion += other.completion
+
+
+@dataclass(slots=True)
+class Batch:
+    """Of one tenant and one month."""
+
+    tenant: Tenant
+    month: str
+    leases: list[str] = field(default_factory=list)
+    models: dict[str, Tokens] = field(default_factory=dict)
+
+    def arguments(self, number: int, max_models: int, kept_s: int) -> Iterator[str | int]:
+        """Of settle.lua."""
+        yield from (number, self.tenant.requests_per_minute or 0)
+        yield from (self.tenant.tokens_per_minute or 0, max_models, kept_s)
+        yield len(self.leases)
+        yield from self.leases
+        for model, tokens in self.models.items():
+            yield from (model, tokens.requests, tokens.prompt, tokens.cached, tokens.completion)

@@ -1,0 +1,21 @@
+"""The keys of Redis that hold a tenant's counts; the braces keep them on one node of a cluster."""
+
+
+def state_key(tenant: str) -> str:
+    """HASH: the levels of its buckets, and when they were so."""
+    return f"tm:tenant:{{{tenant}}}:state"
+
+
+def open_key(tenant: str) -> str:
+    """ZSET: its requests that run, by when they are forgotten unless somebody renews them."""
+    return f"tm:tenant:{{{tenant}}}:open"
+
+
+def usage_key(tenant: str, month: str) -> str:
+    """HASH: `tokens`, and `<kind>:<model>` for each kind and model."""
+    return f"tm:tenant:{{{tenant}}}:usage:{month}"
+
+
+def sequence_key(tenant: str, writer: str) -> str:
+    """STRING: number of the last batch of a gateway that is in the counts."""
+    return f"tm:tenant:{{{tenant}}}:seq:{writer}"

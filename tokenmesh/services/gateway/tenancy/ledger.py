@@ -1,0 +1,112 @@
+"""Ledger: tells Redis what has ended, each batch exactly once, however often it has to ask.
+
+Batches are numbered for each tenant, and a script that has seen a number does nothing: a call whose
+answer was lost can be made again. While Redis is away the sums grow here, one for each tenant,
+month and model. A gateway that is killed takes with it what it has not told yet.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from typing import Final
+
+from tokenmesh.services.gateway.tenancy.batch import Batch, Tokens
+from tokenmesh.services.gateway.tenancy.keys import open_key, sequence_key, state_key, usage_key
+from tokenmesh.services.gateway.tenancy.scripts import Scripts
+from tokenmesh.services.gateway.tenancy.tenant import Tenant
+from tokenmesh.shared.config.tenancy import TenancySettings
+from tokenmesh.shared.errors import TokenMeshError, Unavailable
+from tokenmesh.shared.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+_KEPT_S: Final = 400 * 24 * 3600
+
+
+class Ledger:
+    """Of one gateway. `run` must be running."""
+
+    def __init__(
+        self, writer: str, scripts: Scripts, settings: TenancySettings, metrics: Metrics
+    ) -> None:
+        """`writer`: a name that no other process ever had or will have."""
+        self._writer = writer
+        self._scripts = scripts
+        self._settings = settings
+        self._metrics = metrics
+        self._open: OrderedDict[tuple[str, str], Batch] = OrderedDict()
+        self._number = 0
+        self._sending: tuple[int, Batch] | None = None
+        self._news = asyncio.Event()
+        self._lock = asyncio.Lock()
+        metrics.gauge_of("usage_untold_tokens", lambda: self.untold)
+
+    @property
+    def untold(self) -> int:
+        """Tokens that Redis does not know of yet."""
+        batches = [*self._open.values(), *([self._sending[1]] if self._sending else [])]
+        return sum(tokens.charged for batch in batches for tokens in batch.models.values())
+
+    def charge(self, tenant: Tenant, month: str, model: str, tokens: Tokens) -> None:
+        """To be told soon."""
+        self._batch(tenant, month).models.setdefault(model, Tokens()).add(tokens)
+        self._news.set()
+
+    def release(self, tenant: Tenant, month: str, lease: str) -> None:
+        """To be told soon."""
+        batch = self._batch(tenant, month)
+        batch.leases.append(lease)
+        # What is not told in time is forgotten by Redis of its own.
+        del batch.leases[: -self._settings.max_untold_leases]
+        self._news.set()
+
+    def _batch(self, tenant: Tenant, month: str) -> Batch:
+        batch = self._open.setdefault((tenant.name, month), Batch(tenant, month))
+        batch.tenant = tenant
+        return batch
+
+    async def run(self) -> None:
+        """Tell Redis whenever there is something, for ever."""
+        while True:
+            await self._news.wait()
+            try:
+                await self.flush()
+            except Unavailable as error:
+                logger.debug("usage has to wait: %s", error.message)
+                await asyncio.sleep(self._settings.limits_retry_s)
+
+    async def flush(self) -> None:
+        """Tell everything now. Raises Unavailable, and keeps what is not told."""
+        async with self._lock:
+            self._news.clear()
+            try:
+                while self._sending is not None or self._open:
+                    await self._send_next()
+            except BaseException:
+                self._news.set()
+                raise
+
+    async def _send_next(self) -> None:
+        if self._sending is None:
+            _, batch = self._open.popitem(last=False)
+            self._number += 1
+            self._sending = self._number, batch
+        number, batch = self._sending
+        name, limits = batch.tenant.name, self._settings
+        keys = (
+            state_key(name),
+            open_key(name),
+            usage_key(name, batch.month),
+            sequence_key(name, self._writer),
+        )
+        try:
+            await self._scripts.settle(
+                keys, list(batch.arguments(number, limits.max_usage_models, _KEPT_S))
+            )
+        except Unavailable:
+            raise
+        except TokenMeshError as error:
+            # Asking again would bring the same.
+            logger.error("usage of %s is lost: %s", name, error.message)
+            self._metrics.counter("usage_batches_lost").inc()
+        self._sending = None

@@ -1,0 +1,43 @@
+-- What has ended: leases are given back, tokens are charged. A batch counts once, however often
+-- it is sent.
+-- KEYS: state, open, usage of the month, sequence. ARGV: number of the batch, requests and tokens
+-- a minute (0: no limit), models at most, how long usage is kept, how many leases, the leases;
+-- then model, requests, prompt, cached and completion tokens, for each model.
+expect(KEYS[1], 'hash')
+expect(KEYS[2], 'zset')
+expect(KEYS[3], 'hash')
+expect(KEYS[4], 'string')
+local number = tonumber(ARGV[1])
+if (tonumber(redis.call('GET', KEYS[4])) or 0) >= number then return 0 end
+local rpm, tpm = tonumber(ARGV[2]), tonumber(ARGV[3])
+local num_leases = tonumber(ARGV[6])
+for index = 7, 6 + num_leases do redis.call('ZREM', KEYS[2], ARGV[index]) end
+
+local function add(field, count)
+  if count == 0 then return end
+  local done = redis.pcall('HINCRBY', KEYS[3], field, count)
+  if type(done) == 'table' and done.err then redis.call('HSET', KEYS[3], field, count) end
+end
+
+local charged = 0
+for index = 7 + num_leases, #ARGV, 5 do
+  local model = ARGV[index]
+  local is_new = redis.call('HEXISTS', KEYS[3], 'requests:' .. model) == 0
+  if is_new and redis.call('HLEN', KEYS[3]) >= 4 * tonumber(ARGV[4]) then model = 'other' end
+  local prompt, completion = tonumber(ARGV[index + 2]), tonumber(ARGV[index + 4])
+  add('requests:' .. model, tonumber(ARGV[index + 1]))
+  add('prompt:' .. model, prompt)
+  add('cached:' .. model, tonumber(ARGV[index + 3]))
+  add('completion:' .. model, completion)
+  charged = charged + prompt + completion
+end
+if charged > 0 then
+  add('tokens', charged)
+  redis.call('EXPIRE', KEYS[3], ARGV[5])
+  if tpm > 0 then
+    local requests, tokens = levels(KEYS[1], rpm, tpm)
+    keep(KEYS[1], requests, tokens - charged, tpm)
+  end
+end
+redis.call('SET', KEYS[4], number, 'EX', 86400)
+return 1

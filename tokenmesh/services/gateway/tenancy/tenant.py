@@ -1,0 +1,45 @@
+"""Tenant: who pays for a request. Access: what a key gives to whoever brings it."""
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenant:
+    """A limit that is None is no limit. Requests and tokens may come a minute's worth at once."""
+
+    name: str
+    priority: int = 0
+    """Class of its waiting requests; smaller is sooner."""
+    weight: float = 1.0
+    """Share of the turns in its class."""
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    """Prompt and completion, charged when a response ends: a tenant in debt waits."""
+    max_concurrent: int | None = None
+    monthly_tokens: int | None = None
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether there is anything to ask before a request."""
+        limits = (
+            self.requests_per_minute,
+            self.tokens_per_minute,
+            self.max_concurrent,
+            self.monthly_tokens,
+        )
+        return any(limit is not None for limit in limits)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What a key stands for."""
+
+    tenant: Tenant
+    is_admin: bool = False
+    """Whether it may see the usage of all tenants."""
+
+
+DEFAULT_TENANT: Final = Tenant(name="default")
+"""Of the keys of `--api-key`, and of everybody where no key is needed."""
+DEFAULT_ACCESS: Final = Access(DEFAULT_TENANT)

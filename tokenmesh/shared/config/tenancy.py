@@ -1,0 +1,41 @@
+"""TenancySettings: keys, tenants, and how their limits are counted."""
+
+from pathlib import Path
+
+from pydantic import BaseModel, Field
+
+
+class TenancySettings(BaseModel):
+    """A part of GatewaySettings. Times are seconds, sizes bytes."""
+
+    keys_file: Path | None = Field(
+        default=None, description="TOML file of tenants and the hashes of their keys."
+    )
+    keys_refresh_s: float = Field(
+        default=1.0, gt=0, description="How often that file is looked at for changes."
+    )
+    max_keys_file_bytes: int = Field(
+        default=4 * 1024 * 1024, ge=1, description="Largest file of keys."
+    )
+    limits_timeout_s: float = Field(
+        default=0.25, gt=0, description="Time for Redis to say whether a request may begin."
+    )
+    limits_retry_s: float = Field(
+        default=1.0,
+        gt=0,
+        description="How long a gateway keeps limits by itself before it asks Redis again.",
+    )
+    lease_s: float = Field(
+        default=30.0,
+        gt=0,
+        description="After this time a running request of a gateway that is gone counts no more.",
+    )
+    max_untold_leases: int = Field(
+        default=65536, ge=1, description="Ended requests of a tenant that wait for Redis at most."
+    )
+    max_usage_models: int = Field(
+        default=256, ge=1, description="Models of a tenant's usage; further ones are one: other."
+    )
+    max_metric_tenants: int = Field(
+        default=256, ge=0, description="Tenants with metrics of their own."
+    )
