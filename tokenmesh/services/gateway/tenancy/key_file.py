@@ -17,7 +17,7 @@ PARAM: Final = "gateway.keys_file"
 _MAX: Final = 10**15
 _Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 _Hash = Annotated[
-    str, StringConstraints(pattern=r"^[0-9a-f]{64}$", to_lower=True, strip_whitespace=True)
+    str, StringConstraints(pattern=r"^[0-9a-fA-F]{64}$", to_lower=True, strip_whitespace=True)
 ]
 _Limit = Annotated[int, Field(ge=1, le=_MAX)]
 

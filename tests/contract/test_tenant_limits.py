@@ -1,0 +1,261 @@
+"""Limits and usage in a real Redis: all gateways together, each charge once, garbage harmless."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.servers import Server, redis_settings_of
+from tokenmesh.services.gateway.exchange import Exchange
+from tokenmesh.services.gateway.openai.shapes import usage_of
+from tokenmesh.services.gateway.tenancy.admission import Admission
+from tokenmesh.services.gateway.tenancy.batch import Tokens
+from tokenmesh.services.gateway.tenancy.buckets import Buckets
+from tokenmesh.services.gateway.tenancy.keys import open_key, state_key, usage_key
+from tokenmesh.services.gateway.tenancy.ledger import Ledger
+from tokenmesh.services.gateway.tenancy.month import month_of
+from tokenmesh.services.gateway.tenancy.scripts import Scripts
+from tokenmesh.services.gateway.tenancy.standing import QuotaExceeded, RateLimited
+from tokenmesh.services.gateway.tenancy.tenant import Access, Tenant
+from tokenmesh.shared.clock import monotonic_s, now_s
+from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.tenancy import TenancySettings
+from tokenmesh.shared.errors import Overloaded, Unavailable
+from tokenmesh.shared.ids import RequestId
+from tokenmesh.shared.metrics import Metrics
+from tokenmesh.shared.redis import Redis, open_redis
+
+
+@pytest.fixture
+async def redis(redis_settings: RedisSettings) -> AsyncIterator[Redis]:
+    client = open_redis(redis_settings)
+    yield client
+    await client.close()
+
+
+def tenant_of(**limits: Any) -> Tenant:
+    return Tenant(name=f"t-{secrets.token_hex(4)}", **limits)
+
+
+def admission_of(redis: Redis | None, **settings: Any) -> Admission:
+    name = f"gateway-{secrets.token_hex(4)}"
+    return Admission(name, redis, TenancySettings(**settings), Metrics())
+
+
+def exchange_of(tenant: Tenant) -> Exchange:
+    return Exchange(RequestId("r"), True, monotonic_s(), Access(tenant))
+
+
+async def usage_of_tenant(redis: Redis, tenant: Tenant) -> dict[bytes, int]:
+    flat = await redis.call("HGETALL", usage_key(tenant.name, month_of(now_s())))
+    assert isinstance(flat, list)
+    return {flat[i]: int(flat[i + 1]) for i in range(0, len(flat), 2)}  # type: ignore[arg-type, misc]
+
+
+async def test_requests_a_minute_are_counted_for_all_gateways_together(redis: Redis) -> None:
+    tenant, gateways = tenant_of(requests_per_minute=3), [admission_of(redis) for _ in range(2)]
+    exchange = exchange_of(tenant)
+    for index in range(3):
+        await gateways[index % 2].admit(exchange)
+    assert exchange.standing is not None
+    told = dict(exchange.standing.headers())
+    assert told[b"x-ratelimit-limit-requests"] == b"3"
+    assert told[b"x-ratelimit-remaining-requests"] == b"0"
+    for gateway in gateways:
+        with pytest.raises(RateLimited, match="3 requests a minute") as refused:
+            await gateway.admit(exchange)
+        assert refused.value.retry_after_s == pytest.approx(20, abs=2)
+
+
+async def test_requests_at_a_time_are_given_back_also_for_a_gateway_that_is_gone(
+    redis: Redis,
+) -> None:
+    tenant, first, second = tenant_of(max_concurrent=2), admission_of(redis), admission_of(redis)
+    lease = await first.admit(exchange_of(tenant))
+    await second.admit(exchange_of(tenant))
+    with pytest.raises(RateLimited, match="2 requests at a time"):
+        await second.admit(exchange_of(tenant))
+    lease.release()
+    lease.release()
+    await first.settle()
+    short = admission_of(redis, lease_s=0.05)
+    await short.admit(exchange_of(tenant))
+    with pytest.raises(RateLimited):
+        await first.admit(exchange_of(tenant))
+    await asyncio.sleep(0.1)
+    await first.admit(exchange_of(tenant))
+
+
+async def test_what_runs_for_long_is_renewed(redis: Redis) -> None:
+    tenant, gateway = tenant_of(max_concurrent=1), admission_of(redis, lease_s=0.3)
+    running = asyncio.create_task(gateway.run())
+    await gateway.admit(exchange_of(tenant))
+    await redis.call("DEL", open_key(tenant.name))
+    await asyncio.sleep(0.6)
+    with pytest.raises(RateLimited):
+        await admission_of(redis).admit(exchange_of(tenant))
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_tenant_in_debt_waits_and_a_spent_month_is_over(redis: Redis) -> None:
+    tenant = tenant_of(tokens_per_minute=600, monthly_tokens=5000)
+    gateway, other = admission_of(redis), admission_of(redis)
+    await gateway.admit(exchange_of(tenant))
+    gateway.charge(tenant, "m", [usage_of(700, 199, 300, None)])
+    await gateway.settle()
+    with pytest.raises(RateLimited, match="600 tokens a minute") as refused:
+        await other.admit(exchange_of(tenant))
+    assert refused.value.retry_after_s == pytest.approx(30, abs=2)
+    gateway.charge(tenant, "m", [usage_of(5000, 0, None, None)])
+    await gateway.settle()
+    with pytest.raises(QuotaExceeded, match="5000 tokens of this month") as over:
+        await other.admit(exchange_of(tenant))
+    assert over.value.code == "insufficient_quota"
+    assert over.value.retry_after_s is not None
+    assert await usage_of_tenant(redis, tenant) == {
+        b"tokens": 5899,
+        b"requests:m": 2,
+        b"prompt:m": 5700,
+        b"cached:m": 300,
+        b"completion:m": 199,
+    }
+
+
+class _Forgetful:
+    """A Redis whose answers get lost now and then, after it has done what it was asked."""
+
+    def __init__(self, redis: Redis, losses: list[bool]) -> None:
+        self._scripts = Scripts(redis)
+        self._losses = losses
+
+    async def settle(self, keys: Any, arguments: Any) -> None:
+        await self._scripts.settle(keys, arguments)
+        if self._losses and self._losses.pop():
+            raise Unavailable("the answer is lost")
+
+
+async def test_every_charge_counts_once_whatever_answers_are_lost(redis: Redis) -> None:
+    @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=8), st.data())
+    def check(charges: list[tuple[int, int]], data: st.DataObject) -> None:
+        losses = data.draw(st.lists(st.booleans(), max_size=8))
+        plans.append((charges, losses))
+
+    plans: list[tuple[list[tuple[int, int]], list[bool]]] = []
+    check()
+    for charges, losses in plans[:40]:
+        tenant = tenant_of()
+        scripts: Any = _Forgetful(redis, losses)
+        ledger = Ledger(secrets.token_hex(4), scripts, TenancySettings(), Metrics())
+        for prompt, completion in charges:
+            ledger.charge(tenant, month_of(now_s()), "m", Tokens(1, prompt, 0, completion))
+            if prompt % 2:
+                try:
+                    await ledger.flush()
+                except Unavailable:
+                    assert ledger.untold >= 0
+        while True:
+            try:
+                await ledger.flush()
+                break
+            except Unavailable:
+                continue
+        assert ledger.untold == 0
+        counted = await usage_of_tenant(redis, tenant)
+        assert counted.get(b"tokens", 0) == sum(map(sum, charges))
+        assert counted.get(b"requests:m", 0) == len(charges)
+
+
+async def test_models_beyond_the_bound_share_one_name(redis: Redis) -> None:
+    tenant, gateway = tenant_of(), admission_of(redis, max_usage_models=2)
+    for index in range(6):
+        gateway.charge(tenant, f"m{index}", [usage_of(1, 1, 1, None)])
+        await gateway.settle()
+    counted = await usage_of_tenant(redis, tenant)
+    assert counted[b"tokens"] == 12
+    assert counted[b"requests:other"] >= 3
+
+
+@pytest.mark.parametrize(
+    "garbage", [("SET", "x"), ("RPUSH", "x"), ("HSET", "at", "x"), ("HSET", "at", "9e99")]
+)
+async def test_garbage_in_redis_stops_nobody(redis: Redis, garbage: tuple[str, ...]) -> None:
+    tenant, gateway = tenant_of(requests_per_minute=2, max_concurrent=2), admission_of(redis)
+    command, *values = garbage
+    for key in (state_key(tenant.name), usage_key(tenant.name, month_of(now_s()))):
+        await redis.call(command, key, *values)
+    await redis.call("SET", open_key(tenant.name), "x")
+    await redis.call("HSET", usage_key(tenant.name + "x", "2026-11"), "tokens", "many")
+    await gateway.admit(exchange_of(tenant))
+    gateway.charge(tenant, "m", [usage_of(3, 4, 0, None)])
+    await gateway.settle()
+    flat = await redis.call("HGET", usage_key(tenant.name, month_of(now_s())), "tokens")
+    assert flat == b"7"
+    await gateway.admit(exchange_of(tenant))
+    with pytest.raises(RateLimited):
+        await gateway.admit(exchange_of(tenant))
+
+
+async def test_without_redis_a_gateway_keeps_limits_alone_and_tells_usage_later(
+    start_redis: Callable[[], Server],
+) -> None:
+    server = start_redis()
+    redis = open_redis(redis_settings_of(server))
+    tenant = tenant_of(requests_per_minute=4, max_concurrent=10)
+    gateway = admission_of(redis, limits_retry_s=0.05)
+    await gateway.admit(exchange_of(tenant))
+    server.stop()
+    for _ in range(3):
+        await gateway.admit(exchange_of(tenant))
+    with pytest.raises(RateLimited):
+        await gateway.admit(exchange_of(tenant))
+    gateway.charge(tenant, "m", [usage_of(5, 6, 0, None)])
+    with pytest.raises(Unavailable):
+        await gateway.settle()
+    server.start()
+    await asyncio.sleep(0.1)
+    await gateway.settle()
+    assert (await usage_of_tenant(redis, tenant))[b"tokens"] == 11
+    await redis.close()
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 30), st.integers(0, 200)), max_size=60),
+    st.integers(1, 20),
+    st.integers(1, 500),
+)
+def test_a_gateway_alone_never_admits_more_than_the_rates(
+    steps: list[tuple[float, int]], rpm: int, tpm: int
+) -> None:
+    tenant, buckets, now, admitted, charged = (
+        tenant_of(requests_per_minute=rpm, tokens_per_minute=tpm),
+        Buckets(),
+        0.0,
+        0,
+        0,
+    )
+    for pause_s, tokens in steps:
+        now += pause_s
+        if buckets.refusal(tenant, now, "m") is None:
+            assert charged < tpm + now * tpm / 60 + 1e-6
+            buckets.admit(tenant, str(now), now, "m")
+            admitted += 1
+            buckets.charge(tenant, tokens, now, "m")
+            charged += tokens
+        assert admitted <= rpm + now * rpm / 60 + 1e-6
+
+
+async def test_alone_concurrency_and_budget_hold_too() -> None:
+    gateway = admission_of(None)
+    tenant = tenant_of(max_concurrent=1, monthly_tokens=10)
+    lease = await gateway.admit(exchange_of(tenant))
+    with pytest.raises(Overloaded, match="at a time"):
+        await gateway.admit(exchange_of(tenant))
+    lease.release()
+    gateway.charge(tenant, "m", [usage_of(10, 0, None, None)])
+    with pytest.raises(QuotaExceeded):
+        await gateway.admit(exchange_of(tenant))
