@@ -31,6 +31,9 @@ def request(
     priority: int = 0,
     n: int = 1,
     exclude: tuple[str, ...] = (),
+    tenant: str = "",
+    weight: float = 1.0,
+    group: int = 0,
 ) -> Place:
     return Place(
         request_id=RequestId(name),
@@ -40,6 +43,9 @@ def request(
         num_streams=n,
         priority=priority,
         exclude=[WorkerId(name) for name in exclude],
+        tenant=tenant,
+        weight=weight,
+        tenant_priority=group,
     )
 
 
@@ -232,3 +238,45 @@ async def test_nobody_is_lost_overtaken_or_placed_beyond_capacity(
     assert capacity(fleet[0].load, settings) > len(waiting)
     await desk.pump(now + 1)
     assert all(ticket.placed for ticket in waiting)
+
+
+async def test_a_tenant_that_floods_delays_only_itself() -> None:
+    desk, fleet = desk_of(worker("a", running=5))
+    flood = [await desk.arrive(request(tenant="flood", tokens=500), 1.0) for _ in range(40)]
+    quiet = await desk.arrive(request(tenant="quiet"), 1.1)
+    assert desk.position(quiet) <= 1
+    fleet[0] = worker("a", running=3, beat_at=2.0)
+    placed = await placed_by(desk, 2.0, *flood, quiet)
+    assert placed == [flood[0], quiet]
+    # What a client calls urgent is so among its tenant's own.
+    urgent = await desk.arrive(request(tenant="flood", priority=-9), 2.1)
+    other = await desk.arrive(request(tenant="other"), 2.2)
+    fleet[0] = worker("a", running=3, beat_at=3.0)
+    assert set(await placed_by(desk, 3.0, *flood[1:], urgent, other)) == {urgent, other}
+
+
+async def test_a_class_comes_before_another_whatever_its_requests_say() -> None:
+    desk, fleet = desk_of(worker("a", running=5))
+    later = await desk.arrive(request(tenant="batch", group=1, priority=-9), 1.0)
+    sooner = await desk.arrive(request(tenant="chat"), 1.1)
+    fleet[0] = worker("a", running=4, beat_at=2.0)
+    assert await placed_by(desk, 2.0, later, sooner) == [sooner]
+
+
+async def test_a_tenant_cannot_fill_the_line() -> None:
+    desk, _ = desk_of(worker("a", running=5), max_queued=4, max_queued_per_tenant=2)
+    for _ in range(2):
+        await desk.arrive(request(tenant="flood"), 1.0)
+    with pytest.raises(Overloaded, match="2 requests of the tenant flood"):
+        await desk.arrive(request(tenant="flood"), 1.0)
+    await desk.arrive(request(tenant="quiet"), 1.0)
+    assert desk.num_waiting == 3
+
+
+@pytest.mark.parametrize("weight", [float("nan"), float("inf"), -1.0, 0.0])
+async def test_a_forged_weight_does_no_harm(weight: float) -> None:
+    desk, fleet = desk_of(worker("a", running=5))
+    forged = [await desk.arrive(request(tenant="x", weight=weight), 1.0) for _ in range(3)]
+    honest = await desk.arrive(request(tenant="y", tokens=10**9), 1.0)
+    fleet[0] = worker("a", max_num_seqs=100, beat_at=2.0)
+    assert len(await placed_by(desk, 2.0, *forged, honest)) == 4

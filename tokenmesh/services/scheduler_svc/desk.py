@@ -1,11 +1,12 @@
 """The desk: places a request now, lets it wait, or refuses it. No clock.
 
-One line for each model. A request never overtakes an earlier one of its priority, except past one
-that only waits because of its own n. A line is worked through by one at a time, since a placement
-takes a question to the index.
+One line for each model, in which tenants take turns. A request never overtakes an earlier one of
+its tenant and priority, except past one that only waits because of its own n. A line is worked
+through by one at a time, since a placement takes a question to the index.
 """
 
 from collections.abc import Callable
+from typing import Final
 
 from tokenmesh.services.scheduler_svc.placement import Decision, Placer, Worker
 from tokenmesh.services.scheduler_svc.waiting import Ticket, WaitingLine
@@ -15,6 +16,9 @@ from tokenmesh.shared.ids import ModelName
 from tokenmesh.shared.messages.place import Place, Placed
 
 WorkersOf = Callable[[ModelName], list[Worker]]
+
+UNBOUND_TENANTS: Final = ("", "default")
+"""Where nobody is told apart the bound of the whole line is enough."""
 
 
 class Desk:
@@ -35,22 +39,33 @@ class Desk:
 
     async def arrive(self, request: Place, now: float) -> Ticket:
         """A new request: its ticket, placed at once if it can be. Raises Overloaded."""
-        line = self._lines.setdefault(request.model, WaitingLine())
+        line = self._lines.setdefault(request.model, WaitingLine(self._settings))
         ticket = line.add(request, now)
         try:
             await self._pump_line(line, now, until=ticket)
         except BaseException:
             self.leave(ticket)
             raise
-        if ticket.placed is None and self.num_waiting >= self._settings.max_queued:
-            self.leave(ticket)
-            workers = self._workers_of(request.model)
-            raise Overloaded(
-                f"{self._settings.max_queued} requests already wait for a worker",
-                retry_after_s=self._placement.retry_after_s(request, workers),
-            )
+        if ticket.placed is None:
+            self._check_bounds(ticket)
         ticket.is_waiting = ticket.placed is None
         return ticket
+
+    def _check_bounds(self, ticket: Ticket) -> None:
+        """Raises Overloaded, and the ticket leaves, when there are too many before it."""
+        tenant, limits = ticket.request.tenant, self._settings
+        of_tenant = sum(line.num_waiting_of(tenant) for line in self._lines.values())
+        if self.num_waiting >= limits.max_queued:
+            what = f"{limits.max_queued} requests already wait for a worker"
+        elif tenant not in UNBOUND_TENANTS and of_tenant >= limits.max_queued_per_tenant:
+            what = f"{limits.max_queued_per_tenant} requests of the tenant {tenant} already wait"
+        else:
+            return
+        self.leave(ticket)
+        retry_after_s = self._placement.retry_after_s(
+            ticket.request, self._workers_of(ticket.request.model)
+        )
+        raise Overloaded(what, retry_after_s=retry_after_s)
 
     def leave(self, ticket: Ticket) -> None:
         """The request is answered or its client is gone."""
@@ -86,17 +101,19 @@ class Desk:
                 await self._place_in_order(line, now)
 
     async def _place_in_order(self, line: WaitingLine, now: float) -> None:
-        for ticket in line.in_order():
-            if not line.holds(ticket):
-                continue  # its client left while others were placed
+        passed: set[Ticket] = set()
+        while (ticket := line.next(passed)) is not None:
             workers = self._workers_of(ticket.request.model)
             decision = await self._placement.place(ticket.request, workers, now)
             if decision.worker is not None:
                 waited_s = max(0.0, now - ticket.waiting_since)
                 ticket.answer(_placed(decision, decision.worker, waited_s))
+                line.take(ticket)
                 self.leave(ticket)
             elif ticket.request.num_streams == 1:
                 break
+            else:
+                passed.add(ticket)
 
 
 def _placed(decision: Decision, worker: Worker, queued_s: float) -> Placed:

@@ -1,25 +1,30 @@
-"""The line of requests that no worker has room for: by priority, then by arrival."""
+"""The line of requests of one model that no worker has room for, each tenant in its turn."""
 
 import asyncio
-import bisect
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Final
 
+from tokenmesh.services.scheduler_svc.fair_queue import Claim, FairQueue
+from tokenmesh.shared.config.scheduler import SchedulerSettings
 from tokenmesh.shared.messages.place import Place, Placed
 
+_LEAST_WEIGHT: Final = 0.01
+_MOST_WEIGHT: Final = 100.0
 
-@dataclass(order=True, slots=True)
+
+@dataclass(slots=True, eq=False)
 class Ticket:
     """One waiting request. `placed` is filled in by whoever pumps the line."""
 
-    priority: int
-    arrival: int
-    request: Place = field(compare=False)
-    waiting_since: float = field(compare=False)
-    placed: Placed | None = field(default=None, compare=False)
-    is_waiting: bool = field(default=False, compare=False)
+    claim: Claim
+    request: Place
+    waiting_since: float
+    placed: Placed | None = None
+    is_waiting: bool = False
     """It was tried once and found no room."""
-    woken: asyncio.Event = field(default_factory=asyncio.Event, compare=False)
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when it is placed."""
 
     def answer(self, placed: Placed) -> None:
@@ -31,40 +36,61 @@ class Ticket:
 class WaitingLine:
     """Waiting requests of one model in the order in which they will be placed."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: SchedulerSettings) -> None:
+        self._settings = settings
         self._arrivals = count()
-        self._tickets: list[Ticket] = []
+        self._queue = FairQueue(settings.fair_quantum_tokens)
+        self._tickets: dict[Claim, Ticket] = {}
         self.lock = asyncio.Lock()
         """Held by whoever places from this line."""
 
     @property
     def num_waiting(self) -> int:
         """Those that were tried and found no room."""
-        return sum(ticket.is_waiting for ticket in self._tickets)
+        return sum(ticket.is_waiting for ticket in self._tickets.values())
+
+    def num_waiting_of(self, tenant: str) -> int:
+        """Of these, a tenant's."""
+        waiting = (ticket for ticket in self._tickets.values() if ticket.is_waiting)
+        return sum(ticket.claim.tenant == tenant for ticket in waiting)
 
     def __len__(self) -> int:
         return len(self._tickets)
 
-    def in_order(self) -> list[Ticket]:
-        """A copy, first to be served first."""
-        return list(self._tickets)
+    def next(self, passed: Collection[Ticket]) -> Ticket | None:
+        """Whose turn it is, but for those that were passed."""
+        claim = self._queue.next({ticket.claim for ticket in passed})
+        return self._tickets[claim] if claim is not None else None
 
     def add(self, request: Place, now: float) -> Ticket:
         """Join the line."""
-        ticket = Ticket(request.priority, next(self._arrivals), request, now)
-        bisect.insort(self._tickets, ticket)
+        claim = self._claim(request)
+        ticket = self._tickets[claim] = Ticket(claim, request, now)
+        self._queue.add(claim)
         return ticket
 
-    def holds(self, ticket: Ticket) -> bool:
-        """Whether it has not left."""
-        index = bisect.bisect_left(self._tickets, ticket)
-        return index < len(self._tickets) and self._tickets[index] is ticket
+    def take(self, ticket: Ticket) -> None:
+        """It was its turn; nothing happens when the ticket already left."""
+        self._queue.take(ticket.claim)
+        self._tickets.pop(ticket.claim, None)
 
     def remove(self, ticket: Ticket) -> None:
         """Leave the line; nothing happens when the ticket already left."""
-        if self.holds(ticket):
-            del self._tickets[bisect.bisect_left(self._tickets, ticket)]
+        self._queue.remove(ticket.claim)
+        self._tickets.pop(ticket.claim, None)
 
     def position(self, ticket: Ticket) -> int:
-        """How many are served before this one."""
-        return bisect.bisect_left(self._tickets, ticket)
+        """About how many are served before this one."""
+        return self._queue.ahead(ticket.claim) if ticket.claim in self._tickets else 0
+
+    def _claim(self, request: Place) -> Claim:
+        """What a message says is bounded here: it may come from anywhere on the bus."""
+        output = min(request.max_tokens, self._settings.fair_output_tokens)
+        weight = request.weight if request.weight == request.weight else 1.0
+        return Claim(
+            group=request.tenant_priority,
+            tenant=request.tenant,
+            weight=min(_MOST_WEIGHT, max(_LEAST_WEIGHT, weight)),
+            order=(request.priority, next(self._arrivals)),
+            cost=max(1, request.num_tokens + output * request.num_streams),
+        )

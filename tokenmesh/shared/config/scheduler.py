@@ -21,6 +21,19 @@ class SchedulerSettings(BaseModel):
     max_queued: int = Field(
         default=1024, ge=0, description="Requests that may wait for a worker; beyond it: 429."
     )
+    max_queued_per_tenant: int = Field(
+        default=512, ge=0, description="Of these, a named tenant's; one cannot fill the line."
+    )
+    fair_quantum_tokens: int = Field(
+        default=512,
+        ge=1,
+        description="Tokens that a waiting tenant of weight 1 may take in a turn.",
+    )
+    fair_output_tokens: int = Field(
+        default=512,
+        ge=0,
+        description="Output that a turn is charged with at most: max_tokens is seldom used up.",
+    )
     keepalive_s: float = Field(
         default=1.0, gt=0, description="How often a waiting request is told its position."
     )
