@@ -68,17 +68,10 @@ class Gateway:
         self.blobs = blobs
         self.draining = asyncio.Event()
         """Set: what runs is finished, nothing that lasts is begun."""
-        self.keys = KeyRing(limits, metrics)
-        self.admission = Admission(gateway_id, redis, limits, metrics)
-        self.usage = UsageReader(redis, self.keys, self.admission)
         self._bus = bus
+        self._make_tenancy(redis)
         self._cancels = Cancels(bus, gateway_id, limits.max_cancel_queue)
-        self.streams = Streams(
-            WatchTimes.of(limits),
-            self._cancels,
-            max_streams=limits.max_streams,
-            max_told=limits.max_cancels_known,
-        )
+        self.streams = self._make_streams()
         breaker = Breaker(limits)
         metrics.gauge_of("workers_left_out", lambda: len(breaker))
         self.calls = Calls(bus, limits, Replicas(members).freshest, breaker.left_out)
@@ -97,6 +90,20 @@ class Gateway:
         self.responses = self._make_responses(journal, settings)
         self._subscriptions: list[Subscription] = []
         self._measure()
+
+    def _make_tenancy(self, redis: Redis | None) -> None:
+        self.keys = KeyRing(self.settings, self.metrics)
+        self.admission = Admission(self.id, redis, self.settings, self.metrics)
+        self.usage = UsageReader(redis, self.keys, self.admission)
+
+    def _make_streams(self) -> Streams:
+        limits = self.settings
+        return Streams(
+            WatchTimes.of(limits),
+            self._cancels,
+            max_streams=limits.max_streams,
+            max_told=limits.max_cancels_known,
+        )
 
     def _make_watchdog(self, launcher: Launcher, count_losses: Callable[[], int]) -> Watchdog:
         return Watchdog(

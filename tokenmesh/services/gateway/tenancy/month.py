@@ -1,16 +1,15 @@
 """The month that usage is counted in: of the calendar, in UTC."""
 
-import calendar
-import time
+from datetime import UTC, datetime
 
 
 def month_of(seconds: float) -> str:
     """Such as 2026-11."""
-    return time.strftime("%Y-%m", time.gmtime(seconds))
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m}"
 
 
 def seconds_left(seconds: float) -> float:
     """Until the next month begins."""
-    now = time.gmtime(seconds)
-    year, month = divmod(now.tm_year * 12 + now.tm_mon, 12)
-    return calendar.timegm((year, month + 1, 1, 0, 0, 0)) - seconds
+    now = datetime.fromtimestamp(seconds, UTC)
+    years, month = divmod(now.month, 12)
+    return datetime(now.year + years, month + 1, 1, tzinfo=UTC).timestamp() - seconds
