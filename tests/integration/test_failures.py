@@ -314,6 +314,22 @@ async def test_a_stream_outlives_a_restart_of_nats(
         assert await ids_of_stream(mesh, seed=2) == {0: expected(2)}
 
 
+async def test_a_restart_of_nats_long_ago_excuses_no_dead_worker(
+    start_nats: Callable[[], Server], redis_settings: RedisSettings
+) -> None:
+    server = start_nats()
+    limits: dict[str, Any] = {"bus_grace_s": 3.0}
+    mesh = BackEnd(bus_settings_of(server), redis_settings, script=counting, **limits)
+    async with mesh:
+        await mesh.add_worker()
+        server.stop()
+        server.start()
+        await asyncio.sleep(3.3)
+        mesh.workers[0].faults.dies_after = 10
+        async with asyncio.timeout(2.5):
+            assert await ids_of_stream(mesh) == {0: expected()}
+
+
 async def test_one_prompt_that_is_too_long_fails_the_request_and_stops_the_others(
     servers: Servers,
 ) -> None:

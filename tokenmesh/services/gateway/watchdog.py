@@ -15,7 +15,7 @@ from tokenmesh.services.gateway.streams import Stream, Streams
 from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.clock import monotonic_s, now_s
 from tokenmesh.shared.config.gateway import GatewaySettings
-from tokenmesh.shared.errors import DeadlineExceeded, NoResponders, TokenMeshError
+from tokenmesh.shared.errors import BusLost, DeadlineExceeded, NoResponders, TokenMeshError
 from tokenmesh.shared.ids import WorkerId
 from tokenmesh.shared.messages import Ping, Resend, StreamUnknown
 from tokenmesh.shared.metrics import Metrics
@@ -77,6 +77,7 @@ class Watchdog:
 
     def look(self, now: float) -> None:
         """Start what is due: pings and resends."""
+        self._note_losses(now)
         for worker_id, pulse in self._streams.pulses.items():
             if pulse.wants_ping(now):
                 self._start(self._ping(worker_id, pulse))
@@ -105,7 +106,11 @@ class Watchdog:
                 self._bury(worker_id, "worker gone" if is_gone else "worker hung")
         except TokenMeshError as error:
             logger.warning("cannot ping %s: %s", worker_id, error)
-            pulse.excuse(monotonic_s())
+            now = monotonic_s()
+            pulse.excuse(now)
+            if isinstance(error, BusLost):
+                # Workers may be back later than this process.
+                self._grace_until_s = now + self._settings.bus_grace_s
         else:
             now = monotonic_s()
             pulse.answered(now, now - started_s)
@@ -147,11 +152,15 @@ class Watchdog:
         self._launcher.recover(stream)
 
     def _is_bus_to_blame(self) -> bool:
-        now, losses = monotonic_s(), self._count_losses()
+        now = monotonic_s()
+        self._note_losses(now)
+        return now < self._grace_until_s
+
+    def _note_losses(self, now: float) -> None:
+        losses = self._count_losses()
         if losses != self._num_losses:
             self._num_losses = losses
             self._grace_until_s = now + self._settings.bus_grace_s
-        return now < self._grace_until_s
 
     def _excuse_all(self, now: float) -> None:
         for pulse in self._streams.pulses.values():
