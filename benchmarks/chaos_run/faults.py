@@ -21,6 +21,7 @@ _CHOICES: list[tuple[Kind, str]] = [
     ("kill", "nats"),
     ("terminate", "nats"),
     ("kill", "redis"),
+    ("freeze", "redis"),
     ("terminate", "redis"),
     # What the machine itself does to streams: the others must be read against it.
     ("nothing", "anybody"),

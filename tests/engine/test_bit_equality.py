@@ -69,3 +69,23 @@ def test_what_lies_in_the_pool_where_nobody_wrote_does_not_matter(tiny: Tiny, na
     with torch.inference_mode():
         driver.model.resident._pool[:, :, 1:] = float("nan")
     assert [numbers_of(outcome) for outcome in driver.run(jobs)] == clean
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["llama", "qwen2_window", "olmo3"])
+def test_a_stream_that_moved_into_another_batch_is_bit_equal(
+    tiny: Tiny, name: str, dtype: Dtype
+) -> None:
+    directory = tiny(name).directory
+    first, second = (
+        EngineDriver(directory, dtype=dtype, batch_invariant=True, max_num_batched_tokens=budget)
+        for budget in (2048, 11)
+    )
+    prompt = prompt_of(37, seed=1)
+    (whole,) = first.run([Job(prompt, SAMPLING)])
+    others = [Job(prompt_of(n, seed=n), SAMPLING) for n in LENGTHS[1:]]
+    for done in (0, 1, 7, 19):
+        moved = Job(prompt, SAMPLING, output=whole.token_ids[:done])
+        outcome = second.run([moved, *others], steps_between=2)[0]
+        assert outcome.token_ids == whole.token_ids
+        assert outcome.logprobs == whole.logprobs[done:]

@@ -76,7 +76,7 @@ def test_every_kind_of_fault_comes_in_turn_and_follows_from_the_seed() -> None:
     drawn = draw(Random(7), 60)
     assert drawn == draw(Random(7), 60)
     assert drawn != draw(Random(8), 60)
-    assert {("freeze", "scheduler"), ("kill", "nats"), ("terminate", "worker")} <= set(drawn[:20])
+    assert {("freeze", "scheduler"), ("kill", "nats"), ("terminate", "worker")} <= set(drawn[:21])
 
 
 def test_a_gap_counts_for_the_fault_that_was_on() -> None:
