@@ -68,6 +68,31 @@ def test_the_model_calls_a_tool(client: openai.OpenAI) -> None:
     assert choice.finish_reason == "tool_calls"
 
 
+@pytest.mark.parametrize("thinks", [False, True])
+def test_a_strict_function_is_called_as_its_schema_says(
+    client: openai.OpenAI, thinks: bool
+) -> None:
+    cities = tool("get_weather", "Get the weather of a city", city="string")
+    cities["function"]["parameters"]["properties"]["city"] = {"enum": ["Oslo", "Lima"]}
+    thinking = {"chat_template_kwargs": {"enable_thinking": thinks}}
+    loose = ask(client, tools=[cities, TIME], extra_body=thinking)
+    assert calls_of(loose.message) == [("get_weather", {"city": "Paris"})]
+    cities["function"]["strict"] = True
+    choice = ask(client, tools=[cities, TIME], extra_body=thinking)
+    ((name, arguments),) = calls_of(choice.message)
+    assert name == "get_weather"
+    assert arguments["city"] in ("Oslo", "Lima")
+    assert choice.finish_reason == "tool_calls"
+
+
+def test_a_model_with_a_strict_function_need_not_call_it(client: openai.OpenAI) -> None:
+    strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+    choice = ask(client, [{"role": "user", "content": "Hello!"}], tools=[strict])
+    assert choice.message.content
+    assert not choice.message.tool_calls
+    assert choice.finish_reason == "stop"
+
+
 def test_two_calls_their_results_and_the_answer(client: openai.OpenAI) -> None:
     functions = [("get_weather", '{"city": "Paris"}'), ("get_time", '{"city": "Rome"}')]
     calls = [

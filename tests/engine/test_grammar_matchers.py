@@ -1,5 +1,6 @@
 """The contract of matchers, and both libraries held to it."""
 
+import json
 import random
 
 import numpy as np
@@ -174,3 +175,42 @@ def test_what_a_library_cannot_do_it_says(
     with pytest.raises(CannotCompile) as caught:
         grammars.compile(structured, setting)
     assert caught.value.message
+
+
+def test_text_is_free_until_a_marker_and_behind_its_end(
+    grammars: Grammars, setting: GrammarBackend
+) -> None:
+    tag = {
+        "structures": [
+            {"begin": f"<call>{name}:", "schema": schema, "end": "</call>"}
+            for name, schema in (("f", {"enum": [1, 2]}), ("g", {"type": "object"}))
+        ],
+        "triggers": ["<call>"],
+    }
+    structured = Structured(kind="structural_tag", text=json.dumps(tag))
+    for text, is_allowed in (
+        ("no call", True),
+        ("a < b <call>f:1</call> and <call>g:{}</call>.", True),
+        ("<call>h", False),
+        ("<call>f:3", False),
+        ("<call>f:1</call>, <call>g:[", False),
+    ):
+        matcher = grammars.compile(structured, setting).start()
+        ids = grammars.ids(text)
+        assert all(matcher.accept(each) for each in ids[:-1]), text
+        assert matcher.accept(ids[-1]) is is_allowed, text
+        if is_allowed:
+            assert EOS in next_of(matcher), text
+
+
+def test_schemas_in_a_tag_are_followed_to_the_letter(grammars: Grammars) -> None:
+    def tag(schema: object) -> Structured:
+        structures = [{"begin": "<f>", "schema": schema, "end": "</f>"}]
+        text = json.dumps({"structures": structures, "triggers": ["<f>"]})
+        return Structured(kind="structural_tag", text=text)
+
+    with pytest.raises(CannotCompile, match="maxLength"):
+        grammars.compile(tag({"type": "string", "maxLength": 2}), "xgrammar")
+    matcher = grammars.compile(tag({"type": "string", "maxLength": 2}), "auto").start()
+    assert all(matcher.accept(each) for each in grammars.ids('<f>"ab'))
+    assert not matcher.accept(grammars.ids("c")[0])

@@ -343,3 +343,15 @@ def without_ids(events: list[Any]) -> Any:
     """Ids of calls are of the response, and differ."""
     text = json.dumps(events)
     return json.loads(re.sub(r"chatcmpl-tool-\w+", "id", text))
+
+
+async def test_strict_has_no_effect_where_calls_cannot_be_bound(
+    mesh: BackEnd, client: httpx.AsyncClient
+) -> None:
+    strict = [function("f", strict=True), function("g")]
+    answer = await client.post(CHAT, json=body(mesh, tools=strict))
+    assert "strict" in answer.headers["x-tokenmesh-warning"]
+    assert mesh.workers[0].generates[-1].sampling.structured is None
+    wrong = await client.post(CHAT, json=body(mesh, tools=[function("f", strict="yes")]))
+    assert wrong.status_code == 400
+    assert "tools[0].function.strict" in wrong.json()["error"]["message"]

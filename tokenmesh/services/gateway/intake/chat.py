@@ -9,12 +9,14 @@ from tokenmesh.services.gateway.exchange import Exchange
 from tokenmesh.services.gateway.inline_media import move_inline_media
 from tokenmesh.services.gateway.intake.desk import Desk, chunk_options, head_of, text_options
 from tokenmesh.services.gateway.intake.forced_calls import clear_formats, constraint_of, family_of
+from tokenmesh.services.gateway.intake.strict_calls import strict_calls, wants_strict_calls
 from tokenmesh.services.gateway.intake.thinking import template_kwargs, thinking_told
 from tokenmesh.services.gateway.openai.chat_request import ChatRequest
 from tokenmesh.services.gateway.openai.tool_use import ToolUse, read_tools
 from tokenmesh.services.gateway.parsing import Parsing
 from tokenmesh.services.gateway.vocabularies import ModelText
 from tokenmesh.shared.errors import InvalidInput
+from tokenmesh.shared.messages.structured import Structured
 from tokenmesh.shared.messages.tokenize import ChatPrompt
 
 
@@ -39,11 +41,9 @@ class ChatIntake:
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             prompt_logprobs=_num_prompt_logprobs(body),
         )
-        if tools.mode == "auto" and text.family.tools is None:
-            exchange.warnings.append("tools: the model has no tool_call_parser, calls stay text")
-        if tools.is_forced:
-            constraint = constraint_of(body, tools, self._desk.settings)
-            sampling = msgspec.structs.replace(sampling, structured=constraint)
+        if sampling.structured is None:
+            structured = self._calls_constraint(body, tools, text, exchange)
+            sampling = msgspec.structs.replace(sampling, structured=structured)
         parsing = _parsing(body, tools, text)
         prompt = await self._prompt(body, tools)
         job = self._desk.job(body, card, prompt, sampling, max_tokens, exchange, parsing=parsing)
@@ -62,6 +62,22 @@ class ChatIntake:
             shows_prompt_text=bool(body.return_prompt_text),
             names_tool=tools.mode == "named",
         )
+
+    def _calls_constraint(
+        self, body: ChatRequest, tools: ToolUse, text: ModelText, exchange: Exchange
+    ) -> Structured | None:
+        """What binds the calls of the answer."""
+        limits = self._desk.settings
+        if tools.is_forced:
+            return constraint_of(body, tools, limits)
+        if tools.mode == "auto" and text.family.tools is None:
+            exchange.warnings.append("tools: the model has no tool_call_parser, calls stay text")
+        elif wants_strict_calls(tools):
+            structured = strict_calls(tools, text, limits)
+            if structured is None:
+                exchange.warnings.append("tools: strict has no effect with this model's calls")
+            return structured
+        return None
 
     async def prompt(self, body: ChatRequest) -> ChatPrompt:
         """The conversation as the tokenizer takes it, large media moved out of it."""

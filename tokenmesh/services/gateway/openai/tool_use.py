@@ -159,4 +159,7 @@ def _read_function(function: dict[str, Any], place: str) -> ToolSchema:
         )
     if not _ROOTS & parameters.keys():
         parameters = {"type": "object", **parameters}
-    return ToolSchema(name=name, parameters=parameters)
+    strict = function.get("strict")
+    if not isinstance(strict, bool | None):
+        raise InvalidInput(f"{place}.strict is no boolean", param="tools")
+    return ToolSchema(name=name, parameters=parameters, strict=strict is True)

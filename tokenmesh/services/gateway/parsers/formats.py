@@ -11,6 +11,19 @@ MakeId = Callable[[int], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CallFrame:
+    """What a call is written in, where its arguments are JSON: what a grammar needs to bind it."""
+
+    marker: str
+    """Text that only begins calls."""
+    before: str
+    """Between the marker and the function's name."""
+    after: str
+    """Between the name and the arguments."""
+    end: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat:
     """How a family of models writes tool calls."""
 
@@ -21,6 +34,8 @@ class ToolFormat:
     make_ids: Callable[[ParseContext], MakeId] | None = None
     """Ids of calls in a form that the family's templates insist on, also for calls that a grammar
     has forced into another format."""
+    frame: CallFrame | None = None
+    """For calls of strict functions; None: they cannot be bound to their schemas."""
     reads_all: bool = False
     """Answers without calls have markers as well, of channels and the like."""
 

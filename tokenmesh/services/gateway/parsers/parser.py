@@ -13,6 +13,8 @@ class ToolSchema:
     name: str
     parameters: dict[str, Any]
     """JSON schema of the arguments: formats that write bare values need the types."""
+    strict: bool = False
+    """Calls must follow that schema, also those that the model makes of its own accord."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

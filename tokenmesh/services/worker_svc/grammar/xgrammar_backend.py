@@ -111,12 +111,16 @@ def _compile_json(
     schema: Any = (
         {"type": "object"} if structured.kind == "json_object" else json.loads(structured.text)
     )
-    keyword = inexact_keyword(schema)
-    if keyword is not None:
-        raise CannotCompile(f"it does not follow {keyword} to the letter")
+    _check_exact(schema)
     return compiler.compile_json_schema(
         json.dumps(schema), any_whitespace=structured.any_whitespace, strict_mode=True
     )
+
+
+def _check_exact(schema: Any) -> None:
+    keyword = inexact_keyword(schema)
+    if keyword is not None:
+        raise CannotCompile(f"it does not follow {keyword} to the letter")
 
 
 def _compile_tag(
@@ -125,6 +129,8 @@ def _compile_tag(
     """In either form: with a `format`, or with the older `structures` and `triggers`."""
     if "structures" not in tag:
         return compiler.compile_structural_tag(tag)
+    for one in tag["structures"]:
+        _check_exact(one["schema"])
     items = [
         xgrammar.StructuralTagItem(
             begin=one["begin"], schema=json.dumps(one["schema"]), end=one["end"]

@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from tokenmesh.services.gateway.parsers.formats import ToolFormat
+from tokenmesh.services.gateway.parsers.formats import CallFrame, ToolFormat
 from tokenmesh.services.gateway.parsers.tools.headed import HeadedFormat, Header, headed_script
 from tokenmesh.services.gateway.parsers.tools.script_parser import tool_format
 from tokenmesh.services.gateway.parsers.tools.sections import Layout
@@ -13,9 +13,9 @@ _SPACE: Final = "\N{LOWER ONE EIGHTH BLOCK}"
 _KIMI_ID: Final = re.compile(r"(?:functions\.)?([^\s:]+):\d+")
 
 
-def _headed(headed: HeadedFormat) -> ToolFormat:
+def _headed(headed: HeadedFormat, frame: CallFrame | None = None) -> ToolFormat:
     script = headed_script(headed)
-    return tool_format(lambda context: script)
+    return tool_format(lambda context: script, frame=frame)
 
 
 def _one_word(text: str) -> str:
@@ -68,7 +68,13 @@ DEEPSEEK_V3: Final = _headed(
         layout=_deepseek_layout("```"),
         separator="```json",
         read_header=_deepseek_v3_header,
-    )
+    ),
+    CallFrame(
+        marker=_token("tool call begin"),
+        before=f"function{_token('tool sep')}",
+        after="\n```json\n",
+        end=f"\n```{_token('tool call end')}",
+    ),
 )
 """Writes the call's type ("function") before its name, and the arguments in a code fence."""
 
@@ -77,5 +83,11 @@ DEEPSEEK_V31: Final = _headed(
         layout=_deepseek_layout(),
         separator=_token("tool sep"),
         read_header=lambda text: Header(_one_word(text)),
-    )
+    ),
+    CallFrame(
+        marker=_token("tool call begin"),
+        before="",
+        after=_token("tool sep"),
+        end=_token("tool call end"),
+    ),
 )

@@ -6,7 +6,7 @@ one and the broken one itself, if its name had come, are calls here: a stream ca
 
 from typing import Final
 
-from tokenmesh.services.gateway.parsers.formats import ToolFormat
+from tokenmesh.services.gateway.parsers.formats import CallFrame, ToolFormat
 from tokenmesh.services.gateway.parsers.markers import Markers
 from tokenmesh.services.gateway.parsers.tools.json_calls import CallShape, read_calls
 from tokenmesh.services.gateway.parsers.tools.script_parser import tool_format
@@ -22,6 +22,7 @@ def json_format(
     name_key: str = "name",
     needs_arguments: bool = False,
     needs_special_tokens: bool = True,
+    frame: CallFrame | None = None,
 ) -> ToolFormat:
     """Calls after a begin marker; without end markers the JSON itself ends them.
 
@@ -32,7 +33,9 @@ def json_format(
     script = sections(Layout(calls=begins, ends=ends), lambda stream: read_calls(stream, shape))
     if first:
         script = _from_start(first, Markers(*begins), script)
-    return tool_format(lambda context: script, needs_special_tokens=needs_special_tokens)
+    return tool_format(
+        lambda context: script, needs_special_tokens=needs_special_tokens, frame=frame
+    )
 
 
 def _from_start(first: str, begins: Markers, rest: Script) -> Script:
@@ -49,10 +52,18 @@ def _from_start(first: str, begins: Markers, rest: Script) -> Script:
     return script
 
 
-HERMES: Final = json_format("<tool_call>", ends=("</tool_call>",))
+def _tagged(begin: str, end: str) -> ToolFormat:
+    """One object between two tags, on lines of their own."""
+    frame = CallFrame(
+        marker=begin, before='\n{"name": "', after='", "arguments": ', end=f"}}\n{end}"
+    )
+    return json_format(begin, ends=(end,), frame=frame)
+
+
+HERMES: Final = _tagged("<tool_call>", "</tool_call>")
 """Also Granite 4 and Ernie 4.5."""
 
-LONGCAT: Final = json_format("<longcat_tool_call>", ends=("</longcat_tool_call>",))
+LONGCAT: Final = _tagged("<longcat_tool_call>", "</longcat_tool_call>")
 
 COHERE_COMMAND3: Final = json_format(
     "<|START_ACTION|>", ends=("<|END_ACTION|>",), name_key="tool_name"

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from tokenmesh.services.gateway.parsers.events import Content, Event
-from tokenmesh.services.gateway.parsers.formats import MakeId, ToolFormat
+from tokenmesh.services.gateway.parsers.formats import CallFrame, MakeId, ToolFormat
 from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser
 from tokenmesh.services.gateway.parsers.tools.stream import Script, Stream
 
@@ -58,10 +58,13 @@ def tool_format(
     *,
     needs_special_tokens: bool = True,
     make_ids: Callable[[ParseContext], MakeId] | None = None,
+    frame: CallFrame | None = None,
 ) -> ToolFormat:
     """The format whose script for one request the function makes."""
 
     def make(context: ParseContext) -> Parser:
         return ScriptParser(script(context)) if context.tools else PlainText()
 
-    return ToolFormat(make=make, needs_special_tokens=needs_special_tokens, make_ids=make_ids)
+    return ToolFormat(
+        make=make, needs_special_tokens=needs_special_tokens, make_ids=make_ids, frame=frame
+    )

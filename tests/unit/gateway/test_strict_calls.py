@@ -1,0 +1,91 @@
+"""Calls of strict functions: which are bound, to what, and that their parser reads them."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import tokenmesh.demo_model
+from tests.unit.gateway.parsers.harness import parse
+from tokenmesh.services.gateway.intake.strict_calls import strict_calls, wants_strict_calls
+from tokenmesh.services.gateway.openai.tool_use import Mode, ToolUse
+from tokenmesh.services.gateway.parsers.events import CallArguments, CallBegin, Content
+from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser, ToolSchema
+from tokenmesh.services.gateway.parsers.registry import ParserRegistry
+from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.errors import InvalidInput
+from tokenmesh.shared.text import Vocabulary
+
+SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}}
+STRICT = ToolSchema(name="weather", parameters=SCHEMA, strict=True)
+LOOSE = ToolSchema(name="time", parameters=SCHEMA)
+LIMITS = GatewaySettings()
+
+
+def constraint(parser: str, *tools: ToolSchema, special: str = "x", **limits: Any) -> Any:
+    """The structural tag of a model with that parser; None for none."""
+    folder = Path(tokenmesh.demo_model.__file__).parent
+    vocabulary = Vocabulary.load((folder / "tokenizer.json").read_text(), [])
+    told = SimpleNamespace(
+        encode=vocabulary.encode, special_ids=frozenset(vocabulary.encode(special))
+    )
+    text: Any = SimpleNamespace(family=ParserRegistry().family("", parser), vocabulary=told)
+    use = ToolUse(mode="auto", schemas=tools)
+    found = strict_calls(use, text, LIMITS.model_copy(update=limits))
+    return None if found is None else json.loads(found.text)
+
+
+@pytest.mark.parametrize("parser", ["hermes", "granite4", "longcat", "deepseek_v3", "deepseek_v31"])
+def test_what_is_bound_is_what_the_parser_reads(parser: str) -> None:
+    tag = constraint(parser, LOOSE, STRICT)
+    loose, strict = tag["structures"]
+    assert (loose["schema"], strict["schema"]) == ({"type": "object"}, SCHEMA)
+    assert all(each["begin"].startswith(tag["triggers"][0]) for each in (loose, strict))
+    tools = ParserRegistry().find_tools(parser)
+
+    def make() -> Parser:
+        return tools.make(ParseContext(tools=(LOOSE, STRICT)))
+
+    arguments = '{"city": "Rome"}'
+    text = "".join(f"{each['begin']}{arguments}{each['end']}" for each in (loose, strict))
+    events = parse(make, ["Well. ", text])
+    assert events == [
+        Content("Well."),
+        CallBegin(0, "time"),
+        CallArguments(0, arguments),
+        CallBegin(1, "weather"),
+        CallArguments(1, arguments),
+    ]
+
+
+@pytest.mark.parametrize("parser", ["", "llama3_json", "qwen3_coder", "openai"])
+def test_some_formats_cannot_be_bound(parser: str) -> None:
+    assert constraint(parser, STRICT) is None
+
+
+@pytest.mark.parametrize("special", ["<tool_call>", "</tool_call>"])
+def test_special_tokens_are_no_text_that_a_grammar_could_bind(special: str) -> None:
+    assert constraint("hermes", STRICT, special=special) is None
+
+
+@pytest.mark.parametrize(
+    ("mode", "tools", "wanted"),
+    [
+        ("auto", (LOOSE, STRICT), True),
+        ("auto", (LOOSE,), False),
+        ("required", (STRICT,), False),
+        ("none", (), False),
+    ],
+)
+def test_it_is_for_strict_functions_that_may_be_called(
+    mode: Mode, tools: tuple[ToolSchema, ...], wanted: bool
+) -> None:
+    assert wants_strict_calls(ToolUse(mode=mode, schemas=tools)) is wanted
+
+
+def test_schemas_are_bounded() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        constraint("hermes", STRICT, max_grammar_bytes=64)
+    assert caught.value.param == "tools"
