@@ -81,9 +81,7 @@ class IndexWriter:
             # several steps of the engine, one write
             await asyncio.sleep(self._settings.write_interval_s)
             self._has_news.clear()
-            async with self._writing:
-                is_written = await self._write()
-            if not is_written:
+            if not await self.flush():
                 await asyncio.sleep(self._settings.retry_s)
 
     async def close(self) -> None:
@@ -103,13 +101,17 @@ class IndexWriter:
         except TimeoutError:
             return
 
+    async def flush(self) -> bool:
+        """Write all there is to say, if only a heartbeat; whether Redis took it."""
+        async with self._writing:
+            return await self._write()
+
     async def _write(self) -> bool:
-        """Whether Redis took it."""
         try:
+            if not self._resident.must_rewrite:
+                await self._write_changes()
             if self._resident.must_rewrite:
                 await self._write_all()
-            else:
-                await self._write_changes()
             await self._give_back()
         except TokenMeshError as error:
             self._resident.lose()

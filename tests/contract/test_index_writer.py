@@ -1,0 +1,192 @@
+"""IndexWriter on a real Redis: what it holds is what the engine said, whatever happens to Redis."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from functools import partial
+
+import pytest
+
+from tests.servers import Server, redis_settings_of
+from tokenmesh.services.worker_svc.engine.route_ledger import RouteChange
+from tokenmesh.services.worker_svc.prefix_index.writer import IndexWriter
+from tokenmesh.shared.config.prefix_index import PrefixIndexSettings
+from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.ids import ModelName, WorkerId
+from tokenmesh.shared.metrics import Metrics
+from tokenmesh.shared.prefix_index.keys import IndexKeys
+from tokenmesh.shared.redis import Redis, open_redis
+
+WORKER, EPOCH = WorkerId("worker-1"), 7
+QUICK = PrefixIndexSettings(
+    heartbeat_s=0.05, ttl_s=0.6, write_interval_s=0.001, retry_s=0.05, write_batch=3, max_changes=40
+)
+
+
+def route(number: int) -> bytes:
+    return number.to_bytes(8, "little")
+
+
+async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(8):
+        while not await is_so():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+async def has_type(redis: Redis, name: str, kind: bytes) -> bool:
+    return await redis.call("TYPE", name) == kind
+
+
+class Desk:
+    """A writer that runs, and a look at what Redis has of it."""
+
+    def __init__(self, redis: Redis, settings: PrefixIndexSettings = QUICK) -> None:
+        self.redis = redis
+        self.keys = IndexKeys(ModelName(f"m-{secrets.token_hex(4)}"))
+        self.metrics = Metrics()
+        self.blocks = self.keys.blocks(WORKER, EPOCH)
+        self.writer = IndexWriter(redis, self.keys.model, WORKER, EPOCH, settings, self.metrics)
+        self.expected: set[bytes] = set()
+
+    def note(
+        self, added: Iterable[int] = (), gone: Iterable[int] = (), *, cleared: bool = False
+    ) -> None:
+        there = {route(each): True for each in added} | {route(each): False for each in gone}
+        self.writer.note(RouteChange(is_cleared=cleared, is_there=there))
+        if cleared:
+            self.expected.clear()
+        for each, is_there in there.items():
+            (self.expected.add if is_there else self.expected.discard)(each)
+
+    async def holds(self) -> set[bytes]:
+        reply = await self.redis.call("SMEMBERS", self.blocks)
+        assert isinstance(reply, list)
+        return {each for each in reply if isinstance(each, bytes)}
+
+    async def is_settled(self) -> bool:
+        return self.writer.is_current and await self.holds() == self.expected
+
+    async def is_away(self) -> bool:
+        return not self.writer.is_current
+
+    async def settles(self) -> None:
+        """Redis comes to hold what it should, and the digest says the same."""
+        await until(self.is_settled)
+        xor = 0
+        for each in self.expected:
+            xor ^= int.from_bytes(each, "little")
+        digest = await self.redis.call("HMGET", self.keys.digest(WORKER, EPOCH), "n", "xor")
+        assert digest == [str(len(self.expected)).encode(), f"{xor:016x}".encode()]
+
+
+@asynccontextmanager
+async def running(redis: Redis, settings: PrefixIndexSettings = QUICK) -> AsyncIterator[Desk]:
+    desk = Desk(redis, settings)
+    task = asyncio.create_task(desk.writer.run())
+    yield desk
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.fixture
+async def redis(redis_settings: RedisSettings) -> AsyncIterator[Redis]:
+    redis = open_redis(redis_settings)
+    yield redis
+    await redis.close()
+
+
+async def test_what_comes_and_goes_is_written(redis: Redis) -> None:
+    async with running(redis) as desk:
+        desk.note(range(10))
+        await desk.settles()
+        desk.note([20, 21], gone=[3, 4, 99])
+        desk.note([3], gone=[20])
+        await desk.settles()
+        desk.note(cleared=True)
+        await desk.settles()
+        desk.note([1], cleared=True)
+        await desk.settles()
+
+
+async def test_more_changes_than_may_wait_are_written_all_the_same(redis: Redis) -> None:
+    async with running(redis) as desk:
+        desk.note(range(500))
+        desk.note(range(500, 600), gone=range(100))
+        await desk.settles()
+
+
+@pytest.mark.parametrize("harm", ["DEL", "SREM", "SADD", "SET"])
+async def test_a_set_that_is_not_as_it_should_be_is_written_anew(redis: Redis, harm: str) -> None:
+    async with running(redis) as desk:
+        desk.note(range(10))
+        await desk.settles()
+        what = {"DEL": [], "SREM": [route(2)], "SADD": [route(77)], "SET": ["garbage"]}[harm]
+        await redis.call(harm, desk.blocks, *what)
+        await until(partial(has_type, redis, desk.blocks, b"set"))
+        await desk.settles()
+        desk.note([30])
+        await desk.settles()
+
+
+async def test_redis_comes_back_empty(start_redis: Callable[[], Server]) -> None:
+    server = start_redis()
+    redis = open_redis(redis_settings_of(server))
+    async with running(redis) as desk:
+        desk.note(range(30))
+        await desk.settles()
+        server.stop()
+        desk.note([40], gone=[2])
+        desk.writer.release("lost")
+        await until(desk.is_away)
+        server.start()
+        await desk.settles()
+        desk.note([41])
+        await desk.settles()
+    await redis.close()
+
+
+async def test_the_keys_of_a_dead_worker_are_gone_after_their_time(redis: Redis) -> None:
+    async with running(redis) as desk:
+        desk.note(range(9))
+        await desk.settles()
+        await asyncio.sleep(0.8)
+        await desk.settles()
+    names = [desk.blocks, desk.keys.digest(WORKER, EPOCH)]
+    assert await redis.call("EXISTS", *names) == 2
+    await asyncio.sleep(0.8)
+    assert await redis.call("EXISTS", *names) == 0
+
+
+async def test_a_worker_that_leaves_takes_its_keys_along(redis: Redis) -> None:
+    async with running(redis) as desk:
+        desk.note(range(9))
+        await desk.settles()
+        await redis.call("HSET", desk.keys.load(WORKER, EPOCH), "pf", 3)
+        await desk.writer.close()
+        desk.note([50])
+        await asyncio.sleep(0.1)
+        assert await redis.call("KEYS", f"kvx:{{{desk.keys.model}}}:*") == []
+
+
+async def test_reservations_are_given_back_once_and_in_batches(redis: Redis) -> None:
+    desk = Desk(redis)
+    load = desk.keys.load(WORKER, EPOCH)
+    await redis.call("HSET", load, "pf", 6000, "st", 600)
+    for number in range(600):
+        name = desk.keys.reservation(f"r{number}")
+        await redis.call_all(
+            [
+                ["HSET", name, "load", load, "pf", 10, "st", 1],
+                ["ZADD", desk.keys.expiries, number, name],
+            ]
+        )
+        desk.writer.release(f"r{number}")
+    task = asyncio.create_task(desk.writer.run())
+    await until(partial(has_type, redis, desk.keys.expiries, b"none"))
+    for number in range(600):
+        desk.writer.release(f"r{number}")
+    await asyncio.sleep(0.05)
+    assert await redis.call("HMGET", load, "pf", "st") == [b"0", b"0"]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
