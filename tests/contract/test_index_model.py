@@ -242,6 +242,14 @@ async def stroll(world: World, dice: Random, num_operations: int) -> None:
             world.restart(number)
 
 
+async def test_a_stroll_finds_what_is_there(redis_settings: RedisSettings) -> None:
+    redis = open_redis(redis_settings)
+    world = World(redis)
+    await stroll(world, Random(), 2000)
+    await world.end()
+    await redis.close()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 async def test_a_million_operations(redis_settings: RedisSettings) -> None:
