@@ -121,7 +121,9 @@ async def test_a_set_that_is_not_as_it_should_be_is_written_anew(redis: Redis, h
     async with running(redis) as desk:
         desk.note(range(10))
         await desk.settles()
-        what = {"DEL": [], "SREM": [route(2)], "SADD": [route(77)], "SET": ["garbage"]}[harm]
+        what: tuple[bytes, ...] = ()
+        if harm != "DEL":
+            what = {"SREM": (route(2),), "SADD": (route(77),), "SET": (b"garbage",)}[harm]
         await redis.call(harm, desk.blocks, *what)
         await until(partial(has_type, redis, desk.blocks, b"set"))
         await desk.settles()

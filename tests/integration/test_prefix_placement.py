@@ -72,6 +72,30 @@ async def test_a_prompt_goes_where_it_is_cached(make_mesh: Callable[..., SmallMe
         assert scraped(mesh, "tokenmesh:placement_matched_tokens_total{") >= 64 * len(names)
 
 
+async def test_a_loaded_worker_is_passed_over_although_it_has_the_prompt(
+    make_mesh: Callable[..., SmallMesh],
+) -> None:
+    slow = {"sim_prefill_tokens_per_s": 300.0, "max_num_batched_tokens": 64}
+    async with make_mesh(worker=slow) as mesh:
+        await mesh.add_worker()
+        await mesh.until(lambda: len(mesh.loads()) == 2)
+        await cached_tokens(mesh, prompt("known"))
+        await indexed(mesh, 1)
+        await mesh.until(lambda: all(load.is_indexed for load in mesh.loads()))
+        # each has the same beginning, and more to compute behind it than the beginning is worth
+        texts = [prompt("known")[:350] + f" number {number} " * 5 for number in range(6)]
+        answers = await asyncio.gather(*(mesh.complete(prompt=text) for text in texts))
+        assert [answer.status_code for answer in answers] == [200] * 6
+        reasons = {reason: placed_for(mesh, reason) for reason in ("prefix", "cost", "load")}
+        assert reasons["prefix"] >= 1, reasons
+        assert reasons["cost"] >= 1, reasons
+
+
+def placed_for(mesh: SmallMesh, reason: str) -> float:
+    labels = f'{{model_name="{mesh.model}",reason="{reason}"}}'
+    return scraped(mesh, f"tokenmesh:placement_reasons_total{labels}")
+
+
 async def test_a_reservation_is_given_back_with_the_first_token(
     make_mesh: Callable[..., SmallMesh],
 ) -> None:

@@ -5,15 +5,16 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Final
 
+import msgspec
+
 from tokenmesh.shared.errors import ProtocolError
 from tokenmesh.shared.ids import WorkerId
 from tokenmesh.shared.messages.place import Place
 from tokenmesh.shared.prefix_index.keys import IndexKeys
-from tokenmesh.shared.redis import Part, Redis, Reply
+from tokenmesh.shared.redis import Redis, Reply
 
 _SOURCE: Final = files(__package__).joinpath("place.lua").read_text(encoding="utf-8")
-_NUMBERS: Final = 5
-"""In the reply, for each worker."""
+_decode: Final = msgspec.msgpack.Decoder(list[int | tuple[int, int, int, float, bool]]).decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,7 @@ class Bid:
     """Whether it writes to the index: else what is reserved on it is never given back."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Weighed:
     """What the script found out about a worker."""
 
@@ -72,36 +73,40 @@ class PlacementIndex:
         keys = IndexKeys(request.model)
         reservation = keys.reservation(reservation_id)
         previous = keys.reservation(request.reservation) if request.reservation else reservation
-        names: list[Part] = [keys.expiries, reservation, previous]
-        numbers: list[Part] = [
-            request.route_hashes,
+        workers = [
+            (
+                keys.blocks(bid.worker_id, bid.epoch),
+                keys.load(bid.worker_id, bid.epoch),
+                bid.prefill_tokens_per_s,
+                bid.queued_tokens,
+                bid.extra_s,
+                bid.num_started,
+                bid.num_starting,
+                bid.num_room,
+                bid.is_indexed,
+            )
+            for bid in bids
+        ]
+        facts = (
             request.num_tokens,
             self.block_tokens,
             request.num_streams,
             self._lifetime_ms,
             tie_share,
             tie_s,
-        ]
-        for bid in bids:
-            names.append(keys.blocks(bid.worker_id, bid.epoch))
-            names.append(keys.load(bid.worker_id, bid.epoch))
-            numbers += (bid.prefill_tokens_per_s, bid.queued_tokens, bid.extra_s)
-            numbers += (bid.num_started, bid.num_starting, bid.num_room, int(bid.is_indexed))
-        return _read(await self._script(names, numbers), len(bids))
+            workers,
+        )
+        names = [keys.expiries, reservation, previous]
+        arguments = [request.route_hashes, msgspec.msgpack.encode(facts)]
+        return _read(await self._script(names, arguments), len(bids))
 
 
 def _read(reply: Reply, num_bids: int) -> tuple[int | None, list[Weighed]]:
-    if not isinstance(reply, list) or len(reply) != 1 + num_bids * _NUMBERS:
-        raise ProtocolError("the placement script answers in another shape")
-    numbers = [int(str(each)) for each in reply]
-    weighed = [
-        Weighed(
-            matched_blocks=numbers[first],
-            reserved_tokens=numbers[first + 1],
-            reserved_streams=numbers[first + 2],
-            estimated_ttft_s=numbers[first + 3] / 1e6,
-            has_room=bool(numbers[first + 4]),
-        )
-        for first in range(1, len(numbers), _NUMBERS)
-    ]
-    return numbers[0] - 1 if numbers[0] else None, weighed
+    try:
+        chosen, *found = _decode(reply if isinstance(reply, bytes) else b"")
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"the placement script answers in another shape: {error}") from error
+    if not isinstance(chosen, int) or len(found) != num_bids or chosen > num_bids:
+        raise ProtocolError("the placement script answers for other workers")
+    weighed = [Weighed(*each) for each in found if isinstance(each, tuple)]
+    return chosen - 1 if chosen else None, weighed

@@ -1,0 +1,161 @@
+"""The prefix index: one placement with reservation, from Python, on a full index.
+
+`python benchmarks/bench_index.py` starts a Redis of its own, fills it with `--workers` sets of
+`--blocks` route hashes and places prompts of `--prompt-blocks`: 40 % long hits, 40 % system prompts
+only, 20 % misses. Then once more beside `--updates` block updates a second from another process.
+Prints microseconds as JSON. Look at p50 on a busy machine: p99 is the CPU scheduler's slice there.
+"""
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import random
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.servers import make_redis, redis_settings_of
+from tokenmesh.services.scheduler_svc.index.index import Bid, PlacementIndex
+from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.hashing import ROUTE_BLOCK_TOKENS
+from tokenmesh.shared.ids import ModelName, RequestId, WorkerId
+from tokenmesh.shared.messages.place import Place
+from tokenmesh.shared.prefix_index.keys import IndexKeys
+from tokenmesh.shared.redis import Redis, open_redis
+
+KEYS = IndexKeys(ModelName("bench"))
+EPOCH = 1
+SYSTEM_BLOCKS = 64
+BATCH = 5000
+
+
+def chain(family: int, length: int) -> list[bytes]:
+    """Route hashes of a prompt; the first ones are those of a system prompt that others share."""
+    system, dice = random.Random(family % 8), random.Random(family)
+    head = [system.randbytes(8) for _ in range(min(length, SYSTEM_BLOCKS))]
+    return head + [dice.randbytes(8) for _ in range(length - len(head))]
+
+
+async def fill(redis: Redis, num_workers: int, num_blocks: int, prompt_blocks: int) -> None:
+    """Whole prompts on each worker until it is full."""
+    for worker in range(num_workers):
+        name = KEYS.blocks(WorkerId(f"w{worker}"), EPOCH)
+        for number in range(0, num_blocks, prompt_blocks):
+            family = worker * 100_000 + number
+            hashes = chain(family, prompt_blocks)
+            for first in range(0, len(hashes), BATCH):
+                await redis.call("SADD", name, *hashes[first : first + BATCH])
+
+
+def bids(num_workers: int) -> list[Bid]:
+    """Workers that are all idle."""
+    return [
+        Bid(
+            worker_id=WorkerId(f"w{number}"),
+            epoch=EPOCH,
+            prefill_tokens_per_s=8000.0,
+            queued_tokens=0,
+            extra_s=0.0,
+            num_started=0,
+            num_starting=0,
+            num_room=1 << 30,
+            is_indexed=True,
+        )
+        for number in range(num_workers)
+    ]
+
+
+def question(dice: random.Random, options: argparse.Namespace) -> Place:
+    """A prompt of the mix."""
+    kind = dice.random()
+    family = dice.randrange(options.workers) * 100_000
+    family += dice.randrange(options.blocks // options.prompt_blocks) * options.prompt_blocks
+    hashes = chain(family, options.prompt_blocks)
+    if kind > 0.8:
+        hashes = [dice.randbytes(8) for _ in hashes]
+    elif kind > 0.4:
+        hashes[SYSTEM_BLOCKS:] = [dice.randbytes(8) for _ in hashes[SYSTEM_BLOCKS:]]
+    return Place(
+        request_id=RequestId("r"),
+        model=KEYS.model,
+        num_tokens=len(hashes) * ROUTE_BLOCK_TOKENS,
+        max_tokens=1,
+        route_hashes=b"".join(hashes),
+    )
+
+
+async def measure(redis: Redis, options: argparse.Namespace) -> dict[str, float]:
+    """Percentiles of one placement, microseconds; each gives back the reservation before it."""
+    dice, index = random.Random(1), PlacementIndex(redis, ROUTE_BLOCK_TOKENS, 60.0)
+    offers = bids(options.workers)
+    took = []
+    for number in range(options.rounds):
+        request = question(dice, options)
+        began = time.perf_counter()
+        await index.place(request, offers, f"r{number}", tie_share=0.1, tie_s=0.005)
+        took.append((time.perf_counter() - began) * 1e6)
+    took.sort()
+    return {f"p{share}": round(took[len(took) * share // 100], 1) for share in (50, 90, 99)}
+
+
+def update(settings: RedisSettings, num_workers: int, rate: int, written: Any) -> None:
+    """Add and remove blocks, half and half, `rate` a second, until killed."""
+    asyncio.run(_update(settings, num_workers, rate, written))
+
+
+async def _update(settings: RedisSettings, num_workers: int, rate: int, written: Any) -> None:
+    redis, dice = open_redis(settings), random.Random(2)
+    began, share = time.monotonic(), 64
+    while True:
+        name = KEYS.blocks(WorkerId(f"w{dice.randrange(num_workers)}"), EPOCH)
+        hashes = [dice.randbytes(8) for _ in range(share)]
+        await redis.transact([["SADD", name, *hashes], ["SREM", name, *hashes]])
+        written.value += 2 * share
+        await asyncio.sleep(max(0.0, began + written.value / rate - time.monotonic()))
+
+
+async def run(settings: RedisSettings, options: argparse.Namespace) -> dict[str, Any]:
+    """Alone, then beside updates."""
+    redis = open_redis(settings)
+    await fill(redis, options.workers, options.blocks, options.prompt_blocks)
+    quiet = await measure(redis, options)
+    spawn = multiprocessing.get_context("spawn")
+    written = spawn.Value("q", 0)
+    writer = spawn.Process(
+        target=update, args=(settings, options.workers, options.updates, written)
+    )
+    writer.start()
+    while not written.value:  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    before, began = written.value, time.monotonic()
+    busy = await measure(redis, options)
+    rate = (written.value - before) / (time.monotonic() - began)
+    writer.kill()
+    writer.join()
+    await redis.close()
+    return {"alone_us": quiet, "beside_updates_us": busy, "updates_per_s": round(rate)}
+
+
+def main() -> None:
+    """Parse, run, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workers", type=int, default=16)
+    parser.add_argument("--blocks", type=int, default=100_000)
+    parser.add_argument("--prompt-blocks", type=int, default=1024)
+    parser.add_argument("--updates", type=int, default=20_000)
+    parser.add_argument("--rounds", type=int, default=3000)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        server = make_redis(Path(folder))
+        server.start()
+        try:
+            outcome = asyncio.run(run(redis_settings_of(server), options))
+        finally:
+            server.stop()
+    print(json.dumps({**vars(options), **outcome}))
+
+
+if __name__ == "__main__":
+    main()
