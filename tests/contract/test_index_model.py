@@ -179,10 +179,6 @@ def machine_of(url: RedisSettings) -> type[RuleBasedStateMachine]:
             self.world.restart(number)
 
         @rule(number=NUMBERS)
-        def flush(self, number: int) -> None:
-            self.loop.run_until_complete(self.world.flush(number))
-
-        @rule(number=NUMBERS)
         def lose(self, number: int) -> None:
             self.loop.run_until_complete(self.world.lose(number))
 
