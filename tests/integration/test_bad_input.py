@@ -282,6 +282,9 @@ async def test_uploads_have_limits(
         for data, status in ((b"", 400), (b"x" * 3000, 413), (b"x" * MEBIBYTE, 413)):
             response = await client.post("/v1/files", files={"file": ("a.png", data)})
             assert response.status_code == status, response.text
+        twice = {"purpose": ["vision", "user_data"]}
+        response = await client.post("/v1/files", files={"file": ("a.png", b"x")}, data=twice)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "purpose")
         assert (await client.post("/v1/files", json={})).status_code == 415
         assert (await client.post("/v1/files", data={"a": "b"})).status_code == 415
         form = {"content-type": "multipart/form-data; boundary=x"}

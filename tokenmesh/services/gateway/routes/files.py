@@ -40,6 +40,8 @@ def files_router(gateway: Gateway) -> APIRouter:
         try:
             async with bounded.form(max_files=1, max_fields=_MAX_FIELDS) as form:
                 file, purpose = form.get("file"), form.get("purpose", "vision")
+                if len(form.getlist("purpose")) > 1:
+                    raise InvalidInput("the form holds purpose twice", param="purpose")
                 if not isinstance(file, UploadFile) or not isinstance(purpose, str):
                     raise InvalidInput("the form needs a file in the field file", param="file")
                 facts = await uploads.add(await file.read(), file.filename or "file", purpose)
