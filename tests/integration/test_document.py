@@ -94,6 +94,33 @@ async def test_answers_are_as_described(
     _check(document, await client.get("/v1/models"), "/v1/models")
 
 
+async def test_kept_responses_and_batches_are_as_described(
+    mesh: BackEnd, client: httpx.AsyncClient, document: Any
+) -> None:
+    made = await client.post("/v1/responses", json={"model": mesh.model, "input": "Hi"})
+    _check(document, made, "/v1/responses")
+    path, told = f"/v1/responses/{made.json()['id']}", "/v1/responses/{response_id}"
+    _check(document, await client.get(path), told)
+    assert "text/event-stream" in document["paths"][told]["get"]["responses"]["200"]["content"]
+    _check(document, await client.get(f"{path}/input_items"), f"{told}/input_items")
+    late = await client.post(f"{path}/cancel")
+    _check(document, late, f"{told}/cancel", "4XX")
+    begun = {"model": mesh.model, "input": "Hi", "background": True}
+    other = (await client.post("/v1/responses", json=begun)).json()["id"]
+    cancelled = await client.post(f"/v1/responses/{other}/cancel")
+    assert cancelled.status_code == 200
+    _check(document, cancelled, f"{told}/cancel")
+    _check(document, await client.delete(path), told)
+    _check(document, await client.get(path), told, "4XX")
+    chats = [[{"role": "user", "content": "Hi"}]] * 2
+    batch = {"model": mesh.model, "messages": chats, "max_tokens": 3}
+    answer = await client.post("/v1/chat/completions/batch", json=batch)
+    assert answer.status_code == 200, answer.text
+    _check(document, answer, "/v1/chat/completions/batch")
+    for described in ("Response", "ResponseDeleted", "InputItems"):
+        assert f"responses.{described}" in document["components"]["schemas"]
+
+
 async def test_a_wrong_method_is_told_all_the_right_ones(client: httpx.AsyncClient) -> None:
     answer = await client.put("/v1/files/some-id")
     assert (answer.status_code, answer.headers["allow"]) == (405, "DELETE, GET")

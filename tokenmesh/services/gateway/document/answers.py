@@ -8,13 +8,20 @@ from tokenmesh.services.gateway.anthropic import errors as anthropic_errors
 from tokenmesh.services.gateway.anthropic.shapes import MessageBody, TokenCount
 from tokenmesh.services.gateway.openai import shapes
 from tokenmesh.services.gateway.openai.errors import ErrorBody
+from tokenmesh.services.gateway.responses.described import InputItems, Response, ResponseDeleted
 
 _STREAM: Final = "text/event-stream"
 _TEXT: Final = {"schema": {"type": "string"}}
 
 _STRUCTS: Final[dict[tuple[str, str], type[msgspec.Struct]]] = {
     ("post", "/v1/chat/completions"): shapes.ChatCompletion,
+    ("post", "/v1/chat/completions/batch"): shapes.ChatCompletion,
     ("post", "/v1/completions"): shapes.Completion,
+    ("post", "/v1/responses"): Response,
+    ("get", "/v1/responses/{response_id}"): Response,
+    ("delete", "/v1/responses/{response_id}"): ResponseDeleted,
+    ("post", "/v1/responses/{response_id}/cancel"): Response,
+    ("get", "/v1/responses/{response_id}/input_items"): InputItems,
     ("post", "/v1/messages"): MessageBody,
     ("post", "/v1/messages/count_tokens"): TokenCount,
     ("get", "/v1/models"): shapes.ModelList,
@@ -26,8 +33,13 @@ _STRUCTS: Final[dict[tuple[str, str], type[msgspec.Struct]]] = {
     ("delete", "/v1/files/{file_id}"): shapes.FileDeleted,
 }
 _STREAMED: Final = frozenset(
-    ("post", path)
-    for path in ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
+    [
+        ("post", "/v1/chat/completions"),
+        ("post", "/v1/completions"),
+        ("post", "/v1/messages"),
+        ("post", "/v1/responses"),
+        ("get", "/v1/responses/{response_id}"),
+    ]
 )
 _MEDIA: Final = {
     ("get", "/metrics"): "text/plain",
