@@ -106,7 +106,11 @@ def test_several_wrong_fields_are_all_told() -> None:
     assert "b is missing" in error.message
 
 
-def catalog(*names: str, aliases: dict[str, str] | None = None) -> Catalog:
+def catalog(
+    *names: str,
+    aliases: dict[str, str] | None = None,
+    splits: dict[str, dict[str, float]] | None = None,
+) -> Catalog:
     view = MembershipView(4, 10)
     for index, name in enumerate(names):
         card = ModelCard(
@@ -128,7 +132,7 @@ def catalog(*names: str, aliases: dict[str, str] | None = None) -> Catalog:
         )
     settings = Settings(
         models=(ModelSettings(model="/models/slow", served_model_name=("slow",)),),
-        gateway=GatewaySettings(model_aliases=aliases or {}),
+        gateway=GatewaySettings(model_aliases=aliases or {}, model_splits=splits or {}),
     )
     return Catalog(Members(view), settings)
 
@@ -137,6 +141,17 @@ def test_a_model_is_found_by_all_its_names() -> None:
     found = catalog("m", aliases={"gpt-4o": "m"})
     assert {found.find(name).name for name in ("m", "m-latest", "gpt-4o")} == {"m"}
     assert found.names(found.find("m")) == ["m", "m-latest", "gpt-4o"]
+
+
+def test_a_name_of_several_models_is_one_of_those_that_are_served() -> None:
+    splits = {"chat": {"v1": 3.0, "v2-latest": 1.0, "v3": 9.0}}
+    found = catalog("v1", "v2", splits=splits)
+    names = [found.find("chat", f"chatcmpl-{number}").name for number in range(200)]
+    assert set(names) == {"v1", "v2"}
+    assert names == [found.find("chat", f"chatcmpl-{number}").name for number in range(200)]
+    assert [(name, card.name) for name, card in found.splits()] == [("chat", "v1")]
+    with pytest.raises(Unavailable):
+        catalog("other", splits=splits).find("chat", "r")
 
 
 def test_the_only_model_needs_no_name() -> None:

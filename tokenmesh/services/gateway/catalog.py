@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from tokenmesh.services.gateway.split import in_order
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.errors import InvalidInput, Unavailable, UnknownModel
 from tokenmesh.shared.ids import ModelName
@@ -17,6 +18,7 @@ class Catalog:
     def __init__(self, members: Members, settings: Settings) -> None:
         self._members = members
         self._aliases = settings.gateway.model_aliases
+        self._splits = settings.gateway.model_splits
         self._configured = {
             name for model in settings.models for name in (model.name, *model.served_model_name)
         }
@@ -32,20 +34,33 @@ class Catalog:
         names.extend(ModelName(alias) for alias, name in self._aliases.items() if name in names)
         return list(dict.fromkeys(names))
 
-    def find(self, name: str | None) -> ModelCard:
+    def splits(self) -> list[tuple[str, ModelCard]]:
+        """Names that stand for several models, each with the heaviest that is served."""
+        found = ((name, self._first(in_order(self._splits[name], ""))) for name in self._splits)
+        return [(name, card) for name, card in found if card is not None]
+
+    def find(self, name: str | None, request_id: str = "") -> ModelCard:
         """The model that a client means. None: the only one there is.
 
-        Raises UnknownModel, or Unavailable for a model that is configured and not up.
+        `request_id` decides where the name stands for several. Raises UnknownModel, or Unavailable
+        for a model that is configured and not up.
         """
         if name is None:
             return self._only()
         wanted = self._aliases.get(name, name)
-        for card in self._cards():
-            if wanted == card.name or wanted in card.aliases:
-                return card
-        if wanted in self._configured:
+        split = self._splits.get(wanted, {})
+        found = self._first(in_order(split, request_id) if split else [wanted])
+        if found is not None:
+            return found
+        if split or wanted in self._configured:
             raise Unavailable(f"no worker serves the model {name!r} yet", retry_after_s=1.0)
         raise UnknownModel(f"The model `{name}` does not exist.", param="model")
+
+    def _first(self, wanted: Iterable[str]) -> ModelCard | None:
+        """Of the first name that is served."""
+        by_name = {name: card for card in self._cards() for name in (card.name, *card.aliases)}
+        names = (self._aliases.get(name, name) for name in wanted)
+        return next((by_name[ModelName(name)] for name in names if name in by_name), None)
 
     def _only(self) -> ModelCard:
         cards = self.all()

@@ -163,6 +163,8 @@ def _complete(current: Span, exchange: Exchange) -> None:
     current.set_attribute("tokenmesh.tenant", exchange.access.tenant.name)
     if exchange.model is not None:
         current.set_attribute("tokenmesh.model", exchange.model)
+    if exchange.asked_model not in (None, exchange.model):
+        current.set_attribute("tokenmesh.asked_model", str(exchange.asked_model))
     if exchange.session_id is not None:
         current.set_attribute("session.id", exchange.session_id)
     if exchange.has_client_left:

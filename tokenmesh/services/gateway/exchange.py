@@ -32,6 +32,8 @@ class Exchange:
     """Sent back as X-TokenMesh-Warning."""
     route: str = "other"
     model: str | None = None
+    asked_model: str | None = None
+    """What the client calls it."""
     session_id: str | None = None
     """A client's name for what belongs together; told in the trace."""
     status: int = 0

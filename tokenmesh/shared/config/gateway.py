@@ -1,6 +1,8 @@
 """GatewaySettings: the HTTP edge and every limit of a request."""
 
-from pydantic import Field, field_validator
+from math import inf
+
+from pydantic import Field, field_validator, model_validator
 
 from tokenmesh.shared.config.listener import ListenerSettings
 from tokenmesh.shared.config.realtime import RealtimeSettings
@@ -41,6 +43,11 @@ class GatewaySettings(ListenerSettings, RealtimeSettings, TenancySettings):
     )
     model_aliases: dict[str, str] = Field(
         default={}, description="Further names of models: alias to served name."
+    )
+    model_splits: dict[str, dict[str, float]] = Field(
+        default={},
+        description="Names that stand for several models: name to weight by model; each request "
+        "gets one, by its id.",
     )
 
     parser_plugins: dict[str, str] = Field(
@@ -222,6 +229,17 @@ class GatewaySettings(ListenerSettings, RealtimeSettings, TenancySettings):
     describe_ttl_s: float = Field(
         default=30.0, gt=0, description="How often a tokenizer is asked whether it has changed."
     )
+
+    @model_validator(mode="after")
+    def _splits_are_sound(self) -> "GatewaySettings":
+        for name, weights in self.model_splits.items():
+            if name in self.model_aliases:
+                raise ValueError(f"model_splits: {name!r} is an alias already")
+            if not weights or name in weights or any(each in self.model_splits for each in weights):
+                raise ValueError(f"model_splits: {name!r} needs models, which are no splits")
+            if not all(0 < weight < inf for weight in weights.values()):
+                raise ValueError(f"model_splits: weights of {name!r} must be above 0")
+        return self
 
     @field_validator("api_key_hashes")
     @classmethod

@@ -113,6 +113,8 @@ class Adopter:
             body = ResponsesRequest.model_validate_json(begun.body)
         except ValidationError as error:
             raise ProtocolError("the request cannot be read by this version") from error
+        # The name may stand for several models by now.
+        body = body.model_copy(update={"model": begun.model})
         previous = await previous_items(self._logs, body.previous_response_id, begun.scope)
         access = Access(self._tenant_of(begun.tenant))
         return Order(

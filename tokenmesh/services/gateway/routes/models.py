@@ -18,7 +18,9 @@ def models_router(gateway: Gateway) -> APIRouter:
         """Every model that a live worker serves, once for each of its names."""
         cards = gateway.catalog.all()
         names = ((card, name) for card in cards for name in gateway.catalog.names(card))
-        return json_response(ModelList(data=[_shape(card, name) for card, name in names]))
+        shapes = [_shape(card, name) for card, name in names]
+        shapes += [_shape(card, name) for name, card in gateway.catalog.splits()]
+        return json_response(ModelList(data=shapes))
 
     # A model's name may hold slashes.
     @router.get("/v1/models/{model_id:path}")
