@@ -19,7 +19,7 @@ from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.config.redis import RedisSettings
-from tokenmesh.shared.ids import ModelName, RequestId, WorkerId
+from tokenmesh.shared.ids import InstanceId, ModelName, RequestId, WorkerId
 from tokenmesh.shared.membership import Members, MembershipView
 from tokenmesh.shared.messages import Place, Placed
 from tokenmesh.shared.messages.tokenize import Detokenize, Detokenized
@@ -114,4 +114,26 @@ async def test_a_frozen_scheduler_costs_a_moment(
         place = Place(request_id=RequestId("r"), model=model, num_tokens=1, max_tokens=1)
         async with asyncio.timeout(5):
             for _ in range(NUM_QUESTIONS):
+                assert (await calls.place(place, now_s() + 60)).worker_id == "w"
+
+
+async def test_a_replica_that_is_gone_is_asked_only_once(
+    settings: Settings, bus: MessageBus
+) -> None:
+    model = ModelName(f"m-{secrets.token_hex(4)}")
+    subject = subjects.place(model)
+
+    async def build(mesh: Mesh) -> None:
+        await mesh.listen(PromptScheduler(), subject, subjects.SCHEDULER_QUEUE)
+
+    def gone(asked: str) -> str:
+        return subjects.replica(asked, InstanceId("scheduler-gone"))
+
+    async with running("scheduler", settings, build):
+        await freeze_one(bus, subject, subjects.SCHEDULER_QUEUE)
+        limits = GatewaySettings(second_ask_s=0.05, call_attempts=24, place_idle_s=0.1)
+        calls = Calls(bus, limits, gone, left_out=list)
+        place = Place(request_id=RequestId("r"), model=model, num_tokens=1, max_tokens=1)
+        async with asyncio.timeout(15):
+            for _ in range(8):
                 assert (await calls.place(place, now_s() + 60)).worker_id == "w"

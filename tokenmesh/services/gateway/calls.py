@@ -90,7 +90,7 @@ class Calls:
         Raises Overloaded when it refuses.
         """
         attempt = 1
-        subject = place_subject(message.model)
+        subject = group = place_subject(message.model)
         if left_out := self._left_out():
             exclude = list(dict.fromkeys((*message.exclude, *left_out)))
             message = msgspec.structs.replace(message, exclude=exclude)
@@ -100,8 +100,9 @@ class Calls:
                 return await self._place_once(subject, message, deadline_s, patience_s)
             except TokenMeshError as error:
                 await self._pause_or_raise(error, attempt, deadline_s)
-                if isinstance(error, DeadlineExceeded):
-                    subject = self._other(place_subject(message.model))
+                # The one heard from last may be gone by now: then anybody else will do.
+                is_silent = isinstance(error, DeadlineExceeded)
+                subject = self._other(group) if is_silent else group
             attempt += 1
 
     async def _place_once(
