@@ -25,7 +25,7 @@ class SchedulerSettings(BaseModel):
         default=512, ge=0, description="Of these, a named tenant's; one cannot fill the line."
     )
     fair_quantum_tokens: int = Field(
-        default=512,
+        default=32,
         ge=1,
         description="Tokens that a waiting tenant of weight 1 may take in a turn.",
     )
