@@ -1,12 +1,11 @@
 """`tokenmesh drain`: one process leaves for good, its work finished or handed over."""
 
-import time
 from typing import Annotated, Final
 
 import typer
 
 from tokenmesh.cli.api import DEFAULT_URL, Api
-from tokenmesh.shared.clock import monotonic_s
+from tokenmesh.shared.clock import monotonic_s, sleep_s
 from tokenmesh.shared.errors import Unavailable
 
 STILL_THERE: Final = 1
@@ -34,7 +33,7 @@ def drain(
             if monotonic_s() >= give_up_s:
                 typer.echo(f"{process_id} is still there after {wait:g} s", err=True)
                 raise typer.Exit(STILL_THERE)
-            time.sleep(_POLL_S)
+            sleep_s(_POLL_S)
     typer.echo(f"{process_id} has left")
 
 

@@ -1,7 +1,6 @@
 """`tokenmesh top`: the mesh, live."""
 
 import json
-import time
 from typing import Annotated, Final
 
 import typer
@@ -10,6 +9,7 @@ from rich.live import Live
 
 from tokenmesh.cli.api import DEFAULT_URL, Api
 from tokenmesh.cli.mesh_table import draw_mesh
+from tokenmesh.shared.clock import sleep_s
 
 _FILE_WIDTH: Final = 160
 
@@ -33,12 +33,12 @@ def top(
                 typer.echo(json.dumps(api.mesh()))
                 if once:
                     return
-                time.sleep(interval)
+                sleep_s(interval)
         shown = draw_mesh(api.mesh())
         if once or not console.is_terminal:
             console.print(shown)
             return
         with Live(shown, console=console, screen=True, auto_refresh=False) as live:
             while True:
-                time.sleep(interval)
+                sleep_s(interval)
                 live.update(draw_mesh(api.mesh()), refresh=True)

@@ -29,3 +29,8 @@ def perf_s() -> float:
 def thread_cpu_s() -> float:
     """CPU time that this thread has used: not that of a process which stands still."""
     return time.thread_time()
+
+
+def sleep_s(seconds: float) -> None:
+    """Block the thread; nothing for an event loop."""
+    time.sleep(seconds)
