@@ -141,6 +141,16 @@ WRONG: list[tuple[Json, str, str]] = [
 ]
 
 
+async def test_a_function_is_named_as_the_client_wrote_it(mesh: BackEnd) -> None:
+    async with session(mesh) as socket:
+        await socket.send(json.dumps(HI))
+        for _ in range(2):
+            await socket.recv()
+        error = await refused(socket, respond(tools=[{"type": "function", "name": "a b"}]))
+        assert error["param"] == "tools[0].name"
+        assert "function.name" not in error["message"]
+
+
 async def test_what_is_wrong_is_named_and_the_session_goes_on(mesh: BackEnd) -> None:
     async with session(mesh) as socket:
         for empty in (respond(), {"type": "response.create"}):

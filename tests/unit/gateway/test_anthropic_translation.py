@@ -320,3 +320,14 @@ def test_others_errors_are_told_in_the_clients_words(
 def test_errors_that_are_not_the_clients_stay_as_they_are() -> None:
     error = Overloaded("messages[0]", retry_after_s=1)
     assert read().places.rename(error) is error
+
+
+@pytest.mark.parametrize(
+    ("told", "field"),
+    [("function.name", "name"), ("function.parameters", "input_schema")],
+)
+def test_what_is_wrong_with_a_tool_is_told_of_the_clients_own_fields(told: str, field: str) -> None:
+    tools = [{"name": name, "input_schema": {"type": "object"}} for name in ("a", "b")]
+    places = read(tools=tools).places
+    error = places.rename(InvalidInput(f"tools[1].{told} is wrong", param="tools"))
+    assert (error.message, error.param) == (f"tools[1].{field} is wrong", f"tools[1].{field}")

@@ -34,6 +34,13 @@ class Places:
         for index, part in enumerate(parts):
             self._sources[f"{message}.content[{index}]"] = part
 
+    def add_tools(self, count: int, parameters: str = "parameters") -> None:
+        """Functions that the client writes without an object `function` around their fields."""
+        for index in range(count):
+            function, own = f"tools[{index}].function", f"tools[{index}]"
+            self._sources[function] = own
+            self._sources[f"{function}.parameters"] = f"{own}.{parameters}"
+
     def rename(self, error: TokenMeshError) -> TokenMeshError:
         """The same error in the client's terms; only the client's own errors speak of fields."""
         if not isinstance(error, InvalidInput):

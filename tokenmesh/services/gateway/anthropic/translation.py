@@ -66,6 +66,7 @@ def translate(body: CountTokensRequest) -> Translation:
     for index, message in enumerate(body.messages):
         conversation.add(message, f"messages[{index}]")
     functions = translate_tools(body.tools)
+    places.add_tools(len(functions or ()), "input_schema")
     fields: dict[str, Any] = {
         "model": body.model,
         "messages": conversation.messages,

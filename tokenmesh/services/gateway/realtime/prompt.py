@@ -27,6 +27,7 @@ class Prompt:
     def __init__(self, config: SessionConfig, items: Iterable[Item]) -> None:
         """Raises InvalidInput."""
         self.places = Places(_NAMES)
+        self.places.add_tools(len(config.tools or ()))
         self._messages: list[Json] = []
         self._tools_by_call: dict[str, str] = {}
         if config.instructions:
