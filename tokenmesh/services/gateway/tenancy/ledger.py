@@ -66,8 +66,10 @@ class Ledger:
         return batch
 
     async def run(self) -> None:
-        """Tell Redis whenever there is something, for ever."""
-        while True:
+        """Tell Redis whenever there is something, until it is cancelled."""
+        task = asyncio.current_task()
+        # A call to Redis that is answered just then swallows a cancellation.
+        while task is None or not task.cancelling():
             await self._news.wait()
             try:
                 await self.flush()
