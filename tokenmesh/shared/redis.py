@@ -5,7 +5,8 @@ Replies are what Redis sends (bytes, integers, lists): the callers decode.
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Final, cast
 
 from redis.asyncio import BlockingConnectionPool
@@ -56,11 +57,27 @@ class Redis:
 
     async def call(self, *parts: Part) -> Reply:
         """One command, such as `call("GET", key)`."""
+        async with self._bounded():
+            return await self._execute(*parts)
+
+    @asynccontextmanager
+    async def _bounded(self) -> AsyncIterator[None]:
+        """The time of a call, its errors as ours, and no cancellation lost.
+
+        redis-py closes and retries behind a caller's back, and may swallow a cancellation there.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        num_before = task.cancelling()
         try:
             async with asyncio.timeout(self._settings.call_timeout_s):
-                return await self._execute(*parts)
+                yield
         except (RedisError, OSError) as error:
+            if task.cancelling() > num_before:
+                raise asyncio.CancelledError from error
             raise self._translate(error) from error
+        if task.cancelling() > num_before:
+            raise asyncio.CancelledError
 
     async def _execute(self, *parts: Part) -> Reply:
         return cast("Reply", await self._client.execute_command(*parts))  # type: ignore[no-untyped-call]
@@ -79,16 +96,13 @@ class Redis:
     async def _pipelined(
         self, commands: Sequence[Sequence[Part]], *, is_atomic: bool
     ) -> list[Reply]:
-        try:
-            async with (
-                asyncio.timeout(self._settings.call_timeout_s),
-                self._client.pipeline(transaction=is_atomic) as pipeline,
-            ):
-                for command in commands:
-                    pipeline.execute_command(*command)
-                return cast("list[Reply]", await pipeline.execute())
-        except (RedisError, OSError) as error:
-            raise self._translate(error) from error
+        async with (
+            self._bounded(),
+            self._client.pipeline(transaction=is_atomic) as pipeline,
+        ):
+            for command in commands:
+                pipeline.execute_command(*command)
+            return cast("list[Reply]", await pipeline.execute())
 
     def script(self, source: str) -> "Script":
         """A Lua script that Redis keeps by its hash."""
@@ -98,14 +112,11 @@ class Redis:
         self, sha: str, source: str, keys: Sequence[Part], arguments: Sequence[Part]
     ) -> Reply:
         """EVALSHA, or EVAL where Redis does not know the script (any more)."""
-        try:
-            async with asyncio.timeout(self._settings.call_timeout_s):
-                try:
-                    return await self._execute("EVALSHA", sha, len(keys), *keys, *arguments)
-                except NoScriptError:
-                    return await self._execute("EVAL", source, len(keys), *keys, *arguments)
-        except (RedisError, OSError) as error:
-            raise self._translate(error) from error
+        async with self._bounded():
+            try:
+                return await self._execute("EVALSHA", sha, len(keys), *keys, *arguments)
+            except NoScriptError:
+                return await self._execute("EVAL", source, len(keys), *keys, *arguments)
 
     async def close(self) -> None:
         """Close every connection."""

@@ -66,10 +66,8 @@ class Ledger:
         return batch
 
     async def run(self) -> None:
-        """Tell Redis whenever there is something, until it is cancelled."""
-        task = asyncio.current_task()
-        # A call to Redis that is answered just then swallows a cancellation.
-        while task is None or not task.cancelling():
+        """Tell Redis whenever there is something, for ever."""
+        while True:
             await self._news.wait()
             try:
                 await self.flush()
