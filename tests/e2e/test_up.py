@@ -74,7 +74,7 @@ def test_a_second_mesh_on_the_port_says_so_and_how_to_change_it(running: MeshPro
     assert answer.returncode == 2
     assert f"port {port} on 127.0.0.1 is in use" in answer.stderr
     assert "--port " in answer.stderr
-    assert private_folders() == before
+    assert private_folders() <= before
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_ctrl_c_leaves_no_process_and_no_file_behind() -> None:
         assert len(family) >= 7
         assert process.interrupt() == 0
         assert alive(family) == []
-        assert private_folders() == before
+        assert private_folders() <= before
         with pytest.raises(httpx.TransportError):
             httpx.get(f"{process.url}/livez")
 
@@ -163,7 +163,7 @@ def test_ctrl_c_while_starting_leaves_nothing_behind() -> None:
         family = process.family()
         process.interrupt()
         assert alive(family) == []
-        assert private_folders() == before
+        assert private_folders() <= before
     finally:
         process.kill()
 
