@@ -33,11 +33,6 @@ class ModelResult(msgspec.Struct):
         samples = self.rounds.get(streams, {}).get(peer)
         return max(samples, key=lambda sample: sample.tokens_per_s) if samples else None
 
-    def best_decode(self, streams: int, peer: str) -> float | None:
-        """The most tokens a second after the first, of any round."""
-        samples = self.rounds.get(streams, {}).get(peer)
-        return max(sample.decode_tokens_per_s for sample in samples) if samples else None
-
     @property
     def added_ttft_ms(self) -> float | None:
         """Median time to the first token of one stream: the mesh's less its engine's."""

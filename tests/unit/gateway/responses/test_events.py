@@ -321,14 +321,6 @@ def test_a_server_s_tool_that_fails_is_told() -> None:
     assert maker.response["output"][1]["error"] == error
 
 
-def test_an_approval_is_an_item_by_itself() -> None:
-    maker = start()
-    asked = {"type": "mcp_approval_request", "server_label": "docs", "name": "f", "arguments": "{}"}
-    events = maker.add_item("mcpr", asked) + maker.complete(USAGE)
-    check(events)
-    assert kinds_of(events) == ["output_item.added", "output_item.done", "completed"]
-
-
 @pytest.mark.parametrize(
     ("error", "code"),
     [

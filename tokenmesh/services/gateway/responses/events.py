@@ -25,7 +25,7 @@ from tokenmesh.services.gateway.responses.open_items import (
     OpenReasoning,
 )
 from tokenmesh.services.gateway.responses.raw_messages import RawMessages
-from tokenmesh.services.gateway.responses.recorder import Event, Item, Recorder
+from tokenmesh.services.gateway.responses.recorder import Event, Recorder
 from tokenmesh.services.gateway.responses.server_calls import McpCall, McpListing
 from tokenmesh.services.gateway.responses.shapes import error_facts
 from tokenmesh.services.gateway.responses.tools import ToolName
@@ -148,12 +148,6 @@ class ResponseEvents:
             listing.succeed(tools)
         else:
             listing.fail(error)
-        return self._recorder.take()
-
-    def add_item(self, prefix: str, item: Item) -> list[Event]:
-        """An item that is complete from the start, such as an `mcp_approval_request`."""
-        index = self._recorder.add({"id": self._recorder.make_id(prefix), **item})
-        self._recorder.finish(index)
         return self._recorder.take()
 
     def complete(self, usage: dict[str, Any] | None, *, is_cut: bool = False) -> list[Event]:
