@@ -11,9 +11,10 @@ from tokenmesh.shared.errors import ProtocolError
 from tokenmesh.shared.ids import WorkerId
 from tokenmesh.shared.messages.place import Place
 from tokenmesh.shared.prefix_index.keys import IndexKeys
+from tokenmesh.shared.prefix_index.scripts import with_shared
 from tokenmesh.shared.redis import Redis, Reply
 
-_SOURCE: Final = files(__package__).joinpath("place.lua").read_text(encoding="utf-8")
+_SOURCE: Final = with_shared(files(__package__).joinpath("place.lua").read_text(encoding="utf-8"))
 _decode: Final = msgspec.msgpack.Decoder(list[int | tuple[int, int, int, float, bool]]).decode
 
 

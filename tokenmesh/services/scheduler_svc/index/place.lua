@@ -20,22 +20,12 @@ local num_hashes = math.floor(#hashes / 8)
 local time = call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
-local function give_back(key)
-  local held = call('HMGET', key, 'load', 'pf', 'st')
-  if held[1] and call('EXISTS', held[1]) == 1 then
-    call('HINCRBY', held[1], 'pf', -held[2])
-    call('HINCRBY', held[1], 'st', -held[3])
-  end
-  call('DEL', key)
-  call('ZREM', KEYS[1], key)
-end
-
 -- The reaper: whoever never came to its first token. A few at a time bound the work of one call.
 for _, key in ipairs(call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, 32)) do
-  give_back(key)
+  give_back(KEYS[1], key)
 end
 -- A request that is placed again gives back what it held.
-give_back(KEYS[3])
+give_back(KEYS[1], KEYS[3])
 
 local function holds(set, index)
   return call('SISMEMBER', set, string.sub(hashes, index * 8 - 7, index * 8)) == 1

@@ -7,10 +7,8 @@ takes the old one's name.
 
 import asyncio
 import logging
-from importlib.resources import files
 from typing import Final
 
-import tokenmesh.shared.prefix_index
 from tokenmesh.services.worker_svc.engine.route_ledger import RouteChange
 from tokenmesh.services.worker_svc.prefix_index.resident import Resident
 from tokenmesh.shared.config.prefix_index import PrefixIndexSettings
@@ -18,13 +16,11 @@ from tokenmesh.shared.errors import TokenMeshError
 from tokenmesh.shared.ids import ModelName, WorkerId
 from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.prefix_index.keys import IndexKeys
+from tokenmesh.shared.prefix_index.scripts import RELEASE
 from tokenmesh.shared.redis import Part, Redis
 
 logger = logging.getLogger(__name__)
 
-_RELEASE: Final = (
-    files(tokenmesh.shared.prefix_index).joinpath("release.lua").read_text(encoding="utf-8")
-)
 _RELEASES_PER_CALL: Final = 256
 
 
@@ -48,7 +44,7 @@ class IndexWriter:
         self._digest = keys.digest(worker_id, epoch)
         self._load = keys.load(worker_id, epoch)
         self._keys = keys
-        self._release_script = redis.script(_RELEASE)
+        self._release_script = redis.script(RELEASE)
         self._ttl_ms = round(settings.ttl_s * 1000)
         self._resident = Resident(settings.max_changes)
         self._releases: dict[str, None] = {}
