@@ -26,7 +26,7 @@ def test_settings_may_say_the_names_that_the_tables_hold() -> None:
 
 def test_the_documentation_names_every_parser() -> None:
     told = (Path(__file__).resolve().parents[4] / "docs/http-api.md").read_text("utf-8")
-    words = set(re.findall(r"[\w-]+", told[told.index("## Reasoning and tool calls") :]))
+    words = set(re.findall(r"[\w-]+", told[told.index("## Parsers") :]))
     assert {*REASONING, *TOOLS} <= words
 
 
