@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: install check test bench docs
+.PHONY: install check test test-oldest-triton bench docs
 .DEFAULT_GOAL := check
 
 $(VENV)/.installed: pyproject.toml
@@ -26,6 +26,17 @@ check: install
 # Every test but those that need a GPU or more than 20 seconds.
 test: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu and not slow"
+
+# The kernels once more, with the oldest Triton that we support laid over the environment.
+OLDEST := $(VENV)/oldest-triton
+$(OLDEST)/.installed: $(VENV)/.installed
+	$(BIN)/pip install --quiet --no-deps --target $(OLDEST) 'triton==3.6.*' 'numpy<2.4'
+	touch $@
+
+test-oldest-triton: $(OLDEST)/.installed
+	PYTHONPATH=$(OLDEST) $(BIN)/python -c \
+	  'import triton; assert triton.__version__.startswith("3.6."), triton.__version__'
+	PYTHONPATH=$(OLDEST) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu and not slow" tests/kernels
 
 # On a quiet machine; about three quarters of an hour, more with VLLM_PYTHON=its python and
 # LLAMA_BENCH=path of llama-batched-bench.
