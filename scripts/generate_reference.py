@@ -1,9 +1,10 @@
-"""The pages of docs/reference/ that are made from the code: settings, flags and metrics.
+"""The pages of docs/reference/ that are made from the code: settings, flags, metrics, the bus.
 
 `python scripts/generate_reference.py` writes them; `--check` fails when a page is not current.
 """
 
 import argparse
+import ast
 import inspect
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from tokenmesh.cli.flags import FLAGS, UP_FLAGS
 from tokenmesh.shared.config.catalog import Key, fields, is_section
 from tokenmesh.shared.config.layers import environment_name
 from tokenmesh.shared.metrics.table import METRICS, PREFIX
+from tokenmesh.shared.subject_table import SUBJECTS
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 FOLDER: Final = ROOT / "docs/reference"
@@ -79,7 +81,70 @@ def metrics_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-PAGES: Final = {"config.md": config_page, "flags.md": flags_page, "metrics.md": metrics_page}
+def subjects_page() -> str:
+    """Every NATS subject."""
+    lines = [
+        NOTE,
+        "# NATS subjects\n",
+        "Model names are slugged (`shared/subjects.py`). A question is answered with what stands "
+        "behind its arrow, or with `Failed`. [All messages](messages.md).\n",
+        "| subject | who listens | queue group | carries |",
+        "|---|---|---|---|",
+    ]
+    for each in SUBJECTS:
+        queue = each.queue or "-"
+        lines.append(f"| `{each.pattern}` | {each.listeners} | {queue} | {each.carries} |")
+    return "\n".join(lines) + "\n"
+
+
+def messages_page() -> str:
+    """Every message and what it is made of, one heading a file."""
+    lines = [
+        NOTE,
+        "# Messages\n",
+        "Encoded with msgpack. A message is a map with its name under `type`, and a field at its "
+        "default is left out; what is marked *array* is an array of its fields in this order. A "
+        "receiver ignores fields that it does not know. [Where they travel](subjects.md).",
+    ]
+    for path in sorted((ROOT / "tokenmesh/shared/messages").glob("[a-z]*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        about = (ast.get_docstring(tree) or "").partition("\n")[0]
+        lines += ["", f"## {path.stem}", "", about]
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                lines += _message(node)
+    return "\n".join(lines) + "\n"
+
+
+def _message(node: ast.ClassDef) -> Iterator[str]:
+    options = {each.arg for each in node.keywords}
+    array = " *array*" if "array_like" in options else ""
+    yield f"\n### {node.name}{array}\n"
+    yield _cell(ast.get_docstring(node) or "")
+    fields_of = [each for each in node.body if isinstance(each, ast.AnnAssign)]
+    if fields_of:
+        yield from ("", "| field | type | default | meaning |", "|---|---|---|---|")
+    after = dict(zip(node.body, node.body[1:], strict=False))
+    for field in fields_of:
+        default = f"`{ast.unparse(field.value)}`" if field.value else "required"
+        kind, meaning = _cell(ast.unparse(field.annotation)), _text(after.get(field))
+        yield f"| `{ast.unparse(field.target)}` | `{kind}` | {default} | {meaning} |"
+
+
+def _text(node: ast.stmt | None) -> str:
+    """What a string that stands alone says."""
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        return _cell(inspect.cleandoc(str(node.value.value)))
+    return ""
+
+
+PAGES: Final = {
+    "config.md": config_page,
+    "flags.md": flags_page,
+    "metrics.md": metrics_page,
+    "subjects.md": subjects_page,
+    "messages.md": messages_page,
+}
 
 
 def _table_head() -> Iterator[str]:

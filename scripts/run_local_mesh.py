@@ -112,7 +112,7 @@ async def run(port: int, variables: Mapping[str, str]) -> int:
             limits, lambda name, line: print(f"{name}: {line}", flush=True), lambda *_: None
         )
         servers = (
-            nats_server(folder, limits, nats, NATS_USER, passwords["NATS_PASSWORD"]),
+            nats_server(folder, limits, nats, {NATS_USER: passwords["NATS_PASSWORD"]}),
             redis_server(folder, limits, redis, passwords["REDIS_PASSWORD"]),
         )
         try:

@@ -34,7 +34,8 @@ def sample(kind: Any) -> Any:
     if origin is Literal:
         return arguments[-1]
     if origin in (list, tuple):
-        return origin([sample(arguments[0])])
+        members = get_args(arguments[0]) if get_origin(arguments[0]) is UnionType else arguments[:1]
+        return origin([sample(each) for each in members if each is not NoneType])
     if origin is dict:
         return {sample(arguments[0]): sample(arguments[1])}
     if origin in (Union, UnionType):

@@ -13,6 +13,7 @@ from tests.fakes.kv_runner import (
     draw_from,
     media_mark,
 )
+from tokenmesh.services.worker_svc.engine.block_log import BlockChange
 from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.request import Ending, Request, Status, StreamKey
@@ -204,6 +205,11 @@ class Schedule:
         assert all(pool.ref_count(block) == holds[block] for block in range(pool.num_blocks))
         assert holds.keys().isdisjoint(free)
         self._check_published(live)
+        self.note_blocks(output.blocks)
+
+    def note_blocks(self, changes: list[BlockChange]) -> None:
+        """Told what was logged of the prefix cache; nothing is by default."""
+        assert not changes
 
     def _check_published(self, live: list[Request]) -> None:
         """A block that can be found is found under the hash of tokens that are known."""
@@ -219,6 +225,7 @@ class Schedule:
                 request.sampling,
                 media=request.media,
                 cache_salt=request.cache_salt,
+                lora=request.lora,
             )
             cache._hash_up_to(fresh, num_full)
             hashes = [pool.hash_of(block) for block in request.blocks]

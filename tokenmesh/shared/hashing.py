@@ -10,6 +10,7 @@ from typing import Final
 
 import xxhash
 
+from tokenmesh.shared.messages.blocks import ExtraKey
 from tokenmesh.shared.messages.media import MediaItem
 from tokenmesh.shared.tokens import BYTES_PER_ID
 
@@ -19,9 +20,7 @@ ROUTE_BLOCK_TOKENS: Final = 64
 HASH_BYTES: Final = 8
 _HASH_VERSION: Final = 1
 
-_LORA: Final = b"L"
-_SALT: Final = b"S"
-_MEDIA: Final = b"M"
+_TAG_BY_KIND: Final = {"lora": b"L", "salt": b"S", "media": b"M"}
 
 
 def route_scope(model: str, fingerprint: str, block_size: int) -> bytes:
@@ -40,19 +39,29 @@ def extra_keys_for_block(
 ) -> bytes:
     """What the block of positions [start, end) holds besides its ids; empty for most blocks.
 
-    Tagged and length-prefixed, so that no two different sets of extras give the same bytes. The
-    salt is in block 0 only and taints the chain; media count where their placeholders are.
+    Tagged and length-prefixed, so that no two different sets of extras give the same bytes.
     """
-    extras = []
+    keys = extra_keys_of(start, end, lora=lora, salt=salt, media=media)
+    return b"".join(map(_packed, keys))
+
+
+def extra_keys_of(
+    start: int, end: int, *, lora: str | None, salt: str | None, media: Sequence[MediaItem]
+) -> list[ExtraKey]:
+    """The same in words.
+
+    The salt is in block 0 only and taints the chain; media count where their placeholders are.
+    """
+    keys = []
     if lora is not None:
-        extras.append(_tagged(_LORA, lora.encode()))
+        keys.append(ExtraKey(kind="lora", value=lora))
     if salt is not None and start == 0:
-        extras.append(_tagged(_SALT, salt.encode()))
+        keys.append(ExtraKey(kind="salt", value=salt))
     for item in media:
         if item.offset < end and start < item.offset + item.length:
-            place = (item.offset - start).to_bytes(4, "little", signed=True)
-            extras.append(_tagged(_MEDIA, item.content_hash.encode() + place))
-    return b"".join(extras)
+            place = item.offset - start
+            keys.append(ExtraKey(kind="media", value=item.content_hash, offset=place))
+    return keys
 
 
 def route_hashes(
@@ -79,6 +88,13 @@ def route_hashes(
         # xxhash's canonical digest is big-endian; the wire and Lua want little-endian.
         hashes.append(parent[::-1])
     return b"".join(hashes)
+
+
+def _packed(key: ExtraKey) -> bytes:
+    value = key.value.encode()
+    if key.kind == "media":
+        value += key.offset.to_bytes(4, "little", signed=True)
+    return _tagged(_TAG_BY_KIND[key.kind], value)
 
 
 def _tagged(tag: bytes, value: bytes) -> bytes:

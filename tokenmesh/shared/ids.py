@@ -68,3 +68,8 @@ class SeedSource:
 def new_reservation() -> str:
     """Names what one placement reserves."""
     return secrets.token_hex(8)
+
+
+def new_snapshot_id() -> str:
+    """Names what one subscriber reads page by page."""
+    return secrets.token_hex(8)

@@ -73,6 +73,16 @@ def worker_control(worker: WorkerId) -> str:
     return f"{PREFIX}.worker.{worker}.control"
 
 
+def worker_blocks(worker: WorkerId) -> str:
+    """ReplayBlockEvents and ReadBlocks for one worker."""
+    return f"{PREFIX}.worker.{worker}.blocks"
+
+
+def block_events(model: ModelName, worker: WorkerId) -> str:
+    """Where a worker publishes BlockEvents and BlocksHeld."""
+    return f"{PREFIX}.kv.{slug(model)}.{worker}"
+
+
 def process_control(instance: InstanceId) -> str:
     """Drain for one process of any service."""
     return f"{PREFIX}.process.{instance}.control"

@@ -50,7 +50,7 @@ async def _live(plan: Plan, supervisor: Supervisor, screen: Screen, stops: StopS
         done = await _first_of(plan.settings.up.ready_s, starting, stop, supervisor.dead)
         if starting in done:
             starting.result()
-            _show_ready(plan.settings, screen)
+            _show_ready(plan, screen)
             done = await _first_of(None, stop, supervisor.dead)
     finally:
         starting.cancel()
@@ -80,7 +80,8 @@ async def _first_of(
     return done
 
 
-def _show_ready(settings: Settings, screen: Screen) -> None:
+def _show_ready(plan: Plan, screen: Screen) -> None:
+    settings = plan.settings
     url = base_url(settings.gateway)
     names = ", ".join(model.name for model in settings.models)
     where = "" if url == DEFAULT_URL else f" --url {url}"
@@ -92,6 +93,8 @@ def _show_ready(settings: Settings, screen: Screen) -> None:
         "Traces": f"{url}/console, or tokenmesh trace ID{where}",
         "Stop": "Ctrl-C",
     }
+    if plan.events_url is not None:
+        facts["Events"] = f"the NATS URL for block events is in {plan.events_url}"
     key = (
         '  -H "Authorization: Bearer $API_KEY" \\\n'
         if settings.gateway.api_key_hashes or settings.gateway.keys_file

@@ -3,8 +3,10 @@
 import shutil
 import sys
 import sysconfig
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Final
 
 from tokenmesh.cli.embedded.ports import LOOPBACK
 from tokenmesh.cli.embedded.private import write_private
@@ -12,14 +14,27 @@ from tokenmesh.cli.embedded.spec import ChildSpec, Phase
 from tokenmesh.shared.config.up import UpSettings
 from tokenmesh.shared.errors import ConfigError
 
+EVENTS_USER: Final = "events"
+_RIGHTS: Final = {
+    EVENTS_USER: ', permissions: { publish: { allow: ["tm.worker.*.blocks"] }, '
+    'subscribe: { allow: ["tm.kv.>", "_INBOX_EVENTS.>"] } }'
+}
+"""Inboxes of its own: answers within the mesh go to _INBOX."""
 
-def nats_server(folder: Path, limits: UpSettings, port: int, user: str, password: str) -> ChildSpec:
-    """NATS with JetStream; its files are in `folder`."""
+
+def nats_server(
+    folder: Path, limits: UpSettings, port: int, passwords: Mapping[str, str]
+) -> ChildSpec:
+    """NATS with JetStream; its files are in `folder`. `EVENTS_USER` may read block events only."""
+    users = "\n".join(
+        f'  {{ user: "{user}", password: "{password}"{_RIGHTS.get(user, "")} }}'
+        for user, password in passwords.items()
+    )
     config = write_private(
         folder / "nats.conf",
         f'listen: "{LOOPBACK}:{port}"\n'
         f"max_payload: {limits.nats_max_payload_bytes}\n"
-        f'authorization {{ user: "{user}", password: "{password}" }}\n'
+        f"authorization {{ users: [\n{users}\n] }}\n"
         f'jetstream {{ store_dir: "{folder / "jetstream"}", '
         f"max_file_store: {limits.nats_store_bytes} }}\n",
     )

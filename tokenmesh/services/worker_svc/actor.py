@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tokenmesh.services.worker_svc.admission import admit
 from tokenmesh.services.worker_svc.beat_pace import BeatPace
+from tokenmesh.services.worker_svc.block_events.stream import BlockEventStream
 from tokenmesh.services.worker_svc.engine.engine import ABORTED, EngineBroken
 from tokenmesh.services.worker_svc.engine.request import Ending, StreamKey
 from tokenmesh.services.worker_svc.entrance import Entrance
@@ -81,6 +82,8 @@ class Surroundings:
     """None: no structured output."""
     index: IndexWriter | None = None
     """None: schedulers are not told what is in the prefix cache."""
+    block_events: BlockEventStream | None = None
+    """None: neither is anybody outside."""
 
 
 class WorkerActor(Actor):
@@ -112,6 +115,7 @@ class WorkerActor(Actor):
         self._publisher = Publisher(
             around.bus, identity.worker_id, identity.epoch, self._streams, meters, self._index
         )
+        self._publisher.block_events = around.block_events
         self._rest = Rest(loaded, host, self._streams, self._end_all, around.beat)
         meters.watch_sleep(lambda: self._rest.level)
         self._profiling = Profiling(settings, identity.worker_id, loaded.make_trace)
@@ -236,8 +240,8 @@ class WorkerActor(Actor):
         if await self._streams.wait_idle(grace_s - hand_over_s):
             return
         logger.info("handing over %d streams", self._streams.num_live)
-        error = to_failed(Draining("the worker is leaving"))
-        self._host.submit(End(Ending("error", error=error), key=None))
+        leaving = Ending("error", error=to_failed(Draining("the worker is leaving")))
+        self._host.submit(End(leaving, key=None))
         await self._streams.wait_idle(hand_over_s)
 
     def _end(self, stream: Stream) -> None:
@@ -255,8 +259,7 @@ class WorkerActor(Actor):
 
     def _answer_again(self, known: Stream, attempt: int) -> Accepted | Refused:
         if attempt < known.key.attempt:
-            reason = f"attempt {known.key.attempt} has taken its place"
-            return Refused(reason=reason, retry_after_s=0.0)
+            return Refused(reason=f"attempt {known.key.attempt} is here", retry_after_s=0.0)
         return Accepted(worker_id=self._identity.worker_id)
 
     async def _publish_forever(self) -> None:
@@ -283,8 +286,7 @@ class WorkerActor(Actor):
         while True:
             await asyncio.sleep(self._settings.engine_check_s)
             if self._host.busy_s > self._settings.max_step_s:
-                limit = f"{self._settings.max_step_s:g} s"
-                raise EngineBroken(f"a step has taken longer than {limit}")
+                raise EngineBroken(f"a step has taken over {self._settings.max_step_s:g} s")
 
     async def _watch_gateways(self) -> None:
         """End the streams of gateways that are gone: nobody reads them any more."""

@@ -7,6 +7,9 @@ import signal
 from functools import partial
 
 from tokenmesh.services.worker_svc.actor import Identity, Surroundings, WorkerActor
+from tokenmesh.services.worker_svc.block_events.actor import BlockEventsActor
+from tokenmesh.services.worker_svc.block_events.stream import BlockEventStream
+from tokenmesh.services.worker_svc.engine.block_log import BlockLog
 from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.grammar.compiler import GrammarCompiler
 from tokenmesh.services.worker_svc.loaded import Loaded, load
@@ -37,11 +40,13 @@ async def build(mesh: Mesh) -> None:
     worker_id = WorkerId(mesh.instance_id)
     names = tuple(ModelName(name) for name in model.served_model_name or (model.name,))
     route_tokens = mesh.settings.tokenizer.route_block_tokens
+    block_events = block_events_of(mesh, worker_id, names[0])
+    log = BlockLog() if block_events is not None else None
     actor = WorkerActor(
         Identity(worker_id, mesh.epoch, names),
         settings,
         loaded,
-        EngineThread(Engine(loaded.runner, settings, route_tokens), settings),
+        EngineThread(Engine(loaded.runner, settings, route_tokens, log), settings),
         Surroundings(
             bus=mesh.bus,
             blobs=mesh.blobs,
@@ -58,13 +63,28 @@ async def build(mesh: Mesh) -> None:
                 mesh.metrics,
             ),
             grammars=await asyncio.to_thread(grammars_of, model, loaded, settings),
+            block_events=block_events,
         ),
     )
+    if block_events is not None:
+        await mesh.listen(BlockEventsActor(block_events), subjects.worker_blocks(worker_id))
     await mesh.listen(actor, subjects.worker_generate(worker_id))
     await mesh.listen(actor, subjects.worker_control(worker_id))
     card = card_of(names, loaded)
     mesh.set_beat(lambda: ([card], actor.load()))
     mesh.on_drain(actor.drain)
+
+
+def block_events_of(mesh: Mesh, worker_id: WorkerId, model: ModelName) -> BlockEventStream | None:
+    """Who tells the outside of the prefix cache, where that is wanted."""
+    limits, worker = mesh.settings.block_events, mesh.settings.worker
+    if not limits.enabled:
+        return None
+    if not worker.enable_prefix_caching:
+        logger.warning("no prefix cache: there will be no block events but heartbeats")
+    return BlockEventStream(
+        mesh.bus, model, worker_id, mesh.epoch, worker.block_size, limits, mesh.metrics
+    )
 
 
 def choose_model(settings: Settings) -> ModelSettings:

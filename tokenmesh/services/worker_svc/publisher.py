@@ -6,6 +6,7 @@ One `Tokens` message for each step and gateway, never one for each token.
 import logging
 from collections.abc import Iterable
 
+from tokenmesh.services.worker_svc.block_events.stream import BlockEventStream
 from tokenmesh.services.worker_svc.engine.outputs import StepOutput
 from tokenmesh.services.worker_svc.meters import WorkerMeters
 from tokenmesh.services.worker_svc.prefix_index.writer import IndexWriter
@@ -42,6 +43,8 @@ class Publisher:
         self._meters = meters
         self._index = index
         self._step = 0
+        self.block_events: BlockEventStream | None = None
+        """Who tells the outside what comes and goes in the prefix cache."""
 
     async def publish(self, output: StepOutput) -> None:
         """Everything of one step."""
@@ -61,6 +64,8 @@ class Publisher:
             record_spans(ended)
         if output.routes is not None and self._index is not None:
             self._index.note(output.routes)
+        if output.blocks and self.block_events is not None:
+            self.block_events.note(output.blocks)
         self._meters.note(output)
 
     async def send(self, gateway: GatewayId, deltas: Iterable[Delta]) -> None:

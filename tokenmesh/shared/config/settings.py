@@ -2,6 +2,7 @@
 
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from tokenmesh.shared.config.block_events import BlockEventSettings
 from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.encoder import EncoderSettings
 from tokenmesh.shared.config.gateway import GatewaySettings
@@ -43,6 +44,7 @@ class Settings(BaseSettings):
     scheduler: SchedulerSettings = SchedulerSettings()
     prefix_index: PrefixIndexSettings = PrefixIndexSettings()
     worker: WorkerSettings = WorkerSettings()
+    block_events: BlockEventSettings = BlockEventSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     up: UpSettings = UpSettings()
 

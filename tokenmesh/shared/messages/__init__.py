@@ -6,6 +6,14 @@ yesterday's bytes.
 """
 
 from tokenmesh.shared.messages.beat import Beat
+from tokenmesh.shared.messages.blocks import (
+    BlockEvents,
+    BlockEventsReplayed,
+    BlocksHeld,
+    BlocksRead,
+    ReadBlocks,
+    ReplayBlockEvents,
+)
 from tokenmesh.shared.messages.control import (
     Profiled,
     Sleep,
@@ -71,6 +79,12 @@ Message = (
     | StopProfile
     | Profiled
     | Beat
+    | BlockEvents
+    | BlocksHeld
+    | ReplayBlockEvents
+    | BlockEventsReplayed
+    | ReadBlocks
+    | BlocksRead
     | Failed
 )
 """Everything but `Tokens`, which is array-like and travels on a subject of its own."""
@@ -78,6 +92,10 @@ Message = (
 __all__ = [
     "Accepted",
     "Beat",
+    "BlockEvents",
+    "BlockEventsReplayed",
+    "BlocksHeld",
+    "BlocksRead",
     "Cancel",
     "Describe",
     "Described",
@@ -95,8 +113,10 @@ __all__ = [
     "Placed",
     "Profiled",
     "Queued",
+    "ReadBlocks",
     "ReadTokenizerConfig",
     "Refused",
+    "ReplayBlockEvents",
     "Resend",
     "Sleep",
     "Slept",

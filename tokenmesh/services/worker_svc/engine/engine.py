@@ -9,6 +9,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import Final
 
+from tokenmesh.services.worker_svc.engine.block_log import BlockLog
 from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
 from tokenmesh.services.worker_svc.engine.flight import Flight
 from tokenmesh.services.worker_svc.engine.from_settings import limits_of, make_cache
@@ -44,12 +45,21 @@ class EngineBroken(TokenMeshError):
 class Engine:
     """The scheduler, the blocks and a runner. Every request added ends exactly once."""
 
-    def __init__(self, runner: Runner, settings: WorkerSettings, route_tokens: int = 0) -> None:
-        """`route_tokens`: of a route block; 0: nothing is told to the prefix index."""
+    def __init__(
+        self,
+        runner: Runner,
+        settings: WorkerSettings,
+        route_tokens: int = 0,
+        log: BlockLog | None = None,
+    ) -> None:
+        """`route_tokens`: of a route block; 0: nothing is told to the prefix index.
+
+        log: where changes of the prefix cache are written for the outside; None: nowhere.
+        """
         self._runner = runner
         self._settings = settings
         self._pool = BlockPool(runner.num_blocks)
-        self._cache = make_cache(self._pool, settings, route_tokens)
+        self._cache = make_cache(self._pool, settings, route_tokens, log)
         self._scheduler = Scheduler(limits_of(settings, runner.num_blocks), self._pool, self._cache)
         self.busy_since_s: float | None = None
         """Since when the oldest step in flight goes on, `monotonic_s`; any thread may look."""
@@ -137,6 +147,7 @@ class Engine:
         """What has happened since the last call."""
         output, self._output = self._output, StepOutput(step=self._output.step + 1)
         output.routes = self._cache.take_route_change()
+        output.blocks = self._cache.take_block_changes()
         output.stats = EngineStats(
             num_added=self._num_added,
             running=self._scheduler.num_running,

@@ -1,5 +1,6 @@
 """What the engine's parts are made of, worked out from the settings."""
 
+from tokenmesh.services.worker_svc.engine.block_log import BlockLog
 from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.route_ledger import RouteLedger
@@ -7,12 +8,15 @@ from tokenmesh.services.worker_svc.engine.scheduler import Limits
 from tokenmesh.shared.config.worker import WorkerSettings
 
 
-def make_cache(pool: BlockPool, settings: WorkerSettings, route_tokens: int) -> PrefixCache:
+def make_cache(
+    pool: BlockPool, settings: WorkerSettings, route_tokens: int, log: BlockLog | None
+) -> PrefixCache:
     """The prefix cache; blocks that do not fill a route block exactly are not for the index."""
     size = settings.block_size
     is_indexed = route_tokens and route_tokens % size == 0
     routes = RouteLedger(pool, size, route_tokens) if is_indexed else None
-    return PrefixCache(pool, size, enabled=settings.enable_prefix_caching, routes=routes)
+    enabled = settings.enable_prefix_caching
+    return PrefixCache(pool, size, enabled=enabled, routes=routes, log=log)
 
 
 def limits_of(settings: WorkerSettings, num_blocks: int) -> Limits:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from tokenmesh.services.worker_svc.engine.block_log import BlockChange
 from tokenmesh.services.worker_svc.engine.plan import RowResult
 from tokenmesh.services.worker_svc.engine.request import Ending, Request
 from tokenmesh.services.worker_svc.engine.route_ledger import RouteChange
@@ -57,6 +58,8 @@ class StepOutput:
     """Computed in the step."""
     routes: RouteChange | None = None
     """What is new for the prefix index."""
+    blocks: list[BlockChange] = field(default_factory=list)
+    """What is new in the prefix cache, where that is logged."""
 
 
 def plain_delta(request: Request, token: int) -> Delta:

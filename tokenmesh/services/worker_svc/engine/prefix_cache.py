@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+from tokenmesh.services.worker_svc.engine.block_log import BlockChange, BlockLog
 from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
 from tokenmesh.services.worker_svc.engine.request import Request
 from tokenmesh.services.worker_svc.engine.route_ledger import RouteChange, RouteLedger
@@ -42,15 +43,22 @@ class PrefixCache:
     """Finds and registers the blocks of requests. When disabled it finds nothing."""
 
     def __init__(
-        self, pool: BlockPool, block_size: int, *, enabled: bool, routes: RouteLedger | None = None
+        self,
+        pool: BlockPool,
+        block_size: int,
+        *,
+        enabled: bool,
+        routes: RouteLedger | None = None,
+        log: BlockLog | None = None,
     ) -> None:
-        """`routes` is told what can be found, for the index that schedulers read."""
+        """What can be found is told to `routes`, for schedulers, and to `log`, for the outside."""
         self._pool = pool
         self._block_size = block_size
         self._enabled = enabled
         self._routes = routes if enabled else None
-        if self._routes is not None:
-            pool.on_forget = self._routes.forget
+        self._log = log if enabled else None
+        if self._routes is not None or self._log is not None:
+            pool.on_forget = self._note_forgotten
 
     def find(self, request: Request) -> list[int]:
         """The longest run of known blocks from the start; not yet held by the request.
@@ -88,6 +96,8 @@ class PrefixCache:
             block, block_hash = request.blocks[index], request.hashes[index]
             if self._pool.register(block, block_hash):
                 registered.append(Registered(request.row, block, block_hash))
+                if self._log is not None:
+                    self._log.stored(request, index)
         if self._routes is not None:
             self._routes.note(request, end)
         return registered
@@ -97,10 +107,16 @@ class PrefixCache:
         self._pool.forget_all()
         if self._routes is not None:
             self._routes.forget_all()
+        if self._log is not None:
+            self._log.cleared()
 
     def take_route_change(self) -> RouteChange | None:
         """What is new for the index since the last call; None: nothing."""
         return self._routes.take_change() if self._routes is not None else None
+
+    def take_block_changes(self) -> list[BlockChange]:
+        """What the log has since the last call; nothing without one."""
+        return self._log.take() if self._log is not None else []
 
     def retract(self, registered: Iterable[Registered], row: int) -> list[int]:
         """A row's positions were not computed after all; its blocks that could be found so far."""
@@ -111,6 +127,12 @@ class PrefixCache:
                 self._pool.forget(each.block)
                 blocks.append(each.block)
         return blocks
+
+    def _note_forgotten(self, block_hash: bytes) -> None:
+        if self._routes is not None:
+            self._routes.forget(block_hash)
+        if self._log is not None:
+            self._log.removed(block_hash)
 
     def _hash_up_to(self, request: Request, num_blocks: int) -> None:
         size = self._block_size

@@ -1,0 +1,50 @@
+"""The subscriber of the guide, which knows nothing but bytes, and what it must come to."""
+
+import hashlib
+from abc import abstractmethod
+from typing import Any
+
+from tests.fakes.engine_schedules import Schedule
+from tests.fakes.guide_code import module_of
+from tokenmesh.services.worker_svc.engine.block_log import BlockChange, BlockLog
+from tokenmesh.services.worker_svc.engine.engine import Engine
+
+GUIDE = "subscribe-to-block-events.md"
+follow = module_of(GUIDE)
+
+_TAGS = {"lora": b"L", "salt": b"S", "media": b"M"}
+
+
+def packed(key: dict[str, Any]) -> bytes:
+    """An extra key, by the words of the guide."""
+    value = str(key["value"]).encode()
+    if key["kind"] == "media":
+        value += key.get("offset", 0).to_bytes(4, "little", signed=True)
+    return _TAGS[str(key["kind"])] + len(value).to_bytes(4, "little") + value
+
+
+def check_hashes(worker: Any) -> None:
+    """Every hash follows from what the events say of its block."""
+    for block_hash, (parent, token_ids, extras) in worker.blocks.items():
+        content = (parent or bytes(16)) + token_ids + b"".join(map(packed, extras))
+        assert hashlib.blake2b(content, digest_size=16).digest() == block_hash
+
+
+class LoggedSchedule(Schedule):
+    """Random requests, adapters among them, on an engine that logs its blocks."""
+
+    def __init__(self, seed: int, trouble: float = 0.1) -> None:
+        super().__init__(seed, trouble, is_async=seed % 2 == 0)
+        self.engine = Engine(self.runner, self.settings, log=BlockLog())
+        for case in self.cases:
+            # the fake model has no adapters: the same tokens, other blocks
+            case.request.lora = self._rng.choice([None, None, "a", "b"])
+
+    @abstractmethod
+    def note_blocks(self, changes: list[BlockChange]) -> None:
+        """After each step."""
+
+    @property
+    def findable(self) -> set[bytes]:
+        """What the pool has by now."""
+        return set(self.engine._pool._block_by_hash)

@@ -1,0 +1,95 @@
+"""Batches: single blocks and hashes to events, few and large, in batches of bounded size."""
+
+from typing import Final
+
+from tokenmesh.services.worker_svc.block_events.held import Block
+from tokenmesh.shared.messages.blocks import (
+    AllBlocksCleared,
+    BlockEvent,
+    BlockRemoved,
+    BlockStored,
+)
+
+_BYTES_PER_HASH: Final = 20
+_BYTES_PER_KEY: Final = 40
+_BYTES_PER_EVENT: Final = 160
+
+
+class Batches:
+    """Blocks that follow one another become one `BlockStored`, hashes one `BlockRemoved`."""
+
+    def __init__(self, block_size: int, max_bytes: int) -> None:
+        """max_bytes: about the size from which on a batch takes nothing more."""
+        self._block_size = block_size
+        self._max_bytes = max_bytes
+        self._done: list[list[BlockEvent]] = []
+        self._events: list[BlockEvent] = []
+        self._run: list[Block] = []
+        self._removed: list[bytes] = []
+        self._num_bytes = 0
+
+    @property
+    def has_full(self) -> bool:
+        """Whether a batch is full, or more."""
+        return bool(self._done)
+
+    def add(self, step: Block | bytes | None) -> None:
+        """One step, as `HeldBlocks.apply` says it."""
+        if isinstance(step, Block):
+            self._add_block(step)
+        elif step is None:
+            self._end_event()
+            self._events.append(AllBlocksCleared())
+            self._num_bytes += _BYTES_PER_EVENT
+        else:
+            if self._run:
+                self._end_event()
+            self._removed.append(step)
+            self._num_bytes += _BYTES_PER_HASH
+        if self._num_bytes >= self._max_bytes:
+            self._end_batch()
+
+    def take(self) -> list[list[BlockEvent]]:
+        """All batches, none of them empty."""
+        self._end_batch()
+        done, self._done = self._done, []
+        return done
+
+    def _add_block(self, block: Block) -> None:
+        before = self._run[-1] if self._run else None
+        is_next = (
+            before is not None and block.parent == before.block_hash and block.lora == before.lora
+        )
+        if not is_next:
+            self._end_event()
+        self._run.append(block)
+        self._num_bytes += _BYTES_PER_HASH + len(block.token_ids)
+        for key in block.extras:
+            self._num_bytes += _BYTES_PER_KEY + len(key.value)
+
+    def _end_event(self) -> None:
+        if self._run:
+            self._events.append(self._stored(self._run))
+            self._run = []
+        elif self._removed:
+            self._events.append(BlockRemoved(block_hashes=self._removed))
+            self._removed = []
+        self._num_bytes += _BYTES_PER_EVENT
+
+    def _stored(self, run: list[Block]) -> BlockStored:
+        has_extras = any(block.extras for block in run)
+        return BlockStored(
+            block_hashes=[block.block_hash for block in run],
+            parent_block_hash=run[0].parent,
+            token_ids=b"".join(block.token_ids for block in run),
+            block_size=self._block_size,
+            lora_name=run[0].lora,
+            extra_keys=[block.extras for block in run] if has_extras else [],
+        )
+
+    def _end_batch(self) -> None:
+        self._end_event()
+        if self._events:
+            self._done.append(self._events)
+        self._events = []
+        self._num_bytes = 0
