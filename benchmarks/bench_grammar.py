@@ -68,6 +68,15 @@ _QUERY: Final = (
     'root ::= "SELECT " name (", " name)* " FROM " name (" WHERE " name " = " [0-9]+)?\n'
     "name ::= [a-z] [a-z0-9_]*"
 )
+_JSON: Final = r"""
+root ::= object
+value ::= object | array | string | number | ("true" | "false" | "null") ws
+object ::= "{" ws (string ":" ws value ("," ws string ":" ws value)*)? "}" ws
+array ::= "[" ws (value ("," ws value)*)? "]" ws
+string ::= "\"" ([^"\\\x7F\x00-\x1F] | "\\" (["\\bfnrt/] | "u" [0-9a-fA-F]{4}))* "\"" ws
+number ::= "-"? ([0-9] | [1-9] [0-9]*) ("." [0-9]+)? ([eE] [-+]? [0-9]+)? ws
+ws ::= [ \t\n]*
+"""
 _TAG: Final = {
     "structures": [{"begin": "<call>", "schema": _ORDER, "end": "</call>"}],
     "triggers": ["<call>"],
@@ -78,6 +87,7 @@ GRAMMARS: Final = {
     "regex": Structured(kind="regex", text=r"[A-Z][a-z]+ [A-Z][a-z]+, \d{4}-\d{2}-\d{2}"),
     "choice": Structured(kind="choice", text=json.dumps([f"option {n}" for n in range(100)])),
     "ebnf": Structured(kind="grammar", text=_QUERY),
+    "json in ebnf": Structured(kind="grammar", text=_JSON),
     "structural tag": Structured(kind="structural_tag", text=json.dumps(_TAG)),
 }
 

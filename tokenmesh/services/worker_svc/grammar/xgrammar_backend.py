@@ -2,11 +2,13 @@
 
 import json
 import re
+from contextlib import suppress
 from typing import Any, Final
 
 import xgrammar
 
 from tokenmesh.services.worker_svc.grammar.exact_schema import inexact_keyword
+from tokenmesh.services.worker_svc.grammar.faster_ebnf import faster_ebnf
 from tokenmesh.services.worker_svc.grammar.matcher import CannotCompile, Masks
 from tokenmesh.services.worker_svc.grammar.token_table import TokenTable
 from tokenmesh.shared.messages.structured import Structured
@@ -98,9 +100,17 @@ def _compile(
         case "grammar":
             if "::=" not in text:
                 raise CannotCompile("it takes EBNF, which has rules with ::=")
-            return compiler.compile_grammar(text)
+            return _compile_ebnf(compiler, text)
         case "structural_tag":
             return _compile_tag(compiler, json.loads(text))
+
+
+def _compile_ebnf(compiler: xgrammar.GrammarCompiler, text: str) -> xgrammar.CompiledGrammar:
+    faster = faster_ebnf(text)
+    if faster is not None:
+        with suppress(RuntimeError, ValueError):
+            return compiler.compile_grammar(faster)
+    return compiler.compile_grammar(text)
 
 
 def _compile_json(
