@@ -106,7 +106,9 @@ class World:
         )
         bids = [self._bid(number, each) for number, each in enumerate(self.workers)]
         name = secrets.token_hex(8)
-        chosen, weighed = await self.index.place(request, bids, name, tie_share=0.1, tie_s=0.005)
+        chosen, weighed = await self.index.place(
+            request, bids, name, tie_share=0.1, tie_s=0.005, uncached_weight=3.0
+        )
         for worker, each in zip(self.workers, weighed, strict=True):
             assert each.matched_blocks == min(worker.written.get(family, 0), length)
             held = worker.reserved.values()
@@ -135,6 +137,15 @@ class World:
         worker = self.workers[number]
         for name in list(worker.reserved)[which % 2 :: 2]:
             worker.writer.release(name)
+
+    async def progress(self, number: int, share: int) -> None:
+        """Of each prompt that is reserved all but a `share`-th is computed."""
+        worker = self.workers[number]
+        left = {name: tokens // share for name, (tokens, _) in worker.reserved.items()}
+        worker.writer.note_progress(left)
+        await self.flush(number)
+        for name, tokens in left.items():
+            worker.reserved[name] = (tokens, worker.reserved[name][1])
 
     async def flush_releases(self, number: int, which: int) -> None:
         worker = self.workers[number]
@@ -186,6 +197,10 @@ def machine_of(url: RedisSettings) -> type[RuleBasedStateMachine]:
         def give_back(self, number: int, which: int) -> None:
             self.loop.run_until_complete(self.world.flush_releases(number, which))
 
+        @rule(number=NUMBERS, share=st.integers(1, 3))
+        def progress(self, number: int, share: int) -> None:
+            self.loop.run_until_complete(self.world.progress(number, share))
+
         @rule(family=KINDS, length=DEPTHS, rest=st.integers(1, BLOCK))
         def place(self, family: int, length: int, rest: int) -> None:
             self.loop.run_until_complete(self.world.place(family, length, rest))
@@ -228,6 +243,8 @@ async def stroll(world: World, dice: Random, num_operations: int) -> None:
             world.evict(number, family, depth)
         elif kind < 0.85:
             await world.flush(number)
+        elif kind < 0.91:
+            await world.progress(number, 1 + depth % 3)
         elif kind < 0.97:
             await world.flush_releases(number, depth)
         elif kind < 0.98:

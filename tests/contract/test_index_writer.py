@@ -171,6 +171,22 @@ async def test_a_worker_that_leaves_takes_its_keys_along(redis: Redis) -> None:
         assert await redis.call("KEYS", f"kvx:{{{desk.keys.model}}}:*") == []
 
 
+async def test_what_is_computed_of_a_reservation_is_given_back_at_once(redis: Redis) -> None:
+    desk = Desk(redis)
+    load, name = desk.keys.load(WORKER, EPOCH), desk.keys.reservation("r")
+    await redis.call("HSET", load, "pf", 500, "st", 2)
+    await redis.call("HSET", name, "load", load, "pf", 300, "st", 1)
+    for left, expected in ((400, b"500"), (250, b"450"), (260, b"450"), (10, b"210")):
+        desk.writer.note_progress({"r": left, "unknown": 7})
+        assert await desk.writer.flush()
+        assert await redis.call("HMGET", load, "pf", "st") == [expected, b"2"]
+    desk.writer.release("r")
+    desk.writer.note_progress({"r": 5})
+    assert await desk.writer.flush()
+    assert await redis.call("HMGET", load, "pf", "st") == [b"200", b"1"]
+    assert await redis.call("EXISTS", name, desk.keys.reservation("unknown")) == 0
+
+
 async def test_reservations_are_given_back_once_and_in_batches(redis: Redis) -> None:
     desk = Desk(redis)
     load = desk.keys.load(WORKER, EPOCH)

@@ -17,6 +17,7 @@ from tokenmesh.shared.redis import Redis, open_redis
 
 BLOCK = 64
 EPOCH = 7
+WEIGHT = 3.0
 
 
 def chain(family: int, length: int) -> list[bytes]:
@@ -49,7 +50,9 @@ class Rig:
             route_hashes=b"".join(hashes),
             **fields,
         )
-        return await self.index.place(request, self.bids, name, tie_share=0.1, tie_s=0.005)
+        return await self.index.place(
+            request, self.bids, name, tie_share=0.1, tie_s=0.005, uncached_weight=WEIGHT
+        )
 
     async def reserved(self, bid: Bid) -> tuple[int, int]:
         load = self.keys.load(bid.worker_id, EPOCH)
@@ -99,6 +102,21 @@ async def test_reservations_of_others_weigh(rig: Rig) -> None:
         await rig.add_worker([])
     chosen = [(await rig.place([], 1000, f"r{number}"))[0] for number in range(4)]
     assert sorted(each for each in chosen if each is not None) == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(("queued", "chosen"), [(2900, 0), (3600, 1)])
+async def test_a_prompt_waits_where_it_is_cached_as_long_as_computing_it_weighs(
+    rig: Rig, queued: int, chosen: int
+) -> None:
+    await rig.add_worker(chain(1, 17), queued_tokens=queued)
+    await rig.add_worker([])
+    assert (await rig.place(chain(1, 17), 17 * BLOCK))[0] == chosen
+
+
+async def test_among_equals_the_worker_with_fewer_streams_is_chosen(rig: Rig) -> None:
+    await rig.add_worker(chain(1, 9), num_started=3)
+    await rig.add_worker(chain(1, 9), num_started=2)
+    assert (await rig.place(chain(1, 9), 9 * BLOCK))[0] == 1
 
 
 async def test_a_request_that_is_placed_again_gives_back_what_it_held(rig: Rig) -> None:
@@ -172,11 +190,19 @@ async def test_every_depth_is_found_and_the_cheapest_is_chosen(
     chosen, weighed = await rig.place(chain(1, length), num_tokens)
     expected = [min(depth, length) for depth in depths]
     assert [each.matched_blocks for each in weighed] == expected
-    costs = [
-        (queued[worker] + max(1, num_tokens - matched * BLOCK)) / rates[worker]
-        for worker, matched in enumerate(expected)
+    uncached = [max(1, num_tokens - matched * BLOCK) for matched in expected]
+    estimates = [
+        (ahead + tokens) / rate
+        for ahead, tokens, rate in zip(queued, uncached, rates, strict=False)
     ]
-    assert [each.estimated_ttft_s for each in weighed] == pytest.approx(costs, abs=2e-6)
+    assert [each.estimated_ttft_s for each in weighed] == pytest.approx(estimates, abs=2e-6)
+    costs = [
+        estimate + (WEIGHT - 1) * (tokens - min(uncached)) / rate
+        for estimate, tokens, rate in zip(estimates, uncached, rates, strict=False)
+    ]
+    assert [each.cost_s for each in weighed] == pytest.approx(costs, abs=2e-6)
     assert chosen is not None
+    equals = [each for each, cost in enumerate(costs) if cost <= min(costs) * 1.1 + 0.005 - 1e-9]
     assert costs[chosen] <= min(costs) * 1.1 + 0.005 + 1e-9
+    assert uncached[chosen] <= min(uncached[each] for each in equals)
     await redis.close()

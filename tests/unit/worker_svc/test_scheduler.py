@@ -148,6 +148,17 @@ def test_two_equal_prompts_of_one_step_are_computed_once(make_request: MakeReque
     assert [bench.pool.ref_count(block) for block in first.blocks] == [2, 2, 1]
 
 
+def test_what_is_cached_is_not_queued(make_request: MakeRequest) -> None:
+    bench = Bench(caching=True)
+    first, second = make_request(1, list(range(9))), make_request(2, list(range(9)))
+    bench.add(first)
+    bench.step()
+    bench.add(second)
+    assert bench.scheduler.num_queued_tokens == second.backlog == 1
+    bench.scheduler.remove(second)
+    assert bench.scheduler.num_queued_tokens == 0
+
+
 @pytest.mark.parametrize("count", [1, 4])
 def test_queued_tokens_are_those_of_waiting_and_half_computed_prompts(
     make_request: MakeRequest, count: int

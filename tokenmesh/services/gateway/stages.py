@@ -118,6 +118,7 @@ class Stages:
                 candidate: dict[str, str | float] = {
                     "worker": each.worker_id,
                     "estimated_ttft_s": each.estimated_ttft_s,
+                    "cost_s": each.cost_s,
                     "running": each.running,
                     "kv_usage": each.kv_usage,
                     "matched_tokens": each.matched_tokens,

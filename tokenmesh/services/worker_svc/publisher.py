@@ -62,8 +62,10 @@ class Publisher:
             if stream is not None and stream.key == key:
                 self._streams.end(stream, now)
             record_spans(ended)
-        if output.routes is not None and self._index is not None:
-            self._index.note(output.routes)
+        if self._index is not None:
+            self._index.note_progress(output.prefilling)
+            if output.routes is not None:
+                self._index.note(output.routes)
         if output.blocks and self.block_events is not None:
             self.block_events.note(output.blocks)
         self._meters.note(output)

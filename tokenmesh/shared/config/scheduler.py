@@ -56,8 +56,14 @@ class SchedulerSettings(BaseModel):
     kv_pressure_s: float = Field(
         default=0.15, ge=0, description="Weight of k/(1-k) seconds for a KV pool in use to share k."
     )
+    uncached_weight: float = Field(
+        default=3.0,
+        ge=1,
+        description="What a second of computing weighs against one of waiting, where another "
+        "worker has more of the prompt: computing it twice delays all who come later.",
+    )
     tie_s: float = Field(
-        default=0.005, ge=0, description="Estimates closer than this (plus 10 %) count as equal."
+        default=0.005, ge=0, description="Costs closer than this (plus 10 %) count as equal."
     )
     reservation_settle_s: float = Field(
         default=0.03,

@@ -48,6 +48,9 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of the prompt, in the worker's prefix cache by the index."""
     reserved_tokens: int = 0
     """Uncached prompt tokens that others had reserved on it."""
+    cost_s: float = 0.0
+    """What was compared: the estimate, and what it costs others that the prompt is computed there;
+    0: the estimate alone."""
 
 
 class Placed(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

@@ -15,7 +15,9 @@ from tokenmesh.shared.prefix_index.scripts import with_shared
 from tokenmesh.shared.redis import Redis, Reply
 
 _SOURCE: Final = with_shared(files(__package__).joinpath("place.lua").read_text(encoding="utf-8"))
-_decode: Final = msgspec.msgpack.Decoder(list[int | tuple[int, int, int, float, bool]]).decode
+_decode: Final = msgspec.msgpack.Decoder(
+    list[int | tuple[int, int, int, float, bool, float]]
+).decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,8 @@ class Weighed:
     reserved_streams: int
     estimated_ttft_s: float
     has_room: bool
+    cost_s: float
+    """The estimate, and what computing costs others; the least of it is best."""
 
 
 class PlacementIndex:
@@ -66,6 +70,7 @@ class PlacementIndex:
         *,
         tie_share: float,
         tie_s: float,
+        uncached_weight: float,
     ) -> tuple[int | None, list[Weighed]]:
         """The index of the bid that was reserved on (None: no room), and all of them weighed.
 
@@ -95,6 +100,7 @@ class PlacementIndex:
             self._lifetime_ms,
             tie_share,
             tie_s,
+            uncached_weight - 1.0,
             workers,
         )
         names = [keys.expiries, reservation, previous]

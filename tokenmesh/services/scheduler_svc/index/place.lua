@@ -3,18 +3,18 @@
 -- KEYS  1 expiries (ZSET), 2 the reservation to make (HASH), 3 one that this request made before,
 --       or the same key.
 -- ARGV  1 route hashes, 8 bytes each, 2 a msgpack array: prompt tokens, tokens of a route block,
---       streams, lifetime of a reservation (ms), share and seconds within which estimates are equal,
---       and an array of workers. Each is an array: the key of its route hashes (SET), that of its
+--       streams, lifetime of a reservation (ms), share and seconds within which costs are equal, what
+--       a second of computing weighs more than one of waiting, and an array of workers. Each is an array: the key of its route hashes (SET), that of its
 --       load (HASH), prefill tokens/s, queued tokens by its beat, seconds that come on top, streams
 --       past their first token and streams before it by its beat, streams it may hold, and whether
 --       it gives reservations back: they count for nothing where it does not.
 -- Reply a msgpack array: the chosen worker (from 1; 0: none has room), and for each worker an array:
 --       blocks matched, tokens reserved before this request, streams reserved, estimate in seconds,
---       has room.
+--       has room, cost.
 -- One argument for all numbers: packing each by itself costs the caller more than the lookup.
 local call = redis.call
 local hashes = ARGV[1]
-local tokens, block, streams, lifetime, tie_share, tie_s, workers =
+local tokens, block, streams, lifetime, tie_share, tie_s, extra_weight, workers =
   unpack(cmsgpack.unpack(ARGV[2]))
 local num_hashes = math.floor(#hashes / 8)
 local time = call('TIME')
@@ -59,7 +59,7 @@ local function depth_of(set, last, other)
   return low
 end
 
-local reply, facts, last, other, best = {0}, {}, 0, 0, nil
+local reply, facts, last, other, best, fewest = {0}, {}, 0, 0, nil, nil
 for number, worker in ipairs(workers) do
   local set, load, rate, queued, extra_s, started, starting, room, gives_back = unpack(worker)
   local depth = depth_of(set, last, other)
@@ -73,20 +73,31 @@ for number, worker in ipairs(workers) do
   local seconds = (math.max(reserved, queued) + uncached) / rate + extra_s
   local taken = started + math.max(starting, reserved_streams)
   local has_room = taken == 0 or taken + streams <= room
-  facts[number] = {uncached = uncached, seconds = seconds, taken = taken, has_room = has_room}
-  if has_room and (best == nil or seconds < best) then best = seconds end
-  reply[number + 1] = {depth, reserved, reserved_streams, seconds, has_room}
+  facts[number] =
+    {uncached = uncached, seconds = seconds, rate = rate, taken = taken, has_room = has_room}
+  if has_room and (fewest == nil or uncached < fewest) then fewest = uncached end
+  reply[number + 1] = {depth, reserved, reserved_streams, seconds, has_room, seconds}
 end
-if best == nil then return cmsgpack.pack(reply) end
+if fewest == nil then return cmsgpack.pack(reply) end
+
+-- To compute what another worker has delays all who come later, and drives out other prompts' blocks.
+for worker, each in ipairs(facts) do
+  each.cost = each.seconds + extra_weight * (each.uncached - fewest) / each.rate
+  reply[worker + 1][6] = each.cost
+  if each.has_room and (best == nil or each.cost < best) then best = each.cost end
+end
+
+-- Among equals whoever has most of the prompt, then the fewest streams.
+local function goes_first(one, other)
+  if one.uncached ~= other.uncached then return one.uncached < other.uncached end
+  if one.taken ~= other.taken then return one.taken < other.taken end
+  return one.cost < other.cost
+end
 
 local limit, chosen = best * (1 + tie_share) + tie_s, 0
 for worker, each in ipairs(facts) do
-  if each.has_room and each.seconds <= limit then
-    local other = facts[chosen]
-    if chosen == 0 or each.taken < other.taken
-        or (each.taken == other.taken and each.seconds < other.seconds) then
-      chosen = worker
-    end
+  if each.has_room and each.cost <= limit then
+    if chosen == 0 or goes_first(each, facts[chosen]) then chosen = worker end
   end
 end
 local load = workers[chosen][2]

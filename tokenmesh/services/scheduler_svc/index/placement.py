@@ -70,7 +70,12 @@ class IndexedPlacement:
         try:
             async with asyncio.timeout(self._limits.lookup_timeout_s):
                 chosen, weighed = await self._index.place(
-                    request, bids, reservation, tie_share=TIE_SHARE, tie_s=self._settings.tie_s
+                    request,
+                    bids,
+                    reservation,
+                    tie_share=TIE_SHARE,
+                    tie_s=self._settings.tie_s,
+                    uncached_weight=self._settings.uncached_weight,
                 )
         except (TokenMeshError, TimeoutError) as error:
             self._note_away(error)
@@ -111,6 +116,7 @@ class IndexedPlacement:
         return Candidate(
             worker_id=worker.worker_id,
             estimated_ttft_s=weighed.estimated_ttft_s,
+            cost_s=weighed.cost_s,
             running=bid.num_started + max(bid.num_starting, weighed.reserved_streams),
             kv_usage=kv_usage(worker.load),
             matched_tokens=weighed.matched_blocks * self._index.block_tokens,

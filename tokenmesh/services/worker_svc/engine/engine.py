@@ -287,6 +287,8 @@ class Engine:
             if request.status is not Status.ENDED:
                 chunk = Chunk(flight.started_ns, ended_ns, num_tokens, num_cached, batch_size)
                 request.timeline.chunks.append(chunk)
+                if request.is_prefilling and request.reservation:
+                    self._output.prefilling[request.reservation] = request.backlog
         duration_s = ended_s - flight.started_s
         num_tokens = flight.num_prefill + flight.num_decode
         self._output.duration_s = duration_s

@@ -60,6 +60,8 @@ class StepOutput:
     """What is new for the prefix index."""
     blocks: list[BlockChange] = field(default_factory=list)
     """What is new in the prefix cache, where that is logged."""
+    prefilling: dict[str, int] = field(default_factory=dict)
+    """By reservation: tokens still to compute of a prompt that the step computed a part of."""
 
 
 def plain_delta(request: Request, token: int) -> Delta:

@@ -94,6 +94,8 @@ class Request:
     num_computed: int = 0
     """Tokens that are computed or scheduled to be. A decoding request has one less than it knows,
     or as many while its next token is being drawn."""
+    num_expected: int = 0
+    """Tokens that the prefix cache held when the request joined the line; 0 once it has a row."""
     is_prefilling: bool = True
     """True until the last known token was computed since admission."""
     blocks: list[int] = field(default_factory=list)
@@ -144,8 +146,12 @@ class Request:
 
     @property
     def backlog(self) -> int:
-        """Tokens to compute before the next one can be drawn; 0 for a decoding request."""
-        return len(self.token_ids) - self.num_computed if self.is_prefilling else 0
+        """Tokens to compute before the next one can be drawn; 0 for a decoding request.
+
+        While it waits for a row, as far as one can tell: what is cached may go until then.
+        """
+        done = max(self.num_computed, self.num_expected)
+        return len(self.token_ids) - done if self.is_prefilling else 0
 
     def note_borders(self) -> None:
         """After a change of `is_prefilling` or `capacity`."""

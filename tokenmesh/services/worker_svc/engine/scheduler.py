@@ -79,6 +79,7 @@ class Scheduler:
         assert -(-(request.max_len - 1) // self._limits.block_size) < self._pool.num_blocks
         request.arrival = next(self._arrivals)
         request.status = Status.WAITING
+        request.num_expected = len(self._cache.find(request)) * self._limits.block_size
         self._waiting.add(request)
         self.num_queued_tokens += request.backlog
 
@@ -221,8 +222,10 @@ class Scheduler:
         self._pool.share(hits)
         request.blocks = hits + self._pool.allocate(num_new)
         request.capacity = len(request.blocks) * self._limits.block_size
+        self.num_queued_tokens -= request.backlog
         request.num_computed = len(hits) * self._limits.block_size
-        self.num_queued_tokens -= request.num_computed
+        request.num_expected = 0
+        self.num_queued_tokens += request.backlog
         if request.num_cached is None:
             request.num_cached = min(request.num_computed, request.num_prompt)
         self.rows.give(request, step)

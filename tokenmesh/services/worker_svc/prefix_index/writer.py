@@ -7,6 +7,8 @@ takes the old one's name.
 
 import asyncio
 import logging
+from collections.abc import Mapping
+from itertools import islice
 from typing import Final
 
 from tokenmesh.services.worker_svc.engine.route_ledger import RouteChange
@@ -22,6 +24,7 @@ from tokenmesh.shared.redis import Part, Redis
 logger = logging.getLogger(__name__)
 
 _RELEASES_PER_CALL: Final = 256
+_OVER: Final = -1
 
 
 class IndexWriter:
@@ -47,7 +50,8 @@ class IndexWriter:
         self._release_script = redis.script(RELEASE)
         self._ttl_ms = round(settings.ttl_s * 1000)
         self._resident = Resident(settings.max_changes)
-        self._releases: dict[str, None] = {}
+        self._due: dict[str, int] = {}
+        """By reservation: tokens that are left of it; `_OVER`: all of it is to be given back."""
         self._has_news = asyncio.Event()
         self._has_news.set()
         self._writing = asyncio.Lock()
@@ -66,8 +70,17 @@ class IndexWriter:
 
     def release(self, reservation: str) -> None:
         """A reserved stream has its first token, or never will."""
-        if len(self._releases) < self._settings.max_releases:
-            self._releases[reservation] = None
+        self._owe(reservation, _OVER)
+
+    def note_progress(self, prefilling: Mapping[str, int]) -> None:
+        """By reservation, how many of its tokens are still to be computed."""
+        for reservation, num_tokens in prefilling.items():
+            if self._due.get(reservation) != _OVER:
+                self._owe(reservation, num_tokens)
+
+    def _owe(self, reservation: str, num_tokens: int) -> None:
+        if reservation in self._due or len(self._due) < self._settings.max_releases:
+            self._due[reservation] = num_tokens
             self._has_news.set()
 
     async def run(self) -> None:
@@ -164,9 +177,10 @@ class IndexWriter:
         return [hashes[first : first + size] for first in range(0, len(hashes), size)]
 
     async def _give_back(self) -> None:
-        while self._releases:
-            batch = list(self._releases)[:_RELEASES_PER_CALL]
+        while self._due:
+            batch = dict(islice(self._due.items(), _RELEASES_PER_CALL))
             names = [self._keys.reservation(each) for each in batch]
-            await self._release_script([self._keys.expiries, *names], [])
-            for each in batch:
-                self._releases.pop(each, None)
+            await self._release_script([self._keys.expiries, *names], list(batch.values()))
+            for each, num_tokens in batch.items():
+                if self._due.get(each) == num_tokens:
+                    del self._due[each]
