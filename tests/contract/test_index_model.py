@@ -193,13 +193,10 @@ def machine_of(url: RedisSettings) -> type[RuleBasedStateMachine]:
         def lose(self, number: int) -> None:
             self.loop.run_until_complete(self.world.lose(number))
 
-        @rule(number=NUMBERS, which=st.integers(0, 1))
-        def give_back(self, number: int, which: int) -> None:
-            self.loop.run_until_complete(self.world.flush_releases(number, which))
-
-        @rule(number=NUMBERS, share=st.integers(1, 3))
-        def progress(self, number: int, share: int) -> None:
+        @rule(number=NUMBERS, which=st.integers(0, 1), share=st.integers(1, 3))
+        def give_back(self, number: int, which: int, share: int) -> None:
             self.loop.run_until_complete(self.world.progress(number, share))
+            self.loop.run_until_complete(self.world.flush_releases(number, which))
 
         @rule(family=KINDS, length=DEPTHS, rest=st.integers(1, BLOCK))
         def place(self, family: int, length: int, rest: int) -> None:
