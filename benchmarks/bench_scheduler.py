@@ -1,8 +1,9 @@
 """CPU cost of one decode step of the scheduler, without any model.
 
 `python benchmarks/bench_scheduler.py` prints microseconds a step at 256 and 1024 running requests:
-what `schedule` and `draw` take, and what the whole engine step takes around a runner that does
-nothing. Process CPU time, best of several rounds.
+what `schedule` and `draw` take, what the whole engine step takes around a runner that does
+nothing, the same while it logs its blocks, and what the event loop then takes to make events of
+them. Process CPU time, best of several rounds.
 """
 
 import argparse
@@ -10,6 +11,8 @@ import json
 from collections.abc import Callable
 from time import process_time
 
+from tokenmesh.services.worker_svc.block_events.stream import BlockEventStream
+from tokenmesh.services.worker_svc.engine.block_log import BlockChange, BlockLog
 from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
 from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.from_settings import limits_of
@@ -18,15 +21,25 @@ from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.request import Request, StreamKey
 from tokenmesh.services.worker_svc.engine.runner import Landed
 from tokenmesh.services.worker_svc.engine.scheduler import Scheduler
+from tokenmesh.shared.config.block_events import BlockEventSettings
 from tokenmesh.shared.config.worker import WorkerSettings
-from tokenmesh.shared.ids import GatewayId, RequestId
+from tokenmesh.shared.ids import GatewayId, ModelName, RequestId, WorkerId
 from tokenmesh.shared.messages.sampling import SamplingParams
+from tokenmesh.shared.metrics import Metrics
 
 PROMPT_TOKENS = 64
 STEPS = 160
 ROUNDS = 5
 NUM_BLOCKS = 65536
 TOKEN = 7
+
+
+class NoBus:
+    """Is never asked: batches are only made."""
+
+    async def publish_raw(self, subject: str, data: bytes) -> None:
+        """Not here."""
+        raise AssertionError(subject)
 
 
 class IdleRunner:
@@ -79,15 +92,33 @@ def scheduler_step(num_requests: int) -> Callable[[], None]:
     return step
 
 
-def engine_step(num_requests: int) -> Callable[[], None]:
-    """A whole step with deltas for one gateway."""
-    engine = Engine(IdleRunner(), settings_for(num_requests))
+def engine_step(
+    num_requests: int, log: BlockLog | None = None, kept: list[list[BlockChange]] | None = None
+) -> Callable[[], None]:
+    """A whole step with deltas for one gateway; what it logs of its blocks goes to `kept`."""
+    engine = Engine(IdleRunner(), settings_for(num_requests), log=log)
     for stream in range(num_requests):
         engine.add(request(stream))
 
     def step() -> None:
         engine.step()
-        engine.take_output()
+        output = engine.take_output()
+        if kept is not None:
+            kept.append(output.blocks)
+
+    return step
+
+
+def events_step(changes: list[list[BlockChange]]) -> Callable[[], None]:
+    """Batches of events from one step's changes after the other, encoded and held for replay."""
+    limits, size = BlockEventSettings(), settings_for(1).block_size
+    worker = WorkerId("worker"), 0, size, limits, Metrics()
+    stream = BlockEventStream(NoBus(), ModelName("model"), *worker)  # type: ignore[arg-type]
+    steps = iter(changes)
+
+    def step() -> None:
+        stream.note(next(steps))
+        stream.replay(epoch=0, from_seq=-1)
 
     return step
 
@@ -104,24 +135,31 @@ def microseconds(step: Callable[[], None]) -> float:
     return min(rounds)
 
 
+def measure(num_requests: int) -> dict[str, float]:
+    """All columns of one row."""
+    changes: list[list[BlockChange]] = []
+    steps = {
+        "scheduler_us": scheduler_step(num_requests),
+        "engine_us": engine_step(num_requests),
+        "logged_us": engine_step(num_requests, BlockLog(), changes),
+        "events_us": events_step(changes),
+    }
+    return {name: round(microseconds(step), 1) for name, step in steps.items()}
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     arguments = parser.parse_args()
-    measured = {
-        num_requests: {
-            "scheduler_us": round(microseconds(scheduler_step(num_requests)), 1),
-            "engine_us": round(microseconds(engine_step(num_requests)), 1),
-        }
-        for num_requests in (1, 256, 1024)
-    }
+    measured = {num_requests: measure(num_requests) for num_requests in (1, 256, 1024)}
     if arguments.json:
         print(json.dumps(measured))
         return
-    print(f"{'running':>8}{'schedule+draw':>16}{'engine step':>14}   (us of CPU)")
+    heads = ("running", "schedule+draw", "engine step", "with a log", "events")
+    print("".join(f"{head:>14}" for head in heads), "  (us of CPU)")
     for num_requests, row in measured.items():
-        print(f"{num_requests:>8}{row['scheduler_us']:>16}{row['engine_us']:>14}")
+        print(f"{num_requests:>14}" + "".join(f"{value:>14}" for value in row.values()))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """BlockEventMeters: how many events there were, what became of them, and what is held of them."""
 
+from collections import Counter
 from collections.abc import Sequence, Sized
 from functools import partial
 from typing import get_args
@@ -42,8 +43,8 @@ class BlockEventMeters:
 
     def note_events(self, events: Sequence[BlockEvent]) -> None:
         """A batch was made."""
-        for event in events:
-            self._events[type(event)].inc()
+        for kind, count in Counter(map(type, events)).items():
+            self._events[kind].inc(count)
 
     def note_batches(self, *, published: int, dropped: int) -> None:
         """The bus took batches, or did not."""
