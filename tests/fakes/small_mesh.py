@@ -71,7 +71,9 @@ class SmallMesh:
         self.scheduler = await self._stack.enter_async_context(
             running("scheduler", self.settings, build_scheduler)
         )
-        await self._stack.enter_async_context(running("tokenizer", self.settings, self._tokenize))
+        self.tokenizer = await self._stack.enter_async_context(
+            running("tokenizer", self.settings, self._tokenize)
+        )
         self.gateway = await self._stack.enter_async_context(
             running("gateway", self.settings, build_gateway)
         )

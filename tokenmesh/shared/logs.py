@@ -11,10 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from threading import Lock
 from typing import Final, TextIO
 
-from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.telemetry import TelemetrySettings
 from tokenmesh.shared.ids import InstanceId, RequestId
 from tokenmesh.shared.telemetry.context import current_trace_id
@@ -26,7 +24,6 @@ _CHATTY: Final = ("asyncio", "httpcore", "httpx", "nats", "opentelemetry", "urll
 PROGRESS: Final = "progress"
 """`extra={PROGRESS: share}` on a record: how much of something long is done, 0 to 1."""
 _SHOWN_ID_CHARS: Final = 8
-_MAX_KEYS: Final = 1024
 
 
 @contextmanager
@@ -113,28 +110,3 @@ class HumanFormatter(logging.Formatter):
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return line
-
-
-class LogEvery:
-    """Lets a message through once an interval and says how many it held back."""
-
-    def __init__(self, logger: logging.Logger, interval_s: float) -> None:
-        self._logger = logger
-        self._interval_s = interval_s
-        self._lock = Lock()
-        self._state: dict[str, tuple[float, int]] = {}
-
-    def __call__(self, level: int, message: str, *args: object) -> None:
-        """Log `message % args`; messages are told apart before their arguments go in."""
-        now = monotonic_s()
-        with self._lock:
-            logged_s, held_back = self._state.get(message, (-self._interval_s, 0))
-            is_due = now - logged_s >= self._interval_s
-            if message not in self._state and len(self._state) >= _MAX_KEYS:
-                self._state.clear()
-            self._state[message] = (now, 0) if is_due else (logged_s, held_back + 1)
-        if not is_due:
-            return
-        if held_back:
-            message, args = f"{message} (and %d more like it)", (*args, held_back)
-        self._logger.log(level, message, *args, stacklevel=2)

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tokenmesh.shared import logs
 from tokenmesh.shared.config.telemetry import LogFormat, LogLevel, TelemetrySettings
 from tokenmesh.shared.ids import InstanceId, RequestId
-from tokenmesh.shared.logs import LogEvery, bind_request, start_logging
+from tokenmesh.shared.logs import bind_request, start_logging
 from tokenmesh.shared.telemetry import span
 
 logger = logging.getLogger("tokenmesh.services.worker_svc.engine")
@@ -123,17 +122,3 @@ def test_warnings_become_records() -> None:
         logging.captureWarnings(True)
         warnings.warn("old api", UserWarning, stacklevel=1)
     assert "old api" in json.loads(stream.getvalue())["message"]
-
-
-def test_a_repeated_message_is_logged_once_an_interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s = [100.0]
-    monkeypatch.setattr(logs, "monotonic_s", lambda: now_s[0])
-    stream = start("human")
-    log_every = LogEvery(logger, interval_s=60)
-    for subject in ("a", "b", "c"):
-        log_every(logging.WARNING, "dropped on %s", subject)
-    log_every(logging.WARNING, "another thing")
-    now_s[0] += 60
-    log_every(logging.WARNING, "dropped on %s", "d")
-    said = [line.partition("engine: ")[2] for line in stream.getvalue().splitlines()]
-    assert said == ["dropped on a", "another thing", "dropped on d (and 2 more like it)"]

@@ -17,7 +17,7 @@ from tokenmesh.services.gateway.session import Session, State
 from tokenmesh.services.gateway.watch_times import WatchTimes
 from tokenmesh.shared.bus.base import Envelope
 from tokenmesh.shared.clock import monotonic_s
-from tokenmesh.shared.errors import Overloaded
+from tokenmesh.shared.errors import Overloaded, ProtocolError
 from tokenmesh.shared.ids import WorkerId
 from tokenmesh.shared.messages import Generate, Place, Tokens
 from tokenmesh.shared.messages.tokens import Delta
@@ -148,10 +148,10 @@ class Streams:
                 del self.pulses[worker_id]
 
     async def receive(self, envelope: Envelope) -> None:
-        """Hand a Tokens message to the streams it is for."""
+        """Hand a Tokens message to the streams it is for. Raises ProtocolError for any other."""
         message = envelope.message
         if not isinstance(message, Tokens):
-            return
+            raise ProtocolError(f"a {type(message).__name__} instead of tokens")
         now = monotonic_s()
         pulse = self.pulses.get(message.worker_id)
         if pulse is not None:

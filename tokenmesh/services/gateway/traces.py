@@ -4,7 +4,6 @@ Spans stay encoded until somebody looks: a gateway receives all spans of the mes
 few of them.
 """
 
-import logging
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from itertools import islice
@@ -18,11 +17,8 @@ from tokenmesh.services.gateway.span_view import SpanView, view_attributes, view
 from tokenmesh.shared import subjects
 from tokenmesh.shared.bus.base import Bus, Subscription
 from tokenmesh.shared.config.telemetry import TelemetrySettings
-from tokenmesh.shared.errors import NotFound
-from tokenmesh.shared.logs import LogEvery
+from tokenmesh.shared.errors import NotFound, ProtocolError
 from tokenmesh.shared.telemetry import REQUEST_ID
-
-_log_every = LogEvery(logging.getLogger(__name__), interval_s=60.0)
 
 
 class TraceView(msgspec.Struct, frozen=True):
@@ -94,8 +90,8 @@ class TraceStore:
         async def receive(subject: str, data: bytes) -> None:
             try:
                 self.add(data)
-            except DecodeError:
-                _log_every(logging.WARNING, "undecodable spans on %s", subject)
+            except DecodeError as error:
+                raise ProtocolError("undecodable spans") from error
 
         return await bus.subscribe_raw(subjects.ALL_SPANS, receive)
 

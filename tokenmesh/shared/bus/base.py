@@ -84,7 +84,7 @@ class Bus(Protocol):
         """
 
     async def subscribe_raw(self, subject: str, receiver: RawReceiver) -> Subscription:
-        """Hand over undecoded bytes."""
+        """Hand over undecoded bytes; a receiver that raises ProtocolError as in `subscribe`."""
 
     async def answer_raw(self, subject: str, answer: RawAnswer) -> Subscription:
         """Answer every request on `subject` with bytes that are no Message (NATS micro)."""

@@ -188,7 +188,10 @@ class MessageBus(Bus):
         """See `Bus.subscribe_raw`."""
 
         async def on_packet(packet: Packet) -> None:
-            await receiver(packet.subject, packet.data)
+            try:
+                await receiver(packet.subject, packet.data)
+            except ProtocolError as error:
+                self._complaints.note("nonsense", f"{error} on {packet.subject}")
 
         return await self._link.subscribe(subject, on_packet, None)
 

@@ -1,6 +1,8 @@
 """Responses: all that a gateway has for the Responses API, put together."""
 
+import re
 from collections.abc import Callable
+from typing import Final
 
 from tokenmesh.services.gateway.intake.intake import Intake
 from tokenmesh.services.gateway.mcp_servers.servers import McpServers
@@ -17,11 +19,14 @@ from tokenmesh.services.gateway.tenancy.admission import Admission
 from tokenmesh.services.gateway.tenancy.tenant import Tenant
 from tokenmesh.shared.bus.base import Bus, Subscription
 from tokenmesh.shared.config import Settings
+from tokenmesh.shared.errors import ProtocolError
 from tokenmesh.shared.ids import GatewayId, InstanceId, ResponseId
 from tokenmesh.shared.journal import Journal
 from tokenmesh.shared.membership import Members
 from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.subjects import response_cancels
+
+_RESPONSE_ID: Final = re.compile(rb"[A-Za-z0-9_-]{1,128}")
 
 
 class Responses:
@@ -75,7 +80,9 @@ class Responses:
         self._subscription = await self._bus.subscribe_raw(subject, self._on_cancel)
 
     async def _on_cancel(self, _subject: str, data: bytes) -> None:
-        self._runs.cancel(ResponseId(data.decode("ascii", "replace")))
+        if not _RESPONSE_ID.fullmatch(data):
+            raise ProtocolError("no id of a response")
+        self._runs.cancel(ResponseId(data.decode("ascii")))
 
     async def run(self) -> None:
         """Adopt what others leave behind, for ever."""
