@@ -24,6 +24,8 @@ COMMANDS = {kind.__name__ for kind in (Drain, Sleep, StartProfile, StopProfile, 
 LENGTHS = (b"\xdd", b"\xdf", b"\xc6", b"\xdb", b"\xc9")
 """Codes of array, map, bytes, text and extension with a length of 32 bits."""
 
+_NO_MESSAGES: tuple[object, ...] = (1, "Ping", None, [], {}, {"type": 7})
+
 FORGED_HEADERS: tuple[dict[str, str], ...] = (
     {"tm-schema": "99"},
     {"tm-schema": ""},
@@ -53,7 +55,7 @@ def undecodable(rng: Random) -> Iterator[bytes]:
     yield from (b"\x81\xa1a" * 3000, b"\x82\xa4type\xa4Beat\xa7service\xc0")
     yield from (code + b"\xff\xff\xff\xff" for code in LENGTHS)
     yield from (b"\x82\xa4type\xa4Ping\xa1x" + code + b"\xff\xff\xff\xff" for code in LENGTHS)
-    yield from (msgspec.msgpack.encode(each) for each in (1, "Ping", None, [], {}, {"type": 7}))
+    yield from (msgspec.msgpack.encode(each) for each in _NO_MESSAGES)
     yield msgspec.msgpack.encode({"type": "AddedInAnotherVersion", "x": 1})
     # \xc1 is no msgpack whatever follows
     yield from (b"\xc1" + rng.randbytes(size) for size in (1, 100, 5000))
