@@ -121,6 +121,44 @@ async def test_kept_responses_and_batches_are_as_described(
         assert f"responses.{described}" in document["components"]["schemas"]
 
 
+@pytest.mark.parametrize(
+    ("model", "field", "nothing", "something"),
+    [
+        ("ChatRequest", "audio", {}, {"voice": "alloy"}),
+        ("ChatRequest", "functions", None, [{}]),
+        ("ChatRequest", "web_search_options", None, {}),
+        ("ChatRequest", "watermarking", False, True),
+        ("ChatRequest", "service_tier", "auto", "flex"),
+        ("CompletionRequest", "best_of", 1, 0),
+        ("CompletionRequest", "mm_payload", "tensors", ""),
+    ],
+)
+def test_a_field_that_is_not_served_is_described_as_asking_for_nothing(
+    document: Any, model: str, field: str, nothing: Any, something: Any
+) -> None:
+    properties = document["components"]["schemas"][model]["properties"]
+    jsonschema.validate(nothing, properties[field])
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(something, properties[field])
+
+
+def test_bounds_of_queries_are_described(document: Any) -> None:
+    path = document["paths"]["/v1/responses/{response_id}/input_items"]
+    limit = next(each for each in path["get"]["parameters"] if each["name"] == "limit")["schema"]
+    assert (limit["minimum"], limit["maximum"]) == (1, 100)
+    month = document["paths"]["/v1/usage"]["get"]["parameters"][0]["schema"]
+    jsonschema.validate("2026-11", month)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate("", month)
+
+
+async def test_a_file_has_one_of_the_purposes_that_openai_knows(client: httpx.AsyncClient) -> None:
+    for purpose, status in (("vision", 200), ("1", 400)):
+        form = {"data": {"purpose": purpose}, "files": {"file": ("a.png", b"PNG")}}
+        answer = await client.post("/v1/files", **form)  # type: ignore[arg-type]
+        assert answer.status_code == status
+
+
 async def test_a_wrong_method_is_told_all_the_right_ones(client: httpx.AsyncClient) -> None:
     answer = await client.put("/v1/files/some-id")
     assert (answer.status_code, answer.headers["allow"]) == (405, "DELETE, GET")

@@ -5,6 +5,9 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
+from tokenmesh.services.gateway.document.not_served import narrow
+from tokenmesh.services.gateway.openai.not_supported import not_served
+
 _REF: Final = "#/components/schemas/{model}"
 
 
@@ -20,5 +23,6 @@ def body_components(models: Iterable[type[BaseModel]]) -> dict[str, Any]:
     for model in models:
         schema = model.model_json_schema(ref_template=_REF)
         components |= schema.pop("$defs", {})
+        narrow(schema["properties"], not_served(model))
         components[model.__name__] = schema
     return components

@@ -55,10 +55,15 @@ _HARMLESS_IN_COMPLETION: Final[dict[str, _Test]] = {
 }
 
 
-_TESTS_BY_REQUEST: Final[dict[type[SamplingFields], dict[str, _Test]]] = {
+_TESTS_BY_REQUEST: Final[dict[type[object], dict[str, _Test]]] = {
     ChatRequest: _HARMLESS | _HARMLESS_IN_CHAT,
     CompletionRequest: _HARMLESS | _HARMLESS_IN_COMPLETION,
 }
+
+
+def not_served(model: type[object]) -> frozenset[str]:
+    """The names of such fields in a request's model."""
+    return frozenset(_TESTS_BY_REQUEST.get(model, ()))
 
 
 def refuse_not_supported(body: SamplingFields) -> None:

@@ -17,13 +17,16 @@ _FORM_BYTES = 64 * 1024
 """Room for boundaries, headers and the other fields of a form."""
 _MAX_FIELDS = 8
 
-_FILE = {"type": "string", "format": "binary"}
+_PURPOSES = ("assistants", "batch", "evals", "fine-tune", "user_data", "vision")
+"""OpenAI's."""
+
+_FILE = {"type": "string", "format": "binary", "minLength": 1}
 _SCHEMA = {
     "type": "object",
     "required": ["file"],
-    "properties": {"file": _FILE, "purpose": {"type": "string"}},
+    "properties": {"file": _FILE, "purpose": {"enum": list(_PURPOSES)}},
 }
-_BODY = {"requestBody": {"content": {"multipart/form-data": {"schema": _SCHEMA}}}}
+_BODY = {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _SCHEMA}}}}
 
 
 def files_router(gateway: Gateway) -> APIRouter:
@@ -44,6 +47,8 @@ def files_router(gateway: Gateway) -> APIRouter:
                     raise InvalidInput("the form holds purpose twice", param="purpose")
                 if not isinstance(file, UploadFile) or not isinstance(purpose, str):
                     raise InvalidInput("the form needs a file in the field file", param="file")
+                if purpose not in _PURPOSES:
+                    raise InvalidInput(f"purpose is one of {', '.join(_PURPOSES)}", param="purpose")
                 facts = await uploads.add(await file.read(), file.filename or "file", purpose)
         except HTTPException as error:
             raise InvalidInput(f"the form is broken: {error.detail}") from error

@@ -20,7 +20,6 @@ _MAX_NUMBER: Final = 2**53
 
 Includes = Annotated[list[Include] | None, Query()]
 Number = Annotated[int | None, Query(ge=0, le=_MAX_NUMBER)]
-Limit = Annotated[int, Query(ge=1)]
 
 
 def stored_responses_router(gateway: Gateway) -> APIRouter:
@@ -69,20 +68,19 @@ def stored_responses_router(gateway: Gateway) -> APIRouter:
 def _add_input_items(
     router: APIRouter, gateway: Gateway, reader: Callable[[str], ResponseReader]
 ) -> None:
+    most = gateway.responses.settings.max_input_items
+
     @router.get(f"{_PATH}/input_items")
     async def list_input_items(
         request: Request,
         response_id: str,
-        limit: Limit = 20,
+        limit: int = Query(20, ge=1, le=most),
         order: Literal["asc", "desc"] = "desc",
         after: str | None = None,
         before: str | None = None,
         include: Includes = None,
     ) -> Response:
         """What a response was asked, in pages."""
-        most = gateway.responses.settings.max_input_items
-        if limit > most:
-            raise InvalidInput(f"limit must be at most {most}", param="limit")
         items = await reader(response_id).input_items(response_id, scope_of(request.scope))
         return json_response(page(items, limit=limit, order=order, after=after, before=before))
 
