@@ -1,9 +1,10 @@
 """A mesh of its own under random faults, with every stream checked token for token.
 
-Starts NATS, Redis, gateways, tokenizers, schedulers and `sim` workers as processes, keeps streams
+Starts NATS, Redis, gateways, tokenizers, schedulers and workers as processes, keeps streams
 running, and meanwhile kills, freezes and terminates processes and restarts the servers: what, when
-and whom follows from `--seed`. At the end no stream may have failed or said a wrong, lost or
-doubled token, no KV block may be held, and no process may be left. Ends with 1 otherwise.
+and whom follows from `--seed`. Gateways die, too: those that serve stored responses only. At the
+end no stream may have failed or said a wrong, lost or doubled token, nothing may be held (blocks,
+streams, reservations, marks, subscriptions) and no process or file be left. Ends with 1 otherwise.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import asyncio
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +22,16 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.chaos_run import completions
+from benchmarks.chaos_run.bodies import chats, responses
 from benchmarks.chaos_run.cluster import Cluster
+from benchmarks.chaos_run.completions import Completions
 from benchmarks.chaos_run.faults import Chaos, draw
 from benchmarks.chaos_run.gaps import by_fault, spread
-from benchmarks.chaos_run.leaks import find_leaks
+from benchmarks.chaos_run.heard import Asker
+from benchmarks.chaos_run.leaks import leftover_files, watching
+from benchmarks.chaos_run.recorded import Chats
+from benchmarks.chaos_run.responses import StoredResponses
 from benchmarks.chaos_run.streams import Streams
 from benchmarks.serve.client import Server
 from benchmarks.serve.report import environment
@@ -50,6 +58,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--tokenizers", type=int, default=2)
     add("--schedulers", type=int, default=2)
     add("--gateways", type=int, default=2)
+    add("--responders", type=int, default=2, help="gateways for stored responses, which may die")
+    add("--engine", choices=("sim", "torch"), default="sim")
     add("--timeout", type=float, default=120.0, help="seconds for one request")
     add("--seed", type=int, default=0)
     add("--logs", type=Path, help="keep the processes' logs in this folder")
@@ -73,12 +83,17 @@ class Outcome:
 
 
 def settings_of(options: argparse.Namespace) -> Settings:
-    """The bundled model, simulated; graces short enough that a hand-over really happens."""
+    """The bundled model; graces short enough that a hand-over really happens."""
+    engine = {"engine": options.engine, "sim_step_s": options.step, "hand_over_s": 1.0}
+    if options.engine == "torch":
+        engine |= {"batch_invariant": True}
     return load_settings(
         None,
         {
-            "worker": {"engine": "sim", "sim_step_s": options.step, "hand_over_s": 1.0},
+            "worker": engine,
             "service": {"drain_grace_s": 2.0},
+            "gateway": {"seed": completions.SEED},
+            "prefix_index": {"reservation_s": 5.0},
             "up": {
                 "workers": options.workers,
                 "tokenizers": options.tokenizers,
@@ -93,15 +108,19 @@ async def run(options: argparse.Namespace, console: Console) -> Outcome:
     with private_folder() as folder:
         logs = options.logs or folder
         logs.mkdir(parents=True, exist_ok=True)
-        cluster = Cluster(settings_of(options), folder, logs, options.gateways)
+        count = options.gateways
+        settings, responders = settings_of(options), options.responders
+        cluster = Cluster(settings, folder, logs, count, num_responders=responders)
         began_s = time.perf_counter()
         leaks: list[str] = []
         try:
             await cluster.start()
-            streams, chaos = await disturb(cluster, options, console)
-            leaks += await find_leaks(cluster)
+            async with watching(cluster) as leak_watch:
+                streams, chaos = await disturb(cluster, options, console)
+                leaks += await leak_watch.find()
         finally:
             leaks += [f"left behind: {each}" for each in await cluster.stop()]
+        leaks += leftover_files(cluster)
         return Outcome(streams, chaos, leaks, time.perf_counter() - began_s)
 
 
@@ -109,11 +128,9 @@ async def disturb(
     cluster: Cluster, options: argparse.Namespace, console: Console
 ) -> tuple[Streams, Chaos]:
     """Streams and faults side by side until there were enough of both."""
-    servers = [Server(url, None) for url in cluster.urls]
-    model = await first_model(servers[0])
-    oracle = await SimOracle.learn(servers[0], model)
     random = Random(options.seed)
-    streams = Streams(servers, model, oracle, Random(random.getrandbits(64)), options.timeout)
+    weights = await askers(cluster, options.engine, random)
+    streams = Streams(weights, Random(random.getrandbits(64)), options.timeout)
     chaos = Chaos(cluster, Random(random.getrandbits(64)), options.interval)
     until_s = time.perf_counter() + options.seconds
     breaking = asyncio.create_task(chaos.run(draw(random, options.faults), until_s))
@@ -130,6 +147,27 @@ async def disturb(
         showing.cancel()
         breaking.cancel()
     return streams, chaos
+
+
+async def askers(cluster: Cluster, engine: str, random: Random) -> dict[Asker, int]:
+    """Kinds of requests, and how many of each there are among so many."""
+    servers = [Server(url, None) for url in cluster.urls]
+    model = await first_model(servers[0])
+    has_grammars = engine == "torch"
+
+    def own_random() -> Random:
+        return Random(random.getrandbits(64))
+
+    bodies = chats(model, has_grammars=has_grammars)
+    weights: dict[Asker, int] = {await Chats.record(servers, bodies, own_random()): 2}
+    if engine == "sim":
+        oracle = await SimOracle.learn(servers[0], model)
+        weights[Completions(servers, model, oracle, own_random())] = 6
+    responders = [Server(url, None) for url in cluster.responder_urls]
+    if responders:
+        bodies = responses(model, has_grammars=has_grammars)
+        weights[await StoredResponses.record(responders, bodies, own_random())] = 3
+    return weights
 
 
 async def show_progress(streams: Streams, chaos: Chaos, console: Console) -> None:
@@ -154,6 +192,8 @@ def report(options: argparse.Namespace, outcome: Outcome) -> dict[str, object]:
         "requests": len(streams.heard),
         "streams": streams.num_choices,
         "tokens": streams.num_tokens,
+        "kinds": dict(streams.kinds),
+        "faults_by_kind": dict(Counter(each.label for each in faults)),
         "failures": dict(streams.faults),
         "leaks": outcome.leaks,
         "first_token": spread(starts),

@@ -31,19 +31,34 @@ class Cluster:
         logs: Path,
         num_gateways: int,
         environments: Mapping[str, Mapping[str, str]] | None = None,
+        *,
+        num_responders: int = 0,
     ) -> None:
-        """`environments`: what a process's environment has more, by its name (`worker 2`)."""
+        """`environments`: what a process's environment has more, by its name (`worker 2`).
+
+        `num_responders`: further gateways, which may die: they are to serve stored responses only.
+        """
         plan = make_plan(settings, folder)
+        self.nats_monitor = _open_monitor(folder)
+        self.temporary = folder / "temporary"
+        """Where processes put temporary files."""
+        self.temporary.mkdir()
         self.settings = plan.settings
         self._servers = [Child(spec, logs) for spec in plan.servers]
         services = [spec for spec in plan.services if spec.name.partition(" ")[0] != "encoder"]
         behind = [spec for spec in services if spec.name != "gateway"]
-        gateways = dict(_gateways(plan, folder, num_gateways))
+        gateways = dict(_gateways(plan, folder, "gateway", num_gateways))
+        responders = dict(_gateways(plan, folder, "responder", num_responders))
         self.urls = list(gateways)
+        self.responder_urls = list(responders)
         self._services = [
-            Child(_extended(spec, (environments or {}).get(spec.name, {})), logs)
-            for spec in (*behind, *gateways.values())
+            Child(self._extended(spec, (environments or {}).get(spec.name, {})), logs)
+            for spec in (*behind, *gateways.values(), *responders.values())
         ]
+
+    def _extended(self, spec: ChildSpec, environment: Mapping[str, str]) -> ChildSpec:
+        own = {"TMPDIR": str(self.temporary)}
+        return replace(spec, environment={**spec.environment, **own, **environment})
 
     @property
     def children(self) -> list[Child]:
@@ -89,20 +104,24 @@ class Cluster:
         return found
 
 
-def _extended(spec: ChildSpec, environment: Mapping[str, str]) -> ChildSpec:
-    return replace(spec, environment={**spec.environment, **environment})
+def _open_monitor(folder: Path) -> str:
+    """Let the NATS server tell who has subscribed to how much; the URL."""
+    port = free_port()
+    with (folder / "nats.conf").open("a", encoding="utf-8") as file:
+        file.write(f'http: "{LOOPBACK}:{port}"\n')
+    return f"http://{LOOPBACK}:{port}"
 
 
-def _gateways(plan: Plan, folder: Path, count: int) -> Iterator[tuple[str, ChildSpec]]:
+def _gateways(plan: Plan, folder: Path, kind: str, count: int) -> Iterator[tuple[str, ChildSpec]]:
     spec = next(each for each in plan.services if each.name == "gateway")
     log_format = {"telemetry": {"log_format": "json"}}
     for number in range(1, count + 1):
         port = free_port()
         settings = changed(plan.settings, {"gateway": {"port": port}, **log_format})
         text = json.dumps(plain_values(settings))
-        config = write_private(folder / f"gateway-{number}.json", text)
+        config = write_private(folder / f"{kind}-{number}.json", text)
         command = (*spec.command[:-1], str(config))
         yield (
             f"http://{LOOPBACK}:{port}",
-            replace(spec, name=f"gateway {number}", command=command),
+            replace(spec, name=f"{kind} {number}", command=command),
         )

@@ -12,9 +12,9 @@ from typing import Literal
 from benchmarks.chaos_run.child import Child
 from benchmarks.chaos_run.cluster import LEAVE_S, Cluster
 
-Kind = Literal["kill", "freeze", "terminate", "nothing"]
+Kind = Literal["kill", "freeze", "terminate", "long outage", "nothing"]
 
-_SERVICES = ("worker", "worker", "worker", "tokenizer", "scheduler")
+_SERVICES = ("worker", "worker", "worker", "tokenizer", "scheduler", "responder")
 _SERVICE_KINDS: tuple[Kind, ...] = ("kill", "freeze", "terminate")
 _CHOICES: list[tuple[Kind, str]] = [
     *((kind, service) for service in _SERVICES for kind in _SERVICE_KINDS),
@@ -26,9 +26,16 @@ _CHOICES: list[tuple[Kind, str]] = [
     # What the machine itself does to streams: the others must be read against it.
     ("nothing", "anybody"),
 ]
-_FROZEN_S = (0.3, 4.0)
-_AWAY_S = (0.0, 1.0)
-"""How long a killed process is missed before somebody starts it again."""
+_RARE: list[tuple[Kind, str]] = [("long outage", "nats"), ("long outage", "redis")]
+_ROUNDS_A_RARE_ONE = 3
+_PAUSE_S: dict[Kind, tuple[float, float]] = {
+    "kill": (0.0, 1.0),
+    "freeze": (0.3, 4.0),
+    "terminate": (0.0, 1.0),
+    "long outage": (5.0, 10.0),
+    "nothing": (0.0, 1.0),
+}
+"""How long a process stands still, or is missed before somebody starts it again."""
 _POLL_S = 0.05
 
 
@@ -64,7 +71,7 @@ class Chaos:
                 if time.perf_counter() > until_s:
                     return
                 fault = Fault(kind, service)
-                pause_s = self._random.uniform(*(_FROZEN_S if kind == "freeze" else _AWAY_S))
+                pause_s = self._random.uniform(*_PAUSE_S[kind])
                 victim = await self._victim(service)
                 fault.began_s = time.perf_counter()
                 self.faults.append(fault)
@@ -95,7 +102,7 @@ async def _carry_out(kind: Kind, victim: Child, pause_s: float) -> None:
         victim.send(signal.SIGCONT)
         victim.is_well = True
         return
-    victim.send(signal.SIGKILL if kind == "kill" else signal.SIGTERM)
+    victim.send(signal.SIGTERM if kind == "terminate" else signal.SIGKILL)
     if not await victim.wait_end(LEAVE_S):
         raise RuntimeError(f"{victim.name} did not leave within {LEAVE_S:g} s of a SIGTERM")
     await asyncio.sleep(pause_s)
@@ -104,8 +111,9 @@ async def _carry_out(kind: Kind, victim: Child, pause_s: float) -> None:
 
 
 def draw(random: Random, count: int) -> list[tuple[Kind, str]]:
-    """Which faults: every kind in turn, in random order."""
+    """Which faults: every kind in turn, in random order; long outages less often than others."""
     drawn: list[tuple[Kind, str]] = []
+    kinds = [*(_CHOICES * _ROUNDS_A_RARE_ONE), *_RARE]
     while len(drawn) < count:
-        drawn += random.sample(_CHOICES, len(_CHOICES))
+        drawn += random.sample(kinds, len(kinds))
     return drawn[:count]

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypedDict
 
 from benchmarks.chaos_run.faults import Fault
-from benchmarks.chaos_run.streams import Heard
+from benchmarks.chaos_run.heard import Heard
 
 _SLOW_START_S = 0.3
 

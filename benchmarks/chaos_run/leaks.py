@@ -1,37 +1,95 @@
-"""What must be gone once no client asks for anything: streams and their KV blocks."""
+"""What must be gone once no client asks for anything, in processes, Redis, NATS and on disk."""
 
 import asyncio
 import re
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 from benchmarks.chaos_run.cluster import Cluster
+from benchmarks.chaos_run.held_by_servers import count_subscriptions, open_marks, reserved
 from benchmarks.serve.client import Server
+from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.bus.nats import connect
 from tokenmesh.shared.membership import Members, MembershipView
 from tokenmesh.shared.messages.beat import WorkerLoad
+from tokenmesh.shared.redis import Redis, open_redis
 from tokenmesh.shared.service.mesh import WORKER
 
-_SETTLE_S = 15.0
+_SETTLE_S = 30.0
 _POLL_S = 0.25
-_OPEN_STREAMS = re.compile(rb"^tokenmesh:open_streams(?:\{[^}]*\})? ([0-9.]+)", re.MULTILINE)
+_IN_USE = re.compile(
+    rb"^tokenmesh:(open_streams|responses_running)(?:\{[^}]*\})? ([0-9.]+)", re.MULTILINE
+)
 
 
-async def find_leaks(cluster: Cluster) -> list[str]:
-    """What is still held after `_SETTLE_S`, as sentences; empty as soon as nothing is."""
-    limits = cluster.settings.service
-    bus = await connect(cluster.settings.bus, "chaos")
-    members = Members(MembershipView(limits.missed_beats, limits.max_members))
-    await members.start(bus)
-    try:
+class LeakWatch:
+    """Use `watching`, while nobody has asked for anything yet."""
+
+    def __init__(self, cluster: Cluster, bus: MessageBus, members: Members, redis: Redis) -> None:
+        self._cluster = cluster
+        self._bus = bus
+        self._members = members
+        self._redis = redis
+        self._subscriptions: dict[str, int] = {}
+
+    async def begin(self) -> None:
+        """Remember how many subscriptions a process of each service has."""
+        self._subscriptions = await count_subscriptions(self._cluster)
+
+    async def find(self) -> list[str]:
+        """What is held after `_SETTLE_S`, as sentences; empty as soon as nothing is."""
         give_up_s = time.perf_counter() + _SETTLE_S
         while True:
             await asyncio.sleep(_POLL_S)
-            held = _held_by_workers(cluster, members) + await _held_by_gateways(cluster)
+            held = await self._held()
             if not held or time.perf_counter() > give_up_s:
                 return held
+
+    async def _held(self) -> list[str]:
+        return [
+            *_held_by_workers(self._cluster, self._members),
+            *await _held_by_gateways(self._cluster),
+            *await reserved(self._redis),
+            *await open_marks(self._bus, self._cluster.settings.responses),
+            *await self._new_subscriptions(),
+        ]
+
+    async def _new_subscriptions(self) -> list[str]:
+        found = await count_subscriptions(self._cluster)
+        return [
+            f"a {name} has {count} subscriptions, {self._subscriptions.get(name)} at the start"
+            for name, count in found.items()
+            if count > self._subscriptions.get(name, 0)
+        ]
+
+
+@asynccontextmanager
+async def watching(cluster: Cluster) -> AsyncIterator[LeakWatch]:
+    """Looks into a cluster that has just started."""
+    limits = cluster.settings.service
+    bus = await connect(cluster.settings.bus, "chaos")
+    members = Members(MembershipView(limits.missed_beats, limits.max_members))
+    redis = open_redis(cluster.settings.redis)
+    await members.start(bus)
+    try:
+        watch = LeakWatch(cluster, bus, members, redis)
+        await watch.begin()
+        yield watch
     finally:
         await members.stop()
+        await redis.close()
         await bus.close()
+
+
+def leftover_files(cluster: Cluster) -> list[str]:
+    """Temporary files that outlived their processes."""
+    return [f"left behind: {each}" for each in _files(cluster.temporary)]
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(each for each in folder.rglob("*") if each.is_file())
 
 
 def _held_by_workers(cluster: Cluster, members: Members) -> list[str]:
@@ -53,8 +111,13 @@ def _is_busy(load: WorkerLoad) -> bool:
 
 async def _held_by_gateways(cluster: Cluster) -> list[str]:
     held = []
-    for url in cluster.urls:
-        found = _OPEN_STREAMS.search(await Server(url, None).ask("GET", "/metrics"))
-        if found is None or float(found[1]):
-            held.append(f"{url}: open streams: {found and found[1].decode()}")
+    for url in (*cluster.urls, *cluster.responder_urls):
+        counts = dict(_IN_USE.findall(await Server(url, None).ask("GET", "/metrics")))
+        if not counts:
+            held.append(f"{url} does not tell its streams")
+        held += [
+            f"{url}: {name.decode()}: {count.decode()}"
+            for name, count in counts.items()
+            if float(count)
+        ]
     return held

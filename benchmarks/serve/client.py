@@ -16,6 +16,7 @@ import httptools
 import msgspec
 
 OnChunk = Callable[["Chunk"], None]
+OnData = Callable[[bytes], None]
 _DONE = b"[DONE]"
 
 
@@ -28,10 +29,17 @@ class Delta(msgspec.Struct):
     tool_calls: list[msgspec.Raw] | None = None
 
 
+class LoggedToken(msgspec.Struct):
+    """Of a chat chunk's log-probabilities."""
+
+    token: str
+
+
 class Logprobs(msgspec.Struct):
-    """Of a completion chunk."""
+    """Of a completion chunk (`tokens`) or a chat chunk (`content`)."""
 
     tokens: list[str] = []
+    content: list[LoggedToken] | None = None
 
 
 class Choice(msgspec.Struct):
@@ -101,6 +109,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._on_chunk: OnChunk | None = None
+        self._on_data: OnData | None = None
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._answer: asyncio.Future[Reply] | None = None
@@ -113,13 +122,21 @@ class Connection(asyncio.Protocol):
         """Whether another request can be sent."""
         return self._transport is not None and not self._transport.is_closing()
 
-    async def send(self, request: bytes, on_chunk: OnChunk | None = None) -> Reply:
+    async def send(
+        self,
+        request: bytes,
+        on_chunk: OnChunk | None = None,
+        *,
+        on_data: OnData | None = None,
+    ) -> Reply:
         """Send a whole request and await the whole answer. Raises ConnectionError.
 
-        `on_chunk` sees each event of a stream as it comes.
+        `on_chunk` sees each event of a stream as it comes, `on_data` its bytes where they are no
+        chunk.
         """
         assert self._transport is not None, "connect first"
         self._on_chunk = on_chunk
+        self._on_data = on_data
         self._reply = Reply()
         self._rest = b""
         self._is_stream = False
@@ -179,11 +196,15 @@ class Connection(asyncio.Protocol):
             self._answer.set_result(self._reply)
 
     def _take(self, event: bytes, now: float) -> None:
-        if not event.startswith(b"data:"):
+        _, found, data = event.partition(b"data:")
+        if not found:
             return  # a comment: keep-alive
-        data = event[5:].strip()
+        data = data.strip()
         if data == _DONE:
             self._reply.is_done = True
+            return
+        if self._on_data is not None:
+            self._on_data(data)
             return
         chunk = _decode_chunk(data)
         if chunk.error is not None:

@@ -15,6 +15,8 @@ from benchmarks.serve.workload import tokenize
 from tokenmesh.services.worker_svc.engine.sim import SimVocabulary, prompt_key, sim_token
 from tokenmesh.shared.messages.sampling import SamplingParams
 
+_NO_VOCABULARY = SimVocabulary(0)
+"""What streams are restricted to is drawn from instead."""
 _TEXT = " a b c d e f g h i j k l m n o p q r s t u v w x y z"
 
 
@@ -45,15 +47,28 @@ class SimOracle:
         """What a request must say besides model and length."""
         return {"prompt": prompt_ids, "seed": seed, "allowed_token_ids": [*self.text_by_id]}
 
+    @property
+    def token_chars(self) -> int:
+        """Length of any token's text."""
+        return len(next(iter(self.text_by_id.values())))
+
     def text(self, prompt_ids: list[int], seed: int, num_tokens: int) -> str:
         """What the stream must say."""
+        key = prompt_key(prompt_ids)
+        return "".join(self._token(key, seed, position) for position in range(num_tokens))
+
+    def seeds_saying(self, said: str, prompt_ids: list[int], seeds: list[int]) -> list[int]:
+        """Those of `seeds` whose streams begin with a text."""
+        key, chars = prompt_key(prompt_ids), self.token_chars
+        for position in range(len(said) // chars):
+            token = said[position * chars : (position + 1) * chars]
+            seeds = [seed for seed in seeds if self._token(key, seed, position) == token]
+        return seeds
+
+    def _token(self, key: bytes, seed: int, position: int) -> str:
         allowed = [*self.text_by_id]
-        sampling = SamplingParams(seed=seed, max_tokens=num_tokens, allowed_token_ids=allowed)
-        key, vocabulary = prompt_key(prompt_ids), SimVocabulary(max(allowed) + 1)
-        return "".join(
-            self.text_by_id[sim_token(key, sampling, position, vocabulary)]
-            for position in range(num_tokens)
-        )
+        sampling = SamplingParams(seed=seed, max_tokens=1, allowed_token_ids=allowed)
+        return self.text_by_id[sim_token(key, sampling, position, _NO_VOCABULARY)]
 
 
 async def _detokenize(server: Server, model: str, ids: list[int]) -> str:

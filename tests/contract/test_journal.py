@@ -179,3 +179,21 @@ async def test_an_append_whose_answer_was_lost_is_not_done_twice(
     entries = await journal.read(key, 0, 100)
     assert [each.data for each in entries[2:]] == [b"once"]
     assert entries[-1].sequence == number
+
+
+async def test_a_read_waits_for_a_nats_that_comes_back(start_nats: Start) -> None:
+    server = start_nats()
+    bus = await connect(bus_settings_of(server), "test")
+    journal = JetStreamJournal(bus, spec_of("patient"), timeout_s=0.2, patience_s=15.0)
+    key = key_of(journal)
+    last = await fill(journal, key, 3)
+    server.stop()
+    asked = asyncio.gather(journal.read(key, 0, 5), journal.last(key))
+    await asyncio.sleep(0.5)
+    assert not asked.done()
+    server.start()
+    entries, newest = await asked
+    assert [each.data for each in entries] == [b"entry 0", b"entry 1", b"entry 2"]
+    assert newest is not None
+    assert newest.sequence == last
+    await bus.close()

@@ -6,10 +6,11 @@ number needs none of a client library's consumers.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -30,6 +31,8 @@ from tokenmesh.shared.errors import (
 from tokenmesh.shared.journal import Entry, Journal
 
 logger = logging.getLogger(__name__)
+
+_Answer = TypeVar("_Answer")
 
 _AFTER: Final = "Nats-Expected-Last-Subject-Sequence"
 _SEQUENCE: Final = "Nats-Sequence"
@@ -76,7 +79,10 @@ class StreamSpec:
 
 
 class JetStreamJournal(Journal):
-    """A `Journal` in one stream. `timeout_s` bounds a question, `patience_s` an append."""
+    """A `Journal` in one stream.
+
+    `timeout_s` bounds a question, `patience_s` all attempts of an append or a read.
+    """
 
     def __init__(
         self, bus: MessageBus, spec: StreamSpec, *, timeout_s: float, patience_s: float
@@ -94,17 +100,21 @@ class JetStreamJournal(Journal):
 
     async def append(self, key: str, data: bytes, after: int) -> int:
         """See `Journal.append`."""
+        return await self._patiently(key, partial(self._append_once, key, data, after))
+
+    async def _patiently(self, key: str, attempt: Callable[[bool], Awaitable[_Answer]]) -> _Answer:
+        """`attempt(is_retry)`, again while the store is only away, for `patience_s` at most."""
         give_up_s = now_s() + self._patience_s
         is_retry = False
         while True:
             try:
-                return await self._append_once(key, data, after, is_retry)
+                return await attempt(is_retry)
             except (Overloaded, _NoJetStream):
                 raise
             except (Unavailable, DeadlineExceeded) as error:
                 if now_s() + _RETRY_PAUSE_S >= give_up_s:
                     raise
-                logger.info("appending to %s again: %s", key, error)
+                logger.info("asking for %s again: %s", key, error)
             is_retry = True
             await asyncio.sleep(_RETRY_PAUSE_S)
 
@@ -120,15 +130,16 @@ class JetStreamJournal(Journal):
             return int(_answer_of(reply)["seq"])
         except Conflict:
             # The attempt before may have arrived, and only its acknowledgement been lost.
-            last = await self.last(key) if is_retry else None
-            if last is None or last.data != data:
+            reply = await self._get({"last_by_subj": key}) if is_retry else None
+            if reply is None or reply.data != data:
                 raise
-            return last.sequence
+            return _entry_of(reply).sequence
 
     async def read(self, key: str, after: int, limit: int) -> list[Entry]:
         """See `Journal.read`."""
         question = {"seq": after + 1, "next_by_subj": key, "batch": limit}
-        replies = await self._gather({**question, "max_bytes": _BATCH_BYTES})
+        bounded = {**question, "max_bytes": _BATCH_BYTES}
+        replies = await self._patiently(key, lambda _is_retry: self._gather(bounded))
         for index, (one, following) in enumerate(pairwise(replies)):
             if one.headers[_SEQUENCE] != following.headers[_PREVIOUS]:
                 # Some were dropped on the way; the reader will ask for them.
@@ -138,7 +149,8 @@ class JetStreamJournal(Journal):
 
     async def last(self, key: str) -> Entry | None:
         """See `Journal.last`."""
-        reply = await self._get({"last_by_subj": key})
+        question = {"last_by_subj": key}
+        reply = await self._patiently(key, lambda _is_retry: self._get(question))
         return None if reply is None else _entry_of(reply)
 
     async def _get(self, question: dict[str, Any]) -> RawReply | None:
@@ -147,7 +159,7 @@ class JetStreamJournal(Journal):
             reply = await self.bus.raw.ask(subject, data, deadline_s=self._soon())
         except NoResponders:
             await self._without_stream()
-            return None
+            raise
         _check(reply.status, ("", _NOT_FOUND))
         return None if reply.status else reply
 
@@ -157,12 +169,15 @@ class JetStreamJournal(Journal):
             replies, end = await self.bus.raw.gather(subject, data, deadline_s=self._soon())
         except NoResponders:
             await self._without_stream()
-            return []
+            raise
         _check(end.status, (_END_OF_BATCH, _NOT_FOUND))
         return replies
 
     async def _without_stream(self) -> None:
-        """Nobody answers for the stream. Raises Unavailable when there is no JetStream at all."""
+        """Nobody answers for the stream: see to it that there is one to be asked again.
+
+        Raises Unavailable when there is no JetStream at all.
+        """
         self._is_prepared = False
         await self.prepare()
 

@@ -1,0 +1,75 @@
+"""What is asked in chats and responses, by what the engine can do."""
+
+from typing import Any
+
+_WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "maxLength": 30},
+                "days": {"type": "integer", "minimum": 1, "maximum": 9},
+            },
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "words": {
+            "type": "array",
+            "items": {"type": "string", "maxLength": 12},
+            "minItems": 6,
+            "maxItems": 9,
+        },
+        "count": {"type": "integer"},
+    },
+    "required": ["words", "count"],
+    "additionalProperties": False,
+}
+_TOPICS = ("rivers", "stones", "a garden", "the night", "a long road", "bread", "27 + 45", "ships")
+
+
+def chats(model: str, *, has_grammars: bool) -> list[dict[str, Any]]:
+    """Choices, log-probabilities, stop strings, sampled and greedy; tools and schemas."""
+    common = {"model": model, "max_tokens": 90, "ignore_eos": True}
+    found: list[dict[str, Any]] = []
+    for seed, topic in enumerate(_TOPICS):
+        body = {**common, "messages": [{"role": "user", "content": f"Tell me about {topic}."}]}
+        found += [
+            {**body, "seed": seed, "n": 2, "temperature": 0.9},
+            {**body, "seed": seed, "logprobs": True, "top_logprobs": 2},
+            {**body, "seed": seed, "stop": ["e", "a"], "min_tokens": 30},
+        ]
+        if has_grammars:
+            found += _with_grammars({**body, "ignore_eos": False}, seed)
+    return found
+
+
+def _with_grammars(body: dict[str, Any], seed: int) -> list[dict[str, Any]]:
+    schema = {"type": "json_schema", "json_schema": {"name": "words", "schema": _SCHEMA}}
+    tools = {"tools": [_WEATHER], "max_tokens": 200}
+    return [
+        # without a seed, but every draw has one outcome
+        {**body, "temperature": 0.0, "ignore_eos": True},
+        {**body, "seed": seed, "response_format": schema, "max_tokens": 200, "n": 2},
+        {**body, "seed": seed, **tools, "tool_choice": "required"},
+        {**body, "temperature": 0.0, **tools, "tool_choice": "auto"},
+    ]
+
+
+def responses(model: str, *, has_grammars: bool) -> list[dict[str, Any]]:
+    """Stored responses long enough for somebody to die meanwhile."""
+    found: list[dict[str, Any]] = []
+    for seed, topic in enumerate(_TOPICS):
+        body = {"model": model, "input": f"Tell me about {topic}.", "seed": seed}
+        found.append({**body, "ignore_eos": True, "max_output_tokens": 140})
+        if has_grammars:
+            tool = {"type": "function", **_WEATHER["function"], "strict": True}
+            found.append({**body, "tools": [tool], "tool_choice": "required"})
+    return found

@@ -1,0 +1,115 @@
+"""Completions of `sim` workers: n, log-probabilities, stop strings, with and without a seed."""
+
+import time
+from random import Random
+
+from benchmarks.chaos_run.heard import Heard, Told
+from benchmarks.serve.client import Chunk, Reply, Server
+from benchmarks.serve.sim_oracle import SimOracle
+from tokenmesh.shared.ids import SeedSource
+
+SEED = 1
+"""Of the gateways: the seeds that they give to requests without one are known."""
+
+_PROMPT_TOKENS = (8, 200)
+_OUTPUT_TOKENS = (20, 140)
+_NUM_CHOICES = (1, 1, 1, 2, 4)
+_SEEDED = (True, True, True, True, False)
+_MARGIN = 64
+"""Seeds that a gateway may have drawn for requests which are not ours."""
+_RECOGNIZED_BY = 16
+"""Tokens."""
+
+
+class Completions:
+    """Implements `Asker` against what the oracle knows."""
+
+    def __init__(
+        self, servers: list[Server], model: str, oracle: SimOracle, random: Random
+    ) -> None:
+        self._servers = servers
+        self._model = model
+        self._oracle = oracle
+        self._random = random
+        self._source = SeedSource(SEED)
+        self._seeds: list[int] = []
+        self._num_asked = 0
+
+    async def ask(self, heard: Heard) -> str | None:
+        """See `Asker.ask`."""
+        self._num_asked += 1
+        ids = self._random.choices([*self._oracle.text_by_id], k=self._draw_from(_PROMPT_TOKENS))
+        seed = self._random.getrandbits(31) if self._random.choice(_SEEDED) else None
+        body = self._draw(ids, seed, heard)
+
+        def hear(chunk: Chunk) -> None:
+            now = time.perf_counter()
+            for choice in chunk.choices:
+                if choice.text:
+                    heard.hear(choice.index, "text", choice.text, now)
+                logged = choice.logprobs.tokens if choice.logprobs else []
+                heard.choices[choice.index].add("logged", "".join(logged))
+
+        server = self._random.choice(self._servers)
+        connection = await server.connect()
+        try:
+            reply = await connection.send(server.request("POST", "/v1/completions", body), hear)
+        finally:
+            connection.close()
+        heard.num_tokens = reply.usage.completion_tokens if reply.usage else 0
+        if seed is None:
+            seed = self._find_seed(ids, heard)
+        return fault_of_reply(reply, heard) or self._judge(ids, seed, body, heard)
+
+    def _draw(self, ids: list[int], seed: int | None, heard: Heard) -> dict[str, object]:
+        random, num_choices = self._random, self._random.choice(_NUM_CHOICES)
+        heard.choices = [Told({}) for _ in range(num_choices)]
+        stop = random.choice([None, None, None, random.choice([*self._oracle.text_by_id.values()])])
+        body = {
+            "model": self._model,
+            "n": num_choices,
+            "max_tokens": self._draw_from(_OUTPUT_TOKENS),
+            "ignore_eos": True,
+            "logprobs": random.choice([None, 1]) if stop is None else None,
+            "stop": stop,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **self._oracle.body(ids, seed or 0),
+        }
+        if seed is None:
+            del body["seed"]
+        return body
+
+    def _draw_from(self, bounds: tuple[int, int]) -> int:
+        return self._random.randint(*bounds)
+
+    def _judge(
+        self, ids: list[int], seed: int, body: dict[str, object], heard: Heard
+    ) -> str | None:
+        length, stop, num_tokens = int(str(body["max_tokens"])), body["stop"], 0
+        for index, told in enumerate(heard.choices):
+            text = self._oracle.text(ids, seed + index, length)
+            said, found, _ = text.partition(str(stop)) if stop else (text, "", "")
+            told.expected["text"] = said
+            if body["logprobs"] is not None:
+                told.expected["logged"] = said
+            num_tokens += (len(said) + len(found)) // (len(text) // length)
+        return heard.wrong or (None if heard.num_tokens == num_tokens else "wrong_usage")
+
+    def _find_seed(self, ids: list[int], heard: Heard) -> int:
+        """That of a gateway whose first choice begins as what was said; -1: there is none."""
+        while len(self._seeds) < self._num_asked + _MARGIN:
+            self._seeds.append(self._source.draw())
+        said = heard.choices[0].said.get("text", "")[: _RECOGNIZED_BY * self._oracle.token_chars]
+        return next(iter(self._oracle.seeds_saying(said, ids, self._seeds)), -1)
+
+
+def fault_of_reply(reply: Reply, heard: Heard) -> str | None:
+    """What is wrong with an answer, whatever it says; None: nothing."""
+    if reply.status != 200:
+        return f"http_{reply.status}"
+    if reply.error is not None:
+        return f"stream_{reply.error}"
+    if not reply.is_done or len(reply.finish_reasons) != len(heard.choices):
+        return "truncated"
+    return None

@@ -1,0 +1,71 @@
+"""What the mesh keeps in Redis and NATS for requests that run, and must give back."""
+
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+
+from benchmarks.chaos_run.cluster import Cluster
+from benchmarks.serve.client import Server
+from tokenmesh.services.gateway.response_store.journal import open_journal
+from tokenmesh.services.gateway.response_store.logs import ResponseLogs
+from tokenmesh.shared.bus.message_bus import MessageBus
+from tokenmesh.shared.config.responses import ResponseSettings
+from tokenmesh.shared.redis import Redis
+
+_PAGE = 500
+_INDEX = "kvx:*"
+_FOREVER = -1
+
+
+async def reserved(redis: Redis) -> list[str]:
+    """Reservations and what they add up to; keys of the index that would stay for ever."""
+    held = []
+    async for key in _keys(redis, _INDEX):
+        kind = key.split(":")[2]
+        if kind == "rsv":
+            held.append(f"reservation {key}")
+        elif kind == "exp":
+            held.append(f"{_text(await redis.call('ZCARD', key))} reservations are to expire")
+        elif kind == "load":
+            values = await redis.call("HMGET", key, "pf", "st")
+            assert isinstance(values, list)
+            held += [f"{key}: {values}"] if any(float(str(_text(v))) for v in values) else []
+        if kind != "exp" and await redis.call("PTTL", key) == _FOREVER:
+            held.append(f"{key} has no end")
+    return held
+
+
+async def _keys(redis: Redis, pattern: str) -> AsyncIterator[str]:
+    cursor = "0"
+    while True:
+        answer = await redis.call("SCAN", cursor, "MATCH", pattern, "COUNT", _PAGE)
+        assert isinstance(answer, list)
+        cursor = _text(answer[0])
+        assert isinstance(answer[1], list)
+        for key in answer[1]:
+            yield _text(key)
+        if cursor == "0":
+            return
+
+
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value or 0)
+
+
+async def open_marks(bus: MessageBus, settings: ResponseSettings) -> list[str]:
+    """Responses that somebody still says to work on."""
+    marks = await ResponseLogs(open_journal(bus, settings), settings).marks()
+    return [f"{response} is marked as {owner}'s" for owner, response in marks]
+
+
+async def count_subscriptions(cluster: Cluster) -> dict[str, int]:
+    """The most that one process of each service has at the NATS server."""
+    monitor = Server(cluster.nats_monitor, None)
+    answer = await monitor.ask("GET", f"/connz?limit={_PAGE}")
+    found: dict[str, int] = defaultdict(int)
+    for each in msgspec.json.decode(answer, type=dict[str, Any])["connections"]:
+        service = each.get("name", "").partition("-")[0]
+        found[service] = max(found[service], each["subscriptions"])
+    return dict(found)

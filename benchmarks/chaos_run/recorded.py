@@ -1,0 +1,101 @@
+"""Chats whose right answers are what the mesh said while nobody disturbed it."""
+
+import copy
+import time
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import msgspec
+
+from benchmarks.chaos_run.completions import fault_of_reply
+from benchmarks.chaos_run.heard import Heard, Told
+from benchmarks.serve.client import Choice, Chunk, Server
+
+Body = dict[str, Any]
+
+
+class _Function(msgspec.Struct):
+    name: str = ""
+    arguments: str | None = None
+
+
+class _ToolCall(msgspec.Struct):
+    index: int = 0
+    function: _Function = msgspec.field(default_factory=_Function)
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A request, what each choice of its answer must say, and the tokens of all."""
+
+    body: Body
+    choices: list[dict[str, str]]
+    num_tokens: int
+
+
+class Chats:
+    """Implements `Asker`. Use `record`."""
+
+    def __init__(self, servers: list[Server], chats: list[Chat], random: Random) -> None:
+        self._servers = servers
+        self._chats = chats
+        self._random = random
+
+    @classmethod
+    async def record(cls, servers: list[Server], bodies: list[Body], random: Random) -> "Chats":
+        """Ask for all of it in peace. Raises ValueError for what fails already then."""
+        chats = []
+        for body in bodies:
+            heard = Heard(time.perf_counter())
+            fault = await _send(servers[0], body, heard)
+            if fault is not None:
+                raise ValueError(f"{fault} without any disturbance: {body}")
+            said = [copy.copy(told.said) for told in heard.choices]
+            chats.append(Chat(body, said, heard.num_tokens))
+        return cls(servers, chats, random)
+
+    async def ask(self, heard: Heard) -> str | None:
+        """See `Asker.ask`."""
+        chat = self._random.choice(self._chats)
+        fault = await _send(self._random.choice(self._servers), chat.body, heard)
+        for told, expected in zip(heard.choices, chat.choices, strict=True):
+            told.expected = expected
+        is_usage_right = heard.num_tokens == chat.num_tokens
+        return fault or heard.wrong or (None if is_usage_right else "wrong_usage")
+
+
+async def _send(server: Server, body: Body, heard: Heard) -> str | None:
+    heard.choices = [Told({}) for _ in range(body.get("n", 1))]
+
+    def hear(chunk: Chunk) -> None:
+        now = time.perf_counter()
+        for choice in chunk.choices:
+            _hear(choice, heard, now)
+
+    streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    connection = await server.connect()
+    try:
+        request = server.request("POST", "/v1/chat/completions", streamed)
+        reply = await connection.send(request, hear)
+    finally:
+        connection.close()
+    heard.num_tokens = reply.usage.completion_tokens if reply.usage else 0
+    return fault_of_reply(reply, heard)
+
+
+def _hear(choice: Choice, heard: Heard, now: float) -> None:
+    delta, told = choice.delta, heard.choices[choice.index]
+    if delta is None:
+        return
+    if delta.content:
+        heard.hear(choice.index, "text", delta.content, now)
+    if delta.reasoning:
+        heard.hear(choice.index, "reasoning", delta.reasoning, now)
+    for data in delta.tool_calls or ():
+        call = msgspec.json.decode(data, type=_ToolCall)
+        told.add(f"name_of_call_{call.index}", call.function.name)
+        heard.hear(choice.index, f"call_{call.index}", call.function.arguments or "", now)
+    if choice.logprobs is not None:
+        told.add("logged", "".join(each.token for each in choice.logprobs.content or ()))
+    told.add("finish", choice.finish_reason or "")

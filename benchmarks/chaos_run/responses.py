@@ -1,0 +1,203 @@
+"""Stored responses: begun at one gateway, read on at another when that dies or the client wants it.
+
+No event may be lost or doubled, whichever gateway tells it. The right answers are what the mesh
+said while nobody disturbed it.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import msgspec
+
+from benchmarks.chaos_run.heard import Heard, Told
+from benchmarks.serve.client import Reply, Server
+
+_PAUSE_S = 0.1
+"""Before another gateway is asked."""
+_ENDS = ("response.completed", "response.incomplete", "response.failed")
+_PART_BY_KIND = {
+    "response.output_text.delta": "text",
+    "response.reasoning_text.delta": "reasoning",
+    "response.function_call_arguments.delta": "arguments",
+}
+_SHARE_IN_BACKGROUND = 0.6
+_SHARE_THAT_MOVE = 0.5
+"""Of clients of background responses, without need: the others' responses end with them."""
+_SHARE_READ_AGAIN = 0.25
+
+
+class _Usage(msgspec.Struct):
+    output_tokens: int = 0
+
+
+class _Response(msgspec.Struct):
+    id: str
+    status: str = ""
+    usage: _Usage | None = None
+
+
+class _Event(msgspec.Struct):
+    type: str
+    sequence_number: int = -1
+    delta: str = ""
+    response: _Response | None = None
+    code: str | None = None
+
+
+_decode = msgspec.json.Decoder(_Event).decode
+
+
+@dataclass(slots=True)
+class _Reading:
+    """What a client has read so far, over all its connections."""
+
+    heard: Heard
+    events: list[bytes] = field(default_factory=list)
+    response_id: str = ""
+    ended: _Response | None = None
+    fault: str | None = None
+
+    def hear(self, data: bytes) -> None:
+        """One event."""
+        event = _decode(data)
+        if event.type == "error":
+            self.fault = self.fault or f"error_{event.code}"
+            return
+        if event.sequence_number != len(self.events):
+            is_late = event.sequence_number > len(self.events)
+            self.fault = self.fault or ("event_lost" if is_late else "event_doubled")
+        self.events.append(data)
+        if event.response is not None:
+            self.response_id = event.response.id
+            self.ended = event.response if event.type in _ENDS else None
+        part = _PART_BY_KIND.get(event.type)
+        if part is not None:
+            self.heard.hear(0, part, event.delta, time.perf_counter())
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A request and how it ends in peace."""
+
+    body: dict[str, Any]
+    said: dict[str, str]
+    status: str
+    num_tokens: int
+
+
+class StoredResponses:
+    """Implements `Asker`. Use `record`."""
+
+    def __init__(self, servers: list[Server], recorded: Sequence[Recorded], random: Random) -> None:
+        self._servers = servers
+        self._recorded = recorded
+        self._random = random
+        self.moves: Counter[str] = Counter()
+        """Why clients went to another gateway, and how often."""
+
+    @classmethod
+    async def record(
+        cls, servers: list[Server], bodies: list[dict[str, Any]], random: Random
+    ) -> "StoredResponses":
+        """Ask for all of it in peace. Raises ValueError for what fails already then."""
+        recorded = []
+        for body in bodies:
+            reading = _Reading(Heard(time.perf_counter(), choices=[Told({})]))
+            request = servers[0].request("POST", "/v1/responses", {**body, "stream": True})
+            await _read(servers[0], request, reading.hear)
+            ended = reading.ended
+            if reading.fault or ended is None or ended.usage is None:
+                raise ValueError(f"{reading.fault} without any disturbance: {body}")
+            said = reading.heard.choices[0].said
+            recorded.append(Recorded(body, said, ended.status, ended.usage.output_tokens))
+        return cls(servers, recorded, random)
+
+    async def ask(self, heard: Heard) -> str | None:
+        """See `Asker.ask`."""
+        recorded = self._random.choice(self._recorded)
+        heard.choices = [Told(recorded.said)]
+        reading = _Reading(heard)
+        is_background = self._random.random() < _SHARE_IN_BACKGROUND
+        body = {**recorded.body, "stream": True, "background": is_background, "store": True}
+        while not reading.events and reading.fault is None:
+            await self._connect("POST", "/v1/responses", body, reading, is_background)
+        while reading.ended is None and reading.fault is None:
+            path = f"/v1/responses/{reading.response_id}?stream=true"
+            path += f"&starting_after={len(reading.events) - 1}"
+            await self._connect("GET", path, None, reading, is_background)
+        return reading.fault or _judge(reading, recorded) or await self._read_again(reading)
+
+    async def _connect(
+        self, method: str, path: str, body: object, reading: _Reading, may_leave: bool
+    ) -> None:
+        """Read from any gateway, until the end or until that is not possible any more."""
+        server = self._random.choice(self._servers)
+        is_to_move = may_leave and self._random.random() < _SHARE_THAT_MOVE
+        leave_at = len(reading.events) + self._random.randint(1, 120) if is_to_move else None
+
+        def hear(data: bytes) -> bool:
+            reading.hear(data)
+            return len(reading.events) != leave_at
+
+        try:
+            reply = await _read(server, server.request(method, path, body), hear)
+        except OSError as error:
+            reason = "moved" if len(reading.events) == leave_at else type(error).__name__
+        else:
+            reason = "cut" if reply.status == 200 else f"http_{reply.status}"
+            # Who drains takes nothing new; any other refusal is a failure.
+            if reply.status not in (200, 503) or (method == "GET" and reply.status != 200):
+                reading.fault = f"{method}_{reason}"
+        if reading.ended is None:
+            self.moves[f"{method} {reason}"] += 1
+            await asyncio.sleep(_PAUSE_S)
+
+    async def _read_again(self, reading: _Reading) -> str | None:
+        """Now and then: any gateway tells the same ever after."""
+        if self._random.random() > _SHARE_READ_AGAIN:
+            return None
+        path = f"/v1/responses/{reading.response_id}?stream=true"
+        while True:
+            again: list[bytes] = []
+            server = self._random.choice(self._servers)
+            try:
+                reply = await _read(server, server.request("GET", path), again.append)
+            except OSError:
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            if reply.status != 200:
+                return f"again_http_{reply.status}"
+            if len(again) < len(reading.events) and again == reading.events[: len(again)]:
+                # Its gateway has gone in the middle.
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            return None if again == reading.events else "again_otherwise"
+
+
+async def _read(server: Server, request: bytes, hear: Callable[[bytes], bool | None]) -> Reply:
+    """Hang up once `hear` is False. Raises OSError."""
+    connection = await server.connect()
+
+    def on_data(data: bytes) -> None:
+        if hear(data) is False:
+            connection.close()
+
+    try:
+        return await connection.send(request, on_data=on_data)
+    finally:
+        connection.close()
+
+
+def _judge(reading: _Reading, recorded: Recorded) -> str | None:
+    heard, ended = reading.heard, reading.ended
+    assert ended is not None, "it is read to its end"
+    heard.num_tokens = ended.usage.output_tokens if ended.usage else 0
+    if ended.status != recorded.status:
+        return f"status_{ended.status}"
+    is_usage_right = heard.num_tokens == recorded.num_tokens
+    return heard.wrong or (None if is_usage_right else "wrong_usage")
