@@ -39,6 +39,7 @@ class Completions:
         """See `Asker.ask`."""
         self._num_asked += 1
         ids = self._random.choices([*self._oracle.text_by_id], k=self._draw_from(_PROMPT_TOKENS))
+        heard.num_prompt = len(ids)
         seed = self._random.getrandbits(31) if self._random.choice(_SEEDED) else None
         body = self._draw(ids, seed, heard)
 

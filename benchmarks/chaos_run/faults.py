@@ -64,38 +64,45 @@ class Chaos:
         self.faults: list[Fault] = []
 
     async def run(self, kinds: Sequence[tuple[Kind, str]], until_s: float) -> None:
-        """Carry out the faults in order, and return when all have healed. Raises RuntimeError."""
+        """Carry out the faults, and return when all have healed. Raises RuntimeError.
+
+        In order, but for those that have to wait until somebody else of a service is well.
+        """
+        left = list(kinds)
         async with asyncio.TaskGroup() as healing:
-            for kind, service in kinds:
+            while left:
                 await asyncio.sleep(self._interval_s * self._random.uniform(0.5, 1.5))
                 if time.perf_counter() > until_s:
                     return
-                fault = Fault(kind, service)
-                pause_s = self._random.uniform(*_PAUSE_S[kind])
-                victim = await self._victim(service)
-                fault.began_s = time.perf_counter()
+                kind, service = left.pop(await self._first_possible(left))
+                fault = Fault(kind, service, time.perf_counter())
                 self.faults.append(fault)
+                victims = self._well(service)
+                victim = self._random.choice(victims) if victims else None
+                pause_s = self._random.uniform(*_PAUSE_S[kind])
                 healing.create_task(self._hurt(fault, victim, pause_s))
 
-    async def _victim(self, service: str) -> Child | None:
-        children = self._cluster.of(service)
-        least = min(2, len(children))
+    async def _first_possible(self, left: Sequence[tuple[Kind, str]]) -> int:
         while True:
-            well = [child for child in children if child.is_well]
-            if len(well) >= least:
-                return self._random.choice(well) if well else None
+            for index, (_, service) in enumerate(left):
+                if len(self._well(service)) >= min(2, len(self._cluster.of(service))):
+                    return index
             await asyncio.sleep(_POLL_S)
+
+    def _well(self, service: str) -> list[Child]:
+        return [child for child in self._cluster.of(service) if child.is_well]
 
     async def _hurt(self, fault: Fault, victim: Child | None, pause_s: float) -> None:
         if victim is not None:
             victim.is_well = False
-            await _carry_out(fault.kind, victim, pause_s)
+            await carry_out(fault.kind, victim, pause_s)
         else:
             await asyncio.sleep(pause_s)
         fault.healed_s = time.perf_counter()
 
 
-async def _carry_out(kind: Kind, victim: Child, pause_s: float) -> None:
+async def carry_out(kind: Kind, victim: Child, pause_s: float) -> None:
+    """Hurt a process and return when it serves again. Raises RuntimeError when it does not."""
     if kind == "freeze":
         victim.send(signal.SIGSTOP)
         await asyncio.sleep(pause_s)

@@ -37,9 +37,9 @@ def by_fault(heard: Iterable[Heard], faults: Sequence[Fault]) -> dict[str, Sprea
             label = f"{_cause(each.began_s, each.first_s, faults)} (start)"
             found.setdefault(label, []).append(each.first_s - each.began_s)
         for told in each.choices:
-            for start_s, end_s in told.gaps:
-                label = _cause(start_s, end_s, faults)
-                found.setdefault(label, []).append(end_s - start_s)
+            for gap in told.gaps:
+                label = _cause(gap.start_s, gap.end_s, faults)
+                found.setdefault(label, []).append(gap.end_s - gap.start_s)
     return {label: spread(gaps) for label, gaps in sorted(found.items())}
 
 

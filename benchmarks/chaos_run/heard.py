@@ -1,10 +1,19 @@
 """What came of a request: each choice as the client sees it, and when."""
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 _GAP_S = 0.05
 """Shorter silences are the machine's own."""
+
+
+class Gap(NamedTuple):
+    """A silence, from the last token before it to the first one after it."""
+
+    start_s: float
+    end_s: float
+    num_chars: int
+    """That were said before."""
 
 
 @dataclass(slots=True)
@@ -13,14 +22,13 @@ class Told:
 
     expected: dict[str, str]
     said: dict[str, str] = field(default_factory=dict)
-    gaps: list[tuple[float, float]] = field(default_factory=list)
-    """From the last token before to the first one after each silence."""
+    gaps: list[Gap] = field(default_factory=list)
     heard_s: float | None = None
 
     def hear(self, part: str, text: str, now: float) -> None:
         """A chunk brought something."""
         if self.heard_s is not None and now - self.heard_s > _GAP_S:
-            self.gaps.append((self.heard_s, now))
+            self.gaps.append(Gap(self.heard_s, now, sum(map(len, self.said.values()))))
         self.heard_s = now
         self.add(part, text)
 
@@ -42,6 +50,8 @@ class Heard:
     """A whole request; times are `time.perf_counter` seconds."""
 
     began_s: float
+    num_prompt: int = 0
+    """Tokens, where they are known."""
     first_s: float | None = None
     choices: list[Told] = field(default_factory=list)
     num_tokens: int = 0

@@ -38,7 +38,9 @@ class ResponseSettings(BaseModel):
         default=2.0, gt=0, description="One question to JetStream; then it is asked again."
     )
     journal_patience_s: float = Field(
-        default=30.0, gt=0, description="All attempts of one append or read; then the response is given up."
+        default=30.0,
+        gt=0,
+        description="All attempts of one append or read; then the response is given up.",
     )
     max_waiting_records: int = Field(
         default=64,

@@ -1,0 +1,161 @@
+"""How long streams are silent when their worker is killed or stands still, one fault at a time.
+
+Starts a mesh of its own with `sim` workers. What counts is the silence less the prefill of prompt
+and tokens so far, by the workers' own timing model; its p99 has a bound for each fault. Ends with 1
+when one is not held, or a stream fails. Wants a quiet machine.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+import uvloop
+from rich.console import Console
+
+from benchmarks.chaos_run.cluster import Cluster
+from benchmarks.chaos_run.completions import SEED, Completions
+from benchmarks.chaos_run.faults import Kind, carry_out
+from benchmarks.chaos_run.gaps import Spread, spread
+from benchmarks.chaos_run.heard import Gap, Heard
+from benchmarks.chaos_run.streams import Streams
+from benchmarks.serve.client import Server
+from benchmarks.serve.report import environment
+from benchmarks.serve.sim_oracle import SimOracle
+from benchmarks.serve.workload import first_model
+from tokenmesh.cli.embedded.private import private_folder
+from tokenmesh.shared.config import Settings
+from tokenmesh.shared.config.loader import load_settings
+
+BOUNDS_S: dict[Kind, float] = {"kill": 0.1, "freeze": 0.3}
+"""Of p99, plus prefill."""
+_AFTER_S = 1.0
+"""Silences that end so long after a fault count for it."""
+_FROZEN_S = 1.2
+_SETTLE_S = 1.0
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, prog="bench_recovery")
+    add = parser.add_argument
+    add("--kind", choices=tuple(BOUNDS_S), action="append", help="default: both")
+    add("--faults", type=int, default=20, help="of each kind")
+    add("--concurrency", type=int, default=8, help="requests at a time")
+    add("--workers", type=int, default=3)
+    add("--step", type=float, default=0.01, help="seconds of a worker's step")
+    add("--seed", type=int, default=0)
+    add("--logs", type=Path, help="keep the processes' logs in this folder")
+    add("--out", type=Path, help="write the numbers as JSON")
+    return parser.parse_args(arguments)
+
+
+@dataclass(slots=True)
+class Moments:
+    """When a kind of fault happened."""
+
+    kind: Kind
+    began_s: list[float] = field(default_factory=list)
+
+    def caused(self, gap: Gap) -> bool:
+        """Whether a silence began or ended because of one."""
+        return any(each <= gap.end_s and gap.start_s <= each + _AFTER_S for each in self.began_s)
+
+
+def settings_of(options: argparse.Namespace) -> Settings:
+    """Workers with a step of the given time."""
+    worker = {"engine": "sim", "sim_step_s": options.step}
+    values = {"worker": worker, "up": {"workers": options.workers}, "gateway": {"seed": SEED}}
+    return load_settings(None, values)
+
+
+async def run(options: argparse.Namespace) -> tuple[Streams, list[Moments]]:
+    """Streams, and faults one after the other."""
+    with private_folder() as folder:
+        logs = options.logs or folder
+        logs.mkdir(parents=True, exist_ok=True)
+        cluster = Cluster(settings_of(options), folder, logs, 1)
+        try:
+            await cluster.start()
+            return await _disturb(cluster, options)
+        finally:
+            await cluster.stop()
+
+
+async def _disturb(cluster: Cluster, options: argparse.Namespace) -> tuple[Streams, list[Moments]]:
+    servers = [Server(url, None) for url in cluster.urls]
+    model = await first_model(servers[0])
+    oracle = await SimOracle.learn(servers[0], model)
+    random = Random(options.seed)
+    streams = Streams({Completions(servers, model, oracle, random): 1}, random, 60.0)
+    moments = [Moments(kind) for kind in options.kind or BOUNDS_S]
+    is_over = asyncio.Event()
+    running = asyncio.create_task(streams.run(options.concurrency, lambda: not is_over.is_set()))
+    await asyncio.sleep(_SETTLE_S)
+    for each in moments:
+        for _ in range(options.faults):
+            victim = random.choice(cluster.of("worker"))
+            each.began_s.append(time.perf_counter())
+            # Whoever starts again takes the machine's time: not while streams recover.
+            pause_s = _FROZEN_S if each.kind == "freeze" else _AFTER_S
+            await carry_out(each.kind, victim, pause_s)
+            await asyncio.sleep(_SETTLE_S)
+    is_over.set()
+    await running
+    return streams, moments
+
+
+def excesses(streams: Streams, moments: Moments, settings: Settings) -> list[float]:
+    """Of each silence of a fault, less the prefill of what was said before it; seconds."""
+    return [
+        gap.end_s - gap.start_s - prefill_s(heard, gap, settings)
+        for heard in streams.heard
+        for told in heard.choices
+        for gap in told.gaps
+        if moments.caused(gap)
+    ]
+
+
+def prefill_s(heard: Heard, gap: Gap, settings: Settings) -> float:
+    """What the step that takes a stream over lasts."""
+    num_tokens = heard.num_prompt + gap.num_chars // _TOKEN_CHARS
+    return settings.worker.sim_step_s + num_tokens / settings.worker.sim_prefill_tokens_per_s
+
+
+_TOKEN_CHARS = 2
+"""A space and a letter."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, judge; 0 when all bounds are held."""
+    options, console = parse(arguments), Console(stderr=True)
+    streams, moments = uvloop.run(run(options))
+    settings = settings_of(options)
+    found: dict[Kind, Spread] = {
+        each.kind: spread(excesses(streams, each, settings)) for each in moments
+    }
+    late = [kind for kind, each in found.items() if each["p99_ms"] > 1000 * BOUNDS_S[kind]]
+    for kind, each in found.items():
+        console.print(f"{kind}: silence less prefill {each}, bound {1000 * BOUNDS_S[kind]:g} ms")
+    console.print(f"failures: {dict(streams.faults)}, not held: {late}")
+    if options.out:
+        result = {
+            "config": vars(options),
+            "environment": environment(),
+            "bounds_s": BOUNDS_S,
+            "silence_less_prefill": found,
+            "failures": dict(streams.faults),
+            "requests": len(streams.heard),
+        }
+        text = json.dumps(result, indent=2, default=str)
+        options.out.write_text(f"{text}\n", encoding="utf-8")
+    return 1 if late or streams.faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
