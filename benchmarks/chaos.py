@@ -41,7 +41,8 @@ from tokenmesh.cli.embedded.private import private_folder
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.loader import load_settings
 
-_FAULTS_SHOWN_S = 5.0
+_SHOWN_EVERY_S = 5.0
+_FAILURES_TOLD = 20
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -173,7 +174,7 @@ async def askers(cluster: Cluster, engine: str, random: Random) -> dict[Asker, i
 async def show_progress(streams: Streams, chaos: Chaos, console: Console) -> None:
     """A line now and then."""
     while True:
-        await asyncio.sleep(_FAULTS_SHOWN_S)
+        await asyncio.sleep(_SHOWN_EVERY_S)
         console.print(
             f"{len(chaos.faults)} faults, {streams.num_choices} streams, "
             f"{streams.num_tokens} tokens, wrong: {dict(streams.faults)}"
@@ -195,10 +196,30 @@ def report(options: argparse.Namespace, outcome: Outcome) -> dict[str, object]:
         "kinds": dict(streams.kinds),
         "faults_by_kind": dict(Counter(each.label for each in faults)),
         "failures": dict(streams.faults),
+        "failed": failed(outcome)[:_FAILURES_TOLD],
         "leaks": outcome.leaks,
         "first_token": spread(starts),
         "gaps": by_fault(streams.heard, faults),
     }
+
+
+def failed(outcome: Outcome) -> list[dict[str, object]]:
+    """Each request that failed, and the faults of its time."""
+    return [
+        {
+            "fault": heard.fault,
+            "asked": heard.asked,
+            "choices": [[told.expected, told.said] for told in heard.choices],
+            "seconds": [round(heard.began_s, 3), round(heard.ended_s, 3)],
+            "meanwhile": [
+                f"{each.label} {each.began_s:.3f} to {each.healed_s:.3f}"
+                for each in outcome.chaos.faults
+                if each.began_s <= heard.ended_s and each.healed_s >= heard.began_s
+            ],
+        }
+        for heard in outcome.streams.heard
+        if heard.fault is not None
+    ]
 
 
 def show(found: dict[str, object], outcome: Outcome, console: Console) -> None:

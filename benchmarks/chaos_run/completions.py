@@ -52,6 +52,7 @@ class Completions:
                 heard.choices[choice.index].add("logged", "".join(logged))
 
         server = self._random.choice(self._servers)
+        heard.asked = f"port {server.port}, seed {seed}, stop {body['stop']}, {body['max_tokens']}"
         connection = await server.connect()
         try:
             reply = await connection.send(server.request("POST", "/v1/completions", body), hear)

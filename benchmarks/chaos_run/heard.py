@@ -56,6 +56,9 @@ class Heard:
     choices: list[Told] = field(default_factory=list)
     num_tokens: int = 0
     fault: str | None = None
+    ended_s: float = 0.0
+    asked: str = ""
+    """What one needs to know of the request when it has failed."""
 
     def hear(self, index: int, part: str, text: str, now: float) -> None:
         """A chunk of a choice brought something."""

@@ -58,6 +58,7 @@ class Chats:
     async def ask(self, heard: Heard) -> str | None:
         """See `Asker.ask`."""
         chat = self._random.choice(self._chats)
+        heard.asked = repr(chat.body)
         fault = await _send(self._random.choice(self._servers), chat.body, heard)
         for told, expected in zip(heard.choices, chat.choices, strict=True):
             told.expected = expected

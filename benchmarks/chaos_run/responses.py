@@ -73,7 +73,7 @@ class _Reading:
             self.fault = self.fault or ("event_lost" if is_late else "event_doubled")
         self.events.append(data)
         if event.response is not None:
-            self.response_id = event.response.id
+            self.response_id = self.heard.asked = event.response.id
             self.ended = event.response if event.type in _ENDS else None
         part = _PART_BY_KIND.get(event.type)
         if part is not None:

@@ -46,6 +46,7 @@ class Streams:
                     heard.fault = await asker.ask(heard)
             except (TimeoutError, OSError) as error:
                 heard.fault = type(error).__name__
+            heard.ended_s = time.perf_counter()
             self.heard.append(heard)
             self.kinds[type(asker).__name__] += 1
             if heard.fault is not None:
