@@ -38,6 +38,7 @@ _AFTER_S = 1.0
 """Silences that end so long after a fault count for it."""
 _FROZEN_S = 1.2
 _SETTLE_S = 1.0
+_LONGEST_TOLD = 10
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -62,9 +63,13 @@ class Moments:
     kind: Kind
     began_s: list[float] = field(default_factory=list)
 
-    def caused(self, gap: Gap) -> bool:
-        """Whether a silence began or ended because of one."""
-        return any(each <= gap.end_s and gap.start_s <= each + _AFTER_S for each in self.began_s)
+    def cause(self, gap: Gap) -> float | None:
+        """When the fault was that a silence began or ended with."""
+        return next((each for each in self.began_s if _belongs(gap, each)), None)
+
+
+def _belongs(gap: Gap, fault_s: float) -> bool:
+    return fault_s <= gap.end_s and gap.start_s <= fault_s + _AFTER_S
 
 
 def settings_of(options: argparse.Namespace) -> Settings:
@@ -110,15 +115,26 @@ async def _disturb(cluster: Cluster, options: argparse.Namespace) -> tuple[Strea
     return streams, moments
 
 
-def excesses(streams: Streams, moments: Moments, settings: Settings) -> list[float]:
-    """Of each silence of a fault, less the prefill of what was said before it; seconds."""
-    return [
-        gap.end_s - gap.start_s - prefill_s(heard, gap, settings)
-        for heard in streams.heard
-        for told in heard.choices
-        for gap in told.gaps
-        if moments.caused(gap)
-    ]
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """After a fault; seconds."""
+
+    after_s: float
+    """From the fault to its end."""
+    excess_s: float
+    """Its length less the prefill of what was said before it."""
+
+
+def silences(streams: Streams, moments: Moments, settings: Settings) -> list[Silence]:
+    """The longest first."""
+    found = []
+    for heard in streams.heard:
+        for gap in (gap for told in heard.choices for gap in told.gaps):
+            fault_s = moments.cause(gap)
+            if fault_s is not None:
+                excess_s = gap.end_s - gap.start_s - prefill_s(heard, gap, settings)
+                found.append(Silence(gap.end_s - fault_s, excess_s))
+    return sorted(found, key=lambda each: -each.excess_s)
 
 
 def prefill_s(heard: Heard, gap: Gap, settings: Settings) -> float:
@@ -136,8 +152,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, console = parse(arguments), Console(stderr=True)
     streams, moments = uvloop.run(run(options))
     settings = settings_of(options)
+    heard = {each.kind: silences(streams, each, settings) for each in moments}
     found: dict[Kind, Spread] = {
-        each.kind: spread(excesses(streams, each, settings)) for each in moments
+        kind: spread([silence.excess_s for silence in each]) for kind, each in heard.items()
     }
     late = [kind for kind, each in found.items() if each["p99_ms"] > 1000 * BOUNDS_S[kind]]
     for kind, each in found.items():
@@ -149,6 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "environment": environment(),
             "bounds_s": BOUNDS_S,
             "silence_less_prefill": found,
+            "longest": {kind: each[:_LONGEST_TOLD] for kind, each in heard.items()},
             "failures": dict(streams.faults),
             "requests": len(streams.heard),
         }

@@ -118,7 +118,7 @@ async def run(options: argparse.Namespace, console: Console) -> Outcome:
             await cluster.start()
             async with watching(cluster) as leak_watch:
                 streams, chaos = await disturb(cluster, options, console)
-                leaks += await leak_watch.find()
+                leaks += chaos.unclean + await leak_watch.find()
         finally:
             leaks += [f"left behind: {each}" for each in await cluster.stop()]
         leaks += leftover_files(cluster)
@@ -134,19 +134,17 @@ async def disturb(
     streams = Streams(weights, Random(random.getrandbits(64)), options.timeout)
     chaos = Chaos(cluster, Random(random.getrandbits(64)), options.interval)
     until_s = time.perf_counter() + options.seconds
-    breaking = asyncio.create_task(chaos.run(draw(random, options.faults), until_s))
 
     def is_wanted() -> bool:
         is_early = time.perf_counter() < until_s and streams.num_choices < options.streams
         return is_early or not breaking.done()
 
-    showing = asyncio.create_task(show_progress(streams, chaos, console))
-    try:
+    async with asyncio.TaskGroup() as group:
+        breaking = group.create_task(chaos.run(draw(random, options.faults), until_s))
+        showing = group.create_task(show_progress(streams, chaos, console))
         await streams.run(options.concurrency, is_wanted)
         await breaking
-    finally:
         showing.cancel()
-        breaking.cancel()
     return streams, chaos
 
 

@@ -67,6 +67,11 @@ class Child:
         if self._process is not None and self._process.returncode is None:
             self._process.send_signal(number)
 
+    @property
+    def exit_code(self) -> int | None:
+        """Of the last incarnation; negative: the signal that ended it."""
+        return self._process.returncode if self._process is not None else None
+
     async def wait_end(self, seconds: float) -> bool:
         """Whether it has ended by itself; killed otherwise."""
         if self._process is None:

@@ -67,6 +67,9 @@ class Completions:
         random, num_choices = self._random, self._random.choice(_NUM_CHOICES)
         heard.choices = [Told({}) for _ in range(num_choices)]
         stop = random.choice([None, None, None, random.choice([*self._oracle.text_by_id.values()])])
+        if seed is None:
+            # Its seed could not be told from what little is said before the stop.
+            stop = None
         body = {
             "model": self._model,
             "n": num_choices,

@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 from random import Random
@@ -62,6 +62,8 @@ class Chaos:
         self._random = random
         self._interval_s = interval_s
         self.faults: list[Fault] = []
+        self.unclean: list[str] = []
+        """Processes that did not end well although they were asked to."""
 
     async def run(self, kinds: Sequence[tuple[Kind, str]], until_s: float) -> None:
         """Carry out the faults, and return when all have healed. Raises RuntimeError.
@@ -95,13 +97,26 @@ class Chaos:
     async def _hurt(self, fault: Fault, victim: Child | None, pause_s: float) -> None:
         if victim is not None:
             victim.is_well = False
-            await carry_out(fault.kind, victim, pause_s)
+            await carry_out(fault.kind, victim, pause_s, self._note_end)
         else:
             await asyncio.sleep(pause_s)
         fault.healed_s = time.perf_counter()
 
+    def _note_end(self, kind: Kind, victim: Child) -> None:
+        if kind == "terminate" and victim.exit_code != 0:
+            self.unclean.append(f"{victim.name} ends with {victim.exit_code} after a SIGTERM")
 
-async def carry_out(kind: Kind, victim: Child, pause_s: float) -> None:
+
+def _ignore(_kind: Kind, _victim: Child) -> None:
+    """For who does not ask how a process ends."""
+
+
+async def carry_out(
+    kind: Kind,
+    victim: Child,
+    pause_s: float,
+    on_end: Callable[[Kind, Child], None] = _ignore,
+) -> None:
     """Hurt a process and return when it serves again. Raises RuntimeError when it does not."""
     if kind == "freeze":
         victim.send(signal.SIGSTOP)
@@ -112,6 +127,7 @@ async def carry_out(kind: Kind, victim: Child, pause_s: float) -> None:
     victim.send(signal.SIGTERM if kind == "terminate" else signal.SIGKILL)
     if not await victim.wait_end(LEAVE_S):
         raise RuntimeError(f"{victim.name} did not leave within {LEAVE_S:g} s of a SIGTERM")
+    on_end(kind, victim)
     await asyncio.sleep(pause_s)
     await victim.start()
     await victim.wait_ready()

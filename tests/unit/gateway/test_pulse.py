@@ -6,6 +6,7 @@ from tokenmesh.services.gateway.watch_times import WatchTimes
 TIMES = WatchTimes(
     silence_s=0.05,
     silence_factor=4.0,
+    silence_max_s=1.0,
     ping_timeout_s=0.2,
     ping_factor=4.0,
     ping_timeout_max_s=2.0,
@@ -38,6 +39,7 @@ def test_a_slow_worker_is_given_more_time() -> None:
 
 def test_no_worker_is_given_for_ever() -> None:
     pulse, now = beating(10.0)
+    assert not pulse.wants_ping(now + 0.9)
     assert pulse.wants_ping(now + 1.1)
 
 
@@ -78,3 +80,11 @@ def test_a_sign_of_life_after_a_ping_was_sent_is_known() -> None:
     assert not pulse.has_been_heard(now)
     pulse.hear(now + 0.1)
     assert pulse.has_been_heard(now)
+
+
+def test_a_silence_after_late_tokens_is_asked_about_anew() -> None:
+    pulse, now = beating(0.001)
+    assert pulse.wants_ping(now + 0.06)
+    pulse.hear(now + 0.07)
+    assert not pulse.wants_ping(now + 0.1)
+    assert pulse.wants_ping(now + 0.15)

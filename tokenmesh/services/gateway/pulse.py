@@ -1,7 +1,7 @@
 """Pulse: whether one worker lives, from what it sends and how it answers pings.
 
 No I/O. A worker in use is never silent for long: it sends Tokens or answers a Ping. How long is
-long follows from its own habits, so that a slow worker is not taken for a dead one.
+long follows from its own habits, within bounds: a ping costs little, and a slow worker answers it.
 """
 
 from typing import Final
@@ -35,21 +35,21 @@ class Pulse:
         return min(max(self._times.ping_timeout_s, usual_s), self._times.ping_timeout_max_s)
 
     def hear(self, now: float) -> None:
-        """Tokens came."""
+        """Tokens came. A ping that is on its way says no more about the silence after them."""
         self._interval_s += _SMOOTHING * (now - self._heard_s - self._interval_s)
         self._heard_s = now
+        self._is_pinged = False
 
     def has_been_heard(self, since_s: float) -> bool:
         """Whether there was a sign of life after a time."""
         return self._heard_s > since_s
 
     def wants_ping(self, now: float) -> bool:
-        """Whether it has been silent for too long; True once until `answered` or `excuse`."""
+        """Whether it has been silent for too long; True once a silence, `excuse` begins another."""
         if self._is_pinged:
             return False
         patience_s = max(self._times.silence_s, self._times.silence_factor * self._interval_s)
-        # In silence before a first token the interval grows without meaning: keep asking.
-        self._is_pinged = now - self._heard_s >= min(patience_s, self._times.stall_s)
+        self._is_pinged = now - self._heard_s >= min(patience_s, self._times.silence_max_s)
         return self._is_pinged
 
     def answered(self, now: float, took_s: float) -> None:
@@ -58,7 +58,7 @@ class Pulse:
         self._is_pinged = False
         self._heard_s = now
 
-    def excuse(self, now: float) -> None:
-        """The silence was not its fault (this process or the bus stood still)."""
+    def excuse(self, until_s: float) -> None:
+        """The silence until then was not its fault (this process or the bus stood still)."""
         self._is_pinged = False
-        self._heard_s = max(self._heard_s, now)
+        self._heard_s = max(self._heard_s, until_s)

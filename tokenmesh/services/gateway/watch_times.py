@@ -9,9 +9,10 @@ from tokenmesh.shared.config.gateway import GatewaySettings
 class WatchTimes:
     """The fields of the same names in `GatewaySettings`."""
 
-    silence_s: float = 0.05
-    silence_factor: float = 4.0
-    ping_timeout_s: float = 0.2
+    silence_s: float = 0.03
+    silence_factor: float = 3.0
+    silence_max_s: float = 0.05
+    ping_timeout_s: float = 0.15
     ping_factor: float = 4.0
     ping_timeout_max_s: float = 5.0
     lag_factor: float = 10.0
@@ -25,6 +26,7 @@ class WatchTimes:
         return cls(
             silence_s=settings.silence_s,
             silence_factor=settings.silence_factor,
+            silence_max_s=settings.silence_max_s,
             ping_timeout_s=settings.ping_timeout_s,
             ping_factor=settings.ping_factor,
             ping_timeout_max_s=settings.ping_timeout_max_s,

@@ -6,6 +6,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from itertools import count
 from math import inf
 
 from tokenmesh.services.gateway.launcher import Launcher
@@ -23,12 +24,12 @@ from tokenmesh.shared.subjects import worker_control
 
 logger = logging.getLogger(__name__)
 
-_MAX_LAG = 5
+_MAX_LAG = 10
 """Ticks that may be missed before silence is taken for this process's own fault."""
-
-
-_LAG_FADING = 0.99
-"""A lag is remembered for some seconds: about a third is left after a hundred ticks."""
+_LAG_FADING = 0.995
+"""A lag is remembered for some seconds: about a third is left after two hundred ticks."""
+_STREAM_TICKS = 2
+"""Workers are looked at with every tick; there are far more streams, and less hurry."""
 
 
 class Watchdog:
@@ -65,7 +66,7 @@ class Watchdog:
         """Look for ever."""
         interval_s = self._settings.watch_interval_s
         looked_s = monotonic_s()
-        while True:
+        for tick in count():
             await asyncio.sleep(interval_s)
             now = monotonic_s()
             lag_s = now - looked_s - interval_s
@@ -73,14 +74,17 @@ class Watchdog:
             if lag_s > _MAX_LAG * interval_s:
                 self._excuse_all(now)
             looked_s = now
-            self.look(now)
+            self._look_at_workers(now)
+            if tick % _STREAM_TICKS == 0:
+                self._look_at_streams(now)
 
-    def look(self, now: float) -> None:
-        """Start what is due: pings and resends."""
+    def _look_at_workers(self, now: float) -> None:
         self._note_losses(now)
         for worker_id, pulse in self._streams.pulses.items():
             if pulse.wants_ping(now):
                 self._start(self._ping(worker_id, pulse))
+
+    def _look_at_streams(self, now: float) -> None:
         for stream in self._streams.all():
             if stream.session.wants_resend(now):
                 self._start(self._ask_resend(stream))
@@ -99,8 +103,9 @@ class Watchdog:
         except (NoResponders, DeadlineExceeded) as error:
             is_gone = isinstance(error, NoResponders)
             beat_s = self._last_beat_s(worker_id)
-            is_alive = not is_gone and (pulse.has_been_heard(started_s) or beat_s > started_s)
-            if is_alive or self._is_bus_to_blame():
+            if not is_gone and (pulse.has_been_heard(started_s) or beat_s > started_s):
+                pulse.excuse(beat_s)
+            elif self._is_bus_to_blame():
                 pulse.excuse(monotonic_s())
             else:
                 self._bury(worker_id, "worker gone" if is_gone else "worker hung")

@@ -130,10 +130,10 @@ class JetStreamJournal(Journal):
             return int(_answer_of(reply)["seq"])
         except Conflict:
             # The attempt before may have arrived, and only its acknowledgement been lost.
-            reply = await self._get({"last_by_subj": key}) if is_retry else None
-            if reply is None or reply.data != data:
+            last = await self._get({"last_by_subj": key}) if is_retry else None
+            if last is None or last.data != data:
                 raise
-            return _entry_of(reply).sequence
+            return _entry_of(last).sequence
 
     async def read(self, key: str, after: int, limit: int) -> list[Entry]:
         """See `Journal.read`."""

@@ -179,8 +179,9 @@ class NatsLink(Link):
                 self._complaints.note("closed unflushed", str(error))
         try:
             await self._client.close()
-        except OSError as error:
-            # What it had buffered for an absent server cannot be sent any more.
+        except (OSError, RuntimeError) as error:
+            # What it had buffered for an absent server cannot be sent any more; uvloop calls a
+            # write to a closed transport a RuntimeError.
             self._complaints.note("closed unflushed", repr(error))
 
     async def wait_lost(self) -> None:

@@ -182,16 +182,19 @@ class GatewaySettings(ListenerSettings, RealtimeSettings, TenancySettings):
     )
 
     watch_interval_s: float = Field(
-        default=0.02, gt=0, description="How often the watchdog looks at workers and streams."
+        default=0.01, gt=0, description="How often the watchdog looks at workers."
     )
     silence_s: float = Field(
-        default=0.05, gt=0, description="Least silence of a worker before it is pinged."
+        default=0.03, gt=0, description="Least silence of a worker before it is pinged."
     )
     silence_factor: float = Field(
-        default=4.0, ge=1, description="The same in multiples of its usual time between messages."
+        default=3.0, ge=1, description="The same in multiples of its usual time between messages."
+    )
+    silence_max_s: float = Field(
+        default=0.05, gt=0, description="Most silence, however slow a worker's steps are."
     )
     ping_timeout_s: float = Field(
-        default=0.2, gt=0, description="Least time a worker has to answer a ping."
+        default=0.15, gt=0, description="Least time a worker has to answer a ping."
     )
     ping_factor: float = Field(
         default=4.0, ge=1, description="The same in multiples of its slowest recent answer."
