@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 import signal
+import time
 from pathlib import Path
 
 from tokenmesh.cli.embedded.ports import wait_accepting
@@ -11,6 +12,7 @@ from tokenmesh.cli.embedded.spec import ChildSpec
 
 READY_S = 60.0
 _POLL_S = 0.05
+_PAUSE_S = 0.5
 _READY = re.compile(rb'"message": "([a-z]+-[0-9a-f]+) is ready"')
 
 
@@ -22,6 +24,8 @@ class Child:
         self.service = spec.name.partition(" ")[0]
         self.log = folder / f"{spec.name.replace(' ', '-')}.log"
         self.is_well = False
+        self.may_start_again = False
+        """Whether it is known to have started before."""
         self.instance_id = ""
         """Of the incarnation that runs now."""
         self.groups: list[int] = []
@@ -41,23 +45,30 @@ class Child:
         self.groups.append(self._process.pid)
 
     async def wait_ready(self) -> None:
-        """Return when it serves. Raises RuntimeError with the end of its log when it does not."""
-        if self._spec.port is not None:
-            is_ready = await wait_accepting(self._spec.port, READY_S)
-        else:
-            is_ready = await self._wait_log()
-        if not is_ready:
-            end = self.log.read_text(encoding="utf-8", errors="replace")[-2000:]
-            raise RuntimeError(f"{self.name} did not start:\n{end}")
-        self.is_well = True
+        """Return when it serves; raises RuntimeError with the end of its log when it does not.
 
-    async def _wait_log(self) -> bool:
-        for _ in range(int(READY_S / _POLL_S)):
+        As any supervisor would, it starts again who has given up: a service waits for a NATS server
+        that is away, but not for long.
+        """
+        give_up_s = time.perf_counter() + READY_S
+        while not await self._is_ready(give_up_s):
+            if time.perf_counter() > give_up_s or not self.may_start_again:
+                end = self.log.read_text(encoding="utf-8", errors="replace")[-2000:]
+                raise RuntimeError(f"{self.name} did not start:\n{end}")
+            await asyncio.sleep(_PAUSE_S)
+            await self.start()
+        self.is_well = self.may_start_again = True
+
+    async def _is_ready(self, give_up_s: float) -> bool:
+        """False as soon as it has ended."""
+        if self._spec.port is not None:
+            return await wait_accepting(self._spec.port, READY_S)
+        while time.perf_counter() < give_up_s:
             found = _READY.search(self.log.read_bytes(), self._log_offset)
             if found is not None:
                 self.instance_id = found[1].decode()
                 return True
-            if self._process is None or self._process.returncode is not None:
+            if self.exit_code is not None:
                 return False
             await asyncio.sleep(_POLL_S)
         return False

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 
 import nats.aio.client
 import pytest
+import uvloop
 from pydantic import SecretStr
 
 from tests.servers import Server, bus_settings_of, free_port
@@ -394,6 +395,21 @@ async def test_buffer_for_an_absent_server_is_bounded(start_nats: Callable[[], S
     with pytest.raises(BusLost):
         await bus.flush()
     await bus.close()
+
+
+def test_whoever_leaves_while_the_server_is_away_leaves_cleanly(
+    start_nats: Callable[[], Server],
+) -> None:
+    async def leave() -> None:
+        server = start_nats()
+        bus = await connect(bus_settings_of(server), "t")
+        server.stop()
+        await until(lambda: not bus.is_connected)
+        await bus.publish_raw("t.nobody", b"x")
+        await bus.close()
+
+    # As services do: its transports say in another way than asyncio's that they are closed.
+    uvloop.run(leave())
 
 
 async def test_absent_server_is_reported_with_its_address() -> None:
