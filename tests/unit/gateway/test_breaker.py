@@ -87,3 +87,10 @@ def test_it_remembers_no_more_workers_than_it_may(calls: list[tuple[str, bool]])
         else:
             bench.fail(1, "worker gone", WorkerId(name))
         assert len(bench.breaker.left_out()) <= 4
+
+
+def test_the_last_one_to_fail_is_named_first() -> None:
+    bench = Bench()
+    for name in ("a", "b", "c", "a"):
+        bench.fail(1, "worker gone", WorkerId(name))
+    assert bench.breaker.left_out() == ["a", "c", "b"]

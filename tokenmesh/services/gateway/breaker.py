@@ -68,8 +68,12 @@ class Breaker:
         self._record_by_worker.pop(worker_id, None)
 
     def left_out(self) -> list[WorkerId]:
-        """Whom the next placement should not choose. A worker missing for once is being probed."""
-        return [each for each, record in self._record_by_worker.items() if self._is_open(record)]
+        """Whom the next placement should not choose, the last one to fail first.
+
+        A worker missing for once is being probed.
+        """
+        records = reversed(self._record_by_worker.items())
+        return [each for each, record in records if self._is_open(record)]
 
     def _is_open(self, record: _Record) -> bool:
         now = self._clock()

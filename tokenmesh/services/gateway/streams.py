@@ -38,7 +38,7 @@ class Stream:
     deadline_s: float
     traceparent: str | None = None
     failed: list[WorkerId] = field(default_factory=list)
-    """Workers that this stream has seen fail, in order."""
+    """Workers that this stream has seen fail, the last one first."""
     reservation: str = ""
     """What its last placement reserved."""
     is_driven: bool = False
@@ -55,8 +55,8 @@ class Stream:
     def avoid_worker(self) -> None:
         """Let the next placement leave out the last worker."""
         worker_id = self.session.worker_id
-        if worker_id is not None and worker_id not in self.failed:
-            self.failed.append(worker_id)
+        if worker_id is not None:
+            self.failed = list(dict.fromkeys((worker_id, *self.failed)))
 
 
 class Streams:

@@ -98,13 +98,15 @@ class Placement:
         return max(1.0, min(waits, default=1.0))
 
     def eligible(self, request: Place, workers: list[Worker]) -> list[Worker]:
-        """Workers that the request has not just seen fail; those only if there are no others.
+        """Workers that are not to be left out; those only if there are no others.
 
-        A sole worker that failed once may be back: waiting for ever would be worse than asking it.
+        Who failed a while ago may be back, the last one to fail hardly. Even a sole worker that has
+        just failed is asked: waiting for ever would be worse.
         """
         live = [worker for worker in workers if worker.takes_streams]
         fresh = [worker for worker in live if worker.worker_id not in request.exclude]
-        return fresh or live
+        others = [worker for worker in live if worker.worker_id not in request.exclude[:1]]
+        return fresh or others or live
 
     def _streams(self, worker: Worker) -> int:
         self.reservations.settle(worker.worker_id, worker.beat_at)

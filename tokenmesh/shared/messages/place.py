@@ -20,7 +20,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=T
     """Smaller is sooner, as in vLLM."""
     attempt: int = 0
     exclude: list[WorkerId] = []
-    """Workers that this request has just seen fail."""
+    """Workers that have failed, the last one to do so first: a wish, where there are others."""
     reservation: str = ""
     """What an earlier placement of the same streams reserved: to be given back."""
     tenant: str = ""
