@@ -10,7 +10,7 @@ from pathlib import Path
 from tokenmesh.cli.embedded.ports import wait_accepting
 from tokenmesh.cli.embedded.spec import ChildSpec
 
-READY_S = 60.0
+READY_S = 240.0
 _POLL_S = 0.05
 _PAUSE_S = 0.5
 _READY = re.compile(rb'"message": "([a-z]+-[0-9a-f]+) is ready"')

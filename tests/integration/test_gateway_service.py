@@ -130,8 +130,10 @@ async def test_a_gateway_that_may_not_wait_cancels_what_runs(
             await back_end.until(lambda: len(back_end.workers[0].runs) == 1)
             await mesh.drain(1.0)
             await back_end.until(lambda: len(back_end.workers[0].cancels) == 1)
-            with pytest.raises(httpx.HTTPError):
-                (await answer).raise_for_status()
+            refused = await answer
+            assert refused.status_code == 503
+            assert refused.json()["error"]["code"] == "draining"
+            assert refused.headers["retry-after"] == "1"
 
 
 async def test_a_draining_gateway_finishes_what_a_realtime_session_is_told(

@@ -4,6 +4,7 @@ One plain ASGI layer: request id, the root span, API key, response headers, coun
 function call to a chunk, nothing else.
 """
 
+import asyncio
 from typing import Final
 
 from opentelemetry.trace import Span
@@ -17,7 +18,7 @@ from tokenmesh.services.gateway.origin import check_origin
 from tokenmesh.services.gateway.tenancy.key_ring import KeyRing
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.gateway import GatewaySettings
-from tokenmesh.shared.errors import TokenMeshError
+from tokenmesh.shared.errors import Draining, TokenMeshError
 from tokenmesh.shared.ids import RequestId, new_request_id
 from tokenmesh.shared.telemetry import REQUEST_ID, current_traceparent, span
 
@@ -30,6 +31,7 @@ _PREFIX_BY_PATH: Final = {
 }
 _CLIENT_LEFT: Final = 499
 _UNANSWERED: Final = 500
+_LEAVING: Final = Draining("this gateway is about to leave", retry_after_s=1.0)
 
 
 class Edge:
@@ -117,6 +119,11 @@ class Edge:
                 await error_response(refusal, scope)(scope, receive, send_on)
             else:
                 await self._app(scope, receive, send_on)
+        except asyncio.CancelledError:
+            # By the server, which leaves: nobody else cancels a request.
+            if exchange.status:
+                raise
+            await error_response(_LEAVING, scope)(scope, receive, send_on)
         finally:
             self._count(scope, exchange)
 
