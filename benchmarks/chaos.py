@@ -42,6 +42,7 @@ from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.loader import load_settings
 
 _SHOWN_EVERY_S = 5.0
+_STALLED_S = 3.0
 _FAILURES_TOLD = 20
 
 
@@ -170,9 +171,13 @@ async def askers(cluster: Cluster, engine: str, random: Random) -> dict[Asker, i
 
 
 async def show_progress(streams: Streams, chaos: Chaos, console: Console) -> None:
-    """A line now and then."""
+    """A line now and then; notes when the whole machine has stood still."""
     while True:
+        began_s = time.perf_counter()
         await asyncio.sleep(_SHOWN_EVERY_S)
+        late_s = time.perf_counter() - began_s - _SHOWN_EVERY_S
+        if late_s > _STALLED_S:
+            chaos.stalls.append((round(began_s, 1), round(late_s, 1)))
         console.print(
             f"{len(chaos.faults)} faults, {streams.num_choices} streams, "
             f"{streams.num_tokens} tokens, wrong: {dict(streams.faults)}"
@@ -191,6 +196,8 @@ def report(options: argparse.Namespace, outcome: Outcome) -> dict[str, object]:
         "requests": len(streams.heard),
         "streams": streams.num_choices,
         "tokens": streams.num_tokens,
+        "stalls": outcome.chaos.stalls,
+        "moves": dict(outcome.streams.moves),
         "kinds": dict(streams.kinds),
         "faults_by_kind": dict(Counter(each.label for each in faults)),
         "failures": dict(streams.faults),
@@ -222,7 +229,8 @@ def failed(outcome: Outcome) -> list[dict[str, object]]:
 
 def show(found: dict[str, object], outcome: Outcome, console: Console) -> None:
     """Print the numbers."""
-    for name in ("faults", "requests", "streams", "tokens", "failures", "leaks", "first_token"):
+    counts = ("faults", "stalls", "requests", "streams", "tokens", "moves")
+    for name in (*counts, "failures", "leaks", "first_token"):
         console.print(f"{name}: {found[name]}")
     table = Table("silences over 50 ms", "count", "p50 ms", "p99 ms", "max ms")
     gaps = by_fault(outcome.streams.heard, outcome.chaos.faults)

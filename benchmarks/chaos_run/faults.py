@@ -62,6 +62,8 @@ class Chaos:
         self._random = random
         self._interval_s = interval_s
         self.faults: list[Fault] = []
+        self.stalls: list[tuple[float, float]] = []
+        """When this process itself stood still, and for how long: nothing is to be learnt then."""
         self.unclean: list[str] = []
         """Processes that did not end well although they were asked to."""
 

@@ -57,6 +57,8 @@ class Heard:
     num_tokens: int = 0
     fault: str | None = None
     ended_s: float = 0.0
+    moves: list[str] = field(default_factory=list)
+    """Why its client went to another gateway."""
     asked: str = ""
     """What one needs to know of the request when it has failed."""
 

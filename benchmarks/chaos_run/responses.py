@@ -6,7 +6,6 @@ said while nobody disturbed it.
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -97,8 +96,6 @@ class StoredResponses:
         self._servers = servers
         self._recorded = recorded
         self._random = random
-        self.moves: Counter[str] = Counter()
-        """Why clients went to another gateway, and how often."""
 
     @classmethod
     async def record(
@@ -154,7 +151,7 @@ class StoredResponses:
             if reply.status not in (200, 503) or (method == "GET" and reply.status != 200):
                 reading.fault = f"{method}_{reason}"
         if reading.ended is None:
-            self.moves[f"{method} {reason}"] += 1
+            reading.heard.moves.append(f"{method} {reason}")
             await asyncio.sleep(_PAUSE_S)
 
     async def _read_again(self, reading: _Reading) -> str | None:

@@ -22,6 +22,11 @@ class Streams:
         """Requests by kind."""
 
     @property
+    def moves(self) -> Counter[str]:
+        """Why clients went to another gateway, and how often."""
+        return Counter(reason for heard in self.heard for reason in heard.moves)
+
+    @property
     def num_choices(self) -> int:
         """Streams in the mesh's sense: choices of requests."""
         return sum(len(each.choices) for each in self.heard)

@@ -16,6 +16,8 @@ from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.loader import changed, plain_values
 from tokenmesh.shared.ids import ModelName
 
+_PATIENCE_S = 40.0
+"""Imports alone take a busy machine half of it."""
 _PROGRAM = """
 import time
 right = time.time
@@ -59,7 +61,7 @@ async def gateway_process(
     command = ("-P", "-c", program, "serve", "gateway", "--config", str(config))
     process = await asyncio.create_subprocess_exec(sys.executable, *command)
     url = f"http://127.0.0.1:{port}"
-    async with httpx.AsyncClient(base_url=url, timeout=15) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=_PATIENCE_S) as http:
         try:
             await _wait_ready(http)
             yield GatewayProcess(process, ResponseClient(http, model))
@@ -71,7 +73,7 @@ async def gateway_process(
 
 
 async def _wait_ready(http: httpx.AsyncClient) -> None:
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(_PATIENCE_S):
         while True:
             try:
                 if (await http.get("/readyz")).status_code == 200:
