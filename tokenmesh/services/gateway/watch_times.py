@@ -9,13 +9,13 @@ from tokenmesh.shared.config.gateway import GatewaySettings
 class WatchTimes:
     """The fields of the same names in `GatewaySettings`."""
 
-    silence_s: float = 0.03
-    silence_factor: float = 3.0
+    silence_s: float = 0.02
+    silence_factor: float = 2.0
     silence_max_s: float = 0.05
     ping_timeout_s: float = 0.15
     ping_factor: float = 4.0
     ping_timeout_max_s: float = 5.0
-    lag_factor: float = 10.0
+    lag_factor: float = 5.0
     resend_interval_s: float = 0.1
     stall_s: float = 1.0
     stall_max_s: float = 15.0

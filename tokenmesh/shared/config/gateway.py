@@ -185,10 +185,10 @@ class GatewaySettings(ListenerSettings, RealtimeSettings, TenancySettings):
         default=0.01, gt=0, description="How often the watchdog looks at workers."
     )
     silence_s: float = Field(
-        default=0.03, gt=0, description="Least silence of a worker before it is pinged."
+        default=0.02, gt=0, description="Least silence of a worker before it is pinged."
     )
     silence_factor: float = Field(
-        default=3.0, ge=1, description="The same in multiples of its usual time between messages."
+        default=2.0, ge=1, description="The same in multiples of its usual time between messages."
     )
     silence_max_s: float = Field(
         default=0.05, gt=0, description="Most silence, however slow a worker's steps are."
@@ -200,7 +200,7 @@ class GatewaySettings(ListenerSettings, RealtimeSettings, TenancySettings):
         default=4.0, ge=1, description="The same in multiples of its slowest recent answer."
     )
     lag_factor: float = Field(
-        default=10.0, ge=0, description="The same in multiples of this process's own lag."
+        default=5.0, ge=0, description="The same in multiples of this process's own lag."
     )
     ping_timeout_max_s: float = Field(
         default=5.0, gt=0, description="Most time a worker has to answer a ping."
