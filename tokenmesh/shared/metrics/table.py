@@ -226,6 +226,7 @@ _MESH: Final = (
     ),
     _gauge("prefix_index_away", "1 while this scheduler places by load alone."),
     _counter("prefix_index_failures", "Questions to the index without an answer in time."),
+    _counter("prefix_index_mends", "Times that what schedulers keep there was not theirs."),
     _gauge("placement_waiting", "Requests that wait for a worker."),
     _gauge("members", "Live processes of the mesh as this one sees them.", "service"),
 )

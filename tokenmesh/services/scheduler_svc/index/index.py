@@ -58,6 +58,7 @@ class PlacementIndex:
 
     def __init__(self, redis: Redis, block_tokens: int, lifetime_s: float) -> None:
         """`lifetime_s`: after that a reservation that nobody released is given back."""
+        self.redis = redis
         self._script = redis.script(_SOURCE)
         self.block_tokens = block_tokens
         self._lifetime_ms = round(lifetime_s * 1000)

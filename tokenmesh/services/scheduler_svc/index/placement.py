@@ -8,6 +8,7 @@ from typing import Final
 
 from tokenmesh.services.scheduler_svc.cost import capacity, extra_s, kv_usage
 from tokenmesh.services.scheduler_svc.index.index import Bid, PlacementIndex, Weighed
+from tokenmesh.services.scheduler_svc.index.mending import Mender, is_absurd, is_refusal
 from tokenmesh.services.scheduler_svc.placement import TIE_SHARE, Decision, Placement, Worker
 from tokenmesh.services.scheduler_svc.reservations import Reservation
 from tokenmesh.shared.clock import monotonic_s
@@ -42,6 +43,7 @@ class IndexedPlacement:
         self._settings = settings
         self._limits = limits
         self._index = index
+        self._mender = Mender(index.redis, metrics)
         self._metrics = metrics
         self._clock = clock
         self._by_load = Placement(settings)
@@ -79,8 +81,13 @@ class IndexedPlacement:
                 )
         except (TokenMeshError, TimeoutError) as error:
             self._note_away(error)
+            if is_refusal(error):
+                await self._mender.mend(request.model, bids)
             return await self._by_load.place(request, workers, now)
         self._note_back()
+        if is_absurd(weighed):
+            await self._mender.mend(request.model, bids)
+            return await self._by_load.place(request, workers, now)
         pairs = zip(eligible, weighed, strict=True)
         candidates = [self._candidate(worker, each) for worker, each in pairs if each.has_room]
         if chosen is None:
