@@ -1,21 +1,28 @@
 """The prefix index: one placement with reservation, from Python, on a full index.
 
-`python benchmarks/bench_index.py` starts a Redis of its own, fills it with `--workers` sets of
+`python -m benchmarks.bench_index` starts a Redis of its own, fills it with `--workers` sets of
 `--blocks` route hashes and places prompts of `--prompt-blocks`: 40 % long hits, 40 % system prompts
 only, 20 % misses. Then once more beside `--updates` block updates a second from another process.
-Prints microseconds as JSON. Look at p50 on a busy machine: p99 is the CPU scheduler's slice there.
+Prints microseconds as JSON, with the bare round trip of a script that does nothing beside it. Runs
+on uvloop, as the services do. On a busy machine p99 is the CPU scheduler's slice.
 """
 
 import argparse
 import asyncio
-import json
 import multiprocessing
+import os
 import random
 import tempfile
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import uvloop
+
+from benchmarks.index_results import IndexResult, Microseconds
+from benchmarks.serve.report import environment, write_json
 from tests.servers import make_redis, redis_settings_of
 from tokenmesh.services.scheduler_svc.index.index import Bid, PlacementIndex
 from tokenmesh.shared.config.redis import RedisSettings
@@ -86,25 +93,46 @@ def question(dice: random.Random, options: argparse.Namespace) -> Place:
     )
 
 
-async def measure(redis: Redis, options: argparse.Namespace) -> dict[str, float]:
-    """Percentiles of one placement, microseconds; each gives back the reservation before it."""
+async def measure(redis: Redis, options: argparse.Namespace) -> Microseconds:
+    """One placement; each leaves its reservation."""
     dice, index = random.Random(1), PlacementIndex(redis, ROUTE_BLOCK_TOKENS, 60.0)
     offers = bids(options.workers)
-    took = []
-    for number in range(options.rounds):
-        request = question(dice, options)
-        began = time.perf_counter()
+
+    prompts = [question(dice, options) for _ in range(options.prompts)]
+
+    async def place(number: int) -> None:
+        request = prompts[number % len(prompts)]
         await index.place(
             request, offers, f"r{number}", tie_share=0.1, tie_s=0.005, uncached_weight=3.0
         )
+
+    return await _timed(options.rounds, place)
+
+
+async def round_trip(redis: Redis, num_bytes: int, rounds: int) -> Microseconds:
+    """A script that does nothing with an argument of that size."""
+    script, argument = redis.script("return 1"), b"x" * num_bytes
+
+    async def call(_number: int) -> None:
+        await script([], [argument])
+
+    return await _timed(rounds, call)
+
+
+async def _timed(rounds: int, ask: Callable[[int], Awaitable[None]]) -> Microseconds:
+    took = []
+    for number in range(rounds):
+        began = time.perf_counter()
+        await ask(number)
         took.append((time.perf_counter() - began) * 1e6)
     took.sort()
-    return {f"p{share}": round(took[len(took) * share // 100], 1) for share in (50, 90, 99)}
+    p50, p90, p99 = (round(took[len(took) * share // 100], 1) for share in (50, 90, 99))
+    return Microseconds(p50=p50, p90=p90, p99=p99)
 
 
 def update(settings: RedisSettings, num_workers: int, rate: int, written: Any) -> None:
     """Add and remove blocks, half and half, `rate` a second, until killed."""
-    asyncio.run(_update(settings, num_workers, rate, written))
+    uvloop.run(_update(settings, num_workers, rate, written))
 
 
 async def _update(settings: RedisSettings, num_workers: int, rate: int, written: Any) -> None:
@@ -118,11 +146,31 @@ async def _update(settings: RedisSettings, num_workers: int, rate: int, written:
         await asyncio.sleep(max(0.0, began + written.value / rate - time.monotonic()))
 
 
-async def run(settings: RedisSettings, options: argparse.Namespace) -> dict[str, Any]:
+async def run(settings: RedisSettings, options: argparse.Namespace) -> IndexResult:
     """Alone, then beside updates."""
-    redis = open_redis(settings)
+    redis, began = open_redis(settings), environment()
     await fill(redis, options.workers, options.blocks, options.prompt_blocks)
-    quiet = await measure(redis, options)
+    bare = await round_trip(redis, 0, options.rounds)
+    with_prompt = await round_trip(redis, 8 * options.prompt_blocks, options.rounds)
+    alone = await measure(redis, options)
+    beside, rate = await _beside_updates(redis, settings, options)
+    await redis.close()
+    return IndexResult(
+        config={key: value for key, value in vars(options).items() if key != "out"},
+        environment=began,
+        load_average_end=os.getloadavg()[0],
+        round_trip_us=bare,
+        round_trip_prompt_us=with_prompt,
+        alone_us=alone,
+        beside_updates_us=beside,
+        updates_per_s=round(rate),
+    )
+
+
+async def _beside_updates(
+    redis: Redis, settings: RedisSettings, options: argparse.Namespace
+) -> tuple[Microseconds, float]:
+    """The same while another process writes, and how many updates a second it made."""
     spawn = multiprocessing.get_context("spawn")
     written = spawn.Value("q", 0)
     writer = spawn.Process(
@@ -136,8 +184,7 @@ async def run(settings: RedisSettings, options: argparse.Namespace) -> dict[str,
     rate = (written.value - before) / (time.monotonic() - began)
     writer.kill()
     writer.join()
-    await redis.close()
-    return {"alone_us": quiet, "beside_updates_us": busy, "updates_per_s": round(rate)}
+    return busy, rate
 
 
 def main() -> None:
@@ -147,16 +194,20 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=100_000)
     parser.add_argument("--prompt-blocks", type=int, default=1024)
     parser.add_argument("--updates", type=int, default=20_000)
-    parser.add_argument("--rounds", type=int, default=3000)
+    parser.add_argument("--prompts", type=int, default=1024, help="different ones")
+    parser.add_argument("--rounds", type=int, default=10_000)
+    parser.add_argument("--out", type=Path, help="write the numbers as JSON")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         server = make_redis(Path(folder))
         server.start()
         try:
-            outcome = asyncio.run(run(redis_settings_of(server), options))
+            outcome = uvloop.run(run(redis_settings_of(server), options))
         finally:
             server.stop()
-    print(json.dumps({**vars(options), **outcome}))
+    print(msgspec.json.encode(outcome).decode())
+    if options.out is not None:
+        write_json(options.out, outcome)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,10 @@ from typing import Any, Final
 import msgspec
 
 from benchmarks.engine_results import EngineResult, SchedulerResult
+from benchmarks.index_results import IndexResult
 from benchmarks.ops.results import Sweep
 from benchmarks.page.engine import decode_section, nano_section, ops_section, scheduler_section
+from benchmarks.page.index import index_section
 from benchmarks.page.peers import overhead_section, peers_section
 from benchmarks.peers.results import PeersResult
 from benchmarks.serve.report import ROOT
@@ -26,6 +28,7 @@ _SECTIONS: Final[tuple[tuple[str, Any, Callable[[Any], Iterator[str]]], ...]] = 
     ("engine.json", EngineResult, decode_section),
     ("nano.json", EngineResult, nano_section),
     ("scheduler.json", SchedulerResult, scheduler_section),
+    ("index.json", IndexResult, index_section),
     ("ops_cpu.json", Sweep, ops_section),
     ("ops_cuda.json", Sweep, ops_section),
 )

@@ -14,6 +14,7 @@ PACKAGE = ROOT / "tokenmesh"
 OWNERS = {
     "nats": ("shared/bus/nats",),
     "redis": ("shared/redis.py", "cli/embedded/"),
+    "hiredis": ("shared/redis_link.py",),
     "opentelemetry.sdk": ("shared/telemetry/",),
     "transformers": ("services/tokenizer_svc/",),
     "fastapi": ("services/gateway/",),

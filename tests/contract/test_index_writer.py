@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 
+from tests.fakes.reserved import amount, reserved
 from tests.servers import Server, redis_settings_of
 from tokenmesh.services.worker_svc.engine.route_ledger import RouteChange
 from tokenmesh.services.worker_svc.prefix_index.writer import IndexWriter
@@ -164,7 +165,7 @@ async def test_a_worker_that_leaves_takes_its_keys_along(redis: Redis) -> None:
     async with running(redis) as desk:
         desk.note(range(9))
         await desk.settles()
-        await redis.call("HSET", desk.keys.load(WORKER, EPOCH), "pf", 3)
+        await redis.call("SET", desk.keys.load(WORKER, EPOCH), 3)
         await desk.writer.close()
         desk.note([50])
         await asyncio.sleep(0.1)
@@ -174,28 +175,30 @@ async def test_a_worker_that_leaves_takes_its_keys_along(redis: Redis) -> None:
 async def test_what_is_computed_of_a_reservation_is_given_back_at_once(redis: Redis) -> None:
     desk = Desk(redis)
     load, name = desk.keys.load(WORKER, EPOCH), desk.keys.reservation("r")
-    await redis.call("HSET", load, "pf", 500, "st", 2)
-    await redis.call("HSET", name, "load", load, "pf", 300, "st", 1)
-    for left, expected in ((400, b"500"), (250, b"450"), (260, b"450"), (10, b"210")):
+    await redis.call("SET", load, amount(500, 2))
+    await redis.call("SET", name, f"{amount(300, 1)} {load}", "PX", 60_000)
+    for left, expected in ((400, 500), (250, 450), (260, 450), (10, 210)):
         desk.writer.note_progress({"r": left, "unknown": 7})
         assert await desk.writer.flush()
-        assert await redis.call("HMGET", load, "pf", "st") == [expected, b"2"]
+        assert await reserved(redis, load) == (expected, 2)
+        assert isinstance(ttl := await redis.call("PTTL", name), int)
+        assert ttl > 0
     desk.writer.release("r")
     desk.writer.note_progress({"r": 5})
     assert await desk.writer.flush()
-    assert await redis.call("HMGET", load, "pf", "st") == [b"200", b"1"]
+    assert await reserved(redis, load) == (200, 1)
     assert await redis.call("EXISTS", name, desk.keys.reservation("unknown")) == 0
 
 
 async def test_reservations_are_given_back_once_and_in_batches(redis: Redis) -> None:
     desk = Desk(redis)
     load = desk.keys.load(WORKER, EPOCH)
-    await redis.call("HSET", load, "pf", 6000, "st", 600)
+    await redis.call("SET", load, amount(6000, 600))
     for number in range(600):
         name = desk.keys.reservation(f"r{number}")
         await redis.call_all(
             [
-                ["HSET", name, "load", load, "pf", 10, "st", 1],
+                ["SET", name, f"{amount(10, 1)} {load}"],
                 ["ZADD", desk.keys.expiries, number, name],
             ]
         )
@@ -205,6 +208,6 @@ async def test_reservations_are_given_back_once_and_in_batches(redis: Redis) -> 
     for number in range(600):
         desk.writer.release(f"r{number}")
     await asyncio.sleep(0.05)
-    assert await redis.call("HMGET", load, "pf", "st") == [b"0", b"0"]
+    assert await reserved(redis, load) == (0, 0)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

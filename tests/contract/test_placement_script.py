@@ -1,5 +1,6 @@
 """The placement script on a real Redis, against a model in Python."""
 
+import asyncio
 import secrets
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.fakes.reserved import reserved
 from tokenmesh.services.scheduler_svc.index.index import Bid, PlacementIndex, Weighed
 from tokenmesh.shared.config.redis import RedisSettings
 from tokenmesh.shared.ids import ModelName, RequestId, WorkerId
@@ -55,11 +57,7 @@ class Rig:
         )
 
     async def reserved(self, bid: Bid) -> tuple[int, int]:
-        load = self.keys.load(bid.worker_id, EPOCH)
-        reply = await self.redis.call("HMGET", load, "pf", "st")
-        assert isinstance(reply, list)
-        tokens, streams = (int(str(each or b"0", "ascii")) if each else 0 for each in reply)  # type: ignore[arg-type]
-        return tokens, streams
+        return await reserved(self.redis, self.keys.load(bid.worker_id, EPOCH)) or (0, 0)
 
 
 def bid_of(name: str, **facts: Any) -> Bid:
@@ -148,6 +146,7 @@ async def test_what_nobody_releases_is_reaped(redis_settings: RedisSettings) -> 
     rig = make_rig(redis, lifetime_s=0.0)
     bid = await rig.add_worker([])
     await rig.place([], 500, "lost")
+    await asyncio.sleep(0.01)
     await rig.place([], 20, "next")
     tokens, _ = await rig.reserved(bid)
     assert tokens in (0, 20)

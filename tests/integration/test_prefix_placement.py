@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.reserved import reserved
 from tests.fakes.small_mesh import SmallMesh
 from tests.servers import Server, redis_settings_of
 from tokenmesh.shared.config.bus import BusSettings
@@ -111,11 +112,11 @@ async def no_reservation_left(mesh: SmallMesh) -> None:
     async with asyncio.timeout(5):
         while True:
             left = await redis.call("ZCARD", keys.expiries)
-            held = await redis.call_all([["HMGET", load, "pf", "st"] for load in loads])
-            if left == 0 and all(each in ([b"0", b"0"], [None, None]) for each in held):
+            held = [await reserved(redis, load) for load in loads]
+            if left == 0 and all(each in ((0, 0), None) for each in held):
                 break
             await asyncio.sleep(0.02)
-    assert any(each == [b"0", b"0"] for each in held), "nothing was ever reserved"
+    assert any(each == (0, 0) for each in held), "nothing was ever reserved"
     await redis.close()
 
 

@@ -1,6 +1,7 @@
 """Redis with a bound on every call and our errors. The only file that knows redis-py.
 
-Replies are what Redis sends (bytes, integers, lists): the callers decode.
+Replies are what Redis sends (bytes, integers, lists): the callers decode. Commands take a
+connection of a pool, since they may be large; scripts, small and wanted quickly, share another one.
 """
 
 import asyncio
@@ -13,16 +14,18 @@ from redis.asyncio import BlockingConnectionPool
 from redis.asyncio import Redis as Client
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, NoScriptError, RedisError, ResponseError
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 from tokenmesh.shared.config.redis import RedisSettings
 from tokenmesh.shared.errors import ConfigError, TokenMeshError, Unavailable
+from tokenmesh.shared.redis_link import Part, RedisAddress, RedisLink, RefusedByRedis, Reply
 
-Part = str | bytes | int | float
-Reply = bytes | str | int | float | list["Reply"] | None
+__all__ = ["Part", "Redis", "Reply", "Script", "open_redis"]
 
 _BUSY: Final = ("LOADING", "BUSY", "READONLY", "MASTERDOWN", "OOM", "MAXMEMORY", "TRYAGAIN")
 """First words of refusals that pass."""
+_NO_ENTRY: Final = ("NOAUTH", "WRONGPASS", "ERR AUTH", "ERR invalid password")
+"""First words of refusals of whoever asks."""
 
 
 def open_redis(settings: RedisSettings) -> "Redis":
@@ -41,18 +44,40 @@ def open_redis(settings: RedisSettings) -> "Redis":
     client = Client(connection_pool=pool)
     # redis-py would turn some replies into other types, depending on the command.
     client.response_callbacks.clear()
-    return Redis(client, settings)
+    return Redis(client, settings, _link(pool, settings))
+
+
+def _link(pool: BlockingConnectionPool, settings: RedisSettings) -> RedisLink:
+    """To the same address: redis-py reads the URL and its TLS options."""
+    way = pool.connection_class(**pool.connection_kwargs)
+    tls = getattr(way, "ssl_context", None)
+    address = RedisAddress(
+        host=getattr(way, "host", ""),
+        port=int(getattr(way, "port", 0)),
+        path=getattr(way, "path", ""),
+        ssl=tls.get() if tls is not None else None,
+        username=way.username,
+        password=way.password,
+        db=int(way.db),
+    )
+    return RedisLink(
+        address,
+        connect_timeout_s=settings.connect_timeout_s,
+        call_timeout_s=settings.call_timeout_s,
+        max_calls=settings.max_script_calls,
+    )
 
 
 class Redis:
-    """A pool of connections. Every call ends within `call_timeout_s`.
+    """A pool of connections, and one for scripts. Every call ends within `call_timeout_s`.
 
     Calls raise Unavailable when Redis is away or busy, ConfigError when it refuses the password,
     TokenMeshError for a command that it calls wrong.
     """
 
-    def __init__(self, client: Client, settings: RedisSettings) -> None:
+    def __init__(self, client: Client, settings: RedisSettings, link: RedisLink) -> None:
         self._client = client
+        self._link = link
         self._settings = settings
 
     async def call(self, *parts: Part) -> Reply:
@@ -112,23 +137,29 @@ class Redis:
         self, sha: str, source: str, keys: Sequence[Part], arguments: Sequence[Part]
     ) -> Reply:
         """EVALSHA, or EVAL where Redis does not know the script (any more)."""
-        async with self._bounded():
-            try:
-                return await self._execute("EVALSHA", sha, len(keys), *keys, *arguments)
-            except NoScriptError:
-                return await self._execute("EVAL", source, len(keys), *keys, *arguments)
+        try:
+            return await self._link.call("EVALSHA", sha, len(keys), *keys, *arguments)
+        except (RefusedByRedis, OSError) as error:
+            if not str(error).startswith("NOSCRIPT"):
+                raise self._translate(error) from error
+        try:
+            return await self._link.call("EVAL", source, len(keys), *keys, *arguments)
+        except (RefusedByRedis, OSError) as error:
+            raise self._translate(error) from error
 
     async def close(self) -> None:
         """Close every connection."""
+        await self._link.close()
         await self._client.aclose()
         await self._client.connection_pool.disconnect()
 
-    def _translate(self, error: RedisError | OSError) -> TokenMeshError:
+    def _translate(self, error: RedisError | RefusedByRedis | OSError) -> TokenMeshError:
         # OSError covers TimeoutError.
         reason = str(error) or f"no answer within {self._settings.call_timeout_s} s"
-        if isinstance(error, AuthenticationError) or "NOAUTH" in reason:
+        if isinstance(error, AuthenticationError) or reason.startswith(_NO_ENTRY):
             return ConfigError(f"Redis refuses the password: {reason}", param="redis.password")
-        if isinstance(error, ResponseError) and not reason.startswith(_BUSY):
+        is_refused = isinstance(error, ResponseError | RefusedByRedis)
+        if is_refused and not reason.startswith(_BUSY):
             return TokenMeshError(f"Redis refuses a command: {reason}")
         return Unavailable(f"Redis is away: {reason}")
 

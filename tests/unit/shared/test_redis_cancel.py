@@ -9,6 +9,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from tokenmesh.shared.config.redis import RedisSettings
 from tokenmesh.shared.redis import Redis
+from tokenmesh.shared.redis_link import RedisLink
 
 
 class Swallowing:
@@ -28,10 +29,15 @@ class Swallowing:
         return cast("bytes", self._outcome)
 
 
+def redis_of(client: object, **settings: float) -> Redis:
+    link = cast("RedisLink", None)  # for scripts
+    return Redis(cast("Client", client), RedisSettings(**settings), link)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("outcome", [b"OK", RedisConnectionError("closed")])
 async def test_a_swallowed_cancellation_is_raised_again(outcome: Exception | bytes) -> None:
     client = Swallowing(outcome)
-    redis = Redis(cast("Client", client), RedisSettings())
+    redis = redis_of(client)
     task = asyncio.create_task(redis.call("GET", "key"))
     await client.is_waiting.wait()
     task.cancel()
@@ -41,7 +47,7 @@ async def test_a_swallowed_cancellation_is_raised_again(outcome: Exception | byt
 
 async def test_the_end_of_the_time_is_no_cancellation() -> None:
     client = Swallowing(b"OK")
-    redis = Redis(cast("Client", client), RedisSettings(call_timeout_s=0.02))
+    redis = redis_of(client, call_timeout_s=0.02)
     assert await redis.call("GET", "key") == b"OK"
 
 
@@ -50,7 +56,7 @@ async def test_cleaning_up_after_a_cancellation_may_still_call() -> None:
         async def execute_command(self, *_: Any) -> bytes:
             return b"OK"
 
-    redis = Redis(cast("Client", Answering()), RedisSettings())
+    redis = redis_of(Answering())
     answers: list[Any] = []
 
     async def work() -> None:

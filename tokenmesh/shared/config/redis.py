@@ -13,6 +13,11 @@ class RedisSettings(BaseModel):
     )
     password: SecretStr | None = Field(default=None, description="Password, when not in the URL.")
     pool_size: int = Field(default=16, ge=1, description="Connections of one process at most.")
+    max_script_calls: int = Field(
+        default=1024,
+        ge=1,
+        description="Script calls under way at a time; more fail as if Redis were away.",
+    )
     connect_timeout_s: float = Field(default=1.0, gt=0, description="Opening one connection.")
     call_timeout_s: float = Field(
         default=2.0, gt=0, description="One call, the wait for a pooled connection included."

@@ -31,11 +31,11 @@ class IndexKeys:
         return self._key("s", f"{worker}:{epoch:x}")
 
     def load(self, worker: WorkerId, epoch: int) -> str:
-        """HASH `pf`, `st`: uncached prompt tokens and streams that are reserved."""
+        """STRING: uncached prompt tokens and streams that are reserved; see `give_back.lua`."""
         return self._key("load", f"{worker}:{epoch:x}")
 
     def reservation(self, reservation_id: str) -> str:
-        """HASH `load`, `pf`, `st`: what one placement reserved, and on which load key."""
+        """STRING: what one placement reserved, and on which load key."""
         return self._key("rsv", reservation_id)
 
     @property

@@ -1,5 +1,5 @@
 -- Gives reservations back, each once: wholly, or what is computed already.
--- KEYS 1 expiries (ZSET), then reservations (HASH). ARGV the tokens that are left of each; -1: the
+-- KEYS 1 expiries (ZSET), then reservations (STRING). ARGV the tokens that are left of each; -1: the
 -- reservation is over. Reply how many of those were there.
 local num_released = 0
 for index = 2, #KEYS do

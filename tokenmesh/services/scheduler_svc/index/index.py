@@ -1,23 +1,23 @@
 """PlacementIndex: one script call finds prefixes, weighs the workers and reserves on the best."""
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.resources import files
 from typing import Final
 
 import msgspec
 
 from tokenmesh.shared.errors import ProtocolError
-from tokenmesh.shared.ids import WorkerId
+from tokenmesh.shared.ids import ModelName, WorkerId
 from tokenmesh.shared.messages.place import Place
 from tokenmesh.shared.prefix_index.keys import IndexKeys
 from tokenmesh.shared.prefix_index.scripts import with_shared
 from tokenmesh.shared.redis import Redis, Reply
 
 _SOURCE: Final = with_shared(files(__package__).joinpath("place.lua").read_text(encoding="utf-8"))
-_decode: Final = msgspec.msgpack.Decoder(
-    list[int | tuple[int, int, int, float, bool, float]]
-).decode
+_MAX_NAMES: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +40,7 @@ class Bid:
     """Whether it writes to the index: else what is reserved on it is never given back."""
 
 
-@dataclass(frozen=True, slots=True)
-class Weighed:
+class Weighed(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What the script found out about a worker."""
 
     matched_blocks: int
@@ -53,6 +52,9 @@ class Weighed:
     """The estimate, and what computing costs others; the least of it is best."""
 
 
+_decode: Final = msgspec.msgpack.Decoder(list[int | Weighed]).decode
+
+
 class PlacementIndex:
     """Stateless: any number of schedulers share what is in Redis."""
 
@@ -61,7 +63,7 @@ class PlacementIndex:
         self.redis = redis
         self._script = redis.script(_SOURCE)
         self.block_tokens = block_tokens
-        self._lifetime_ms = round(lifetime_s * 1000)
+        self._lifetime_ms = max(1, round(lifetime_s * 1000))
 
     async def place(
         self,
@@ -80,10 +82,22 @@ class PlacementIndex:
         keys = IndexKeys(request.model)
         reservation = keys.reservation(reservation_id)
         previous = keys.reservation(request.reservation) if request.reservation else reservation
-        workers = [
-            (
-                keys.blocks(bid.worker_id, bid.epoch),
-                keys.load(bid.worker_id, bid.epoch),
+        loads: list[str] = []
+        blocks: list[str] = []
+        numbers: list[float] = [
+            request.num_tokens,
+            self.block_tokens,
+            request.num_streams,
+            self._lifetime_ms,
+            tie_share,
+            tie_s,
+            uncached_weight - 1.0,
+        ]
+        for bid in bids:
+            load, held = _names(request.model, bid.worker_id, bid.epoch)
+            loads.append(load)
+            blocks.append(held)
+            numbers += (
                 bid.prefill_tokens_per_s,
                 bid.queued_tokens,
                 bid.extra_s,
@@ -92,21 +106,16 @@ class PlacementIndex:
                 bid.num_room,
                 bid.is_indexed,
             )
-            for bid in bids
-        ]
-        facts = (
-            request.num_tokens,
-            self.block_tokens,
-            request.num_streams,
-            self._lifetime_ms,
-            tie_share,
-            tie_s,
-            uncached_weight - 1.0,
-            workers,
-        )
-        names = [keys.expiries, reservation, previous]
-        arguments = [request.route_hashes, msgspec.msgpack.encode(facts)]
+        names = [keys.expiries, reservation, previous, *loads, *blocks]
+        arguments = [request.route_hashes, struct.pack(f"<{len(numbers)}d", *numbers)]
         return _read(await self._script(names, arguments), len(bids))
+
+
+@lru_cache(maxsize=_MAX_NAMES)
+def _names(model: ModelName, worker_id: WorkerId, epoch: int) -> tuple[str, str]:
+    """Keys of a worker's load and of its blocks: made once, asked for with every request."""
+    keys = IndexKeys(model)
+    return keys.load(worker_id, epoch), keys.blocks(worker_id, epoch)
 
 
 def _read(reply: Reply, num_bids: int) -> tuple[int | None, list[Weighed]]:
@@ -116,5 +125,5 @@ def _read(reply: Reply, num_bids: int) -> tuple[int | None, list[Weighed]]:
         raise ProtocolError(f"the placement script answers in another shape: {error}") from error
     if not isinstance(chosen, int) or len(found) != num_bids or chosen > num_bids:
         raise ProtocolError("the placement script answers for other workers")
-    weighed = [Weighed(*each) for each in found if isinstance(each, tuple)]
+    weighed = [each for each in found if isinstance(each, Weighed)]
     return chosen - 1 if chosen else None, weighed
