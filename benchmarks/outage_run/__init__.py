@@ -1,0 +1,1 @@
+"""What `benchmarks/outage.py` asks for beside completions, and how it judges the hit rate."""
