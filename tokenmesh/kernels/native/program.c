@@ -10,7 +10,11 @@
 #include "softmax.h"
 #include "vec.h"
 
-enum { TOKENS_OF_CHUNK_WORK = 1 << 14 }; /* numbers worth handing to another thread */
+enum {
+    TOKENS_OF_CHUNK_WORK = 1 << 14, /* numbers worth handing to another thread */
+    QUERIES_AT_ONCE = 4,
+    FEW_QUERIES = 2, /* for which values are not made float32 beforehand */
+};
 
 #include "typed.h"
 #include "elementwise.inc"

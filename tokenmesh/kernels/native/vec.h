@@ -24,6 +24,13 @@ TM_INLINE void store16_bf16(bf16 *p, __m512 v) { _mm256_storeu_si256((__m256i *)
 TM_INLINE void store_some_bf16(bf16 *p, __mmask16 m, __m512 v) { _mm256_mask_storeu_epi16(p, m, narrow(v)); }
 TM_INLINE __m512 load_some_bf16(const bf16 *p, __mmask16 m) { return widen(_mm256_maskz_loadu_epi16(m, p)); }
 
+/* Two neighbors in every pair of lanes. */
+TM_INLINE __m512i spread_bf16(const bf16 *p) {
+    int pair;
+    __builtin_memcpy(&pair, p, sizeof pair);
+    return _mm512_set1_epi32(pair);
+}
+
 /* The lanes of a group of 16 that exist when only `left` numbers are left. */
 TM_INLINE __mmask16 lanes(long left) { return left >= 16 ? 0xffff : (__mmask16)((1u << left) - 1); }
 
