@@ -5,7 +5,7 @@ there. Every number they compute depends on its own inputs alone: not on the num
 batch, the chunk of a prompt, or the threads.
 """
 
-from tokenmesh.kernels.native.program import Program, ProgramInputs
+from tokenmesh.kernels.native.program import Program, ProgramInputs, Turns
 from tokenmesh.kernels.native.start import start
 from tokenmesh.kernels.native.structs import MAX_HEAD_DIM, MAX_QUERIES, Kind, Model, Op
 from tokenmesh.kernels.native.weight import NativeWeight, native_linear
@@ -19,6 +19,7 @@ __all__ = [
     "Op",
     "Program",
     "ProgramInputs",
+    "Turns",
     "native_linear",
     "start",
 ]

@@ -31,12 +31,12 @@ struct tm_step {
     int64_t tokens;
     void *const *buffers;          /* of each buffer: [tokens, its width] */
     const int64_t *widths;         /* of each buffer */
-    const float *const *turns;     /* of each rope: [tokens, pairs, 2] */
+    const float *const *turns;     /* of each rope: [*, pairs, 2] */
+    const int64_t *turns_by_position; /* of each rope: a row for each position, else for each token */
     const int64_t *pairs;          /* of each rope */
     void *pages;                   /* [layers, 2, blocks, kv_heads, page_size, head_dim] */
     int64_t blocks, page_size;
-    const int64_t *slots;          /* [tokens, 2 * kv_heads] rows of a layer's pages */
-    const int64_t *tables;         /* [rows, columns] block ids */
+    const int64_t *tables;         /* [*, columns] block ids */
     int64_t columns;
     const int64_t *rows;           /* [tokens] the table of each token */
     const int64_t *positions;      /* [tokens] */

@@ -1,6 +1,7 @@
 """Program: a model's layers as a list of operations that one call into C runs."""
 
 import ctypes
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,19 +12,29 @@ from tokenmesh.kernels.native.structs import MAX_QUERIES, Model, Op, StepArgumen
 
 
 @dataclass(frozen=True, slots=True)
-class ProgramInputs:
-    """What changes from step to step. T tokens, R rows; all contiguous."""
+class Turns:
+    """What a rope multiplies with."""
 
-    turns: Sequence[torch.Tensor]
-    """For each rope: [T, 1, pairs] complex64."""
-    slots: torch.Tensor
-    """[T, 2 * kv_heads] int64, as `kernels.kv_write` takes them."""
+    factors: torch.Tensor
+    """[*, pairs] complex64, contiguous."""
+    is_by_position: bool
+    """Has a row for each position; else one for each token of the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramInputs:
+    """What changes from step to step. R rows in batch order, T tokens."""
+
+    starts: Sequence[int]
+    """[R] position of each row's first new token."""
+    counts: Sequence[int]
+    """[R] new tokens of each row; T in all."""
+    numbers: Sequence[int]
+    """[R] row of `tables` that each one's blocks are in."""
     tables: torch.Tensor
-    """[R, max_blocks] int64 block ids."""
-    token_rows: torch.Tensor
-    """[T] int64 the row of each token; a row's tokens follow each other."""
-    positions: torch.Tensor
-    """[T] int64"""
+    """[*, max_blocks] int64 block ids, contiguous."""
+    turns: Sequence[Turns]
+    """For each rope."""
     query_scale: torch.Tensor | None
     """[T] float32 for models that have SCALE operations."""
 
@@ -47,6 +58,7 @@ class Program:
         self._widths = (ctypes.c_int64 * len(widths))(*widths)
         self._weights = weights
         self._buffers: list[torch.Tensor] = []
+        self._addresses = (ctypes.c_void_p * len(widths))()
         self._capacity = 0
         self._tokens_of_tile = max(1, MAX_QUERIES // (model.heads // model.kv_heads))
 
@@ -55,57 +67,59 @@ class Program:
 
         pool is [layers, 2, blocks, kv_heads, page_size, head_dim] in hidden's dtype.
         """
-        kernels = library()
-        num_tokens = hidden.shape[0]
+        num_tokens, ropes, scale = hidden.shape[0], inputs.turns, inputs.query_scale
         self._make_room(num_tokens, hidden.dtype)
-        tiles = self._tiles(inputs.token_rows)
-        buffers = _pointers([hidden, *self._buffers])
-        turns = _pointers(inputs.turns)
-        pairs = (ctypes.c_int64 * len(turns))(*(turn.shape[-1] for turn in inputs.turns))
-        scale = inputs.query_scale
+        self._addresses[0] = hidden.data_ptr()
+        numbers = self._expand(inputs)
+        base = numbers.buffer_info()[0]
+        turns = (ctypes.c_void_p * len(ropes))(*(each.factors.data_ptr() for each in ropes))
+        by_position = (ctypes.c_int64 * len(ropes))(*(each.is_by_position for each in ropes))
+        pairs = (ctypes.c_int64 * len(ropes))(*(each.factors.shape[-1] for each in ropes))
         step = StepArguments(
             tokens=num_tokens,
-            buffers=ctypes.addressof(buffers),
+            buffers=ctypes.addressof(self._addresses),
             widths=ctypes.addressof(self._widths),
             turns=ctypes.addressof(turns),
+            turns_by_position=ctypes.addressof(by_position),
             pairs=ctypes.addressof(pairs),
             pages=pool.data_ptr(),
             blocks=pool.shape[2],
             page_size=pool.shape[4],
-            slots=inputs.slots.data_ptr(),
             tables=inputs.tables.data_ptr(),
             columns=inputs.tables.stride(0),
-            rows=inputs.token_rows.data_ptr(),
-            positions=inputs.positions.data_ptr(),
+            positions=base,
+            rows=base + num_tokens * numbers.itemsize,
             scales=None if scale is None else scale.data_ptr(),
-            tiles=tiles.data_ptr(),
-            tile_count=len(tiles) - 1,
+            tiles=base + 2 * num_tokens * numbers.itemsize,
+            tile_count=len(numbers) - 2 * num_tokens - 1,
         )
         count = ctypes.c_int64(len(self._ops))
-        kernels.tm_run(ctypes.byref(self._model), self._ops, count, ctypes.byref(step))
+        library().tm_run(ctypes.byref(self._model), self._ops, count, ctypes.byref(step))
 
     def _make_room(self, num_tokens: int, dtype: torch.dtype) -> None:
         """Grow the buffers to the largest step so far; steps have a limit, so they do."""
         if num_tokens > self._capacity:
             widths = self._widths[1:]
             self._buffers = [torch.empty((num_tokens, width), dtype=dtype) for width in widths]
+            self._addresses[1:] = [buffer.data_ptr() for buffer in self._buffers]
             self._capacity = num_tokens
 
-    def _tiles(self, token_rows: torch.Tensor) -> torch.Tensor:
-        """[tiles + 1] int64: the tokens that attention takes together share a row."""
-        size, num_tokens = self._tokens_of_tile, len(token_rows)
-        if size == 1:
-            return torch.arange(num_tokens + 1)
-        _, counts = torch.unique_consecutive(token_rows, return_counts=True)
-        if len(counts) == num_tokens:
-            return torch.arange(num_tokens + 1)
-        tiles: list[int] = []
-        first = 0
-        for count in counts.tolist():
-            tiles += range(first, first + count, size)
-            first += count
-        return torch.tensor([*tiles, num_tokens])
+    def _expand(self, inputs: ProgramInputs) -> "array[int]":
+        """Positions [T], table rows [T], first tokens of attention's tiles, and T at the end.
 
-
-def _pointers(tensors: Sequence[torch.Tensor]) -> "ctypes.Array[ctypes.c_void_p]":
-    return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
+        A tile's tokens share a row. Python's lists: every call of torch costs more than a step of
+        some streams has of them.
+        """
+        if len(inputs.counts) == sum(inputs.counts):
+            tiles = range(len(inputs.counts) + 1)
+            return array("q", [*inputs.starts, *inputs.numbers, *tiles])
+        positions: list[int] = []
+        rows: list[int] = []
+        first_tokens: list[int] = []
+        entries = zip(inputs.starts, inputs.counts, inputs.numbers, strict=True)
+        for start, count, number in entries:
+            first = len(positions)
+            first_tokens += range(first, first + count, self._tokens_of_tile)
+            positions += range(start, start + count)
+            rows += [number] * count
+        return array("q", [*positions, *rows, *first_tokens, len(positions)])

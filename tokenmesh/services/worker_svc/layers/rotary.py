@@ -1,11 +1,15 @@
 """Rotary positions: the angles of each rope kind, as transformers 5 computes them."""
 
 import math
+from typing import Final
 
 import torch
 
 from tokenmesh.kernels.dispatch import uses_triton
 from tokenmesh.services.worker_svc.models.config import RopeConfig
+
+_FIRST_TABLE: Final = 4096
+"""Positions of a rope's first table."""
 
 
 class Rotary:
@@ -18,6 +22,7 @@ class Rotary:
         self._long = None
         if config.kind == "longrope":
             self._long = _longrope(config, config.long_factor).to(device)
+        self._table = torch.empty(0, 1, config.rotary_dim // 2, dtype=torch.complex64)
 
     def turns(self, positions: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """positions [T] -> [T, 1, pairs] complex64.
@@ -25,7 +30,25 @@ class Rotary:
         lengths [T] is the length of the sequence that each token was first computed in; kinds
         that depend on it (dynamic, longrope) stay the same under any chunking.
         """
-        frequencies = self._at_length(lengths)
+        return self._turned(positions, self._at_length(lengths))
+
+    @property
+    def has_table(self) -> bool:
+        """Whether a position is turned alike in sequences of any length."""
+        return self._config.kind not in ("dynamic", "longrope")
+
+    def table(self, num_positions: int) -> torch.Tensor:
+        """The turns of at least the first positions, on a CPU: [*, 1, pairs].
+
+        Kept from step to step, and made twice as long when a sequence outgrows it.
+        """
+        assert self.has_table
+        if num_positions > len(self._table):
+            size = max(_FIRST_TABLE, 2 * len(self._table), num_positions)
+            self._table = self._turned(torch.arange(size), self._frequencies)
+        return self._table
+
+    def _turned(self, positions: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
         angle = positions.unsqueeze(1).float() * frequencies
         scale = self._config.attention_factor
         return torch.complex(angle.cos() * scale, angle.sin() * scale).unsqueeze(1)

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tokenmesh.kernels.native import ProgramInputs
 from tokenmesh.kernels.paged_attention import Prepared, Rows, prepare
 from tokenmesh.services.worker_svc.layers.device_step import DeviceStep
 from tokenmesh.services.worker_svc.models.config import QueryScaling
@@ -35,20 +34,9 @@ class Step:
             self._prepared[window] = prepared
         return prepared
 
-    def program_inputs(self) -> ProgramInputs:
-        """The same for a decoder that runs as a program of C kernels."""
-        return ProgramInputs(
-            turns=self.turns,
-            slots=self.slots,
-            tables=self.rows.tables,
-            token_rows=self.token_rows,
-            positions=self.positions,
-            query_scale=self.query_scale,
-        )
-
 
 AnyStep = Step | DeviceStep
-"""What a layer takes: of a CPU or of a GPU."""
+"""What a layer takes: of torch's kernels on a CPU, or of a GPU's."""
 
 
 def query_scale(scaling: QueryScaling | None, positions: torch.Tensor) -> torch.Tensor | None:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import torch
 
 from tokenmesh.kernels.linear import Linear, linear
-from tokenmesh.kernels.native import Program
+from tokenmesh.kernels.native import Program, ProgramInputs
 from tokenmesh.kernels.rms_norm import add_rms_norm, rms_norm
 from tokenmesh.services.worker_svc.layers.attention import Attention
 from tokenmesh.services.worker_svc.layers.mlp import Mlp
 from tokenmesh.services.worker_svc.layers.rotary import Rotary
-from tokenmesh.services.worker_svc.layers.step import AnyStep, Step
+from tokenmesh.services.worker_svc.layers.step import AnyStep
 from tokenmesh.services.worker_svc.models.config import DecoderConfig
 
 
@@ -90,16 +90,19 @@ class Decoder:
         """token_ids [T] -> [T, hidden], a new tensor."""
         return self.embedding.index_select(0, token_ids)
 
-    def forward(self, hidden: torch.Tensor, step: AnyStep, pool: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, hidden: torch.Tensor, step: AnyStep | ProgramInputs, pool: torch.Tensor
+    ) -> torch.Tensor:
         """Run layers and final norm over embeddings hidden [T, hidden], which is overwritten.
 
+        step is ProgramInputs where there is a program.
         pool is [layers, 2, blocks, kv_heads, page_size, head_dim].
         """
         if self.config.embedding_multiplier != 1.0:
             hidden.mul_(self.config.embedding_multiplier)
-        if self.program is not None:
-            assert isinstance(step, Step), "the C kernels run on a CPU"
-            self.program.run(hidden, step.program_inputs(), pool)
+        if isinstance(step, ProgramInputs):
+            assert self.program is not None
+            self.program.run(hidden, step, pool)
             return hidden
         x = None
         for layer, pages in zip(self.layers, pool.unbind(0), strict=True):

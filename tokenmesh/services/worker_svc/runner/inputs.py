@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from tokenmesh.kernels.kv_write import slot_rows
+from tokenmesh.kernels.native import ProgramInputs, Turns
 from tokenmesh.kernels.paged_attention import Rows as AttentionRows
 from tokenmesh.services.worker_svc.engine.plan import ScheduledRow
 from tokenmesh.services.worker_svc.layers.step import Step, query_scale
@@ -36,10 +37,10 @@ class StepInputs:
     """[T] int64"""
     patches: list[tuple[slice, torch.Tensor]]
     """Batch tokens and the embeddings that replace theirs."""
-    step: Step
+    step: Step | ProgramInputs
     sampled_rows: list[int]
-    last_tokens: torch.Tensor
-    """[N] batch token whose logits each sampled row draws from."""
+    last_tokens: torch.Tensor | None
+    """[N] batch token whose logits each sampled row draws from; None: each token has its row."""
     prompt_spans: list[PromptSpan]
     errors: dict[int, str]
 
@@ -75,12 +76,17 @@ def build_inputs(
                     entry.row, slice(first, first + len(targets)), targets, row.prompt_logprobs
                 )
             )
+    is_whole = len(last_tokens) == len(token_ids)
     return StepInputs(
         token_ids=torch.tensor(token_ids),
         patches=patches,
-        step=_step(order, rows, decoder, pages_shape, torch.tensor(lengths)),
+        step=(
+            _step(order, rows, decoder, pages_shape, torch.tensor(lengths))
+            if decoder.program is None
+            else _program_inputs(order, rows, decoder, lengths)
+        ),
         sampled_rows=sampled_rows,
-        last_tokens=torch.tensor(last_tokens, dtype=torch.int64),
+        last_tokens=None if is_whole else torch.tensor(last_tokens, dtype=torch.int64),
         prompt_spans=spans,
         errors=errors,
     )
@@ -118,4 +124,30 @@ def _step(
         token_rows=token_rows,
         positions=positions,
         query_scale=query_scale(decoder.config.query_scaling, positions),
+    )
+
+
+def _program_inputs(
+    order: list[ScheduledRow], rows: Rows, decoder: Decoder, lengths: list[int]
+) -> ProgramInputs:
+    starts = [entry.start for entry in order]
+    counts = [entry.num_tokens for entry in order]
+    longest = max(entry.start + entry.num_tokens for entry in order)
+    scaling, rotaries = decoder.config.query_scaling, decoder.rotaries
+    positions = torch.empty(0)
+    if scaling is not None or not all(rotary.has_table for rotary in rotaries):
+        spans = zip(starts, counts, strict=True)
+        positions = torch.cat([torch.arange(start, start + count) for start, count in spans])
+    return ProgramInputs(
+        starts=starts,
+        counts=counts,
+        numbers=[entry.row for entry in order],
+        tables=rows.tables,
+        turns=[
+            Turns(rotary.table(longest), is_by_position=True)
+            if rotary.has_table
+            else Turns(rotary.turns(positions, torch.tensor(lengths)), is_by_position=False)
+            for rotary in rotaries
+        ],
+        query_scale=query_scale(scaling, positions),
     )

@@ -30,6 +30,7 @@ class Rows:
     def __init__(self, max_num_seqs: int, max_blocks: int, config: DecoderConfig) -> None:
         self.tables = torch.zeros((max_num_seqs, max_blocks), dtype=torch.int64)
         """[rows, max_blocks]; entries past a row's end are the null block, 0."""
+        self._entries = self.tables.numpy()
         self._config = config
         self._row_by_number: dict[int, Row] = {}
 
@@ -71,6 +72,6 @@ class Rows:
         row = self._row_by_number[entry.row]
         first, blocks = row.num_blocks, entry.new_blocks
         row.num_blocks = first + len(blocks)
-        self.tables[entry.row, first : row.num_blocks] = torch.tensor(blocks)
+        self._entries[entry.row, first : row.num_blocks] = blocks
         num_cached = max(0, -(-entry.start // block_size) - first)
         return blocks[num_cached:]

@@ -107,7 +107,9 @@ class TorchRunner:
         }
         sampled = None
         if inputs.sampled_rows:
-            sampled = self._decoder.logits(hidden.index_select(0, inputs.last_tokens))
+            if inputs.last_tokens is not None:
+                hidden = hidden.index_select(0, inputs.last_tokens)
+            sampled = self._decoder.logits(hidden)
         return StepLogits(sampled=sampled, prompt=prompt)
 
     @torch.inference_mode()

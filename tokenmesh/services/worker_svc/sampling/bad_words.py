@@ -42,6 +42,9 @@ class BadWordState:
         """Forget a row."""
         self._row_by_number.pop(number, None)
 
+    def __len__(self) -> int:
+        return len(self._row_by_number)
+
     def append(self, number: int, token_id: int) -> None:
         """A row has drawn a token."""
         row = self._row_by_number.get(number)

@@ -63,13 +63,18 @@ class ChoiceState:
         if row is not None:
             self._num_random -= not row.is_greedy
 
+    @property
+    def is_greedy(self) -> bool:
+        """Whether every row takes its largest logit."""
+        return not self._num_random
+
     def append(self, number: int, token_id: int) -> None:
         """A row has drawn a token."""
         self._row_by_number[number].position += 1
 
     def apply(self, logits: torch.Tensor, numbers: Sequence[int]) -> torch.Tensor:
         """logits [N, V] -> [N] token ids. Rows without any possible token get an arbitrary one."""
-        if not self._num_random:
+        if self.is_greedy:
             return first_max(logits)
         rows = [self._row_by_number[number] for number in numbers]
         tokens = torch.empty(len(rows), dtype=torch.int64)

@@ -59,6 +59,9 @@ class GrammarState:
         """Forget a row."""
         self._follower_by_number.pop(number, None)
 
+    def __len__(self) -> int:
+        return len(self._follower_by_number)
+
     def append(self, number: int, token_id: int) -> None:
         """A row has drawn a token."""
         follower = self._follower_by_number.get(number)

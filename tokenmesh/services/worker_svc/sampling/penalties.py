@@ -70,6 +70,9 @@ class PenaltyState:
         """Forget a row."""
         self._row_by_number.pop(number, None)
 
+    def __len__(self) -> int:
+        return len(self._row_by_number)
+
     def append(self, number: int, token_id: int) -> None:
         """A row has drawn a token."""
         row = self._row_by_number.get(number)

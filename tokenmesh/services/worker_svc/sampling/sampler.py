@@ -65,23 +65,21 @@ class Sampler(RowStates[_HostState]):
         self._bad_words = BadWordState(vocab_size)
         self._thinking = ThinkingState()
         self._choice = ChoiceState(vocab_size)
-        super().__init__(
-            (
-                self._grammars,
-                self._vocabulary,
-                self._penalties,
-                self._bad_words,
-                self._thinking,
-                self._choice,
-            )
+        self._changing = (
+            self._grammars,
+            self._vocabulary,
+            self._penalties,
+            self._bad_words,
+            self._thinking,
         )
+        """What changes logits."""
+        super().__init__((*self._changing, self._choice))
 
     def draw(self, numbers: Sequence[int], logits: torch.Tensor) -> Draws:
         """Draw one token for each row; logits [N, V] are overwritten."""
-        # numpy: torch takes longer to wake its threads than to look at a vocabulary
-        is_sound = np.isfinite(logits.numpy().max(-1)).tolist()
-        if not all(is_sound):
-            logits[[i for i, sound in enumerate(is_sound) if not sound]] = 0.0
+        changed = len(self._num_logprobs) + sum(len(state) for state in self._changing)
+        is_plain = self._choice.is_greedy and not changed
+        is_sound = [] if is_plain else _mend(logits)
         asked = [i for i, number in enumerate(numbers) if number in self._num_logprobs]
         raw = logits[asked] if asked else None
 
@@ -92,11 +90,14 @@ class Sampler(RowStates[_HostState]):
         self._thinking.apply(logits, numbers)
         tokens = self._choice.apply(logits, numbers)
 
-        chosen = np.take_along_axis(logits.numpy(), tokens.numpy()[:, None], axis=1)
-        is_possible = np.isfinite(chosen[:, 0]).tolist()
+        token_ids, values = tokens.tolist(), logits.numpy()
+        is_possible = [math.isfinite(values[each]) for each in enumerate(token_ids)]
+        if is_plain:
+            # nobody changed the logits and the largest is drawn, or the first that is no number
+            is_sound = is_possible
         logprobs = {} if raw is None else self._logprobs(raw, tokens, asked, numbers)
         draws = Draws()
-        for index, (number, token_id) in enumerate(zip(numbers, tokens.tolist(), strict=True)):
+        for index, (number, token_id) in enumerate(zip(numbers, token_ids, strict=True)):
             if not is_sound[index]:
                 draws.errors[number] = NOT_FINITE
             elif number in failed:
@@ -123,3 +124,12 @@ class Sampler(RowStates[_HostState]):
                 ids, values = named, named_logprobs(raw[place], named)
             shown[index] = TokenLogprobs(entry.token_id, entry.logprob, entry.rank, ids, values)
         return shown
+
+
+def _mend(logits: torch.Tensor) -> list[bool]:
+    """Whether each row's largest logit is a finite number; other rows [N, V] become zeros."""
+    # numpy: torch takes longer to wake its threads than to look at a vocabulary
+    is_sound: list[bool] = np.isfinite(logits.numpy().max(-1)).tolist()
+    if not all(is_sound):
+        logits[[i for i, sound in enumerate(is_sound) if not sound]] = 0.0
+    return is_sound

@@ -64,6 +64,9 @@ class ThinkingState:
         """Forget a row."""
         self._tracker_by_number.pop(number, None)
 
+    def __len__(self) -> int:
+        return len(self._tracker_by_number)
+
     def append(self, number: int, token_id: int) -> None:
         """A row has drawn a token."""
         tracker = self._tracker_by_number.get(number)
