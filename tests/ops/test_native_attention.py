@@ -1,0 +1,122 @@
+"""Attention and KV writes of the C kernels: right, and the same bits for every tile."""
+
+import pytest
+import torch
+
+from tests.ops.native import needs_native
+from tokenmesh.kernels.native import Kind, Model, Op, Program, ProgramInputs
+from tokenmesh.kernels.paged_attention import TOLERANCE, Rows, paged_attention_reference
+
+DTYPES = [torch.float32, torch.bfloat16]
+SHAPES = [(4, 4, 64), (2, 1, 16), (3, 1, 80), (14, 2, 48), (8, 1, 256), (5, 5, 128)]
+"""Heads, kv heads, head_dim: groups of 1 to 8 queries, and dims that fill no whole register."""
+ROWS: dict[str, tuple[list[int], list[int]]] = {
+    "one token": ([0], [1]),
+    "decode": ([4, 17, 31, 200], [1, 1, 1, 1]),
+    "chunks": ([0, 16, 3], [33, 7, 20]),
+    "mixed": ([50, 15, 0, 30], [1, 1, 9, 4]),
+}
+BLOCKS, SCALE = 64, 0.3
+
+pytestmark = needs_native
+
+
+class Case:
+    """Rows whose blocks are all over a pool of noise, and their new tokens."""
+
+    def __init__(
+        self, name: str, shape: tuple[int, int, int], page_size: int, dtype: torch.dtype
+    ) -> None:
+        torch.manual_seed(0)
+        self.starts, self.counts = ROWS[name]
+        heads, kv_heads, dim = shape
+        self.model = Model(dtype == torch.bfloat16, heads, kv_heads, dim)
+        self.pages = torch.randn(2, BLOCKS, kv_heads, page_size, dim).to(dtype)
+        self.qkv = torch.randn(sum(self.counts), (heads + 2 * kv_heads) * dim).to(dtype)
+        self.tables = torch.stack([torch.randperm(BLOCKS - 1) + 1 for _ in range(9)])
+        # rows share no block: each has its own part of one order
+        order = torch.randperm(BLOCKS - 1) + 1
+        self.numbers = [5, 2, 7, 0][: len(self.starts)]
+        for row, number in enumerate(self.numbers):
+            own = order[row * 15 : (row + 1) * 15]
+            self.tables[number] = own.repeat(5)[: BLOCKS - 1]
+
+    def run(self, window: int | None, starts: list[int], counts: list[int]) -> torch.Tensor:
+        """[T, H * D] of these tokens of the rows; keys and values are written."""
+        heads, kv_heads, dim = self.model.heads, self.model.kv_heads, self.model.head_dim
+        queries = heads * dim
+        first = {number: (s, n) for number, s, n in zip(self.numbers, starts, counts, strict=True)}
+        tokens = [
+            base + start - own + i
+            for base, own, (start, count) in zip(
+                self.bases(), self.starts, first.values(), strict=True
+            )
+            for i in range(count)
+        ]
+        hidden = self.qkv[tokens].clone()
+        write = Op(kind=Kind.KV_WRITE, width=2 * kv_heads * dim, offset=queries)
+        attend = Op(kind=Kind.ATTENTION, window=window or 0, value=SCALE)
+        program = Program(self.model, [write, attend], [hidden.shape[1]], [])
+        inputs = ProgramInputs(starts, counts, self.numbers, self.tables, [], None)
+        program.run(hidden, inputs, self.pages.unsqueeze(0))
+        # a tile's result may take its queries' place
+        return hidden[:, :queries]
+
+    def bases(self) -> list[int]:
+        """Each row's first token in qkv."""
+        return [sum(self.counts[:row]) for row in range(len(self.counts))]
+
+    def written(self) -> torch.Tensor:
+        """The pages as they must be once the new tokens are in them."""
+        heads, kv_heads, dim = self.model.heads, self.model.kv_heads, self.model.head_dim
+        pages, size = self.pages.clone(), self.pages.shape[3]
+        keys_values = self.qkv[:, heads * dim :].view(-1, 2, kv_heads, dim)
+        rows = zip(self.starts, self.counts, self.bases(), self.numbers, strict=True)
+        for start, count, base, number in rows:
+            for i in range(count):
+                column, offset = divmod(start + i, size)
+                pages[:, self.tables[number, column], :, offset] = keys_values[base + i]
+        return pages
+
+    def expected(self, window: int | None) -> torch.Tensor:
+        """By the reference, from pages that hold everything."""
+        heads, dim = self.model.heads, self.model.head_dim
+        query = self.qkv[:, : heads * dim].view(-1, heads, dim)
+        rows = Rows(self.starts, self.counts, self.tables[self.numbers])
+        return paged_attention_reference(query, self.pages, rows, SCALE, window)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("window", [None, 1, 6, 100])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", ROWS)
+def test_it_equals_the_reference(
+    name: str, shape: tuple[int, int, int], window: int | None, dtype: torch.dtype
+) -> None:
+    case = Case(name, shape, 16, dtype)
+    pages = case.written()
+    result = case.run(window, case.starts, case.counts)
+    assert torch.equal(case.pages, pages)
+    torch.testing.assert_close(result, case.expected(window), atol=TOLERANCE[dtype], rtol=0)
+
+
+@pytest.mark.parametrize("page_size", [5, 8, 32])
+@pytest.mark.parametrize("name", ["decode", "chunks"])
+def test_pages_of_any_size_will_do(name: str, page_size: int) -> None:
+    case = Case(name, (3, 1, 80), page_size, torch.bfloat16)
+    result = case.run(9, case.starts, case.counts)
+    torch.testing.assert_close(result, case.expected(9), atol=TOLERANCE[torch.bfloat16], rtol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("window", [None, 6])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_token_has_the_same_bits_in_any_tile(
+    shape: tuple[int, int, int], window: int | None, dtype: torch.dtype
+) -> None:
+    case = Case("chunks", shape, 16, dtype)
+    whole = case.run(window, case.starts, case.counts)
+    for i in range(min(case.counts)):
+        starts = [start + i for start in case.starts]
+        alone = case.run(window, starts, [1] * len(starts))
+        assert torch.equal(alone, whole[[base + i for base in case.bases()]])
