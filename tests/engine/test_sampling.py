@@ -304,13 +304,17 @@ def test_logprobs_are_the_models_own_with_rank_and_the_number_asked_for() -> Non
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("fields", [{"temperature": 0.0}, {}, {"top_p": 0.5}], ids=str)
+@pytest.mark.parametrize(
+    "fields",
+    [{"temperature": 0.0}, {"temperature": 0.0, "logprobs": 2}, {"logprobs": 2}, {"top_p": 0.5}],
+    ids=str,
+)
 def test_logits_that_are_not_finite_fail_their_row_alone(
     fields: dict[str, Any], value: float
 ) -> None:
     sampler = Sampler(VOCAB, frozenset())
     for number in range(3):
-        sampler.add(new_row(number, params_of(number, logprobs=2, **fields)))
+        sampler.add(new_row(number, params_of(number, **fields)))
     logits = torch.stack([logits_of(i) for i in range(3)])
     logits[1, slice(None) if value == NONE else 17] = value
     draws = sampler.draw(range(3), logits)
