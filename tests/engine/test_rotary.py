@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from tokenmesh.services.worker_svc.layers.rotary import Rotary
-from tokenmesh.services.worker_svc.models.config import RopeConfig
+from tokenmesh.services.worker_svc.models.config import RopeConfig, RopeKind
 
 CONFIG = RopeConfig("yarn", 1e4, 16, 65536, 4096, factor=4.0, attention_factor=1.1)
 
 
 @pytest.mark.parametrize("kind", ["default", "linear", "llama3", "yarn"])
-def test_a_table_grows_and_holds_what_turning_gives(kind: str) -> None:
+def test_a_table_grows_and_holds_what_turning_gives(kind: RopeKind) -> None:
     rotary = Rotary(replace(CONFIG, kind=kind))
     assert rotary.has_table
     for needed in (1, 7, 4096, 4097, 20000):
@@ -30,7 +30,7 @@ def test_a_table_is_kept_until_a_sequence_outgrows_it() -> None:
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
-def test_turns_that_depend_on_the_length_have_no_table(kind: str) -> None:
+def test_turns_that_depend_on_the_length_have_no_table(kind: RopeKind) -> None:
     factors = (1.0,) * 8
     config = replace(CONFIG, kind=kind, short_factor=factors, long_factor=factors)
     assert not Rotary(config).has_table
