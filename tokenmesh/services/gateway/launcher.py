@@ -12,6 +12,7 @@ import msgspec
 
 from tokenmesh.services.gateway.breaker import Breaker
 from tokenmesh.services.gateway.calls import Calls
+from tokenmesh.services.gateway.placement_trace import trace_placement
 from tokenmesh.services.gateway.session import Output, State
 from tokenmesh.services.gateway.streams import Stream, Streams
 from tokenmesh.shared.bus.base import Bus
@@ -140,7 +141,10 @@ class Launcher:
             exclude=list(stream.failed),
             reservation=stream.reservation,
         )
-        return await self._calls.place(place, stream.deadline_s)
+        with span("place", {REQUEST_ID: stream.generate.request_id}) as current:
+            placed = await self._calls.place(place, stream.deadline_s)
+            trace_placement(current, placed)
+        return placed
 
     async def _give(self, stream: Stream, placed: Placed) -> None:
         """Tell the worker; what it says or does not say ends in the session's state."""

@@ -13,6 +13,7 @@ from tokenmesh.services.gateway.calls import Calls
 from tokenmesh.services.gateway.inbox import Inbox
 from tokenmesh.services.gateway.job import Job, Prompt
 from tokenmesh.services.gateway.launcher import Launcher
+from tokenmesh.services.gateway.placement_trace import trace_placement
 from tokenmesh.services.gateway.streams import Stream, Streams
 from tokenmesh.shared import subjects
 from tokenmesh.shared.config.gateway import GatewaySettings
@@ -25,7 +26,6 @@ from tokenmesh.shared.telemetry import REQUEST_ID, current_traceparent, span
 from tokenmesh.shared.tokens import count_ids
 
 _SEEDS: Final = 1 << SEED_BITS
-_MAX_TRACED_CANDIDATES: Final = 16
 
 _WHAT_FITS: Final = -1
 _ANSWERS_PART: Final = 8
@@ -111,20 +111,7 @@ class Stages:
                 num_tokens = question.num_tokens + len(job.delivered)
                 question = msgspec.structs.replace(question, num_tokens=num_tokens)
             placed = await self._calls.place(question, job.deadline_s)
-            current.set_attribute("tokenmesh.worker", placed.worker_id)
-            current.set_attribute("tokenmesh.queued_s", placed.queued_s)
-            current.set_attribute("tokenmesh.placed_because", placed.reason)
-            for each in placed.candidates[:_MAX_TRACED_CANDIDATES]:
-                candidate: dict[str, str | float] = {
-                    "worker": each.worker_id,
-                    "estimated_ttft_s": each.estimated_ttft_s,
-                    "cost_s": each.cost_s,
-                    "running": each.running,
-                    "kv_usage": each.kv_usage,
-                    "matched_tokens": each.matched_tokens,
-                    "reserved_tokens": each.reserved_tokens,
-                }
-                current.add_event("candidate", candidate)
+            trace_placement(current, placed)
         return placed
 
     @asynccontextmanager
