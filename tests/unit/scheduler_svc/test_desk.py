@@ -70,6 +70,17 @@ async def test_the_worker_with_the_shortest_estimated_ttft_wins() -> None:
     assert await chosen(desk, request()) == "idle"
 
 
+async def test_whoever_leaves_late_takes_nobody_of_the_next_line_along() -> None:
+    desk, fleet = desk_of(worker("w"))
+    first = await desk.arrive(request("first"), 1.0)
+    assert first.placed
+    fleet[:] = [worker("w", running=5)]
+    second = await desk.arrive(request("second"), 2.0)
+    desk.leave(first)
+    fleet[:] = [worker("w")]
+    assert await placed_by(desk, 3.0, second) == [second]
+
+
 async def test_a_slow_worker_prices_itself_out_even_when_idle() -> None:
     slow = worker("slow", prefill_tokens_per_s=100.0)
     desk, _ = desk_of(slow, worker("fast", queued_tokens=200, running=2))

@@ -71,13 +71,20 @@ class WaitingLine:
 
     def take(self, ticket: Ticket) -> None:
         """It was its turn; nothing happens when the ticket already left."""
-        self._queue.take(ticket.claim)
-        self._tickets.pop(ticket.claim, None)
+        if self._leave(ticket):
+            self._queue.take(ticket.claim)
 
     def remove(self, ticket: Ticket) -> None:
         """Leave the line; nothing happens when the ticket already left."""
-        self._queue.remove(ticket.claim)
-        self._tickets.pop(ticket.claim, None)
+        if self._leave(ticket):
+            self._queue.remove(ticket.claim)
+
+    def _leave(self, ticket: Ticket) -> bool:
+        """Whether it was here: a ticket of an earlier line may have an equal claim."""
+        is_here = self._tickets.get(ticket.claim) is ticket
+        if is_here:
+            del self._tickets[ticket.claim]
+        return is_here
 
     def position(self, ticket: Ticket) -> int:
         """About how many are served before this one."""
