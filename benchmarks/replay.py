@@ -31,6 +31,8 @@ from tokenmesh.cli.embedded.private import private_folder
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.loader import DEMO_MODEL, load_settings
 
+BEAT_S = 0.1
+"""Seconds of the clock, not of the trace: a beat is work for everybody, whatever the speed."""
 POLICIES = ("estimated_ttft", "least_tokens", "prefix_hash", "round_robin")
 
 
@@ -104,7 +106,11 @@ def settings_of(options: argparse.Namespace, policy: str) -> Settings:
             "worker": worker,
             "scheduler": scheduler,
             "telemetry": {"sample_ratio": 0.0},
-            "service": {"drain_grace_s": 1.0},
+            "service": {
+                "drain_grace_s": 1.0,
+                "worker_beat_interval_s": BEAT_S,
+                "missed_beats": 20,
+            },
             "up": {"workers": options.workers},
         },
     )

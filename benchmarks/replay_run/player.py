@@ -57,10 +57,29 @@ class Player:
                 one = Heard(entry.at_s, late_s=(time.perf_counter() - due) * self._speed)
                 heard.append(one)
                 group.create_task(self._run(entry, one, due, number % len(self._servers)))
-        for connections in self._idle:
-            for connection in connections:
-                connection.close()
+        self._close()
         return heard
+
+    async def play_closed(self, entries: Sequence[Entry], concurrency: int) -> list[Heard]:
+        """What became of each, when one is sent as soon as an earlier one of so many has ended."""
+        began = time.perf_counter()
+        heard = []
+        slots = asyncio.Semaphore(concurrency)
+        async with asyncio.TaskGroup() as group:
+            for number, entry in enumerate(entries):
+                await slots.acquire()
+                due = time.perf_counter()
+                one = Heard((due - began) * self._speed)
+                heard.append(one)
+                task = group.create_task(self._run(entry, one, due, number % len(self._servers)))
+                task.add_done_callback(lambda _: slots.release())
+        self._close()
+        return heard
+
+    def _close(self) -> None:
+        for connections in self._idle:
+            while connections:
+                connections.pop().close()
 
     async def _run(self, entry: Entry, heard: Heard, due: float, index: int) -> None:
         server, idle = self._servers[index], self._idle[index]
