@@ -31,8 +31,9 @@ from tokenmesh.cli.embedded.private import private_folder
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.loader import DEMO_MODEL, load_settings
 
-BEAT_S = 0.1
-"""Seconds of the clock, not of the trace: a beat is work for everybody, whatever the speed."""
+BEAT_S = 0.2
+INDEX_WRITE_S = 0.03
+"""Seconds of the clock, not of the trace: beats and writes are work, whatever the speed."""
 POLICIES = ("estimated_ttft", "least_tokens", "prefix_hash", "round_robin")
 
 
@@ -105,11 +106,12 @@ def settings_of(options: argparse.Namespace, policy: str) -> Settings:
             "model": {"max_model_len": pool_tokens},
             "worker": worker,
             "scheduler": scheduler,
+            "prefix_index": {"write_interval_s": INDEX_WRITE_S},
             "telemetry": {"sample_ratio": 0.0},
             "service": {
                 "drain_grace_s": 1.0,
                 "worker_beat_interval_s": BEAT_S,
-                "missed_beats": 20,
+                "missed_beats": 10,
             },
             "up": {"workers": options.workers},
         },
