@@ -20,6 +20,8 @@ from tokenmesh.shared.redis import Part, Redis
 BIG = "x" * (1 << 20)
 GARBAGE: dict[str, tuple[Part, ...]] = {
     "text": ("SET", "{}", "\xff not a number"),
+    "huge number": ("SET", "{}", "9" * 18),
+    "negative number": ("SET", "{}", "-" + "9" * 18),
     "large text": ("SET", "{}", BIG),
     "hash": (
         "HSET",

@@ -8,6 +8,7 @@ from tokenmesh.services.gateway.app import make_app
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.response_store.journal import open_journal
 from tokenmesh.services.gateway.server import Server
+from tokenmesh.services.gateway.unused_placements import UnusedPlacements
 from tokenmesh.shared.actor.supervisor import RestartPolicy, Supervisor
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.ids import GatewayId
@@ -30,6 +31,7 @@ async def build(mesh: Mesh) -> None:
         journal=open_journal(mesh.bus, mesh.settings.responses),
         count_losses=lambda: mesh.bus.counts.get("disconnected", 0),
     )
+    mesh.bus.on_late = UnusedPlacements(mesh.redis, mesh.members, mesh.metrics).take
     await gateway.start()
     server = Server(make_app(gateway), mesh.settings.gateway)
     supervisor = Supervisor(lambda _name: mesh.crashed.set(), RestartPolicy())

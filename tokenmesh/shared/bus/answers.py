@@ -41,8 +41,9 @@ class Answers(Generic[AnswerT]):
         """Forget a question."""
         self._sink_by_token.pop(reply_to[len(self._prefix) :], None)
 
-    def deliver(self, reply_to: str, answer: AnswerT | None) -> None:
-        """Hand an answer to whoever asked."""
+    def deliver(self, reply_to: str, answer: AnswerT | None) -> bool:
+        """Hand an answer to whoever asked; False when nobody asks any more."""
         sink = self._sink_by_token.get(reply_to[len(self._prefix) :])
         if sink is not None:
             sink(answer)
+        return sink is not None

@@ -60,6 +60,8 @@ class MessageBus(Bus):
         self._clocks = SenderClocks()
         self.raw = RawQuestions(link, settings.max_inflight)
         """For what answers in another protocol than ours: JetStream."""
+        self.on_late: Callable[[Message], None] | None = None
+        """Told every answer that nobody waits for any more; must be quick and must not raise."""
 
     async def start(self) -> None:
         """Listen on the inbox; once, after the link is open."""
@@ -251,7 +253,17 @@ class MessageBus(Bus):
     async def _on_answer(self, packet: Packet) -> None:
         headers = packet.headers
         nobody = headers is not None and headers.get(STATUS) == NO_RESPONDERS
-        self._answers.deliver(packet.subject, None if nobody else packet.data)
+        data = None if nobody else packet.data
+        if not self._answers.deliver(packet.subject, data) and data is not None:
+            self._note_late(packet.subject, data)
+
+    def _note_late(self, subject: str, data: bytes) -> None:
+        if self.on_late is None:
+            return
+        try:
+            self.on_late(codec.decode(data, self._settings.max_message_bytes))
+        except ProtocolError as error:
+            self._complaints.note("undecodable", f"{error} on {subject}")
 
     def _read_answer(self, subject: str, data: bytes | None) -> Message:
         if data is None:

@@ -166,6 +166,7 @@ _EDGE: Final = (
     _histogram("http_response_size_bytes", "Body of an answer.", _BODY_BYTES, "handler"),
     _counter("recoveries", "Streams placed again, by what was seen.", "reason"),
     _gauge("workers_left_out", "Workers that this gateway avoids because they lose streams."),
+    _counter("placements_unused", "Placements whose client had left; given back at once."),
     _counter("resends", "Resend commands after a gap in a stream's offsets."),
     _counter("cancelled_requests", "Requests whose client left."),
     _gauge("websocket_connections_active", "Realtime sessions that are open."),
