@@ -40,6 +40,7 @@ REASONING_PARSERS: Final = (
     "step3p5",
 )
 TOOL_PARSERS: Final = (
+    "apertus",
     "cohere_command3",
     "deepseek_v3",
     "deepseek_v31",
@@ -47,6 +48,9 @@ TOOL_PARSERS: Final = (
     "deepseek_v4",
     "dots",
     "ernie45",
+    "functiongemma",
+    "gemma4",
+    "gigachat3",
     "glm45",
     "glm47",
     "granite",

@@ -66,6 +66,8 @@ def _is_beginning(early: Sequence[Event], whole: Sequence[Event]) -> bool:
 
 
 PIECES = {
+    "apertus": ['[{"f": ', '{"f": {"a": 1}}', '"f"', "f"],
+    "gemma": ["call:f{", "call:", "a:1", "a:", "f", "{a:[1,{b:", "true"],
     "headed_families": ["functions.f:0", "f", "function", "```json", "```", "\n"],
     "json_families": ['{"name": "f", "arguments": {"a": 1}}', '"name": "f"', '"arguments": '],
     "markup_families": ["f>", "a>", "'f'>", '"f">', ">", 'name="a" string="true">'],

@@ -72,6 +72,25 @@ def _objects(calls: Sequence[Call], key: str = "arguments") -> list[dict[str, An
     return [{"name": call.name, key: call.arguments} for call in calls]
 
 
+def gemma(begin: str, end: str, quote: str) -> Callable[[Sequence[Call]], str]:
+    def value(each: Any) -> str:
+        if isinstance(each, str):
+            return f"{quote}{each}{quote}"
+        if isinstance(each, dict):
+            return f"{{{','.join(f'{key}:{value(inner)}' for key, inner in each.items())}}}"
+        if isinstance(each, list):
+            return f"[{','.join(map(value, each))}]"
+        return _json(each)
+
+    return lambda calls: "".join(
+        f"{begin}call:{each.name}{value(each.arguments)}{end}" for each in calls
+    )
+
+
+def each_after(begin: str) -> Callable[[Sequence[Call]], str]:
+    return lambda calls: "".join(f"{begin}{_json(each)}" for each in _objects(calls))
+
+
 def hermes(calls: Sequence[Call]) -> str:
     blocks = (f"<tool_call>\n{_json(each)}\n</tool_call>" for each in _objects(calls))
     return "\n".join(blocks)
@@ -249,6 +268,12 @@ WRITERS: Final[Mapping[str, Callable[[Sequence[Call]], str]]] = {
     "internlm": internlm,
     "jamba": array_between("<tool_calls>", "</tool_calls>"),
     "kimi_k2": kimi,
+    "apertus": lambda calls: (
+        f"<|tools_prefix|>{_json([{each.name: each.arguments} for each in calls])}<|tools_suffix|>"
+    ),
+    "functiongemma": gemma("<start_function_call>", "<end_function_call>", "<escape>"),
+    "gemma4": gemma("<|tool_call>", "<tool_call|>", '<|"|>'),
+    "gigachat3": each_after("<|function_call|>"),
     "lfm2": lambda calls: f"<|tool_call_start|>{pythonic(calls)}<|tool_call_end|>",
     "ling3": glm47,
     "longcat": lambda calls: hermes(calls).replace("tool_call>", "longcat_tool_call>"),
@@ -271,6 +296,7 @@ WRITERS: Final[Mapping[str, Callable[[Sequence[Call]], str]]] = {
 """How a family writes calls."""
 
 OTHER_WRITERS: Final[Sequence[tuple[str, Callable[[Sequence[Call]], str]]]] = (
+    ("gigachat3", each_after("<|message_sep|>\n\nfunction call<|role_sep|>\n")),
     ("granite", array_between("<tool_call> ", "")),
     ("llama3_json", lambda calls: "<|python_tag|>" + llama(calls)),
     ("llama4_pythonic", lambda calls: f"<|python_start|>{pythonic(calls)}<|python_end|>"),

@@ -69,6 +69,13 @@ COHERE_COMMAND3: Final = json_format(
     "<|START_ACTION|>", ends=("<|END_ACTION|>",), name_key="tool_name"
 )
 
+GIGACHAT3: Final = json_format(
+    "<|message_sep|>\n\nfunction call<|role_sep|>\n",
+    "function call<|role_sep|>\n",
+    "<|function_call|>",
+)
+"""3.0 writes a turn of its own, 3.1 a token."""
+
 GRANITE: Final = json_format("<|tool_call|>", "<tool_call>")
 
 GRANITE_20B_FC: Final = json_format("<function_call>")

@@ -7,6 +7,7 @@ _PARSERS: Final = "tokenmesh.services.gateway.parsers"
 _HERE: Final = f"{_PARSERS}.tools"
 
 TOOLS: Final[Mapping[str, str]] = {
+    "apertus": f"{_HERE}.apertus:APERTUS",
     "cohere_command3": f"{_HERE}.json_families:COHERE_COMMAND3",
     "deepseek_v3": f"{_HERE}.headed_families:DEEPSEEK_V3",
     "deepseek_v31": f"{_HERE}.headed_families:DEEPSEEK_V31",
@@ -14,6 +15,9 @@ TOOLS: Final[Mapping[str, str]] = {
     "deepseek_v4": f"{_HERE}.markup_families:DEEPSEEK_V32",
     "dots": f"{_HERE}.markup_families:DOTS",
     "ernie45": f"{_HERE}.json_families:HERMES",
+    "functiongemma": f"{_HERE}.gemma:FUNCTIONGEMMA",
+    "gemma4": f"{_HERE}.gemma:GEMMA4",
+    "gigachat3": f"{_HERE}.json_families:GIGACHAT3",
     "glm45": f"{_HERE}.glm:GLM",
     "glm47": f"{_HERE}.glm:GLM",
     "granite": f"{_HERE}.json_families:GRANITE",
