@@ -68,3 +68,23 @@ def test_the_request_path_names_every_hop() -> None:
     hops = {path for path, _ in ANCHOR.findall(text)}
     for service in ("gateway", "tokenizer_svc", "mm_encoder_svc", "scheduler_svc", "worker_svc"):
         assert any(service in hop for hop in hops), f"no hop in {service}"
+
+
+def test_every_limit_of_a_request_is_in_the_config_reference() -> None:
+    told = (ROOT / "docs/reference/config.md").read_text("utf-8")
+    for name in (
+        "gateway.max_body_bytes",
+        "tokenizer.max_messages",
+        "gateway.max_tools",
+        "gateway.max_tools_bytes",
+        "gateway.max_schema_bytes",
+        "gateway.max_schema_depth",
+        "gateway.max_schema_nodes",
+        "gateway.max_regex_",
+        "gateway.max_grammar_bytes",
+        "gateway.max_logprobs",
+        "gateway.max_logprob_token_ids",
+        "gateway.max_choices",
+        "gateway.max_beam_width",
+    ):
+        assert f"`{name}" in told, name
