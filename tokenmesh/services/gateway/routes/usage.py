@@ -17,7 +17,7 @@ from tokenmesh.shared.errors import Forbidden, InvalidInput
 
 _MONTH: Final = re.compile(r"[0-9]{4}-(0[1-9]|1[0-2])")
 # only described: what does not fit is refused below, in our own words
-_AS_DESCRIBED: Final = {"anyOf": [{"pattern": f"^{_MONTH.pattern}$"}, {"type": "null"}]}
+_AS_DESCRIBED: Final = {"anyOf": [{"type": "string", "pattern": f"^{_MONTH.pattern}$"}]}
 Month = Annotated[str | None, Query(json_schema_extra=_AS_DESCRIBED)]
 
 
