@@ -7,10 +7,15 @@ them. Process CPU time, best of several rounds.
 """
 
 import argparse
-import json
+import os
 from collections.abc import Callable
+from pathlib import Path
 from time import process_time
 
+import msgspec
+
+from benchmarks.engine_results import SchedulerLine, SchedulerResult
+from benchmarks.serve.report import environment, write_json
 from tokenmesh.services.worker_svc.block_events.stream import BlockEventStream
 from tokenmesh.services.worker_svc.engine.block_log import BlockChange, BlockLog
 from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
@@ -150,12 +155,12 @@ def measure(num_requests: int) -> dict[str, float]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--out", type=Path, help="write the numbers")
     arguments = parser.parse_args()
     measured = {num_requests: measure(num_requests) for num_requests in (1, 256, 1024)}
-    if arguments.json:
-        print(json.dumps(measured))
-        return
+    if arguments.out is not None:
+        lines = {count: msgspec.convert(row, SchedulerLine) for count, row in measured.items()}
+        write_json(arguments.out, SchedulerResult(environment(), os.getloadavg()[0], lines))
     heads = ("running", "schedule+draw", "engine step", "with a log", "events")
     print("".join(f"{head:>14}" for head in heads), "  (us of CPU)")
     for num_requests, row in measured.items():

@@ -9,7 +9,6 @@ is reported.
 """
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -57,6 +56,15 @@ class Stages(msgspec.Struct):
     def read_ratio(self) -> float:
         """Reading alone in plain reads."""
         return self.read_s / self.plain_read_s
+
+
+class StartupResult(msgspec.Struct):
+    """A run of bench_startup."""
+
+    config: dict[str, object]
+    environment: dict[str, object]
+    load_average_end: float
+    stages: Stages
 
 
 def start(directory: Path, began_s: float, dtype: Dtype) -> Stages:
@@ -125,17 +133,9 @@ def report(stages: Stages) -> str:
 
 def write(path: Path, stages: Stages, config: dict[str, object]) -> None:
     """Keep the numbers with where and when they were measured."""
-    from benchmarks.serve.report import environment
+    from benchmarks.serve.report import environment, write_json
 
-    result = {
-        "config": config,
-        "environment": environment(),
-        "load_average_end": os.getloadavg()[0],
-        "stages": msgspec.to_builtins(stages),
-        "read_ratio": stages.read_ratio,
-        "load_ratio": stages.load_ratio,
-    }
-    path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    write_json(path, StartupResult(config, dict(environment()), os.getloadavg()[0], stages))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -160,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stages = measure(directory, options.rounds, options.dtype)
     print(report(stages))
     if options.out is not None:
-        name = str(options.model or options.shape)
+        name = options.model.name if options.model else options.shape
         write(
             options.out, stages, {"model": name, "dtype": options.dtype, "rounds": options.rounds}
         )

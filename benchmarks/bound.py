@@ -1,15 +1,20 @@
 """How near a decode step of one stream comes to a plain read of as many bytes as the weights have.
 
-    python -m benchmarks.bound DIRECTORY 2
+    python -m benchmarks.bound --threads 2 --models qwen2.5-0.5b llama-42m
+    python -m benchmarks.bound --threads 2 --checkpoints DIRECTORY
 
 Steps and reads alternate in one process, so both see the same memory bus: on a shared machine it is
 often twice as fast a second later. Every kind of read takes its turn; the fastest by its median
-counts. Prints JSON.
+counts.
 """
 
+import argparse
 import itertools
+import os
 import sys
+import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -18,7 +23,10 @@ import msgspec
 import torch
 
 from benchmarks.engine_loop import EngineLoop
+from benchmarks.engine_results import BoundLine, BoundResult
 from benchmarks.limits import plain_reads
+from benchmarks.random_model import SHAPES, write_checkpoint
+from benchmarks.serve.report import environment, write_json
 from tokenmesh.shared.config.worker import WorkerSettings
 
 _PROMPT: Final = 128
@@ -62,5 +70,45 @@ def measure_bound(directory: Path, threads: int, num_steps: int = _STEPS) -> Bou
     return Bound(median(steps[_WARM_STEPS:]), median(times[fastest]), fastest)
 
 
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, prog="bound", formatter_class=argparse.RawTextHelpFormatter
+    )
+    add = parser.add_argument
+    add("--models", choices=sorted(SHAPES), nargs="+", default=["qwen2.5-0.5b", "llama-42m"])
+    add("--checkpoints", type=Path, nargs="+", help="directories in place of random weights")
+    add("--threads", type=int, default=2)
+    add("--steps", type=int, default=_STEPS)
+    add("--out", type=Path, help="write the numbers")
+    return parser.parse_args(arguments)
+
+
+def measure_all(options: argparse.Namespace) -> Iterator[BoundLine]:
+    """One model after the other."""
+    for directory in options.checkpoints or ():
+        yield _line(directory.name, measure_bound(directory, options.threads, options.steps))
+    for name in () if options.checkpoints else options.models:
+        with tempfile.TemporaryDirectory() as folder:
+            write_checkpoint(SHAPES[name], Path(folder))
+            yield _line(name, measure_bound(Path(folder), options.threads, options.steps))
+
+
+def _line(name: str, bound: Bound) -> BoundLine:
+    step_ms, read_ms = round(bound.step_s * 1e3, 3), round(bound.read_s * 1e3, 3)
+    print(f"{name}: a step {step_ms} ms, a read {read_ms} ms, {bound.share:.0%} of the bound")
+    return BoundLine(name, step_ms, read_ms, bound.read)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the shares and, with --out, write them."""
+    options = parse(arguments)
+    place = environment()
+    lines = list(measure_all(options))
+    if options.out is not None:
+        write_json(options.out, BoundResult(options.threads, place, os.getloadavg()[0], lines))
+    return 0
+
+
 if __name__ == "__main__":
-    sys.stdout.buffer.write(msgspec.json.encode(measure_bound(Path(sys.argv[1]), int(sys.argv[2]))))
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""The shape of `results/engine.json`, `nano.json` and `scheduler.json`."""
+"""The shape of `results/engine.json`, `nano.json`, `bound.json` and `scheduler.json`."""
 
 import msgspec
 
@@ -39,5 +39,30 @@ class SchedulerLine(msgspec.Struct):
     engine_us: float
 
 
-SchedulerResult = dict[int, SchedulerLine]
-"""By running requests."""
+class SchedulerResult(msgspec.Struct):
+    """A run of bench_scheduler."""
+
+    environment: dict[str, object]
+    load_average_end: float
+    lines: dict[int, SchedulerLine]
+    """By running requests."""
+
+
+class BoundLine(msgspec.Struct):
+    """Medians of one model in milliseconds."""
+
+    model: str
+    step_ms: float
+    read_ms: float
+    """Of the fastest kind of read."""
+    read: str
+    """Which kind that is."""
+
+
+class BoundResult(msgspec.Struct):
+    """A run of bound."""
+
+    threads: int
+    environment: dict[str, object]
+    load_average_end: float
+    lines: list[BoundLine]

@@ -10,10 +10,18 @@ from typing import Any, Final
 
 import msgspec
 
-from benchmarks.engine_results import EngineResult, SchedulerResult
+from benchmarks.bench_startup import StartupResult
+from benchmarks.engine_results import BoundResult, EngineResult, SchedulerResult
 from benchmarks.index_results import IndexResult
 from benchmarks.ops.results import Sweep
-from benchmarks.page.engine import decode_section, nano_section, ops_section, scheduler_section
+from benchmarks.page.engine import (
+    bound_section,
+    decode_section,
+    nano_section,
+    ops_section,
+    scheduler_section,
+    startup_section,
+)
 from benchmarks.page.index import index_section
 from benchmarks.page.peers import overhead_section, peers_section
 from benchmarks.peers.results import PeersResult
@@ -27,6 +35,8 @@ _SECTIONS: Final[tuple[tuple[str, Any, Callable[[Any], Iterator[str]]], ...]] = 
     ("overhead.json", PeersResult, overhead_section),
     ("engine.json", EngineResult, decode_section),
     ("nano.json", EngineResult, nano_section),
+    ("bound.json", BoundResult, bound_section),
+    ("startup.json", StartupResult, startup_section),
     ("scheduler.json", SchedulerResult, scheduler_section),
     ("index.json", IndexResult, index_section),
     ("ops_cpu.json", Sweep, ops_section),

@@ -1,9 +1,10 @@
-"""The sections of engine.json, nano.json, scheduler.json and the ops' files."""
+"""The sections of what the engine's programs write: decode, bound, start, scheduler, ops."""
 
 from collections.abc import Iterator
 from typing import Final
 
-from benchmarks.engine_results import EngineResult, SchedulerResult
+from benchmarks.bench_startup import StartupResult
+from benchmarks.engine_results import BoundResult, EngineResult, SchedulerResult
 from benchmarks.ops.results import Line, Sweep
 from benchmarks.page.table import number, origin, table
 
@@ -55,10 +56,50 @@ def nano_section(result: EngineResult) -> Iterator[str]:
     yield from table(["", "seconds", "output tokens/s"], rows)
 
 
+def bound_section(result: BoundResult) -> Iterator[str]:
+    """Decode steps beside plain reads."""
+    yield "## Decode beside the bandwidth bound"
+    yield ""
+    yield origin(result.environment, result.load_average_end)
+    yield (
+        f"One stream, {result.threads} threads, bfloat16; decode steps and plain reads of as many "
+        "bytes as the weights have take turns, medians. `python -m benchmarks.bound`."
+    )
+    yield ""
+    rows = (
+        [
+            line.model,
+            number(line.step_ms, 2),
+            number(line.read_ms, 2),
+            f"{line.read_ms / line.step_ms:.0%}",
+        ]
+        for line in result.lines
+    )
+    yield from table(["model", "a step, ms", "a read, ms", "of the bound"], rows)
+
+
+def startup_section(result: StartupResult) -> Iterator[str]:
+    """A worker's way to its first token."""
+    stages = result.stages
+    yield "## Start of a worker"
+    yield ""
+    yield origin(result.environment, result.load_average_end)
+    yield (
+        f"{result.config['model']}, {stages.num_bytes / 1e9:.2f} GB of weights in the page cache: "
+        f"reading takes {stages.read_ratio:.2f} and loading {stages.load_ratio:.2f} times a plain "
+        "read of the files. `python -m benchmarks.bench_startup`."
+    )
+    yield ""
+    names = ("import", "read", "pack", "pool", "other", "first_token", "ready")
+    rows = ([name.replace("_", " "), number(getattr(stages, f"{name}_s"), 2)] for name in names)
+    yield from table(["stage", "seconds"], rows)
+
+
 def scheduler_section(result: SchedulerResult) -> Iterator[str]:
     """CPU of a step without a model."""
     yield "## CPU of the scheduler"
     yield ""
+    yield origin(result.environment, result.load_average_end)
     yield "Processor time of one decode step, no model. `python -m benchmarks.bench_scheduler`."
     yield ""
     heads = ["running requests", "schedule and draw, us", "whole engine step, us", "bar, us"]
@@ -69,7 +110,7 @@ def scheduler_section(result: SchedulerResult) -> Iterator[str]:
             number(line.engine_us),
             number(_STEP_BARS_US.get(count), 0),
         ]
-        for count, line in sorted(result.items())
+        for count, line in sorted(result.lines.items())
     )
     yield from table(heads, rows)
 

@@ -1,12 +1,13 @@
 """The startup benchmark on a tiny checkpoint: the stages add up, and files are really read."""
 
-import json
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from benchmarks.bench_startup import Stages, plain_read_s, report, start, write
+from benchmarks.bench_startup import Stages, StartupResult, plain_read_s, report, start, write
+from benchmarks.write_page import page
 from tests.fakes.tiny import Tiny
 
 
@@ -39,10 +40,13 @@ def test_ratios_are_against_the_plain_read(tmp_path: Path) -> None:
     for part in ("first_token", "3.10 s", "read at 4.0 GB/s", "plain read 5.0 GB/s", "3.75 times"):
         assert part in text
     write(tmp_path / "startup.json", stages, {"model": "m"})
-    kept = json.loads((tmp_path / "startup.json").read_text())
-    assert kept["load_ratio"] == 3.75
-    assert kept["stages"]["pack_s"] == 1.0
-    assert {"cpu", "git_commit", "load_average"} <= kept["environment"].keys()
+    data = (tmp_path / "startup.json").read_bytes()
+    kept = msgspec.json.decode(data, type=StartupResult)
+    assert kept.stages == stages
+    assert {"cpu", "git_commit", "load_average"} <= kept.environment.keys()
+    shown = page(tmp_path)
+    assert "reading takes 1.25 and loading 3.75 times a plain read" in shown
+    assert "| first token | 0.30 |" in shown
 
 
 def test_a_plain_read_reads_every_weight_file(tmp_path: Path) -> None:

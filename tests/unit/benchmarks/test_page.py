@@ -6,7 +6,15 @@ import msgspec
 import pytest
 
 from benchmarks.bound import Bound
-from benchmarks.engine_results import DecodeLine, EngineResult, NanoLine
+from benchmarks.engine_results import (
+    BoundLine,
+    BoundResult,
+    DecodeLine,
+    EngineResult,
+    NanoLine,
+    SchedulerLine,
+    SchedulerResult,
+)
 from benchmarks.ops.results import Limits, Line, Sweep
 from benchmarks.page import bars
 from benchmarks.peers.results import ModelResult, PeersResult
@@ -132,12 +140,16 @@ def test_the_engine_and_the_scheduler_have_their_sections(tmp_path: Path) -> Non
     write_json(tmp_path / "engine.json", decode)
     nano = EngineResult(config, environment(), 0.1, nano=NanoLine(16, 9000, 8000, 40.0, 100.0))
     write_json(tmp_path / "nano.json", nano)
-    (tmp_path / "scheduler.json").write_text('{"256": {"scheduler_us": 70.5, "engine_us": 90}}')
+    steps = SchedulerResult(environment(), 0.1, {256: SchedulerLine(70.5, 90)})
+    write_json(tmp_path / "scheduler.json", steps)
+    bound = BoundResult(2, environment(), 0.1, [BoundLine("qwen2.5-0.5b", 25.0, 21.25, "sum")])
+    write_json(tmp_path / "bound.json", bound)
     text = page(tmp_path)
     assert "| 8 | 200.0 | 80.0 | 2.50x |" in text
     assert "| transformers continuous batching | 100.0 | 80.0 |" in text
     assert "16 of its 256 requests: 9,000 prompt and 8,000 output tokens" in text
     assert "| 256 | 70.5 | 90.0 | 100 |" in text
+    assert "| qwen2.5-0.5b | 25.00 | 21.25 | 85% |" in text
 
 
 def test_a_sweep_shows_its_limits_and_what_is_red(tmp_path: Path) -> None:
