@@ -9,8 +9,8 @@ from tokenmesh.shared.config.gateway import GatewaySettings
 class WatchTimes:
     """The fields of the same names in `GatewaySettings`."""
 
-    silence_s: float = 0.02
-    silence_factor: float = 2.0
+    silence_s: float = 0.015
+    silence_factor: float = 1.5
     silence_max_s: float = 0.05
     ping_timeout_s: float = 0.15
     ping_factor: float = 4.0

@@ -24,11 +24,11 @@ from tokenmesh.shared.subjects import worker_control
 
 logger = logging.getLogger(__name__)
 
-_MAX_LAG = 10
+_MAX_LAG = 20
 """Ticks that may be missed before silence is taken for this process's own fault."""
-_LAG_FADING = 0.995
-"""A lag is remembered for some seconds: about a third is left after two hundred ticks."""
-_STREAM_TICKS = 2
+_LAG_FADING = 0.9975
+"""A lag is remembered for some seconds: about a third is left after four hundred ticks."""
+_STREAM_TICKS = 4
 """Workers are looked at with every tick; there are far more streams, and less hurry."""
 
 

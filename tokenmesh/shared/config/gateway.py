@@ -182,13 +182,13 @@ class GatewaySettings(ListenerSettings, RealtimeSettings, TenancySettings):
     )
 
     watch_interval_s: float = Field(
-        default=0.01, gt=0, description="How often the watchdog looks at workers."
+        default=0.005, gt=0, description="How often the watchdog looks at workers."
     )
     silence_s: float = Field(
-        default=0.02, gt=0, description="Least silence of a worker before it is pinged."
+        default=0.015, gt=0, description="Least silence of a worker before it is pinged."
     )
     silence_factor: float = Field(
-        default=2.0, ge=1, description="The same in multiples of its usual time between messages."
+        default=1.5, ge=1, description="The same in multiples of its usual time between messages."
     )
     silence_max_s: float = Field(
         default=0.05, gt=0, description="Most silence, however slow a worker's steps are."
