@@ -1,6 +1,6 @@
 """Chats whose right answers are what the mesh said while nobody disturbed it."""
 
-import copy
+import asyncio
 import time
 from dataclasses import dataclass
 from random import Random
@@ -45,14 +45,7 @@ class Chats:
     @classmethod
     async def record(cls, servers: list[Server], bodies: list[Body], random: Random) -> "Chats":
         """Ask for all of it in peace. Raises ValueError for what fails already then."""
-        chats = []
-        for body in bodies:
-            heard = Heard(time.perf_counter())
-            fault = await _send(servers[0], body, heard)
-            if fault is not None:
-                raise ValueError(f"{fault} without any disturbance: {body}")
-            said = [copy.copy(told.said) for told in heard.choices]
-            chats.append(Chat(body, said, heard.num_tokens))
+        chats = await asyncio.gather(*(_record(servers[0], body) for body in bodies))
         return cls(servers, chats, random)
 
     async def ask(self, heard: Heard) -> str | None:
@@ -64,6 +57,14 @@ class Chats:
             told.expected = expected
         is_usage_right = heard.num_tokens == chat.num_tokens
         return fault or heard.wrong or (None if is_usage_right else "wrong_usage")
+
+
+async def _record(server: Server, body: Body) -> Chat:
+    heard = Heard(time.perf_counter())
+    fault = await _send(server, body, heard)
+    if fault is not None:
+        raise ValueError(f"{fault} without any disturbance: {body}")
+    return Chat(body, [told.said for told in heard.choices], heard.num_tokens)
 
 
 async def _send(server: Server, body: Body, heard: Heard) -> str | None:

@@ -102,16 +102,7 @@ class StoredResponses:
         cls, servers: list[Server], bodies: list[dict[str, Any]], random: Random
     ) -> "StoredResponses":
         """Ask for all of it in peace. Raises ValueError for what fails already then."""
-        recorded = []
-        for body in bodies:
-            reading = _Reading(Heard(time.perf_counter(), choices=[Told({})]))
-            request = servers[0].request("POST", "/v1/responses", {**body, "stream": True})
-            await _read(servers[0], request, reading.hear)
-            ended = reading.ended
-            if reading.fault or ended is None or ended.usage is None:
-                raise ValueError(f"{reading.fault} without any disturbance: {body}")
-            said = reading.heard.choices[0].said
-            recorded.append(Recorded(body, said, ended.status, ended.usage.output_tokens))
+        recorded = await asyncio.gather(*(_record(servers[0], body) for body in bodies))
         return cls(servers, recorded, random)
 
     async def ask(self, heard: Heard) -> str | None:
@@ -174,6 +165,16 @@ class StoredResponses:
                 await asyncio.sleep(_PAUSE_S)
                 continue
             return None if again == reading.events else "again_otherwise"
+
+
+async def _record(server: Server, body: dict[str, Any]) -> Recorded:
+    reading = _Reading(Heard(time.perf_counter(), choices=[Told({})]))
+    request = server.request("POST", "/v1/responses", {**body, "stream": True})
+    await _read(server, request, reading.hear)
+    ended = reading.ended
+    if reading.fault or ended is None or ended.usage is None:
+        raise ValueError(f"{reading.fault} without any disturbance: {body}")
+    return Recorded(body, reading.heard.choices[0].said, ended.status, ended.usage.output_tokens)
 
 
 async def _read(server: Server, request: bytes, hear: Callable[[bytes], bool | None]) -> Reply:

@@ -188,11 +188,12 @@ async def test_a_read_waits_for_a_nats_that_comes_back(start_nats: Start) -> Non
     key = key_of(journal)
     last = await fill(journal, key, 3)
     server.stop()
-    asked = asyncio.gather(journal.read(key, 0, 5), journal.last(key))
+    fresh = JetStreamJournal(bus, spec_of("patient"), timeout_s=0.2, patience_s=15.0)
+    asked = asyncio.gather(journal.read(key, 0, 5), journal.last(key), fresh.prepare())
     await asyncio.sleep(0.5)
     assert not asked.done()
     server.start()
-    entries, newest = await asked
+    entries, newest, _ = await asked
     assert [each.data for each in entries] == [b"entry 0", b"entry 1", b"entry 2"]
     assert newest is not None
     assert newest.sequence == last

@@ -120,7 +120,7 @@ class JetStreamJournal(Journal):
 
     async def _append_once(self, key: str, data: bytes, after: int, is_retry: bool) -> int:
         headers = {_AFTER: str(after)}
-        await self.prepare()
+        await self._prepare_once()
         try:
             reply = await self.bus.raw.ask(key, data, headers=headers, deadline_s=self._soon())
         except NoResponders:
@@ -179,7 +179,7 @@ class JetStreamJournal(Journal):
         Raises Unavailable when there is no JetStream at all.
         """
         self._is_prepared = False
-        await self.prepare()
+        await self._prepare_once()
 
     @property
     def _direct(self) -> str:
@@ -212,7 +212,11 @@ class JetStreamJournal(Journal):
         return await self.bus.subscribe_raw(key, on_data)
 
     async def prepare(self) -> None:
-        """See `Journal.prepare`: make the stream, or change it to this spec."""
+        """See `Journal.prepare`."""
+        await self._patiently(self.spec.name, lambda _is_retry: self._prepare_once())
+
+    async def _prepare_once(self) -> None:
+        """Make the stream, or change it to this spec."""
         if self._is_prepared:
             return
         config = self.spec.config()
