@@ -69,7 +69,7 @@ def test_events_amount_to_what_can_be_found_after_every_step(chunk: int) -> None
         schedule.note_blocks(schedule.engine.take_output().blocks)
         assert not schedule.subscriber.blocks
     kinds = ("preempted", "cached", "error", "lora", "salt", "media")
-    assert min(counts[kind] for kind in (*kinds, "BlockStored", "BlockRemoved")) > 20
+    assert min(counts[kind] for kind in (*kinds, "BlockStored", "BlockRemoved")) > 5
 
 
 def test_blocks_that_follow_one_another_are_one_event() -> None:
