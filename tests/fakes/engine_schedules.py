@@ -15,6 +15,7 @@ from tests.fakes.kv_runner import (
 )
 from tokenmesh.services.worker_svc.engine.block_log import BlockChange
 from tokenmesh.services.worker_svc.engine.engine import Engine
+from tokenmesh.services.worker_svc.engine.owner import NOBODY, Owner
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.request import Ending, Request, Status, StreamKey
 from tokenmesh.shared.config.worker import WorkerSettings
@@ -107,6 +108,11 @@ def random_media(rng: Random, num_prompt: int) -> list[MediaItem]:
     ]
 
 
+def random_owner(rng: Random) -> Owner:
+    weight, group = rng.choice([1.0, 1.0, 3.0, 0.01]), rng.choice([0, 0, 0, 1])
+    return Owner(rng.choice("ab"), weight, group) if rng.random() < 0.8 else NOBODY
+
+
 def random_case(rng: Random, stream: int, capacity: int, spread: int, *, alike: bool) -> Case:
     num_prompt = rng.randint(1, min(20, capacity))
     kind = 0 if alike else rng.randrange(2)
@@ -152,6 +158,10 @@ class Schedule:
         self.cases = [
             random_case(rng, stream, capacity, spread, alike=alike) for stream in range(num_cases)
         ]
+        owners = Random(seed + 2)
+        if owners.random() < 0.3:
+            for case in self.cases:
+                case.request.owner = random_owner(owners)
         rows, steps = rng.choice([(trouble, 0.0), (0.0, trouble), (trouble / 4, trouble / 2)])
         self.runner = KvRunner(self.settings, num_blocks, Random(seed + 1), rows, steps)
         self.engine = Engine(self.runner, self.settings)

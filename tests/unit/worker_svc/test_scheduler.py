@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 
 from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
+from tokenmesh.services.worker_svc.engine.limits import Limits
 from tokenmesh.services.worker_svc.engine.plan import RowResult, StepPlan
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.request import Request, Status
-from tokenmesh.services.worker_svc.engine.scheduler import Limits, Scheduler
+from tokenmesh.services.worker_svc.engine.scheduler import Scheduler
 
 MakeRequest = Callable[..., Request]
 LIMITS = Limits(

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from tokenmesh.services.worker_svc.engine.plan import StepPlan
 from tokenmesh.services.worker_svc.engine.runner import Launch
-from tokenmesh.services.worker_svc.engine.scheduler import StepNotes
+from tokenmesh.services.worker_svc.engine.step_notes import StepNotes
 
 
 @dataclass(slots=True)

@@ -2,9 +2,9 @@
 
 from tokenmesh.services.worker_svc.engine.block_log import BlockLog
 from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
+from tokenmesh.services.worker_svc.engine.limits import Limits
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.route_ledger import RouteLedger
-from tokenmesh.services.worker_svc.engine.scheduler import Limits
 from tokenmesh.shared.config.worker import WorkerSettings
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
+from tokenmesh.services.worker_svc.engine.owner import NOBODY, Owner
 from tokenmesh.services.worker_svc.engine.repetition import ends_in_loop
 from tokenmesh.services.worker_svc.engine.timeline import Timeline
 from tokenmesh.services.worker_svc.grammar.matcher import Grammar
@@ -64,7 +65,9 @@ class Request:
     eos_ids: frozenset[int] = frozenset()
     media: list[MediaItem] = field(default_factory=list)
     embeddings: dict[str, TensorBlob] = field(default_factory=dict)
+    owner: Owner = NOBODY
     priority: int = 0
+    """Among its owner's own."""
     cache_salt: str | None = None
     route_head: bytes = b""
     """What the chain of route hashes begins with; empty: the request is not in the index."""

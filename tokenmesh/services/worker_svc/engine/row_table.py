@@ -1,5 +1,7 @@
 """RowTable: which request holds which row of the runner, and whose a token of an older step is."""
 
+from collections.abc import Set
+
 from tokenmesh.services.worker_svc.engine.request import NO_ROW, Request
 
 
@@ -12,17 +14,29 @@ class RowTable:
         self._free = list(range(num_rows - 1, -1, -1))
         self._removed: list[int] = []
         self._late: dict[int, Request] = {}
+        self._num_of: dict[str, int] = {}
 
     @property
     def has_free(self) -> bool:
         """Whether there is a row to give."""
         return bool(self._free)
 
+    @property
+    def tenants(self) -> Set[str]:
+        """Who holds rows."""
+        return self._num_of.keys()
+
+    def num_of(self, tenant: str) -> int:
+        """Rows that a tenant holds."""
+        return self._num_of.get(tenant, 0)
+
     def give(self, request: Request, step: int) -> None:
         """The request gets a row with this step."""
         request.row = self._free.pop()
         request.admitted_step = step
         self.requests[request.row] = request
+        tenant = request.owner.tenant
+        self._num_of[tenant] = self._num_of.get(tenant, 0) + 1
 
     def take(self, request: Request) -> None:
         """The request loses its row; the runner hears of it with the next step."""
@@ -30,6 +44,10 @@ class RowTable:
         self.requests[row] = None
         self._removed.append(row)
         self._free.append(row)
+        tenant = request.owner.tenant
+        self._num_of[tenant] -= 1
+        if not self._num_of[tenant]:
+            del self._num_of[tenant]
 
     def take_removed(self) -> list[int]:
         """The rows that were lost since the last call."""

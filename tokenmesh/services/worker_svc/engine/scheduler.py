@@ -5,42 +5,21 @@ ints and lists; the runner learns of everything through the plan. A step may be 
 the tokens of the one before it are known: then a decoding request computes a token without an id.
 """
 
-from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
 from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
+from tokenmesh.services.worker_svc.engine.limits import Limits
 from tokenmesh.services.worker_svc.engine.plan import NewRow, RowResult, ScheduledRow, StepPlan
-from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache, Registered
+from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.queues import ServiceQueue
 from tokenmesh.services.worker_svc.engine.request import Request, Status
 from tokenmesh.services.worker_svc.engine.row_table import RowTable
+from tokenmesh.services.worker_svc.engine.sharing import Sharing
+from tokenmesh.services.worker_svc.engine.step_notes import StepNotes
+from tokenmesh.services.worker_svc.engine.waiting_line import WaitingLine
 
 _NO_BLOCKS: Final[list[int]] = []
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What bounds a step."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    long_prefill_token_threshold: int
-    """0: no bound but the budget."""
-    block_size: int
-    watermark_blocks: int
-    """Free blocks that an admission leaves to the running requests."""
-
-
-@dataclass(slots=True)
-class StepNotes:
-    """What a step did besides its plan; for traces, rates and retraction."""
-
-    prefills: list[tuple[Request, int, int]] = field(default_factory=list)
-    """Request, tokens of its chunk, and tokens that the prefix cache saved it just now."""
-    preempted: list[Request] = field(default_factory=list)
-    registered: list[Registered] = field(default_factory=list)
-    """Blocks that the step fills and that can be found already."""
 
 
 class Scheduler:
@@ -54,11 +33,14 @@ class Scheduler:
         self._limits = limits
         self._pool = pool
         self._cache = cache
-        self._waiting = ServiceQueue()
         self._running = ServiceQueue()
         self._arrivals = count()
         self._steps = count()
         self.rows = RowTable(limits.max_num_seqs)
+        self._waiting = WaitingLine(self.rows)
+        self._sharing = Sharing(
+            self._running, self._waiting, self.rows, pool, self.preempt, self._fits
+        )
         self.num_queued_tokens = 0
         """Sum of `backlog` over all requests."""
         self.notes = StepNotes()
@@ -104,8 +86,10 @@ class Scheduler:
         plan = StepPlan(step=next(self._steps))
         self.notes = StepNotes()
         self.rows.expect_no_late()
+        limits = self._limits
+        is_short = self._sharing.begin_step(limits.max_num_batched_tokens, limits.block_size)
         budget, has_preempted = self._schedule_running(plan)
-        if not has_preempted:
+        if not has_preempted and not is_short:
             self._admit(plan, budget)
         if plan.scheduled:
             plan.removed_rows = self.rows.take_removed()
@@ -157,7 +141,7 @@ class Scheduler:
                 scheduled.append(ScheduledRow(request.row, start, 1, _NO_BLOCKS, True))
                 budget -= 1
             elif request.is_prefilling:
-                scheduled.append(self._continue_prefill(request, budget, is_alone=is_alone))
+                scheduled += self._continue_prefill(request, budget, is_alone=is_alone)
                 budget -= request.num_computed - start
             # else that token is its last, and on its way
             elif end < request.max_len and (end <= request.capacity or self._make_room(request)):
@@ -174,14 +158,19 @@ class Scheduler:
             self._register(request, start, end)
         return ScheduledRow(request.row, start, 1, new_blocks, True)
 
-    def _continue_prefill(self, request: Request, budget: int, *, is_alone: bool) -> ScheduledRow:
+    def _continue_prefill(
+        self, request: Request, budget: int, *, is_alone: bool
+    ) -> list[ScheduledRow]:
+        """Nothing when the tenant's share of the step is used up."""
         start = request.num_computed
         pending = len(request.token_ids) - start
-        num_tokens = self._chunk(pending, budget, is_alone=is_alone)
+        num_tokens = self._chunk(request, pending, budget, is_alone=is_alone)
+        if not num_tokens:
+            return []
         self._note_prefill(request, num_tokens, 0)
         request.num_computed = start + num_tokens
         self._register(request, start, request.num_computed)
-        return ScheduledRow(request.row, start, num_tokens, _NO_BLOCKS, num_tokens == pending)
+        return [ScheduledRow(request.row, start, num_tokens, _NO_BLOCKS, num_tokens == pending)]
 
     def _make_room(self, request: Request) -> bool:
         """One free block, from whoever is served last; False when that is `request` itself."""
@@ -203,19 +192,25 @@ class Scheduler:
     def _admit(self, plan: StepPlan, budget: int) -> None:
         while budget > 0 and self.rows.has_free and len(self._waiting):
             request = self._waiting.first
-            hits = self._cache.find(request)
-            num_new = -(-request.num_known // self._limits.block_size) - len(hits)
-            if not self._fits(hits, num_new):
+            found = self._find_blocks(request)
+            if found is None:
                 break
             self._waiting.remove(request)
-            self._place(request, hits, num_new, plan.step)
+            self._place(request, *found, plan.step)
             budget -= self._schedule_first_chunk(plan, request, budget)
 
-    def _fits(self, hits: list[int], num_new: int) -> bool:
+    def _fits(self, request: Request) -> bool:
+        return self._find_blocks(request) is not None
+
+    def _find_blocks(self, request: Request) -> tuple[list[int], int] | None:
+        """Hits and how many blocks come after them; None when there are not enough."""
+        hits = self._cache.find(request)
+        num_new = -(-request.num_known // self._limits.block_size) - len(hits)
         num_revived = sum(self._pool.ref_count(block) == 0 for block in hits)
         # a request alone always fits: `add` saw to that
         reserve = self._limits.watermark_blocks if len(self._running) else 0
-        return num_revived + num_new + reserve <= self._pool.num_free
+        fits = num_revived + num_new + reserve <= self._pool.num_free
+        return (hits, num_new) if fits else None
 
     def _place(self, request: Request, hits: list[int], num_new: int, step: int) -> None:
         """Give a row, the hits, and blocks for every known token: a prefill never runs dry."""
@@ -236,7 +231,8 @@ class Scheduler:
         start = request.num_computed
         pending = request.num_known - start
         is_alone = len(self._running) == 1 and not len(self._waiting)
-        num_tokens = self._chunk(pending, budget, is_alone=is_alone)
+        # whoever has a row goes on by at least a token
+        num_tokens = max(1, self._chunk(request, pending, budget, is_alone=is_alone))
         plan.new_rows.append(
             NewRow(
                 row=request.row,
@@ -258,11 +254,11 @@ class Scheduler:
         self._register(request, start, request.num_computed)
         return num_tokens
 
-    def _chunk(self, pending: int, budget: int, *, is_alone: bool) -> int:
+    def _chunk(self, request: Request, pending: int, budget: int, *, is_alone: bool) -> int:
         threshold = self._limits.long_prefill_token_threshold
         if threshold and not is_alone:
             pending = min(pending, threshold)
-        return min(pending, budget)
+        return self._sharing.take(request, min(pending, budget))
 
     def _register(self, request: Request, start: int, end: int) -> None:
         self.notes.registered += self._cache.register(request, start, end)

@@ -1,0 +1,103 @@
+"""Sharing: moves rows and blocks between tenants before a step, and splits its prefill."""
+
+from collections.abc import Callable
+from typing import Final
+
+from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
+from tokenmesh.services.worker_svc.engine.fair_share import (
+    Amount,
+    giving_way,
+    heaviest,
+    num_blocks,
+    one_row,
+    split,
+)
+from tokenmesh.services.worker_svc.engine.queues import ServiceQueue
+from tokenmesh.services.worker_svc.engine.request import Request
+from tokenmesh.services.worker_svc.engine.row_table import RowTable
+from tokenmesh.services.worker_svc.engine.waiting_line import WaitingLine
+
+_UNBOUND: Final[dict[str, int]] = {}
+
+
+class Sharing:
+    """Of one scheduler. A tenant that is alone is not looked at."""
+
+    def __init__(
+        self,
+        running: ServiceQueue,
+        waiting: WaitingLine,
+        rows: RowTable,
+        pool: BlockPool,
+        preempt: Callable[[Request], None],
+        fits: Callable[[Request], bool],
+    ) -> None:
+        """`fits`: whether there are blocks for a request that waits."""
+        self._running = running
+        self._waiting = waiting
+        self._rows = rows
+        self._pool = pool
+        self._preempt = preempt
+        self._fits = fits
+        self._shares = _UNBOUND
+        """Prefill tokens that each tenant has left in this step; empty: they do not compete."""
+
+    def begin_step(self, budget: int, block_size: int) -> bool:
+        """Give each tenant its share; whether running requests are short of blocks."""
+        self._shares, is_short = _UNBOUND, False
+        if len(self._rows.tenants | self._waiting.tenants) < 2:
+            return False
+        while self._must_relieve():
+            self._preempt(heaviest(self._running))
+            is_short = True
+        if len(self._waiting) and not is_short:
+            self._make_way(self._waiting.first, block_size)
+        self._shares = self._split(budget)
+        return is_short
+
+    def take(self, request: Request, num_tokens: int) -> int:
+        """How many of the prefill tokens that a request could have its tenant has a right to."""
+        share = self._shares.get(request.owner.tenant)
+        if share is None:
+            return num_tokens
+        num_tokens = min(num_tokens, share)
+        self._shares[request.owner.tenant] = share - num_tokens
+        return num_tokens
+
+    def _must_relieve(self) -> bool:
+        """Whether running requests of several tenants need more blocks than there are."""
+        num_free = self._pool.num_free
+        if len(self._rows.tenants) < 2 or num_free >= len(self._running):
+            return False
+        return sum(_grows(request) for request in self._running) > num_free
+
+    def _make_way(self, claimant: Request, block_size: int) -> None:
+        """A row and blocks for whose turn it is, from tenants above their share: one a step."""
+        if not self._rows.has_free and not self._take_from_others(claimant, 1, one_row):
+            return
+        need = -(-claimant.num_known // block_size)
+        while not self._fits(claimant) and self._take_from_others(claimant, need, num_blocks):
+            pass
+
+    def _take_from_others(self, claimant: Request, need: int, amount: Amount) -> bool:
+        found = giving_way(self._running, claimant, need, amount)
+        if found is not None:
+            self._preempt(found)
+        return found is not None
+
+    def _split(self, budget: int) -> dict[str, int]:
+        demands: dict[str, tuple[int, float]] = {}
+        prefilling = [request for request in self._running if request.is_prefilling]
+        num_decoding = len(self._running) - len(prefilling)
+        if len(self._waiting) and self._rows.has_free:
+            prefilling.append(self._waiting.first)
+        for request in prefilling:
+            asked, _ = demands.get(request.owner.tenant, (0, 0.0))
+            demands[request.owner.tenant] = asked + request.backlog, request.owner.weight
+        return split(max(0, budget - num_decoding), demands) if len(demands) > 1 else _UNBOUND
+
+
+def _grows(request: Request) -> bool:
+    """Whether the next token of a decoding request needs a block."""
+    end = request.num_computed + 1
+    return not request.is_prefilling and request.capacity < end < request.max_len
