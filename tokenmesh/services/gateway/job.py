@@ -52,11 +52,6 @@ class Job:
     deadline_s: float
     """Absolute, wall clock."""
 
-    @property
-    def engine_priority(self) -> int:
-        """On a worker all tenants meet: what a client says must not reach beyond its own."""
-        return self.priority if self.tenant is DEFAULT_TENANT else self.tenant.priority
-
     def sampling_after(self, packed_ids: bytes) -> SamplingParams:
         """`sampling` with what depends on the tokenized prompt: where reasoning stands in it."""
         structured, thinking = self.sampling.structured, None

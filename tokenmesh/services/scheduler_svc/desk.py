@@ -1,8 +1,9 @@
 """The desk: places a request now, lets it wait, or refuses it. No clock.
 
 One line for each model, in which tenants take turns. A request never overtakes an earlier one of
-its tenant and priority, except past one that only waits because of its own n. A line is worked
-through by one at a time, since a placement takes a question to the index.
+its tenant and priority, except past one that only waits because of its own n. Where there is no
+room for a tenant, there may be for one below its share. A line is worked through by one at a time,
+since a placement takes a question to the index.
 """
 
 from collections.abc import Callable
@@ -102,7 +103,11 @@ class Desk:
 
     async def _place_in_order(self, line: WaitingLine, now: float) -> None:
         passed: set[Ticket] = set()
-        while (ticket := line.next(passed)) is not None:
+        full: set[str] = set()
+        last_group = None
+        while (ticket := line.next(passed, full)) is not None:
+            if last_group is not None and ticket.claim.group > last_group:
+                break
             workers = self._workers_of(ticket.request.model)
             decision = await self._placement.place(ticket.request, workers, now)
             if decision.worker is not None:
@@ -111,7 +116,8 @@ class Desk:
                 line.take(ticket)
                 self.leave(ticket)
             elif ticket.request.num_streams == 1:
-                break
+                full.add(ticket.claim.tenant)
+                last_group = ticket.claim.group
             else:
                 passed.add(ticket)
 

@@ -72,11 +72,11 @@ class _Ring:
         lane.gain = quantum * claim.weight
         bisect.insort(lane.claims, claim, key=attrgetter("order"))
 
-    def next(self, passed: Collection[Claim]) -> Claim | None:
+    def next(self, passed: Collection[Claim], full: Collection[str]) -> Claim | None:
         heads = {
             tenant: first
             for tenant, lane in self._lanes.items()
-            if (first := lane.first(passed)) is not None
+            if tenant not in full and (first := lane.first(passed)) is not None
         }
         if not heads:
             return None
@@ -132,13 +132,14 @@ class FairQueue:
         """Join."""
         self._rings.setdefault(claim.group, _Ring()).add(claim, self._quantum)
 
-    def next(self, passed: Collection[Claim] = ()) -> Claim | None:
+    def next(self, passed: Collection[Claim] = (), full: Collection[str] = ()) -> Claim | None:
         """Whose turn it is; the same until something is added, taken or removed.
 
-        `passed` are left out: they cannot be served now, and must not hold up others.
+        `passed` are left out, and all of the tenants `full`: they cannot be served now, and must
+        not hold up others.
         """
         for group in sorted(self._rings):
-            found = self._rings[group].next(passed)
+            found = self._rings[group].next(passed, full)
             if found is not None:
                 return found
         return None

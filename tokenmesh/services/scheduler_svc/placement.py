@@ -12,6 +12,7 @@ from tokenmesh.shared.config.scheduler import SchedulerSettings
 from tokenmesh.shared.ids import WorkerId
 from tokenmesh.shared.messages.beat import Beat, WorkerLoad
 from tokenmesh.shared.messages.place import Candidate, Place
+from tokenmesh.shared.tenant_share import is_within_share
 
 TIE_SHARE: Final = 0.1
 INDEX_AWAY: Final = "index away"
@@ -84,7 +85,8 @@ class Placement:
         tied = [pair for pair in weighed if pair[1].estimated_ttft_s <= limit]
         chosen = min(tied, key=lambda pair: (pair[1].running, pair[1].estimated_ttft_s))[0]
         self.reservations.add(
-            chosen.worker_id, Reservation(now, request.num_tokens, request.num_streams)
+            chosen.worker_id,
+            Reservation(now, request.num_tokens, request.num_streams, request.tenant),
         )
         return Decision(chosen, candidates)
 
@@ -116,7 +118,19 @@ class Placement:
     def has_room(self, request: Place, worker: Worker) -> bool:
         """An idle worker always has room, also for an n above its capacity: it queues the rest."""
         held = self._streams(worker)
-        return held == 0 or held + request.num_streams <= capacity(worker.load, self._settings)
+        return held == 0 or held + request.num_streams <= self.room(request, worker)
+
+    def room(self, request: Place, worker: Worker) -> int:
+        """Streams that the worker may hold with this request. A tenant below its share of it goes
+        past those who wait there: the engine gives it rows of tenants above theirs."""
+        load = worker.load
+        room = capacity(load, self._settings)
+        own = load.tenant_streams.get(request.tenant, 0)
+        own += self.reservations.streams_of(worker.worker_id, request.tenant)
+        own += request.num_streams
+        if is_within_share(load, request.tenant, request.weight, own):
+            room += load.max_num_seqs
+        return room
 
     def weigh(self, request: Place, worker: Worker) -> Candidate:
         """A worker as the request sees it, by beats alone."""

@@ -47,7 +47,8 @@ class ChosenPlacement(Placement):
             return Decision(None, candidates)
         chosen = self._choose(request, free)
         self.reservations.add(
-            chosen.worker_id, Reservation(now, request.num_tokens, request.num_streams)
+            chosen.worker_id,
+            Reservation(now, request.num_tokens, request.num_streams, request.tenant),
         )
         return Decision(chosen, candidates, self._settings.policy)
 

@@ -13,6 +13,7 @@ class Reservation:
     placed_at: float
     tokens: int
     streams: int
+    tenant: str = ""
 
 
 class Reservations:
@@ -45,3 +46,8 @@ class Reservations:
     def streams(self, worker: WorkerId) -> int:
         """Streams placed and not yet in a beat."""
         return sum(entry.streams for entry in self._by_worker.get(worker, ()))
+
+    def streams_of(self, worker: WorkerId, tenant: str) -> int:
+        """Of these, a tenant's."""
+        entries = self._by_worker.get(worker, ())
+        return sum(entry.streams for entry in entries if entry.tenant == tenant)

@@ -4,14 +4,11 @@ import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Final
 
 from tokenmesh.services.scheduler_svc.fair_queue import Claim, FairQueue
 from tokenmesh.shared.config.scheduler import SchedulerSettings
 from tokenmesh.shared.messages.place import Place, Placed
-
-_LEAST_WEIGHT: Final = 0.01
-_MOST_WEIGHT: Final = 100.0
+from tokenmesh.shared.tenant_share import bounded_weight
 
 
 @dataclass(slots=True, eq=False)
@@ -57,9 +54,9 @@ class WaitingLine:
     def __len__(self) -> int:
         return len(self._tickets)
 
-    def next(self, passed: Collection[Ticket]) -> Ticket | None:
-        """Whose turn it is, but for those that were passed."""
-        claim = self._queue.next({ticket.claim for ticket in passed})
+    def next(self, passed: Collection[Ticket], full: Collection[str]) -> Ticket | None:
+        """Whose turn it is, but for those that were passed, and for tenants without room."""
+        claim = self._queue.next({ticket.claim for ticket in passed}, full)
         return self._tickets[claim] if claim is not None else None
 
     def add(self, request: Place, now: float) -> Ticket:
@@ -93,11 +90,10 @@ class WaitingLine:
     def _claim(self, request: Place) -> Claim:
         """What a message says is bounded here: it may come from anywhere on the bus."""
         output = min(request.max_tokens, self._settings.fair_output_tokens)
-        weight = request.weight if request.weight == request.weight else 1.0
         return Claim(
             group=request.tenant_priority,
             tenant=request.tenant,
-            weight=min(_MOST_WEIGHT, max(_LEAST_WEIGHT, weight)),
+            weight=bounded_weight(request.weight),
             order=(request.priority, next(self._arrivals)),
             cost=max(1, request.num_tokens + output * request.num_streams),
         )

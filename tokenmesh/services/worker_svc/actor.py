@@ -143,8 +143,7 @@ class WorkerActor(Actor):
     def load(self) -> WorkerLoad:
         """For the beat."""
         is_indexed = self._index is not None and self._index.is_current
-        starting = self._streams.num_starting
-        return self._book.load(self._rest.level, starting=starting, is_indexed=is_indexed)
+        return self._book.load(self._rest.level, streams=self._streams, is_indexed=is_indexed)
 
     def stop_taking(self) -> None:
         """Refuse every new stream from now on."""
@@ -169,7 +168,7 @@ class WorkerActor(Actor):
         request = admit(message, self._loaded, self._settings.block_size)
         request.traceparent = sampled(context.traceparent)
         request.timeline.arrived_ns = now_ns()
-        refusal = self._book.refusal(request.num_known)
+        refusal = self._book.refusal(request.num_known, request.owner, self._streams)
         if refusal is not None:
             return refusal
         await self._entrance.begin(request)

@@ -6,6 +6,7 @@ must not be able to hurt the engine.
 
 import msgspec
 
+from tokenmesh.services.worker_svc.engine.owner import Owner
 from tokenmesh.services.worker_svc.engine.request import Request, StreamKey
 from tokenmesh.services.worker_svc.loaded import Loaded
 from tokenmesh.services.worker_svc.sampling_limits import check_sampling
@@ -15,20 +16,24 @@ from tokenmesh.shared.ids import SEED_BITS
 from tokenmesh.shared.messages.generate import Generate
 from tokenmesh.shared.messages.media import EMBEDS, MediaItem
 from tokenmesh.shared.messages.sampling import SamplingParams
+from tokenmesh.shared.tenant_share import bounded_weight
 from tokenmesh.shared.tensor_blob import TensorBlob
 from tokenmesh.shared.tokens import unpack_ids
 
 _MAX_COUNTER = 1 << 63
 _MAX_RESERVATION = 64
 """Characters; schedulers write fewer."""
+_MAX_TENANT = 64
+"""Characters of its name, as in a key file."""
 
 
 def admit(message: Generate, loaded: Loaded, block_size: int) -> Request:
     """The engine's request, its media still without embeddings. Raises InvalidInput."""
     if message.lora is not None:
         raise InvalidInput(f"this worker has no adapter {message.lora!r}", param="lora")
-    if min(message.stream, message.attempt) < 0 or abs(message.priority) >= _MAX_COUNTER:
-        raise InvalidInput("stream, attempt and priority must be in range", param="stream")
+    counters = (message.stream, message.attempt, message.priority, message.tenant_priority)
+    if min(counters[:2]) < 0 or max(map(abs, counters)) >= _MAX_COUNTER:
+        raise InvalidInput("stream, attempt and priorities must be in range", param="stream")
     if len(message.route_head) not in (0, HASH_BYTES):
         raise InvalidInput(f"route_head is not {HASH_BYTES} bytes long", param="route_head")
     prompt_ids = _read_ids(message.prompt_ids, "prompt_ids", loaded.vocab_size)
@@ -46,6 +51,11 @@ def admit(message: Generate, loaded: Loaded, block_size: int) -> Request:
         sampling=_in_range(message.sampling, loaded.vocab_size),
         eos_ids=loaded.eos_token_ids,
         media=sorted(message.media, key=lambda item: item.offset),
+        owner=Owner(
+            message.tenant[:_MAX_TENANT],
+            bounded_weight(message.weight),
+            message.tenant_priority,
+        ),
         priority=message.priority,
         cache_salt=loaded.cache_salt(message.cache_salt, len(prompt_ids)),
         route_head=message.route_head,

@@ -42,6 +42,7 @@ class Entrance:
             request.grammar = self._grammars_for(structured).find(structured)
         stream = self.streams.open(request.key, first_offset=request.num_resumed)
         stream.reservation = request.reservation
+        stream.owner = request.owner
         try:
             if request.media:
                 request.embeddings = await fetch_embeddings(

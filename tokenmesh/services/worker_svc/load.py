@@ -3,17 +3,22 @@
 The engine's numbers are those of its last step; what was handed to it since is added here.
 """
 
-from collections import deque
+from collections import Counter, deque
 from typing import Final
 
 from tokenmesh.services.worker_svc.engine.outputs import EngineStats
+from tokenmesh.services.worker_svc.engine.owner import Owner
+from tokenmesh.services.worker_svc.streams import Streams
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.messages.beat import WorkerLoad
 from tokenmesh.shared.messages.place import Refused
+from tokenmesh.shared.tenant_share import is_within_share
 
 _MIN_RETRY_S: Final = 0.1
 _ASSUMED_RETRY_S: Final = 1.0
 """While no prefill rate is known."""
+_MAX_TENANTS: Final = 64
+"""In a beat, which is sent often."""
 
 
 class LoadBook:
@@ -58,14 +63,19 @@ class LoadBook:
         while len(self._pending) > self._num_submitted - stats.num_added:
             self._pending_tokens -= self._pending.popleft()
 
-    def refusal(self, num_tokens: int) -> Refused | None:
+    def refusal(self, num_tokens: int, owner: Owner, streams: Streams) -> Refused | None:
         """Why a request of that many tokens is not taken now; None when it is."""
-        load = self.load()
+        load = self.load(streams=streams)
         settings = self._settings
         held = load.running + load.waiting
         if held >= settings.max_num_seqs + settings.max_waiting:
             return Refused(reason=f"{held} streams are here already", retry_after_s=self._wait_s())
         queued = load.queued_tokens
+        own = load.tenant_streams.get(owner.tenant, 0)
+        has_others = len(load.tenant_streams) > (own > 0)
+        # what others have sent must not keep out whom a part of the worker belongs to
+        if has_others and is_within_share(load, owner.tenant, owner.weight, own + 1):
+            return None
         if queued and queued + num_tokens > settings.max_waiting_tokens:
             return Refused(
                 reason=f"{queued} tokens wait to be computed", retry_after_s=self._wait_s()
@@ -73,10 +83,12 @@ class LoadBook:
         return None
 
     def load(
-        self, sleep_level: int = 0, *, starting: int = 0, is_indexed: bool = False
+        self, sleep_level: int = 0, *, streams: Streams | None = None, is_indexed: bool = False
     ) -> WorkerLoad:
-        """For the beat."""
+        """For the beat. `streams` tell who has them."""
         stats = self._stats
+        holders = streams.holders() if streams is not None else Counter()
+        weights = {owner.tenant: owner.weight for owner in holders}
         return WorkerLoad(
             running=stats.running,
             waiting=stats.waiting + len(self._pending) + self.num_preparing,
@@ -86,13 +98,15 @@ class LoadBook:
             kv_blocks_total=self._num_blocks,
             prefill_tokens_per_s=stats.prefill_tokens_per_s,
             step_s=stats.step_s,
-            starting=starting,
+            starting=streams.num_starting if streams is not None else 0,
             is_indexed=is_indexed,
             sleep_level=sleep_level,
             preemptions=stats.num_preemptions,
             prefill_tokens=stats.prefill_tokens,
             decode_tokens=stats.decode_tokens,
             cached_tokens=self.cached_tokens,
+            tenant_streams=_largest(holders),
+            tenant_weight=sum(weights.values()),
         )
 
     def _wait_s(self) -> float:
@@ -100,3 +114,11 @@ class LoadBook:
         if not rate:
             return _ASSUMED_RETRY_S
         return max(_MIN_RETRY_S, (self._stats.queued_tokens + self._pending_tokens) / rate)
+
+
+def _largest(holders: Counter[Owner]) -> dict[str, int]:
+    """Streams by tenant."""
+    streams: Counter[str] = Counter()
+    for owner, number in holders.items():
+        streams[owner.tenant] += number
+    return dict(streams.most_common(_MAX_TENANTS))

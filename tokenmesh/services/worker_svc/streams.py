@@ -5,10 +5,11 @@ repeated or late Generate of the same attempt must not start it anew.
 """
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from tokenmesh.services.worker_svc.engine.owner import NOBODY, Owner
 from tokenmesh.services.worker_svc.engine.request import StreamKey
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.ids import GatewayId
@@ -27,6 +28,7 @@ class Stream:
     """Output position where this attempt began."""
     reservation: str = ""
     """What its placement reserved; empty once that was given back."""
+    owner: Owner = NOBODY
     is_submitted: bool = False
     """Whether the engine was told."""
     token_ids: bytearray = field(default_factory=bytearray)
@@ -101,6 +103,10 @@ class Streams:
     def num_starting(self) -> int:
         """Streams before their first delta."""
         return sum(stream.head is None for stream in self.live())
+
+    def holders(self) -> Counter[Owner]:
+        """How many live streams each tenant has."""
+        return Counter(stream.owner for stream in self.live())
 
     def live(self) -> Iterator[Stream]:
         """Streams that have not ended."""

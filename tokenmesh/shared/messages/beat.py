@@ -54,6 +54,10 @@ class WorkerLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Tokens computed one by one, each by a stream that decodes."""
     cached_tokens: int = 0
     """Prompt tokens of ended streams that were found in the prefix cache."""
+    tenant_streams: dict[str, int] = {}
+    """Running and waiting streams of each tenant; of the largest ones, where they are many."""
+    tenant_weight: float = 0.0
+    """Sum of the weights of all tenants that have any; 0: the worker does not tell."""
 
 
 class Beat(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

@@ -35,6 +35,12 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_default
     """As the tokenizer gave it; empty: the stream's blocks are not told to the prefix index."""
     reservation: str = ""
     """What the placement reserved: given back at the first token."""
+    tenant: str = ""
+    """Whose share of the worker it takes."""
+    weight: float = 1.0
+    """The tenant's share; whoever reads it bounds it."""
+    tenant_priority: int = 0
+    """The tenant's class, before `priority`; smaller is sooner."""
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

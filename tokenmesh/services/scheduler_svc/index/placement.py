@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Final
 
-from tokenmesh.services.scheduler_svc.cost import capacity, extra_s, kv_usage
+from tokenmesh.services.scheduler_svc.cost import extra_s, kv_usage
 from tokenmesh.services.scheduler_svc.index.index import Bid, PlacementIndex, Weighed
 from tokenmesh.services.scheduler_svc.index.mending import Mender, is_absurd, is_refusal
 from tokenmesh.services.scheduler_svc.placement import TIE_SHARE, Decision, Placement, Worker
@@ -68,7 +68,10 @@ class IndexedPlacement:
         if not eligible or self._clock() < self._away_until_s:
             return await self._by_load.place(request, workers, now)
         reservation = new_reservation()
-        bids = [self._bid(worker) for worker in eligible]
+        # Redis knows of more streams than beats do, never of fewer.
+        if not any(self._by_load.has_room(request, worker) for worker in eligible):
+            return Decision(None, [])
+        bids = [self._bid(request, worker) for worker in eligible]
         try:
             async with asyncio.timeout(self._limits.lookup_timeout_s):
                 chosen, weighed = await self._index.place(
@@ -89,17 +92,19 @@ class IndexedPlacement:
             await self._mender.mend(request.model, bids)
             return await self._by_load.place(request, workers, now)
         pairs = zip(eligible, weighed, strict=True)
-        candidates = [self._candidate(worker, each) for worker, each in pairs if each.has_room]
+        candidates = [
+            self._candidate(request, worker, each) for worker, each in pairs if each.has_room
+        ]
         if chosen is None:
             return Decision(None, candidates)
         uncached = request.num_tokens - weighed[chosen].matched_blocks * self._index.block_tokens
         self._by_load.reservations.add(
             eligible[chosen].worker_id,
-            Reservation(now, max(1, uncached), request.num_streams),
+            Reservation(now, max(1, uncached), request.num_streams, request.tenant),
         )
         return Decision(eligible[chosen], candidates, _reason(weighed, chosen), reservation)
 
-    def _bid(self, worker: Worker) -> Bid:
+    def _bid(self, request: Place, worker: Worker) -> Bid:
         load, recent = worker.load, self._by_load.reservations
         recent.settle(worker.worker_id, worker.beat_at)
         queued = load.queued_tokens
@@ -114,12 +119,12 @@ class IndexedPlacement:
             extra_s=extra_s(load, self._settings),
             num_started=max(0, load.running + load.waiting - load.starting),
             num_starting=load.starting + recent.streams(worker.worker_id),
-            num_room=capacity(load, self._settings),
+            num_room=self._by_load.room(request, worker),
             is_indexed=load.is_indexed,
         )
 
-    def _candidate(self, worker: Worker, weighed: Weighed) -> Candidate:
-        bid = self._bid(worker)
+    def _candidate(self, request: Place, worker: Worker, weighed: Weighed) -> Candidate:
+        bid = self._bid(request, worker)
         return Candidate(
             worker_id=worker.worker_id,
             estimated_ttft_s=weighed.estimated_ttft_s,
