@@ -88,7 +88,7 @@ def make_entries(rate: float, seconds: float, seed: int, first_id: int) -> list[
     while (at_s := at_s + dice.expovariate(rate)) < seconds:
         length = dice.choice(_PROMPTS)
         blocks = range(first_id, first_id + -(-length // BLOCK_TOKENS))
-        entries.append(Entry(at_s, length, dice.choice(_OUTPUTS), list(blocks)))
+        entries.append(Entry(1e3 * at_s, length, dice.choice(_OUTPUTS), list(blocks)))
         first_id = blocks.stop
     return entries
 

@@ -6,6 +6,9 @@ from tokenmesh.shared.messages.beat import WorkerLoad
 
 _LEAST: Final = 0.01
 _MOST: Final = 100.0
+_ROUNDING: Final = 1 + 1e-9
+MUCH_LESS: Final = 0.5
+"""Of what another tenant has had, by weight."""
 
 
 def bounded_weight(weight: float) -> float:
@@ -17,12 +20,16 @@ def bounded_weight(weight: float) -> float:
 def is_within_share(load: WorkerLoad, tenant: str, weight: float, num_streams: int) -> bool:
     """Whether a tenant may have that many streams on a worker although it is full of others'.
 
-    The engine then makes room for them. A worker of an older version, which does not tell whose
-    streams it has, makes none.
+    One that has had much less than another lately may have more than its share of this moment. The
+    engine then makes room for them. A worker of an older version, which does not tell whose streams
+    it has, makes none.
     """
     others = load.tenant_weight
     if others <= 0:
         return False
+    levels = load.tenant_levels
+    if tenant in levels and levels[tenant] < MUCH_LESS * max(levels.values()):
+        return num_streams <= load.max_num_seqs
     own = bounded_weight(weight)
     total = max(others, own) if tenant in load.tenant_streams else others + own
-    return num_streams <= load.max_num_seqs * own / total
+    return num_streams * total <= load.max_num_seqs * own * _ROUNDING

@@ -4,6 +4,8 @@ The engine's numbers are those of its last step; what was handed to it since is 
 """
 
 from collections import Counter, deque
+from heapq import nlargest
+from operator import itemgetter
 from typing import Final
 
 from tokenmesh.services.worker_svc.engine.outputs import EngineStats
@@ -107,6 +109,7 @@ class LoadBook:
             cached_tokens=self.cached_tokens,
             tenant_streams=_largest(holders),
             tenant_weight=sum(weights.values()),
+            tenant_levels=dict(nlargest(_MAX_TENANTS, stats.tenant_levels.items(), itemgetter(1))),
         )
 
     def _wait_s(self) -> float:

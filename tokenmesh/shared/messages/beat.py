@@ -58,6 +58,8 @@ class WorkerLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Running and waiting streams of each tenant; of the largest ones, where they are many."""
     tenant_weight: float = 0.0
     """Sum of the weights of all tenants that have any; 0: the worker does not tell."""
+    tenant_levels: dict[str, float] = {}
+    """What tenants have had of the worker lately, by weight; of the heaviest ones."""
 
 
 class Beat(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

@@ -159,6 +159,7 @@ class Engine:
             num_preemptions=self._num_preemptions,
             prefill_tokens=self._prefill_tokens,
             decode_tokens=self._decode_tokens,
+            tenant_levels=self._scheduler.recent.levels,
         )
         return output
 

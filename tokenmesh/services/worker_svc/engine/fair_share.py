@@ -2,17 +2,20 @@
 no other wants.
 
 A tenant below its share takes from the one furthest above its own, the latest request first; what
-that one knew is computed again, so its stream goes on with the very same tokens. No moment's share
-is saved up or owed.
+that one knew is computed again, so its stream goes on with the very same tokens. A tenant that has
+had much less lately may take more than its share of this moment.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from tokenmesh.services.worker_svc.engine.owner import Owner
 from tokenmesh.services.worker_svc.engine.request import Request
 
 Amount = Callable[[Request], int]
 """What a running request holds of something that is scarce."""
+IsLighter = Callable[[Owner, Owner], bool]
+"""Whether the first has had much less than the second lately."""
 
 
 @dataclass(slots=True)
@@ -33,18 +36,21 @@ def num_blocks(request: Request) -> int:
 
 
 def giving_way(
-    running: Iterable[Request], claimant: Request, need: int, amount: Amount
+    running: Iterable[Request], claimant: Request, need: int, amount: Amount, is_lighter: IsLighter
 ) -> Request | None:
-    """Whose room `claimant` gets, which needs that much: only somebody's who still has no less than
-    the claimant's tenant then, by weight, and is of no smaller class."""
+    """Whose room `claimant` gets, which needs that much: somebody's of no smaller class who still
+    has no less than the claimant's tenant then, by weight, or at least something where the claimant
+    has had much less lately; never somebody's who has had much less itself."""
     holdings = _holdings(running, amount)
     mine = holdings.pop(claimant.owner.tenant, None)
     target = ((mine.total if mine else 0) + need) / claimant.owner.weight
-    found, most = None, target
+    found, most = None, 0.0
     for each in holdings.values():
         owner = each.last.owner
         left = (each.total - amount(each.last)) / owner.weight
-        if left >= most and owner.group >= claimant.owner.group:
+        if owner.group < claimant.owner.group or is_lighter(owner, claimant.owner):
+            continue
+        if left > most and (left >= target or is_lighter(claimant.owner, owner)):
             found, most = each.last, left
     return found
 

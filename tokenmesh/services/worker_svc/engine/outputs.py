@@ -1,5 +1,6 @@
 """What the engine says after a step: deltas by gateway, streams that ended, and its load."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tokenmesh.services.worker_svc.engine.block_log import BlockChange
@@ -32,6 +33,8 @@ class EngineStats:
     """Computed in prefill chunks."""
     decode_tokens: int = 0
     """Computed one by one, each by a stream that decodes."""
+    tenant_levels: Mapping[str, float] = field(default_factory=dict)
+    """What tenants have had lately, by weight."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """RowTable: which request holds which row of the runner, and whose a token of an older step is."""
 
-from collections.abc import Set
+from collections.abc import Mapping
 
 from tokenmesh.services.worker_svc.engine.request import NO_ROW, Request
 
@@ -22,13 +22,9 @@ class RowTable:
         return bool(self._free)
 
     @property
-    def tenants(self) -> Set[str]:
-        """Who holds rows."""
-        return self._num_of.keys()
-
-    def num_of(self, tenant: str) -> int:
-        """Rows that a tenant holds."""
-        return self._num_of.get(tenant, 0)
+    def by_tenant(self) -> Mapping[str, int]:
+        """Rows that each tenant holds, of those who hold any."""
+        return self._num_of
 
     def give(self, request: Request, step: int) -> None:
         """The request gets a row with this step."""

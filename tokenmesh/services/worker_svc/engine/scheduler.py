@@ -13,6 +13,7 @@ from tokenmesh.services.worker_svc.engine.limits import Limits
 from tokenmesh.services.worker_svc.engine.plan import NewRow, RowResult, ScheduledRow, StepPlan
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.queues import ServiceQueue
+from tokenmesh.services.worker_svc.engine.recent_use import RecentUse
 from tokenmesh.services.worker_svc.engine.request import Request, Status
 from tokenmesh.services.worker_svc.engine.row_table import RowTable
 from tokenmesh.services.worker_svc.engine.sharing import Sharing
@@ -37,9 +38,11 @@ class Scheduler:
         self._arrivals = count()
         self._steps = count()
         self.rows = RowTable(limits.max_num_seqs)
-        self._waiting = WaitingLine(self.rows)
+        self.recent = RecentUse(limits.max_num_seqs, limits.max_num_batched_tokens)
+        """What each tenant has had lately."""
+        self._waiting = WaitingLine(self.rows, self.recent)
         self._sharing = Sharing(
-            self._running, self._waiting, self.rows, pool, self.preempt, self._fits
+            self._running, self._waiting, self.rows, pool, self.preempt, self._fits, self.recent
         )
         self.num_queued_tokens = 0
         """Sum of `backlog` over all requests."""
@@ -91,6 +94,8 @@ class Scheduler:
         budget, has_preempted = self._schedule_running(plan)
         if not has_preempted and not is_short:
             self._admit(plan, budget)
+        prefills = ((request.owner, tokens) for request, tokens, _ in self.notes.prefills)
+        self.recent.note(self.rows.by_tenant, prefills)
         if plan.scheduled:
             plan.removed_rows = self.rows.take_removed()
         return plan

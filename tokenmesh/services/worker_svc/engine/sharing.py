@@ -12,7 +12,9 @@ from tokenmesh.services.worker_svc.engine.fair_share import (
     one_row,
     split,
 )
+from tokenmesh.services.worker_svc.engine.owner import Owner
 from tokenmesh.services.worker_svc.engine.queues import ServiceQueue
+from tokenmesh.services.worker_svc.engine.recent_use import RecentUse
 from tokenmesh.services.worker_svc.engine.request import Request
 from tokenmesh.services.worker_svc.engine.row_table import RowTable
 from tokenmesh.services.worker_svc.engine.waiting_line import WaitingLine
@@ -31,6 +33,7 @@ class Sharing:
         pool: BlockPool,
         preempt: Callable[[Request], None],
         fits: Callable[[Request], bool],
+        recent: RecentUse,
     ) -> None:
         """`fits`: whether there are blocks for a request that waits."""
         self._running = running
@@ -39,13 +42,14 @@ class Sharing:
         self._pool = pool
         self._preempt = preempt
         self._fits = fits
+        self._recent = recent
         self._shares = _UNBOUND
         """Prefill tokens that each tenant has left in this step; empty: they do not compete."""
 
     def begin_step(self, budget: int, block_size: int) -> bool:
         """Give each tenant its share; whether running requests are short of blocks."""
         self._shares, is_short = _UNBOUND, False
-        if len(self._rows.tenants | self._waiting.tenants) < 2:
+        if len(self._rows.by_tenant.keys() | self._waiting.tenants) < 2:
             return False
         while self._must_relieve():
             self._preempt(heaviest(self._running))
@@ -67,7 +71,7 @@ class Sharing:
     def _must_relieve(self) -> bool:
         """Whether running requests of several tenants need more blocks than there are."""
         num_free = self._pool.num_free
-        if len(self._rows.tenants) < 2 or num_free >= len(self._running):
+        if len(self._rows.by_tenant) < 2 or num_free >= len(self._running):
             return False
         return sum(_grows(request) for request in self._running) > num_free
 
@@ -80,21 +84,26 @@ class Sharing:
             pass
 
     def _take_from_others(self, claimant: Request, need: int, amount: Amount) -> bool:
-        found = giving_way(self._running, claimant, need, amount)
+        found = giving_way(self._running, claimant, need, amount, self._recent.is_lighter)
         if found is not None:
             self._preempt(found)
         return found is not None
 
     def _split(self, budget: int) -> dict[str, int]:
-        demands: dict[str, tuple[int, float]] = {}
+        """Steps in which a tenant prefills that has had much less than another are not shared with
+        that other: they are few, and short ones bring the first token sooner."""
         prefilling = [request for request in self._running if request.is_prefilling]
-        num_decoding = len(self._running) - len(prefilling)
-        if len(self._waiting) and self._rows.has_free:
+        left = max(0, budget - len(self._running) + len(prefilling))
+        if len(self._waiting) and self._rows.has_free and self._fits(self._waiting.first):
             prefilling.append(self._waiting.first)
+        demands: dict[Owner, int] = {}
         for request in prefilling:
-            asked, _ = demands.get(request.owner.tenant, (0, 0.0))
-            demands[request.owner.tenant] = asked + request.backlog, request.owner.weight
-        return split(max(0, budget - num_decoding), demands) if len(demands) > 1 else _UNBOUND
+            demands[request.owner] = demands.get(request.owner, 0) + request.backlog
+        if len({owner.tenant for owner in demands}) < 2:
+            return _UNBOUND
+        light = [each for each in demands if self._recent.is_light(each)]
+        sharing = {each.tenant: (demands[each], each.weight) for each in light or demands}
+        return {**{each.tenant: 0 for each in demands}, **split(left, sharing)}
 
 
 def _grows(request: Request) -> bool:

@@ -1,11 +1,14 @@
-"""WaitingLine: requests that wait for a row, first the tenant with the fewest rows for its weight.
+"""WaitingLine: requests that wait for a row; next is a tenant that has had much less than another
+lately, then who has the fewest rows for its weight.
 
-Whoever has no row comes before everybody who has one, the longest waiting first: nobody starves.
+Whoever has no row comes before all who have one, the longest waiting first, and who has none for
+long has had little lately: nobody starves.
 """
 
 from collections.abc import Set
 
 from tokenmesh.services.worker_svc.engine.queues import ServiceQueue
+from tokenmesh.services.worker_svc.engine.recent_use import RecentUse
 from tokenmesh.services.worker_svc.engine.request import Request
 from tokenmesh.services.worker_svc.engine.row_table import RowTable
 
@@ -13,8 +16,9 @@ from tokenmesh.services.worker_svc.engine.row_table import RowTable
 class WaitingLine:
     """One queue for each tenant that waits."""
 
-    def __init__(self, rows: RowTable) -> None:
+    def __init__(self, rows: RowTable, recent: RecentUse) -> None:
         self._rows = rows
+        self._recent = recent
         self._queues: dict[str, ServiceQueue] = {}
         self._num_requests = 0
 
@@ -45,6 +49,7 @@ class WaitingLine:
             del self._queues[tenant]
         self._num_requests -= 1
 
-    def _turn(self, request: Request) -> tuple[int, float, int]:
+    def _turn(self, request: Request) -> tuple[int, bool, float, int]:
         owner = request.owner
-        return owner.group, self._rows.num_of(owner.tenant) / owner.weight, request.arrival
+        level = self._rows.by_tenant.get(owner.tenant, 0) / owner.weight
+        return owner.group, not self._recent.is_light(owner), level, request.arrival
