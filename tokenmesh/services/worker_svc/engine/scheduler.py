@@ -131,10 +131,11 @@ class Scheduler:
         return drawn, may_end
 
     def _schedule_running(self, plan: StepPlan) -> tuple[int, bool]:
-        """Give running requests their tokens; what is left, and whether anybody was preempted."""
+        """Give running requests their tokens; what is left, and whether that preempted anybody."""
         budget = self._limits.max_num_batched_tokens
         is_alone = len(self._running) + len(self._waiting) == 1
         scheduled = plan.scheduled
+        num_gave_way = len(self.notes.preempted)
         for request in self._running:
             if budget == 0:
                 break
@@ -152,7 +153,7 @@ class Scheduler:
             elif end < request.max_len and (end <= request.capacity or self._make_room(request)):
                 scheduled.append(self._schedule_at_border(request))
                 budget -= 1
-        return budget, bool(self.notes.preempted)
+        return budget, len(self.notes.preempted) > num_gave_way
 
     def _schedule_at_border(self, request: Request) -> ScheduledRow:
         """A decode that fills a block, or that begins one: there is room for it."""
