@@ -160,7 +160,9 @@ async def test_the_tenant_travels_and_its_clients_cannot_outrank_others(rig: Rig
     place = rig.mesh.scheduler.received[-1]
     assert (place.tenant, place.tenant_priority) == (f"free-{rig.mark}", 0)
     assert (place.priority, place.weight) == (-100, 1.0)
-    assert rig.mesh.workers[0].generates[-1].priority == 0
+    generate = rig.mesh.workers[0].generates[-1]
+    assert (generate.tenant, generate.tenant_priority) == (place.tenant, 0)
+    assert (generate.priority, generate.weight) == (-100, 1.0)
 
 
 async def test_keys_change_without_a_restart(rig: Rig) -> None:
