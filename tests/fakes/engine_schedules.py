@@ -149,7 +149,14 @@ def random_case(rng: Random, stream: int, capacity: int, spread: int, *, alike: 
 class Schedule:
     """An engine, a runner with dice of its own, and requests that arrive and are cancelled."""
 
-    def __init__(self, seed: int, trouble: float, is_async: bool, may_cancel: bool = True) -> None:
+    def __init__(
+        self,
+        seed: int,
+        trouble: float,
+        is_async: bool,
+        may_cancel: bool = True,
+        has_tenants: bool = False,
+    ) -> None:
         rng = self._rng = Random(seed)
         self.settings = random_settings(rng, is_async)
         num_blocks = rng.randint(2, rng.choice([10, 20]))
@@ -158,10 +165,9 @@ class Schedule:
         self.cases = [
             random_case(rng, stream, capacity, spread, alike=alike) for stream in range(num_cases)
         ]
-        owners = Random(seed + 2)
-        if owners.random() < 0.3:
+        if has_tenants:
             for case in self.cases:
-                case.request.owner = random_owner(owners)
+                case.request.owner = random_owner(rng)
         rows, steps = rng.choice([(trouble, 0.0), (0.0, trouble), (trouble / 4, trouble / 2)])
         self.runner = KvRunner(self.settings, num_blocks, Random(seed + 1), rows, steps)
         self.engine = Engine(self.runner, self.settings)

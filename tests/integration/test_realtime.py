@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from openai.resources.realtime.realtime import AsyncRealtimeConnection
@@ -350,3 +351,19 @@ async def test_the_model_calls_a_function(
         await talk.answer(max_output_tokens=1)
         kinds = [each["role"] for each in _prompt(mesh.tokenizer.received[-1])]
         assert kinds == ["user", "assistant", "tool", "tool"]
+
+
+async def test_each_response_of_a_session_is_charged_what_its_client_is_told(
+    mesh: BackEnd,
+) -> None:
+    async with talking(mesh) as talk:
+        told = []
+        for text in ("Hi", "And then?"):
+            await talk.say(text)
+            told.append((await talk.answer())[-1].response.usage)
+    async with httpx.AsyncClient(base_url=mesh.url) as client:
+        models = (await client.get("/v1/usage")).json()["models"]
+    (counted,) = (each for each in models if each["model"] == mesh.model)
+    assert counted["requests"] == 2
+    assert counted["prompt_tokens"] == sum(usage.input_tokens for usage in told)
+    assert counted["completion_tokens"] == sum(usage.output_tokens for usage in told)

@@ -227,3 +227,32 @@ async def check_owners(mesh: SmallMesh, ids: list[ResponseId]) -> None:
     async with asyncio.timeout(15):
         while await logs.marks():  # noqa: ASYNC110
             await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["killed", "terminated"])
+async def test_what_one_gateway_began_and_another_ended_is_charged_once(
+    owner: GatewayProcess, heir: ResponseClient, leaves: bool
+) -> None:
+    seen = await owner.client.stream(limit=30, background=True, **REQUEST)
+    if leaves:
+        owner.process.terminate()
+    else:
+        await owner.kill()
+    rest = await heir.events(seen[0]["response"]["id"], seen[-1]["sequence_number"])
+    told = rest[-1]["response"]["usage"]
+    assert told["output_tokens"] == 120
+    async with asyncio.timeout(10):
+        # the end is told before it is charged
+        while not (counted := (await heir.http.get("/v1/usage")).json()["models"]):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    await owner.process.wait()
+    assert (await heir.http.get("/v1/usage")).json()["models"] == counted
+    assert counted == [
+        {
+            "model": heir.model,
+            "requests": 1,
+            "prompt_tokens": told["input_tokens"],
+            "cached_tokens": told["input_tokens_details"]["cached_tokens"],
+            "completion_tokens": 120,
+        }
+    ]

@@ -46,6 +46,18 @@ def test_failing_rows_and_steps_never_change_the_tokens_of_others(
     assert (counts["wasted"] > 50) == is_async
 
 
+@pytest.mark.parametrize("trouble", [0.0, 0.15])
+@pytest.mark.parametrize("chunk", range(6))
+def test_who_gives_way_to_another_tenant_goes_on_with_the_same_tokens(
+    chunk: int, trouble: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, logger=engine_module.__name__)
+    counts: Counter[str] = Counter()
+    for seed in range(3_000_000 + 200 * chunk, 3_000_200 + 200 * chunk):
+        counts += Schedule(seed, trouble, is_async=chunk > 0, has_tenants=True).run()
+    assert counts["preempted"] > 15
+
+
 @pytest.mark.parametrize("seed", range(0, 500, 50))
 def test_overlap_changes_nothing_that_a_stream_says(seed: int) -> None:
     for at in range(seed, seed + 50):
