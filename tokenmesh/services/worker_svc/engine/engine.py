@@ -272,9 +272,8 @@ class Engine:
         self._output.ended.append(Ended(request, ending, steps))
 
     def _note_preempted(self) -> None:
-        preempted = self._scheduler.notes.preempted
-        self._num_preemptions += len(preempted)
-        for request in preempted:
+        for request in self._scheduler.notes.preempted:
+            self._num_preemptions += 1
             request.timeline.preempted_ns.append(now_ns())
 
     def _note_end(self, flight: Flight) -> int:
