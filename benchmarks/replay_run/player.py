@@ -90,7 +90,7 @@ class Player:
 
         try:
             async with asyncio.timeout(self._timeout_s):
-                connection = idle.pop() if idle else await server.connect()
+                connection = _still_open(idle) or await server.connect()
                 request = server.request("POST", "/v1/completions", self._body(entry))
                 reply = await connection.send(request, on_chunk)
             heard.error = fault(reply, max(1, entry.output_length))
@@ -114,3 +114,11 @@ class Player:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+
+
+def _still_open(idle: list[Connection]) -> Connection | None:
+    """The one used last; a server closes what is idle for seconds."""
+    while idle:
+        if (connection := idle.pop()).is_open:
+            return connection
+    return None

@@ -1,6 +1,8 @@
 """Requests go where their prompt is cached, on a real mesh of simulated workers."""
 
 import asyncio
+import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,11 +12,12 @@ from tests.fakes.reserved import reserved
 from tests.fakes.small_mesh import SmallMesh
 from tests.servers import Server, redis_settings_of
 from tokenmesh.shared.config.bus import BusSettings
+from tokenmesh.shared.config.loader import plain_values
 from tokenmesh.shared.config.redis import RedisSettings
 from tokenmesh.shared.prefix_index.keys import IndexKeys
 from tokenmesh.shared.redis import open_redis
 
-FAST = {"heartbeat_s": 0.2, "retry_s": 0.1}
+FAST = {"heartbeat_s": 0.2, "retry_s": 0.1, "ttl_s": 3.0}
 
 
 def prompt(name: str, num_words: int = 300) -> str:
@@ -141,3 +144,49 @@ async def test_without_redis_nothing_fails_and_hits_are_back_after_it(
         await asyncio.sleep(0.15)
         assert all([await cached_tokens(mesh, prompt(name)) >= 64 for name in names])
         assert scraped(mesh, "tokenmesh:prefix_index_away") == 0
+
+
+@pytest.mark.timeout(60)
+async def test_a_killed_worker_is_chosen_no_more_and_its_keys_go(
+    make_mesh: Callable[..., SmallMesh], tmp_path: Path
+) -> None:
+    async with make_mesh() as mesh:
+        config = tmp_path / "worker.json"
+        config.write_text(json.dumps(plain_values(mesh.settings)))
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "tokenmesh", "serve", "worker", "--config", str(config)
+        )
+        try:
+            await mesh.until(lambda: len(mesh.loads()) == 2, seconds=30)
+            texts = [prompt(f"p{number}") for number in range(12)]
+            await asyncio.gather(*(mesh.complete(prompt=text) for text in texts))
+            async with asyncio.timeout(10):
+                while not await keys_of_strangers(mesh):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+        finally:
+            process.kill()
+            await process.wait()
+        answers = await asyncio.gather(*(mesh.complete(prompt=text) for text in texts))
+        assert [answer.status_code for answer in answers] == [200] * len(texts)
+        async with asyncio.timeout(FAST["ttl_s"] + 5):
+            while await keys_of_strangers(mesh):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        await mesh.until(lambda: len(mesh.loads()) == 1)
+        assert all([await cached_tokens(mesh, text) >= 64 for text in texts])
+        assert await keys_of_strangers(mesh) == []
+
+
+async def keys_of_strangers(mesh: SmallMesh) -> list[str]:
+    """What incarnations hold that are not in this process."""
+    redis = open_redis(mesh.settings.redis)
+    found = await redis.call("KEYS", f"kvx:{{*{mesh.model}*}}:*")
+    await redis.close()
+    assert isinstance(found, list)
+    names = [each.decode() for each in found if isinstance(each, bytes)]
+    ours = [str(each.instance_id) for each in mesh.workers]
+    kinds = (":w:", ":s:", ":n:")
+    return [
+        name
+        for name in names
+        if any(kind in name for kind in kinds) and not any(each in name for each in ours)
+    ]
