@@ -29,9 +29,8 @@ async def reserved(redis: Redis) -> list[str]:
         elif kind == "exp":
             held.append(f"{_text(await redis.call('ZCARD', key))} reservations are to expire")
         elif kind == "load":
-            values = await redis.call("HMGET", key, "pf", "st")
-            assert isinstance(values, list)
-            held += [f"{key}: {values}"] if any(float(str(_text(v))) for v in values) else []
+            amount = _text(await redis.call("GET", key))
+            held += [f"{key}: {amount}"] if int(amount) else []
         if kind != "exp" and await redis.call("PTTL", key) == _FOREVER:
             held.append(f"{key} has no end")
     return held
