@@ -79,7 +79,7 @@ class SmallMesh:
         )
         self.client = await self._stack.enter_async_context(
             httpx.AsyncClient(
-                base_url=f"http://127.0.0.1:{self.settings.gateway.port}",
+                base_url=self.url,
                 timeout=10,
                 headers=self._headers,
             )
@@ -90,6 +90,11 @@ class SmallMesh:
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
+
+    @property
+    def url(self) -> str:
+        """Of the gateway."""
+        return f"http://127.0.0.1:{self.settings.gateway.port}"
 
     async def add_worker(self) -> Mesh:
         """One more worker of the model."""

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,8 +13,10 @@ import pytest
 from openai.resources.realtime.realtime import AsyncRealtimeConnection
 from openai.types.realtime import RealtimeServerEvent
 from pydantic import TypeAdapter
+from starlette.websockets import WebSocket
 
 from tests.fakes.back_end import BackEnd, saying
+from tests.fakes.small_mesh import SmallMesh
 from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.redis import RedisSettings
 
@@ -83,7 +86,7 @@ class Talk:
 
 
 @asynccontextmanager
-async def talking(mesh: BackEnd, **query: Any) -> AsyncIterator[Talk]:
+async def talking(mesh: BackEnd | SmallMesh, **query: Any) -> AsyncIterator[Talk]:
     """A session, its session.created read."""
     client = openai.AsyncOpenAI(
         base_url="http://unused", api_key="sk-1", websocket_base_url=mesh.url + "/v1"
@@ -367,3 +370,116 @@ async def test_each_response_of_a_session_is_charged_what_its_client_is_told(
     assert counted["requests"] == 2
     assert counted["prompt_tokens"] == sum(usage.input_tokens for usage in told)
     assert counted["completion_tokens"] == sum(usage.output_tokens for usage in told)
+
+
+async def chat(mesh: BackEnd | SmallMesh, messages: Any, **fields: Any) -> tuple[str, Any]:
+    """What the same model says undisturbed, and its usage in the words of a realtime response."""
+    body = {"model": mesh.model, "messages": messages, **fields}
+    async with httpx.AsyncClient(base_url=mesh.url, timeout=15) as client:
+        answer = (await client.post("/v1/chat/completions", json=body)).json()
+    usage = answer["usage"]
+    num_input, num_output = usage["prompt_tokens"], usage["completion_tokens"]
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    return answer["choices"][0]["message"]["content"] or "", {
+        "total_tokens": usage["total_tokens"],
+        "input_tokens": num_input,
+        "output_tokens": num_output,
+        "input_token_details": {
+            "text_tokens": num_input,
+            "audio_tokens": 0,
+            "cached_tokens": cached,
+        },
+        "output_token_details": {"text_tokens": num_output, "audio_tokens": 0},
+    }
+
+
+def usage_of(response: Any) -> Any:
+    return response.usage.model_dump(exclude_none=True)
+
+
+def text_of(response: Any) -> str:
+    return "".join(part.text for item in response.output for part in item.content)
+
+
+async def cancelled(talk: Talk, mesh: BackEnd) -> list[Any]:
+    """The events of a response that is cancelled on its way."""
+    await talk.connection.response.create()
+    events = []
+    for _ in range(2):
+        # While the first is written, more than one token comes.
+        events += await talk.until("response.output_text.delta")
+    mesh.workers[0].hold()
+    await talk.connection.response.cancel()
+    events += await talk.until("response.done")
+    mesh.workers[0].release(1)
+    return events
+
+
+@pytest.fixture(params=[0.0, 0.02], ids=["fast client", "slow client"])
+def writing_takes_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a client that reads slowly, whose socket is waited for before each write."""
+    send_text = WebSocket.send_text
+
+    async def send_later(socket: WebSocket, data: str) -> None:
+        await asyncio.sleep(request.param)
+        await send_text(socket, data)
+
+    monkeypatch.setattr(WebSocket, "send_text", send_later)
+
+
+@pytest.mark.usefixtures("writing_takes_time")
+async def test_usage_is_that_of_the_same_chat_and_of_what_was_told(
+    bus_settings: BusSettings, redis_settings: RedisSettings
+) -> None:
+    text = "<think>Hm.</think>" + "".join(f" {number}" for number in range(10))
+    async with BackEnd(bus_settings, redis_settings, saying(text)) as mesh:
+        mesh.tokenizer.reasoning_parser = "qwen3"
+        mesh.workers[0].step_s = 0.004
+        rounds = []
+        async with talking(mesh) as talk:
+            await talk.say("So?")
+            rounds.append(await talk.answer())
+            rounds.append(await cancelled(talk, mesh))
+            rounds.append(await cancelled(talk, mesh))
+            rounds.append(await talk.answer(max_output_tokens=25))
+        states = [events[-1].response.status for events in rounds]
+        assert states == ["completed", "cancelled", "cancelled", "incomplete"]
+        for events, question in zip(rounds, list(mesh.tokenizer.received), strict=True):
+            response = events[-1].response
+            deltas = [each.delta for each in events if each.type == "response.output_text.delta"]
+            assert "".join(deltas) == text_of(response)
+            # Cut where it was cut, or at its own end.
+            is_whole = response.status == "completed"
+            cut = {} if is_whole else {"max_tokens": response.usage.output_tokens}
+            said, usage = await chat(mesh, _prompt(question), **cut)
+            assert usage_of(response) == usage
+            assert text_of(response).strip() == said.strip()
+
+
+async def test_usage_tells_what_the_cache_holds_of_a_session(
+    bus_settings: BusSettings, redis_settings: RedisSettings, tmp_path: Path
+) -> None:
+    """The same chats, one after the other and with blocks of their own, find as much of them."""
+    messages: list[dict[str, str]] = []
+    rounds = []
+    worker = {"sim_step_s": 0.02}
+    async with SmallMesh(tmp_path, bus_settings, redis_settings, worker=worker) as mesh:
+        async with talking(mesh) as talk:
+            for number in range(4):
+                messages.append({"role": "user", "content": f"Tell me of the number {number}."})
+                await talk.say(messages[-1]["content"])
+                size = 250 if number == 1 else 12
+                await talk.connection.response.create(response={"max_output_tokens": size})
+                if number == 1:
+                    await talk.until("response.output_text.delta")
+                    await talk.connection.response.cancel()
+                response = (await talk.until("response.done"))[-1].response
+                rounds.append((list(messages), response))
+                messages.append({"role": "assistant", "content": text_of(response)})
+        assert [each.status for _, each in rounds].count("cancelled") == 1
+        cached = [each.usage.input_token_details.cached_tokens for _, each in rounds]
+        assert cached[0] == 0 < cached[1] < cached[2] < cached[3]
+        for asked, response in rounds:
+            size = response.usage.output_tokens
+            _, usage = await chat(mesh, asked, max_tokens=size, cache_salt="another")
+            assert usage_of(response) == usage

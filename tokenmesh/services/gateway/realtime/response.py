@@ -107,10 +107,11 @@ class Response:
             self._delivery = delivery
             async for pieces in delivery.pieces():
                 self._meter.flush(delivery)
+                # All are counted already: a cancellation between two of them must lose none.
                 for piece in pieces:
                     reason = piece.finish_reason
                     self._unsent.extend(self._output.push(piece.all_events()))
-                    await self._channel.send_all(self._unsent)
+                await self._channel.send_all(self._unsent)
             self._meter.finish(delivery, ask.jobs[0].n)
         self._is_generating = False
         return reason
