@@ -80,13 +80,20 @@ def kinds_of(events: list[Event]) -> list[str]:
     return [kind for kind in kinds if kind != "response.queued"]
 
 
+def counts_of(last: Event) -> tuple[int, int, int, int]:
+    """Of the usage, all but what was cached: the later of two equal requests finds more."""
+    usage = last["response"]["usage"]
+    reasoning = usage["output_tokens_details"]["reasoning_tokens"]
+    return usage["input_tokens"], usage["output_tokens"], reasoning, usage["total_tokens"]
+
+
 async def check_whole(heir: ResponseClient, events: list[Event]) -> None:
     """Nothing is missing, nothing is there twice, all is what an undisturbed run makes."""
     assert numbers(events) == list(range(len(events)))
     last = events[-1]
     assert last["type"] == "response.incomplete", last
-    assert last["response"]["usage"]["output_tokens"] == 120
     undisturbed = await heir.stream(**REQUEST)
+    assert counts_of(last) == counts_of(undisturbed[-1])
     assert text_of(events) == text_of(undisturbed)
     assert output_text(last["response"]) == text_of(events)
     assert await heir.events(last["response"]["id"]) == events
@@ -101,6 +108,23 @@ async def test_a_background_response_outlives_its_gateway(
     await owner.kill()
     rest = await heir.events(seen[0]["response"]["id"], seen[-1]["sequence_number"])
     await check_whole(heir, seen + rest)
+
+
+@pytest.mark.parametrize("limit", [1, 60])
+async def test_usage_is_that_of_an_undisturbed_run(
+    owner: GatewayProcess, heir: ResponseClient, limit: int
+) -> None:
+    """The cached tokens too: what an heir finds of its predecessor's work is not the client's."""
+    request = {**REQUEST, "input": "Tell me a story of a long journey. " * 3}
+    cold = (await heir.create(**{**request, "max_output_tokens": 1}))["usage"]
+    undisturbed = (await heir.create(**request))["usage"]
+    cached = undisturbed["input_tokens_details"]["cached_tokens"]
+    assert cold["input_tokens_details"]["cached_tokens"] == 0 < cached
+    seen = await owner.client.stream(limit=limit, background=True, **request)
+    await owner.kill()
+    rest = await heir.events(seen[0]["response"]["id"], seen[-1]["sequence_number"])
+    assert rest[-1]["response"]["usage"] == undisturbed
+    assert (await heir.get(seen[0]["response"]["id"]))["usage"] == undisturbed
 
 
 async def test_a_stream_goes_on_elsewhere_when_its_gateway_dies(

@@ -10,6 +10,7 @@ from tests.fakes.back_end import BackEnd
 from tests.fakes.mcp_server import Tools, mcp_server
 from tests.fakes.response_client import Event, ResponseClient, numbers
 from tests.fakes.tool_turns import OFFER, call, in_turns
+from tests.fakes.worker import CACHED_TOKENS
 from tests.servers import Server, bus_settings_of
 from tokenmesh.services.gateway.response_store.journal import open_journal
 from tokenmesh.services.gateway.response_store.logs import ResponseLogs
@@ -73,11 +74,10 @@ async def cut(logs: ResponseLogs, response_id: ResponseId, records: list[Record]
 
 
 def story(events: list[Event]) -> tuple[list[str], list[object], dict[str, object]]:
-    """Which items there were, what was in them, and how it ended."""
+    """Which items there were, what was in them, how it ended and what it took."""
     done = [each for each in events if each["type"] == "response.output_item.done"]
     kinds = [each["type"] for each in events if not each["type"].endswith("delta")]
-    response = {**events[-1]["response"], "usage": None}
-    return kinds, [each["item"] for each in done], response
+    return kinds, [each["item"] for each in done], events[-1]["response"]
 
 
 async def test_a_log_cut_anywhere_is_continued_to_the_same_end(
@@ -88,6 +88,10 @@ async def test_a_log_cut_anywhere_is_continued_to_the_same_end(
     logs = ResponseLogs(open_journal(mesh.bus, mesh.settings.responses), mesh.settings.responses)
     records = (await logs.read(response_id)).records
     assert len(records) > 20
+    usage = whole[-1]["response"]["usage"]
+    # Of two turns.
+    assert usage["input_tokens_details"]["cached_tokens"] == 2 * CACHED_TOKENS
+    assert 2 < usage["output_tokens_details"]["reasoning_tokens"] < usage["output_tokens"]
     lost = next(index for index, each in enumerate(records) if isinstance(each, CallBegun)) + 1
     for count in {1, 2, 3, 4, 5, 6, *range(7, len(records), 14), lost - 1, lost, lost + 1}:
         tools.calls.clear()
