@@ -101,6 +101,27 @@ SAMPLES = {
         "{% if not enable_thinking | default(false) %}<|channel>thought\n<channel|>{% endif %}",
         *("gemma4", ""),
     ),
+    "Gemma-4 with tools": (
+        "{% if not enable_thinking | default(false) %}<|channel>thought\n<channel|>{% endif %}"
+        "{{ '<|tool_call>call:' + call.name + '{' }}{{ '}<tool_call|>' }}",
+        *("gemma4", "gemma4"),
+    ),
+    "FunctionGemma": (
+        "{{ '<start_function_call>call:' + call.name + '{' }}{{ '}<end_function_call>' }}"
+        "{{ '<start_of_turn>model\n' }}",
+        *("", "functiongemma"),
+    ),
+    "Apertus": (
+        "{{ '<|assistant_start|>' }}{{ '<|tools_prefix|>[' }}"
+        "{{ '{\"' + call.name + '\": ' + call.arguments + '}' }}{{ ']<|tools_suffix|>' }}",
+        *("", "apertus"),
+    ),
+    "GigaChat-3": (
+        "{{ 'assistant<|role_sep|>\n' + m.content + '<|message_sep|>\n\n' }}"
+        "{{ 'function call<|role_sep|>\n' + call | tojson }}",
+        *("", "gigachat3"),
+    ),
+    "GigaChat-3.1": ("{{ '<|function_call|>' + call | tojson }}", "", "gigachat3"),
     "Gemma-2": ("<start_of_turn>model\n", "", ""),
 }
 
