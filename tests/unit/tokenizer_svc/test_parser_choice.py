@@ -111,15 +111,16 @@ SAMPLES = {
         "{{ '<start_of_turn>model\n' }}",
         *("", "functiongemma"),
     ),
-    "Apertus": (
-        "{{ '<|assistant_start|>' }}{{ '<|tools_prefix|>[' }}"
-        "{{ '{\"' + call.name + '\": ' + call.arguments + '}' }}{{ ']<|tools_suffix|>' }}",
-        *("", "apertus"),
-    ),
+    "Apertus": ("{% set begin = '<|tools_prefix|>' %}{{ begin + '[' }}", "", "apertus"),
     "GigaChat-3": (
-        "{{ 'assistant<|role_sep|>\n' + m.content + '<|message_sep|>\n\n' }}"
-        "{{ 'function call<|role_sep|>\n' + call | tojson }}",
+        "{{ show({'role': 'function call', 'content': call}) }}"
+        "{% set seps = namespace(role='<|role_sep|>\n') %}",
         *("", "gigachat3"),
+    ),
+    "GigaChat-3.5, which writes calls in another way": (
+        "{% set seps = namespace(role='<|role_sep|>\n') %}"
+        "{% if message['role'] == 'function call' %}{{ show_calls(message) }}",
+        *("", ""),
     ),
     "GigaChat-3.1": ("{{ '<|function_call|>' + call | tojson }}", "", "gigachat3"),
     "Gemma-2": ("<start_of_turn>model\n", "", ""),

@@ -61,7 +61,7 @@ _TOOL_SIGNS: Final[_Signs] = (
     ("functiongemma", ("<start_function_call>",)),
     ("apertus", ("<|tools_prefix|>",)),
     ("gigachat3", ("<|function_call|>",)),
-    ("gigachat3", ("function call<|role_sep|>",)),
+    ("gigachat3", ("<|role_sep|>", "'role': 'function call'")),
     ("dots", ("<dots_function_call>",)),
     ("cohere_command3", ("<|START_ACTION|>",)),
     ("deepseek_v3", ("<\uff5ctool\u2581calls\u2581begin\uff5c>", "```json")),
