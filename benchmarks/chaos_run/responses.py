@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from random import Random
 from typing import Any
 
@@ -18,6 +19,7 @@ from benchmarks.serve.client import Reply, Server
 
 _PAUSE_S = 0.1
 """Before another gateway is asked."""
+_NOT_YET = ("POST", HTTPStatus.SERVICE_UNAVAILABLE)
 _ENDS = ("response.completed", "response.incomplete", "response.failed")
 _PART_BY_KIND = {
     "response.output_text.delta": "text",
@@ -138,8 +140,8 @@ class StoredResponses:
             reason = "moved" if len(reading.events) == leave_at else type(error).__name__
         else:
             reason = "cut" if reply.status == 200 else f"http_{reply.status}"
-            # Who drains takes nothing new; any other refusal is a failure.
-            if reply.status not in (200, 503) or (method == "GET" and reply.status != 200):
+            # Nothing has begun that a POST with a 503 could lose; any other refusal is a failure.
+            if reply.status != 200 and not _leaves(reply) and (method, reply.status) != _NOT_YET:
                 reading.fault = f"{method}_{reason}"
         if reading.ended is None:
             reading.heard.moves.append(f"{method} {reason}")
@@ -158,13 +160,18 @@ class StoredResponses:
             except OSError:
                 await asyncio.sleep(_PAUSE_S)
                 continue
-            if reply.status != 200:
+            if reply.status != 200 and not _leaves(reply):
                 return f"again_http_{reply.status}"
             if len(again) < len(reading.events) and again == reading.events[: len(again)]:
                 # Its gateway has gone in the middle.
                 await asyncio.sleep(_PAUSE_S)
                 continue
             return None if again == reading.events else "again_otherwise"
+
+
+def _leaves(reply: Reply) -> bool:
+    """Whether the gateway says that it drains: whoever asks is to ask another."""
+    return reply.status == HTTPStatus.SERVICE_UNAVAILABLE and b'"draining"' in reply.body
 
 
 async def _record(server: Server, body: dict[str, Any]) -> Recorded:
