@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tokenmesh.services.gateway.second_ask import first_answer
+from tokenmesh.services.gateway.second_ask import first_answer, first_outcome
 from tokenmesh.shared.errors import InvalidInput, NoResponders, TokenMeshError
 from tokenmesh.shared.messages import Done, Message, Ping
 
@@ -87,3 +87,29 @@ async def test_who_gives_up_leaves_no_question_behind() -> None:
             await asked.answer()
     await asyncio.sleep(0)
     assert asked.num_cancelled == len(asked.again)
+
+
+async def outcome(asked: Asked) -> Message:
+    return await first_outcome(lambda: asked.ask(len(asked.again) > 0), patience_s=0.02)
+
+
+async def test_who_died_with_a_question_is_found_by_the_next_one() -> None:
+    asked = Asked([60.0, 0.0], [Done(), NoResponders("nobody listens")])
+    began = time.monotonic()
+    with pytest.raises(NoResponders):
+        await outcome(asked)
+    assert time.monotonic() - began < 10
+    assert asked.num_cancelled == 1
+
+
+async def test_a_late_answer_to_the_first_question_still_counts() -> None:
+    asked = Asked([0.1, 60.0], [Done(), Ping()])
+    assert await outcome(asked) == Done()
+    assert asked.again == [False, True]
+
+
+async def test_an_early_outcome_is_asked_for_once() -> None:
+    asked = Asked([0.0], [NoResponders("nobody listens")])
+    with pytest.raises(NoResponders):
+        await outcome(asked)
+    assert asked.again == [False]

@@ -44,3 +44,22 @@ async def first_answer(
 def _is_final(task: _Asked) -> bool:
     error = task.exception()
     return not (isinstance(error, TokenMeshError) and error.retryable)
+
+
+async def first_outcome(ask: Callable[[], _Question], *, patience_s: float) -> Message:
+    """The answer or the error that comes first, of one question or of two that overlap.
+
+    For one process asked by name: what it read before it died is never answered, while a question
+    that comes after finds that nobody listens.
+    """
+    asked = [asyncio.create_task(ask())]
+    try:
+        done, _ = await asyncio.wait(asked, timeout=patience_s)
+        if not done:
+            asked.append(asyncio.create_task(ask()))
+            done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        return done.pop().result()
+    finally:
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)

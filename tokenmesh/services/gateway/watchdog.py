@@ -11,6 +11,7 @@ from math import inf
 
 from tokenmesh.services.gateway.launcher import Launcher
 from tokenmesh.services.gateway.pulse import Pulse
+from tokenmesh.services.gateway.second_ask import first_outcome
 from tokenmesh.services.gateway.session import State
 from tokenmesh.services.gateway.streams import Stream, Streams
 from tokenmesh.shared.bus.base import Bus
@@ -99,7 +100,10 @@ class Watchdog:
         started_s = monotonic_s()
         try:
             limit_s = now_s() + pulse.patience_s(self._lag_s)
-            await self._bus.request(worker_control(worker_id), Ping(), deadline_s=limit_s)
+            await first_outcome(
+                lambda: self._bus.request(worker_control(worker_id), Ping(), deadline_s=limit_s),
+                patience_s=self._settings.ping_again_s,
+            )
         except (NoResponders, DeadlineExceeded) as error:
             is_gone = isinstance(error, NoResponders)
             beat_s = self._last_beat_s(worker_id)

@@ -196,6 +196,12 @@ class GatewaySettings(ListenerSettings, RealtimeSettings, TenancySettings):
     ping_timeout_s: float = Field(
         default=0.15, gt=0, description="Least time a worker has to answer a ping."
     )
+    ping_again_s: float = Field(
+        default=0.03,
+        gt=0,
+        description="After so long without an answer a worker is pinged once more meanwhile: one "
+        "that has died with the first ping unanswered is found at once.",
+    )
     ping_factor: float = Field(
         default=4.0, ge=1, description="The same in multiples of its slowest recent answer."
     )
