@@ -29,6 +29,7 @@ async def failed(client: ResponseClient, response_id: str) -> dict[str, Any]:
 async def test_a_log_that_grows_too_large_fails_its_response(
     bus_settings: BusSettings, redis_settings: RedisSettings
 ) -> None:
+    # Its first two events and the last one, each with the instructions, are too much already.
     limits = {"max_response_bytes": 64 * 1024}
     script = saying("so many words " * 60)
     async with (
@@ -36,7 +37,7 @@ async def test_a_log_that_grows_too_large_fails_its_response(
         httpx.AsyncClient(base_url=mesh.url, timeout=10) as http,
     ):
         client = ResponseClient(http, mesh.model)
-        queued = await client.create(background=True, instructions="x" * 20_000, truncation="auto")
+        queued = await client.create(background=True, instructions="x" * 31_000, truncation="auto")
         response = await failed(client, queued["id"])
         assert "max_response_bytes" in response["error"]["message"]
         await mesh.until(lambda: not len(mesh.gateway.streams))
