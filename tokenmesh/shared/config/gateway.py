@@ -197,7 +197,7 @@ class GatewaySettings(ListenerSettings, RealtimeSettings, TenancySettings):
         default=0.15, gt=0, description="Least time a worker has to answer a ping."
     )
     ping_again_s: float = Field(
-        default=0.03,
+        default=0.015,
         gt=0,
         description="After so long without an answer a worker is pinged once more meanwhile: one "
         "that has died with the first ping unanswered is found at once.",
