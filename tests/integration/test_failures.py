@@ -206,7 +206,7 @@ async def test_a_request_that_breaks_every_worker_does_not_go_through_all(server
             worker.faults.breaks_off_after = 0
         response = await post(mesh)
         assert (response.status_code, response.json()["error"]["code"]) == (503, "unavailable")
-        assert [len(worker.generates) for worker in mesh.workers] == [1, 1, 1, 0, 0]
+        assert sorted(len(worker.generates) for worker in mesh.workers) == [0, 0, 1, 1, 1]
 
 
 async def test_a_worker_that_fails_everything_is_left_out_until_it_is_mended(
