@@ -55,11 +55,6 @@ def _entry(line: bytes, where: str) -> Entry:
     return entry
 
 
-def write_trace(path: Path, entries: Iterable[Entry]) -> None:
-    """The other way."""
-    path.write_bytes(b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries))
-
-
 def make_trace(count: int, rate: float, seed: int, turns: int = 4, blocks: int = 4) -> list[Entry]:
     """Conversations that share a system prompt of two blocks; a turn adds `blocks` or fewer."""
     return sorted(_talks(count, rate, Random(seed), turns, blocks), key=lambda each: each.timestamp)

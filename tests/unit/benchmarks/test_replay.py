@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from benchmarks.replay import entries_of, main, parse, settings_of
@@ -9,7 +10,7 @@ from benchmarks.replay_run.faults import Fault, parse_fault, parse_slow
 from benchmarks.replay_run.player import Heard
 from benchmarks.replay_run.prompts import Prompts
 from benchmarks.replay_run.score import score
-from benchmarks.replay_run.trace import Entry, make_trace, most_cached, read_trace, write_trace
+from benchmarks.replay_run.trace import Entry, make_trace, most_cached, read_trace
 
 LINE = '{"timestamp": 1500, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}'
 
@@ -39,9 +40,9 @@ def test_a_wrong_line_is_named(tmp_path: Path, line: str) -> None:
         read_trace(path)
 
 
-def test_what_is_made_up_can_be_written_and_read(tmp_path: Path) -> None:
+def test_what_is_made_up_can_be_read(tmp_path: Path) -> None:
     made = make_trace(50, rate=4.0, seed=1)
-    write_trace(tmp_path / "t.jsonl", made)
+    (tmp_path / "t.jsonl").write_bytes(b"\n".join(map(msgspec.json.encode, made)))
     assert read_trace(tmp_path / "t.jsonl") == made
     assert make_trace(50, rate=4.0, seed=1) == made
     assert 0.3 < most_cached(made) < 0.95

@@ -64,9 +64,6 @@ class _Ring:
     def __len__(self) -> int:
         return sum(len(lane.claims) for lane in self._lanes.values())
 
-    def lane(self, tenant: str) -> _Lane | None:
-        return self._lanes.get(tenant)
-
     def add(self, claim: Claim, quantum: int) -> None:
         lane = self._lanes.setdefault(claim.tenant, _Lane(0.0))
         lane.gain = quantum * claim.weight
@@ -153,11 +150,6 @@ class FairQueue:
     def remove(self, claim: Claim) -> None:
         """It gives up; nothing happens when it is not there any more."""
         self._remove(claim)
-
-    def num_of(self, tenant: str) -> int:
-        """How many claims a tenant has."""
-        lanes = (ring.lane(tenant) for ring in self._rings.values())
-        return sum(len(lane.claims) for lane in lanes if lane is not None)
 
     def ahead(self, claim: Claim) -> int:
         """About how many are served before this one, which is there."""
