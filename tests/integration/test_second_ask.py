@@ -1,4 +1,4 @@
-"""A tokenizer or scheduler that stands still: another one answers, and soon."""
+"""A service of which a process stands still, or none is there: an answer as soon as one can."""
 
 import asyncio
 import secrets
@@ -19,6 +19,7 @@ from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.errors import NoResponders, Unavailable
 from tokenmesh.shared.ids import InstanceId, ModelName, RequestId, WorkerId
 from tokenmesh.shared.membership import Members, MembershipView
 from tokenmesh.shared.messages import Place, Placed
@@ -137,3 +138,72 @@ async def test_a_replica_that_is_gone_is_asked_only_once(
         async with asyncio.timeout(15):
             for _ in range(8):
                 assert (await calls.place(place, now_s() + 60)).worker_id == "w"
+
+
+HOLE_S = 1.5
+"""Nobody is there for so long: five attempts are over after half a second."""
+
+
+async def test_a_hole_without_any_tokenizer_is_waited_out(
+    settings: Settings, bus: MessageBus, members: Members
+) -> None:
+    model = ModelName(f"m-{secrets.token_hex(4)}")
+    subject = subjects.tokenize(model)
+
+    async def build(mesh: Mesh) -> None:
+        await listen(mesh, FakeTokenizer(mesh.blobs), subject, subjects.TOKENIZER_QUEUE)
+
+    question = Detokenize(request_id=RequestId("r"), model=model, token_ids=pack_ids([40, 41]))
+    asked = calls_of(bus, members).ask(
+        subject, question, Detokenized, timeout_s=30, deadline_s=now_s() + 60
+    )
+    asking = asyncio.create_task(asked)
+    await asyncio.sleep(HOLE_S)
+    async with running("tokenizer", settings, build), asyncio.timeout(5):
+        assert isinstance(await asking, Detokenized)
+
+
+async def test_a_hole_without_any_scheduler_is_waited_out(
+    settings: Settings, bus: MessageBus, members: Members
+) -> None:
+    model = ModelName(f"m-{secrets.token_hex(4)}")
+
+    async def build(mesh: Mesh) -> None:
+        await listen(mesh, PromptScheduler(), subjects.place(model), subjects.SCHEDULER_QUEUE)
+
+    place = Place(request_id=RequestId("r"), model=model, num_tokens=1, max_tokens=1)
+    placing = asyncio.create_task(calls_of(bus, members).place(place, now_s() + 60))
+    await asyncio.sleep(HOLE_S)
+    async with running("scheduler", settings, build), asyncio.timeout(5):
+        assert (await placing).worker_id == "w"
+
+
+async def test_the_wait_for_somebody_has_an_end(bus: MessageBus, members: Members) -> None:
+    limits = GatewaySettings(service_wait_s=0.4, retry_pause_max_s=0.1)
+    calls = Calls(bus, limits, Replicas(members).freshest, left_out=list)
+    place = Place(request_id=RequestId("r"), model=ModelName("none"), num_tokens=1, max_tokens=1)
+    async with asyncio.timeout(5):
+        with pytest.raises(NoResponders):
+            await calls.place(place, now_s() + 60)
+
+
+async def test_a_scheduler_that_waited_for_a_worker_in_vain_is_not_asked_again(
+    settings: Settings, bus: MessageBus, members: Members
+) -> None:
+    model, asked = ModelName(f"m-{secrets.token_hex(4)}"), 0
+
+    class NoWorker(Actor):
+        @handles(Place)
+        async def place(self, message: Place, context: Context) -> Placed:
+            nonlocal asked
+            asked += 1
+            raise Unavailable("no live worker")
+
+    async def build(mesh: Mesh) -> None:
+        await mesh.listen(NoWorker(), subjects.place(model), subjects.SCHEDULER_QUEUE)
+
+    place = Place(request_id=RequestId("r"), model=model, num_tokens=1, max_tokens=1)
+    async with running("scheduler", settings, build):
+        with pytest.raises(Unavailable, match="no live worker"):
+            await calls_of(bus, members).place(place, now_s() + 60)
+    assert asked == 1

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
+from tokenmesh.services.gateway.patience import Patience, is_own_word
 from tokenmesh.services.gateway.second_ask import first_answer
 from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.clock import now_s
@@ -60,10 +61,11 @@ class Calls:
         """The answer; one attempt takes `timeout_s` at most, all end at `deadline_s`.
 
         After `patience_s` (default: `second_ask_s`) of silence somebody else is asked as well.
+        While nobody is there it waits, for `service_wait_s` at most.
 
         Raises the last error, ProtocolError for an answer of another type.
         """
-        attempt = 1
+        patience = Patience(self._settings, deadline_s)
         while True:
             limit_s = min(deadline_s, now_s() + timeout_s)
             try:
@@ -73,10 +75,9 @@ class Calls:
                     max_asks=self._settings.call_attempts,
                 )
             except TokenMeshError as error:
-                await self._pause_or_raise(error, attempt, deadline_s)
+                await patience.wait(error)
             else:
                 return _checked(answer, expected)
-            attempt += 1
 
     async def _ask_once(
         self, subject: str, message: Message, limit_s: float, is_again: bool
@@ -87,33 +88,36 @@ class Calls:
     async def place(self, message: Place, deadline_s: float) -> Placed:
         """Wait for a worker, as long as a scheduler says that there is hope.
 
-        Raises Overloaded when it refuses.
+        Raises Overloaded when it refuses, Unavailable when it has waited for a worker in vain, and
+        the last error when no scheduler has said anything for `service_wait_s`.
         """
-        attempt = 1
+        patience = Patience(self._settings, deadline_s)
+        first_word_s = self._settings.second_ask_s
         subject = group = place_subject(message.model)
         if left_out := self._left_out():
             exclude = list(dict.fromkeys((*message.exclude, *left_out)))
             message = msgspec.structs.replace(message, exclude=exclude)
         while True:
-            patience_s = self._settings.second_ask_s * 2 ** (attempt - 1)
             try:
-                return await self._place_once(subject, message, deadline_s, patience_s)
+                return await self._place_once(subject, message, deadline_s, first_word_s)
             except TokenMeshError as error:
-                await self._pause_or_raise(error, attempt, deadline_s)
-                # The one heard from last may be gone by now: then anybody else will do.
+                if is_own_word(error):
+                    raise
                 is_silent = isinstance(error, DeadlineExceeded)
+                await patience.wait(error, is_silence=is_silent)
+                # The one heard from last may be gone by now: then anybody else will do.
                 subject = self._other(group) if is_silent else group
-            attempt += 1
+                first_word_s = min(first_word_s * 2, self._settings.place_idle_s)
 
     async def _place_once(
-        self, subject: str, message: Place, deadline_s: float, patience_s: float
+        self, subject: str, message: Place, deadline_s: float, first_word_s: float
     ) -> Placed:
-        """`patience_s` is for the first word: a scheduler that lives tells at once who waits."""
+        """`first_word_s`: a scheduler that lives tells at once who waits."""
         answer: Message | None = None
         idle_s = self._settings.place_idle_s
         answers = self._bus.converse(subject, message, deadline_s=deadline_s, idle_s=idle_s)
         try:
-            async with asyncio.timeout(min(patience_s, idle_s)) as first_word:
+            async with asyncio.timeout(min(first_word_s, idle_s)) as first_word:
                 async for answer in answers:
                     first_word.reschedule(None)
                     if not isinstance(answer, Queued):
@@ -123,16 +127,6 @@ class Calls:
         if isinstance(answer, Refused):
             raise Overloaded(answer.reason, retry_after_s=answer.retry_after_s)
         return _checked(answer, Placed)
-
-    async def _pause_or_raise(self, error: TokenMeshError, attempt: int, deadline_s: float) -> None:
-        """Overload is an answer, not a failure: asking again at once would only add to it."""
-        is_final = not error.retryable or isinstance(error, Overloaded)
-        if is_final or attempt >= self._settings.call_attempts:
-            raise error
-        pause_s = self._settings.retry_pause_s * attempt
-        if now_s() + pause_s >= deadline_s:
-            raise DeadlineExceeded(f"no time left: {error.message}") from error
-        await asyncio.sleep(pause_s)
 
 
 def _checked(answer: object, expected: type[_Answer]) -> _Answer:

@@ -1,30 +1,52 @@
-"""Catalog: which models the mesh serves now, by all their names."""
+"""Catalog: which models the mesh serves, by all their names.
 
-from collections.abc import Iterable
+Those served now are read from the workers' beats each time. One whose last worker has just gone is
+remembered for as long as a scheduler would wait for a worker: who asks for it waits there.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Final
 
 from tokenmesh.services.gateway.split import in_order
+from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.errors import InvalidInput, Unavailable, UnknownModel
 from tokenmesh.shared.ids import ModelName
 from tokenmesh.shared.membership import Members
-from tokenmesh.shared.messages.beat import ModelCard
+from tokenmesh.shared.messages.beat import Beat, ModelCard
 
 WORKER = "worker"
+_MAX_REMEMBERED: Final = 1024
+"""Models, those not heard of for longest are forgotten first."""
 
 
 class Catalog:
-    """Read from the workers' beats each time: there is nothing to go stale."""
+    """Give it every beat: `on_beat`."""
 
-    def __init__(self, members: Members, settings: Settings) -> None:
+    def __init__(
+        self, members: Members, settings: Settings, clock: Callable[[], float] = monotonic_s
+    ) -> None:
         self._members = members
+        self._clock = clock
+        self._memory_s = settings.scheduler.worker_wait_s
+        self._heard: OrderedDict[ModelName, tuple[ModelCard, float]] = OrderedDict()
         self._aliases = settings.gateway.model_aliases
         self._splits = settings.gateway.model_splits
         self._configured = {
             name for model in settings.models for name in (model.name, *model.served_model_name)
         }
 
+    def on_beat(self, beat: Beat) -> None:
+        """Remember what a worker serves."""
+        for card in beat.models if beat.service == WORKER else ():
+            self._heard[card.name] = card, self._clock()
+            self._heard.move_to_end(card.name)
+            if len(self._heard) > _MAX_REMEMBERED:
+                self._heard.popitem(last=False)
+
     def all(self) -> list[ModelCard]:
-        """One card a model, in order of their names."""
+        """One card a model that is served now, in order of their names."""
         cards = {card.name: card for card in self._cards()}
         return [cards[name] for name in sorted(cards)]
 
@@ -42,28 +64,33 @@ class Catalog:
     def find(self, name: str | None, request_id: str = "") -> ModelCard:
         """The model that a client means. None: the only one there is.
 
-        `request_id` decides where the name stands for several. Raises UnknownModel, or Unavailable
-        for a model that is configured and not up.
+        `request_id` decides where the name stands for several; what is served now comes before what
+        was served lately. Raises UnknownModel, or Unavailable for a model that is configured and
+        not up.
         """
         if name is None:
             return self._only()
         wanted = self._aliases.get(name, name)
         split = self._splits.get(wanted, {})
-        found = self._first(in_order(split, request_id) if split else [wanted])
+        names = list(in_order(split, request_id)) if split else [wanted]
+        found = self._first(names) or self._first(names, self._remembered())
         if found is not None:
             return found
         if split or wanted in self._configured:
             raise Unavailable(f"no worker serves the model {name!r} yet", retry_after_s=1.0)
         raise UnknownModel(f"The model `{name}` does not exist.", param="model")
 
-    def _first(self, wanted: Iterable[str]) -> ModelCard | None:
-        """Of the first name that is served."""
-        by_name = {name: card for card in self._cards() for name in (card.name, *card.aliases)}
+    def _first(
+        self, wanted: Iterable[str], cards: Iterable[ModelCard] | None = None
+    ) -> ModelCard | None:
+        """Of the first name that is served; `cards` other than those of now."""
+        cards = self._cards() if cards is None else cards
+        by_name = {name: card for card in cards for name in (card.name, *card.aliases)}
         names = (self._aliases.get(name, name) for name in wanted)
         return next((by_name[ModelName(name)] for name in names if name in by_name), None)
 
     def _only(self) -> ModelCard:
-        cards = self.all()
+        cards = self.all() or self._remembered()
         if len(cards) == 1:
             return cards[0]
         if not cards:
@@ -74,3 +101,8 @@ class Catalog:
     def _cards(self) -> Iterable[ModelCard]:
         for member in self._members.service(WORKER):
             yield from member.beat.models
+
+    def _remembered(self) -> list[ModelCard]:
+        """Of models that had a worker lately."""
+        oldest_s = self._clock() - self._memory_s
+        return [card for card, heard_s in self._heard.values() if heard_s > oldest_s]

@@ -79,6 +79,7 @@ class Gateway:
         self.streams.on_done = breaker.succeed
         self._watchdog = self._make_watchdog(launcher, count_losses)
         self.catalog = Catalog(members, settings)
+        members.on_beat = self.catalog.on_beat
         self.admin = Admin(bus, members, self.catalog, limits)
         self.mesh_view = MeshView(gateway_id, bus, members, limits)
         self.vocabularies = Vocabularies(self.calls, blobs, limits)

@@ -160,7 +160,8 @@ class WorkerActor(Actor):
         if known is not None:
             self._end(known)
         if self._is_draining:
-            return Refused(reason="draining", retry_after_s=0.0)
+            # No lack of room, for which a client would be told to come back later.
+            raise Draining("the worker is leaving")
         if message.model not in self._identity.names:
             raise UnknownModel(f"this worker serves {self._identity.names[0]}", param="model")
         if (asleep := self._rest.refusal()) is not None:

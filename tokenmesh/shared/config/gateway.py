@@ -142,7 +142,14 @@ class GatewaySettings(ListenerSettings, RealtimeSettings, TenancySettings):
         default=2.0, gt=0, description="A worker that does not accept within it is left out."
     )
     call_attempts: int = Field(
-        default=5, ge=1, description="How often a tokenizer, encoder or scheduler is asked."
+        default=5,
+        ge=1,
+        description="How often a tokenizer, encoder or scheduler that fails is asked.",
+    )
+    service_wait_s: float = Field(
+        default=30.0,
+        ge=0,
+        description="How long a request waits while no tokenizer, encoder or scheduler is there.",
     )
     second_ask_s: float = Field(
         default=0.5,
@@ -157,6 +164,9 @@ class GatewaySettings(ListenerSettings, RealtimeSettings, TenancySettings):
     )
     retry_pause_s: float = Field(
         default=0.05, gt=0, description="Pause before a failed call or placement is tried again."
+    )
+    retry_pause_max_s: float = Field(
+        default=0.5, gt=0, description="The same at most for a call; it grows with each attempt."
     )
 
     fruitless_attempts: int = Field(

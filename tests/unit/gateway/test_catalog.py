@@ -1,0 +1,93 @@
+"""Which models there are: those of the workers that beat, and for a while those of who has gone."""
+
+import pytest
+
+from tokenmesh.services.gateway.catalog import WORKER, Catalog
+from tokenmesh.shared.config import Settings
+from tokenmesh.shared.config.model import ModelSettings
+from tokenmesh.shared.config.scheduler import SchedulerSettings
+from tokenmesh.shared.errors import Unavailable, UnknownModel
+from tokenmesh.shared.ids import InstanceId, ModelName
+from tokenmesh.shared.membership import Members, MembershipView
+from tokenmesh.shared.messages import Beat
+from tokenmesh.shared.messages.beat import ModelCard
+
+MEMORY_S = 30.0
+
+
+class Mesh:
+    """A catalog, and workers that come and go, at a time of its own."""
+
+    def __init__(self, *configured: str) -> None:
+        self.now = 100.0
+        self.view = MembershipView(4, 100)
+        settings = Settings(
+            models=tuple(ModelSettings(model=name) for name in configured),
+            scheduler=SchedulerSettings(worker_wait_s=MEMORY_S),
+        )
+        self.catalog = Catalog(Members(self.view), settings, lambda: self.now)
+
+    def beat(self, model: str, *, service: str = WORKER, leaving: bool = False) -> None:
+        card = ModelCard(name=ModelName(model), max_model_len=64, vocab_size=8)
+        beat = Beat(
+            service=service,
+            instance_id=InstanceId(f"worker-{model}"),
+            epoch=1,
+            sequence=int(self.now * 1000),
+            interval_s=1e9,
+            version="1",
+            models=[card],
+            leaving=leaving,
+        )
+        self.now += 1.0
+        self.view.observe(beat, self.now)
+        self.catalog.on_beat(beat)
+
+
+def test_a_model_whose_last_worker_has_just_gone_is_still_found() -> None:
+    mesh = Mesh()
+    mesh.beat("a")
+    mesh.beat("a", leaving=True)
+    assert mesh.catalog.all() == []
+    assert mesh.catalog.find("a").name == "a"
+    assert mesh.catalog.find(None).name == "a"
+
+
+def test_and_is_forgotten_after_as_long_as_a_scheduler_waits() -> None:
+    mesh = Mesh("a")
+    mesh.beat("a")
+    mesh.beat("b")
+    for model in "ab":
+        mesh.beat(model, leaving=True)
+    mesh.now += MEMORY_S + 1
+    with pytest.raises(Unavailable, match="no worker serves"):
+        mesh.catalog.find("a")
+    with pytest.raises(UnknownModel):
+        mesh.catalog.find("b")
+
+
+def test_what_is_served_now_comes_before_what_was() -> None:
+    mesh = Mesh()
+    mesh.beat("a")
+    mesh.beat("b")
+    mesh.beat("a", leaving=True)
+    assert mesh.catalog.find(None).name == "b"
+
+
+def test_only_workers_serve_models() -> None:
+    mesh = Mesh()
+    mesh.beat("a", service="scheduler")
+    mesh.beat("a", service="scheduler", leaving=True)
+    with pytest.raises(UnknownModel):
+        mesh.catalog.find("a")
+
+
+def test_the_memory_is_bounded() -> None:
+    mesh = Mesh()
+    for number in range(1100):
+        mesh.beat(f"m{number}")
+        mesh.beat(f"m{number}", leaving=True)
+    mesh.now = 100.0
+    with pytest.raises(UnknownModel):
+        mesh.catalog.find("m0")
+    assert mesh.catalog.find("m1099").name == "m1099"
