@@ -170,6 +170,32 @@ async def test_every_charge_counts_once_whatever_answers_are_lost(redis: Redis) 
         assert counted.get(b"requests:m", 0) == len(charges)
 
 
+async def test_what_has_a_name_counts_once_whichever_gateways_charge_it(redis: Redis) -> None:
+    tenant, owner, heir = tenant_of(), admission_of(redis), admission_of(redis)
+    owner.charge(tenant, "m", [usage_of(7, 3, 0, None)], "resp_1")
+    owner.charge(tenant, "m", [usage_of(1, 1, 0, None)])
+    assert owner.waits("resp_1")
+    waiting = asyncio.create_task(owner.told("resp_1"))
+    await heir.charge_for_another(tenant, "m", Tokens(1, 7, 0, 3), "resp_1")
+    assert not waiting.done()
+    await owner.settle()
+    async with asyncio.timeout(5):
+        await waiting
+    await heir.charge_for_another(tenant, "m", Tokens(1, 7, 0, 3), "resp_1")
+    await heir.charge_for_another(tenant, "m", Tokens(1, 50, 0, 0), "resp_2")
+    counted = await usage_of_tenant(redis, tenant)
+    assert (counted[b"tokens"], counted[b"requests:m"]) == (62, 3)
+
+
+async def test_names_beyond_the_bound_are_counted_all_the_same(redis: Redis) -> None:
+    tenant, gateway = tenant_of(), admission_of(redis)
+    for number in range(1500):
+        gateway.charge(tenant, "m", [usage_of(1, 1, 0, None)], f"resp_{number}")
+    assert not gateway.waits("resp_1499")
+    await gateway.settle()
+    assert (await usage_of_tenant(redis, tenant))[b"tokens"] == 3000
+
+
 async def test_models_beyond_the_bound_share_one_name(redis: Redis) -> None:
     tenant, gateway = tenant_of(), admission_of(redis, max_usage_models=2)
     for index in range(6):

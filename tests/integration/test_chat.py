@@ -26,7 +26,7 @@ TEXT = "Hello from the mesh, na\u00efve caf\u00e9!"
 
 @pytest.fixture
 async def mesh(bus_settings: BusSettings, redis_settings: RedisSettings) -> AsyncIterator[BackEnd]:
-    async with BackEnd(bus_settings, redis_settings) as back_end:
+    async with BackEnd(bus_settings, redis_settings, service_wait_s=0.5) as back_end:
         yield back_end
 
 

@@ -160,7 +160,7 @@ async def test_a_full_mesh_is_a_429_that_says_when_to_come_back(servers: Servers
 
 
 async def test_no_scheduler_is_a_503(servers: Servers) -> None:
-    async with BackEnd(*servers, script=counting) as mesh:
+    async with BackEnd(*servers, script=counting, service_wait_s=0.2) as mesh:
         await mesh.stop_scheduler()
         response = await post(mesh)
         assert (response.status_code, response.json()["error"]["code"]) == (503, "no_responders")

@@ -263,14 +263,23 @@ async def test_what_one_gateway_began_and_another_ended_is_charged_once(
     else:
         await owner.kill()
     rest = await heir.events(seen[0]["response"]["id"], seen[-1]["sequence_number"])
-    told = rest[-1]["response"]["usage"]
-    assert told["output_tokens"] == 120
-    async with asyncio.timeout(10):
-        # the end is told before it is charged
-        while not (counted := (await heir.http.get("/v1/usage")).json()["models"]):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+    counted = await counted_once(heir, rest[-1])
     await owner.process.wait()
-    assert (await heir.http.get("/v1/usage")).json()["models"] == counted
+    assert await models_used(heir) == counted
+
+
+async def models_used(heir: ResponseClient) -> list[dict[str, Any]]:
+    models: list[dict[str, Any]] = (await heir.http.get("/v1/usage")).json()["models"]
+    return models
+
+
+async def counted_once(heir: ResponseClient, last: Event) -> list[dict[str, Any]]:
+    """Wait until something is charged: it is told before. Then it is what was told."""
+    told = last["response"]["usage"]
+    assert told["output_tokens"] == 120
+    async with asyncio.timeout(20):
+        while not (counted := await models_used(heir)):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
     assert counted == [
         {
             "model": heir.model,
@@ -280,3 +289,24 @@ async def test_what_one_gateway_began_and_another_ended_is_charged_once(
             "completion_tokens": 120,
         }
     ]
+    return counted
+
+
+async def test_usage_that_a_gateway_took_along_is_counted_by_another(
+    mesh: SmallMesh, owner: GatewayProcess, heir: ResponseClient, redis: Server
+) -> None:
+    """It ended the response and died before Redis, which was away, could be told."""
+    seen = await owner.client.stream(limit=10, background=True, **REQUEST)
+    redis.stop()
+    response_id = seen[0]["response"]["id"]
+    rest = await owner.client.events(response_id, seen[-1]["sequence_number"])
+    await owner.kill()
+    redis.start()
+    counted = await counted_once(heir, rest[-1])
+    logs = ResponseLogs(
+        open_journal(mesh.gateway.bus, mesh.settings.responses), mesh.settings.responses
+    )
+    async with asyncio.timeout(15):
+        while await logs.marks():  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    assert await models_used(heir) == counted

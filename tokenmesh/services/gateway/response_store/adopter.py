@@ -61,7 +61,8 @@ class Adopter:
     async def look(self) -> None:
         """Adopt what has no owner now."""
         for owner, response_id in await self._logs.marks():
-            if response_id in self._runs or self._is_other(owner):
+            is_ours = response_id in self._runs or self._runs.is_closing(response_id)
+            if is_ours or self._is_other(owner):
                 continue
             try:
                 await self._adopt(owner, response_id)
@@ -76,6 +77,8 @@ class Adopter:
         begun = log.begun
         now_with = owner_of(log)
         has_moved = now_with is not None and now_with != owner and self._is_other(now_with)
+        if begun is not None and log.ended is not None:
+            await self._runs.close(begun, log.ended, self._tenant_of(begun.tenant))
         if begun is None or log.ended is not None or has_moved:
             await self._logs.unmark(owner, response_id)
             return

@@ -9,6 +9,7 @@ from tokenmesh.services.gateway.response_store.records import Ended
 from tokenmesh.services.gateway.response_store.steps import encode_frames
 from tokenmesh.services.gateway.responses.shapes import error_facts
 from tokenmesh.services.gateway.sse import encode_json
+from tokenmesh.services.gateway.tenancy.batch import Tokens
 from tokenmesh.shared.errors import TokenMeshError
 
 _DATA: Final = b"data: "
@@ -36,6 +37,15 @@ def response_of(log: Log) -> dict[str, Any]:
         elif event["type"] == "response.output_item.done":
             items.append(event["item"])
     return {**response, "output": items}
+
+
+def tokens_of(ended: Ended) -> Tokens | None:
+    """What the client of a response is told that it used; None: nothing is told."""
+    usage = _decode(ended.response).get("usage")
+    if usage is None:
+        return None
+    cached = usage["input_tokens_details"]["cached_tokens"]
+    return Tokens(1, usage["input_tokens"], cached, usage["output_tokens"])
 
 
 def cancelled(log: Log) -> Ended:

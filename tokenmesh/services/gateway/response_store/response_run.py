@@ -54,7 +54,10 @@ class ResponseRun:
         tools: ToolCalls,
         means: Means,
         meter: Meter,
+        *,
+        is_marked: bool = False,
     ) -> None:
+        """`is_marked`: should this process die, others look after the response."""
         self._order = order
         self._first = first
         self._events = first.events
@@ -62,6 +65,7 @@ class ResponseRun:
         self._tools = tools
         self._means = means
         self._meter = meter
+        self._is_marked = is_marked
         self._usages: list[Usage] = []
         self._delivery: Delivery | None = None
         self.failure: TokenMeshError | None = None
@@ -201,7 +205,7 @@ class ResponseRun:
 
     async def _cancel(self) -> None:
         if self._is_ended:
-            await self._steps.settle()
+            await self._close()
         else:
             await self._end("cancelled", self._events.cancel(self._usage()))
 
@@ -226,13 +230,14 @@ class ResponseRun:
             frames=encode_frames(events),
         )
         await self._steps.record(ended)
-        await self._steps.settle()
-        self._charge()
+        await self._close()
 
-    def _charge(self) -> None:
-        """By whoever has recorded the end, which only one can: also what another had begun."""
-        tenant = self._order.exchange.access.tenant
-        self._means.admission.charge(tenant, self._first.ask.head.model, self._all_usages())
+    async def _close(self) -> None:
+        """Whoever has recorded the end charges all of it, also what another had begun."""
+        await self._steps.settle()
+        tenant, model = self._order.exchange.access.tenant, self._first.ask.head.model
+        name = self._order.id if self._is_marked else ""
+        self._means.admission.charge(tenant, model, self._all_usages(), name)
 
     def _all_usages(self) -> list[Usage]:
         """Of all turns, the one that runs among them."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tokenmesh.services.gateway.metering import Meters
-from tokenmesh.services.gateway.response_store.closing import failed
+from tokenmesh.services.gateway.response_store.closing import failed, tokens_of
 from tokenmesh.services.gateway.response_store.feed import Feed
 from tokenmesh.services.gateway.response_store.history import History, Log
 from tokenmesh.services.gateway.response_store.log_writer import LateWriter, LogWriter, NoWriter
@@ -15,11 +15,13 @@ from tokenmesh.services.gateway.response_store.plan import Plan
 from tokenmesh.services.gateway.response_store.records import (
     Adopted,
     Begun,
+    Ended,
     encode_record,
     join_records,
 )
 from tokenmesh.services.gateway.response_store.response_run import Means, ResponseRun
 from tokenmesh.services.gateway.response_store.steps import Steps
+from tokenmesh.services.gateway.tenancy.tenant import Tenant
 from tokenmesh.shared.config.responses import ResponseSettings
 from tokenmesh.shared.errors import Conflict, Draining, Overloaded, TokenMeshError
 from tokenmesh.shared.ids import GatewayId, ModelName, ResponseId
@@ -150,7 +152,7 @@ class Runs:
     def _start(self, plan: Plan, steps: Steps, feed: Feed, *, is_kept: bool = False) -> None:
         order, first = plan.order, plan.first
         meter = self._meters.start(first.ask.head.model, order.exchange.started_s)
-        run = ResponseRun(order, first, steps, plan.tools, self._means, meter)
+        run = ResponseRun(order, first, steps, plan.tools, self._means, meter, is_marked=is_kept)
         self._run_by_id[order.id] = run
         task = asyncio.create_task(self._live(order.id, run, feed, is_kept))
         self._tasks.add(task)
@@ -183,7 +185,9 @@ class Runs:
         """Take the mark away, unless it is worth while for somebody to go on."""
         try:
             if error is None or isinstance(error, Conflict):
-                # Ended; or taken over or deleted, and none of ours any more.
+                # Ended; or taken over or deleted, and none of ours any more. Who finds the mark of
+                # one that has ended counts its usage, so that goes first.
+                await self._means.admission.told(response_id)
                 await self._logs.unmark(self.owner, response_id)
             elif not run.has_told and not (await self._logs.read(response_id)).frames:
                 # Its only client was told of the error instead.
@@ -192,6 +196,17 @@ class Runs:
                 await self.give_up(response_id, error)
         except TokenMeshError as problem:
             logger.warning("%s stays marked: %s", response_id, problem.message)
+
+    async def close(self, begun: Begun, ended: Ended, tenant: Tenant) -> None:
+        """Count what a response has used, if its owner has not. Raises Unavailable."""
+        tokens = tokens_of(ended)
+        if tokens is not None:
+            admission = self._means.admission
+            await admission.charge_for_another(tenant, begun.model, tokens, begun.id)
+
+    def is_closing(self, response_id: ResponseId) -> bool:
+        """Whether a response has ended here, and Redis is still to be told what it used."""
+        return self._means.admission.waits(response_id)
 
     async def give_up(self, response_id: ResponseId, error: TokenMeshError) -> None:
         """Record that a response has failed, whoever was making it. Raises Conflict if it moved."""

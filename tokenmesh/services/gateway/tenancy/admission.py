@@ -98,8 +98,11 @@ class Admission:
         if self._running.pop(lease, None) is not None and self._ledger is not None:
             self._ledger.release(tenant, month_of(now_s()), lease)
 
-    def charge(self, tenant: Tenant, model: str, usages: Iterable[Usage]) -> None:
-        """A response has ended: the very usage that its client is told, or would have been."""
+    def charge(self, tenant: Tenant, model: str, usages: Iterable[Usage], name: str = "") -> None:
+        """A response has ended: the very usage that its client is told, or would have been.
+
+        `name`: of a response that another gateway may charge, too: it counts once.
+        """
         total, month = Tokens(requests=1), month_of(now_s())
         for usage in usages:
             details = usage.prompt_tokens_details
@@ -108,7 +111,27 @@ class Admission:
         self._meters.count_tokens(tenant.name, total)
         self._buckets.charge(tenant, total.charged, monotonic_s(), month)
         if self._ledger is not None:
-            self._ledger.charge(tenant, month, model, total)
+            self._ledger.charge(tenant, month, model, total, name)
+
+    async def told(self, name: str) -> None:
+        """Return when Redis knows what was charged under a name."""
+        if self._ledger is not None:
+            await self._ledger.told(name)
+
+    def waits(self, name: str) -> bool:
+        """Whether Redis is still to be told of it."""
+        return self._ledger is not None and self._ledger.waits(name)
+
+    async def charge_for_another(
+        self, tenant: Tenant, model: str, tokens: Tokens, name: str
+    ) -> None:
+        """Count what another gateway may not have told; return when Redis knows.
+
+        Raises Unavailable when it cannot be told now.
+        """
+        if self._ledger is not None:
+            self._ledger.charge(tenant, month_of(now_s()), model, tokens, name)
+            await self._ledger.flush()
 
     async def run(self) -> None:
         """Tell Redis what has ended and what goes on, for ever."""

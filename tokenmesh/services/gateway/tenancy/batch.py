@@ -37,6 +37,14 @@ class Batch:
     month: str
     leases: list[str] = field(default_factory=list)
     models: dict[str, Tokens] = field(default_factory=dict)
+    named: dict[str, tuple[str, Tokens]] = field(default_factory=dict)
+    """Model and tokens of responses that another gateway may count as well, by their ids."""
+
+    @property
+    def charged(self) -> int:
+        """Tokens of all."""
+        of_names = (tokens.charged for _, tokens in self.named.values())
+        return sum(tokens.charged for tokens in self.models.values()) + sum(of_names)
 
     def arguments(self, number: int, max_models: int, kept_s: int) -> Iterator[str | int]:
         """Of settle.lua."""
@@ -44,5 +52,8 @@ class Batch:
         yield from (self.tenant.tokens_per_minute or 0, max_models, kept_s)
         yield len(self.leases)
         yield from self.leases
-        for model, tokens in self.models.items():
-            yield from (model, tokens.requests, tokens.prompt, tokens.cached, tokens.completion)
+        entries = [("", *each) for each in self.models.items()]
+        entries += [(name, *each) for name, each in self.named.items()]
+        for name, model, tokens in entries:
+            yield from (name, model, tokens.requests)
+            yield from (tokens.prompt, tokens.cached, tokens.completion)

@@ -16,6 +16,11 @@ def usage_key(tenant: str, month: str) -> str:
     return f"tm:tenant:{{{tenant}}}:usage:{month}"
 
 
+def counted_key(tenant: str) -> str:
+    """ZSET: responses that are in the counts, by when they were put there."""
+    return f"tm:tenant:{{{tenant}}}:counted"
+
+
 def sequence_key(tenant: str, writer: str) -> str:
     """STRING: number of the last batch of a gateway that is in the counts."""
     return f"tm:tenant:{{{tenant}}}:seq:{writer}"

@@ -2,7 +2,8 @@
 
 Batches are numbered for each tenant, and a script that has seen a number does nothing: a call whose
 answer was lost can be made again. While Redis is away the sums grow here, one for each tenant,
-month and model. A gateway that is killed takes with it what it has not told yet.
+month and model. A gateway that is killed takes with it what it has not told yet, but for what has a
+name: kept responses, whose logs others read.
 """
 
 import asyncio
@@ -11,7 +12,13 @@ from collections import OrderedDict
 from typing import Final
 
 from tokenmesh.services.gateway.tenancy.batch import Batch, Tokens
-from tokenmesh.services.gateway.tenancy.keys import open_key, sequence_key, state_key, usage_key
+from tokenmesh.services.gateway.tenancy.keys import (
+    counted_key,
+    open_key,
+    sequence_key,
+    state_key,
+    usage_key,
+)
 from tokenmesh.services.gateway.tenancy.scripts import Scripts
 from tokenmesh.services.gateway.tenancy.tenant import Tenant
 from tokenmesh.shared.config.tenancy import TenancySettings
@@ -21,6 +28,8 @@ from tokenmesh.shared.metrics import Metrics
 logger = logging.getLogger(__name__)
 
 _KEPT_S: Final = 400 * 24 * 3600
+_MAX_NAMED: Final = 1024
+"""Of one batch; what is more waits without its name."""
 
 
 class Ledger:
@@ -38,19 +47,37 @@ class Ledger:
         self._number = 0
         self._sending: tuple[int, Batch] | None = None
         self._news = asyncio.Event()
+        self._told = asyncio.Condition()
         self._lock = asyncio.Lock()
         metrics.gauge_of("usage_untold_tokens", lambda: self.untold)
 
     @property
     def untold(self) -> int:
         """Tokens that Redis does not know of yet."""
-        batches = [*self._open.values(), *([self._sending[1]] if self._sending else [])]
-        return sum(tokens.charged for batch in batches for tokens in batch.models.values())
+        return sum(batch.charged for batch in self._batches())
 
-    def charge(self, tenant: Tenant, month: str, model: str, tokens: Tokens) -> None:
-        """To be told soon."""
-        self._batch(tenant, month).models.setdefault(model, Tokens()).add(tokens)
+    def _batches(self) -> list[Batch]:
+        return [*self._open.values(), *([self._sending[1]] if self._sending else [])]
+
+    def charge(
+        self, tenant: Tenant, month: str, model: str, tokens: Tokens, name: str = ""
+    ) -> None:
+        """To be told soon. With a name it counts once, whichever gateways charge it."""
+        batch = self._batch(tenant, month)
+        if name and len(batch.named) < _MAX_NAMED:
+            batch.named[name] = model, tokens
+        else:
+            batch.models.setdefault(model, Tokens()).add(tokens)
         self._news.set()
+
+    def waits(self, name: str) -> bool:
+        """Whether what was charged under a name is still to be told."""
+        return any(name in batch.named for batch in self._batches())
+
+    async def told(self, name: str) -> None:
+        """Return when it is told."""
+        async with self._told:
+            await self._told.wait_for(lambda: not self.waits(name))
 
     def release(self, tenant: Tenant, month: str, lease: str) -> None:
         """To be told soon."""
@@ -98,6 +125,7 @@ class Ledger:
             open_key(name),
             usage_key(name, batch.month),
             sequence_key(name, self._writer),
+            counted_key(name),
         )
         try:
             await self._scripts.settle(
@@ -110,3 +138,5 @@ class Ledger:
             logger.error("usage of %s is lost: %s", name, error.message)
             self._metrics.counter("usage_batches_lost").inc()
         self._sending = None
+        async with self._told:
+            self._told.notify_all()

@@ -1,12 +1,14 @@
 -- What has ended: leases are given back, tokens are charged. A batch counts once, however often
 -- it is sent.
--- KEYS: state, open, usage of the month, sequence. ARGV: number of the batch, requests and tokens
--- a minute (0: no limit), models at most, how long usage is kept, how many leases, the leases;
--- then model, requests, prompt, cached and completion tokens, for each model.
+-- KEYS: state, open, usage of the month, sequence, counted. ARGV: number of the batch, requests and
+-- tokens a minute (0: no limit), models at most, how long usage is kept, how many leases, the
+-- leases; then name, model, requests, prompt, cached and completion tokens, for each entry. What has
+-- a name counts once, whichever gateway says it.
 expect(KEYS[1], 'hash')
 expect(KEYS[2], 'zset')
 expect(KEYS[3], 'hash')
 expect(KEYS[4], 'string')
+expect(KEYS[5], 'zset')
 local number = tonumber(ARGV[1])
 if (tonumber(redis.call('GET', KEYS[4])) or 0) >= number then return 0 end
 local rpm, tpm = tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -19,17 +21,31 @@ local function add(field, count)
   if type(done) == 'table' and done.err then redis.call('HSET', KEYS[3], field, count) end
 end
 
-local charged = 0
-for index = 7 + num_leases, #ARGV, 5 do
-  local model = ARGV[index]
+local names_s = 3600
+local function is_counted(name)
+  if name == '' then return false end
+  redis.call('ZREMRANGEBYSCORE', KEYS[5], '-inf', now - names_s)
+  local is_new = redis.call('ZADD', KEYS[5], 'NX', now, name) == 1
+  redis.call('EXPIRE', KEYS[5], names_s)
+  return not is_new
+end
+
+local function charge(model, requests, prompt, cached, completion)
   local is_new = redis.call('HEXISTS', KEYS[3], 'requests:' .. model) == 0
   if is_new and redis.call('HLEN', KEYS[3]) >= 4 * tonumber(ARGV[4]) then model = 'other' end
-  local prompt, completion = tonumber(ARGV[index + 2]), tonumber(ARGV[index + 4])
-  add('requests:' .. model, tonumber(ARGV[index + 1]))
+  add('requests:' .. model, requests)
   add('prompt:' .. model, prompt)
-  add('cached:' .. model, tonumber(ARGV[index + 3]))
+  add('cached:' .. model, cached)
   add('completion:' .. model, completion)
-  charged = charged + prompt + completion
+  return prompt + completion
+end
+
+local charged = 0
+for index = 7 + num_leases, #ARGV, 6 do
+  if not is_counted(ARGV[index]) then
+    charged = charged + charge(ARGV[index + 1], tonumber(ARGV[index + 2]),
+      tonumber(ARGV[index + 3]), tonumber(ARGV[index + 4]), tonumber(ARGV[index + 5]))
+  end
 end
 if charged > 0 then
   add('tokens', charged)
