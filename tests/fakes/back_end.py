@@ -294,7 +294,7 @@ class BackEnd:
         await self.gateway.start()
         self._stack.push_async_callback(self.gateway.stop)
         running = asyncio.create_task(self.gateway.run())
-        server = Server(make_app(self.gateway), self.settings.gateway)
+        server = Server(make_app(self.gateway), self.settings.gateway, self.gateway.metrics)
         serving = asyncio.create_task(server.run())
         self.url = f"http://127.0.0.1:{server.port}"
 

@@ -33,7 +33,7 @@ async def build(mesh: Mesh) -> None:
     )
     mesh.bus.on_late = UnusedPlacements(mesh.redis, mesh.members, mesh.metrics).take
     await gateway.start()
-    server = Server(make_app(gateway), mesh.settings.gateway)
+    server = Server(make_app(gateway), mesh.settings.gateway, mesh.metrics)
     supervisor = Supervisor(lambda _name: mesh.crashed.set(), RestartPolicy())
     supervisor.spawn(gateway.run, "gateway", is_fatal=True)
     is_served = asyncio.Event()

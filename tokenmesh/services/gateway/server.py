@@ -1,16 +1,25 @@
 """Server: uvicorn inside the service's own event loop, without its signal handlers."""
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from tokenmesh.services.gateway.certificate import Certificate
+from tokenmesh.services.gateway.http_connection import HttpConnection
 from tokenmesh.services.gateway.listener import forget, listen
+from tokenmesh.services.gateway.open_files import connections_allowed
 from tokenmesh.services.gateway.web_socket import WebSocket
+from tokenmesh.shared.bus.complaints import Complaints
 from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.metrics import Metrics
+
+logger = logging.getLogger(__name__)
 
 
 class _Uvicorn(uvicorn.Server):
@@ -24,15 +33,21 @@ class _Uvicorn(uvicorn.Server):
 class Server:
     """The HTTP port of a gateway."""
 
-    def __init__(self, app: ASGIApp, settings: GatewaySettings) -> None:
+    def __init__(self, app: ASGIApp, settings: GatewaySettings, metrics: Metrics) -> None:
         self._settings = settings
+        refusals = Complaints(logger, settings.refusal_log_interval_s)
+        refusals.on_note = lambda kind: metrics.counter("refused_connections", kind=kind).inc()
+        connection = partial(
+            HttpConnection, settings, connections_allowed(settings.max_connections), refusals
+        )
         self._certificate = (
             Certificate(settings.ssl_certfile, settings) if settings.ssl_certfile else None
         )
         self._socket = listen(settings)
         config = uvicorn.Config(
             app,
-            http="httptools",
+            # called as the class would be
+            http=cast("type[asyncio.Protocol]", connection),
             ws=WebSocket,
             ws_max_size=settings.realtime_max_message_bytes,
             ws_ping_interval=settings.realtime_ping_interval_s,

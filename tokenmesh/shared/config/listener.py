@@ -22,6 +22,27 @@ class ListenerSettings(BaseModel):
     )
     backlog: int = Field(default=2048, ge=1, description="Connections that wait to be accepted.")
     keep_alive_s: int = Field(default=30, ge=1, description="How long an idle connection stays.")
+    max_connections: int = Field(
+        default=16384,
+        ge=1,
+        description="Connections at a time, where the system allows as many open files; more are "
+        "answered 503.",
+    )
+    max_header_bytes: int = Field(
+        default=64 * 1024, ge=1024, description="Largest header of a request, its URL included."
+    )
+    header_timeout_s: float = Field(
+        default=20.0, gt=0, description="Receiving a request's header, also a connection's first."
+    )
+    max_pipelined: int = Field(
+        default=16,
+        ge=0,
+        description="Requests of a connection that wait for the answer to the one before; no more "
+        "are read.",
+    )
+    refusal_log_interval_s: float = Field(
+        default=60.0, gt=0, description="Refused connections of one kind are logged this often."
+    )
     root_path: str = Field(
         default="", description="Path under which a proxy shows this server, such as /llm."
     )

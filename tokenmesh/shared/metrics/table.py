@@ -164,6 +164,11 @@ _EDGE: Final = (
     _histogram("http_request_duration_seconds", "From first to last byte.", _TTFT_S, *_ROUTE),
     _histogram("http_request_size_bytes", "Body of an HTTP request.", _BODY_BYTES, "handler"),
     _histogram("http_response_size_bytes", "Body of an answer.", _BODY_BYTES, "handler"),
+    _counter(
+        "refused_connections",
+        "Connections closed for what they sent, or how slowly, or for their number.",
+        "kind",
+    ),
     _counter("recoveries", "Streams placed again, by what was seen.", "reason"),
     _gauge("workers_left_out", "Workers that this gateway avoids because they lose streams."),
     _counter("placements_unused", "Placements whose client had left; given back at once."),

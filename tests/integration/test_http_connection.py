@@ -1,0 +1,178 @@
+"""Connections of clients that are slow, large, many, broken, or gone, on a real port."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from tests.fakes.back_end import BackEnd, ignore_generate
+from tokenmesh.shared.config.bus import BusSettings
+from tokenmesh.shared.config.redis import RedisSettings
+
+Serving = Any
+PATIENCE_S = 10.0
+LIVEZ = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.fixture
+def serving(bus_settings: BusSettings, redis_settings: RedisSettings) -> Serving:
+    @asynccontextmanager
+    async def serve(**settings: Any) -> AsyncIterator[BackEnd]:
+        async with BackEnd(bus_settings, redis_settings, **settings) as back_end:
+            yield back_end
+
+    return serve
+
+
+class Raw:
+    """A client that sends what it likes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def all(self) -> bytes:
+        """What comes until the server closes."""
+        async with asyncio.timeout(PATIENCE_S):
+            return await self.reader.read()
+
+    async def answer(self) -> bytes:
+        """One response with a length."""
+        async with asyncio.timeout(PATIENCE_S):
+            head = await self.reader.readuntil(b"\r\n\r\n")
+            fields = dict(line.split(b": ", 1) for line in head.split(b"\r\n")[1:-2])
+            return head + await self.reader.readexactly(int(fields[b"content-length"]))
+
+
+@asynccontextmanager
+async def raw(back_end: BackEnd) -> AsyncIterator[Raw]:
+    host, port = back_end.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        yield Raw(reader, writer)
+    finally:
+        writer.transport.abort()
+
+
+def asking(back_end: BackEnd, **fields: Any) -> bytes:
+    body = json.dumps({"model": back_end.model, "prompt": "Hi", **fields}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
+def refused(back_end: BackEnd, kind: str) -> float:
+    lines = back_end.gateway.metrics.render().decode().splitlines()
+    found = [each for each in lines if "refused_connections_total" in each and kind in each]
+    return sum(float(each.rsplit(" ", 1)[1]) for each in found)
+
+
+def told(response: bytes, status: int) -> dict[str, Any]:
+    assert response.startswith(b"HTTP/1.1 %d " % status), response[:100]
+    error: dict[str, Any] = json.loads(response.partition(b"\r\n\r\n")[2])["error"]
+    return error
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /livez HTT", b"\r\n", LIVEZ[:-2]])
+async def test_a_header_that_does_not_end_is_given_up(serving: Serving, sent: bytes) -> None:
+    async with serving(header_timeout_s=0.2) as back_end, raw(back_end) as client:
+        await client.send(sent)
+        assert told(await client.all(), 408)["type"] == "RequestTimeoutError"
+        assert refused(back_end, "slow header") == 1
+
+
+@pytest.mark.parametrize("sent", [b"\r\n", LIVEZ[:20]])
+async def test_the_next_header_has_its_time_too(serving: Serving, sent: bytes) -> None:
+    async with serving(header_timeout_s=0.2) as back_end, raw(back_end) as client:
+        await client.send(LIVEZ)
+        assert b"200 OK" in await client.answer()
+        await asyncio.sleep(0.4)
+        await client.send(sent)
+        await client.all()
+        assert refused(back_end, "slow header") == 1
+
+
+async def test_a_header_is_bounded_however_it_comes(serving: Serving) -> None:
+    line = b"X-A: " + b"a" * 1000 + b"\r\n"
+    async with serving(max_header_bytes=4096) as back_end:
+        for header in (line * 8, b"X-A: " + b"a" * 8192, b"\xff: " * 3000):
+            async with raw(back_end) as client:
+                await client.send(LIVEZ[:-2] + header)
+                await client.send(b"X-B: " + b"b" * 8192)
+                assert told(await client.all(), 431 if header[0] == 88 else 400)
+        async with raw(back_end) as client:
+            await client.send(LIVEZ[:-2] + line * 8 + b"\r\n")
+            assert told(await client.all(), 431)
+        async with raw(back_end) as client:
+            await client.send(LIVEZ[:-2] + line * 3 + b"\r\n")
+            assert b"200 OK" in await client.answer()
+
+
+async def test_garbage_is_refused_in_our_shape_and_logged_once(
+    serving: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with serving() as back_end:
+        for _ in range(20):
+            async with raw(back_end) as client:
+                await client.send(b"\x16\x03\x01 garbage\r\n\r\n")
+                assert told(await client.all(), 400)["type"] == "BadRequestError"
+        assert refused(back_end, "garbage") == 20
+    said = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+    assert len([each for each in said if "garbage" in each or "nvalid" in each]) == 1
+
+
+async def test_more_connections_than_allowed_are_answered_503(serving: Serving) -> None:
+    async with serving(max_connections=2) as back_end:
+        async with raw(back_end) as first, raw(back_end) as second, raw(back_end) as third:
+            assert told(await third.all(), 503)["type"] == "ServiceUnavailableError"
+            for client in (first, second):
+                await client.send(LIVEZ)
+                assert b"200 OK" in await client.answer()
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                async with raw(back_end) as client:
+                    await client.send(LIVEZ)
+                    if b"200 OK" in await client.answer():
+                        break
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+@pytest.mark.parametrize("pause_s", [0.0, 0.1])
+async def test_a_client_that_pipelines_and_leaves_is_noticed(
+    serving: Serving, is_stream: bool, pause_s: float
+) -> None:
+    async with serving(script=ignore_generate([5] * 200)) as back_end:
+        back_end.workers[0].step_s = 1.0
+        async with raw(back_end) as client:
+            await client.send(asking(back_end, stream=is_stream))
+            await asyncio.sleep(pause_s)
+            await client.send(LIVEZ + LIVEZ)
+            await back_end.until(lambda: len(back_end.gateway.streams) == 1, PATIENCE_S)
+        await back_end.until(lambda: len(back_end.gateway.streams) == 0, PATIENCE_S)
+
+
+async def test_pipelined_requests_are_answered_in_order(serving: Serving) -> None:
+    async with serving(max_pipelined=2) as back_end, raw(back_end) as client:
+        await client.send(asking(back_end, max_tokens=3) + LIVEZ * 40)
+        assert b"text_completion" in await client.answer()
+        for _ in range(40):
+            assert b"200 OK" in await client.answer()
+
+
+async def test_an_unknown_upgrade_is_a_request_like_any_other(serving: Serving) -> None:
+    async with serving() as back_end, raw(back_end) as client:
+        upgrade = b"Connection: Upgrade\r\nUpgrade: h2c\r\nContent-Type:"
+        request = asking(back_end, max_tokens=3).replace(b"Content-Type:", upgrade)
+        for half in (len(request) // 2, request.index(b"{"), len(request) - 2):
+            await client.send(request[:half])
+            await asyncio.sleep(0.05)
+            await client.send(request[half:])
+            assert b"text_completion" in await client.answer()
