@@ -27,7 +27,7 @@ from tokenmesh.shared.config.tenancy import TenancySettings
 from tokenmesh.shared.errors import Overloaded, Unavailable
 from tokenmesh.shared.ids import RequestId
 from tokenmesh.shared.metrics import Metrics
-from tokenmesh.shared.redis import Redis, open_redis
+from tokenmesh.shared.redis import Part, Redis, open_redis
 
 
 @pytest.fixture
@@ -246,6 +246,46 @@ async def test_without_redis_a_gateway_keeps_limits_alone_and_tells_usage_later(
     await asyncio.sleep(0.1)
     await gateway.settle()
     assert (await usage_of_tenant(redis, tenant))[b"tokens"] == 11
+    await redis.close()
+
+
+REFUSALS: dict[str, tuple[list[list[Part]], list[list[Part]]]] = {
+    "out of memory": (
+        [
+            ["CONFIG", "SET", "maxmemory-policy", "noeviction"],
+            ["CONFIG", "SET", "maxmemory", "1"],
+        ],
+        [["CONFIG", "SET", "maxmemory", "0"]],
+    ),
+    "a replica": ([["REPLICAOF", "127.0.0.1", "1"]], [["REPLICAOF", "NO", "ONE"]]),
+    "no right": (
+        [["ACL", "SETUSER", "default", "-evalsha", "-eval"]],
+        [["ACL", "SETUSER", "default", "+@all"]],
+    ),
+}
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+async def test_usage_waits_until_redis_takes_it(
+    start_redis: Callable[[], Server], refusal: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    redis = open_redis(redis_settings_of(start_redis()))
+    tenant, gateway = tenant_of(requests_per_minute=5), admission_of(redis, limits_retry_s=0.02)
+    refuse, accept = REFUSALS[refusal]
+    running = asyncio.create_task(gateway.run())
+    await redis.call_all(refuse)
+    for _ in range(3):
+        await gateway.admit(exchange_of(tenant))
+        gateway.charge(tenant, "m", [usage_of(5, 6, 0, None)])
+        await asyncio.sleep(0.05)
+    await redis.call_all(accept)
+    async with asyncio.timeout(10):
+        while (await usage_of_tenant(redis, tenant)).get(b"tokens") != 33:
+            await asyncio.sleep(0.02)
+    running.cancel()
+    await gateway.stop()
+    said = [each for each in caplog.records if "usage" in each.getMessage()]
+    assert [each.levelname for each in said] == ["WARNING"]
     await redis.close()
 
 

@@ -6,6 +6,7 @@ connection of a pool, since they may be large; scripts, small and wanted quickly
 
 import asyncio
 import hashlib
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, cast
@@ -14,7 +15,14 @@ from redis.asyncio import BlockingConnectionPool
 from redis.asyncio import Redis as Client
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, RedisError, ResponseError
+from redis.exceptions import (
+    AuthenticationError,
+    NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
 
 from tokenmesh.shared.config.redis import RedisSettings
 from tokenmesh.shared.errors import ConfigError, TokenMeshError, Unavailable
@@ -22,9 +30,11 @@ from tokenmesh.shared.redis_link import Part, RedisAddress, RedisLink, RefusedBy
 
 __all__ = ["Part", "Redis", "Reply", "Script", "open_redis"]
 
-_BUSY: Final = ("LOADING", "BUSY", "READONLY", "MASTERDOWN", "OOM", "MAXMEMORY", "TRYAGAIN")
-"""First words of refusals that pass."""
-_NO_ENTRY: Final = ("NOAUTH", "WRONGPASS", "ERR AUTH", "ERR invalid password")
+_BUSY: Final = re.compile(
+    r"(?:^|-)(?:LOADING|BUSY|READONLY|MASTERDOWN|OOM|MAXMEMORY|TRYAGAIN|MISCONF|NOREPLICAS)\b"
+)
+"""Refusals that pass; a script that met one wraps it in an error of its own."""
+_NO_ENTRY: Final = ("NOAUTH", "WRONGPASS", "NOPERM", "ERR AUTH", "ERR invalid password")
 """First words of refusals of whoever asks."""
 
 
@@ -71,7 +81,7 @@ def _link(pool: BlockingConnectionPool, settings: RedisSettings) -> RedisLink:
 class Redis:
     """A pool of connections, and one for scripts. Every call ends within `call_timeout_s`.
 
-    Calls raise Unavailable when Redis is away or busy, ConfigError when it refuses the password,
+    Calls raise Unavailable when Redis is away or busy, ConfigError when it refuses the user,
     TokenMeshError for a command that it calls wrong.
     """
 
@@ -156,10 +166,12 @@ class Redis:
     def _translate(self, error: RedisError | RefusedByRedis | OSError) -> TokenMeshError:
         # OSError covers TimeoutError.
         reason = str(error) or f"no answer within {self._settings.call_timeout_s} s"
-        if isinstance(error, AuthenticationError) or reason.startswith(_NO_ENTRY):
-            return ConfigError(f"Redis refuses the password: {reason}", param="redis.password")
+        is_unknown = isinstance(error, AuthenticationError | NoPermissionError)
+        if is_unknown or reason.startswith(_NO_ENTRY):
+            return ConfigError(f"Redis refuses this user: {reason}", param="redis.password")
         is_refused = isinstance(error, ResponseError | RefusedByRedis)
-        if is_refused and not reason.startswith(_BUSY):
+        is_busy = isinstance(error, OutOfMemoryError | ReadOnlyError) or _BUSY.search(reason)
+        if is_refused and not is_busy:
             return TokenMeshError(f"Redis refuses a command: {reason}")
         return Unavailable(f"Redis is away: {reason}")
 

@@ -23,7 +23,7 @@ from tokenmesh.services.gateway.tenancy.tenant import Tenant
 from tokenmesh.services.gateway.tenancy.tenant_meters import TenantMeters
 from tokenmesh.shared.clock import monotonic_s, now_s
 from tokenmesh.shared.config.tenancy import TenancySettings
-from tokenmesh.shared.errors import Overloaded, TokenMeshError, Unavailable
+from tokenmesh.shared.errors import Overloaded, TokenMeshError
 from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.redis import Redis
 
@@ -142,7 +142,7 @@ class Admission:
             group.create_task(self._renew_forever())
 
     async def settle(self) -> None:
-        """Tell Redis everything now. Raises Unavailable."""
+        """Tell Redis everything now. Raises Unavailable or ConfigError."""
         if self._ledger is not None:
             await self._ledger.flush()
 
@@ -150,7 +150,7 @@ class Admission:
         """The same when there is no later; what Redis does not take now is lost."""
         try:
             await self.settle()
-        except Unavailable as error:
+        except TokenMeshError as error:
             logger.warning("usage is lost: %s", error.message)
 
     async def _ask(self, tenant: Tenant, lease: str) -> Standing:

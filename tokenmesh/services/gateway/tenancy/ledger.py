@@ -22,7 +22,7 @@ from tokenmesh.services.gateway.tenancy.keys import (
 from tokenmesh.services.gateway.tenancy.scripts import Scripts
 from tokenmesh.services.gateway.tenancy.tenant import Tenant
 from tokenmesh.shared.config.tenancy import TenancySettings
-from tokenmesh.shared.errors import TokenMeshError, Unavailable
+from tokenmesh.shared.errors import ConfigError, TokenMeshError, Unavailable
 from tokenmesh.shared.metrics import Metrics
 
 logger = logging.getLogger(__name__)
@@ -49,6 +49,8 @@ class Ledger:
         self._news = asyncio.Event()
         self._told = asyncio.Condition()
         self._lock = asyncio.Lock()
+        self._is_waiting = False
+        """For a Redis that takes it: said once."""
         metrics.gauge_of("usage_untold_tokens", lambda: self.untold)
 
     @property
@@ -98,12 +100,14 @@ class Ledger:
             await self._news.wait()
             try:
                 await self.flush()
-            except Unavailable as error:
-                logger.debug("usage has to wait: %s", error.message)
+            except (Unavailable, ConfigError) as error:
+                if not self._is_waiting:
+                    logger.warning("usage has to wait: %s", error.message)
+                self._is_waiting = True
                 await asyncio.sleep(self._settings.limits_retry_s)
 
     async def flush(self) -> None:
-        """Tell everything now. Raises Unavailable, and keeps what is not told."""
+        """Tell everything now. Raises Unavailable or ConfigError, and keeps what is not told."""
         async with self._lock:
             self._news.clear()
             try:
@@ -131,12 +135,14 @@ class Ledger:
             await self._scripts.settle(
                 keys, list(batch.arguments(number, limits.max_usage_models, _KEPT_S))
             )
-        except Unavailable:
+        except (Unavailable, ConfigError):
+            # A password or a right is mended some day, too.
             raise
         except TokenMeshError as error:
             # Asking again would bring the same.
             logger.error("usage of %s is lost: %s", name, error.message)
             self._metrics.counter("usage_batches_lost").inc()
         self._sending = None
+        self._is_waiting = False
         async with self._told:
             self._told.notify_all()
