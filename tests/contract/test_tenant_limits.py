@@ -280,7 +280,7 @@ async def test_usage_waits_until_redis_takes_it(
         await asyncio.sleep(0.05)
     await redis.call_all(accept)
     async with asyncio.timeout(10):
-        while (await usage_of_tenant(redis, tenant)).get(b"tokens") != 33:
+        while (await usage_of_tenant(redis, tenant)).get(b"tokens") != 33:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     running.cancel()
     await gateway.stop()
