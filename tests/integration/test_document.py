@@ -161,7 +161,7 @@ async def test_a_file_has_one_of_the_purposes_that_openai_knows(client: httpx.As
 
 async def test_a_wrong_method_is_told_all_the_right_ones(client: httpx.AsyncClient) -> None:
     answer = await client.put("/v1/files/some-id")
-    assert (answer.status_code, answer.headers["allow"]) == (405, "DELETE, GET")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "DELETE, GET, HEAD")
     answer = await client.get("/v1/chat/completions")
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
 

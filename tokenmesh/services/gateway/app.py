@@ -16,6 +16,7 @@ from tokenmesh.services.gateway.document.document import complete
 from tokenmesh.services.gateway.edge import Edge
 from tokenmesh.services.gateway.error_response import crash_response, install_error_handlers
 from tokenmesh.services.gateway.gateway import Gateway
+from tokenmesh.services.gateway.head_as_get import HeadAsGet
 from tokenmesh.services.gateway.openai.batch_request import BatchChatRequest
 from tokenmesh.services.gateway.openai.chat_request import ChatRequest
 from tokenmesh.services.gateway.openai.completion_request import CompletionRequest
@@ -29,6 +30,7 @@ from tokenmesh.services.gateway.routes.chat_batch import chat_batch_endpoint
 from tokenmesh.services.gateway.routes.completions import completion_endpoint
 from tokenmesh.services.gateway.routes.files import files_router
 from tokenmesh.services.gateway.routes.health import health_router
+from tokenmesh.services.gateway.routes.input_tokens import input_tokens_router
 from tokenmesh.services.gateway.routes.mesh import mesh_router
 from tokenmesh.services.gateway.routes.messages import messages_endpoint, messages_router
 from tokenmesh.services.gateway.routes.models import models_router
@@ -63,6 +65,7 @@ _ROUTERS: Final = (
     mesh_router,
     messages_router,
     realtime_router,
+    input_tokens_router,
     stored_responses_router,
 )
 _EXPOSED: Final = [
@@ -90,7 +93,7 @@ def make_app(gateway: Gateway) -> ASGIApp:
     }
     app: ASGIApp = Shortcut(_make_routes(gateway, endpoints), endpoints)
     app = Edge(app, gateway.keys, settings, gateway.http_meters)
-    app = ServerErrorMiddleware(app, handler=crash_response)
+    app = HeadAsGet(ServerErrorMiddleware(app, handler=crash_response))
     if settings.root_path:
         app = RootPath(app, settings.root_path)
     if not settings.cors_origins:

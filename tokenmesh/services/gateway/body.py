@@ -24,6 +24,7 @@ _STRING_OR_BRACKET: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[\]{}]', re.DOTAL
 async def read_json(request: Request, model: type[_Body], limits: GatewaySettings) -> _Body:
     """The validated body. Raises InvalidInput and its kin."""
     _check_json_type(request)
+    _check_is_plain(request)
     data = await read_bytes(request, limits.max_body_bytes, limits.body_timeout_s)
     check_depth(data, limits.max_json_depth)
     try:
@@ -66,6 +67,12 @@ def _check_json_type(request: Request) -> None:
     # Without the header curl users would be refused, with a form's they are told.
     if kind and kind != "application/json" and not kind.endswith("+json"):
         raise UnsupportedMediaType(f"the body must be application/json, not {given!r}")
+
+
+def _check_is_plain(request: Request) -> None:
+    given = request.headers.get("content-encoding", "identity")
+    if given.strip().lower() not in ("identity", ""):
+        raise UnsupportedMediaType(f"the body must be sent as it is, not in {given[:60]!r}")
 
 
 def check_depth(data: bytes, limit: int) -> None:

@@ -20,6 +20,7 @@ from tokenmesh.shared.errors import InvalidInput, TokenMeshError
 logger = logging.getLogger(__name__)
 
 JSON = "application/json"
+_PATH_SHOWN: Final = 200
 _METHODS: Final = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 
 
@@ -77,7 +78,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, StarletteHTTPException)
-        response = _plain_response(request.scope, error.status_code, str(error.detail))
+        response = _plain_response(request.scope, error.status_code, _told(request, error))
         response.headers.update(error.headers or {})
         if error.status_code == 405:
             response.headers["Allow"] = ", ".join(_methods(app, request.scope))
@@ -97,9 +98,20 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, on_parameters)
 
 
+def _told(request: Request, error: StarletteHTTPException) -> str:
+    """What the application says, and which route is not there."""
+    if error.status_code != 404:
+        return str(error.detail)
+    return f"there is no {request.method} {request.url.path[:_PATH_SHOWN]} here"
+
+
 def _methods(app: FastAPI, scope: Scope) -> list[str]:
     """What the path of a request can be asked."""
-    return [method for method in _METHODS if _fits(app, {**scope, "method": method})]
+    return [
+        method
+        for method in _METHODS
+        if _fits(app, {**scope, "method": "GET" if method == "HEAD" else method})
+    ]
 
 
 def _fits(app: FastAPI, scope: Scope) -> bool:

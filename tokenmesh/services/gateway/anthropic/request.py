@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tokenmesh.services.gateway.openai.sampling_fields import INT32_MAX
+from tokenmesh.services.gateway.openai.lenient import MinusOneOrMore, Positive
 
 
 class _Part(BaseModel):
@@ -38,7 +38,7 @@ class Thinking(_Part):
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     """The last two leave it to the model when and for how long."""
-    budget_tokens: int | None = Field(default=None, ge=1, le=INT32_MAX)
+    budget_tokens: Positive | None = None
     display: Literal["summarized", "omitted"] | None = None
     """`omitted`: blocks come without their text."""
 
@@ -88,12 +88,12 @@ class CountTokensRequest(_Part):
 class MessagesRequest(CountTokensRequest):
     """Anthropic's fields and vLLM's additions."""
 
-    max_tokens: int = Field(ge=1, le=INT32_MAX)
+    max_tokens: Positive
     metadata: Metadata | None = None
     stop_sequences: list[str] | None = None
     stream: bool | None = False
     temperature: float | None = Field(default=None, ge=0, le=100)
-    top_k: int | None = Field(default=None, ge=-1, le=INT32_MAX)
+    top_k: MinusOneOrMore | None = None
     top_p: float | None = Field(default=None, gt=0, le=1)
     service_tier: Literal["auto", "standard_only"] | None = None
     cache_control: dict[str, Any] | None = None

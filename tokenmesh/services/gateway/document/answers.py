@@ -8,7 +8,12 @@ from tokenmesh.services.gateway.anthropic import errors as anthropic_errors
 from tokenmesh.services.gateway.anthropic.shapes import MessageBody, TokenCount
 from tokenmesh.services.gateway.openai import shapes
 from tokenmesh.services.gateway.openai.errors import ErrorBody
-from tokenmesh.services.gateway.responses.described import InputItems, Response, ResponseDeleted
+from tokenmesh.services.gateway.responses.described import (
+    InputItems,
+    InputTokens,
+    Response,
+    ResponseDeleted,
+)
 
 _STREAM: Final = "text/event-stream"
 _TEXT: Final = {"schema": {"type": "string"}}
@@ -18,6 +23,7 @@ _STRUCTS: Final[dict[tuple[str, str], type[msgspec.Struct]]] = {
     ("post", "/v1/chat/completions/batch"): shapes.ChatCompletion,
     ("post", "/v1/completions"): shapes.Completion,
     ("post", "/v1/responses"): Response,
+    ("post", "/v1/responses/input_tokens"): InputTokens,
     ("get", "/v1/responses/{response_id}"): Response,
     ("delete", "/v1/responses/{response_id}"): ResponseDeleted,
     ("post", "/v1/responses/{response_id}/cancel"): Response,

@@ -13,7 +13,7 @@ _NOTHING: Final[dict[str, dict[str, Any]]] = {
 _ANY_NOTHING: Final[dict[str, Any]] = {"enum": [None, False, 0, "", [], {}]}
 _VALUES: Final[dict[str, list[Any]]] = {
     "service_tier": [None, "auto", "default"],
-    "mm_payload": ["tensors"],
+    "mm_payload": [None, "tensors"],
     "function_call": [None, "none", "auto"],
     "web_search_options": [None],
     "best_of": [None, 1],

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from tokenmesh.services.gateway.openai.chat_request import ChatMessage, ChatRequest
 from tokenmesh.services.gateway.openai.errors import NotSupported
+from tokenmesh.services.gateway.openai.lenient import Off, Positive
 
 _Conversation = Annotated[list[ChatMessage], Field(min_length=1)]
 
@@ -14,8 +15,8 @@ class BatchChatRequest(ChatRequest):
     """A chat with several conversations; what is said besides holds for each of them."""
 
     messages: list[_Conversation] = Field(min_length=1)  # type: ignore[assignment]
-    best_of: int | None = Field(default=None, ge=1)
-    early_stopping: bool = False
+    best_of: Positive | None = None
+    early_stopping: Off = False
     guided_decoding_backend: Literal["auto"] | None = None
 
     _OWN: ClassVar[set[str]] = {

@@ -5,7 +5,8 @@ from typing import Any, Literal, Required
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
-from tokenmesh.services.gateway.openai.sampling_fields import INT32_MAX, SamplingFields
+from tokenmesh.services.gateway.openai.lenient import MinusOneOrMore, Off, On, Positive
+from tokenmesh.services.gateway.openai.sampling_fields import SamplingFields
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -32,21 +33,21 @@ class ChatRequest(SamplingFields):
     """See api reference of OpenAI and vLLM; unknown fields are kept and named in a warning."""
 
     messages: list[ChatMessage] = Field(min_length=1)
-    max_tokens: int | None = Field(default=None, ge=1, le=INT32_MAX)
-    max_completion_tokens: int | None = Field(default=None, ge=1, le=INT32_MAX)
+    max_tokens: Positive | None = None
+    max_completion_tokens: Positive | None = None
     logprobs: bool | None = False
-    top_logprobs: int | None = Field(default=None, ge=-1, le=INT32_MAX)
+    top_logprobs: MinusOneOrMore | None = None
     tools: list[Tool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = True
     documents: list[dict[str, Any]] | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    add_special_tokens: bool = False
+    add_generation_prompt: On = True
+    continue_final_message: Off = False
+    add_special_tokens: Off = False
     reasoning_effort: ReasoningEffort | None = None
-    include_reasoning: bool = True
+    include_reasoning: On = True
     return_prompt_text: bool | None = None
 
     # Known and not served yet.

@@ -1,8 +1,7 @@
 """CompletionRequest: the body of /v1/completions."""
 
-from pydantic import Field
-
-from tokenmesh.services.gateway.openai.sampling_fields import INT32_MAX, SamplingFields, TokenId
+from tokenmesh.services.gateway.openai.lenient import MinusOneOrMore, NotNegative, On
+from tokenmesh.services.gateway.openai.sampling_fields import SamplingFields, TokenId
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -12,9 +11,9 @@ class CompletionRequest(SamplingFields):
 
     prompt: str | list[TokenId] | list[str] | list[list[TokenId]] | None = None
     prompt_embeds: str | list[str] | None = None
-    max_tokens: int | None = Field(default=DEFAULT_MAX_TOKENS, ge=0, le=INT32_MAX)
-    logprobs: int | None = Field(default=None, ge=-1, le=INT32_MAX)
-    add_special_tokens: bool = True
+    max_tokens: NotNegative | None = DEFAULT_MAX_TOKENS
+    logprobs: MinusOneOrMore | None = None
+    add_special_tokens: On = True
     suffix: str | None = None
 
     # Known and not served yet.

@@ -35,7 +35,7 @@ _HARMLESS: Final[dict[str, _Test]] = {
     "ec_transfer_params": _is_unset,
     "vllm_xargs": _is_unset,
     "return_mm_kwargs": _is_unset,
-    "mm_payload": lambda value: value == "tensors",
+    "mm_payload": lambda value: value in (None, "tensors"),
     "routed_experts_prompt_start": _is_unset,
 }
 

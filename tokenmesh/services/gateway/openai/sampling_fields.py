@@ -7,11 +7,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tokenmesh.services.gateway.openai.lenient import (
+    Count,
+    MinusOneOrMore,
+    Off,
+    On,
+    Positive,
+    Priority,
+    Seed,
+    default_for_null,
+)
 from tokenmesh.services.gateway.openai.rule_fields import RepetitionDetection
 from tokenmesh.services.gateway.openai.structured_fields import ResponseFormat, StructuredOutputs
 
-INT32_MAX = 2**31 - 1
 TokenId = Annotated[int, Field(ge=0, lt=2**32)]
+_LengthPenalty = Annotated[float, Field(ge=-10, le=10)]
 
 
 class StreamOptions(BaseModel):
@@ -19,8 +29,8 @@ class StreamOptions(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+    include_usage: Off = False
+    continuous_usage_stats: Off = False
 
 
 class SamplingFields(BaseModel):
@@ -34,36 +44,36 @@ class SamplingFields(BaseModel):
     repetition_penalty: float | None = Field(default=None, gt=0, le=100)
     temperature: float | None = Field(default=None, ge=0, le=100)
     top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=-1, le=INT32_MAX)
+    top_k: MinusOneOrMore | None = None
     min_p: float | None = Field(default=None, ge=0, le=1)
-    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
-    n: int | None = Field(default=None, ge=1, le=INT32_MAX)
+    seed: Seed | None = None
+    n: Positive | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[TokenId] | None = None
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    min_tokens: int = Field(default=0, ge=0, le=INT32_MAX)
+    include_stop_str_in_output: Off = False
+    ignore_eos: Off = False
+    min_tokens: Count = 0
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[TokenId] | None = None
     bad_words: list[str] | None = None
-    use_beam_search: bool = False
-    length_penalty: float = Field(default=1.0, ge=-10, le=10)
-    prompt_logprobs: int | None = Field(default=None, ge=-1, le=INT32_MAX)
+    use_beam_search: Off = False
+    length_penalty: Annotated[_LengthPenalty, default_for_null(_LengthPenalty, 1.0)] = 1.0
+    prompt_logprobs: MinusOneOrMore | None = None
     logprob_token_ids: list[TokenId] | None = Field(default=None, min_length=1)
-    thinking_token_budget: int | None = Field(default=None, ge=-1, le=INT32_MAX)
+    thinking_token_budget: MinusOneOrMore | None = None
     repetition_detection: RepetitionDetection | None = None
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
-    truncate_prompt_tokens: int | None = Field(default=None, ge=-1, le=INT32_MAX)
+    skip_special_tokens: On = True
+    spaces_between_special_tokens: On = True
+    truncate_prompt_tokens: MinusOneOrMore | None = None
     truncation_side: Literal["left", "right"] | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
-    stream_interval: int | None = Field(default=None, ge=1, le=INT32_MAX)
-    echo: bool = False
+    stream_interval: Positive | None = None
+    echo: Off = False
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     cache_salt: str | None = Field(default=None, min_length=1, max_length=1024)
-    priority: int = Field(default=0, ge=-INT32_MAX, le=INT32_MAX)
+    priority: Priority = 0
     request_id: str | None = Field(default=None, min_length=1)
     user: str | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
@@ -75,13 +85,13 @@ class SamplingFields(BaseModel):
 
     # Known and not served yet: see not_supported.py.
     watermarking: Any = None
-    return_token_offsets: bool = False
+    return_token_offsets: Off = False
     kv_transfer_params: dict[str, Any] | None = None
     ec_transfer_params: dict[str, Any] | None = None
     vllm_xargs: dict[str, Any] | None = None
     return_mm_kwargs: bool | None = None
-    mm_payload: str = "tensors"
-    routed_experts_prompt_start: int = 0
+    mm_payload: str | None = None
+    routed_experts_prompt_start: int | None = None
 
     @property
     def stops(self) -> list[str]:

@@ -5,6 +5,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from tokenmesh.services.gateway.openai.chat_request import ChatMessage, Tool
+from tokenmesh.services.gateway.openai.lenient import Off, On
 from tokenmesh.services.gateway.openai.sampling_fields import TokenId
 
 
@@ -19,8 +20,8 @@ class TokenizeRequest(BaseModel):
     add_special_tokens: bool | None = None
     """Default: true for a prompt, false for a conversation."""
     return_token_strs: bool | None = False
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
+    add_generation_prompt: On = True
+    continue_final_message: Off = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[Tool] | None = None

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from tokenmesh.services.gateway.openai.errors import NotSupported
-from tokenmesh.services.gateway.openai.sampling_fields import INT32_MAX
+from tokenmesh.services.gateway.openai.lenient import INT32_MAX
 from tokenmesh.shared.errors import InvalidInput
 
 _STRICT: Final = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)

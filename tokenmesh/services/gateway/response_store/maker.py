@@ -92,6 +92,15 @@ class ResponseMaker:
             lease.release()
             raise
 
+    async def recall(
+        self, body: ResponsesRequest, scope: str
+    ) -> tuple[ResponsesRequest, list[dict[str, object]]]:
+        """The request without references, and what was said before it. Raises NotFound."""
+        return (
+            await resolve_references(self._logs, body, scope),
+            await self._previous(body, scope),
+        )
+
     async def _begin_and_answer(self, plan: Plan, *, may_forget: bool) -> Response:
         body, response_id = plan.order.body, plan.order.id
         if body.background:
@@ -106,7 +115,7 @@ class ResponseMaker:
     async def _plan(
         self, body: ResponsesRequest, response_id: ResponseId, exchange: Exchange, scope: str
     ) -> Plan:
-        body = await resolve_references(self._logs, body, scope)
+        body, previous = await self.recall(body, scope)
         timeout_s = self._limits.request_timeout_s
         if body.background:
             timeout_s = self._settings.background_timeout_s
@@ -119,7 +128,7 @@ class ResponseMaker:
             created_s=created_s,
             deadline_s=created_s + timeout_s,
             exchange=exchange,
-            previous=await self._previous(body, scope),
+            previous=previous,
         )
         return await self._planner.plan(order)
 

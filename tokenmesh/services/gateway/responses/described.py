@@ -10,6 +10,13 @@ Json = dict[str, Any]
 Progress = Literal["in_progress", "completed", "incomplete"]
 
 
+class InputTokens(msgspec.Struct, kw_only=True):
+    """The answer of input_tokens."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
 class _Item(msgspec.Struct, kw_only=True, tag_field="type"):
     """Part of an output."""
 

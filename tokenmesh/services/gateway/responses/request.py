@@ -4,7 +4,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tokenmesh.services.gateway.openai.sampling_fields import INT32_MAX, TokenId
+from tokenmesh.services.gateway.openai.lenient import (
+    MinusOneOrMore,
+    NotNegative,
+    Off,
+    On,
+    Positive,
+    Priority,
+    Seed,
+)
+from tokenmesh.services.gateway.openai.sampling_fields import TokenId
 
 LOGPROBS: Literal["message.output_text.logprobs"] = "message.output_text.logprobs"
 
@@ -76,10 +85,10 @@ class ResponsesRequest(BaseModel):
     background: bool | None = False
     conversation: str | dict[str, Any] | None = None
     include: list[Include] | None = None
-    include_reasoning: bool = True
+    include_reasoning: On = True
     instructions: str | None = None
-    max_output_tokens: int | None = Field(default=None, ge=1, le=INT32_MAX)
-    max_tool_calls: int | None = Field(default=None, ge=1, le=INT32_MAX)
+    max_output_tokens: Positive | None = None
+    max_tool_calls: Positive | None = None
     metadata: Metadata | None = None
     parallel_tool_calls: bool | None = True
     previous_input_messages: list[Any] | None = None
@@ -96,37 +105,37 @@ class ResponsesRequest(BaseModel):
     text: TextFields | None = None
     tool_choice: str | dict[str, Any] | None = "auto"
     tools: list[dict[str, Any]] | None = None
-    top_logprobs: int | None = Field(default=0, ge=0, le=INT32_MAX)
+    top_logprobs: NotNegative | None = 0
     truncation: Literal["auto", "disabled"] | None = "disabled"
     user: str | None = None
-    enable_response_messages: bool = False
+    enable_response_messages: Off = False
 
     temperature: float | None = Field(default=None, ge=0, le=100)
     top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=-1, le=INT32_MAX)
+    top_k: MinusOneOrMore | None = None
     min_p: float | None = Field(default=None, ge=0, le=1)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     repetition_penalty: float | None = Field(default=None, gt=0, le=100)
-    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    seed: Seed | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[TokenId] | None = None
-    ignore_eos: bool = False
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
+    ignore_eos: Off = False
+    include_stop_str_in_output: Off = False
+    skip_special_tokens: On = True
     logit_bias: dict[str, float] | None = None
     structured_outputs: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     media_io_kwargs: dict[str, Any] | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
     cache_salt: str | None = Field(default=None, min_length=1, max_length=1024)
-    priority: int = Field(default=0, ge=-INT32_MAX, le=INT32_MAX)
+    priority: Priority = 0
     request_id: str | None = Field(default=None, min_length=1)
 
     # Known and not served; the chat that this becomes refuses them by the same names.
     session_id: str | None = None
     watermarking: Any = None
-    mm_payload: str = "tensors"
+    mm_payload: str | None = None
     return_mm_kwargs: bool | None = None
     vllm_xargs: dict[str, Any] | None = None
     kv_transfer_params: dict[str, Any] | None = None

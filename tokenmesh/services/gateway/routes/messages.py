@@ -17,14 +17,11 @@ from tokenmesh.services.gateway.error_response import json_response
 from tokenmesh.services.gateway.exchange import Exchange, exchange_of
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.openai.chat_request import ChatRequest
+from tokenmesh.services.gateway.prompt_length import count_prompt_tokens
 from tokenmesh.services.gateway.renamed_answer import RenamedAnswer
 from tokenmesh.services.gateway.shortcut import Endpoint
-from tokenmesh.shared import subjects
-from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.errors import TokenMeshError
-from tokenmesh.shared.messages import Tokenize, Tokenized
 from tokenmesh.shared.telemetry import span
-from tokenmesh.shared.tokens import count_ids
 
 PATH: Final = "/v1/messages"
 
@@ -64,31 +61,12 @@ def messages_router(gateway: Gateway) -> APIRouter:
         _warn(body, exchange)
         translation = translate(body)
         try:
-            count = await _count(gateway, translation.body, exchange)
+            count = await count_prompt_tokens(gateway, translation.body, exchange)
         except TokenMeshError as error:
             raise translation.places.rename(error) from None
         return json_response(TokenCount(count))
 
     return router
-
-
-async def _count(gateway: Gateway, body: ChatRequest, exchange: Exchange) -> int:
-    card = gateway.catalog.find(body.model, exchange.request_id)
-    exchange.model = card.name
-    timeout_s = gateway.settings.tokenize_timeout_s
-    question = Tokenize(
-        request_id=exchange.request_id,
-        model=card.name,
-        prompt=await gateway.intake.chat_prompt(body),
-    )
-    answer = await gateway.calls.ask(
-        subjects.tokenize(card.name),
-        question,
-        Tokenized,
-        timeout_s=timeout_s,
-        deadline_s=now_s() + timeout_s,
-    )
-    return count_ids(answer.token_ids)
 
 
 async def _fit_thinking(gateway: Gateway, body: ChatRequest, exchange: Exchange) -> None:

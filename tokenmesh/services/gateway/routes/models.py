@@ -26,6 +26,8 @@ def models_router(gateway: Gateway) -> APIRouter:
     @router.get("/v1/models/{model_id:path}")
     async def get_model(model_id: str) -> Response:
         """One model by any of its names."""
+        if not model_id:
+            return await list_models()
         return json_response(_shape(gateway.catalog.find(model_id), model_id))
 
     return router

@@ -1,0 +1,115 @@
+"""HTTP as clients and proxies speak it that are not the usual libraries."""
+
+import asyncio
+import gzip
+import json
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from tests.fakes.back_end import BackEnd
+from tokenmesh.shared.config.bus import BusSettings
+from tokenmesh.shared.config.redis import RedisSettings
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture
+async def mesh(bus_settings: BusSettings, redis_settings: RedisSettings) -> AsyncIterator[BackEnd]:
+    async with BackEnd(bus_settings, redis_settings) as back_end:
+        yield back_end
+
+
+@pytest.fixture
+async def client(mesh: BackEnd) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=mesh.url, timeout=10) as http:
+        yield http
+
+
+def _body(mesh: BackEnd) -> bytes:
+    chat = {"model": mesh.model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
+    return json.dumps(chat).encode()
+
+
+async def _exchange(mesh: BackEnd, head: str, *parts: bytes) -> bytes:
+    """What comes back until the server closes."""
+    host, port = mesh.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(head.replace("\n", "\r\n").encode())
+    for part in parts:
+        writer.write(part)
+        await writer.drain()
+    async with asyncio.timeout(10):
+        answer = await reader.read()
+    writer.close()
+    return answer
+
+
+async def test_a_body_in_chunks_is_read(mesh: BackEnd) -> None:
+    body = _body(mesh)
+    pieces = [body[i : i + 7] for i in range(0, len(body), 7)]
+    chunks = [b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces]
+    head = (
+        f"POST {CHAT} HTTP/1.1\nHost: x\nContent-Type: application/json\nConnection: close\n"
+        "Transfer-Encoding: chunked\n\n"
+    )
+    assert b" 200 " in (await _exchange(mesh, head, *chunks, b"0\r\n\r\n"))[:20]
+
+
+async def test_a_client_that_waits_for_continue_is_told_to(mesh: BackEnd) -> None:
+    body = _body(mesh)
+    head = (
+        f"POST {CHAT} HTTP/1.1\nHost: x\nContent-Type: application/json\nConnection: close\n"
+        f"Expect: 100-continue\nContent-Length: {len(body)}\n\n"
+    )
+    answer = await _exchange(mesh, head, body)
+    assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 ")
+
+
+async def test_http_1_0_gets_a_whole_answer(mesh: BackEnd) -> None:
+    body = _body(mesh)
+    head = f"POST {CHAT} HTTP/1.0\nContent-Type: application/json\nContent-Length: {len(body)}\n\n"
+    headers, _, answer = (await _exchange(mesh, head, body)).partition(b"\r\n\r\n")
+    assert b" 200 " in headers[:20]
+    assert b"chunked" not in headers
+    assert json.loads(answer)["object"] == "chat.completion"
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/health", "/livez", "/metrics", "/openapi.json"])
+async def test_what_can_be_fetched_answers_head(client: httpx.AsyncClient, path: str) -> None:
+    fetched, asked = await client.get(path), await client.head(path)
+    assert (asked.status_code, asked.content) == (fetched.status_code, b"")
+    assert asked.status_code != 405
+    assert asked.headers.get("content-type") == fetched.headers.get("content-type")
+    # the connection is still in step
+    assert (await client.get(path)).content == fetched.content or path == "/metrics"
+
+
+async def test_head_of_what_takes_posts_is_refused(client: httpx.AsyncClient) -> None:
+    answer = await client.head(CHAT)
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    assert (await client.post("/v1/models")).headers["allow"] == "GET, HEAD"
+
+
+async def test_a_compressed_body_is_refused_by_its_encoding(
+    mesh: BackEnd, client: httpx.AsyncClient
+) -> None:
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    answer = await client.post(CHAT, content=gzip.compress(_body(mesh)), headers=headers)
+    assert answer.status_code == 415
+    assert "gzip" in answer.json()["error"]["message"]
+    headers["content-encoding"] = "identity"
+    assert (await client.post(CHAT, content=_body(mesh), headers=headers)).status_code == 200
+
+
+async def test_models_are_listed_with_a_slash_behind_too(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/v1/models/")).json() == (await client.get("/v1/models")).json()
+
+
+async def test_a_route_that_is_not_there_is_named(client: httpx.AsyncClient) -> None:
+    answer = await client.post("/v1/embeddings", json={"input": "Hi"})
+    assert answer.status_code == 404
+    assert "POST /v1/embeddings" in answer.json()["error"]["message"]
+    long = await client.get("/x" * 2000)
+    assert len(long.json()["error"]["message"]) < 300

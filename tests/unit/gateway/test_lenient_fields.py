@@ -1,0 +1,90 @@
+"""What generated clients send: null for everything unset, whole numbers with a point."""
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from tokenmesh.services.gateway.anthropic.request import MessagesRequest
+from tokenmesh.services.gateway.openai.batch_request import BatchChatRequest
+from tokenmesh.services.gateway.openai.chat_request import ChatRequest
+from tokenmesh.services.gateway.openai.completion_request import CompletionRequest
+from tokenmesh.services.gateway.openai.tokenize_request import TokenizeRequest
+from tokenmesh.services.gateway.responses.request import ResponsesRequest
+
+CHAT = [{"role": "user", "content": "Hi"}]
+BODIES: list[tuple[type[BaseModel], dict[str, Any]]] = [
+    (ChatRequest, {"messages": CHAT}),
+    (BatchChatRequest, {"messages": [CHAT]}),
+    (CompletionRequest, {"prompt": "Hi"}),
+    (ResponsesRequest, {"input": "Hi"}),
+    (MessagesRequest, {"model": "m", "max_tokens": 3, "messages": CHAT}),
+    (TokenizeRequest, {"prompt": "Hi"}),
+]
+NAMES = [model.__name__ for model, _ in BODIES]
+
+
+def read(model: type[BaseModel], body: dict[str, Any]) -> BaseModel:
+    return model.model_validate_json(json.dumps(body))
+
+
+@pytest.mark.parametrize(("model", "body"), BODIES, ids=NAMES)
+def test_null_is_as_good_as_nothing_for_every_field(
+    model: type[BaseModel], body: dict[str, Any]
+) -> None:
+    plain = read(model, body)
+    for name in model.model_fields.keys() - body.keys():
+        given = getattr(read(model, {**body, name: None}), name)
+        default = getattr(plain, name)
+        # None where that is said of the field itself, as of max_tokens: the model's default
+        assert given is None or (given == default and type(given) is type(default)), name
+
+
+@pytest.mark.parametrize(("model", "body"), BODIES, ids=NAMES)
+def test_the_document_says_which_fields_may_be_null(
+    model: type[BaseModel], body: dict[str, Any]
+) -> None:
+    for name, schema in model.model_json_schema()["properties"].items():
+        if name not in body:
+            kinds = [each.get("type") for each in schema.get("anyOf", [schema])]
+            assert "null" in kinds or kinds == [None], name
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "name"),
+    [
+        (ChatRequest, {"messages": CHAT}, "max_tokens"),
+        (ChatRequest, {"messages": CHAT}, "max_completion_tokens"),
+        (ChatRequest, {"messages": CHAT}, "n"),
+        (ChatRequest, {"messages": CHAT}, "top_k"),
+        (ChatRequest, {"messages": CHAT}, "seed"),
+        (ChatRequest, {"messages": CHAT}, "min_tokens"),
+        (ChatRequest, {"messages": CHAT}, "top_logprobs"),
+        (CompletionRequest, {"prompt": "Hi"}, "max_tokens"),
+        (CompletionRequest, {"prompt": "Hi"}, "logprobs"),
+        (ResponsesRequest, {"input": "Hi"}, "max_output_tokens"),
+        (MessagesRequest, {"model": "m", "messages": CHAT}, "max_tokens"),
+    ],
+)
+def test_eight_is_a_whole_number_with_a_point_too(
+    model: type[BaseModel], body: dict[str, Any], name: str
+) -> None:
+    value = getattr(model.model_validate_json(json.dumps({**body, name: 8.0})), name)
+    assert (value, type(value)) == (8, int)
+    for wrong in ("8.5", '"8"', "true", "1e300", "1e999"):
+        text = json.dumps(body)[:-1] + f', "{name}": {wrong}}}'
+        with pytest.raises(ValidationError) as error:
+            model.model_validate_json(text)
+        assert error.value.errors()[0]["loc"] == (name,), wrong
+
+
+def test_the_bounds_of_numbers_are_in_the_document() -> None:
+    properties = ChatRequest.model_json_schema()["properties"]
+    assert properties["max_tokens"]["anyOf"][0]["minimum"] == 1
+    assert properties["min_tokens"]["anyOf"][0] == {
+        "maximum": 2**31 - 1,
+        "minimum": 0,
+        "type": "integer",
+    }
+    assert properties["length_penalty"]["anyOf"][0]["maximum"] == 10

@@ -1,0 +1,29 @@
+"""How many tokens the prompt of a chat has, by a tokenizer and without an answer."""
+
+from tokenmesh.services.gateway.exchange import Exchange
+from tokenmesh.services.gateway.gateway import Gateway
+from tokenmesh.services.gateway.openai.chat_request import ChatRequest
+from tokenmesh.shared import subjects
+from tokenmesh.shared.clock import now_s
+from tokenmesh.shared.messages import Tokenize, Tokenized
+from tokenmesh.shared.tokens import count_ids
+
+
+async def count_prompt_tokens(gateway: Gateway, body: ChatRequest, exchange: Exchange) -> int:
+    """System prompt, tools and images included. Raises what is wrong with the chat."""
+    card = gateway.catalog.find(body.model, exchange.request_id)
+    exchange.model = card.name
+    timeout_s = gateway.settings.tokenize_timeout_s
+    question = Tokenize(
+        request_id=exchange.request_id,
+        model=card.name,
+        prompt=await gateway.intake.chat_prompt(body),
+    )
+    answer = await gateway.calls.ask(
+        subjects.tokenize(card.name),
+        question,
+        Tokenized,
+        timeout_s=timeout_s,
+        deadline_s=now_s() + timeout_s,
+    )
+    return count_ids(answer.token_ids)
