@@ -4,7 +4,15 @@
 
 The whole mesh over HTTP and the same engine in a process without a bus take turns on the same
 checkpoint: single short requests, alternating, for the time to the first token; then full loads.
-A bare round trip over NATS takes its turn as well: the mesh needs four before a first token.
+A bare round trip over NATS takes its turn as well, after the same silence and right after others
+like it: the mesh needs four before a first token.
+
+What each side's clock holds. The mesh's: HTTP on an open connection, JSON of the prompt's ids, the
+bus, the engine, text, and the client, which runs on the same cores; what share of them it took is
+told. The engine's: `Engine.add` of the ids, steps until a token is there; no text is made. Both are
+loaded, have slept since their last turn, decode greedily, and are asked by the same process. The
+engine is made before its clock starts, as the worker's is; until 2026-11-22 it was made after, and
+the mesh's client connected after its clock had started.
 """
 
 import argparse
@@ -17,7 +25,7 @@ from benchmarks.peers.session import add_options, run_models
 from benchmarks.peers.turns import open_turns
 from benchmarks.random_model import ModelShape
 
-_SIDES = ("mesh", "engine", "bus")
+_SIDES = ("mesh", "engine", "bus", "warm-bus")
 _MODELS = ("qwen2.5-0.5b", "llama-42m")
 _SHORT_ANSWER = 2
 
@@ -60,8 +68,9 @@ def describe(result: ModelResult, streams: int) -> str:
         return f"{result.name}: not measured: {result.missing}"
     return (
         f"{result.name}: first token {added:+.2f} ms (p50, 1 stream; a round trip over NATS "
-        f"{result.round_trip_ms or 0.0:.2f} ms), "
-        f"throughput {-lost:+.1%} ({streams} streams)"
+        f"{result.round_trip_ms or 0.0:.2f} ms, warm {result.warm_round_trip_ms or 0.0:.2f} ms), "
+        f"throughput {-lost:+.1%} ({streams} streams; the client takes "
+        f"{result.client_share(streams):.1%} of the cores)"
     )
 
 

@@ -35,7 +35,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--rounds", type=int, default=3)
     options = parser.parse_args(arguments)
     if options.peers is None:
-        absent = ["bus"]
+        absent = ["bus", "warm-bus"]
         absent += ["vllm", "vllm-all-cores"] * (options.vllm_python is None)
         absent += ["llama.cpp"] * (options.llama_bench is None)
         options.peers = [name for name in PEERS if name not in absent]

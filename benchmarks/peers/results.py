@@ -41,8 +41,21 @@ class ModelResult(msgspec.Struct):
 
     @property
     def round_trip_ms(self) -> float | None:
-        """Median of a bare round trip over NATS in the same run."""
-        samples = self.rounds.get(1, {}).get("bus")
+        """Median of a bare round trip over NATS in the same run, everybody asleep before it."""
+        return self._first_ms("bus")
+
+    @property
+    def warm_round_trip_ms(self) -> float | None:
+        """Median of one right after others."""
+        return self._first_ms("warm-bus")
+
+    def client_share(self, streams: int) -> float:
+        """Median share of all cores' time that the mesh's client took."""
+        samples = self.rounds.get(streams, {}).get("mesh")
+        return median(sample.client_share for sample in samples) if samples else 0.0
+
+    def _first_ms(self, peer: str) -> float | None:
+        samples = self.rounds.get(1, {}).get(peer)
         return median(sample.ttft_p50_ms for sample in samples) if samples else None
 
     def lost_throughput(self, streams: int) -> float | None:

@@ -20,6 +20,8 @@ from benchmarks.serve.own_server import own_server
 
 MAX_MODEL_LEN: Final = 2048
 _VLLM_KV_GIB: Final = 2
+_WARMING: Final = 10
+"""Round trips before one that counts as warm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,11 @@ async def open_engine(setting: Setting, stack: AsyncExitStack) -> Measure:
 async def open_bus(_setting: Setting, stack: AsyncExitStack) -> Measure:
     """A round trip over NATS, in place of an engine."""
     return await open_round_trip(stack)
+
+
+async def open_warm_bus(_setting: Setting, stack: AsyncExitStack) -> Measure:
+    """The same right after others like it."""
+    return await open_round_trip(stack, num_before=_WARMING)
 
 
 async def open_generate(setting: Setting, stack: AsyncExitStack) -> Measure:
@@ -146,6 +153,7 @@ PEERS: Final[dict[str, Open]] = {
     "mesh": open_mesh,
     "engine": open_engine,
     "bus": open_bus,
+    "warm-bus": open_warm_bus,
     "generate": open_generate,
     "continuous": open_continuous,
     "vllm": open_vllm,
@@ -156,6 +164,7 @@ TITLES: Final = {
     "mesh": "TokenMesh over HTTP",
     "engine": "its engine in-process",
     "bus": "a bare round trip over NATS",
+    "warm-bus": "the same without a pause before it",
     "generate": "transformers.generate",
     "continuous": "transformers continuous batching",
     "vllm": "vLLM's CPU build over HTTP",

@@ -35,10 +35,17 @@ class Load:
     ) -> None:
         self._server = server
         self._shape = shape
+        self._concurrency = concurrency
         self._slots = asyncio.Semaphore(concurrency)
         self._idle: list[Connection] = []
         self._timeout_s = timeout_s
         self._report = report
+
+    async def connect(self) -> None:
+        """Open what is not open of all connections. Raises OSError."""
+        self._idle = [each for each in self._idle if each.is_open]
+        while len(self._idle) < self._concurrency:
+            self._idle.append(await self._server.connect())
 
     async def closed(self, asks: Sequence[Ask]) -> list[Outcome]:
         """Send the next one when an earlier one has ended."""
