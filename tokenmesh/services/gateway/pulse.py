@@ -44,12 +44,17 @@ class Pulse:
         """Whether there was a sign of life after a time."""
         return self._heard_s > since_s
 
+    @property
+    def due_s(self) -> float:
+        """When its silence will have been too long."""
+        patience_s = max(self._times.silence_s, self._times.silence_factor * self._interval_s)
+        return self._heard_s + min(patience_s, self._times.silence_max_s)
+
     def wants_ping(self, now: float) -> bool:
         """Whether it has been silent for too long; True once a silence, `excuse` begins another."""
         if self._is_pinged:
             return False
-        patience_s = max(self._times.silence_s, self._times.silence_factor * self._interval_s)
-        self._is_pinged = now - self._heard_s >= min(patience_s, self._times.silence_max_s)
+        self._is_pinged = now >= self.due_s
         return self._is_pinged
 
     def answered(self, now: float, took_s: float) -> None:

@@ -83,6 +83,8 @@ class Streams:
         """When a worker was last told to stop a stream."""
         self.pulses: dict[WorkerId, Pulse] = {}
         """Of the workers that have a stream now."""
+        self.has_workers = asyncio.Event()
+        """Set while there are any."""
         self.on_lost: Callable[[Stream], None] = _ignore
         self.on_done: Callable[[WorkerId], None] = _ignore
 
@@ -117,6 +119,7 @@ class Streams:
         stream.session.start(worker_id, epoch, now)
         if worker_id not in self.pulses:
             self.pulses[worker_id] = Pulse(self._times, now)
+            self.has_workers.set()
 
     def heard(self, worker_id: WorkerId, asked_s: float) -> None:
         """A worker has answered a question put at `asked_s`."""
@@ -146,6 +149,8 @@ class Streams:
         for worker_id in tuple(self.pulses):
             if worker_id not in busy:
                 del self.pulses[worker_id]
+        if not self.pulses:
+            self.has_workers.clear()
 
     async def receive(self, envelope: Envelope) -> None:
         """Hand a Tokens message to the streams it is for. Raises ProtocolError for any other."""

@@ -6,7 +6,6 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from itertools import count
 from math import inf
 
 from tokenmesh.services.gateway.launcher import Launcher
@@ -26,15 +25,22 @@ from tokenmesh.shared.subjects import worker_control
 logger = logging.getLogger(__name__)
 
 _MAX_LAG = 20
-"""Ticks that may be missed before silence is taken for this process's own fault."""
+"""Intervals by which it may be late before silence is taken for this process's own fault."""
 _LAG_FADING = 0.9975
-"""A lag is remembered for some seconds: about a third is left after four hundred ticks."""
-_STREAM_TICKS = 4
-"""Workers are looked at with every tick; there are far more streams, and less hurry."""
+"""A lag is remembered for some seconds: about a third is left after four hundred intervals."""
+_IDLE_S = 0.25
+"""Between two looks at the bus while no worker has a stream."""
+_TIMER_S = 0.001
+"""By which a timer may be early; the look would be in vain."""
+_STREAM_INTERVALS = 4
+"""Between two looks at the streams at least: there are far more of them, and less hurry."""
 
 
 class Watchdog:
-    """Looks at all workers and streams every few milliseconds.
+    """Looks at workers when the silence of one may be too long, and at all streams now and then.
+
+    While no worker has a stream there is little to look at, and each look in vain takes a core from
+    whoever computes.
 
     `count_losses` says how often the bus connection was lost so far, `last_beat_s` when a worker
     last published its beat (monotonic).
@@ -60,24 +66,48 @@ class Watchdog:
         self._last_beat_s = last_beat_s
         self._num_losses = 0
         self._lag_s = 0.0
+        self._looked_s = 0.0
         self._grace_until_s = 0.0
         self._questions: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Look for ever."""
-        interval_s = self._settings.watch_interval_s
-        looked_s = monotonic_s()
-        for tick in count():
-            await asyncio.sleep(interval_s)
-            now = monotonic_s()
-            lag_s = now - looked_s - interval_s
-            self._lag_s = max(lag_s, self._lag_s * _LAG_FADING)
-            if lag_s > _MAX_LAG * interval_s:
-                self._excuse_all(now)
-            looked_s = now
+        looked_at_streams_s = -inf
+        while True:
+            await self._until_needed()
+            now = await self._sleep()
             self._look_at_workers(now)
-            if tick % _STREAM_TICKS == 0:
+            if now - looked_at_streams_s >= _STREAM_INTERVALS * self._settings.watch_interval_s:
+                looked_at_streams_s = now
                 self._look_at_streams(now)
+
+    async def _until_needed(self) -> None:
+        """Until a worker has a stream. What the bus lost long before excuses nobody then."""
+        while not self._streams.has_workers.is_set():
+            try:
+                async with asyncio.timeout(_IDLE_S):
+                    await self._streams.has_workers.wait()
+            except TimeoutError:
+                self._note_losses(monotonic_s())
+
+    async def _sleep(self) -> float:
+        """Until a worker's silence may be too long, at most as long as any may last; the time then.
+
+        What a worker says meanwhile wakes nobody: its next silence is found at the end.
+        """
+        interval_s = self._settings.watch_interval_s
+        began_s = monotonic_s()
+        due_s = min((pulse.due_s for pulse in self._streams.pulses.values()), default=began_s)
+        wait_s = min(due_s - began_s + _TIMER_S, self._settings.silence_max_s)
+        pause_s = max(interval_s, wait_s)
+        await asyncio.sleep(pause_s)
+        now = monotonic_s()
+        lag_s = now - began_s - pause_s
+        self._lag_s = max(lag_s, self._lag_s * _LAG_FADING ** ((now - self._looked_s) / interval_s))
+        self._looked_s = now
+        if lag_s > _MAX_LAG * interval_s:
+            self._excuse_all(now)
+        return now
 
     def _look_at_workers(self, now: float) -> None:
         self._note_losses(now)

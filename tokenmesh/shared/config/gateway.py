@@ -192,7 +192,7 @@ class GatewaySettings(ListenerSettings, RealtimeSettings, TenancySettings):
     )
 
     watch_interval_s: float = Field(
-        default=0.005, gt=0, description="How often the watchdog looks at workers."
+        default=0.005, gt=0, description="Least pause between two looks of the watchdog."
     )
     silence_s: float = Field(
         default=0.015, gt=0, description="Least silence of a worker before it is pinged."
