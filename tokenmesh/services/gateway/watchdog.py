@@ -69,6 +69,7 @@ class Watchdog:
         self._looked_s = 0.0
         self._grace_until_s = 0.0
         self._questions: set[asyncio.Task[None]] = set()
+        self._probing: asyncio.Task[bool] | None = None
 
     async def run(self) -> None:
         """Look for ever."""
@@ -142,10 +143,11 @@ class Watchdog:
             )
         except (NoResponders, DeadlineExceeded) as error:
             is_gone = isinstance(error, NoResponders)
+            is_silent_bus = not is_gone and not await self._does_bus_answer()
             beat_s = self._last_beat_s(worker_id)
             if not is_gone and (pulse.has_been_heard(started_s) or beat_s > started_s):
                 pulse.excuse(beat_s)
-            elif self._is_bus_to_blame():
+            elif is_silent_bus or self._is_bus_to_blame():
                 pulse.excuse(monotonic_s())
             else:
                 self._bury(worker_id, "worker gone" if is_gone else "worker hung")
@@ -195,6 +197,24 @@ class Watchdog:
     def _lose(self, stream: Stream, kind: str, reason: str) -> None:
         self._streams.lose(stream, kind, reason)
         self._launcher.recover(stream)
+
+    async def _does_bus_answer(self) -> bool:
+        """Whether NATS itself answers, and soon; one question for all who want to know.
+
+        A server that stands still makes every worker look hung.
+        """
+        if self._probing is None or self._probing.done():
+            self._probing = asyncio.create_task(self._probe())
+        return await asyncio.shield(self._probing)
+
+    async def _probe(self) -> bool:
+        started_s, limit_s = monotonic_s(), self._settings.ping_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._bus.flush()
+        except (TimeoutError, TokenMeshError):
+            return False
+        return monotonic_s() - started_s < limit_s / 2
 
     def _is_bus_to_blame(self) -> bool:
         now = monotonic_s()
