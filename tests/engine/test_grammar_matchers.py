@@ -72,6 +72,25 @@ def test_what_is_allowed_is_accepted_and_what_is_not_is_not(
                 break
 
 
+CHOICES = [
+    "plain",
+    "na\u00efve \u65e5\u672c \U0001f468\u200d\U0001f469\u200d\U0001f466 \U0001f1e9\U0001f1ea",
+    'quote " backslash \\ slash / \\u0041 \\n {[(|)]} ::=',
+    "".join(map(chr, range(1, 32))) + "\x7f\x80\u2028\ufeff\uffff\U0010ffff",
+]
+
+
+@pytest.mark.parametrize("chosen", CHOICES)
+def test_a_choice_is_written_as_it_was_given(
+    grammars: Grammars, setting: GrammarBackend, chosen: str
+) -> None:
+    grammar = grammars.compile(Structured(kind="choice", text=json.dumps(CHOICES)), setting)
+    matcher = grammar.start()
+    for position, token in enumerate(grammars.ids(chosen)):
+        assert matcher.accept(token), chosen.encode()[:position]
+    assert next_of(matcher) == {EOS}
+
+
 def test_special_and_padded_ids_are_never_allowed(
     grammars: Grammars, setting: GrammarBackend
 ) -> None:

@@ -95,7 +95,7 @@ def _compile(
         case "regex":
             return compiler.compile_regex(text)
         case "choice":
-            choices = " | ".join(json.dumps(each) for each in json.loads(text))
+            choices = " | ".join(_literal(each) for each in json.loads(text))
             return compiler.compile_grammar(f"root ::= {choices}")
         case "grammar":
             if "::=" not in text:
@@ -103,6 +103,11 @@ def _compile(
             return _compile_ebnf(compiler, text)
         case "structural_tag":
             return _compile_tag(compiler, json.loads(text))
+
+
+def _literal(text: str) -> str:
+    r"""A string of EBNF: characters as they are, for \u reaches only to U+FFFF there."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _compile_ebnf(compiler: xgrammar.GrammarCompiler, text: str) -> xgrammar.CompiledGrammar:
