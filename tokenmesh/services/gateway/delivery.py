@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 
 from tokenmesh.services.gateway.choice import Choice
 from tokenmesh.services.gateway.inbox import Inbox
@@ -135,42 +136,43 @@ def _charged(delivery: Delivery, job: Job, admission: Admission) -> Iterator[Non
 async def _run_all(
     pipeline: Pipeline, jobs: Sequence[Job], inbox: Inbox
 ) -> AsyncIterator[Sequence[Prompt]]:
-    """All at once."""
-    release = asyncio.Event()
-    holders = [_Holder(pipeline, job, inbox, release) for job in jobs]
+    """All at once. The block begins before there is a worker for each of them: what the first ones
+    bring must be read while others wait for room."""
+    tasks: list[asyncio.Task[Prompt] | asyncio.Task[None]] = []
     try:
-        yield await asyncio.gather(*(holder.ready for holder in holders))
+        preparing = [asyncio.create_task(pipeline.prepare(job)) for job in jobs]
+        tasks += preparing
+        prompts = await asyncio.gather(*preparing)
+        release = asyncio.Event()
+        for index, job in enumerate(jobs):
+            holder = asyncio.create_task(_hold(pipeline, job, prompts, index, inbox, release))
+            holder.add_done_callback(partial(_pass_on, inbox))
+            tasks.append(holder)
+        yield prompts
     finally:
-        release.set()
-        for holder in holders:
-            holder.task.cancel()
-        await asyncio.gather(*(holder.task for holder in holders), return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class _Holder:
-    """Keeps one job's block open, in a task of its own, until the response is over."""
+async def _hold(
+    pipeline: Pipeline,
+    job: Job,
+    prompts: list[Prompt],
+    index: int,
+    inbox: Inbox,
+    release: asyncio.Event,
+) -> None:
+    """Keep one job's block open until the response is over; its prompt learns of its worker."""
+    async with pipeline.generate(job, prompts[index], inbox) as prompts[index]:
+        await release.wait()
 
-    def __init__(self, pipeline: Pipeline, job: Job, inbox: Inbox, release: asyncio.Event) -> None:
-        self.ready: asyncio.Future[Prompt] = asyncio.get_running_loop().create_future()
-        self.task = asyncio.create_task(self._hold(pipeline, job, inbox, release))
-        self.task.add_done_callback(self._pass_on)
 
-    async def _hold(
-        self, pipeline: Pipeline, job: Job, inbox: Inbox, release: asyncio.Event
-    ) -> None:
-        async with pipeline.run(job, inbox) as prompt:
-            if not self.ready.done():
-                self.ready.set_result(prompt)
-            await release.wait()
-
-    def _pass_on(self, task: "asyncio.Task[None]") -> None:
-        if self.ready.done():
-            return
-        error = None if task.cancelled() else task.exception()
-        if error is None:
-            self.ready.cancel()
-        else:
-            self.ready.set_exception(error)
+def _pass_on(inbox: Inbox, holder: asyncio.Task[None]) -> None:
+    error = None if holder.cancelled() else holder.exception()
+    if error is not None:
+        unknown = TokenMeshError(f"a prompt failed: {error!r}")
+        inbox.fail(error if isinstance(error, TokenMeshError) else unknown)
 
 
 def _sum_known(counts: Iterable[int | None]) -> int | None:

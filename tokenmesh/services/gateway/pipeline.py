@@ -25,12 +25,24 @@ class Pipeline:
     @asynccontextmanager
     async def run(self, job: Job, inbox: Inbox) -> AsyncIterator[Prompt]:
         """Inside the block workers deliver into `inbox`; leaving it cancels what still runs."""
+        async with self.generate(job, await self.prepare(job), inbox) as prompt:
+            yield prompt
+
+    async def prepare(self, job: Job) -> Prompt:
+        """Tokenize and encode; pixels that have expired in between are made again, once."""
         try:
-            prompt = await self._prepare(job)
-            if job.embeds is not None:
-                prompt = replace(prompt, media=(job.embeds,))
+            prompt = await self._stages.tokenize(job)
+            try:
+                prompt = await self._stages.encode(job, prompt)
+            except NotFound:
+                prompt = await self._stages.encode(job, await self._stages.tokenize(job))
         except InvalidInput as error:
             raise located(error, job.where) from error
+        return prompt if job.embeds is None else replace(prompt, media=(job.embeds,))
+
+    @asynccontextmanager
+    async def generate(self, job: Job, prompt: Prompt, inbox: Inbox) -> AsyncIterator[Prompt]:
+        """The rest of `run`: the prompt with the worker that took it."""
         if job.beams is not None:
             async with self._searcher.run(job, job.beams, prompt, inbox):
                 yield prompt
@@ -38,11 +50,3 @@ class Pipeline:
         placed = await self._stages.place(job, prompt)
         async with self._stages.generate(job, prompt, placed, inbox):
             yield replace(prompt, worker_id=placed.worker_id)
-
-    async def _prepare(self, job: Job) -> Prompt:
-        """Tokenize and encode; pixels that have expired in between are made again, once."""
-        prompt = await self._stages.tokenize(job)
-        try:
-            return await self._stages.encode(job, prompt)
-        except NotFound:
-            return await self._stages.encode(job, await self._stages.tokenize(job))
