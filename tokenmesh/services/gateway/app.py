@@ -43,6 +43,7 @@ from tokenmesh.services.gateway.routes.tokenizer_info import tokenizer_info_rout
 from tokenmesh.services.gateway.routes.usage import usage_router
 from tokenmesh.services.gateway.routes_traces import traces_router
 from tokenmesh.services.gateway.shortcut import Endpoint, Shortcut
+from tokenmesh.services.gateway.turnstile import Turnstile
 
 _BODIES: Final[dict[str, type[BaseModel]]] = {
     chat.PATH: ChatRequest,
@@ -91,7 +92,8 @@ def make_app(gateway: Gateway) -> ASGIApp:
         messages.PATH: messages_endpoint(gateway),
         responses.PATH: response_endpoint(gateway),
     }
-    app: ASGIApp = Shortcut(_make_routes(gateway, endpoints), endpoints)
+    turnstile = Turnstile(settings.requests_per_turn)
+    app: ASGIApp = Shortcut(_make_routes(gateway, endpoints), endpoints, turnstile)
     app = Edge(app, gateway.keys, settings, gateway.http_meters)
     app = HeadAsGet(ServerErrorMiddleware(app, handler=crash_response))
     if settings.root_path:

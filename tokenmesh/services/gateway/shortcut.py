@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tokenmesh.services.gateway.error_response import error_response, log_error
 from tokenmesh.services.gateway.exchange import exchange_of
+from tokenmesh.services.gateway.turnstile import Turnstile
 from tokenmesh.shared.errors import TokenMeshError
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -19,9 +20,12 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 class Shortcut:
     """ASGI middleware, inside the edge: POST to one of `endpoints` by its path."""
 
-    def __init__(self, app: ASGIApp, endpoints: Mapping[str, Endpoint]) -> None:
+    def __init__(
+        self, app: ASGIApp, endpoints: Mapping[str, Endpoint], turnstile: Turnstile
+    ) -> None:
         self._app = app
         self._endpoints = endpoints
+        self._turnstile = turnstile
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
@@ -31,6 +35,7 @@ class Shortcut:
             return
         exchange = exchange_of(scope)
         exchange.route = scope["path"]
+        await self._turnstile.enter()
         try:
             response = await endpoint(Request(scope, receive))
             await response(scope, receive, send)

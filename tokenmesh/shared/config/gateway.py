@@ -237,6 +237,11 @@ class GatewaySettings(ListenerSettings, RealtimeSettings, TenancySettings):
         default=4096, ge=1, description="Cancelled streams remembered, to cancel each only once."
     )
 
+    requests_per_turn: int = Field(
+        default=16,
+        ge=1,
+        description="Requests of a burst that are begun before the event loop looks around.",
+    )
     max_streams: int = Field(default=16384, ge=1, description="Streams of one gateway at a time.")
     max_buffered_tokens: int = Field(
         default=8192, ge=1, description="Tokens a slow client may be behind; then it is given up."

@@ -1,0 +1,62 @@
+"""Requests of a burst begin in portions and in order; a single one does not wait."""
+
+import asyncio
+
+from tokenmesh.services.gateway.turnstile import Turnstile
+
+
+async def count_turns(turns: list[int]) -> None:
+    """Note each turn of the event loop."""
+    while True:
+        turns[0] += 1
+        await asyncio.sleep(0)
+
+
+async def test_a_burst_begins_in_portions_and_in_order() -> None:
+    turnstile, turns = Turnstile(8), [0]
+    begun: list[tuple[int, int]] = []
+
+    async def request(number: int) -> None:
+        await turnstile.enter()
+        begun.append((turns[0], number))
+
+    clock = asyncio.create_task(count_turns(turns))
+    await asyncio.gather(*(request(number) for number in range(100)))
+    clock.cancel()
+    assert [number for _, number in begun] == list(range(100))
+    by_turn = [turn for turn, _ in begun]
+    # A turn of the loop may see the end of one portion and the beginning of the next.
+    assert max(map(by_turn.count, by_turn)) <= 16
+    assert len(set(by_turn)) >= 100 // 16
+
+
+async def test_a_single_request_does_not_wait() -> None:
+    turnstile = Turnstile(1)
+    for _ in range(3):
+        entering = turnstile.enter()
+        try:
+            entering.send(None)
+        except StopIteration:
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            continue
+        raise AssertionError("it waited")
+
+
+async def test_who_gives_up_takes_nobodys_turn() -> None:
+    turnstile = Turnstile(1)
+    first, second, third = (asyncio.create_task(turnstile.enter()) for _ in range(3))
+    await first
+    second.cancel()
+    async with asyncio.timeout(5):
+        await third
+    assert second.cancelled()
+
+
+async def test_after_a_burst_nothing_is_left_running() -> None:
+    turnstile = Turnstile(2)
+    await asyncio.gather(*(turnstile.enter() for _ in range(9)))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not turnstile._is_counting
+    assert not turnstile._waiting
