@@ -21,7 +21,7 @@ from tokenmesh.shared.errors import InvalidInput, PromptTooLong
 from tokenmesh.shared.ids import SEED_BITS, GatewayId
 from tokenmesh.shared.messages import Encode, Encoded, Generate, Place, Placed, Tokenize, Tokenized
 from tokenmesh.shared.messages.sampling import SamplingParams
-from tokenmesh.shared.messages.tokenize import ChatPrompt
+from tokenmesh.shared.messages.tokenize import ChatPrompt, TextPrompt
 from tokenmesh.shared.telemetry import REQUEST_ID, current_traceparent, span
 from tokenmesh.shared.tokens import count_ids
 
@@ -59,6 +59,7 @@ class Stages:
             truncation_side=job.truncation_side,
             bad_words=list(job.bad_words),
             cache_salt=job.cache_salt,
+            max_tokens=job.card.max_model_len,
         )
         with span("tokenize", {REQUEST_ID: job.request_id}) as current:
             answer = await self._calls.ask(
@@ -67,7 +68,10 @@ class Stages:
                 Tokenized,
                 timeout_s=self._settings.tokenize_timeout_s,
                 deadline_s=job.deadline_s,
+                patience_s=self._patience_s(job),
             )
+            if answer.too_many:
+                raise _too_long(job, answer.too_many, job.card.max_model_len)
             num_tokens = count_ids(answer.token_ids)
             if not num_tokens:
                 raise InvalidInput(f"the {_field(job)} holds no token", param=_field(job))
@@ -81,6 +85,19 @@ class Stages:
             media=tuple(answer.media),
             bad_words_ids=tuple(tuple(ids) for ids in answer.bad_words_ids),
         )
+
+    def _patience_s(self, job: Job) -> float:
+        """Before another tokenizer is asked: what is long takes longer, and must not be encoded
+        many times over because of that."""
+        settings, prompt = self._settings, job.prompt
+        match prompt:
+            case TextPrompt():
+                size = len(prompt.text)
+            case ChatPrompt():
+                size = len(prompt.messages_json) + len(prompt.tools_json or b"")
+            case _:
+                size = count_ids(prompt.token_ids)
+        return settings.second_ask_s + size / settings.second_ask_chars_per_s
 
     async def encode(self, job: Job, prompt: Prompt) -> Prompt:
         """Pixels to embeddings; nothing to do without media."""

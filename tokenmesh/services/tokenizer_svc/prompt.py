@@ -25,8 +25,9 @@ from tokenmesh.services.tokenizer_svc.media.vision import VisionModel
 from tokenmesh.services.tokenizer_svc.messages import Conversation, read_conversation
 from tokenmesh.services.tokenizer_svc.parser_choice import ParserNames
 from tokenmesh.services.tokenizer_svc.threads import Threads
+from tokenmesh.services.tokenizer_svc.token_length import chars_per_token
 from tokenmesh.shared.config.tokenizer import TokenizerSettings
-from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
+from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge, PromptTooLong
 from tokenmesh.shared.hashing import chain_head, route_hashes, route_scope
 from tokenmesh.shared.ids import ModelName
 from tokenmesh.shared.messages.media import MediaItem
@@ -64,6 +65,7 @@ class PromptTokenizer:
         self._chat = chat
         self._media = media
         self._threads = threads
+        self._chars_per_token = chars_per_token(model.tokenizer_json)
         self._scope = route_scope(name, model.fingerprint, limits.route_block_tokens)
         self._route_head = chain_head(self._scope)
 
@@ -78,6 +80,8 @@ class PromptTokenizer:
                 ids, self._vision.image_token, self._vision.tokens_per_image, images
             )
         kept = truncate_ids(ids, limit, message.truncation_side)
+        if message.max_tokens is not None and len(kept) > message.max_tokens:
+            return Tokenized(token_ids=b"", too_many=len(kept))
         if len(kept) < len(ids):
             num_lost = len(ids) - len(kept) if message.truncation_side == "left" else 0
             items = shift_items(items, num_lost, len(kept))
@@ -139,6 +143,8 @@ class PromptTokenizer:
     async def _encode(
         self, text: str, add_special_tokens: bool, limit: int | None, message: Tokenize
     ) -> list[int]:
+        if limit is None:
+            self._refuse_hopeless(len(text), message)
         with span("encode", {"tokenmesh.chars": len(text)}) as current:
             work = partial(
                 encode_text,
@@ -151,6 +157,19 @@ class PromptTokenizer:
             ids = await self._threads.run_text(len(text), work)
             current.set_attribute("tokenmesh.tokens", len(ids))
         return ids
+
+    def _refuse_hopeless(self, num_chars: int, message: Tokenize) -> None:
+        """What is too long however it is encoded must not take a thread for seconds."""
+        limit, longest = message.max_tokens, self._chars_per_token
+        if limit is None or longest is None or num_chars <= limit * longest:
+            return
+        where = "messages" if isinstance(message.prompt, ChatPrompt) else "prompt"
+        raise PromptTooLong(
+            f"This model's maximum context length is {limit} tokens. However, your {where} of "
+            f"{num_chars} characters resulted in at least {-(-num_chars // longest)} tokens. "
+            f"Please reduce the length of the {where}.",
+            param=where,
+        )
 
     def _given_ids(self, prompt: IdsPrompt) -> list[int]:
         try:

@@ -156,6 +156,12 @@ class GatewaySettings(ListenerSettings, RealtimeSettings, TenancySettings):
         gt=0,
         description="Silence of a tokenizer or scheduler after which another is asked as well.",
     )
+    second_ask_chars_per_s: float = Field(
+        default=250_000.0,
+        gt=0,
+        description="What a tokenizer does at least: with a longer prompt it may be silent for "
+        "longer.",
+    )
     second_encode_s: float = Field(
         default=5.0, gt=0, description="The same for an encoder, whose work is longer."
     )

@@ -53,6 +53,8 @@ class Tokenize(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_default
     cache_salt: str | None = None
     lora: str | None = None
     return_token_strs: bool = False
+    max_tokens: int | None = None
+    """Ids of a longer prompt are of no use, as `Tokenized.too_many` says; None: of any."""
 
 
 class Tokenized(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -66,6 +68,8 @@ class Tokenized(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaul
     media: list[MediaItem] = []
     bad_words_ids: list[list[int]] = []
     token_strs: list[str] | None = None
+    too_many: int = 0
+    """Tokens of a prompt with more than `Tokenize.max_tokens`; nothing else is told then."""
 
 
 class Detokenize(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
