@@ -48,12 +48,15 @@ class Desk:
             self.leave(ticket)
             raise
         if ticket.placed is None:
-            self._check_bounds(ticket)
+            self._check_bounds(line, ticket, now)
         ticket.is_waiting = ticket.placed is None
         return ticket
 
-    def _check_bounds(self, ticket: Ticket) -> None:
-        """Raises Overloaded, and the ticket leaves, when there are too many before it."""
+    def _check_bounds(self, line: WaitingLine, ticket: Ticket, now: float) -> None:
+        """Raises Overloaded, and the ticket leaves, when there are too many before it.
+
+        It is told to come back when they are gone: until then they keep the workers busy.
+        """
         tenant, limits = ticket.request.tenant, self._settings
         of_tenant = sum(line.num_waiting_of(tenant) for line in self._lines.values())
         if self.num_waiting >= limits.max_queued:
@@ -62,11 +65,12 @@ class Desk:
             what = f"{limits.max_queued_per_tenant} requests of the tenant {tenant} already wait"
         else:
             return
+        line_s = min(limits.max_retry_after_s, line.pace.wait_s(line.position(ticket), now))
         self.leave(ticket)
-        retry_after_s = self._placement.retry_after_s(
+        worker_s = self._placement.retry_after_s(
             ticket.request, self._workers_of(ticket.request.model)
         )
-        raise Overloaded(what, retry_after_s=retry_after_s)
+        raise Overloaded(what, retry_after_s=max(line_s, worker_s))
 
     def leave(self, ticket: Ticket) -> None:
         """The request is answered or its client is gone."""
@@ -115,6 +119,8 @@ class Desk:
                 ticket.answer(_placed(decision, decision.worker, waited_s))
                 line.take(ticket)
                 self.leave(ticket)
+                if ticket.is_waiting:
+                    line.pace.note(now)
             elif ticket.request.num_streams == 1:
                 full.add(ticket.claim.tenant)
                 last_group = ticket.claim.group

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from tokenmesh.services.scheduler_svc.fair_queue import Claim, FairQueue
+from tokenmesh.services.scheduler_svc.pace import Pace
 from tokenmesh.shared.config.scheduler import SchedulerSettings
 from tokenmesh.shared.messages.place import Place, Placed
 from tokenmesh.shared.tenant_share import bounded_weight
@@ -38,6 +39,8 @@ class WaitingLine:
         self._arrivals = count()
         self._queue = FairQueue(settings.fair_quantum_tokens)
         self._tickets: dict[Claim, Ticket] = {}
+        self.pace = Pace()
+        """Of those that had to wait."""
         self.lock = asyncio.Lock()
         """Held by whoever places from this line."""
 

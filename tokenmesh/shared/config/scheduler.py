@@ -34,6 +34,9 @@ class SchedulerSettings(BaseModel):
         ge=0,
         description="Output that a turn is charged with at most: max_tokens is seldom used up.",
     )
+    max_retry_after_s: float = Field(
+        default=60.0, ge=1, description="Longest wait that a client is told for a full line."
+    )
     keepalive_s: float = Field(
         default=1.0, gt=0, description="How often a waiting request is told its position."
     )
