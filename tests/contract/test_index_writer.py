@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from tests.fakes.reserved import amount, reserved
+from tests.fakes.reserved import amount, reserve, reserved
 from tests.servers import Server, redis_settings_of
 from tokenmesh.services.worker_svc.engine.route_ledger import RouteChange
 from tokenmesh.services.worker_svc.prefix_index.writer import IndexWriter
@@ -16,7 +16,7 @@ from tokenmesh.shared.config.prefix_index import PrefixIndexSettings
 from tokenmesh.shared.config.redis import RedisSettings
 from tokenmesh.shared.ids import ModelName, WorkerId
 from tokenmesh.shared.metrics import Metrics
-from tokenmesh.shared.prefix_index.keys import IndexKeys
+from tokenmesh.shared.prefix_index.keys import IndexKeys, name_reservation
 from tokenmesh.shared.redis import Redis, open_redis
 
 WORKER, EPOCH = WorkerId("worker-1"), 7
@@ -37,6 +37,10 @@ async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
 
 async def has_type(redis: Redis, name: str, kind: bytes) -> bool:
     return await redis.call("TYPE", name) == kind
+
+
+async def has_left(redis: Redis, name: str, num_fields: int) -> bool:
+    return await redis.call("HLEN", name) == num_fields
 
 
 class Desk:
@@ -152,11 +156,12 @@ async def test_redis_comes_back_empty(start_redis: Callable[[], Server]) -> None
 async def test_the_keys_of_a_dead_worker_are_gone_after_their_time(redis: Redis) -> None:
     async with running(redis) as desk:
         desk.note(range(9))
+        await reserve(redis, desk.keys.reserved(WORKER, EPOCH), {"r": amount(3, 1)})
         await desk.settles()
         await asyncio.sleep(0.8)
         await desk.settles()
-    names = [desk.blocks, desk.keys.digest(WORKER, EPOCH)]
-    assert await redis.call("EXISTS", *names) == 2
+    names = [desk.blocks, desk.keys.digest(WORKER, EPOCH), desk.keys.reserved(WORKER, EPOCH)]
+    assert await redis.call("EXISTS", *names) == 3
     await asyncio.sleep(0.8)
     assert await redis.call("EXISTS", *names) == 0
 
@@ -165,7 +170,7 @@ async def test_a_worker_that_leaves_takes_its_keys_along(redis: Redis) -> None:
     async with running(redis) as desk:
         desk.note(range(9))
         await desk.settles()
-        await redis.call("SET", desk.keys.load(WORKER, EPOCH), 3)
+        await reserve(redis, desk.keys.reserved(WORKER, EPOCH), {"r": amount(3, 1)})
         await desk.writer.close()
         desk.note([50])
         await asyncio.sleep(0.1)
@@ -174,40 +179,64 @@ async def test_a_worker_that_leaves_takes_its_keys_along(redis: Redis) -> None:
 
 async def test_what_is_computed_of_a_reservation_is_given_back_at_once(redis: Redis) -> None:
     desk = Desk(redis)
-    load, name = desk.keys.load(WORKER, EPOCH), desk.keys.reservation("r")
-    await redis.call("SET", load, amount(500, 2))
-    await redis.call("SET", name, f"{amount(300, 1)} {load}", "PX", 60_000)
+    name = desk.keys.reserved(WORKER, EPOCH)
+    await reserve(redis, name, {"r": amount(300, 1), "other": amount(200, 1)})
     for left, expected in ((400, 500), (250, 450), (260, 450), (10, 210)):
         desk.writer.note_progress({"r": left, "unknown": 7})
         assert await desk.writer.flush()
-        assert await reserved(redis, load) == (expected, 2)
-        assert isinstance(ttl := await redis.call("PTTL", name), int)
-        assert ttl > 0
-    desk.writer.release("r")
+        assert await reserved(redis, name) == (expected, 2)
+    desk.writer.release(name_reservation("r", WORKER, EPOCH))
     desk.writer.note_progress({"r": 5})
     assert await desk.writer.flush()
-    assert await reserved(redis, load) == (200, 1)
-    assert await redis.call("EXISTS", name, desk.keys.reservation("unknown")) == 0
+    assert await reserved(redis, name) == (200, 1)
+    assert await redis.call("HMGET", name, "r", "unknown") == [None, None]
 
 
 async def test_reservations_are_given_back_once_and_in_batches(redis: Redis) -> None:
     desk = Desk(redis)
-    load = desk.keys.load(WORKER, EPOCH)
-    await redis.call("SET", load, amount(6000, 600))
+    name = desk.keys.reserved(WORKER, EPOCH)
+    await reserve(redis, name, {f"r{number}": amount(10, 1) for number in range(600)})
     for number in range(600):
-        name = desk.keys.reservation(f"r{number}")
-        await redis.call_all(
-            [
-                ["SET", name, f"{amount(10, 1)} {load}"],
-                ["ZADD", desk.keys.expiries, number, name],
-            ]
-        )
         desk.writer.release(f"r{number}")
     task = asyncio.create_task(desk.writer.run())
-    await until(partial(has_type, redis, desk.keys.expiries, b"none"))
+    await until(partial(has_left, redis, name, 1))
     for number in range(600):
         desk.writer.release(f"r{number}")
     await asyncio.sleep(0.05)
-    assert await reserved(redis, load) == (0, 0)
+    assert await reserved(redis, name) == (0, 0)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_what_nobody_gives_back_in_its_time_the_worker_does(redis: Redis) -> None:
+    settings = QUICK.model_copy(update={"reservation_s": 0.3})
+    async with running(redis, settings) as desk:
+        name = desk.keys.reserved(WORKER, EPOCH)
+        await reserve(redis, name, {"lost": amount(500, 2), "kept": amount(70, 1)})
+        desk.writer.release("kept")
+        await until(partial(has_left, redis, name, 2))
+        assert await reserved(redis, name) == (500, 2)
+        await until(partial(has_left, redis, name, 1))
+        assert await reserved(redis, name) == (0, 0)
+
+
+@pytest.mark.parametrize("harm", ["SET", "SADD"])
+async def test_garbage_instead_of_reservations_is_deleted(redis: Redis, harm: str) -> None:
+    async with running(redis) as desk:
+        name = desk.keys.reserved(WORKER, EPOCH)
+        await redis.call(harm, name, "garbage")
+        desk.writer.release("r")
+        await until(partial(has_type, redis, name, b"none"))
+        desk.note(range(4))
+        await desk.settles()
+
+
+async def test_a_forged_reservation_does_not_take_off_what_it_never_added(redis: Redis) -> None:
+    desk = Desk(redis)
+    name = desk.keys.reserved(WORKER, EPOCH)
+    await reserve(redis, name, {"r": amount(5, 1)})
+    await redis.call("HSET", name, "huge", "9" * 18, "text", "many")
+    for each in ("huge", "text", "", "r"):
+        desk.writer.release(each)
+    assert await desk.writer.flush()
+    assert await reserved(redis, name) in ((0, 0), None)

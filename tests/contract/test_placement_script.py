@@ -9,12 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.fakes.reserved import reserved
+from tests.fakes.reserved import amount, reserved
 from tokenmesh.services.scheduler_svc.index.index import Bid, PlacementIndex, Weighed
 from tokenmesh.shared.config.redis import RedisSettings
 from tokenmesh.shared.ids import ModelName, RequestId, WorkerId
 from tokenmesh.shared.messages.place import Place
-from tokenmesh.shared.prefix_index.keys import IndexKeys
+from tokenmesh.shared.prefix_index.keys import IndexKeys, name_reservation
 from tokenmesh.shared.redis import Redis, open_redis
 
 BLOCK = 64
@@ -57,7 +57,7 @@ class Rig:
         )
 
     async def reserved(self, bid: Bid) -> tuple[int, int]:
-        return await reserved(self.redis, self.keys.load(bid.worker_id, EPOCH)) or (0, 0)
+        return await reserved(self.redis, self.keys.reserved(bid.worker_id, EPOCH)) or (0, 0)
 
 
 def bid_of(name: str, **facts: Any) -> Bid:
@@ -80,9 +80,9 @@ async def rig(redis_settings: RedisSettings) -> Any:
     await redis.close()
 
 
-def make_rig(redis: Redis, lifetime_s: float = 60.0) -> Rig:
+def make_rig(redis: Redis, ttl_s: float = 60.0) -> Rig:
     keys = IndexKeys(ModelName(f"m-{secrets.token_hex(4)}"))
-    return Rig(redis, keys, PlacementIndex(redis, BLOCK, lifetime_s))
+    return Rig(redis, keys, PlacementIndex(redis, BLOCK, ttl_s))
 
 
 async def test_the_longest_prefix_wins_and_is_reserved(rig: Rig) -> None:
@@ -122,7 +122,9 @@ async def test_a_request_that_is_placed_again_gives_back_what_it_held(rig: Rig) 
     chosen, _ = await rig.place([], 1000, "one")
     assert chosen == 0
     second = await rig.add_worker([], prefill_tokens_per_s=1e6)
-    chosen, _ = await rig.place([], 1000, "two", reservation="one")
+    chosen, _ = await rig.place(
+        [], 1000, "two", reservation=name_reservation("one", first.worker_id, EPOCH)
+    )
     assert chosen == 1
     assert await rig.reserved(first) == (0, 0)
     assert await rig.reserved(second) == (1000, 1)
@@ -141,16 +143,54 @@ async def test_an_idle_worker_takes_more_streams_than_it_holds(rig: Rig) -> None
     assert (await rig.place([], 10, "other"))[0] is None
 
 
-async def test_what_nobody_releases_is_reaped(redis_settings: RedisSettings) -> None:
-    redis = open_redis(redis_settings)
-    rig = make_rig(redis, lifetime_s=0.0)
+async def test_what_is_reserved_on_a_worker_that_is_gone_goes_as_well(rig: Rig) -> None:
     bid = await rig.add_worker([])
+    name = rig.keys.reserved(bid.worker_id, EPOCH)
     await rig.place([], 500, "lost")
-    await asyncio.sleep(0.01)
     await rig.place([], 20, "next")
-    tokens, _ = await rig.reserved(bid)
-    assert tokens in (0, 20)
-    await redis.close()
+    assert await rig.reserved(bid) == (520, 2)
+    left_ms = await rig.redis.call("PTTL", name)
+    assert isinstance(left_ms, int)
+    assert 0 < left_ms <= 60_000
+    await rig.redis.call("PEXPIRE", name, 1)
+    await asyncio.sleep(0.01)
+    await rig.place([], 7, "new")
+    assert await rig.reserved(bid) == (7, 1)
+    assert await rig.redis.call("HKEYS", name) == [b"", b"new"]
+
+
+async def test_the_sum_is_that_of_the_reservations(rig: Rig) -> None:
+    bid = await rig.add_worker([], num_room=99)
+    for number in range(5):
+        await rig.place([], 100 + number, f"r{number}", num_streams=1 + number)
+    held = await rig.redis.call("HGETALL", rig.keys.reserved(bid.worker_id, EPOCH))
+    assert isinstance(held, list)
+    names, sizes = held[::2], [int(str(each, "ascii")) for each in held[1::2]]  # type: ignore[arg-type]
+    assert sizes[names.index(b"")] == sum(sizes) / 2 == amount(510, 15)
+    assert set(names) == {b"", b"r0", b"r1", b"r2", b"r3", b"r4"}
+
+
+async def test_on_a_worker_that_gives_nothing_back_nothing_is_waited_for(rig: Rig) -> None:
+    bid = await rig.add_worker([], is_indexed=False)
+    for number in range(2):
+        _, weighed = await rig.place([], 500, f"r{number}")
+        assert (weighed[0].reserved_tokens, weighed[0].estimated_ttft_s) == (0, 0.5)
+    assert await rig.reserved(bid) == (1000, 2)
+
+
+async def test_a_prompt_that_began_like_another_is_found_with_fewer_questions(rig: Rig) -> None:
+    for _ in range(5):
+        await rig.add_worker(chain(1, 37))
+
+    async def num_questions() -> int:
+        await rig.redis.call("CONFIG", "RESETSTAT")
+        await rig.place(chain(1, 60), 60 * BLOCK, secrets.token_hex(4))
+        stats = await rig.redis.call("INFO", "commandstats")
+        assert isinstance(stats, bytes)
+        return int(stats.partition(b"cmdstat_sismember:calls=")[2].partition(b",")[0])
+
+    first = await num_questions()
+    assert await num_questions() == 10 < first
 
 
 Depths = st.lists(st.integers(0, 70), min_size=1, max_size=6)

@@ -43,7 +43,7 @@ class World:
     def __init__(self, redis: Redis) -> None:
         self.redis = redis
         self.keys = IndexKeys(ModelName(f"m-{secrets.token_hex(6)}"))
-        self.index = PlacementIndex(redis, BLOCK, lifetime_s=600)
+        self.index = PlacementIndex(redis, BLOCK, ttl_s=600)
         self.metrics = Metrics()
         self.num_matches = 0
         self.workers = [self._born(number) for number in range(WORKERS)]

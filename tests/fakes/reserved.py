@@ -10,9 +10,15 @@ def amount(tokens: int, streams: int) -> int:
     return tokens * _STREAMS + streams
 
 
-async def reserved(redis: Redis, load: str) -> tuple[int, int] | None:
-    """Tokens and streams; None: no such key."""
-    reply = await redis.call("GET", load)
+async def reserve(redis: Redis, key: str, reservations: dict[str, int]) -> None:
+    """As placements do: amounts by field, and their sum."""
+    for field, size in reservations.items():
+        await redis.call_all([["HSET", key, field, size], ["HINCRBY", key, "", size]])
+
+
+async def reserved(redis: Redis, key: str) -> tuple[int, int] | None:
+    """Tokens and streams; None: nothing ever was."""
+    reply = await redis.call("HGET", key, "")
     if reply is None:
         return None
     assert isinstance(reply, bytes)

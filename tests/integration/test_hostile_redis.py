@@ -73,8 +73,7 @@ def keys_of(mesh: SmallMesh) -> list[str]:
         keys.blocks(name, epoch),  # type: ignore[arg-type]
         keys.rewrite(name, epoch),  # type: ignore[arg-type]
         keys.digest(name, epoch),  # type: ignore[arg-type]
-        keys.load(name, epoch),  # type: ignore[arg-type]
-        keys.expiries,
+        keys.reserved(name, epoch),  # type: ignore[arg-type]
     ]
 
 

@@ -111,12 +111,14 @@ async def test_a_reservation_is_given_back_with_the_first_token(
 
 async def no_reservation_left(mesh: SmallMesh) -> None:
     redis, keys = open_redis(mesh.settings.redis), IndexKeys(mesh.model)
-    loads = [keys.load(each.instance_id, each.epoch) for each in mesh.workers]  # type: ignore[arg-type]
+    names = [keys.reserved(each.instance_id, each.epoch) for each in mesh.workers]  # type: ignore[arg-type]
     async with asyncio.timeout(5):
         while True:
-            left = await redis.call("ZCARD", keys.expiries)
-            held = [await reserved(redis, load) for load in loads]
-            if left == 0 and all(each in ((0, 0), None) for each in held):
+            left = [await redis.call("HLEN", name) for name in names]
+            held = [await reserved(redis, name) for name in names]
+            if all(each in (0, 1) for each in left) and all(
+                each in ((0, 0), None) for each in held
+            ):
                 break
             await asyncio.sleep(0.02)
     assert any(each == (0, 0) for each in held), "nothing was ever reserved"
@@ -184,7 +186,7 @@ async def keys_of_strangers(mesh: SmallMesh) -> list[str]:
     assert isinstance(found, list)
     names = [each.decode() for each in found if isinstance(each, bytes)]
     ours = [str(each.instance_id) for each in mesh.workers]
-    kinds = (":w:", ":s:", ":n:")
+    kinds = (":w:", ":s:", ":n:", ":rsv:")
     return [
         name
         for name in names

@@ -27,8 +27,8 @@ async def mesh(
 async def held(mesh: SmallMesh) -> tuple[int, int] | None:
     """Tokens and streams that are reserved on the worker."""
     worker = mesh.workers[0]
-    load = IndexKeys(mesh.model).load(WorkerId(worker.instance_id), worker.epoch)
-    return await reserved(mesh.scheduler.redis, load)
+    name = IndexKeys(mesh.model).reserved(WorkerId(worker.instance_id), worker.epoch)
+    return await reserved(mesh.scheduler.redis, name)
 
 
 async def test_a_client_that_leaves_while_it_is_placed_holds_nothing(

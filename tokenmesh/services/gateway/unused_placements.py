@@ -19,7 +19,7 @@ from tokenmesh.shared.redis import Redis
 logger = logging.getLogger(__name__)
 
 _MAX_TASKS: Final = 256
-"""Given back at one time; of more than these the reservation's own time is the end."""
+"""Given back at one time; of more than these the worker finds that they are forgotten."""
 _IS_OVER: Final = -1
 
 
@@ -44,8 +44,8 @@ class UnusedPlacements:
         if member is None or not member.beat.models:
             return
         self._count.inc()
-        keys = IndexKeys(member.beat.models[0].name)
+        held, field = IndexKeys(member.beat.models[0].name).reserved_by(reservation)
         try:
-            await self._release([keys.expiries, keys.reservation(reservation)], [_IS_OVER])
+            await self._release([held], [field, _IS_OVER])
         except TokenMeshError as error:
             logger.info("a reservation has to expire: %s", error)

@@ -27,7 +27,7 @@ async def build(mesh: Mesh) -> None:
     settings = mesh.settings.scheduler
     limits = mesh.settings.prefix_index
     block_tokens = mesh.settings.tokenizer.route_block_tokens
-    index = PlacementIndex(mesh.redis, block_tokens, limits.reservation_s)
+    index = PlacementIndex(mesh.redis, block_tokens, limits.ttl_s)
     placer = make_placer(settings, lambda: IndexedPlacement(settings, limits, index, mesh.metrics))
     desk = Desk(settings, lambda model: workers_of(mesh.members, model), placer)
     actor = SchedulerActor(settings, desk, mesh.metrics)

@@ -21,7 +21,7 @@ from tokenmesh.shared.tensor_blob import TensorBlob
 from tokenmesh.shared.tokens import unpack_ids
 
 _MAX_COUNTER = 1 << 63
-_MAX_RESERVATION = 64
+_MAX_RESERVATION = 128
 """Characters; schedulers write fewer."""
 _MAX_TENANT = 64
 """Characters of its name, as in a key file."""

@@ -10,6 +10,12 @@ from tokenmesh.shared.ids import ModelName, WorkerId
 from tokenmesh.shared.subjects import slug
 
 _PREFIX = "kvx"
+_ON = "@"
+
+
+def name_reservation(field: str, worker: WorkerId, epoch: int) -> str:
+    """What a placement reserved, for whoever gives it back: says on whom."""
+    return f"{field}{_ON}{worker}:{epoch:x}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +36,15 @@ class IndexKeys:
         """HASH `seq`, `n`, `xor`: what the set should hold, written together with it."""
         return self._key("s", f"{worker}:{epoch:x}")
 
-    def load(self, worker: WorkerId, epoch: int) -> str:
-        """STRING: uncached prompt tokens and streams that are reserved; see `give_back.lua`."""
-        return self._key("load", f"{worker}:{epoch:x}")
+    def reserved(self, worker: WorkerId, epoch: int) -> str:
+        """HASH of reservations, uncached prompt tokens and streams, and their sum; see
+        `give_back.lua`."""
+        return self._key("rsv", f"{worker}:{epoch:x}")
 
-    def reservation(self, reservation_id: str) -> str:
-        """STRING: what one placement reserved, and on which load key."""
-        return self._key("rsv", reservation_id)
-
-    @property
-    def expiries(self) -> str:
-        """ZSET of reservation keys by the time (ms) at which nobody can mean them any more."""
-        return self._key("exp", "")
+    def reserved_by(self, reservation: str) -> tuple[str, str]:
+        """The key and the field of what `name_reservation` named."""
+        field, _, incarnation = reservation.partition(_ON)
+        return self._key("rsv", incarnation), field
 
     def _key(self, kind: str, rest: str) -> str:
         return f"{_PREFIX}:{{{slug(self.model)}}}:{kind}:{rest}"

@@ -1,7 +1,7 @@
 """Mender: reservations that no scheduler wrote are forgotten, and placement goes on by the index.
 
-Workers see to their own keys; these are the schedulers'. What is forgotten with them makes workers
-look a little less busy until the streams placed meanwhile have their first token.
+What is forgotten makes workers look a little less busy until the streams that were placed meanwhile
+have their first token.
 """
 
 import logging
@@ -45,8 +45,8 @@ class Mender:
         """Forget all reservations of a model; raises nothing."""
         self._mends.inc()
         keys = IndexKeys(model)
-        loads = [keys.load(bid.worker_id, bid.epoch) for bid in bids]
+        names = [keys.reserved(bid.worker_id, bid.epoch) for bid in bids]
         try:
-            await self._redis.call("DEL", keys.expiries, *loads)
+            await self._redis.call("DEL", *names)
         except TokenMeshError as error:
             logger.info("the reservations in the index are not mended: %s", error)

@@ -18,6 +18,7 @@ from tokenmesh.shared.errors import TokenMeshError
 from tokenmesh.shared.ids import new_reservation
 from tokenmesh.shared.messages.place import Candidate, Place
 from tokenmesh.shared.metrics import Metrics
+from tokenmesh.shared.prefix_index.keys import name_reservation
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class IndexedPlacement:
         eligible = self._by_load.eligible(request, workers)
         if not eligible or self._clock() < self._away_until_s:
             return await self._by_load.place(request, workers, now)
-        reservation = new_reservation()
+        field = new_reservation()
         # Redis knows of more streams than beats do, never of fewer.
         if not any(self._by_load.has_room(request, worker) for worker in eligible):
             return Decision(None, [])
@@ -77,7 +78,7 @@ class IndexedPlacement:
                 chosen, weighed = await self._index.place(
                     request,
                     bids,
-                    reservation,
+                    field,
                     tie_share=TIE_SHARE,
                     tie_s=self._settings.tie_s,
                     uncached_weight=self._settings.uncached_weight,
@@ -97,12 +98,14 @@ class IndexedPlacement:
         ]
         if chosen is None:
             return Decision(None, candidates)
+        worker = eligible[chosen]
         uncached = request.num_tokens - weighed[chosen].matched_blocks * self._index.block_tokens
         self._by_load.reservations.add(
-            eligible[chosen].worker_id,
+            worker.worker_id,
             Reservation(now, max(1, uncached), request.num_streams, request.tenant),
         )
-        return Decision(eligible[chosen], candidates, _reason(weighed, chosen), reservation)
+        reservation = name_reservation(field, worker.worker_id, worker.epoch)
+        return Decision(worker, candidates, _reason(weighed, chosen), reservation)
 
     def _bid(self, request: Place, worker: Worker) -> Bid:
         load, recent = worker.load, self._by_load.reservations

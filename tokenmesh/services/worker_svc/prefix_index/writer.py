@@ -7,14 +7,17 @@ takes the old one's name.
 
 import asyncio
 import logging
+import math
 from collections.abc import Mapping
 from itertools import islice
-from typing import Final
+from typing import Final, cast
 
 from tokenmesh.services.worker_svc.engine.route_ledger import RouteChange
+from tokenmesh.services.worker_svc.prefix_index.forgotten import Forgotten
 from tokenmesh.services.worker_svc.prefix_index.resident import Resident
+from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.prefix_index import PrefixIndexSettings
-from tokenmesh.shared.errors import TokenMeshError
+from tokenmesh.shared.errors import TokenMeshError, Unavailable
 from tokenmesh.shared.ids import ModelName, WorkerId
 from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.prefix_index.keys import IndexKeys
@@ -45,13 +48,15 @@ class IndexWriter:
         self._blocks = keys.blocks(worker_id, epoch)
         self._rewrite_to = keys.rewrite(worker_id, epoch)
         self._digest = keys.digest(worker_id, epoch)
-        self._load = keys.load(worker_id, epoch)
+        self._reserved = keys.reserved(worker_id, epoch)
         self._keys = keys
         self._release_script = redis.script(RELEASE)
         self._ttl_ms = round(settings.ttl_s * 1000)
         self._resident = Resident(settings.max_changes)
         self._due: dict[str, int] = {}
-        """By reservation: tokens that are left of it; `_OVER`: all of it is to be given back."""
+        """By field: tokens that are left of a reservation; `_OVER`: it is to be given back."""
+        self._forgotten = Forgotten(settings.reservation_s, settings.max_releases)
+        self._looked_s = -math.inf
         self._has_news = asyncio.Event()
         self._has_news.set()
         self._writing = asyncio.Lock()
@@ -70,17 +75,18 @@ class IndexWriter:
 
     def release(self, reservation: str) -> None:
         """A reserved stream has its first token, or never will."""
-        self._owe(reservation, _OVER)
+        self._owe(self._keys.reserved_by(reservation)[1], _OVER)
 
     def note_progress(self, prefilling: Mapping[str, int]) -> None:
         """By reservation, how many of its tokens are still to be computed."""
         for reservation, num_tokens in prefilling.items():
-            if self._due.get(reservation) != _OVER:
-                self._owe(reservation, num_tokens)
+            field = self._keys.reserved_by(reservation)[1]
+            if self._due.get(field) != _OVER:
+                self._owe(field, num_tokens)
 
-    def _owe(self, reservation: str, num_tokens: int) -> None:
-        if reservation in self._due or len(self._due) < self._settings.max_releases:
-            self._due[reservation] = num_tokens
+    def _owe(self, field: str, num_tokens: int) -> None:
+        if field in self._due or len(self._due) < self._settings.max_releases:
+            self._due[field] = num_tokens
             self._has_news.set()
 
     async def run(self) -> None:
@@ -95,7 +101,7 @@ class IndexWriter:
 
     async def close(self) -> None:
         """Leave nothing behind; `run` writes no more."""
-        names = (self._blocks, self._rewrite_to, self._digest, self._load)
+        names = (self._blocks, self._rewrite_to, self._digest, self._reserved)
         try:
             async with asyncio.timeout(self._settings.retry_s):
                 await self._writing.acquire()
@@ -121,7 +127,7 @@ class IndexWriter:
                 await self._write_changes()
             if self._resident.must_rewrite:
                 await self._write_all()
-            await self._give_back()
+            await self._see_to_reservations()
         except TokenMeshError as error:
             self._resident.lose()
             self._has_news.set()
@@ -164,6 +170,7 @@ class IndexWriter:
                 ["HSET", self._digest, "seq", self._seq, "n", num, "xor", f"{xor:016x}"],
                 ["PEXPIRE", self._digest, self._ttl_ms],
                 ["PEXPIRE", self._blocks, self._ttl_ms],
+                ["PEXPIRE", self._reserved, self._ttl_ms],
                 ["SCARD", self._blocks],
             ]
         )
@@ -176,11 +183,32 @@ class IndexWriter:
         size = self._settings.write_batch
         return [hashes[first : first + size] for first in range(0, len(hashes), size)]
 
+    async def _see_to_reservations(self) -> None:
+        """Give back what is due; what is no reservation of anybody is deleted."""
+        try:
+            await self._look_for_forgotten()
+            await self._give_back()
+        except Unavailable:
+            raise
+        except TokenMeshError as error:
+            logger.warning("what is reserved on this worker is unreadable: %s", error.message)
+            await self._redis.call("DEL", self._reserved)
+
+    async def _look_for_forgotten(self) -> None:
+        now_s = monotonic_s()
+        if now_s - self._looked_s < self._settings.heartbeat_s:
+            return
+        self._looked_s = now_s
+        fields = await self._redis.call("HKEYS", self._reserved)
+        names = [str(each, "utf-8", "replace") for each in cast("list[bytes]", fields) if each]
+        for each in self._forgotten.look(names, now_s):
+            self._owe(each, _OVER)
+
     async def _give_back(self) -> None:
         while self._due:
             batch = dict(islice(self._due.items(), _RELEASES_PER_CALL))
-            names = [self._keys.reservation(each) for each in batch]
-            await self._release_script([self._keys.expiries, *names], list(batch.values()))
+            pairs: list[Part] = [each for pair in batch.items() for each in pair]
+            await self._release_script([self._reserved], pairs)
             for each, num_tokens in batch.items():
                 if self._due.get(each) == num_tokens:
                     del self._due[each]
