@@ -19,7 +19,10 @@ from tokenmesh.shared.prefix_index.keys import IndexKeys
 from tokenmesh.shared.redis import Redis
 
 BLOCK, WORKERS, FAMILIES, LONGEST = 64, 3, 4, 40
-LIMITS = PrefixIndexSettings(write_batch=7, max_changes=60, ttl_s=600, retry_s=0.001)
+# Nothing may be over by itself: the model knows no time.
+LIMITS = PrefixIndexSettings(
+    write_batch=7, max_changes=60, ttl_s=3600, reservation_s=3600, retry_s=0.001
+)
 
 
 def chain(family: int, first: int, end: int) -> list[bytes]:
@@ -43,7 +46,7 @@ class World:
     def __init__(self, redis: Redis) -> None:
         self.redis = redis
         self.keys = IndexKeys(ModelName(f"m-{secrets.token_hex(6)}"))
-        self.index = PlacementIndex(redis, BLOCK, ttl_s=600)
+        self.index = PlacementIndex(redis, BLOCK, ttl_s=LIMITS.ttl_s)
         self.metrics = Metrics()
         self.num_matches = 0
         self.workers = [self._born(number) for number in range(WORKERS)]

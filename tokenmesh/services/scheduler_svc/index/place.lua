@@ -13,36 +13,50 @@
 --       worker: blocks matched, tokens reserved before this request, streams reserved, estimate in
 --       seconds, has room, cost.
 -- A command costs 0.4 us, a set that is not in the processor's cache another one, a reply that is
--- a table as much again. Globals are looked up by name: locals are worth 3 us in all.
+-- a table as much again. Globals are looked up by name: locals are worth 4 us in all.
 local sub, floor, max, numbers_at = string.sub, math.floor, math.max, struct.unpack
-local hashes, numbers = ARGV[1], ARGV[2]
+local keys, hashes, numbers = KEYS, ARGV[1], ARGV[2]
 local tokens, block, streams, lifetime, tie_share, tie_s, extra_weight, usual_depth =
   numbers_at('<dddddddd', numbers)
 local num_hashes, num_workers = #hashes / 8, (#numbers - 64) / 56
 
 -- A request that is placed again gives back what it held.
-if ARGV[4] then give_back(KEYS[2 * num_workers + 1], ARGV[4]) end
+if ARGV[4] then give_back(keys[2 * num_workers + 1], ARGV[4]) end
 
-local function holds(set, index)
-  return call('SISMEMBER', set, sub(hashes, index * 8 - 7, index * 8)) == 1
+local function hash(index) return sub(hashes, index * 8 - 7, index * 8) end
+local function holds(set, index) return call('SISMEMBER', set, hash(index)) == 1 end
+
+-- The depths found for the workers before are the best guesses: many share a system prompt, few a
+-- conversation. `within` is the last hash of a set of the likely depth, `beyond` the one after it.
+local likely, other, within, beyond = nil, 0, nil, nil
+local function expect(depth)
+  likely, other = depth, likely or 0
+  within = depth > 0 and hash(depth)
+  beyond = depth < num_hashes and hash(depth + 1)
 end
+expect(math.min(usual_depth, num_hashes))
 
--- A set that holds the first `low` blocks, but not the one numbered `high`, is asked about a guess.
-local function narrow(set, guess, low, high)
-  if guess < low or guess >= high then return low, high end
-  if guess + 1 < high and holds(set, guess + 1) then return guess + 1, high end
-  if guess == low or holds(set, guess) then return guess, guess + 1 end
-  return low, guess
-end
-
--- What a worker holds is closed under prefixes, so its depth can be searched for. The depths found
--- for the workers before are the best guesses: many share a system prompt, few a conversation. Who
--- has more of it than others has most of it: from the end with growing steps, then by halves.
-local likely, other = math.min(usual_depth, num_hashes), 0
+-- What a worker holds is closed under prefixes, so its depth can be searched for: a set holds the
+-- first `low` blocks, and not the one numbered `high`. Who has more of a prompt than others mostly
+-- has nearly all of it, so the search goes down from the end with growing steps, then by halves.
 local function depth_of(set)
-  local low, high = narrow(set, likely, 0, num_hashes + 1)
-  if high - low > 1 then low, high = narrow(set, other, low, high) end
-  local step = 1
+  local low, high, step = 0, num_hashes + 1, 1
+  if beyond and call('SISMEMBER', set, beyond) == 1 then
+    low = likely + 1
+  elseif within and call('SISMEMBER', set, within) == 0 then
+    high = likely
+  else
+    return likely
+  end
+  if other >= low and other < high then
+    if other + 1 < high and holds(set, other + 1) then
+      low = other + 1
+    elseif other == low or holds(set, other) then
+      low, high = other, other + 1
+    else
+      high = other
+    end
+  end
   while high - low > 1 do
     local index = high - step
     if index <= low then index = floor((low + high) / 2) end
@@ -52,6 +66,7 @@ local function depth_of(set)
       high, step = index, 2 * step
     end
   end
+  expect(low)
   return low
 end
 
@@ -59,11 +74,10 @@ local found, rates, all_uncached, all_taken, fewest = {}, {}, {}, {}, nil
 for worker = 1, num_workers do
   local rate, queued, extra_s, started, starting, room, gives_back =
     numbers_at('<ddddddd', numbers, worker * 56 + 9)
-  local depth = depth_of(KEYS[num_workers + worker])
-  if depth ~= likely then likely, other = depth, likely end
+  local depth = depth_of(keys[num_workers + worker])
   local reserved, reserved_streams = 0, 0
   if gives_back == 1 then
-    local sum = tonumber(call('HGET', KEYS[worker], SUM))
+    local sum = tonumber(call('HGET', keys[worker], SUM))
     if sum then reserved, reserved_streams = tokens_and_streams(sum) end
   end
   -- The last token is always computed.
@@ -102,7 +116,7 @@ for worker = 1, num_workers do
   end
 end
 
-local amount, reserved = amount_of(least_uncached, streams), KEYS[chosen]
+local amount, reserved = amount_of(least_uncached, streams), keys[chosen]
 local sum = call('HINCRBY', reserved, SUM, as_text(amount))
 call('HSET', reserved, ARGV[3], as_text(amount))
 -- The worker renews its keys. Where nothing was reserved they may have been gone, as it may be.
