@@ -21,6 +21,7 @@ from benchmarks.peers.roster import Setting
 from benchmarks.peers.sample import Measure, Sample, decode_rate
 from benchmarks.peers.turns import open_turns
 from benchmarks.random_model import ModelShape
+from benchmarks.serve.client import Connection, Server
 from benchmarks.serve.own_server import own_server
 from tests.fakes.scripted_http import DONE, GOOD, piece, serving, stream, usage
 
@@ -91,6 +92,26 @@ async def test_a_server_is_measured_over_http() -> None:
         sample = await HttpPeer(url, 5.0).measure(PROMPTS, 3)
     assert sample.tokens_per_s > 0
     assert sample.ttft_p50_ms > 0
+
+
+async def test_connections_are_there_before_the_clock_and_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connected = []
+    connect = Server.connect
+
+    async def connect_noted(server: Server) -> Connection:
+        connected.append(server)
+        return await connect(server)
+
+    monkeypatch.setattr(Server, "connect", connect_noted)
+    async with serving(lambda _path, _body: stream(GOOD)) as url:
+        peer = HttpPeer(url, 5.0)
+        first = await peer.measure(PROMPTS, 3)
+        assert len(connected) == len(PROMPTS)
+        await peer.measure(PROMPTS, 3)
+        assert len(connected) == len(PROMPTS)
+    assert 0 < first.client_share <= 1
 
 
 async def test_a_server_that_brings_too_few_tokens_has_no_number() -> None:
