@@ -97,7 +97,7 @@ async def _disturb(cluster: Cluster, options: argparse.Namespace) -> tuple[Strea
     model = await first_model(servers[0])
     oracle = await SimOracle.learn(servers[0], model)
     random = Random(options.seed)
-    streams = Streams({Completions(servers, model, oracle, random): 1}, random, 60.0)
+    streams = Streams({Completions({"": servers}, model, oracle, random): 1}, random, 60.0)
     moments = [Moments(kind) for kind in options.kind or BOUNDS_S]
     is_over = asyncio.Event()
     running = asyncio.create_task(streams.run(options.concurrency, lambda: not is_over.is_set()))

@@ -4,7 +4,8 @@ Starts NATS, Redis, gateways, tokenizers, schedulers and workers as processes, k
 running, and meanwhile kills, freezes and terminates processes and restarts the servers: what, when
 and whom follows from `--seed`. Gateways die, too: those that serve stored responses only. At the
 end no stream may have failed or said a wrong, lost or doubled token, nothing may be held (blocks,
-streams, reservations, marks, subscriptions) and no process or file be left. Ends with 1 otherwise.
+streams, reservations, marks, subscriptions) and no process or file be left, and each tenant must
+have been charged what its clients were told, to the token. Ends with 1 otherwise.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.chaos_run import completions
+from benchmarks.chaos_run.accounts import RECORDER, Audit, audit, servers_of, write_key_file
 from benchmarks.chaos_run.bodies import chats, responses
 from benchmarks.chaos_run.cluster import Cluster
 from benchmarks.chaos_run.completions import Completions
@@ -76,15 +78,16 @@ class Outcome:
     streams: Streams
     chaos: Chaos
     leaks: list[str]
+    accounts: Audit
     seconds: float
 
     @property
     def is_good(self) -> bool:
         """Whether everything held."""
-        return not self.streams.faults and not self.leaks
+        return not (self.streams.faults or self.leaks or self.accounts.differences)
 
 
-def settings_of(options: argparse.Namespace) -> Settings:
+def settings_of(options: argparse.Namespace, keys_file: Path) -> Settings:
     """The bundled model; graces short enough that a hand-over really happens."""
     engine = {"engine": options.engine, "sim_step_s": options.step, "hand_over_s": 1.0}
     if options.engine == "torch":
@@ -94,7 +97,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
         {
             "worker": engine,
             "service": {"drain_grace_s": 2.0},
-            "gateway": {"seed": completions.SEED},
+            "gateway": {"seed": completions.SEED, "keys_file": str(keys_file)},
             "prefix_index": {"reservation_s": 5.0},
             "up": {
                 "workers": options.workers,
@@ -111,27 +114,34 @@ async def run(options: argparse.Namespace, console: Console) -> Outcome:
         logs = options.logs or folder
         logs.mkdir(parents=True, exist_ok=True)
         count = options.gateways
-        settings, responders = settings_of(options), options.responders
-        cluster = Cluster(settings, folder, logs, count, num_responders=responders)
+        settings, responders = settings_of(options, write_key_file(folder)), options.responders
+        cluster = Cluster(
+            settings, folder, logs, count, num_responders=responders, is_redis_durable=True
+        )
         began_s = time.perf_counter()
         leaks: list[str] = []
         try:
             await cluster.start()
             async with watching(cluster) as leak_watch:
-                streams, chaos = await disturb(cluster, options, console)
+                recorder = Server(cluster.urls[0], RECORDER)
+                model = await first_model(recorder)
+                streams, chaos = await disturb(cluster, model, options, console)
                 leaks += chaos.unclean + await leak_watch.find()
+                urls = [*cluster.urls, *cluster.responder_urls]
+                limits = cluster.settings.responses
+                accounts = await audit(urls, model, streams.heard, leak_watch.bus, limits)
         finally:
             leaks += [f"left behind: {each}" for each in await cluster.stop()]
         leaks += leftover_files(cluster)
-        return Outcome(streams, chaos, leaks, time.perf_counter() - began_s)
+        return Outcome(streams, chaos, leaks, accounts, time.perf_counter() - began_s)
 
 
 async def disturb(
-    cluster: Cluster, options: argparse.Namespace, console: Console
+    cluster: Cluster, model: str, options: argparse.Namespace, console: Console
 ) -> tuple[Streams, Chaos]:
     """Streams and faults side by side until there were enough of both."""
     random = Random(options.seed)
-    weights = await askers(cluster, options.engine, random)
+    weights = await askers(cluster, model, options.engine, random)
     streams = Streams(weights, Random(random.getrandbits(64)), options.timeout)
     chaos = Chaos(cluster, Random(random.getrandbits(64)), options.interval)
     until_s = time.perf_counter() + options.seconds
@@ -149,24 +159,23 @@ async def disturb(
     return streams, chaos
 
 
-async def askers(cluster: Cluster, engine: str, random: Random) -> dict[Asker, int]:
+async def askers(cluster: Cluster, model: str, engine: str, random: Random) -> dict[Asker, int]:
     """Kinds of requests, and how many of each there are among so many."""
-    servers = [Server(url, None) for url in cluster.urls]
-    model = await first_model(servers[0])
+    servers, recorder = servers_of(cluster.urls), Server(cluster.urls[0], RECORDER)
     has_grammars = engine == "torch"
 
     def own_random() -> Random:
         return Random(random.getrandbits(64))
 
     bodies = chats(model, has_grammars=has_grammars)
-    weights: dict[Asker, int] = {await Chats.record(servers, bodies, own_random()): 2}
+    weights: dict[Asker, int] = {await Chats.record(servers, recorder, bodies, own_random()): 2}
     if engine == "sim":
-        oracle = await SimOracle.learn(servers[0], model)
+        oracle = await SimOracle.learn(recorder, model)
         weights[Completions(servers, model, oracle, own_random())] = 6
-    responders = [Server(url, None) for url in cluster.responder_urls]
-    if responders:
+    if cluster.responder_urls:
+        servers = servers_of(cluster.responder_urls)
         bodies = responses(model, has_grammars=has_grammars)
-        weights[await StoredResponses.record(responders, bodies, own_random())] = 3
+        weights[await StoredResponses.record(servers, recorder, bodies, own_random())] = 3
     return weights
 
 
@@ -203,6 +212,8 @@ def report(options: argparse.Namespace, outcome: Outcome) -> dict[str, object]:
         "failures": dict(streams.faults),
         "failed": failed(outcome)[:_FAILURES_TOLD],
         "leaks": outcome.leaks,
+        "accounts": outcome.accounts.expected,
+        "account_differences": outcome.accounts.differences,
         "first_token": spread(starts),
         "gaps": by_fault(streams.heard, faults),
     }
@@ -230,7 +241,8 @@ def failed(outcome: Outcome) -> list[dict[str, object]]:
 def show(found: dict[str, object], outcome: Outcome, console: Console) -> None:
     """Print the numbers."""
     counts = ("faults", "stalls", "requests", "streams", "tokens", "moves")
-    for name in (*counts, "failures", "leaks", "first_token"):
+    told = ("failures", "leaks", "accounts", "account_differences", "first_token")
+    for name in (*counts, *told):
         console.print(f"{name}: {found[name]}")
     table = Table("silences over 50 ms", "count", "p50 ms", "p99 ms", "max ms")
     gaps = by_fault(outcome.streams.heard, outcome.chaos.faults)

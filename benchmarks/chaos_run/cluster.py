@@ -33,12 +33,15 @@ class Cluster:
         environments: Mapping[str, Mapping[str, str]] | None = None,
         *,
         num_responders: int = 0,
+        is_redis_durable: bool = False,
     ) -> None:
         """`environments`: what a process's environment has more, by its name (`worker 2`).
 
         `num_responders`: further gateways, which may die: they are to serve stored responses only.
         """
         plan = make_plan(settings, folder)
+        if is_redis_durable:
+            _keep_on_disk(folder)
         self.nats_monitor = _open_monitor(folder)
         self.temporary = folder / "temporary"
         """Where processes put temporary files."""
@@ -110,6 +113,12 @@ def _open_monitor(folder: Path) -> str:
     with (folder / "nats.conf").open("a", encoding="utf-8") as file:
         file.write(f'http: "{LOOPBACK}:{port}"\n')
     return f"http://{LOOPBACK}:{port}"
+
+
+def _keep_on_disk(folder: Path) -> None:
+    """What Redis has answered to survives it: written before each answer, though never synced."""
+    with (folder / "redis.conf").open("a", encoding="utf-8") as file:
+        file.write("appendonly yes\nappendfsync no\n")
 
 
 def _gateways(plan: Plan, folder: Path, kind: str, count: int) -> Iterator[tuple[str, ChildSpec]]:

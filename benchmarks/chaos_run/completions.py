@@ -1,6 +1,8 @@
 """Completions of `sim` workers: n, log-probabilities, stop strings, with and without a seed."""
 
 import time
+from collections import Counter
+from collections.abc import Mapping
 from random import Random
 
 from benchmarks.chaos_run.heard import Heard, Told
@@ -25,8 +27,13 @@ class Completions:
     """Implements `Asker` against what the oracle knows."""
 
     def __init__(
-        self, servers: list[Server], model: str, oracle: SimOracle, random: Random
+        self,
+        servers: Mapping[str, list[Server]],
+        model: str,
+        oracle: SimOracle,
+        random: Random,
     ) -> None:
+        """`servers`: by tenant, as it asks them."""
         self._servers = servers
         self._model = model
         self._oracle = oracle
@@ -51,14 +58,15 @@ class Completions:
                 logged = choice.logprobs.tokens if choice.logprobs else []
                 heard.choices[choice.index].add("logged", "".join(logged))
 
-        server = self._random.choice(self._servers)
+        heard.tenant = self._random.choice([*self._servers])
+        server = self._random.choice(self._servers[heard.tenant])
         heard.asked = f"port {server.port}, seed {seed}, stop {body['stop']}, {body['max_tokens']}"
         connection = await server.connect()
         try:
             reply = await connection.send(server.request("POST", "/v1/completions", body), hear)
         finally:
             connection.close()
-        heard.num_tokens = reply.usage.completion_tokens if reply.usage else 0
+        note_usage(reply, heard)
         if seed is None:
             seed = self._find_seed(ids, heard)
         return fault_of_reply(reply, heard) or self._judge(ids, seed, body, heard)
@@ -107,6 +115,21 @@ class Completions:
             self._seeds.append(self._source.draw())
         said = heard.choices[0].said.get("text", "")[: _RECOGNIZED_BY * self._oracle.token_chars]
         return next(iter(self._oracle.seeds_saying(said, ids, self._seeds)), -1)
+
+
+def note_usage(reply: Reply, heard: Heard) -> None:
+    """What a stream told at its end."""
+    usage = reply.usage
+    if usage is None:
+        return
+    details = usage.prompt_tokens_details
+    heard.num_tokens = usage.completion_tokens
+    heard.usage = Counter(
+        requests=1,
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=details.cached_tokens if details else 0,
+        completion_tokens=usage.completion_tokens,
+    )
 
 
 def fault_of_reply(reply: Reply, heard: Heard) -> str | None:

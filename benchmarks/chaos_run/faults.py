@@ -11,6 +11,7 @@ from typing import Literal
 
 from benchmarks.chaos_run.child import Child
 from benchmarks.chaos_run.cluster import LEAVE_S, Cluster
+from benchmarks.chaos_run.held_by_servers import forget
 
 Kind = Literal["kill", "freeze", "terminate", "long outage", "nothing"]
 
@@ -36,6 +37,8 @@ _PAUSE_S: dict[Kind, tuple[float, float]] = {
     "nothing": (0.0, 1.0),
 }
 """How long a process stands still, or is missed before somebody starts it again."""
+_FORGETS = (True, True, False)
+"""Whether a Redis that has ended comes back without what it held, usage apart."""
 _POLL_S = 0.05
 
 
@@ -84,7 +87,8 @@ class Chaos:
                 victims = self._well(service)
                 victim = self._random.choice(victims) if victims else None
                 pause_s = self._random.uniform(*_PAUSE_S[kind])
-                healing.create_task(self._hurt(fault, victim, pause_s))
+                forgets = service == "redis" and self._random.choice(_FORGETS)
+                healing.create_task(self._hurt(fault, victim, pause_s, forgets=forgets))
 
     async def _first_possible(self, left: Sequence[tuple[Kind, str]]) -> int:
         while True:
@@ -96,10 +100,14 @@ class Chaos:
     def _well(self, service: str) -> list[Child]:
         return [child for child in self._cluster.of(service) if child.is_well]
 
-    async def _hurt(self, fault: Fault, victim: Child | None, pause_s: float) -> None:
+    async def _hurt(
+        self, fault: Fault, victim: Child | None, pause_s: float, *, forgets: bool
+    ) -> None:
         if victim is not None:
             victim.is_well = False
             await carry_out(fault.kind, victim, pause_s, self._note_end)
+            if forgets and fault.kind != "freeze":
+                await forget(self._cluster.settings.redis)
         else:
             await asyncio.sleep(pause_s)
         fault.healed_s = time.perf_counter()

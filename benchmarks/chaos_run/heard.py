@@ -1,5 +1,6 @@
 """What came of a request: each choice as the client sees it, and when."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -59,6 +60,13 @@ class Heard:
     ended_s: float = 0.0
     moves: list[str] = field(default_factory=list)
     """Why its client went to another gateway."""
+    tenant: str = ""
+    """Whose key it had."""
+    usage: Counter[str] | None = None
+    """What its client was told, by the names in /v1/usage."""
+    response_id: str = ""
+    stored_usage: Counter[str] | None = None
+    """The same of a stored response, whose log says so, too."""
     asked: str = ""
     """What one needs to know of the request when it has failed."""
 

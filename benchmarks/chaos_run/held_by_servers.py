@@ -11,11 +11,13 @@ from benchmarks.serve.client import Server
 from tokenmesh.services.gateway.response_store.journal import open_journal
 from tokenmesh.services.gateway.response_store.logs import ResponseLogs
 from tokenmesh.shared.bus.message_bus import MessageBus
+from tokenmesh.shared.config.redis import RedisSettings
 from tokenmesh.shared.config.responses import ResponseSettings
-from tokenmesh.shared.redis import Redis
+from tokenmesh.shared.redis import Redis, open_redis
 
 _PAGE = 500
 _INDEX = "kvx:*"
+_TENANTS = "tm:tenant:"
 _FOREVER = -1
 
 
@@ -51,6 +53,17 @@ async def _keys(redis: Redis, pattern: str) -> AsyncIterator[str]:
 
 def _text(value: object) -> str:
     return value.decode() if isinstance(value, bytes) else str(value or 0)
+
+
+async def forget(settings: RedisSettings) -> None:
+    """Redis loses everything but what tenants have used."""
+    redis = open_redis(settings)
+    try:
+        async for key in _keys(redis, "*"):
+            if not key.startswith(_TENANTS):
+                await redis.call("DEL", key)
+    finally:
+        await redis.close()
 
 
 async def open_marks(bus: MessageBus, settings: ResponseSettings) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from benchmarks.chaos_run.accounts import ADMIN
 from benchmarks.chaos_run.cluster import Cluster
 from benchmarks.chaos_run.held_by_servers import count_subscriptions, open_marks, reserved
 from benchmarks.serve.client import Server
@@ -29,7 +30,7 @@ class LeakWatch:
 
     def __init__(self, cluster: Cluster, bus: MessageBus, members: Members, redis: Redis) -> None:
         self._cluster = cluster
-        self._bus = bus
+        self.bus = bus
         self._members = members
         self._redis = redis
         self._subscriptions: dict[str, int] = {}
@@ -52,7 +53,7 @@ class LeakWatch:
             *_held_by_workers(self._cluster, self._members),
             *await _held_by_gateways(self._cluster),
             *await reserved(self._redis),
-            *await open_marks(self._bus, self._cluster.settings.responses),
+            *await open_marks(self.bus, self._cluster.settings.responses),
             *await self._new_subscriptions(),
         ]
 
@@ -112,7 +113,7 @@ def _is_busy(load: WorkerLoad) -> bool:
 async def _held_by_gateways(cluster: Cluster) -> list[str]:
     held = []
     for url in (*cluster.urls, *cluster.responder_urls):
-        counts = dict(_IN_USE.findall(await Server(url, None).ask("GET", "/metrics")))
+        counts = dict(_IN_USE.findall(await Server(url, ADMIN).ask("GET", "/metrics")))
         if not counts:
             held.append(f"{url} does not tell its streams")
         held += [

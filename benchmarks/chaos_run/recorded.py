@@ -2,13 +2,14 @@
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
 import msgspec
 
-from benchmarks.chaos_run.completions import fault_of_reply
+from benchmarks.chaos_run.completions import fault_of_reply, note_usage
 from benchmarks.chaos_run.heard import Heard, Told
 from benchmarks.serve.client import Choice, Chunk, Server
 
@@ -37,22 +38,35 @@ class Chat:
 class Chats:
     """Implements `Asker`. Use `record`."""
 
-    def __init__(self, servers: list[Server], chats: list[Chat], random: Random) -> None:
+    def __init__(
+        self, servers: Mapping[str, list[Server]], chats: list[Chat], random: Random
+    ) -> None:
         self._servers = servers
         self._chats = chats
         self._random = random
 
     @classmethod
-    async def record(cls, servers: list[Server], bodies: list[Body], random: Random) -> "Chats":
-        """Ask for all of it in peace. Raises ValueError for what fails already then."""
-        chats = await asyncio.gather(*(_record(servers[0], body) for body in bodies))
+    async def record(
+        cls,
+        servers: Mapping[str, list[Server]],
+        recorder: Server,
+        bodies: list[Body],
+        random: Random,
+    ) -> "Chats":
+        """Ask for all of it in peace. Raises ValueError for what fails already then.
+
+        `servers`: by tenant, as it asks them; `recorder`: one of them for now.
+        """
+        chats = await asyncio.gather(*(_record(recorder, body) for body in bodies))
         return cls(servers, chats, random)
 
     async def ask(self, heard: Heard) -> str | None:
         """See `Asker.ask`."""
         chat = self._random.choice(self._chats)
         heard.asked = repr(chat.body)
-        fault = await _send(self._random.choice(self._servers), chat.body, heard)
+        heard.tenant = self._random.choice([*self._servers])
+        server = self._random.choice(self._servers[heard.tenant])
+        fault = await _send(server, chat.body, heard)
         for told, expected in zip(heard.choices, chat.choices, strict=True):
             told.expected = expected
         is_usage_right = heard.num_tokens == chat.num_tokens
@@ -82,7 +96,7 @@ async def _send(server: Server, body: Body, heard: Heard) -> str | None:
         reply = await connection.send(request, hear)
     finally:
         connection.close()
-    heard.num_tokens = reply.usage.completion_tokens if reply.usage else 0
+    note_usage(reply, heard)
     return fault_of_reply(reply, heard)
 
 

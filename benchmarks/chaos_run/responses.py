@@ -6,7 +6,8 @@ said while nobody disturbed it.
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from random import Random
@@ -32,7 +33,13 @@ _SHARE_THAT_MOVE = 0.5
 _SHARE_READ_AGAIN = 0.25
 
 
+class _InputDetails(msgspec.Struct):
+    cached_tokens: int = 0
+
+
 class _Usage(msgspec.Struct):
+    input_tokens: int = 0
+    input_tokens_details: _InputDetails = msgspec.field(default_factory=_InputDetails)
     output_tokens: int = 0
 
 
@@ -48,6 +55,14 @@ class _Event(msgspec.Struct):
     delta: str = ""
     response: _Response | None = None
     code: str | None = None
+
+
+class _Error(msgspec.Struct):
+    code: str | None = None
+
+
+class _ErrorBody(msgspec.Struct):
+    error: _Error
 
 
 _decode = msgspec.json.Decoder(_Event).decode
@@ -94,23 +109,33 @@ class Recorded:
 class StoredResponses:
     """Implements `Asker`. Use `record`."""
 
-    def __init__(self, servers: list[Server], recorded: Sequence[Recorded], random: Random) -> None:
+    def __init__(
+        self, servers: Mapping[str, list[Server]], recorded: Sequence[Recorded], random: Random
+    ) -> None:
         self._servers = servers
         self._recorded = recorded
         self._random = random
 
     @classmethod
     async def record(
-        cls, servers: list[Server], bodies: list[dict[str, Any]], random: Random
+        cls,
+        servers: Mapping[str, list[Server]],
+        recorder: Server,
+        bodies: list[dict[str, Any]],
+        random: Random,
     ) -> "StoredResponses":
-        """Ask for all of it in peace. Raises ValueError for what fails already then."""
-        recorded = await asyncio.gather(*(_record(servers[0], body) for body in bodies))
+        """Ask for all of it in peace. Raises ValueError for what fails already then.
+
+        `servers`: by tenant, as it asks them; `recorder`: one of them for now.
+        """
+        recorded = await asyncio.gather(*(_record(recorder, body) for body in bodies))
         return cls(servers, recorded, random)
 
     async def ask(self, heard: Heard) -> str | None:
         """See `Asker.ask`."""
         recorded = self._random.choice(self._recorded)
         heard.choices = [Told(recorded.said)]
+        heard.tenant = self._random.choice([*self._servers])
         reading = _Reading(heard)
         is_background = self._random.random() < _SHARE_IN_BACKGROUND
         body = {**recorded.body, "stream": True, "background": is_background, "store": True}
@@ -126,7 +151,7 @@ class StoredResponses:
         self, method: str, path: str, body: object, reading: _Reading, may_leave: bool
     ) -> None:
         """Read from any gateway, until the end or until that is not possible any more."""
-        server = self._random.choice(self._servers)
+        server = self._server(reading)
         is_to_move = may_leave and self._random.random() < _SHARE_THAT_MOVE
         leave_at = len(reading.events) + self._random.randint(1, 120) if is_to_move else None
 
@@ -139,13 +164,17 @@ class StoredResponses:
         except OSError as error:
             reason = "moved" if len(reading.events) == leave_at else type(error).__name__
         else:
-            reason = "cut" if reply.status == 200 else f"http_{reply.status}"
+            reason = "cut" if reply.status == 200 else f"http_{reply.status} {_code_of(reply)}"
             # Nothing has begun that a POST with a 503 could lose; any other refusal is a failure.
             if reply.status != 200 and not _leaves(reply) and (method, reply.status) != _NOT_YET:
                 reading.fault = f"{method}_{reason}"
         if reading.ended is None:
             reading.heard.moves.append(f"{method} {reason}")
             await asyncio.sleep(_PAUSE_S)
+
+    def _server(self, reading: _Reading) -> Server:
+        """Any gateway, with the key that the response was begun with."""
+        return self._random.choice(self._servers[reading.heard.tenant])
 
     async def _read_again(self, reading: _Reading) -> str | None:
         """Now and then: any gateway tells the same ever after."""
@@ -154,7 +183,7 @@ class StoredResponses:
         path = f"/v1/responses/{reading.response_id}?stream=true"
         while True:
             again: list[bytes] = []
-            server = self._random.choice(self._servers)
+            server = self._server(reading)
             try:
                 reply = await _read(server, server.request("GET", path), again.append)
             except OSError:
@@ -172,6 +201,14 @@ class StoredResponses:
 def _leaves(reply: Reply) -> bool:
     """Whether the gateway says that it drains: whoever asks is to ask another."""
     return reply.status == HTTPStatus.SERVICE_UNAVAILABLE and b'"draining"' in reply.body
+
+
+def _code_of(reply: Reply) -> str:
+    """Of an error in OpenAI's shape."""
+    try:
+        return msgspec.json.decode(reply.body, type=_ErrorBody).error.code or ""
+    except msgspec.MsgspecError:
+        return "unreadable"
 
 
 async def _record(server: Server, body: dict[str, Any]) -> Recorded:
@@ -201,7 +238,15 @@ async def _read(server: Server, request: bytes, hear: Callable[[bytes], bool | N
 def _judge(reading: _Reading, recorded: Recorded) -> str | None:
     heard, ended = reading.heard, reading.ended
     assert ended is not None, "it is read to its end"
-    heard.num_tokens = ended.usage.output_tokens if ended.usage else 0
+    if ended.usage is not None:
+        heard.num_tokens = ended.usage.output_tokens
+        heard.response_id = ended.id
+        heard.stored_usage = Counter(
+            requests=1,
+            prompt_tokens=ended.usage.input_tokens,
+            cached_tokens=ended.usage.input_tokens_details.cached_tokens,
+            completion_tokens=ended.usage.output_tokens,
+        )
     if ended.status != recorded.status:
         return f"status_{ended.status}"
     is_usage_right = heard.num_tokens == recorded.num_tokens

@@ -61,7 +61,7 @@ def right_server(spoil: Spoil) -> Answer:
 
 async def faults_of(spoil: Spoil) -> set[str]:
     async with serving(right_server(spoil)) as url:
-        asker = Completions([Server(url, None)], "m", ORACLE, Random(1))
+        asker = Completions({"": [Server(url, None)]}, "m", ORACLE, Random(1))
         streams = Streams({asker: 1}, Random(1), timeout_s=5)
         await streams.run(2, lambda: len(streams.heard) < 20)
     return set(streams.faults)
