@@ -115,13 +115,14 @@ async def audit(
             tenant: of_streams.get(tenant, Counter()) + of_logs.get(tenant, Counter())
             for tenant in TENANTS
         }
-        differences = otherwise + await _differences(urls, model, expected)
+        differences = otherwise + await differences_of(urls, model, expected)
         if not differences or time.perf_counter() > give_up_s:
             return Audit({name: dict(counts) for name, counts in expected.items()}, differences)
         await asyncio.sleep(_POLL_S)
 
 
-async def _differences(urls: Sequence[str], model: str, expected: Counts) -> list[str]:
+async def differences_of(urls: Sequence[str], model: str, expected: Counts) -> list[str]:
+    """What is counted otherwise than expected, for each tenant and kind, as sentences."""
     found = []
     for tenant, counts in expected.items():
         # each gateway tells Redis what it has before it answers

@@ -13,6 +13,7 @@ from tokenmesh.services.gateway.response_store.logs import ResponseLogs
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.config.redis import RedisSettings
 from tokenmesh.shared.config.responses import ResponseSettings
+from tokenmesh.shared.errors import Unavailable
 from tokenmesh.shared.redis import Redis, open_redis
 
 _PAGE = 500
@@ -56,12 +57,14 @@ def _text(value: object) -> str:
 
 
 async def forget(settings: RedisSettings) -> None:
-    """Redis loses everything but what tenants have used."""
+    """Redis loses everything but what tenants have used, unless the next fault comes first."""
     redis = open_redis(settings)
     try:
         async for key in _keys(redis, "*"):
             if not key.startswith(_TENANTS):
                 await redis.call("DEL", key)
+    except Unavailable:
+        return
     finally:
         await redis.close()
 

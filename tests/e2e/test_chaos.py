@@ -18,3 +18,5 @@ def test_no_stream_suffers_from_what_befalls_the_processes(tmp_path: Path) -> No
     assert (found["failures"], found["leaks"], exit_code) == ({}, [], 0)
     assert found["faults"] == 6
     assert found["streams"] >= 40
+    assert found["account_differences"] == []
+    assert sum(each["completion_tokens"] for each in found["accounts"].values()) > 1000
