@@ -292,6 +292,19 @@ async def counted_once(heir: ResponseClient, last: Event) -> list[dict[str, Any]
     return counted
 
 
+async def test_a_response_that_is_deleted_in_the_middle_is_charged_all_the_same(
+    heir: ResponseClient,
+) -> None:
+    seen = await heir.stream(limit=40, background=True, **REQUEST)
+    response_id = seen[0]["response"]["id"]
+    assert (await heir.http.delete(f"/v1/responses/{response_id}")).status_code == 200
+    async with asyncio.timeout(10):
+        while not (counted := await models_used(heir)):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    assert counted[0]["requests"] == 1
+    assert 20 < counted[0]["completion_tokens"] < 120
+
+
 async def test_usage_that_a_gateway_took_along_is_counted_by_another(
     mesh: SmallMesh, owner: GatewayProcess, heir: ResponseClient, redis: Server
 ) -> None:

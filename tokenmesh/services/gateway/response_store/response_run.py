@@ -235,6 +235,10 @@ class ResponseRun:
     async def _close(self) -> None:
         """Whoever has recorded the end charges all of it, also what another had begun."""
         await self._steps.settle()
+        self.charge()
+
+    def charge(self) -> None:
+        """What was generated until now. A response that has a mark is charged once by its id."""
         tenant, model = self._order.exchange.access.tenant, self._first.ask.head.model
         name = self._order.id if self._is_marked else ""
         self._means.admission.charge(tenant, model, self._all_usages(), name)

@@ -187,6 +187,9 @@ class Runs:
             if error is None or isinstance(error, Conflict):
                 # Ended; or taken over or deleted, and none of ours any more. Who finds the mark of
                 # one that has ended counts its usage, so that goes first.
+                if error is not None and not (await self._logs.read(response_id)).records:
+                    # Its client has deleted it, which does not undo what was made.
+                    run.charge()
                 await self._means.admission.told(response_id)
                 await self._logs.unmark(self.owner, response_id)
             elif not run.has_told and not (await self._logs.read(response_id)).frames:
