@@ -325,3 +325,24 @@ async def test_alone_concurrency_and_budget_hold_too() -> None:
     gateway.charge(tenant, "m", [usage_of(10, 0, None, None)])
     with pytest.raises(QuotaExceeded):
         await gateway.admit(exchange_of(tenant))
+
+
+async def test_a_leaving_gateway_waits_a_while_for_redis_to_take_its_usage(
+    start_redis: Callable[[], Server],
+) -> None:
+    server = start_redis()
+    redis = open_redis(redis_settings_of(server))
+    tenant, gateway = tenant_of(), admission_of(redis, limits_retry_s=0.05, last_usage_s=10.0)
+    server.stop()
+    gateway.charge(tenant, "m", [usage_of(5, 6, 0, None)])
+    leaving = asyncio.create_task(gateway.stop())
+    await asyncio.sleep(0.2)
+    server.start()
+    await leaving
+    assert (await usage_of_tenant(redis, tenant))[b"tokens"] == 11
+    server.stop()
+    impatient = admission_of(redis, limits_retry_s=0.05, last_usage_s=0.1)
+    impatient.charge(tenant, "m", [usage_of(5, 6, 0, None)])
+    async with asyncio.timeout(10):
+        await impatient.stop()
+    await redis.close()

@@ -25,6 +25,11 @@ class TenancySettings(BaseModel):
         gt=0,
         description="How long a gateway keeps limits by itself before it asks Redis again.",
     )
+    last_usage_s: float = Field(
+        default=5.0,
+        ge=0,
+        description="How long a leaving gateway that has usage to tell waits for Redis.",
+    )
     lease_s: float = Field(
         default=30.0,
         gt=0,

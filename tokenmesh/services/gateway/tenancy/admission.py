@@ -147,11 +147,17 @@ class Admission:
             await self._ledger.flush()
 
     async def stop(self) -> None:
-        """The same when there is no later; what Redis does not take now is lost."""
-        try:
-            await self.settle()
-        except TokenMeshError as error:
-            logger.warning("usage is lost: %s", error.message)
+        """The same when there is no later; what Redis does not take in `last_usage_s` is lost."""
+        give_up_s = monotonic_s() + self._settings.last_usage_s
+        pause_s = self._settings.limits_retry_s
+        while True:
+            try:
+                return await self.settle()
+            except TokenMeshError as error:
+                if monotonic_s() + pause_s >= give_up_s:
+                    logger.warning("usage is lost: %s", error.message)
+                    return
+            await asyncio.sleep(pause_s)
 
     async def _ask(self, tenant: Tenant, lease: str) -> Standing:
         """Raises RateLimited or QuotaExceeded."""
