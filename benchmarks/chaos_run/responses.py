@@ -20,7 +20,6 @@ from benchmarks.serve.client import Reply, Server
 
 _PAUSE_S = 0.1
 """Before another gateway is asked."""
-_NOT_YET = ("POST", HTTPStatus.SERVICE_UNAVAILABLE)
 _ENDS = ("response.completed", "response.incomplete", "response.failed")
 _PART_BY_KIND = {
     "response.output_text.delta": "text",
@@ -165,8 +164,7 @@ class StoredResponses:
             reason = "moved" if len(reading.events) == leave_at else type(error).__name__
         else:
             reason = "cut" if reply.status == 200 else f"http_{reply.status} {_code_of(reply)}"
-            # Nothing has begun that a POST with a 503 could lose; any other refusal is a failure.
-            if reply.status != 200 and not _leaves(reply) and (method, reply.status) != _NOT_YET:
+            if reply.status != 200 and not _leaves(reply):
                 reading.fault = f"{method}_{reason}"
         if reading.ended is None:
             reading.heard.moves.append(f"{method} {reason}")
