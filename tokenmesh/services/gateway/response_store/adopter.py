@@ -22,7 +22,14 @@ from tokenmesh.services.gateway.responses.request import ResponsesRequest
 from tokenmesh.services.gateway.tenancy.tenant import Access, Tenant
 from tokenmesh.shared.clock import monotonic_s, now_s
 from tokenmesh.shared.config.responses import ResponseSettings
-from tokenmesh.shared.errors import Conflict, Overloaded, ProtocolError, TokenMeshError, Unavailable
+from tokenmesh.shared.errors import (
+    ConfigError,
+    Conflict,
+    Overloaded,
+    ProtocolError,
+    TokenMeshError,
+    Unavailable,
+)
 from tokenmesh.shared.ids import GatewayId, RequestId, ResponseId
 from tokenmesh.shared.telemetry import REQUEST_ID, span
 
@@ -69,7 +76,7 @@ class Adopter:
             except Conflict:
                 # Another gateway was faster, or it was deleted.
                 await self._logs.unmark(self._runs.owner, response_id)
-            except Unavailable as error:
+            except (Unavailable, ConfigError) as error:
                 logger.info("%s has to wait: %s", response_id, error.message)
 
     async def _adopt(self, owner: GatewayId, response_id: ResponseId) -> None:

@@ -201,7 +201,7 @@ class Runs:
             logger.warning("%s stays marked: %s", response_id, problem.message)
 
     async def close(self, begun: Begun, ended: Ended, tenant: Tenant) -> None:
-        """Count what a response has used, if its owner has not. Raises Unavailable."""
+        """Count what a response has used, if its owner has not. Raises as `settle`."""
         tokens = tokens_of(ended)
         if tokens is not None:
             admission = self._means.admission

@@ -127,7 +127,7 @@ class Admission:
     ) -> None:
         """Count what another gateway may not have told; return when Redis knows.
 
-        Raises Unavailable when it cannot be told now.
+        Raises Unavailable or ConfigError when it cannot be told now.
         """
         if self._ledger is not None:
             self._ledger.charge(tenant, month_of(now_s()), model, tokens, name)
