@@ -21,7 +21,7 @@ from tokenmesh.services.worker_svc.engine.block_log import BlockChange, BlockLog
 from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
 from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.from_settings import limits_of
-from tokenmesh.services.worker_svc.engine.plan import RowResult, StepPlan, StepResult
+from tokenmesh.services.worker_svc.engine.plan import StepPlan, StepResult
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.request import Request, StreamKey
 from tokenmesh.services.worker_svc.engine.runner import Landed
@@ -55,7 +55,7 @@ class IdleRunner:
 
     def launch(self, plan: StepPlan) -> Landed:
         """One token a row."""
-        return Landed(StepResult([RowResult(entry.row, TOKEN) for entry in plan.scheduled]))
+        return Landed(StepResult(dict.fromkeys(plan.rows, TOKEN)))
 
 
 def settings_for(num_requests: int) -> WorkerSettings:
@@ -85,14 +85,14 @@ def scheduler_step(num_requests: int) -> Callable[[], None]:
     scheduler = Scheduler(limits_of(settings, NUM_BLOCKS), pool, cache)
     for stream in range(num_requests):
         scheduler.add(request(stream))
-    sampled = [RowResult(row, TOKEN) for row in range(num_requests)]
+    tokens = dict.fromkeys(range(num_requests), TOKEN)
 
     flight = scheduler.schedule()
 
     def step() -> None:
         nonlocal flight
         plan, flight = flight, scheduler.schedule()
-        scheduler.draw(plan.step, sampled)
+        scheduler.draw(plan.step, tokens)
 
     return step
 

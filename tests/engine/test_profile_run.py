@@ -73,7 +73,7 @@ def test_all_rows_sample_once_and_the_longest_chunk_runs_once(
     assert pool_bytes == (1 + -(-longest // 16)) * 16 * 2 * 2 * 16 * 4 * 3
     shapes = [[(row.num_tokens, row.samples) for row in plan.scheduled] for plan in steps.plans]
     assert shapes == [[(each, True)] * rows, [(longest, True)]]
-    assert [len(result.sampled) for result in steps.results] == [rows, 1]
+    assert [len(result.tokens) for result in steps.results] == [rows, 1]
     assert [result.errors for result in steps.results] == [{}, {}]
     assert driver.tokens([Job(prompt_of(20), greedy(4))]) == before
 

@@ -11,7 +11,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from random import Random
 
-from tokenmesh.services.worker_svc.engine.plan import NewRow, RowResult, StepPlan, StepResult
+from tokenmesh.services.worker_svc.engine.plan import NewRow, ScheduledRow, StepPlan, StepResult
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.messages.media import MediaItem
 from tokenmesh.shared.messages.tokens import TokenLogprobs
@@ -50,6 +50,7 @@ class KvRow:
     new: NewRow
     tokens: list[int]
     blocks: list[int] = field(default_factory=list)
+    num_computed: int = 0
     has_failed: bool = False
 
     @property
@@ -99,6 +100,7 @@ class KvRunner:
         self.failed_streams: set[int] = set()
         """Whoever had a reason to end with an error."""
         self._size = settings.block_size
+        self._max_tokens = settings.max_num_batched_tokens
         self._rng = rng
         self._row_trouble = row_trouble
         self._step_trouble = step_trouble
@@ -140,15 +142,14 @@ class KvRunner:
 
     def _streams_of(self, plan: StepPlan) -> set[int]:
         new = {new.row: new.sampling.seed for new in plan.new_rows}
-        rows = (entry.row for entry in plan.scheduled)
-        return {new[row] if row in new else self._rows[row].stream for row in rows}
+        return {new[row] if row in new else self._rows[row].stream for row in plan.rows}
 
     def _carry_out(self, plan: StepPlan) -> StepResult:
-        self._prepare(plan)
-        contexts = self._forward(plan)
-        return self._sample(plan, contexts)
+        entries = self._prepare(plan)
+        contexts = self._forward(entries)
+        return self._sample(entries, contexts)
 
-    def _prepare(self, plan: StepPlan) -> None:
+    def _prepare(self, plan: StepPlan) -> list[ScheduledRow]:
         if self._rng.random() < self._step_trouble / 2:
             raise RuntimeError("prepare failed")
         for row in plan.removed_rows:
@@ -156,19 +157,29 @@ class KvRunner:
         for new in plan.new_rows:
             assert new.row not in self._rows
             self._rows[new.row] = KvRow(new, list(new.token_ids))
+        for number, block in plan.grown:
+            self._rows[number].blocks.append(block)
         for entry in plan.scheduled:
             self._rows[entry.row].blocks += entry.new_blocks
-        self._check_writes(plan)
+        assert plan.num_tokens <= self._max_tokens, "more than the budget"
+        entries = [
+            ScheduledRow(number, self._rows[number].num_computed, 1, [], True)
+            for number in plan.decodes
+        ] + plan.scheduled
+        for entry in entries:
+            self._rows[entry.row].num_computed = entry.start + entry.num_tokens
+        self._check_writes(entries, {new.row for new in plan.new_rows})
+        return entries
 
-    def _check_writes(self, plan: StepPlan) -> None:
-        admitted = {new.row for new in plan.new_rows}
+    def _check_writes(self, entries: list[ScheduledRow], admitted: set[int]) -> None:
         holders = Counter(
             block
             for row, state in self._rows.items()
             if row not in admitted
             for block in state.blocks
         )
-        for entry in plan.scheduled:
+        assert len({entry.row for entry in entries}) == len(entries), "a row is scheduled twice"
+        for entry in entries:
             row = self._rows[entry.row]
             end = entry.start + entry.num_tokens
             assert entry.num_tokens > 0
@@ -180,15 +191,15 @@ class KvRunner:
                 assert holders[block] <= (entry.row not in admitted), "written while shared"
             assert last < len(row.blocks), "no block for a scheduled token"
 
-    def _forward(self, plan: StepPlan) -> dict[int, Cells]:
-        for entry in plan.scheduled:
+    def _forward(self, entries: list[ScheduledRow]) -> dict[int, Cells]:
+        for entry in entries:
             row = self._rows[entry.row]
             row.has_failed |= self._rng.random() < self._row_trouble
             if row.has_failed:
                 self.failed_streams.add(row.stream)
         will_crash = self._rng.random() < self._step_trouble / 2
-        crash_after = self._rng.randrange(len(plan.scheduled)) if will_crash else None
-        for index, entry in enumerate(plan.scheduled):
+        crash_after = self._rng.randrange(len(entries)) if will_crash else None
+        for index, entry in enumerate(entries):
             if index == crash_after:
                 raise MemoryError("forward failed")
             row = self._rows[entry.row]
@@ -203,7 +214,7 @@ class KvRunner:
                 self._read(self._rows[entry.row], position)
                 for position in range(entry.start + entry.num_tokens)
             ]
-            for entry in plan.scheduled
+            for entry in entries
             if entry.samples
         }
 
@@ -211,9 +222,9 @@ class KvRunner:
         place = (row.blocks[position // self._size], position % self._size)
         return self._cells.get(place, UNWRITTEN)
 
-    def _sample(self, plan: StepPlan, contexts: dict[int, Cells]) -> StepResult:
+    def _sample(self, entries: list[ScheduledRow], contexts: dict[int, Cells]) -> StepResult:
         result = StepResult()
-        for entry in plan.scheduled:
+        for entry in entries:
             row = self._rows[entry.row]
             if row.has_failed:
                 result.errors[entry.row] = ROW_FAILED
@@ -228,5 +239,5 @@ class KvRunner:
             if entry.samples:
                 token = draw_from(contexts[entry.row])
                 row.tokens.append(token)
-                result.sampled.append(RowResult(entry.row, token))
+                result.tokens[entry.row] = token
         return result

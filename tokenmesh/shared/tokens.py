@@ -2,14 +2,15 @@
 
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
+from struct import iter_unpack
 from typing import Final
 
 BYTES_PER_ID: Final = 4
 _MUST_SWAP: Final = sys.byteorder != "little"
 
 
-def pack_ids(ids: Sequence[int]) -> bytes:
+def pack_ids(ids: Iterable[int]) -> bytes:
     """Encode ids (each in [0, 2**32)) as u32 little-endian bytes."""
     packed = array("I", ids)
     if _MUST_SWAP:
@@ -24,6 +25,11 @@ def unpack_ids(data: bytes) -> list[int]:
     if _MUST_SWAP:
         packed.byteswap()
     return packed.tolist()
+
+
+def split_ids(data: bytes) -> Iterator[tuple[bytes]]:
+    """Each id in `data` by itself, still encoded."""
+    return iter_unpack(f"{BYTES_PER_ID}s", data)
 
 
 def count_ids(data: bytes) -> int:

@@ -7,18 +7,18 @@ from functools import partial
 
 import pytest
 
-from tokenmesh.services.worker_svc.engine.plan import RowResult, StepResult
+from tokenmesh.services.worker_svc.engine.plan import StepResult
 from tokenmesh.services.worker_svc.runner.compute_thread import ComputeThread, Skipped
 
 WAIT_S = 10.0
 
 
 def result_of(number: int) -> StepResult:
-    return StepResult([RowResult(0, number)])
+    return StepResult({0: number})
 
 
 def numbers(*results: StepResult) -> list[int]:
-    return [result.sampled[0].token_id for result in results]
+    return [result.tokens[0] for result in results]
 
 
 def test_a_result_is_there_when_its_step_ends_though_another_one_waits() -> None:

@@ -16,6 +16,8 @@ from tests.fakes.engine_schedules import Schedule
 from tests.fakes.kv_runner import KvRunner
 from tokenmesh.services.worker_svc.engine import engine as engine_module
 from tokenmesh.services.worker_svc.engine import outputs, retraction
+from tokenmesh.services.worker_svc.engine.block_tables import BlockTables
+from tokenmesh.services.worker_svc.engine.decoding import Decoding
 from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.row_table import RowTable
@@ -36,18 +38,27 @@ class Mutant(NamedTuple):
 
 MUTANTS = {
     "no limit of what is scheduled ahead": Mutant(
-        Scheduler, "_schedule_running", "elif end < request.max_len and (", "elif ("
+        Scheduler, "_pass_border", "length == request.max_len:", "False:"
     ),
     "blocks published before their tokens are known": Mutant(
-        Scheduler, "_schedule_at_border", "and end <= len(request.token_ids)", ""
+        Scheduler, "_pass_border", "length <= len(request.token_ids)", "True"
     ),
     "the new owner of a row takes the old one's token": Mutant(
-        Scheduler, "draw", "request.admitted_step > step", "False"
+        RowTable, "take_stale", "last >= step", "False"
+    ),
+    "a row is taken from its new owner for too long": Mutant(
+        RowTable, "take_stale", "last >= step", "True"
+    ),
+    "one of two that need a block has given way and gets it": Mutant(
+        Scheduler, "_decode", "not is_short or request in self._decoding", "True"
+    ),
+    "an end is not expected": Mutant(
+        Scheduler, "_pass_border", "request.max_len - 1", "request.max_len"
     ),
     "row changes of a step that is not launched are lost": Mutant(
-        Scheduler, "schedule", "if plan.scheduled:", "if True:"
+        Scheduler, "schedule", "if plan.num_rows:", "if True:"
     ),
-    "blocks freed and still held": Mutant(Scheduler, "_release", "request.blocks = []", "pass"),
+    "blocks freed and still held": Mutant(BlockTables, "release", "request.blocks = []", "pass"),
     "a late token goes to whoever lost the row first": Mutant(
         RowTable, "expect_no_late", "self._late.clear()", "pass"
     ),
@@ -73,7 +84,7 @@ MUTANTS = {
         retraction, "spoiled_by", "unwritten.isdisjoint(request.blocks)", "True", 0.15
     ),
     "borders forgotten when a block is added": Mutant(
-        Scheduler, "_grow", "request.note_borders()", "request.plain_until = request.capacity + 9"
+        Decoding, "expect_border", "else capacity + 1", "else capacity + 9"
     ),
     "half of the prompt's logprobs": Mutant(
         outputs, "_take_prompt_logprobs", "not is_whole", "request.is_prefilling"

@@ -67,7 +67,7 @@ class Fated:
             raise self._error
         if self._failing is not None:
             result.errors[self._failing] = "not finite"
-            result.sampled = [row for row in result.sampled if row.row != self._failing]
+            result.tokens.pop(self._failing, None)
         return result
 
 

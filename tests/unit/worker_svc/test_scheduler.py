@@ -7,7 +7,7 @@ import pytest
 
 from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
 from tokenmesh.services.worker_svc.engine.limits import Limits
-from tokenmesh.services.worker_svc.engine.plan import RowResult, StepPlan
+from tokenmesh.services.worker_svc.engine.plan import StepPlan
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.request import Request, Status
 from tokenmesh.services.worker_svc.engine.scheduler import Scheduler
@@ -38,9 +38,14 @@ class Bench:
     def step(self) -> StepPlan:
         """Schedule, and draw TOKEN wherever a token is drawn."""
         plan = self.scheduler.schedule()
-        sampled = [RowResult(entry.row, TOKEN) for entry in plan.scheduled if entry.samples]
-        self.scheduler.draw(plan.step, sampled)
+        drawing = plan.decodes + [entry.row for entry in plan.scheduled if entry.samples]
+        self.scheduler.draw(plan.step, dict.fromkeys(drawing, TOKEN))
         return plan
+
+    def starts(self, plan: StepPlan) -> list[int]:
+        """Of the latest plan: which positions its decoding rows compute."""
+        holders = [self.scheduler.rows.requests[row] for row in plan.decodes]
+        return [holder.num_computed - 1 for holder in holders if holder is not None]
 
 
 def chunks(plan: StepPlan) -> list[tuple[int, int, bool]]:
@@ -55,7 +60,8 @@ def test_a_prompt_over_the_budget_is_computed_in_chunks(make_request: MakeReques
     assert first.new_rows[0].token_ids == list(range(20))
     assert len(first.scheduled[0].new_blocks) == 5
     assert chunks(bench.step()) == [(16, 4, True)]
-    assert chunks(bench.step()) == [(20, 1, True)]
+    plan = bench.step()
+    assert (chunks(plan), bench.starts(plan)) == ([], [20])
 
 
 def test_decoding_streams_go_before_new_prompts(make_request: MakeRequest) -> None:
@@ -63,7 +69,8 @@ def test_decoding_streams_go_before_new_prompts(make_request: MakeRequest) -> No
     bench.add(make_request(1, [1, 2, 3]))
     bench.step()
     bench.add(make_request(2, list(range(30))))
-    assert chunks(bench.step()) == [(3, 1, True), (0, 15, False)]
+    plan = bench.step()
+    assert (bench.starts(plan), chunks(plan)) == ([3], [(0, 15, False)])
 
 
 def test_long_prefills_are_cut_only_while_others_wait_or_run(make_request: MakeRequest) -> None:
@@ -94,7 +101,7 @@ def test_smaller_priority_goes_first_and_is_preempted_last(make_request: MakeReq
     bench.add(low, high)
     assert [entry.row for entry in bench.step().scheduled] == [high.row, low.row]
     plan = bench.step()
-    assert [entry.row for entry in plan.scheduled] == [high.row]
+    assert plan.rows == [high.row]
     assert low.status is Status.WAITING
     assert bench.scheduler.notes.preempted == [low]
     assert low.num_computed == 0
@@ -109,7 +116,7 @@ def test_a_preempted_stream_comes_back_before_later_ones_and_finds_its_blocks(
     bench.add(first, second)
     bench.step()
     plan = bench.step()
-    assert len(plan.scheduled) == 1
+    assert plan.num_rows == 1
     assert second.status is Status.WAITING
     later = make_request(3, [50])
     bench.add(later)

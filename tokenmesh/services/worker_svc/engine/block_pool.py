@@ -1,9 +1,10 @@
 """BlockPool: who holds which KV block, which free one is evicted next, what a block contains.
 
-Block 0 is the null block: it takes padded writes, is never handed out, and heads the free list.
+Block 0 is the null block: it takes padded writes and is never handed out.
 A free block may still have content: it keeps its hash until it is allocated again.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
@@ -11,9 +12,9 @@ NULL_BLOCK: Final = 0
 
 
 class BlockPool:
-    """Reference counts, a doubly linked free list in eviction order, and a map from hash to block.
+    """Reference counts, the free blocks in eviction order, and a map from hash to block.
 
-    Invariant: a block is in the free list exactly when its count is 0; a hash maps to one block
+    Invariant: a block is among the free ones exactly when its count is 0; a hash maps to one block
     and that block carries the hash.
     """
 
@@ -21,15 +22,18 @@ class BlockPool:
         if num_blocks < 2:
             raise ValueError(f"a pool of {num_blocks} blocks holds nothing but the null block")
         self.num_blocks = num_blocks
-        self.num_free = num_blocks - 1
         self.on_forget: Callable[[bytes], None] | None = None
         """Called with the hash of each block that can no longer be found."""
         self._ref_counts = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._block_by_hash: dict[bytes, int] = {}
-        # a ring through the null block: next of 0 is evicted first, previous of 0 last
-        self._next = [(block + 1) % num_blocks for block in range(num_blocks)]
-        self._previous = [(block - 1) % num_blocks for block in range(num_blocks)]
+        self._free = OrderedDict.fromkeys(range(1, num_blocks))
+        """First evicted first."""
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that nobody holds."""
+        return len(self._free)
 
     @property
     def num_used(self) -> int:
@@ -50,31 +54,27 @@ class BlockPool:
         return self._hashes[block]
 
     def free_blocks(self) -> list[int]:
-        """The free list, first evicted first. For tests and displays: O(n)."""
-        found = []
-        block = self._next[NULL_BLOCK]
-        while block != NULL_BLOCK:
-            found.append(block)
-            block = self._next[block]
-        return found
+        """First evicted first. For tests and displays: O(n)."""
+        return list(self._free)
 
     def allocate(self, count: int) -> list[int]:
         """Take blocks with a count of 1 each and no content; the caller checks `num_free`."""
         assert count <= self.num_free, f"{count} blocks wanted, {self.num_free} free"
-        blocks = []
-        for _ in range(count):
-            block = self._next[NULL_BLOCK]
-            self._unlink(block)
+        return [self.allocate_one() for _ in range(count)]
+
+    def allocate_one(self) -> int:
+        """Take a block with a count of 1 and no content; there must be a free one."""
+        block, _ = self._free.popitem(last=False)
+        if self._hashes[block] is not None:
             self.forget(block)
-            self._ref_counts[block] = 1
-            blocks.append(block)
-        return blocks
+        self._ref_counts[block] = 1
+        return block
 
     def share(self, blocks: Iterable[int]) -> None:
         """Hold blocks that `find` returned once more, free or not."""
         for block in blocks:
             if self._ref_counts[block] == 0:
-                self._unlink(block)
+                del self._free[block]
             self._ref_counts[block] += 1
 
     def free(self, blocks: Sequence[int]) -> None:
@@ -88,7 +88,9 @@ class BlockPool:
             assert count >= 0, f"block {block} is freed twice"
             self._ref_counts[block] = count
             if count == 0:
-                self._link(block, at_end=self._hashes[block] is not None)
+                self._free[block] = None
+                if self._hashes[block] is None:
+                    self._free.move_to_end(block, last=False)
 
     def register(self, block: int, block_hash: bytes) -> bool:
         """Make a held block findable; False where the content is known already: the older stays."""
@@ -115,18 +117,3 @@ class BlockPool:
         """Nothing is to be found any more; who holds what stays."""
         self._block_by_hash.clear()
         self._hashes = [None] * self.num_blocks
-
-    def _unlink(self, block: int) -> None:
-        before, after = self._previous[block], self._next[block]
-        self._next[before] = after
-        self._previous[after] = before
-        self.num_free -= 1
-
-    def _link(self, block: int, *, at_end: bool) -> None:
-        if at_end:
-            before, after = self._previous[NULL_BLOCK], NULL_BLOCK
-        else:
-            before, after = NULL_BLOCK, self._next[NULL_BLOCK]
-        self._next[before] = self._previous[after] = block
-        self._previous[block], self._next[block] = before, after
-        self.num_free += 1

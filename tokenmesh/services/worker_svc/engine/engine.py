@@ -19,7 +19,6 @@ from tokenmesh.services.worker_svc.engine.outputs import (
     StepOutput,
     closing_delta,
     failure_of,
-    plain_delta,
     token_delta,
 )
 from tokenmesh.services.worker_svc.engine.plan import StepPlan, StepResult
@@ -32,6 +31,8 @@ from tokenmesh.services.worker_svc.engine.timeline import Chunk, Step, StepLog
 from tokenmesh.shared.clock import monotonic_s, now_ns, perf_s
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import TokenMeshError
+from tokenmesh.shared.messages.tokens import Delta
+from tokenmesh.shared.tokens import pack_ids, split_ids
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ class Engine:
         """
         plan = self._scheduler.schedule()
         self._note_preempted()
-        if not plan.scheduled:
+        if not plan.num_rows:
             self.settle()
             return
         self._launch(plan)
@@ -171,12 +172,11 @@ class Engine:
             num_prefill += num_tokens
             timeline = request.timeline
             timeline.first_scheduled_ns = timeline.first_scheduled_ns or started_ns
-        num_decode = len(plan.scheduled) - len(notes.prefills)
         if not self._flights:
             self.busy_since_s = monotonic_s()
         launch = self._runner.launch(plan)
         self._flights.append(
-            Flight(plan, notes, launch, started_ns, started_s, num_prefill, num_decode)
+            Flight(plan, notes, launch, started_ns, started_s, num_prefill, len(plan.decodes))
         )
 
     def _land(self) -> None:
@@ -201,22 +201,23 @@ class Engine:
             owner = self._scheduler.rows.owner(row, flight.plan.step)
             if owner is not None:
                 owner.prompt_logprobs += entries
-        drawn, may_end = self._scheduler.draw(flight.plan.step, result.sampled)
+        drawn, may_end = self._scheduler.draw(flight.plan.step, result.tokens)
+        special = may_end | result.logprobs.keys()
         by_gateway = self._output.deltas
-        for request, result_row in zip(drawn, result.sampled, strict=True):
+        each_packed = split_ids(pack_ids(result.tokens.values()))
+        for row, request, (packed,) in zip(result.tokens, drawn, each_packed, strict=True):
             if request is None:
                 continue
-            gateway = request.key.gateway
-            if gateway not in by_gateway:
-                by_gateway[gateway] = []
-            is_last = result_row.row in may_end
-            if request.has_reported and not is_last and result_row.logprobs is None:
-                by_gateway[gateway].append(plain_delta(request, result_row.token_id))
+            gateway, stream, attempt = request.key
+            if request.has_reported and row not in special:
+                offset = len(request.token_ids) - 1 - request.num_prompt
+                by_gateway[gateway].append(Delta(stream, attempt, offset, packed))
                 continue
             if not request.has_reported:
                 request.timeline.first_token_ns = ended_ns
-            ending = request.ending() if is_last else None
-            by_gateway[gateway].append(token_delta(request, result_row, ending))
+            logprobs = result.logprobs.get(row)
+            ending = request.ending() if row in may_end else None
+            by_gateway[gateway].append(token_delta(request, packed, logprobs, ending))
             if ending is not None:
                 self._end(request, ending)
 
@@ -255,8 +256,7 @@ class Engine:
             raise EngineBroken(f"{self._num_failures} steps in a row failed, last: {error}")
 
     def _close(self, request: Request, ending: Ending) -> None:
-        deltas = self._output.deltas.setdefault(request.key.gateway, [])
-        deltas.append(closing_delta(request, ending))
+        self._output.deltas[request.key.gateway].append(closing_delta(request, ending))
         self._end(request, ending)
 
     def _end(self, request: Request, ending: Ending) -> None:
@@ -281,7 +281,7 @@ class Engine:
         ended_ns, ended_s = now_ns(), perf_s()
         for later in self._flights:
             later.started_ns, later.started_s = ended_ns, ended_s
-        batch_size = len(flight.plan.scheduled)
+        batch_size = flight.plan.num_rows
         for request, num_tokens, num_cached in flight.notes.prefills:
             # whoever ended meanwhile belongs to the event loop's side
             if request.status is not Status.ENDED:

@@ -26,4 +26,4 @@ class Flight:
     @property
     def rows(self) -> set[int]:
         """Those that compute something."""
-        return {entry.row for entry in self.plan.scheduled}
+        return set(self.plan.rows)

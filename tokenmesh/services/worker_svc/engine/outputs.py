@@ -1,10 +1,10 @@
 """What the engine says after a step: deltas by gateway, streams that ended, and its load."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tokenmesh.services.worker_svc.engine.block_log import BlockChange
-from tokenmesh.services.worker_svc.engine.plan import RowResult
 from tokenmesh.services.worker_svc.engine.request import Ending, Request
 from tokenmesh.services.worker_svc.engine.route_ledger import RouteChange
 from tokenmesh.services.worker_svc.engine.timeline import Step
@@ -12,7 +12,6 @@ from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.ids import GatewayId
 from tokenmesh.shared.messages.failed import Failed, to_failed
 from tokenmesh.shared.messages.tokens import Delta, TokenLogprobs
-from tokenmesh.shared.tokens import BYTES_PER_ID
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ class StepOutput:
     """Everything that leaves the engine at one time."""
 
     step: int
-    deltas: dict[GatewayId, list[Delta]] = field(default_factory=dict)
+    deltas: dict[GatewayId, list[Delta]] = field(default_factory=lambda: defaultdict(list))
     ended: list[Ended] = field(default_factory=list)
     stats: EngineStats = field(default_factory=EngineStats)
     duration_s: float = 0.0
@@ -67,18 +66,12 @@ class StepOutput:
     """By reservation: tokens still to compute of a prompt that the step computed a part of."""
 
 
-def plain_delta(request: Request, token: int) -> Delta:
-    """The delta of the token that was just appended, where there is nothing else to say."""
-    _, stream, attempt = request.key
-    offset = len(request.token_ids) - 1 - request.num_prompt
-    return Delta(stream, attempt, offset, token.to_bytes(BYTES_PER_ID, "little"))
-
-
-def token_delta(request: Request, result: RowResult, ending: Ending | None) -> Delta:
+def token_delta(
+    request: Request, packed: bytes, logprobs: TokenLogprobs | None, ending: Ending | None
+) -> Delta:
     """The delta of the token that was just appended, with all that goes along."""
     offset = len(request.token_ids) - 1 - request.num_prompt
-    packed = result.token_id.to_bytes(BYTES_PER_ID, "little")
-    return _full_delta(request, offset, packed, ending, result.logprobs)
+    return _full_delta(request, offset, packed, ending, logprobs)
 
 
 def closing_delta(request: Request, ending: Ending) -> Delta:

@@ -2,7 +2,7 @@
 
 A request keeps one row (0 .. max_num_seqs-1) from admission to its end or preemption. The runner
 keeps per-row state (ids, block table, sampling state) and learns about changes only from here.
-What there is one of per row and step is a msgspec struct: those are made three times as fast.
+Rows that decode are named by number and no more, since there are many of them in every step.
 """
 
 from dataclasses import dataclass, field
@@ -36,11 +36,7 @@ class NewRow:
 
 
 class ScheduledRow(msgspec.Struct, gc=False):
-    """What one row does in this step: compute tokens [start, start + num_tokens).
-
-    The last of them may be one that the row draws in a step still in flight: nobody but the
-    runner knows its id.
-    """
+    """What one row does in this step: compute tokens [start, start + num_tokens)."""
 
     row: int
     start: int
@@ -51,45 +47,57 @@ class ScheduledRow(msgspec.Struct, gc=False):
     """True when the last known token is among those computed, so a next one is drawn."""
 
 
-@dataclass(slots=True)
-class StepPlan:
-    """One engine iteration. Apply removed, then new, then scheduled.
+class StepPlan(msgspec.Struct):
+    """One engine iteration. Apply removed, then new, then grown; no row is in both of the others.
 
     A row number may be removed and given to another request in the same plan. After a step that
     failed, `removed_rows` may name rows that the runner never came to know.
     """
 
     step: int
-    removed_rows: list[int] = field(default_factory=list)
-    new_rows: list[NewRow] = field(default_factory=list)
-    scheduled: list[ScheduledRow] = field(default_factory=list)
+    removed_rows: list[int] = []
+    new_rows: list[NewRow] = []
+    grown: list[tuple[int, int]] = []
+    """Decoding rows, each with a block id to append to its table."""
+    decodes: list[int] = []
+    """Rows that compute the token after those they have computed, and draw the next one.
+
+    That token may be one that the row draws in a step still in flight: nobody but the runner knows
+    its id. Where it stands is not said: the runner has counted along.
+    """
+    scheduled: list[ScheduledRow] = []
+    """Rows that compute known tokens."""
+
+    @property
+    def rows(self) -> list[int]:
+        """Whoever computes something, in the order in which it was scheduled."""
+        return self.decodes + [entry.row for entry in self.scheduled]
+
+    @property
+    def num_rows(self) -> int:
+        """How many compute something."""
+        return len(self.decodes) + len(self.scheduled)
 
     @property
     def num_tokens(self) -> int:
         """Tokens computed in this step."""
-        return sum(entry.num_tokens for entry in self.scheduled)
+        return len(self.decodes) + sum(entry.num_tokens for entry in self.scheduled)
 
 
-class RowResult(msgspec.Struct, gc=False):
-    """What the runner drew for one row with `samples` set."""
-
-    row: int
-    token_id: int
-    logprobs: TokenLogprobs | None = None
-
-
-@dataclass(slots=True)
-class StepResult:
+class StepResult(msgspec.Struct):
     """The outcome of a plan."""
 
-    sampled: list[RowResult] = field(default_factory=list)
-    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    tokens: dict[int, int] = {}
+    """row -> the id that it drew, for each that decodes or has `samples` set and did not fail."""
+    logprobs: dict[int, TokenLogprobs] = {}
+    """Of drawn tokens, by row, where they were asked for."""
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
     """row -> one entry for each prompt position computed in this step, in order.
 
     The entry for position p (p >= 1) describes prompt token p given the tokens before it; the
     chunk [start, start + n) yields the entries of positions start+1 .. start+n that are prompt.
     """
-    errors: dict[int, str] = field(default_factory=dict)
+    errors: dict[int, str] = {}
     """row -> why this request alone cannot go on (for example a media blob that expired)."""
-    hopeless: set[int] = field(default_factory=set)
+    hopeless: set[int] = set()
     """Those of `errors` whose own parameters are the reason: no other worker could go on."""

@@ -7,16 +7,19 @@ admitted in the same step may already use them. Whoever learns that a step did n
 was planned must `retract` it.
 """
 
-import hashlib
-from collections.abc import Iterable
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from hashlib import blake2b
+from struct import Struct
+from typing import Final
+
+import msgspec
 
 from tokenmesh.services.worker_svc.engine.block_log import BlockChange, BlockLog
 from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
 from tokenmesh.services.worker_svc.engine.request import Request
 from tokenmesh.services.worker_svc.engine.route_ledger import RouteChange, RouteLedger
 from tokenmesh.shared.hashing import extra_keys_for_block
-from tokenmesh.shared.tokens import pack_ids
 
 HASH_BYTES: Final = 16
 """A collision would show one client another one's text: 128 bits of a cryptographic hash."""
@@ -26,11 +29,17 @@ _ROOT: Final = bytes(HASH_BYTES)
 
 def hash_block(parent: bytes, token_ids: list[int], extras: bytes) -> bytes:
     """The hash of a full block after `parent` (all zero for the first)."""
-    content = parent + pack_ids(token_ids) + extras
-    return hashlib.blake2b(content, digest_size=HASH_BYTES).digest()
+    content = parent + _packer(len(token_ids))(*token_ids) + extras
+    return blake2b(content, digest_size=HASH_BYTES).digest()
 
 
-class Registered(NamedTuple):
+@lru_cache(maxsize=8)
+def _packer(count: int) -> Callable[..., bytes]:
+    """Little-endian u32, as `pack_ids`, but twice as fast for the few ids of a block."""
+    return Struct(f"<{count}I").pack
+
+
+class Registered(msgspec.Struct, frozen=True, gc=False):
     """A block that can be found although the step that fills it has not ended."""
 
     row: int
@@ -138,12 +147,11 @@ class PrefixCache:
         size = self._block_size
         hashes = request.hashes
         salt, lora, media = request.cache_salt, request.lora, request.media
-        has_extras = bool(media) or lora is not None or salt is not None
         parent = hashes[-1] if hashes else _ROOT
         for start in range(len(hashes) * size, num_blocks * size, size):
             end = start + size
             extras = b""
-            if has_extras:
+            if media or lora is not None or salt is not None:
                 extras = extra_keys_for_block(start, end, lora=lora, salt=salt, media=media)
             parent = hash_block(parent, request.token_ids[start:end], extras)
             hashes.append(parent)

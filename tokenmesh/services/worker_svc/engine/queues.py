@@ -9,7 +9,8 @@ from operator import attrgetter
 
 from tokenmesh.services.worker_svc.engine.request import Request
 
-_order = attrgetter("order")
+service_order = attrgetter("order")
+"""Sorts requests."""
 
 
 class ServiceQueue:
@@ -33,13 +34,13 @@ class ServiceQueue:
     def add(self, request: Request) -> None:
         """Take the place that priority and arrival give."""
         if self._requests and self._requests[-1].order > request.order:
-            insort(self._requests, request, key=_order)
+            insort(self._requests, request, key=service_order)
         else:
             self._requests.append(request)
 
     def remove(self, request: Request) -> None:
         """Leave, from wherever; the request must be here."""
-        index = bisect_left(self._requests, request.order, key=_order)
+        index = bisect_left(self._requests, request.order, key=service_order)
         assert self._requests[index] is request
         del self._requests[index]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
+from tokenmesh.services.worker_svc.engine.clock import STILL, StepClock
 from tokenmesh.services.worker_svc.engine.owner import NOBODY, Owner
 from tokenmesh.services.worker_svc.engine.repetition import ends_in_loop
 from tokenmesh.services.worker_svc.engine.timeline import Timeline
@@ -94,9 +95,10 @@ class Request:
     row: int = NO_ROW
     admitted_step: int = 0
     """The step that gave the row; what older ones drew there is not for this request."""
-    num_computed: int = 0
-    """Tokens that are computed or scheduled to be. A decoding request has one less than it knows,
-    or as many while its next token is being drawn."""
+    clock: StepClock = STILL
+    """Its ticks count as computed tokens."""
+    due: int = -1
+    """The tick at which it reaches a border, while it decodes; see `Decoding`."""
     num_expected: int = 0
     """Tokens that the prefix cache held when the request joined the line; 0 once it has a row."""
     is_prefilling: bool = True
@@ -104,9 +106,6 @@ class Request:
     blocks: list[int] = field(default_factory=list)
     capacity: int = 0
     """Tokens that `blocks` hold."""
-    plain_until: int = 0
-    """Decoding a token below this length is nothing special: no block begins or is filled, and the
-    length is not the stream's last. With a rule against repetition no token is plain."""
     hashes: list[bytes] = field(default_factory=list)
     """One for each full block of known tokens, as far as they were needed."""
     route_hashes: list[bytes] = field(default_factory=list)
@@ -120,6 +119,8 @@ class Request:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     num_preemptions: int = 0
     timeline: Timeline = field(default_factory=Timeline)
+    _computed: int = 0
+    """What `num_computed` is beyond the clock."""
 
     def __post_init__(self) -> None:
         self.num_resumed = len(self.token_ids) - self.num_prompt
@@ -148,6 +149,16 @@ class Request:
         return len(self.token_ids)
 
     @property
+    def num_computed(self) -> int:
+        """Tokens that are computed or scheduled to be. A decoding request has one less than it
+        knows, or as many while its next token is being drawn."""
+        return self._computed + self.clock.now
+
+    @num_computed.setter
+    def num_computed(self, value: int) -> None:
+        self._computed = value - self.clock.now
+
+    @property
     def backlog(self) -> int:
         """Tokens to compute before the next one can be drawn; 0 for a decoding request.
 
@@ -155,11 +166,6 @@ class Request:
         """
         done = max(self.num_computed, self.num_expected)
         return len(self.token_ids) - done if self.is_prefilling else 0
-
-    def note_borders(self) -> None:
-        """After a change of `is_prefilling` or `capacity`."""
-        is_never_plain = self.is_prefilling or self.sampling.repetition is not None
-        self.plain_until = 0 if is_never_plain else min(self.capacity, self.max_len)
 
     def ending(self) -> Ending | None:
         """Whether the last known token, or a refusal, ends the stream. None while it goes on."""

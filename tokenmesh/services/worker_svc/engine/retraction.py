@@ -26,16 +26,16 @@ def spoiled_by(
         # a row that was given away since is another request's
         spoiled.difference_update(new.row for new in flight.plan.new_rows)
         spoiled.update(lost_rows)
-        for entry in flight.plan.scheduled:
+        for row in flight.plan.rows:
             # nobody, when the request has ended or was preempted after the launch
-            request = scheduler.rows.owner(entry.row, flight.plan.step)
-            if entry.row not in spoiled:
+            request = scheduler.rows.owner(row, flight.plan.step)
+            if row not in spoiled:
                 if request is None or unwritten.isdisjoint(request.blocks):
                     continue
-                spoiled.add(entry.row)
-            if request is not None and index == 0 and entry.row in lost_rows:
+                spoiled.add(row)
+            if request is not None and index == 0 and row in lost_rows:
                 failed.append(request)
             elif request is not None and request not in failed:
                 misled[request] = None
-            unwritten.update(cache.retract(flight.notes.registered, entry.row))
+            unwritten.update(cache.retract(flight.notes.registered, row))
     return failed, list(misled)

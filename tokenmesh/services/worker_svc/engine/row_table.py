@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from tokenmesh.services.worker_svc.engine.plan import NewRow
 from tokenmesh.services.worker_svc.engine.request import NO_ROW, Request
 
 
@@ -14,6 +15,9 @@ class RowTable:
         self._free = list(range(num_rows - 1, -1, -1))
         self._removed: list[int] = []
         self._late: dict[int, Request] = {}
+        self._stale: dict[int, int] = {}
+        """By row that somebody lost: the last step that may hold a token of theirs."""
+        self._step = -1
         self._num_of: dict[str, int] = {}
 
     @property
@@ -39,6 +43,7 @@ class RowTable:
         row, request.row = request.row, NO_ROW
         self.requests[row] = None
         self._removed.append(row)
+        self._stale[row] = self._step
         self._free.append(row)
         tenant = request.owner.tenant
         self._num_of[tenant] -= 1
@@ -53,6 +58,18 @@ class RowTable:
     def remove_again(self, rows: list[int]) -> None:
         """A step failed: the runner may not have got as far as its removed rows."""
         self._removed += [row for row in rows if row not in self._removed]
+
+    def note_step(self, step: int) -> None:
+        """A step has been scheduled with the rows as they are."""
+        self._step = step
+
+    def take_stale(self, step: int) -> set[int]:
+        """Rows whose token in that step is not for who holds them now; steps are asked in order."""
+        if not self._stale:
+            return set()
+        last_by_row = self._stale
+        self._stale = {row: last for row, last in last_by_row.items() if last > step}
+        return {row for row, last in last_by_row.items() if last >= step}
 
     def owner(self, row: int, step: int) -> Request | None:
         """Who held the row in that step, if they still do."""
@@ -75,3 +92,17 @@ class RowTable:
     def expect_no_late(self) -> None:
         """All steps that were in flight when somebody lost a row have landed, or are spoiled."""
         self._late.clear()
+
+
+def new_row_of(request: Request) -> NewRow:
+    """What the runner needs to know of a request that was given a row."""
+    return NewRow(
+        row=request.row,
+        token_ids=list(request.token_ids),
+        num_prompt=request.num_prompt,
+        sampling=request.sampling,
+        media=request.media,
+        wants_prompt_logprobs=request.wants_prompt_logprobs,
+        embeddings=request.embeddings,
+        grammar=request.grammar,
+    )

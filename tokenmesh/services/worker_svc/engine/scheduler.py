@@ -3,24 +3,26 @@
 Chunked prefill, decode, prefix hits, resumption and preemption are that one rule. Pure Python on
 ints and lists; the runner learns of everything through the plan. A step may be scheduled before
 the tokens of the one before it are known: then a decoding request computes a token without an id.
+Streams that decode are many and seldom need anything, so nothing here looks at each in every step.
 """
 
+from collections.abc import Mapping
 from itertools import count
-from typing import Final
 
 from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
+from tokenmesh.services.worker_svc.engine.block_tables import BlockTables
+from tokenmesh.services.worker_svc.engine.decoding import Decoding
+from tokenmesh.services.worker_svc.engine.end_watch import EndWatch
 from tokenmesh.services.worker_svc.engine.limits import Limits
-from tokenmesh.services.worker_svc.engine.plan import NewRow, RowResult, ScheduledRow, StepPlan
+from tokenmesh.services.worker_svc.engine.plan import ScheduledRow, StepPlan
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
-from tokenmesh.services.worker_svc.engine.queues import ServiceQueue
+from tokenmesh.services.worker_svc.engine.queues import ServiceQueue, service_order
 from tokenmesh.services.worker_svc.engine.recent_use import RecentUse
 from tokenmesh.services.worker_svc.engine.request import Request, Status
-from tokenmesh.services.worker_svc.engine.row_table import RowTable
+from tokenmesh.services.worker_svc.engine.row_table import RowTable, new_row_of
 from tokenmesh.services.worker_svc.engine.sharing import Sharing
 from tokenmesh.services.worker_svc.engine.step_notes import StepNotes
 from tokenmesh.services.worker_svc.engine.waiting_line import WaitingLine
-
-_NO_BLOCKS: Final[list[int]] = []
 
 
 class Scheduler:
@@ -34,16 +36,23 @@ class Scheduler:
         self._limits = limits
         self._pool = pool
         self._cache = cache
+        self._tables = BlockTables(pool, cache, limits.block_size)
         self._running = ServiceQueue()
+        self._prefilling = ServiceQueue()
+        """Those of the running ones whose known tokens are not all computed."""
+        self._decoding = Decoding()
+        """The others, but for those whose last token is on its way."""
+        self._filling: list[Request] = []
+        """Whose block the latest step fills with a token that was not known then."""
+        self._ends = EndWatch()
         self._arrivals = count()
         self._steps = count()
         self.rows = RowTable(limits.max_num_seqs)
         self.recent = RecentUse(limits.max_num_seqs, limits.max_num_batched_tokens)
         """What each tenant has had lately."""
         self._waiting = WaitingLine(self.rows, self.recent)
-        self._sharing = Sharing(
-            self._running, self._waiting, self.rows, pool, self.preempt, self._fits, self.recent
-        )
+        queues = self._running, self._prefilling, self._waiting
+        self._sharing = Sharing(*queues, self.rows, pool, self.preempt, self._fits, self.recent)
         self.num_queued_tokens = 0
         """Sum of `backlog` over all requests."""
         self.notes = StepNotes()
@@ -89,94 +98,121 @@ class Scheduler:
         plan = StepPlan(step=next(self._steps))
         self.notes = StepNotes()
         self.rows.expect_no_late()
-        limits = self._limits
-        is_short = self._sharing.begin_step(limits.max_num_batched_tokens, limits.block_size)
-        budget, has_preempted = self._schedule_running(plan)
-        if not has_preempted and not is_short:
+        budget = self._limits.max_num_batched_tokens
+        is_short = self._sharing.begin_step(budget, self._limits.block_size)
+        num_gave_way = len(self.notes.preempted)
+        self._decode(plan, budget)
+        budget -= len(plan.decodes)
+        if len(self._prefilling):
+            budget -= self._continue_prefills(plan, budget)
+        if not is_short and len(self.notes.preempted) == num_gave_way:
             self._admit(plan, budget)
         prefills = ((request.owner, tokens) for request, tokens, _ in self.notes.prefills)
         self.recent.note(self.rows.by_tenant, prefills)
-        if plan.scheduled:
+        if plan.num_rows:
             plan.removed_rows = self.rows.take_removed()
+        self.rows.note_step(plan.step)
         return plan
 
-    def draw(self, step: int, sampled: list[RowResult]) -> tuple[list[Request | None], set[int]]:
-        """Append what a step drew: whose tokens they are, in order, and rows maybe at their end.
+    def draw(self, step: int, tokens: Mapping[int, int]) -> tuple[list[Request | None], set[int]]:
+        """Append what a step drew, by row: whose tokens they are, and rows maybe at their end.
 
         A token belongs to nobody when its request has ended since the launch.
         """
-        drawn: list[Request | None] = []
-        may_end = set()
         by_row = self.rows.requests
-        for result in sampled:
-            request = by_row[result.row]
-            if request is None:
-                request = self.rows.late_owner(result.row)
-                self.num_queued_tokens += request is not None
-            elif request.admitted_step > step:
-                request = None
-            if request is None:
-                drawn.append(None)
-                continue
-            tokens = request.token_ids
-            token = result.token_id
-            tokens.append(token)
-            drawn.append(request)
-            length = len(tokens)
-            if token in request.stop_ids or length >= request.plain_until:
-                may_end.add(result.row)
-                if length == request.capacity and length == request.num_computed:
-                    # the latest step computes this very token: the block's content is known now
-                    self._register(request, length - 1, length)
-        return drawn, may_end
+        drawn = [by_row[row] for row in tokens]
+        ends = self._ends.rows(tokens)
+        stale = self.rows.take_stale(step)
+        if stale:
+            late = {row: self.rows.late_owner(row) for row in stale & tokens.keys()}
+            self.num_queued_tokens += sum(owner is not None for owner in late.values())
+            drawn = [late[row] if row in stale else by_row[row] for row in tokens]
+            # who has lost the row is watched no more
+            ends |= stale
+        for request, token in zip(drawn, tokens.values(), strict=True):
+            if request is not None:
+                request.token_ids.append(token)
+        for request in self._filling:
+            length = len(request.token_ids)
+            # whoever lost its row has no capacity
+            if length == request.capacity:
+                # the latest step computes this very token: the block's content is known now
+                self._register(request, length - 1, length)
+        return drawn, ends
 
-    def _schedule_running(self, plan: StepPlan) -> tuple[int, bool]:
-        """Give running requests their tokens; what is left, and whether that preempted anybody."""
-        budget = self._limits.max_num_batched_tokens
+    def _decode(self, plan: StepPlan, budget: int) -> None:
+        """Everybody who decodes goes on by a token."""
+        held = self._decoding.beyond(self._running, budget)
+        for request in held:
+            self._decoding.leave(request)
+        self._filling = []
+        at_border = self._decoding.tick()
+        is_short = self._pool.num_free < len(at_border)
+        if is_short:
+            at_border.sort(key=service_order)
+        for request in at_border:
+            # who has given way to one before it needs nothing
+            if not is_short or request in self._decoding:
+                self._pass_border(plan, request, is_short=is_short)
+        plan.decodes = self._decoding.rows()
+        for request in held:
+            self._decoding.enter(request)
+
+    def _pass_border(self, plan: StepPlan, request: Request, *, is_short: bool) -> None:
+        """A decoding request fills a block, needs one, or comes to its end."""
+        length = request.num_computed
+        if length == request.max_len:
+            # that token is its last, and on its way
+            self._decoding.leave(request)
+            request.num_computed = length - 1
+            return
+        if length > request.capacity:
+            if is_short and not self._make_room(request):
+                return
+            plan.grown.append((request.row, self._tables.grow(request)))
+        if length == request.capacity:
+            if length <= len(request.token_ids):
+                self._register(request, length - 1, length)
+            else:
+                self._filling.append(request)
+        if length == request.max_len - 1:
+            self._ends.expect_end(request)
+        self._decoding.expect_border(request, length)
+
+    def _continue_prefills(self, plan: StepPlan, budget: int) -> int:
+        """The next chunks of prompts, as far as there is budget; how much of it they take."""
         is_alone = len(self._running) + len(self._waiting) == 1
-        scheduled = plan.scheduled
-        num_gave_way = len(self.notes.preempted)
-        for request in self._running:
-            if budget == 0:
+        left = budget
+        for request in list(self._prefilling):
+            if not left:
                 break
             start = request.num_computed
-            end = start + 1
-            # the hot path: a decoding request has exactly one token to compute, known or not
-            if end < request.plain_until:
-                request.num_computed = end
-                scheduled.append(ScheduledRow(request.row, start, 1, _NO_BLOCKS, True))
-                budget -= 1
-            elif request.is_prefilling:
-                scheduled += self._continue_prefill(request, budget, is_alone=is_alone)
-                budget -= request.num_computed - start
-            # else that token is its last, and on its way
-            elif end < request.max_len and (end <= request.capacity or self._make_room(request)):
-                scheduled.append(self._schedule_at_border(request))
-                budget -= 1
-        return budget, len(self.notes.preempted) > num_gave_way
+            pending = len(request.token_ids) - start
+            num_tokens = self._chunk(request, pending, left, is_alone=is_alone)
+            # nothing when the tenant's share of the step is used up
+            if num_tokens:
+                plan.scheduled.append(self._compute_chunk(request, num_tokens, []))
+                left -= num_tokens
+                if num_tokens == pending:
+                    self._prefilling.remove(request)
+        return budget - left
 
-    def _schedule_at_border(self, request: Request) -> ScheduledRow:
-        """A decode that fills a block, or that begins one: there is room for it."""
+    def _compute_chunk(
+        self, request: Request, num_tokens: int, new_blocks: list[int], num_cached: int = 0
+    ) -> ScheduledRow:
+        """Known tokens; with the last of them the request begins to decode."""
         start = request.num_computed
-        end = request.num_computed = start + 1
-        new_blocks = self._grow(request) if end > request.capacity else _NO_BLOCKS
-        if end == request.capacity and end <= len(request.token_ids):
-            self._register(request, start, end)
-        return ScheduledRow(request.row, start, 1, new_blocks, True)
-
-    def _continue_prefill(
-        self, request: Request, budget: int, *, is_alone: bool
-    ) -> list[ScheduledRow]:
-        """Nothing when the tenant's share of the step is used up."""
-        start = request.num_computed
-        pending = len(request.token_ids) - start
-        num_tokens = self._chunk(request, pending, budget, is_alone=is_alone)
-        if not num_tokens:
-            return []
-        self._note_prefill(request, num_tokens, 0)
-        request.num_computed = start + num_tokens
-        self._register(request, start, request.num_computed)
-        return [ScheduledRow(request.row, start, num_tokens, _NO_BLOCKS, num_tokens == pending)]
+        end = start + num_tokens
+        self.num_queued_tokens -= num_tokens
+        self.notes.prefills.append((request, num_tokens, num_cached))
+        request.num_computed = end
+        request.is_prefilling = end < request.num_known
+        self._register(request, start, end)
+        if not request.is_prefilling:
+            self._decoding.enter(request)
+            if end == request.max_len - 1:
+                self._ends.expect_end(request)
+        return ScheduledRow(request.row, start, num_tokens, new_blocks, not request.is_prefilling)
 
     def _make_room(self, request: Request) -> bool:
         """One free block, from whoever is served last; False when that is `request` itself."""
@@ -188,41 +224,26 @@ class Scheduler:
                 return False
         return True
 
-    def _grow(self, request: Request) -> list[int]:
-        new_blocks = self._pool.allocate(1)
-        request.blocks += new_blocks
-        request.capacity += self._limits.block_size
-        request.note_borders()
-        return new_blocks
-
     def _admit(self, plan: StepPlan, budget: int) -> None:
         while budget > 0 and self.rows.has_free and len(self._waiting):
             request = self._waiting.first
-            found = self._find_blocks(request)
-            if found is None:
+            hits = self._find(request)
+            if hits is None:
                 break
             self._waiting.remove(request)
-            self._place(request, *found, plan.step)
+            self._place(request, hits, plan.step)
             budget -= self._schedule_first_chunk(plan, request, budget)
 
-    def _fits(self, request: Request) -> bool:
-        return self._find_blocks(request) is not None
-
-    def _find_blocks(self, request: Request) -> tuple[list[int], int] | None:
-        """Hits and how many blocks come after them; None when there are not enough."""
-        hits = self._cache.find(request)
-        num_new = -(-request.num_known // self._limits.block_size) - len(hits)
-        num_revived = sum(self._pool.ref_count(block) == 0 for block in hits)
+    def _find(self, request: Request) -> list[int] | None:
         # a request alone always fits: `add` saw to that
         reserve = self._limits.watermark_blocks if len(self._running) else 0
-        fits = num_revived + num_new + reserve <= self._pool.num_free
-        return (hits, num_new) if fits else None
+        return self._tables.find(request, reserve)
 
-    def _place(self, request: Request, hits: list[int], num_new: int, step: int) -> None:
-        """Give a row, the hits, and blocks for every known token: a prefill never runs dry."""
-        self._pool.share(hits)
-        request.blocks = hits + self._pool.allocate(num_new)
-        request.capacity = len(request.blocks) * self._limits.block_size
+    def _fits(self, request: Request) -> bool:
+        return self._find(request) is not None
+
+    def _place(self, request: Request, hits: list[int], step: int) -> None:
+        self._tables.give(request, hits)
         self.num_queued_tokens -= request.backlog
         request.num_computed = len(hits) * self._limits.block_size
         request.num_expected = 0
@@ -230,34 +251,21 @@ class Scheduler:
         if request.num_cached is None:
             request.num_cached = min(request.num_computed, request.num_prompt)
         self.rows.give(request, step)
+        self._ends.join(request)
         request.status = Status.RUNNING
         self._running.add(request)
 
     def _schedule_first_chunk(self, plan: StepPlan, request: Request, budget: int) -> int:
-        start = request.num_computed
-        pending = request.num_known - start
+        start, pending = request.num_computed, request.num_known - request.num_computed
         is_alone = len(self._running) == 1 and not len(self._waiting)
         # whoever has a row goes on by at least a token
         num_tokens = max(1, self._chunk(request, pending, budget, is_alone=is_alone))
-        plan.new_rows.append(
-            NewRow(
-                row=request.row,
-                token_ids=list(request.token_ids),
-                num_prompt=request.num_prompt,
-                sampling=request.sampling,
-                media=request.media,
-                wants_prompt_logprobs=request.wants_prompt_logprobs,
-                embeddings=request.embeddings,
-                grammar=request.grammar,
-            )
-        )
-        is_last = num_tokens == pending
-        self._note_prefill(request, num_tokens, start)
+        plan.new_rows.append(new_row_of(request))
         plan.scheduled.append(
-            ScheduledRow(request.row, start, num_tokens, list(request.blocks), is_last)
+            self._compute_chunk(request, num_tokens, list(request.blocks), num_cached=start)
         )
-        request.num_computed = start + num_tokens
-        self._register(request, start, request.num_computed)
+        if request.is_prefilling:
+            self._prefilling.add(request)
         return num_tokens
 
     def _chunk(self, request: Request, pending: int, budget: int, *, is_alone: bool) -> int:
@@ -269,20 +277,12 @@ class Scheduler:
     def _register(self, request: Request, start: int, end: int) -> None:
         self.notes.registered += self._cache.register(request, start, end)
 
-    def _note_prefill(self, request: Request, num_tokens: int, num_cached: int) -> None:
-        """Before `num_computed` advances."""
-        self.num_queued_tokens -= num_tokens
-        request.is_prefilling = request.num_computed + num_tokens < request.num_known
-        request.note_borders()
-        self.notes.prefills.append((request, num_tokens, num_cached))
-
     def _requeue(self, request: Request) -> None:
         """Give row and blocks back and wait; the request has left the running ones already."""
         self._release(request)
         self.num_queued_tokens -= request.backlog
         request.num_computed = 0
         request.is_prefilling = True
-        request.note_borders()
         request.status = Status.WAITING
         request.num_preemptions += 1
         request.prompt_logprobs.clear()
@@ -291,7 +291,10 @@ class Scheduler:
         self._waiting.add(request)
 
     def _release(self, request: Request) -> None:
-        self._pool.free(request.blocks)
-        request.blocks = []
-        request.capacity = 0
+        if request.is_prefilling:
+            self._prefilling.remove(request)
+        else:
+            self._decoding.leave(request)
+        self._ends.leave(request)
+        self._tables.release(request)
         self.rows.take(request)

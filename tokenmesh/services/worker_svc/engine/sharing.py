@@ -28,6 +28,7 @@ class Sharing:
     def __init__(
         self,
         running: ServiceQueue,
+        prefilling: ServiceQueue,
         waiting: WaitingLine,
         rows: RowTable,
         pool: BlockPool,
@@ -37,6 +38,7 @@ class Sharing:
     ) -> None:
         """`fits`: whether there are blocks for a request that waits."""
         self._running = running
+        self._prefilling = prefilling
         self._waiting = waiting
         self._rows = rows
         self._pool = pool
@@ -92,7 +94,7 @@ class Sharing:
     def _split(self, budget: int) -> dict[str, int]:
         """Steps in which a tenant prefills that has had much less than another are not shared with
         that other: they are few, and short ones bring the first token sooner."""
-        prefilling = [request for request in self._running if request.is_prefilling]
+        prefilling = list(self._prefilling)
         left = max(0, budget - len(self._running) + len(prefilling))
         if len(self._waiting) and self._rows.has_free and self._fits(self._waiting.first):
             prefilling.append(self._waiting.first)

@@ -16,7 +16,6 @@ import xxhash
 
 from tokenmesh.services.worker_svc.engine.plan import (
     NewRow,
-    RowResult,
     ScheduledRow,
     StepPlan,
     StepResult,
@@ -134,27 +133,30 @@ class SimRunner:
             key = prompt_key(new.token_ids[: new.num_prompt])
             self._rows[new.row] = _SimRow(new, key, len(new.token_ids))
         result = StepResult()
+        for number in plan.decodes:
+            self._draw(number, result)
         for entry in plan.scheduled:
             row = self._rows[entry.row]
             if row.new.wants_prompt_logprobs:
                 result.prompt_logprobs[entry.row] = self._prompt_logprobs(row, entry)
             if entry.samples:
-                result.sampled.append(self._draw(entry.row, row))
+                self._draw(entry.row, result)
         return result
 
-    def _draw(self, number: int, row: _SimRow) -> RowResult:
+    def _draw(self, number: int, result: StepResult) -> None:
+        row = self._rows[number]
         sampling = row.new.sampling
         position = row.num_known - row.new.num_prompt
         token = sim_token(row.key, sampling, position, self._vocabulary)
         row.num_known += 1
-        logprobs = None
+        result.tokens[number] = token
         if sampling.logprobs is not None:
             logprobs = sim_logprobs(token, sampling.logprobs, self._vocabulary.size)
             named = sampling.logprob_token_ids
             if named:
                 values = [_HALF if each == token else 2 * _HALF for each in named]
                 logprobs = TokenLogprobs(token, _HALF, 1, named, values)
-        return RowResult(number, token, logprobs)
+            result.logprobs[number] = logprobs
 
     def _prompt_logprobs(self, row: _SimRow, entry: ScheduledRow) -> list[TokenLogprobs]:
         num_top = row.new.sampling.prompt_logprobs or 0
@@ -165,8 +167,8 @@ class SimRunner:
 
 def step_seconds(plan: StepPlan, settings: WorkerSettings) -> float:
     """The timing model: a fixed part, a part for each stream, and prefill at a fixed rate."""
-    num_streams = len(plan.scheduled)
-    num_decode = sum(entry.num_tokens == 1 for entry in plan.scheduled)
+    num_streams = plan.num_rows
+    num_decode = len(plan.decodes) + sum(entry.num_tokens == 1 for entry in plan.scheduled)
     return (
         settings.sim_step_s
         + settings.sim_seq_s * num_streams

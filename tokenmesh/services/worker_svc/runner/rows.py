@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
 from tokenmesh.services.worker_svc.engine.plan import NewRow, ScheduledRow
 from tokenmesh.services.worker_svc.models.config import DecoderConfig
 from tokenmesh.services.worker_svc.runner.media import MediaPatch, patches_of
+
+_NO_BLOCKS: Final[list[int]] = []
 
 
 @dataclass(slots=True)
@@ -66,6 +69,21 @@ class Rows:
         row = self._row_by_number[number]
         row.error = error
         row.token_ids.append(0)
+
+    def next_tokens(self, numbers: Sequence[int]) -> list[ScheduledRow]:
+        """What rows that decode have to do: to compute their last known tokens."""
+        rows = self._row_by_number
+        return [
+            ScheduledRow(number, len(rows[number].token_ids) - 1, 1, _NO_BLOCKS, True)
+            for number in numbers
+        ]
+
+    def append_block(self, number: int, block: int) -> int:
+        """Extend a decoding row's table by a block, and return it: it holds nothing yet."""
+        row = self._row_by_number[number]
+        self._entries[number, row.num_blocks] = block
+        row.num_blocks += 1
+        return block
 
     def append_blocks(self, entry: ScheduledRow, block_size: int) -> Sequence[int]:
         """Extend the row's table; returns the blocks that hold nothing computed yet."""

@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from tokenmesh.services.worker_svc.engine.plan import RowResult, StepPlan, StepResult
+from tokenmesh.services.worker_svc.engine.plan import StepPlan, StepResult
 from tokenmesh.services.worker_svc.models.decoder import Decoder
 from tokenmesh.services.worker_svc.runner.compute_thread import ComputeHere, ComputeThread, Task
 from tokenmesh.services.worker_svc.runner.inputs import StepInputs, build_inputs
@@ -81,16 +81,17 @@ class TorchRunner:
         for new in plan.new_rows:
             self._rows.add(new)
             self._sampler.add(new)
-        fresh: list[int] = []
+        fresh = [self._rows.append_block(number, block) for number, block in plan.grown]
         for entry in plan.scheduled:
             if entry.new_blocks:
                 fresh += self._rows.append_blocks(entry, self._block_size)
         if fresh and self._decoder.program is None:
             # torch multiplies masked keys by zero: what an earlier request left must be finite
             self._pool.index_fill_(2, torch.tensor(fresh), 0)
-        if not plan.scheduled:
+        if not plan.num_rows:
             return None
-        return build_inputs(plan.scheduled, self._rows, self._decoder, self._pool.shape[1:])
+        scheduled = self._rows.next_tokens(plan.decodes) + plan.scheduled
+        return build_inputs(scheduled, self._rows, self._decoder, self._pool.shape[1:])
 
     @torch.inference_mode()
     def forward(self, inputs: StepInputs | None) -> StepLogits:
@@ -124,7 +125,9 @@ class TorchRunner:
             result.hopeless |= draws.hopeless
             for number, draw in draws.draw_by_row.items():
                 self._rows[number].token_ids.append(draw.token_id)
-                result.sampled.append(RowResult(number, draw.token_id, draw.logprobs))
+                result.tokens[number] = draw.token_id
+                if draw.logprobs is not None:
+                    result.logprobs[number] = draw.logprobs
         for number, error in result.errors.items():
             self._rows.fail(number, error)
         return result

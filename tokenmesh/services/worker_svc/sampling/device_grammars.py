@@ -39,13 +39,14 @@ class DeviceStepGrammars:
 
     def note(self, result: StepResult) -> None:
         """The step has been read: go on by its tokens, and take out the rows that failed."""
-        drawn = {each.row: each.token_id for each in result.sampled}
         for index, number in enumerate(self._numbers):
-            if number in drawn and index not in self._step.errors:
-                self._step.append(index, drawn[number])
+            if number in result.tokens and index not in self._step.errors:
+                self._step.append(index, result.tokens[number])
         failed = {self._numbers[index]: error for index, error in self._step.errors.items()}
         if failed:
-            result.sampled = [each for each in result.sampled if each.row not in failed]
+            for number in failed:
+                result.tokens.pop(number, None)
+                result.logprobs.pop(number, None)
             result.errors = failed | result.errors
             result.hopeless |= failed.keys()
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from tokenmesh.kernels.logprobs import Logprobs
-from tokenmesh.services.worker_svc.engine.plan import RowResult, StepResult
+from tokenmesh.services.worker_svc.engine.plan import StepResult
 from tokenmesh.services.worker_svc.runner.cuda.batch import Batch, PromptSpan
 from tokenmesh.services.worker_svc.sampling.device_sampler import DeviceDraws
 from tokenmesh.shared.messages.tokens import TokenLogprobs
@@ -50,7 +50,9 @@ class Answer:
             result.errors |= draws.errors
             result.hopeless |= draws.hopeless
             for number, draw in draws.draw_by_row.items():
-                result.sampled.append(RowResult(number, draw.token_id, draw.logprobs))
+                result.tokens[number] = draw.token_id
+                if draw.logprobs is not None:
+                    result.logprobs[number] = draw.logprobs
         for span, pieces in self.prompts:
             taken = [_take(unread) for _ in pieces]
             result.prompt_logprobs[span.row] = _entries(span, taken)

@@ -1,6 +1,8 @@
 """CudaRows: what the host keeps of the rows whose tokens and block tables lie on the device."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
@@ -10,6 +12,7 @@ from tokenmesh.services.worker_svc.models.config import DecoderConfig
 from tokenmesh.services.worker_svc.runner.media import MediaPatch, patches_of
 
 _UNKNOWN = -1
+_NO_BLOCKS: Final[list[int]] = []
 
 
 @dataclass(slots=True)
@@ -69,6 +72,21 @@ class CudaRows:
         )
         self._write(state.token_ids, new.row, 0, token_ids)
         self._write(state.num_prompt, new.row, 0, [new.num_prompt])
+
+    def advance(self, numbers: Sequence[int]) -> list[ScheduledRow]:
+        """What rows that decode have to do; the device knows where they stand."""
+        entries = []
+        for number in numbers:
+            row = self._row_by_number[number]
+            entries.append(ScheduledRow(number, row.num_computed, 1, _NO_BLOCKS, True))
+            row.num_computed += 1
+        return entries
+
+    def append_block(self, number: int, block: int) -> None:
+        """Extend a decoding row's table."""
+        row = self._row_by_number[number]
+        self._write(self.state.tables, number, row.num_blocks, [block])
+        row.num_blocks += 1
 
     def schedule(self, entry: ScheduledRow) -> None:
         """Extend a row's table and tell the device where its tokens begin, should it not know."""

@@ -129,10 +129,12 @@ class CudaRunner:
         for new in plan.new_rows:
             rows.add(new)
             sampler.add(new)
+        for number, block in plan.grown:
+            rows.append_block(number, block)
         for entry in plan.scheduled:
             rows.schedule(entry)
         sampler.apply()
-        return make_batch(plan.scheduled, rows)
+        return make_batch(rows.advance(plan.decodes) + plan.scheduled, rows)
 
     def _size_for(self, batch: Batch) -> int | None:
         """The graphs that a batch may use; None: it is computed eagerly."""

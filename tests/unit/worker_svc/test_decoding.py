@@ -1,0 +1,140 @@
+"""Decoding: who needs a look in a step, and that nobody else gets one."""
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
+from tokenmesh.services.worker_svc.engine.decoding import Decoding
+from tokenmesh.services.worker_svc.engine.limits import Limits
+from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
+from tokenmesh.services.worker_svc.engine.queues import ServiceQueue
+from tokenmesh.services.worker_svc.engine.request import Request, StreamKey
+from tokenmesh.services.worker_svc.engine.scheduler import Scheduler
+from tokenmesh.shared.ids import GatewayId, RequestId
+from tokenmesh.shared.messages.sampling import SamplingParams
+
+TOKEN = 7
+BLOCK_SIZE = 16
+
+
+def request(stream: int, max_tokens: int = 100, **sampling: Any) -> Request:
+    return Request(
+        key=StreamKey(GatewayId("g"), stream, 0),
+        request_id=RequestId(f"r{stream}"),
+        token_ids=[stream, 1],
+        num_prompt=2,
+        sampling=SamplingParams(seed=stream, max_tokens=max_tokens, **sampling),
+        eos_ids=frozenset({0}),
+    )
+
+
+def running(num_requests: int) -> Scheduler:
+    """All of them decode, far from any border."""
+    limits = Limits(num_requests, 10_000, 0, BLOCK_SIZE, 0)
+    pool = BlockPool(10 * num_requests + 10)
+    scheduler = Scheduler(limits, pool, PrefixCache(pool, BLOCK_SIZE, enabled=True))
+    for stream in range(num_requests):
+        scheduler.add(request(stream))
+    for _ in range(3):
+        plan = scheduler.schedule()
+        scheduler.draw(plan.step, dict.fromkeys(plan.rows, TOKEN))
+    return scheduler
+
+
+def lines_of(call: Callable[[], object]) -> int:
+    """Lines of Python that a call executes; one of a loop counts as often as it runs."""
+    count = 0
+
+    def note(_frame: FrameType, event: str, _argument: object) -> Any:
+        nonlocal count
+        count += event == "line"
+        return note
+
+    before = sys.gettrace()
+    sys.settrace(note)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_what_a_step_costs_does_not_depend_on_how_many_decode() -> None:
+    few, many = running(4), running(64)
+    assert lines_of(few.schedule) == lines_of(many.schedule)
+    assert len(many.schedule().decodes) == 64
+
+
+def test_a_stream_that_fills_a_block_costs_others_nothing() -> None:
+    counts = []
+    for num_requests in (4, 64):
+        scheduler = running(num_requests)
+        scheduler.add(request(1000))
+        for _ in range(BLOCK_SIZE - 6):
+            plan = scheduler.schedule()
+            scheduler.draw(plan.step, dict.fromkeys(plan.rows, TOKEN))
+        # only those that came first are at a border in these steps
+        counts.append([lines_of(scheduler.schedule) for _ in range(4)])
+    few, many = counts
+    assert [a == b for a, b in zip(few, many, strict=True)].count(False) == 2
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(0, 9)), min_size=1, max_size=6),
+    st.integers(1, 5),
+)
+def test_a_border_is_met_at_its_length_and_nowhere_else(
+    members: list[tuple[int, int]], size: int
+) -> None:
+    decoding = Decoding()
+    requests = []
+    for row, (max_tokens, room) in enumerate(members):
+        each = request(row, max_tokens)
+        each.row, each.capacity, each.num_computed = row, 2 + room % size, 2
+        decoding.enter(each)
+        requests.append(each)
+    for length in range(3, 50):
+        members_before = [each for each in requests if each in decoding]
+        at_border = decoding.tick()
+        assert len(at_border) == len(set(map(id, at_border)))
+        for each in members_before:
+            assert each.num_computed == length
+            borders = {each.capacity, each.capacity + 1, each.max_len - 1, each.max_len}
+            assert (each in at_border) == (length in borders)
+        for each in at_border:
+            if length == each.max_len:
+                decoding.leave(each)
+                continue
+            if length > each.capacity:
+                each.capacity += size
+            decoding.expect_border(each, length)
+    assert decoding.rows() == [each.row for each in requests if each.max_len >= 50]
+
+
+def test_who_left_and_came_back_is_met_once() -> None:
+    decoding, each = Decoding(), request(1)
+    each.row, each.capacity, each.num_computed = 0, 16, 2
+    decoding.enter(each)
+    decoding.leave(each)
+    decoding.enter(each)
+    met = [decoding.tick() for _ in range(14)]
+    assert met == [[]] * 13 + [[each]]
+
+
+@pytest.mark.parametrize(("budget", "rows"), [(1, [1, 2]), (2, [2]), (3, [])])
+def test_who_is_served_last_gets_no_token_of_a_small_budget(budget: int, rows: list[int]) -> None:
+    decoding = Decoding()
+    queue = ServiceQueue()
+    for row in range(3):
+        each = request(row)
+        each.row, each.arrival, each.capacity, each.is_prefilling = row, row, 16, False
+        each.num_computed = 2
+        decoding.enter(each)
+        queue.add(each)
+    assert [each.row for each in decoding.beyond(queue, budget)] == rows

@@ -1,0 +1,44 @@
+"""EndWatch: which draws may be the last of their stream, told without a look at each stream."""
+
+from collections.abc import Mapping
+
+from tokenmesh.services.worker_svc.engine.request import Request
+
+
+class EndWatch:
+    """Of the requests that have a row. Says too much rather than too little."""
+
+    def __init__(self) -> None:
+        self._num_stopped_by: dict[int, int] = {}
+        """By token id: streams that it may stop."""
+        self._rows: set[int] = set()
+        """Those whose every draw may be the last."""
+
+    def join(self, request: Request) -> None:
+        """A request has got a row."""
+        counts = self._num_stopped_by
+        for token in request.stop_ids:
+            counts[token] = counts.get(token, 0) + 1
+        if request.sampling.repetition is not None:
+            self._rows.add(request.row)
+
+    def leave(self, request: Request) -> None:
+        """It is about to lose the row."""
+        counts = self._num_stopped_by
+        for token in request.stop_ids:
+            counts[token] -= 1
+            if not counts[token]:
+                del counts[token]
+        self._rows.discard(request.row)
+
+    def expect_end(self, request: Request) -> None:
+        """What it draws next may make it as long as it may get."""
+        self._rows.add(request.row)
+
+    def rows(self, tokens: Mapping[int, int]) -> set[int]:
+        """Of tokens drawn, by row: the rows that may be at their end."""
+        found = {row for row in self._rows if row in tokens} if self._rows else set()
+        stops = self._num_stopped_by
+        if not stops.keys().isdisjoint(tokens.values()):
+            found.update(row for row, token in tokens.items() if token in stops)
+        return found
