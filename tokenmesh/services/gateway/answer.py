@@ -4,6 +4,7 @@ Nothing is sent before the first tokens are there, so that an error until then h
 a stream that waits for longer than the keep-alive's interval begins without them.
 """
 
+import asyncio
 from typing import Any, Protocol
 
 from starlette.responses import Response
@@ -110,4 +111,18 @@ class Answer(Response):
         async for pieces in delivery.pieces():
             self._meter.flush(delivery)
             collected.extend(pieces)
-        await outlet.answer(sse.encode_json(self._writer.whole(delivery, collected)))
+        if _num_logprobs(delivery, collected) > self._settings.inline_logprobs:
+            # Megabytes of JSON: the streams of others must not wait for it.
+            body = await asyncio.to_thread(self._whole, delivery, collected)
+        else:
+            body = self._whole(delivery, collected)
+        await outlet.answer(body)
+
+    def _whole(self, delivery: Delivery, pieces: list[Piece]) -> bytes:
+        return sse.encode_json(self._writer.whole(delivery, pieces))
+
+
+def _num_logprobs(delivery: Delivery, pieces: list[Piece]) -> int:
+    """Tokens whose log-probabilities are to be written."""
+    of_prompts = sum(len(choice.prompt_logprobs or ()) for choice in delivery.choices)
+    return of_prompts + sum(len(piece.logprobs) for piece in pieces)

@@ -96,6 +96,12 @@ class GatewaySettings(ListenerSettings, RealtimeSettings, TenancySettings):
         ge=-1,
         description="Largest logprobs, top_logprobs and prompt_logprobs; -1: no limit.",
     )
+    inline_logprobs: int = Field(
+        default=500,
+        ge=0,
+        description="Tokens with log-probabilities up to which an answer is written on the event "
+        "loop: a thread costs more.",
+    )
     max_logprob_token_ids: int = Field(
         default=128, ge=0, le=1024, description="Ids of logprob_token_ids."
     )
