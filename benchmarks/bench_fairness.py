@@ -51,6 +51,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--rows", type=int, default=6, help="streams that a worker runs at a time")
     add("--step", type=float, default=0.02, help="seconds of a worker's step, at least")
     add("--schedulers", type=int, default=1)
+    add("--gateways", type=int, default=1, help="requests go to them in turn")
     add("--bound", type=float, default=1.5, help="on the ratio of the quiet tenant's TTFT p95")
     add("--seed", type=int, default=0)
     add("--logs", type=Path, help="keep the processes' logs in this folder")
@@ -111,11 +112,11 @@ def summary(heard: Sequence[Heard], seconds: float) -> dict[str, object]:
 async def measure(options: argparse.Namespace, cluster: Cluster) -> dict[str, dict[str, object]]:
     """The quiet tenant alone, then beside the flood."""
     vocab_size = json.loads((DEMO_MODEL / "config.json").read_bytes())["vocab_size"]
-    prompts, url = Prompts(vocab_size), cluster.urls[0]
-    model = await first_model(Server(url, QUIET))
+    prompts, urls = Prompts(vocab_size), cluster.urls
+    model = await first_model(Server(urls[0], QUIET))
 
     async def play(tenant: str, entries: list[Entry]) -> list[Heard]:
-        servers, timeout_s = [Server(url, tenant)], _TIMEOUT_S[tenant]
+        servers, timeout_s = [Server(url, tenant) for url in urls], _TIMEOUT_S[tenant]
         return await Player(servers, model, prompts, speed=1.0, timeout_s=timeout_s).play(entries)
 
     seconds, seed = options.seconds, options.seed
@@ -138,7 +139,8 @@ async def run(options: argparse.Namespace) -> dict[str, dict[str, object]]:
     with private_folder() as folder:
         logs = options.logs or folder
         logs.mkdir(parents=True, exist_ok=True)
-        cluster = Cluster(settings_of(options, folder), folder, logs, num_gateways=1)
+        settings = settings_of(options, folder)
+        cluster = Cluster(settings, folder, logs, num_gateways=options.gateways)
         try:
             await cluster.start()
             return await measure(options, cluster)
