@@ -139,7 +139,7 @@ def load_sim(model: ModelSettings, worker: WorkerSettings) -> SimModel:
     raw = read_json(directory / "config.json")
     text = raw.part("text_config") or raw
     vocab_size = text.integer("vocab_size")
-    eos_ids = frozenset(eos for eos in read_eos(raw, directory) if eos < vocab_size)
+    eos_ids = read_eos(raw, directory, model, vocab_size)
     vocabulary = SimVocabulary(vocab_size, tuple(sorted(eos_ids)))
     runner = SimRunner(vocabulary, worker, threading.Event().wait)
     longest = text.integer("max_position_embeddings", _ASSUMED_MODEL_LEN)

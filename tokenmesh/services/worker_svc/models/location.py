@@ -8,6 +8,7 @@ from tokenmesh.shared.errors import CheckpointError
 from tokenmesh.shared.model_files import locate_model
 
 FILES: Final = ("config.json", "generation_config.json", "model*.safetensors*")
+TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
 def locate(model: str, revision: str | None) -> Path:
@@ -18,11 +19,16 @@ def locate(model: str, revision: str | None) -> Path:
     return directory
 
 
-def locate_tokenizer(model: ModelSettings) -> Path:
-    """The model's tokenizer.json, downloaded if need be. Raises CheckpointError."""
+def locate_tokenizer_files(model: ModelSettings) -> Path:
+    """The directory of the model's tokenizer, downloaded if need be. Raises CheckpointError."""
     is_own = model.tokenizer is None or model.tokenizer == model.model
     revision = model.revision if is_own else None
-    directory = locate_model(model.tokenizer or model.model, revision, "tokenizer.json")
+    return locate_model(model.tokenizer or model.model, revision, *TOKENIZER_FILES)
+
+
+def locate_tokenizer(model: ModelSettings) -> Path:
+    """The model's tokenizer.json, downloaded if need be. Raises CheckpointError."""
+    directory = locate_tokenizer_files(model)
     file = directory / "tokenizer.json"
     if not file.exists():
         raise CheckpointError(f"{directory} holds no tokenizer.json")

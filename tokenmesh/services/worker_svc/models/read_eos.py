@@ -3,11 +3,23 @@
 from pathlib import Path
 
 from tokenmesh.services.worker_svc.models.raw_config import RawConfig, read_json
+from tokenmesh.services.worker_svc.models.tokenizer_eos import tokenizer_eos
+from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.errors import CheckpointError
 
 
-def read_eos(raw: RawConfig, directory: Path) -> frozenset[int]:
-    """End-of-sequence ids: generation_config.json's, else config.json's."""
+def read_eos(
+    raw: RawConfig, directory: Path, model: ModelSettings, vocab_size: int
+) -> frozenset[int]:
+    """generation_config.json's or else config.json's, and the tokenizer's, as vLLM has it.
+
+    Those that the model can draw. Raises CheckpointError.
+    """
+    ids = _configured(raw, directory) | tokenizer_eos(model)
+    return frozenset(each for each in ids if each < vocab_size)
+
+
+def _configured(raw: RawConfig, directory: Path) -> frozenset[int]:
     path = directory / "generation_config.json"
     text = raw.part("text_config")
     sources = [raw] if text is None else [raw, text]

@@ -119,7 +119,7 @@ def _maker_of(
         directory=directory,
         dtype=choose_dtype(model, facts, directory, device),
         max_model_len=_max_model_len(model, facts),
-        eos_token_ids=read_eos(raw, directory),
+        eos_token_ids=read_eos(raw, directory, model, facts.config.vocab_size),
         settings=worker,
         native=native,
         device=device,
