@@ -10,25 +10,15 @@ from random import Random
 
 import pytest
 
-from tests.fakes.hostile_messages import (
-    FORGED_HEADERS,
-    HARMLESS_HEADERS,
-    undecodable,
-    well_formed,
-)
+from tests.fakes.hostile_bus import FOREIGN, attack, concrete, listened, noted
 from tests.fakes.small_mesh import SmallMesh
-from tests.servers import MAX_PAYLOAD_BYTES
-from tokenmesh.shared import codec, subjects
+from tokenmesh.shared import subjects
 from tokenmesh.shared.bus.message_bus import MessageBus
-from tokenmesh.shared.bus.nats import NatsLink
 from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.redis import RedisSettings
-from tokenmesh.shared.messages import Ping
 from tokenmesh.shared.service import Mesh
 from tokenmesh.shared.service.control import ProcessControl
 from tokenmesh.shared.subject_table import SUBJECTS
-
-INBOX = "_INBOX."
 
 
 @pytest.fixture
@@ -53,22 +43,10 @@ def services(mesh: SmallMesh) -> dict[str, Mesh]:
     }
 
 
-def listened(service: Mesh) -> list[str]:
-    """What a process has subscribed to, by its connection."""
-    link = service.bus._link
-    assert isinstance(link, NatsLink)
-    return sorted({each.inner.subject for each in link._subscriptions})
-
-
-def concrete(subject: str) -> str:
-    """One subject that a subscription covers."""
-    return subject.replace("*", "forged").replace(">", "worker.forged")
-
-
 def is_listed(subject: str) -> bool:
     patterns = [each.wildcard for each in SUBJECTS]
     # a wildcard of many tokens is listed if what it covers is
-    return subject.startswith((INBOX, "$SRV.")) or any(
+    return subject.startswith(FOREIGN) or any(
         _covers(pattern, subject) or _covers(subject, pattern) for pattern in patterns
     )
 
@@ -79,34 +57,10 @@ def _covers(pattern: str, subject: str) -> bool:
     return re.fullmatch(expression, subject) is not None
 
 
-def noted(service: Mesh) -> int:
-    return sum(service.bus.counts.values())
-
-
 async def text_of(mesh: SmallMesh) -> str:
     answer = await mesh.complete()
     assert answer.status_code == 200, answer.text
     return str(answer.json()["choices"][0]["text"])
-
-
-async def attack(bus: MessageBus, subject: str, rng: Random, service: Mesh) -> int:
-    """Everything at once; how much of it no process can decode."""
-    count = 0
-    for data in undecodable(rng):
-        await bus._link.send(subject, data, None)
-        count += 1
-    for headers in FORGED_HEADERS:
-        await bus._link.send(subject, codec.encode(Ping()), headers)
-        count += 1
-    for data in well_formed():
-        await bus._link.send(subject, data, None)
-    for headers in HARMLESS_HEADERS:
-        await bus._link.send(subject, codec.encode(Ping()), headers)
-    await bus._link.send(subject, rng.randbytes(1) * (MAX_PAYLOAD_BYTES - 100), None)
-    await bus.flush()
-    # a server cuts off whoever does not read for long
-    await service.bus.flush()
-    return count + 1
 
 
 async def test_every_subject_that_is_listened_to_is_in_the_reference(mesh: SmallMesh) -> None:
@@ -127,7 +81,7 @@ async def test_nothing_on_any_subject_of_a_service_does_harm(
     answering = asyncio.create_task(mesh.complete(max_tokens=200))
     for subject in listened(service):
         count = await attack(bus, concrete(subject), rng, service)
-        is_ours = not subject.startswith((INBOX, "$SRV."))
+        is_ours = not subject.startswith(FOREIGN)
         expected_notes += count if is_ours else 0
     await mesh.until(lambda: noted(service) - before >= expected_notes, seconds=15)
     assert (await answering).status_code == 200

@@ -27,9 +27,18 @@ from tokenmesh.shared.errors import (
     Unavailable,
 )
 from tokenmesh.shared.ids import WorkerId
-from tokenmesh.shared.messages import Accepted, Generate, Message, Placed, Refused
+from tokenmesh.shared.messages import (
+    Accepted,
+    Encode,
+    Encoded,
+    Generate,
+    Message,
+    Placed,
+    Refused,
+)
+from tokenmesh.shared.messages.media import IMAGE
 from tokenmesh.shared.metrics import Metrics
-from tokenmesh.shared.subjects import worker_generate
+from tokenmesh.shared.subjects import encode, worker_generate
 from tokenmesh.shared.telemetry import REQUEST_ID, span
 from tokenmesh.shared.tokens import pack_ids
 
@@ -122,7 +131,9 @@ class Launcher:
                 stream.inbox.put(stream.choice, Output(finish="length"))
                 return
             try:
-                placed = placed or await self._place(stream)
+                if placed is None:
+                    await self._renew_media(stream)
+                    placed = await self._place(stream)
                 await self._give(stream, placed)
             except (Unavailable, DeadlineExceeded) as error:
                 failures += 1
@@ -130,6 +141,28 @@ class Launcher:
             if session.state is State.RUNNING:
                 return
             placed = None
+
+    async def _renew_media(self, stream: Stream) -> None:
+        """What an encoder has made may be gone or spoiled by now; it knows, and makes it again."""
+        generate = stream.generate
+        images = [item for item in generate.media if item.kind == IMAGE]
+        if not images:
+            return
+        try:
+            answer = await self._calls.ask(
+                encode(generate.model),
+                Encode(request_id=generate.request_id, model=generate.model, items=images),
+                Encoded,
+                timeout_s=self._settings.encode_timeout_s,
+                deadline_s=min(stream.deadline_s, now_s() + self._settings.encode_timeout_s),
+                patience_s=self._settings.second_encode_s,
+            )
+        except TokenMeshError as error:
+            # A worker may still have them in its cache.
+            logger.info("media of %s are not renewed: %s", generate.request_id, error.message)
+            return
+        others = [item for item in generate.media if item.kind != IMAGE]
+        stream.generate = msgspec.structs.replace(generate, media=[*answer.items, *others])
 
     async def _place(self, stream: Stream) -> Placed:
         session = stream.session

@@ -3,8 +3,6 @@
 import asyncio
 from collections.abc import Mapping
 
-import msgspec
-
 from tokenmesh.services.mm_encoder_svc.batcher import Batcher
 from tokenmesh.services.mm_encoder_svc.embeddings import Embeddings
 from tokenmesh.shared.actor import Actor, Context, handles
@@ -58,9 +56,6 @@ class EncoderActor(Actor):
         self._metrics.counter("mm_cache_queries", **labels).inc(len(obtained))
         self._metrics.counter("mm_cache_hits", **labels).inc(cached)
         return Encoded(
-            items=[
-                msgspec.structs.replace(item, embeddings=key)
-                for item, (key, _) in zip(message.items, obtained, strict=True)
-            ],
+            items=[item for item, _ in obtained],
             cached=cached,
         )

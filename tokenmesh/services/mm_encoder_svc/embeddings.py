@@ -5,19 +5,19 @@ it, in this process or after its restart.
 """
 
 import asyncio
-from typing import Final, Protocol
+from typing import Protocol
+
+import msgspec
 
 from tokenmesh.services.mm_encoder_svc.batcher import Batcher
 from tokenmesh.services.mm_encoder_svc.cache import EmbeddingCache
 from tokenmesh.shared import tensor_blob
-from tokenmesh.shared.blobs import Blobs
+from tokenmesh.shared.blobs import Blobs, check_of
 from tokenmesh.shared.errors import NotFound, ProtocolError
 from tokenmesh.shared.ids import BlobKey
-from tokenmesh.shared.messages.media import MediaItem
+from tokenmesh.shared.messages.media import EMBEDDINGS_PREFIX, MediaItem
 from tokenmesh.shared.telemetry.span import span
 from tokenmesh.shared.tensor_blob import TensorBlob
-
-_PREFIX: Final = "emb:"
 
 
 class Tower(Protocol):
@@ -41,10 +41,10 @@ class Embeddings:
         self._cache = cache
         self._blobs = blobs
         self._ttl_s = ttl_s
-        self._in_flight: dict[BlobKey, asyncio.Task[bool]] = {}
+        self._in_flight: dict[BlobKey, asyncio.Task[tuple[bool, str]]] = {}
 
-    async def obtain(self, item: MediaItem) -> tuple[BlobKey, bool]:
-        """The key of a blob that is there now, and whether it was computed for this call.
+    async def obtain(self, item: MediaItem) -> tuple[MediaItem, bool]:
+        """The item with its embeddings, and whether they were computed for this call.
 
         Raises NotFound when the pixels have expired: the prompt must be tokenized again.
         """
@@ -53,7 +53,7 @@ class Embeddings:
                 f"the prompt holds {item.length} placeholders for an image of "
                 f"{self._tower.tokens_per_item} embeddings"
             )
-        key = BlobKey(f"{_PREFIX}{self._tower.fingerprint}:{item.content_hash}")
+        key = BlobKey(f"{EMBEDDINGS_PREFIX}{self._tower.fingerprint}:{item.content_hash}")
         task = self._in_flight.get(key)
         is_first = task is None
         if task is None:
@@ -61,20 +61,24 @@ class Embeddings:
             self._in_flight[key] = task
             task.add_done_callback(lambda done: self._land(key, done))
         # One caller's cancellation must not take the image from the others.
-        was_computed = await asyncio.shield(task)
-        return key, is_first and was_computed
+        was_computed, check = await asyncio.shield(task)
+        filled = msgspec.structs.replace(item, embeddings=key, embeddings_check=check)
+        return filled, is_first and was_computed
 
-    async def _provide(self, key: BlobKey, item: MediaItem) -> bool:
-        """Make sure that the blob is in Redis, for a full time to live; True when computed."""
-        if await self._blobs.renew(key, self._ttl_s):
-            return False
+    async def _provide(self, key: BlobKey, item: MediaItem) -> tuple[bool, str]:
+        """Make sure that the blob is in Redis, for a full time to live.
+
+        Whether it was computed, and its check; none where another process has computed it.
+        """
         blob = self._cache.get(key)
+        if await self._blobs.renew(key, self._ttl_s):
+            return False, "" if blob is None else check_of(blob)
         is_new = blob is None
         if blob is None:
             blob = await self._compute(item)
             self._cache.add(key, blob)
         await self._blobs.put(blob, key=key, ttl_s=self._ttl_s)
-        return is_new
+        return is_new, check_of(blob)
 
     async def _compute(self, item: MediaItem) -> bytes:
         try:
@@ -87,7 +91,7 @@ class Embeddings:
         with span("tower"):
             return (await self._batcher.submit(pixels)).encode()
 
-    def _land(self, key: BlobKey, done: "asyncio.Task[bool]") -> None:
+    def _land(self, key: BlobKey, done: "asyncio.Task[tuple[bool, str]]") -> None:
         del self._in_flight[key]
         if not done.cancelled():
             # Read it, in case that every caller has left.

@@ -38,7 +38,7 @@ class BusSettings(BaseModel):
         description="Bytes kept for sending while the server is away; then calls fail.",
     )
     ping_interval_s: float = Field(
-        default=5.0, gt=0, description="How often a silent connection is probed."
+        default=2.0, gt=0, description="How often a silent connection is probed."
     )
     max_outstanding_pings: int = Field(
         default=2, ge=1, description="Unanswered probes after which the connection is given up."

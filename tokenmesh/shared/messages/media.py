@@ -9,6 +9,9 @@ from tokenmesh.shared.ids import BlobKey
 IMAGE: Final = "image"
 EMBEDS: Final = "embeds"
 
+EMBEDDINGS_PREFIX: Final = "emb:"
+"""Of the keys of blobs that encoders write."""
+
 
 class MediaItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One image of a prompt after preprocessing, or embeddings that a client brings.
@@ -27,3 +30,5 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A tensor blob, the tower's input; of EMBEDS the embeddings themselves."""
     embeddings: BlobKey | None = None
     """A tensor blob [length, hidden]; set once the encoder has answered."""
+    embeddings_check: str = ""
+    """Of that blob's bytes (`blobs.check_of`); empty where the encoder has not seen them."""
