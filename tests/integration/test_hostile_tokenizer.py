@@ -58,7 +58,7 @@ async def services(
 
 async def encoded(bus: MessageBus, mesh: Mesh) -> tuple[bytes, list[Any]]:
     """A chat with an image, by both: its ids, and where its embeddings are."""
-    model, request = mesh.settings.models[0].name, RequestId("r")
+    model, request = ModelName(mesh.settings.models[0].name), RequestId("r")
     url = {"url": data_uri(image_file(picture(1, 50, 40)))}
     content = ["see", {"type": "image_url", "image_url": url}]
     messages = msgspec.json.encode([{"role": "user", "content": content}])
