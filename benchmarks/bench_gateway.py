@@ -22,7 +22,7 @@ from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.bus.base import Bus, Envelope, Headers, Receiver
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config import Settings
-from tokenmesh.shared.ids import BlobKey, GatewayId, InstanceId, ModelName, WorkerId
+from tokenmesh.shared.ids import GatewayId, InstanceId, ModelName, WorkerId
 from tokenmesh.shared.membership import Members, MembershipView
 from tokenmesh.shared.messages import (
     Accepted,
@@ -33,8 +33,10 @@ from tokenmesh.shared.messages import (
     Generate,
     Message,
     Placed,
+    ReadTokenizer,
     Tokenize,
     Tokenized,
+    TokenizerRead,
     Tokens,
 )
 from tokenmesh.shared.messages.beat import ModelCard
@@ -63,12 +65,14 @@ class FreeMesh:
             return self.tokenized
         if isinstance(message, Describe):
             return Described(
-                tokenizer=BlobKey("t"),
                 fingerprint="t",
                 vocab_size=len(LETTERS),
                 special_ids=[],
                 has_chat_template=True,
             )
+        if isinstance(message, ReadTokenizer):
+            text = self.tokenizer.to_str().encode()
+            return TokenizerRead(data=text, num_bytes=len(text))
         if isinstance(message, Generate):
             self.position_by_stream[message.stream] = 0
             return Accepted(worker_id=WORKER)
@@ -86,9 +90,6 @@ class FreeMesh:
         self.receive = receiver
 
     subscribe_raw = publish
-
-    async def get(self, _key: BlobKey) -> bytes:
-        return self.tokenizer.to_str().encode()
 
     async def run_engine(self, output_tokens: int, step_tokens: int) -> None:
         """One Tokens message for each turn of the event loop, for ever."""

@@ -26,17 +26,24 @@ async def reserved(redis: Redis) -> list[str]:
     """Reservations and what they add up to; keys of the index that would stay for ever."""
     held = []
     async for key in _keys(redis, _INDEX):
-        kind = key.split(":")[2]
-        if kind == "rsv":
-            held.append(f"reservation {key}")
-        elif kind == "exp":
-            held.append(f"{_text(await redis.call('ZCARD', key))} reservations are to expire")
-        elif kind == "load":
-            amount = _text(await redis.call("GET", key))
-            held += [f"{key}: {amount}"] if int(amount) else []
-        if kind != "exp" and await redis.call("PTTL", key) == _FOREVER:
+        if key.split(":")[2] == "rsv":
+            held += await _reserved_on(redis, key)
+        if await redis.call("PTTL", key) == _FOREVER:
             held.append(f"{key} has no end")
     return held
+
+
+async def _reserved_on(redis: Redis, key: str) -> list[str]:
+    """Of one worker: a field is a reservation, the one without a name is their sum."""
+    answer = await redis.call("HGETALL", key)
+    assert isinstance(answer, list)
+    parts = [_text(each) for each in answer]
+    amounts = dict(zip(parts[::2], parts[1::2], strict=True))
+    return [
+        f"{key}: {name or 'sum'} {amount}"
+        for name, amount in amounts.items()
+        if name or int(amount)
+    ]
 
 
 async def _keys(redis: Redis, pattern: str) -> AsyncIterator[str]:

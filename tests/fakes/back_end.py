@@ -20,7 +20,7 @@ from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.response_store.journal import open_journal
 from tokenmesh.services.gateway.server import Server
 from tokenmesh.shared.actor import Actor, ActorLimits, ActorRuntime, Context, handles
-from tokenmesh.shared.blobs import Blobs
+from tokenmesh.shared.blobs import Blobs, content_key
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.bus.nats import connect
 from tokenmesh.shared.config import Settings
@@ -41,9 +41,11 @@ from tokenmesh.shared.messages import (
     Generate,
     Place,
     Placed,
+    ReadTokenizer,
     Refused,
     Tokenize,
     Tokenized,
+    TokenizerRead,
 )
 from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.messages.media import MediaItem
@@ -82,8 +84,7 @@ def chat_text(prompt: ChatPrompt) -> str:
 class FakeTokenizer(Actor):
     """Answers like tokenizer_svc, with a template of one line."""
 
-    def __init__(self, blobs: Blobs) -> None:
-        self._blobs = blobs
+    def __init__(self) -> None:
         self._tokenizer = fake_tokenizer()
         self.received: list[Tokenize] = []
         self.defaults: dict[str, Any] = {}
@@ -128,10 +129,8 @@ class FakeTokenizer(Actor):
     @handles(Describe)
     async def describe(self, message: Describe, context: Context) -> Described:
         text = self._tokenizer.to_str()
-        key = await self._blobs.put(text.encode())
         return Described(
-            tokenizer=key,
-            fingerprint=key,
+            fingerprint=content_key(text.encode()),
             vocab_size=self._tokenizer.get_vocab_size(),
             special_ids=list(self._tokenizer.get_added_tokens_decoder()),
             has_chat_template=True,
@@ -139,6 +138,13 @@ class FakeTokenizer(Actor):
             reasoning_parser=self.reasoning_parser,
             tool_call_parser=self.tool_call_parser,
         )
+
+    @handles(ReadTokenizer)
+    async def read(self, message: ReadTokenizer, context: Context) -> TokenizerRead:
+        text = self._tokenizer.to_str().encode()
+        middle = len(text) // 2
+        part = text[middle:] if message.offset else text[:middle]
+        return TokenizerRead(data=part, num_bytes=len(text))
 
 
 class FakeScheduler(Actor):
@@ -206,7 +212,7 @@ class BackEnd:
         self.redis = open_redis(self.settings.redis)
         self._stack.push_async_callback(self.redis.close)
         self.blobs = Blobs(self.redis, self.settings.redis)
-        self.tokenizer = FakeTokenizer(self.blobs)
+        self.tokenizer = FakeTokenizer()
         await self.start_tokenizer()
         self._placing = await self.listen(self.scheduler, place_any())
         self.members = Members(MembershipView(4, 100))

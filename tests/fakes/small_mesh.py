@@ -119,4 +119,4 @@ class SmallMesh:
         return await self.client.post("/v1/completions", json=body)
 
     async def _tokenize(self, mesh: Mesh) -> None:
-        await mesh.listen(FakeTokenizer(mesh.blobs), subjects.tokenize(self.model))
+        await mesh.listen(FakeTokenizer(), subjects.tokenize(self.model))

@@ -85,7 +85,7 @@ async def test_a_frozen_tokenizer_costs_a_moment(
     subject = subjects.tokenize(model)
 
     async def build(mesh: Mesh) -> None:
-        await listen(mesh, FakeTokenizer(mesh.blobs), subject, subjects.TOKENIZER_QUEUE)
+        await listen(mesh, FakeTokenizer(), subject, subjects.TOKENIZER_QUEUE)
 
     async with running("tokenizer", settings, build):
         await freeze_one(bus, subject, subjects.TOKENIZER_QUEUE)
@@ -151,7 +151,7 @@ async def test_a_hole_without_any_tokenizer_is_waited_out(
     subject = subjects.tokenize(model)
 
     async def build(mesh: Mesh) -> None:
-        await listen(mesh, FakeTokenizer(mesh.blobs), subject, subjects.TOKENIZER_QUEUE)
+        await listen(mesh, FakeTokenizer(), subject, subjects.TOKENIZER_QUEUE)
 
     question = Detokenize(request_id=RequestId("r"), model=model, token_ids=pack_ids([40, 41]))
     asked = calls_of(bus, members).ask(

@@ -13,7 +13,6 @@ from tests.fakes.service_mesh import running
 from tests.fakes.tokenizers import byte_level_bpe, sentencepiece, write_json
 from tokenmesh.services.tokenizer_svc.main import build
 from tokenmesh.shared import subjects
-from tokenmesh.shared.blobs import PREFIX, Blobs
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config import Settings
@@ -29,6 +28,7 @@ from tokenmesh.shared.errors import (
     NoResponders,
     PayloadTooLarge,
     TokenMeshError,
+    Unavailable,
     UnknownModel,
 )
 from tokenmesh.shared.hashing import route_hashes, route_scope
@@ -39,8 +39,10 @@ from tokenmesh.shared.messages import (
     Detokenize,
     Detokenized,
     Message,
+    ReadTokenizer,
     ReadTokenizerConfig,
     TokenizerConfigRead,
+    TokenizerRead,
 )
 from tokenmesh.shared.messages.tokenize import (
     ChatPrompt,
@@ -49,7 +51,6 @@ from tokenmesh.shared.messages.tokenize import (
     Tokenize,
     Tokenized,
 )
-from tokenmesh.shared.redis import open_redis
 from tokenmesh.shared.tokens import pack_ids, unpack_ids
 
 BPE = ModelName("bpe/model-1.0")
@@ -66,9 +67,19 @@ class Client:
     bus: MessageBus
     tokenizer: Tokenizer
 
-    async def ask(self, message: Tokenize | Detokenize | Describe | ReadTokenizerConfig) -> Message:
+    async def ask(
+        self, message: Tokenize | Detokenize | Describe | ReadTokenizer | ReadTokenizerConfig
+    ) -> Message:
         subject = subjects.tokenize(message.model)
         return await self.bus.request(subject, message, deadline_s=now_s() + 10)
+
+    async def read(self, fingerprint: str, offset: int = 0) -> bytes:
+        """The rest of the tokenizer's text."""
+        answer = await self.ask(ReadTokenizer(model=BPE, fingerprint=fingerprint, offset=offset))
+        assert isinstance(answer, TokenizerRead)
+        offset += len(answer.data)
+        is_all = offset == answer.num_bytes
+        return answer.data + (b"" if is_all else await self.read(fingerprint, offset))
 
     async def tokenize(self, prompt: object, model: ModelName = BPE, **fields: object) -> Tokenized:
         message = Tokenize(request_id=REQUEST, model=model, prompt=prompt, **fields)  # type: ignore[arg-type]
@@ -166,9 +177,9 @@ async def test_unknown_models_are_refused(client: Client) -> None:
 
 
 async def test_route_hashes_are_those_of_the_ids(client: Client, settings: Settings) -> None:
-    blobs_answer = await client.ask(Describe(model=BPE))
-    assert isinstance(blobs_answer, Described)
-    scope = route_scope(BPE, blobs_answer.fingerprint, ROUTE_BLOCK)
+    described = await client.ask(Describe(model=BPE))
+    assert isinstance(described, Described)
+    scope = route_scope(BPE, described.fingerprint, ROUTE_BLOCK)
     answer = await client.tokenize(TextPrompt(text="abcdefgh" * 4), cache_salt="s", lora="l")
     assert len(answer.route_hashes) >= 16
     assert answer.route_hashes == route_hashes(
@@ -179,10 +190,13 @@ async def test_route_hashes_are_those_of_the_ids(client: Client, settings: Setti
     assert other.route_hashes != answer.route_hashes
 
 
-async def test_a_description_lets_a_gateway_detokenize(client: Client, blobs: Blobs) -> None:
+async def test_a_description_lets_a_gateway_detokenize(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tokenmesh.services.tokenizer_svc.actor._PART_BYTES", 5000)
     answer = await client.ask(Describe(model=BPE))
     assert isinstance(answer, Described)
-    tokenizer = Tokenizer.from_str((await blobs.get(answer.tokenizer)).decode())
+    tokenizer = Tokenizer.from_str((await client.read(answer.fingerprint)).decode())
     assert tokenizer.decode(client.encode("na\u00efve")) == "na\u00efve"
     assert (answer.vocab_size, answer.special_ids) == (512, [0, 1, 2])
     assert answer.has_chat_template
@@ -193,16 +207,9 @@ async def test_a_description_lets_a_gateway_detokenize(client: Client, blobs: Bl
     assert not llama.has_chat_template
 
 
-async def test_a_description_survives_what_redis_loses(
-    client: Client, blobs: Blobs, redis_settings: RedisSettings
-) -> None:
-    first = await client.ask(Describe(model=BPE))
-    assert isinstance(first, Described)
-    redis = open_redis(redis_settings)
-    assert await redis.call("DEL", f"{PREFIX}{first.tokenizer}") == 1
-    await redis.close()
-    assert await client.ask(Describe(model=BPE)) == first
-    assert await blobs.exists(first.tokenizer)
+async def test_parts_of_another_text_are_not_mixed_in(client: Client) -> None:
+    with pytest.raises(Unavailable, match="another text"):
+        await client.read("of a tokenizer that was there before")
 
 
 async def test_ids_become_text_again(client: Client) -> None:

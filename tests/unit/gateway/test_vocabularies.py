@@ -9,33 +9,36 @@ import pytest
 from tests.fakes.tokenizers import byte_level_bpe
 from tokenmesh.services.gateway.calls import Calls
 from tokenmesh.services.gateway.vocabularies import Vocabularies
-from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import NoResponders, ProtocolError
-from tokenmesh.shared.ids import BlobKey, ModelName
-from tokenmesh.shared.messages import Described
+from tokenmesh.shared.ids import ModelName
+from tokenmesh.shared.messages import Described, ReadTokenizer, TokenizerRead
 
 MODEL = ModelName("m")
 
 
 class Tokenizers:
-    """Stands in for `Calls` and `Blobs`."""
+    """Stands in for `Calls`."""
 
     def __init__(self, text: str) -> None:
-        self.text = text
+        self.text = text.encode()
+        self.part_bytes = 1000
         self.fingerprint = "one"
         self.defaults = b'{"top_k": 7}'
         self.is_away = False
         self.num_asked = 0
         self.num_fetched = 0
 
-    async def ask(self, *_: object, **__: object) -> Described:
+    async def ask(
+        self, _subject: str, message: object, *_: object, **__: object
+    ) -> Described | TokenizerRead:
+        if isinstance(message, ReadTokenizer):
+            return self.read(message)
         self.num_asked += 1
         await asyncio.sleep(0)
         if self.is_away:
             raise NoResponders("nobody")
         return Described(
-            tokenizer=BlobKey("key"),
             fingerprint=self.fingerprint,
             vocab_size=400,
             special_ids=[0],
@@ -43,9 +46,11 @@ class Tokenizers:
             default_sampling_json=self.defaults,
         )
 
-    async def get(self, _key: BlobKey) -> bytes:
-        self.num_fetched += 1
-        return self.text.encode()
+    def read(self, message: ReadTokenizer) -> TokenizerRead:
+        assert message.fingerprint == self.fingerprint
+        part = self.text[message.offset : message.offset + self.part_bytes]
+        self.num_fetched += message.offset + len(part) == len(self.text)
+        return TokenizerRead(data=part, num_bytes=len(self.text))
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +62,7 @@ def tokenizer_json(tmp_path_factory: pytest.TempPathFactory) -> str:
 def made(text: str, **limits: Any) -> tuple[Vocabularies, Tokenizers]:
     service = Tokenizers(text)
     settings = GatewaySettings(**limits)
-    return Vocabularies(cast("Calls", service), cast("Blobs", service), settings), service
+    return Vocabularies(cast("Calls", service), settings), service
 
 
 async def until(vocabularies: Vocabularies, service: Tokenizers, num_asked: int) -> None:
@@ -74,6 +79,16 @@ async def test_many_requests_ask_once(tokenizer_json: str) -> None:
     assert (service.num_asked, service.num_fetched) == (1, 1)
     assert texts[0].defaults == {"top_k": 7}
     assert all(text is texts[0] for text in texts)
+
+
+@pytest.mark.parametrize(("part_bytes", "limit"), [(0, 1 << 20), (1000, 1000)])
+async def test_a_text_that_never_ends_or_is_too_large_is_not_read(
+    tokenizer_json: str, part_bytes: int, limit: int
+) -> None:
+    vocabularies, service = made(tokenizer_json, max_tokenizer_bytes=limit)
+    service.part_bytes = part_bytes
+    with pytest.raises(ProtocolError, match=f"a text of {len(service.text)} bytes"):
+        await vocabularies.get(MODEL)
 
 
 async def test_an_unchanged_tokenizer_is_not_fetched_again(tokenizer_json: str) -> None:

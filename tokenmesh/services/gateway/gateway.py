@@ -82,7 +82,7 @@ class Gateway:
         members.on_beat = self.catalog.on_beat
         self.admin = Admin(bus, members, self.catalog, limits)
         self.mesh_view = MeshView(gateway_id, bus, members, limits)
-        self.vocabularies = Vocabularies(self.calls, blobs, limits)
+        self.vocabularies = Vocabularies(self.calls, limits)
         self.intake = Intake(Desk(self.catalog, self.vocabularies, blobs, limits))
         self.pipeline = Pipeline(Stages(gateway_id, self.calls, self.streams, launcher, limits))
         self.traces = TraceStore(settings.telemetry)

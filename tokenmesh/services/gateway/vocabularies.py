@@ -9,12 +9,11 @@ import msgspec
 from tokenmesh.services.gateway.calls import Calls
 from tokenmesh.services.gateway.parsers.formats import Family
 from tokenmesh.services.gateway.parsers.registry import ParserRegistry
-from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.clock import monotonic_s, now_s
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import ProtocolError, TokenMeshError
 from tokenmesh.shared.ids import ModelName
-from tokenmesh.shared.messages import Describe, Described
+from tokenmesh.shared.messages import Describe, Described, ReadTokenizer, TokenizerRead
 from tokenmesh.shared.subjects import tokenize as tokenize_subject
 from tokenmesh.shared.text import Vocabulary
 
@@ -40,10 +39,9 @@ class _Entry:
 class Vocabularies:
     """A bounded cache by model. An old entry is used while it is asked for again."""
 
-    def __init__(self, calls: Calls, blobs: Blobs, settings: GatewaySettings) -> None:
+    def __init__(self, calls: Calls, settings: GatewaySettings) -> None:
         """Raises ConfigError for a parser plugin that cannot be imported."""
         self._calls = calls
-        self._blobs = blobs
         self._settings = settings
         self._parsers = ParserRegistry(settings.parser_plugins)
         self._entry_by_model: OrderedDict[ModelName, _Entry] = OrderedDict()
@@ -87,7 +85,7 @@ class Vocabularies:
         if known is not None and known.text.described.fingerprint == described.fingerprint:
             vocabulary = known.text.vocabulary
         else:
-            tokenizer_json = (await self._blobs.get(described.tokenizer)).decode()
+            tokenizer_json = await self._read(model, described.fingerprint)
             # A large vocabulary takes a good part of a second to parse.
             vocabulary = await asyncio.to_thread(
                 Vocabulary.load, tokenizer_json, described.special_ids
@@ -96,6 +94,24 @@ class Vocabularies:
         text = ModelText(described, vocabulary, _defaults(described), family)
         self._keep(model, text)
         return text
+
+    async def _read(self, model: ModelName, fingerprint: str) -> str:
+        """The tokenizer's text, part by part, each from any tokenizer of the model."""
+        text, num_bytes = bytearray(), 1
+        timeout_s = self._settings.tokenize_timeout_s
+        while len(text) < num_bytes:
+            part = await self._calls.ask(
+                tokenize_subject(model),
+                ReadTokenizer(model=model, fingerprint=fingerprint, offset=len(text)),
+                TokenizerRead,
+                timeout_s=timeout_s,
+                deadline_s=now_s() + timeout_s,
+            )
+            num_bytes = part.num_bytes
+            if not part.data or num_bytes > self._settings.max_tokenizer_bytes:
+                raise ProtocolError(f"the tokenizer of {model!r} has a text of {num_bytes} bytes")
+            text += part.data
+        return text.decode()
 
     def _keep(self, model: ModelName, text: ModelText) -> None:
         self._entry_by_model[model] = _Entry(text, monotonic_s())

@@ -1,26 +1,31 @@
 """TokenizerActor: answers Tokenize, Detokenize and Describe for every model of the process."""
 
 from collections.abc import Callable, Coroutine, Mapping
+from typing import Final
 
 import msgspec
 
 from tokenmesh.services.tokenizer_svc.loading import DEFAULT_TEMPLATE
 from tokenmesh.services.tokenizer_svc.prompt import PromptTokenizer
 from tokenmesh.shared.actor import Actor, Context, handles
-from tokenmesh.shared.blobs import Blobs
-from tokenmesh.shared.errors import InvalidInput, UnknownModel
-from tokenmesh.shared.ids import BlobKey, ModelName
+from tokenmesh.shared.errors import InvalidInput, Unavailable, UnknownModel
+from tokenmesh.shared.ids import ModelName
 from tokenmesh.shared.messages.tokenize import (
     Describe,
     Described,
     Detokenize,
     Detokenized,
+    ReadTokenizer,
     ReadTokenizerConfig,
     Tokenize,
     Tokenized,
     TokenizerConfigRead,
+    TokenizerRead,
 )
 from tokenmesh.shared.tokens import unpack_ids
+
+_PART_BYTES: Final = 1 << 20
+"""Well below what a message may hold."""
 
 
 class TokenizerActor(Actor):
@@ -29,13 +34,9 @@ class TokenizerActor(Actor):
     def __init__(
         self,
         models: Mapping[ModelName, PromptTokenizer],
-        blobs: Blobs,
-        describe_ttl_s: int,
         release: Callable[[], Coroutine[object, object, None]],
     ) -> None:
         self._models = models
-        self._blobs = blobs
-        self._describe_ttl_s = describe_ttl_s
         self._release = release
 
     async def stop(self) -> None:
@@ -59,14 +60,10 @@ class TokenizerActor(Actor):
 
     @handles(Describe)
     async def describe(self, message: Describe, context: Context) -> Described:
-        """What a gateway needs to know; the tokenizer's text goes into the blob store."""
+        """What a gateway needs to know, but for the tokenizer's text."""
         tokenizer = self._model(message.model)
         model = tokenizer.model
-        key = BlobKey(f"tokenizer:{model.fingerprint}")
-        if not await self._blobs.renew(key, self._describe_ttl_s):
-            await self._blobs.put(model.tokenizer_json, key=key, ttl_s=self._describe_ttl_s)
         return Described(
-            tokenizer=key,
             fingerprint=model.fingerprint,
             vocab_size=model.vocab_size,
             special_ids=model.special_ids,
@@ -75,6 +72,15 @@ class TokenizerActor(Actor):
             reasoning_parser=tokenizer.parsers.reasoning,
             tool_call_parser=tokenizer.parsers.tools,
         )
+
+    @handles(ReadTokenizer)
+    async def read(self, message: ReadTokenizer, context: Context) -> TokenizerRead:
+        """A part of the tokenizer's text: over the bus, so that Redis may be away."""
+        model = self._model(message.model).model
+        if message.fingerprint != model.fingerprint:
+            raise Unavailable(f"the tokenizer of {message.model!r} has another text by now")
+        text, start = model.tokenizer_json, max(0, message.offset)
+        return TokenizerRead(data=text[start : start + _PART_BYTES], num_bytes=len(text))
 
     @handles(ReadTokenizerConfig)
     async def read_config(

@@ -33,8 +33,7 @@ async def build(mesh: Mesh) -> None:
         for settings in mesh.settings.models:
             tokenizer = await tools.prompt_tokenizer(settings)
             models.update(dict.fromkeys(_names(settings), tokenizer))
-        ttl_s = mesh.settings.tokenizer.describe_ttl_s
-        actor = TokenizerActor(models, mesh.blobs, ttl_s, tools.stop)
+        actor = TokenizerActor(models, tools.stop)
         for name in models:
             subject = subjects.tokenize(name)
             await mesh.listen(actor, subjects.replica(subject, mesh.instance_id))

@@ -262,6 +262,9 @@ class GatewaySettings(ListenerSettings, RealtimeSettings, TenancySettings):
         default=65536, ge=1, description="Cancel commands that wait to be sent."
     )
     max_vocabularies: int = Field(default=16, ge=1, description="Tokenizers kept in memory.")
+    max_tokenizer_bytes: int = Field(
+        default=256 * 1024 * 1024, ge=1, description="Largest tokenizer text that is read."
+    )
     describe_ttl_s: float = Field(
         default=30.0, gt=0, description="How often a tokenizer is asked whether it has changed."
     )

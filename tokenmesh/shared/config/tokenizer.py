@@ -85,7 +85,4 @@ class TokenizerSettings(BaseModel):
         ge=1,
         description="Tokens in a route block; the same in the whole mesh.",
     )
-    describe_ttl_s: int = Field(
-        default=86_400, ge=1, description="How long a tokenizer's text stays in Redis."
-    )
     media: MediaSettings = MediaSettings()

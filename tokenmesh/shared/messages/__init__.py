@@ -41,10 +41,12 @@ from tokenmesh.shared.messages.tokenize import (
     Described,
     Detokenize,
     Detokenized,
+    ReadTokenizer,
     ReadTokenizerConfig,
     Tokenize,
     Tokenized,
     TokenizerConfigRead,
+    TokenizerRead,
 )
 from tokenmesh.shared.messages.tokens import Tokens
 
@@ -55,6 +57,8 @@ Message = (
     | Detokenized
     | Describe
     | Described
+    | ReadTokenizer
+    | TokenizerRead
     | ReadTokenizerConfig
     | TokenizerConfigRead
     | Encode
@@ -114,6 +118,7 @@ __all__ = [
     "Profiled",
     "Queued",
     "ReadBlocks",
+    "ReadTokenizer",
     "ReadTokenizerConfig",
     "Refused",
     "ReplayBlockEvents",
@@ -126,6 +131,7 @@ __all__ = [
     "Tokenize",
     "Tokenized",
     "TokenizerConfigRead",
+    "TokenizerRead",
     "Tokens",
     "WakeUp",
     "Woken",

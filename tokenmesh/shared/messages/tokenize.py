@@ -95,10 +95,10 @@ class Describe(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_default
 class Described(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     """Facts about a model's tokenizer; they never change while the process lives."""
 
-    tokenizer: BlobKey
-    """A blob with the `tokenizer.json` text, also for tokenizers that ship in another format."""
+    tokenizer: BlobKey = BlobKey("")
+    """Not used any more: see ReadTokenizer."""
     fingerprint: str
-    """Hex digest of that text: a gateway fetches the blob only when it changes."""
+    """Hex digest of the `tokenizer.json` text: a gateway reads that only when it changes."""
     vocab_size: int
     """Ids at or above this are invalid in a prompt."""
     special_ids: list[int]
@@ -110,6 +110,26 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaul
     """Name of the parser that tells reasoning from content; empty: the model has none."""
     tool_call_parser: str = ""
     """Name of the parser that tells tool calls from content; empty: the model has none."""
+
+
+class ReadTokenizer(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Ask for a part of a model's `tokenizer.json`, also where it ships in another format.
+
+    Any tokenizer of the model can answer; one with another text says that it is unavailable.
+    """
+
+    model: ModelName
+    fingerprint: str
+    offset: int = 0
+    """Bytes of the text that are there already."""
+
+
+class TokenizerRead(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """What follows, as much as fits a message."""
+
+    data: bytes
+    num_bytes: int
+    """Of the whole text."""
 
 
 class ReadTokenizerConfig(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
