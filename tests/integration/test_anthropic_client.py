@@ -20,7 +20,7 @@ MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 
 @pytest.fixture
 async def mesh(bus_settings: BusSettings, redis_settings: RedisSettings) -> AsyncIterator[BackEnd]:
-    async with BackEnd(bus_settings, redis_settings) as back_end:
+    async with BackEnd(bus_settings, redis_settings, service_wait_s=0.5) as back_end:
         yield back_end
 
 
