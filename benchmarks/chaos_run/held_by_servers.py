@@ -20,6 +20,8 @@ _PAGE = 500
 _INDEX = "kvx:*"
 _TENANTS = "tm:tenant:"
 _FOREVER = -1
+OWN_NAME = "chaos"
+"""On the bus."""
 
 
 async def reserved(redis: Redis) -> list[str]:
@@ -83,11 +85,12 @@ async def open_marks(bus: MessageBus, settings: ResponseSettings) -> list[str]:
 
 
 async def count_subscriptions(cluster: Cluster) -> dict[str, int]:
-    """The most that one process of each service has at the NATS server."""
+    """The most that one process of each service has at the NATS server; this one is no service."""
     monitor = Server(cluster.nats_monitor, None)
     answer = await monitor.ask("GET", f"/connz?limit={_PAGE}")
     found: dict[str, int] = defaultdict(int)
     for each in msgspec.json.decode(answer, type=dict[str, Any])["connections"]:
         service = each.get("name", "").partition("-")[0]
-        found[service] = max(found[service], each["subscriptions"])
+        if service != OWN_NAME:
+            found[service] = max(found[service], each["subscriptions"])
     return dict(found)

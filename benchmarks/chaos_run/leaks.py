@@ -9,7 +9,12 @@ from pathlib import Path
 
 from benchmarks.chaos_run.accounts import ADMIN
 from benchmarks.chaos_run.cluster import Cluster
-from benchmarks.chaos_run.held_by_servers import count_subscriptions, open_marks, reserved
+from benchmarks.chaos_run.held_by_servers import (
+    OWN_NAME,
+    count_subscriptions,
+    open_marks,
+    reserved,
+)
 from benchmarks.serve.client import Server
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.bus.nats import connect
@@ -70,7 +75,7 @@ class LeakWatch:
 async def watching(cluster: Cluster) -> AsyncIterator[LeakWatch]:
     """Looks into a cluster that has just started."""
     limits = cluster.settings.service
-    bus = await connect(cluster.settings.bus, "chaos")
+    bus = await connect(cluster.settings.bus, OWN_NAME)
     members = Members(MembershipView(limits.missed_beats, limits.max_members))
     redis = open_redis(cluster.settings.redis)
     await members.start(bus)

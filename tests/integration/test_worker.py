@@ -29,7 +29,13 @@ from tokenmesh.shared.bus.base import Envelope
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config.worker import WorkerSettings
-from tokenmesh.shared.errors import Draining, InvalidInput, PromptTooLong, UnknownModel
+from tokenmesh.shared.errors import (
+    Draining,
+    InvalidInput,
+    PromptTooLong,
+    Unavailable,
+    UnknownModel,
+)
 from tokenmesh.shared.ids import BlobKey, GatewayId, ModelName, RequestId, WorkerId
 from tokenmesh.shared.messages import (
     Accepted,
@@ -367,7 +373,7 @@ async def test_media_embeddings_are_fetched_before_the_stream_begins(
         await rig.generate(media=[missing])
     assert getattr(expired.value, "retryable", False)
     narrow = await blobs.put(TensorBlob("float32", (2, 3), bytes(24)).encode())
-    with pytest.raises(InvalidInput, match="embeddings of shape"):
+    with pytest.raises(Unavailable, match="embeddings of shape"):
         await rig.generate(media=[msgspec.structs.replace(item, embeddings=narrow)])
     key = await blobs.put(TensorBlob("float32", (2, 4), bytes(32)).encode())
     good = msgspec.structs.replace(item, embeddings=key)
