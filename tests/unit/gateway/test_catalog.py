@@ -1,5 +1,7 @@
 """Which models there are: those of the workers that beat, and for a while those of who has gone."""
 
+import asyncio
+
 import pytest
 
 from tokenmesh.services.gateway.catalog import WORKER, Catalog
@@ -42,6 +44,30 @@ class Mesh:
         self.now += 1.0
         self.view.observe(beat, self.now)
         self.catalog.on_beat(beat)
+
+
+async def test_a_gateway_that_has_just_started_hears_first_who_is_there() -> None:
+    mesh = Mesh()
+    looking = asyncio.create_task(mesh.catalog.find_soon("a"))
+    await asyncio.sleep(0.12)
+    assert not looking.done()
+    mesh.beat("b")
+    mesh.beat("a")
+    async with asyncio.timeout(5):
+        assert (await looking).name == "a"
+
+
+@pytest.mark.parametrize(("hears", "seconds"), [(False, 31.0), (True, 1.0)])
+async def test_but_not_for_long(hears: bool, seconds: float) -> None:
+    mesh = Mesh("configured")
+    if hears:
+        mesh.beat("b")
+    mesh.now += seconds
+    async with asyncio.timeout(5):
+        with pytest.raises(UnknownModel):
+            await mesh.catalog.find_soon("a")
+        with pytest.raises(Unavailable):
+            await mesh.catalog.find_soon("configured")
 
 
 def test_a_model_whose_last_worker_has_just_gone_is_still_found() -> None:

@@ -4,6 +4,7 @@ Those served now are read from the workers' beats each time. One whose last work
 remembered for as long as a scheduler would wait for a worker: who asks for it waits there.
 """
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -17,6 +18,8 @@ from tokenmesh.shared.membership import Members
 from tokenmesh.shared.messages.beat import Beat, ModelCard
 
 WORKER = "worker"
+_LOOK_S: Final = 0.05
+"""Between two looks whether a model has been heard of."""
 _MAX_REMEMBERED: Final = 1024
 """Models, those not heard of for longest are forgotten first."""
 
@@ -29,6 +32,10 @@ class Catalog:
     ) -> None:
         self._members = members
         self._clock = clock
+        self._started_s = clock()
+        self._first_heard_s: float | None = None
+        self._patience_s = settings.gateway.service_wait_s
+        self._beat_interval_s = settings.service.worker_beat_interval_s
         self._memory_s = settings.scheduler.worker_wait_s
         self._heard: OrderedDict[ModelName, tuple[ModelCard, float]] = OrderedDict()
         self._aliases = settings.gateway.model_aliases
@@ -39,7 +46,11 @@ class Catalog:
 
     def on_beat(self, beat: Beat) -> None:
         """Remember what a worker serves."""
-        for card in beat.models if beat.service == WORKER else ():
+        if beat.service != WORKER:
+            return
+        if self._first_heard_s is None:
+            self._first_heard_s = self._clock()
+        for card in beat.models:
             self._heard[card.name] = card, self._clock()
             self._heard.move_to_end(card.name)
             if len(self._heard) > _MAX_REMEMBERED:
@@ -60,6 +71,22 @@ class Catalog:
         """Names that stand for several models, each with the heaviest that is served."""
         found = ((name, self._first(in_order(self._splits[name], ""))) for name in self._splits)
         return [(name, card) for name, card in found if card is not None]
+
+    async def find_soon(self, name: str | None, request_id: str = "") -> ModelCard:
+        """`find`, but a gateway that has just started hears first who is there."""
+        while True:
+            try:
+                return self.find(name, request_id)
+            except (UnknownModel, Unavailable):
+                if not self._is_new():
+                    raise
+            await asyncio.sleep(_LOOK_S)
+
+    def _is_new(self) -> bool:
+        """Whether there may be workers that had no time to tell of themselves yet."""
+        if self._first_heard_s is None:
+            return self._clock() - self._started_s < self._patience_s
+        return self._clock() - self._first_heard_s < self._beat_interval_s
 
     def find(self, name: str | None, request_id: str = "") -> ModelCard:
         """The model that a client means. None: the only one there is.

@@ -143,9 +143,8 @@ async def _run_all(
         preparing = [asyncio.create_task(pipeline.prepare(job)) for job in jobs]
         tasks += preparing
         prompts = await asyncio.gather(*preparing)
-        release = asyncio.Event()
         for index, job in enumerate(jobs):
-            holder = asyncio.create_task(_hold(pipeline, job, prompts, index, inbox, release))
+            holder = asyncio.create_task(_hold(pipeline, job, prompts, index, inbox))
             holder.add_done_callback(partial(_pass_on, inbox))
             tasks.append(holder)
         yield prompts
@@ -161,11 +160,10 @@ async def _hold(
     prompts: list[Prompt],
     index: int,
     inbox: Inbox,
-    release: asyncio.Event,
 ) -> None:
-    """Keep one job's block open until the response is over; its prompt learns of its worker."""
+    """Keep one job's block open until this is cancelled; its prompt learns of its worker."""
     async with pipeline.generate(job, prompts[index], inbox) as prompts[index]:
-        await release.wait()
+        await asyncio.Event().wait()
 
 
 def _pass_on(inbox: Inbox, holder: asyncio.Task[None]) -> None:

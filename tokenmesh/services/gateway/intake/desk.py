@@ -51,7 +51,7 @@ class Desk:
             exchange.warnings.append(f"unknown fields ignored: {names}")
         refuse_not_supported(body)
         check_limits(body, max_tokens, self.settings)
-        card = self._catalog.find(body.model, exchange.request_id)
+        card = await self._catalog.find_soon(body.model, exchange.request_id)
         exchange.model, exchange.asked_model = card.name, body.model
         exchange.session_id = body.session_id
         return card, await self._vocabularies.get(card.name)
