@@ -86,6 +86,7 @@ def test_a_chat_with_an_image_is_one_tree_over_five_processes(gateway: httpx.Cli
         "http @gateway",
         "  validate @gateway",
         "    describe @tokenizer",
+        "    read @tokenizer",
         "  tokenize @gateway",
         "    tokenize @tokenizer",
         "      media @tokenizer",
