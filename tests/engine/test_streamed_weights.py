@@ -1,5 +1,7 @@
 """Weights stream into place: what is held beside the model, and that values arrive unchanged."""
 
+import ctypes
+import gc
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -54,6 +56,9 @@ def resident_bytes() -> int:
 
 def peak_over(load: Callable[[], list[torch.Tensor]]) -> tuple[int, int]:
     """Bytes that were resident at most since before `load`, and bytes of what it returns."""
+    # What earlier tests have left must not go meanwhile.
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
     before, seen, is_over = resident_bytes(), [0], threading.Event()
 
     def watch() -> None:
