@@ -91,6 +91,13 @@ async def test_a_text_that_never_ends_or_is_too_large_is_not_read(
         await vocabularies.get(MODEL)
 
 
+async def test_bytes_that_are_no_text_are_a_broken_tokenizer(tokenizer_json: str) -> None:
+    vocabularies, service = made(tokenizer_json)
+    service.text = b"\xff" * 2500
+    with pytest.raises(ProtocolError, match="is no text"):
+        await vocabularies.get(MODEL)
+
+
 async def test_an_unchanged_tokenizer_is_not_fetched_again(tokenizer_json: str) -> None:
     vocabularies, service = made(tokenizer_json, describe_ttl_s=0.001)
     before = await vocabularies.get(MODEL)

@@ -111,7 +111,10 @@ class Vocabularies:
             if not part.data or num_bytes > self._settings.max_tokenizer_bytes:
                 raise ProtocolError(f"the tokenizer of {model!r} has a text of {num_bytes} bytes")
             text += part.data
-        return text.decode()
+        try:
+            return text.decode()
+        except UnicodeDecodeError as error:
+            raise ProtocolError(f"the tokenizer of {model!r} is no text: {error}") from error
 
     def _keep(self, model: ModelName, text: ModelText) -> None:
         self._entry_by_model[model] = _Entry(text, monotonic_s())
