@@ -11,7 +11,7 @@ from tokenmesh.shared.tokens import count_ids
 
 async def count_prompt_tokens(gateway: Gateway, body: ChatRequest, exchange: Exchange) -> int:
     """System prompt, tools and images included. Raises what is wrong with the chat."""
-    card = gateway.catalog.find(body.model, exchange.request_id)
+    card = await gateway.catalog.find_soon(body.model, exchange.request_id)
     exchange.model = card.name
     timeout_s = gateway.settings.tokenize_timeout_s
     question = Tokenize(

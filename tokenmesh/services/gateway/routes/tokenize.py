@@ -29,7 +29,7 @@ def tokenize_router(gateway: Gateway) -> APIRouter:
     async def tokenize(request: Request) -> Response:
         """The ids of a prompt, or of a conversation as its template writes it."""
         body = await read_json(request, TokenizeRequest, gateway.settings)
-        card = gateway.catalog.find(body.model)
+        card = await gateway.catalog.find_soon(body.model)
         if body.messages is not None:
             await move_inline_media(body.messages, gateway.blobs, gateway.settings)
         question = Tokenize(
@@ -52,7 +52,7 @@ def tokenize_router(gateway: Gateway) -> APIRouter:
     async def detokenize(request: Request) -> Response:
         """The text of ids, special tokens included."""
         body = await read_json(request, DetokenizeRequest, gateway.settings)
-        card = gateway.catalog.find(body.model)
+        card = await gateway.catalog.find_soon(body.model)
         question = Detokenize(
             request_id=exchange_of(request.scope).request_id,
             model=card.name,

@@ -21,7 +21,7 @@ def tokenizer_info_router(gateway: Gateway) -> APIRouter:
         model: Annotated[str | None, Query(description="Needed where there are several.")] = None,
     ) -> Response:
         """The tokenizer's configuration and the chat template in force."""
-        card = gateway.catalog.find(model)
+        card = await gateway.catalog.find_soon(model)
         answer = await gateway.calls.ask(
             subjects.tokenize(card.name),
             ReadTokenizerConfig(model=card.name),
