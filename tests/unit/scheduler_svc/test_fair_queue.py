@@ -102,6 +102,30 @@ def test_what_cannot_be_served_now_holds_up_nobody_and_hoards_nothing() -> None:
     assert tenants["b"] >= 4
 
 
+@pytest.mark.parametrize("weights", [(1.0, 1.0), (1.0, 3.0)])
+@given(
+    costs=st.tuples(st.integers(1, 400), st.integers(1, 400)),
+    tries=st.lists(st.integers(0, 3), min_size=10, max_size=10),
+)
+def test_tries_that_find_no_room_change_no_share(
+    weights: tuple[float, float], costs: tuple[int, int], tries: list[int]
+) -> None:
+    queue = FairQueue(QUANTUM)
+    for number in range(400):
+        for index, tenant in enumerate("ab"):
+            queue.add(claim(tenant, 2 * number + index, costs[index], weights[index]))
+    tokens: Counter[str] = Counter()
+    for number in range(200):
+        for _ in range(tries[number % 10]):
+            full: set[str] = set()
+            while (found := queue.next(full=full)) is not None:
+                full.add(found.tenant)
+        for each in served(queue, 1):
+            tokens[each.tenant] += each.cost
+    behind = abs(tokens["a"] / weights[0] - tokens["b"] / weights[1])
+    assert behind <= 2 * (QUANTUM + 400)
+
+
 class Line(RuleBasedStateMachine):
     """Any order of arriving, being served and leaving."""
 

@@ -1,5 +1,7 @@
 """A tenant below its share of a worker is placed there although others have filled it."""
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,6 +58,22 @@ async def test_weights_make_larger_shares() -> None:
     desk, _ = desk_of(full_of({"flood": 10}))
     placed = [await chosen(desk, request(tenant="heavy", weight=3.0)) for _ in range(7)]
     assert placed == ["a"] * 6 + [None]
+
+
+async def test_turns_are_shared_by_weight_although_most_tries_find_no_room() -> None:
+    desk, fleet = desk_of(worker("a", running=5))
+    asked = [request(tenant="light", tokens=290), request(tenant="heavy", tokens=90, weight=3.0)]
+    waiting = [await desk.arrive(each, 1.0) for _ in range(150) for each in asked]
+    for second in range(2, 102):
+        for part, running in enumerate((5, 5, 4)):
+            now = second + part / 10
+            fleet[0] = worker("a", running=running, beat_at=now)
+            await desk.pump(now)
+    tokens: Counter[str] = Counter()
+    for ticket in waiting:
+        tokens[ticket.claim.tenant] += ticket.claim.cost if ticket.placed else 0
+    assert sum(bool(ticket.placed) for ticket in waiting) == 100
+    assert tokens["heavy"] / 3 == pytest.approx(tokens["light"], abs=400)
 
 
 async def test_more_choices_than_its_share_wait_for_room() -> None:

@@ -50,9 +50,16 @@ class _Lane:
             del self.claims[index]
         return is_there
 
-    def earn(self, turns: int, cost: int) -> None:
-        """Never more than the next claim and one turn: who is passed over must not hoard."""
-        self.deficit = min(self.deficit + turns * self.gain, cost + self.gain)
+    def turns(self, claim: Claim) -> int:
+        """How many more it needs for a claim; 0: it is in a turn that will do."""
+        missing = claim.cost - self.deficit
+        if self.has_turn and missing <= 0:
+            return 0
+        return max(1, math.ceil(missing / self.gain))
+
+    def earn(self, turns: int, claim: Claim) -> None:
+        """Never more than its next claim and one turn: who is passed over must not hoard."""
+        self.deficit = min(self.deficit + turns * self.gain, claim.cost + self.gain)
 
 
 class _Ring:
@@ -60,6 +67,7 @@ class _Ring:
 
     def __init__(self) -> None:
         self._lanes: OrderedDict[str, _Lane] = OrderedDict()
+        """In the order of their next turns; at the front who is in one."""
 
     def __len__(self) -> int:
         return sum(len(lane.claims) for lane in self._lanes.values())
@@ -70,44 +78,40 @@ class _Ring:
         bisect.insort(lane.claims, claim, key=attrgetter("order"))
 
     def next(self, passed: Collection[Claim], full: Collection[str]) -> Claim | None:
-        heads = {
-            tenant: first
-            for tenant, lane in self._lanes.items()
-            if tenant not in full and (first := lane.first(passed)) is not None
-        }
-        if not heads:
-            return None
-        self._skip_idle_rounds(heads)
-        while True:
-            tenant, lane = next(iter(self._lanes.items()))
-            first = heads.get(tenant)
-            if first is not None:
-                if not lane.has_turn:
-                    lane.has_turn = True
-                    lane.earn(1, first.cost)
-                if lane.deficit >= first.cost:
-                    return first
+        found, fewest = None, math.inf
+        for tenant, lane in self._lanes.items():
+            first = None if tenant in full else lane.first(passed)
+            if first is not None and (turns := lane.turns(first)) < fewest:
+                found, fewest = first, turns
+        return found
+
+    def take(self, claim: Claim) -> None:
+        lane = self._lanes[claim.tenant]
+        self._go_round(lane, claim)
+        lane.deficit -= claim.cost
+        self.remove(claim)
+        if lane.claims and lane.deficit < lane.claims[0].cost:
             lane.has_turn = False
-            self._lanes.move_to_end(tenant)
+            self._lanes.move_to_end(claim.tenant)
 
-    def _skip_idle_rounds(self, heads: dict[str, Claim]) -> None:
-        """As many rounds at once as nobody could be served in."""
-        turns = min(
-            math.ceil((first.cost - self._lanes[tenant].deficit) / self._lanes[tenant].gain)
-            for tenant, first in heads.items()
-        )
-        if turns > 1:
-            for tenant, first in heads.items():
-                self._lanes[tenant].earn(turns - 1, first.cost)
+    def _go_round(self, until: _Lane, claim: Claim) -> None:
+        """As many turns for all as it takes until this lane can pay for the claim in its own."""
+        turns = until.turns(claim)
+        if not turns:
+            return
+        for lane in self._lanes.values():
+            lane.earn(turns, claim if lane is until else lane.claims[0])
+            if lane is until:
+                turns -= 1  # those behind it have yet to come in this round
+        while (front := next(iter(self._lanes.values()))) is not until:
+            front.has_turn = False
+            self._lanes.move_to_end(front.claims[0].tenant)
+        until.has_turn = True
 
-    def remove(self, claim: Claim) -> _Lane | None:
-        """The lane that it was in; None: it was not there."""
+    def remove(self, claim: Claim) -> None:
         lane = self._lanes.get(claim.tenant)
-        if lane is None or not lane.remove(claim):
-            return None
-        if not lane.claims:
+        if lane is not None and lane.remove(claim) and not lane.claims:
             del self._lanes[claim.tenant]
-        return lane
 
     def ahead(self, claim: Claim) -> int:
         """About how many come first, if all lanes weigh the same."""
@@ -130,7 +134,7 @@ class FairQueue:
         self._rings.setdefault(claim.group, _Ring()).add(claim, self._quantum)
 
     def next(self, passed: Collection[Claim] = (), full: Collection[str] = ()) -> Claim | None:
-        """Whose turn it is; the same until something is added, taken or removed.
+        """Whose turn it is. Changes nothing: only who is served has had a turn.
 
         `passed` are left out, and all of the tenants `full`: they cannot be served now, and must
         not hold up others.
@@ -143,13 +147,15 @@ class FairQueue:
 
     def take(self, claim: Claim) -> None:
         """It is served, at its tenant's expense."""
-        lane = self._remove(claim)
-        if lane is not None:
-            lane.deficit -= claim.cost
+        self._rings[claim.group].take(claim)
+        self._tidy(claim.group)
 
     def remove(self, claim: Claim) -> None:
         """It gives up; nothing happens when it is not there any more."""
-        self._remove(claim)
+        ring = self._rings.get(claim.group)
+        if ring is not None:
+            ring.remove(claim)
+            self._tidy(claim.group)
 
     def ahead(self, claim: Claim) -> int:
         """About how many are served before this one, which is there."""
@@ -157,9 +163,6 @@ class FairQueue:
         sooner = sum(len(ring) for ring in before)
         return sooner + self._rings[claim.group].ahead(claim)
 
-    def _remove(self, claim: Claim) -> _Lane | None:
-        ring = self._rings.get(claim.group)
-        lane = ring.remove(claim) if ring is not None else None
-        if ring is not None and not len(ring):
-            del self._rings[claim.group]
-        return lane
+    def _tidy(self, group: int) -> None:
+        if not len(self._rings[group]):
+            del self._rings[group]
