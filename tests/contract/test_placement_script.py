@@ -130,6 +130,13 @@ async def test_a_request_that_is_placed_again_gives_back_what_it_held(rig: Rig) 
     assert await rig.reserved(second) == (1000, 1)
 
 
+async def test_a_call_that_is_made_twice_reserves_once(rig: Rig) -> None:
+    bid = await rig.add_worker([])
+    for _ in range(2):
+        assert (await rig.place([], 1000, "same"))[0] == 0
+    assert await rig.reserved(bid) == (1000, 1)
+
+
 async def test_nobody_has_room(rig: Rig) -> None:
     bid = await rig.add_worker([], num_started=10)
     chosen, weighed = await rig.place([], 10)
@@ -156,7 +163,8 @@ async def test_what_is_reserved_on_a_worker_that_is_gone_goes_as_well(rig: Rig) 
     await asyncio.sleep(0.01)
     await rig.place([], 7, "new")
     assert await rig.reserved(bid) == (7, 1)
-    assert await rig.redis.call("HKEYS", name) == [b"", b"new"]
+    assert await rig.redis.call("HLEN", name) == 2
+    assert await rig.redis.call("HMGET", name, "lost", "next") == [None, None]
 
 
 async def test_the_sum_is_that_of_the_reservations(rig: Rig) -> None:

@@ -116,9 +116,11 @@ for worker = 1, num_workers do
   end
 end
 
+-- Once: a call whose connection broke is made again, whether it had arrived or not.
 local amount, reserved = amount_of(least_uncached, streams), keys[chosen]
-local sum = call('HINCRBY', reserved, SUM, as_text(amount))
-call('HSET', reserved, ARGV[3], as_text(amount))
--- The worker renews its keys. Where nothing was reserved they may have been gone, as it may be.
-if sum == amount then call('PEXPIRE', reserved, lifetime) end
+if call('HSETNX', reserved, ARGV[3], as_text(amount)) == 1 then
+  local sum = call('HINCRBY', reserved, SUM, as_text(amount))
+  -- The worker renews its keys. Where nothing was reserved they may have been gone, as it may be.
+  if sum == amount then call('PEXPIRE', reserved, lifetime) end
+end
 return cmsgpack.pack({chosen, found})
