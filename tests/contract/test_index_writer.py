@@ -136,6 +136,20 @@ async def test_a_set_that_is_not_as_it_should_be_is_written_anew(redis: Redis, h
         await desk.settles()
 
 
+async def test_redis_is_put_back_to_an_earlier_state_of_the_same_size(redis: Redis) -> None:
+    async with running(redis) as desk:
+        desk.note(range(10))
+        await desk.settles()
+        names = (desk.blocks, desk.keys.digest(WORKER, EPOCH))
+        earlier = await redis.call_all([["DUMP", name] for name in names])
+        desk.note([30], gone=[3])
+        await desk.settles()
+        for name, state in zip(names, earlier, strict=True):
+            assert isinstance(state, bytes)
+            await redis.call("RESTORE", name, 5000, state, "REPLACE")
+        await desk.settles()
+
+
 async def test_redis_comes_back_empty(start_redis: Callable[[], Server]) -> None:
     server = start_redis()
     redis = open_redis(redis_settings_of(server))

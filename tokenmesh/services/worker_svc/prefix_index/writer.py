@@ -1,8 +1,8 @@
 """IndexWriter: keeps this incarnation's keys in Redis true, and the worker going when it is away.
 
 Nobody else writes these keys. Whatever is doubtful (a failed write, a set of another size than it
-should have, keys that are gone) is mended the same way: all is written to a new set, which then
-takes the old one's name.
+should have, keys that are gone or older than the last write) is mended the same way: all is written
+to a new set, which then takes the old one's name.
 """
 
 import asyncio
@@ -49,6 +49,7 @@ class IndexWriter:
         self._rewrite_to = keys.rewrite(worker_id, epoch)
         self._digest = keys.digest(worker_id, epoch)
         self._reserved = keys.reserved(worker_id, epoch)
+        self._names = (self._digest, self._blocks, self._reserved)
         self._keys = keys
         self._release_script = redis.script(RELEASE)
         self._ttl_ms = round(settings.ttl_s * 1000)
@@ -101,11 +102,10 @@ class IndexWriter:
 
     async def close(self) -> None:
         """Leave nothing behind; `run` writes no more."""
-        names = (self._blocks, self._rewrite_to, self._digest, self._reserved)
         try:
             async with asyncio.timeout(self._settings.retry_s):
                 await self._writing.acquire()
-                await self._redis.call("DEL", *names)
+                await self._redis.call("DEL", *self._names, self._rewrite_to)
         except (TokenMeshError, TimeoutError) as error:
             logger.info("this worker's keys in the prefix index have to expire: %s", error)
 
@@ -153,6 +153,7 @@ class IndexWriter:
             add: list[Part] = ["SADD", self._rewrite_to, *each]
             await self._redis.transact([add, ["PEXPIRE", self._rewrite_to, self._ttl_ms]])
         take: list[Part] = ["RENAME", self._rewrite_to, self._blocks]
+        self._seq = 0
         await self._commit(
             [["DEL", self._digest, self._blocks], *([take] if num else [])], num, xor
         )
@@ -160,22 +161,23 @@ class IndexWriter:
     async def _commit(
         self, commands: list[list[Part]], num: int | None = None, xor: int | None = None
     ) -> None:
-        """With the digest, at once; what Redis then holds must have the size that it should."""
+        """With the digest, at once; what Redis then holds must have the size that it should, and
+        must have had the write before: a Redis that was put back to an earlier state has not."""
         num = len(self._resident) if num is None else num
         xor = self._resident.xor if xor is None else xor
         self._seq += 1
-        *_, size = await self._redis.transact(
-            [
-                *commands,
-                ["HSET", self._digest, "seq", self._seq, "n", num, "xor", f"{xor:016x}"],
-                ["PEXPIRE", self._digest, self._ttl_ms],
-                ["PEXPIRE", self._blocks, self._ttl_ms],
-                ["PEXPIRE", self._reserved, self._ttl_ms],
-                ["SCARD", self._blocks],
-            ]
-        )
-        if size != num:
-            logger.warning("the prefix index held %s blocks of %d: writing it anew", size, num)
+        commands.append(["HSET", self._digest, "n", num, "xor", f"{xor:016x}"])
+        commands += [["PEXPIRE", name, self._ttl_ms] for name in self._names]
+        commands += [["HINCRBY", self._digest, "seq", 1], ["SCARD", self._blocks]]
+        *_, seq, size = await self._redis.transact(commands)
+        if (seq, size) != (self._seq, num):
+            logger.warning(
+                "the prefix index held %s blocks of %d after %s writes of %d: writing it anew",
+                size,
+                num,
+                seq,
+                self._seq,
+            )
             self._resident.lose()
             self._has_news.set()
 
