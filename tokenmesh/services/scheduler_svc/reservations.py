@@ -2,8 +2,12 @@
 
 from collections import deque
 from dataclasses import dataclass
+from typing import Final
 
 from tokenmesh.shared.ids import WorkerId
+
+_GONE_S: Final = 60.0
+"""A worker that has not told of a placement for so long will not: beats come at least as often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +29,10 @@ class Reservations:
 
     def add(self, worker: WorkerId, reservation: Reservation) -> None:
         """Note a placement."""
-        self._by_worker.setdefault(worker, deque()).append(reservation)
+        if worker not in self._by_worker:
+            self._forget_gone(reservation.placed_at - _GONE_S)
+            self._by_worker[worker] = deque()
+        self._by_worker[worker].append(reservation)
 
     def settle(self, worker: WorkerId, beat_at: float) -> None:
         """Drop what a beat received at `beat_at` already counts."""
@@ -34,10 +41,6 @@ class Reservations:
             pending.popleft()
         if not pending:
             self._by_worker.pop(worker, None)
-
-    def forget(self, worker: WorkerId) -> None:
-        """The worker is gone."""
-        self._by_worker.pop(worker, None)
 
     def tokens(self, worker: WorkerId) -> int:
         """Prompt tokens placed and not yet in a beat."""
@@ -51,3 +54,8 @@ class Reservations:
         """Of these, a tenant's."""
         entries = self._by_worker.get(worker, ())
         return sum(entry.streams for entry in entries if entry.tenant == tenant)
+
+    def _forget_gone(self, before: float) -> None:
+        gone = [name for name, all_of in self._by_worker.items() if all_of[-1].placed_at < before]
+        for worker in gone:
+            del self._by_worker[worker]

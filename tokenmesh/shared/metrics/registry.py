@@ -66,6 +66,10 @@ class Metrics:
         assert isinstance(made, Histogram), f"{name} is no histogram"
         return made.labels(**labels) if labels else made
 
+    def forget(self, name: str, **labels: str) -> None:
+        """Show what was made with these labels no more: whom it told of is gone."""
+        self._get(name).remove(*(labels[label] for label in _METRIC_BY_NAME[name].labels))
+
     def gauge_of(self, name: str, read: Callable[[], float], **labels: str) -> None:
         """A gauge that is read when it is scraped."""
         self.gauge(name, **labels).set_function(read)

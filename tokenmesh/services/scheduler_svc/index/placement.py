@@ -3,10 +3,10 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from itertools import count
 from typing import Final
 
 from tokenmesh.services.scheduler_svc.cost import extra_s, kv_usage
+from tokenmesh.services.scheduler_svc.index.decision_metrics import DecisionMetrics
 from tokenmesh.services.scheduler_svc.index.index import Bid, PlacementIndex, Weighed
 from tokenmesh.services.scheduler_svc.index.mending import Mender, is_absurd, is_refusal
 from tokenmesh.services.scheduler_svc.placement import TIE_SHARE, Decision, Placement, Worker
@@ -50,14 +50,13 @@ class IndexedPlacement:
         self._by_load = Placement(settings)
         self._away_until_s = 0.0
         self._is_away = False
-        self._decisions = count()
+        self._decisions = DecisionMetrics(metrics, limits.sample_every)
         metrics.gauge_of("prefix_index_away", lambda: self._is_away)
 
     async def place(self, request: Place, workers: list[Worker], now: float) -> Decision:
         """See `Placer.place`."""
         decision = await self._decide(request, workers, now)
-        if decision.worker is not None:
-            self._measure(request, decision)
+        self._decisions.note(request, decision, workers)
         return decision
 
     def retry_after_s(self, request: Place, workers: list[Worker]) -> float:
@@ -149,19 +148,6 @@ class IndexedPlacement:
         if self._is_away:
             logger.info("placing by the prefix index again")
         self._is_away = False
-
-    def _measure(self, request: Place, decision: Decision) -> None:
-        model = str(request.model)
-        self._metrics.counter("placement_reasons", model_name=model, reason=decision.reason).inc()
-        for each in decision.candidates:
-            if decision.worker is not None and each.worker_id == decision.worker.worker_id:
-                matched = self._metrics.counter("placement_matched_tokens", model_name=model)
-                matched.inc(each.matched_tokens)
-        if next(self._decisions) % self._limits.sample_every == 0:
-            for each in decision.candidates:
-                labels = {"model_name": model, "engine": str(each.worker_id)}
-                estimate = self._metrics.histogram("placement_candidate_seconds", **labels)
-                estimate.observe(each.estimated_ttft_s)
 
 
 def _reason(weighed: list[Weighed], chosen: int) -> str:
