@@ -19,9 +19,9 @@ from tokenmesh.shared.ids import ModelName
 _PATIENCE_S = 40.0
 """Imports alone take a busy machine half of it."""
 _PROGRAM = """
-import time
+import os, time
 right = time.time
-time.time = lambda: right() + {ahead_s}
+time.time = lambda: right() + ({ahead_s} if os.path.exists({since!r}) else 0.0)
 from tokenmesh.cli.main import main
 main()
 """
@@ -50,14 +50,19 @@ class GatewayProcess:
 
 @asynccontextmanager
 async def gateway_process(
-    folder: Path, settings: Settings, model: ModelName, *, clock_ahead_s: float = 0.0
+    folder: Path,
+    settings: Settings,
+    model: ModelName,
+    *,
+    clock_ahead_s: float = 0.0,
+    clock_set_by: Path | None = None,
 ) -> AsyncIterator[GatewayProcess]:
-    """One more gateway of a mesh, ready; its wall clock may be wrong."""
+    """One more gateway of a mesh, ready; its wall clock may be wrong, or become so with a file."""
     port = free_port()
     config = folder / f"gateway-{port}.json"
     own = changed(settings, {"gateway": {"port": port}})
     config.write_text(json.dumps(plain_values(own)))
-    program = _PROGRAM.format(ahead_s=clock_ahead_s)
+    program = _PROGRAM.format(ahead_s=clock_ahead_s, since=str(clock_set_by or folder))
     command = ("-P", "-c", program, "serve", "gateway", "--config", str(config))
     process = await asyncio.create_subprocess_exec(sys.executable, *command)
     url = f"http://127.0.0.1:{port}"

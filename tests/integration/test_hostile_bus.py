@@ -1,6 +1,7 @@
 """Clocks that are minutes off, and garbage on the bus: logged once, counted, harmless."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -38,6 +39,21 @@ async def test_a_gateway_whose_clock_is_minutes_off_serves_like_any_other(
             assert answer.status_code == 200, answer.text
             assert answer.json()["choices"][0]["text"] == expected
     assert mesh.workers[0].bus.counts["clock skew"] == 1
+
+
+async def test_a_gateway_whose_clock_is_set_back_while_it_runs_serves_on(
+    mesh: SmallMesh, tmp_path: Path
+) -> None:
+    is_set = tmp_path / "set"
+    async with gateway_process(
+        tmp_path, mesh.settings, mesh.model, clock_ahead_s=-300.0, clock_set_by=is_set
+    ) as other:
+        for _ in range(2):
+            body = {"model": mesh.model, "prompt": "Hi", "max_tokens": 8}
+            answer = await other.client.http.post("/v1/completions", json=body)
+            assert answer.status_code == 200, answer.text
+            is_set.touch()
+        assert abs(answer.json()["created"] + 300 - time.time()) < 60
 
 
 async def test_well_formed_nonsense_reaches_nobody(mesh: SmallMesh, bus: MessageBus) -> None:

@@ -84,6 +84,7 @@ def virtual_time() -> Iterator[VirtualClock]:
     now = VirtualClock()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(clock, "time", now)
+        patch.setattr(clock, "_EPOCH_S", EPOCH_S)
         yield now
 
 

@@ -1,13 +1,23 @@
 """The only place that reads a clock.
 
-`now_s` is wall time and may cross processes (deadlines, timestamps); `monotonic_s` never may.
+`now_s` may cross processes (deadlines), `wall_s` is what people are told; `monotonic_s` is nobody
+else's.
 """
 
 import time
+from typing import Final
+
+_EPOCH_S: Final = time.time() - time.monotonic()
 
 
 def now_s() -> float:
-    """Seconds since the epoch, wall clock."""
+    """Seconds since the epoch by the wall clock of this process's start: setting the clock moves
+    no deadline. Processes may differ; the bus makes up for that."""
+    return _EPOCH_S + time.monotonic()
+
+
+def wall_s() -> float:
+    """Seconds since the epoch, wall clock as it is set now."""
     return time.time()
 
 

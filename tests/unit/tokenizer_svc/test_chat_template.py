@@ -272,5 +272,5 @@ def test_a_runtime_error_names_its_line() -> None:
 
 
 def test_dates_follow_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenmesh.shared.clock.now_s", lambda: 86400.0 * 365)
+    monkeypatch.setattr("tokenmesh.shared.clock.wall_s", lambda: 86400.0 * 365)
     assert render("{{ strftime_now('%Y') }}", [USER]) == "1971"

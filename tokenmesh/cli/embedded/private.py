@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from tokenmesh.shared.clock import now_s
+from tokenmesh.shared.clock import wall_s
 
 _PREFIX: Final = "tokenmesh-"
 _LOCK: Final = "lock"
@@ -44,7 +44,7 @@ def _sweep() -> None:
     for lock in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_LOCK}"):
         try:
             # A young one may be about to be locked.
-            is_old = now_s() - lock.stat().st_mtime > _YOUNG_S
+            is_old = wall_s() - lock.stat().st_mtime > _YOUNG_S
             if is_old and lock.stat().st_uid == os.getuid():
                 with lock.open("w") as file:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -9,7 +9,7 @@ import msgspec
 
 from tokenmesh.services.gateway.openai.shapes import FileObject
 from tokenmesh.shared.blobs import Blobs
-from tokenmesh.shared.clock import now_s
+from tokenmesh.shared.clock import wall_s
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput, NotFound, PayloadTooLarge
 from tokenmesh.shared.ids import BlobKey, new_request_id
@@ -38,7 +38,7 @@ class Uploads:
         if len(data) > self._settings.max_media_bytes:
             limit = self._settings.max_media_bytes
             raise PayloadTooLarge(f"the file has {len(data)} bytes, at most {limit}", param="file")
-        ttl_s, created_s = self._settings.file_ttl_s, int(now_s())
+        ttl_s, created_s = self._settings.file_ttl_s, int(wall_s())
         facts = FileObject(
             id=new_request_id(ID_PREFIX),
             bytes=len(data),

@@ -129,7 +129,7 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _strftime_now(pattern: str) -> str:
-    return datetime.fromtimestamp(clock.now_s()).strftime(pattern)
+    return datetime.fromtimestamp(clock.wall_s()).strftime(pattern)
 
 
 _FUNCTIONS: Final[dict[str, Callable[..., object]]] = {

@@ -17,7 +17,7 @@ from tokenmesh.services.worker_svc.models.location import locate_tokenizer
 from tokenmesh.services.worker_svc.prefix_index.writer import IndexWriter
 from tokenmesh.services.worker_svc.thread import EngineThread
 from tokenmesh.shared import subjects
-from tokenmesh.shared.clock import now_s
+from tokenmesh.shared.clock import wall_s
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings
@@ -121,7 +121,7 @@ def card_of(names: tuple[ModelName, ...], loaded: Loaded) -> ModelCard:
         aliases=list(names[1:]),
         max_model_len=loaded.max_model_len,
         vocab_size=loaded.vocab_size,
-        created_s=now_s(),
+        created_s=wall_s(),
         takes_images=loaded.takes_images,
         hidden_size=loaded.hidden_size,
         eos_token_ids=sorted(loaded.eos_token_ids),

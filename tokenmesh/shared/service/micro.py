@@ -14,7 +14,7 @@ import tokenmesh
 from tokenmesh.shared import subjects
 from tokenmesh.shared.actor.meters import ActorCounts
 from tokenmesh.shared.bus.base import Bus
-from tokenmesh.shared.clock import now_s
+from tokenmesh.shared.clock import wall_s
 from tokenmesh.shared.ids import InstanceId
 
 _TYPE: Final = "io.nats.micro.v1.{}_response"
@@ -56,7 +56,7 @@ class Micro:
         endpoints: Callable[[], Sequence[Endpoint]],
     ) -> "Micro":
         """A process that starts now."""
-        started = datetime.fromtimestamp(now_s(), UTC).isoformat().replace("+00:00", "Z")
+        started = datetime.fromtimestamp(wall_s(), UTC).isoformat().replace("+00:00", "Z")
         return cls(f"tokenmesh-{service}", instance_id, epoch, endpoints, started)
 
     async def listen(self, bus: Bus) -> None:

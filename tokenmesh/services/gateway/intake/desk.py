@@ -14,7 +14,7 @@ from tokenmesh.services.gateway.openai.to_sampling import check_limits, to_sampl
 from tokenmesh.services.gateway.parsing import Parsing
 from tokenmesh.services.gateway.vocabularies import ModelText, Vocabularies
 from tokenmesh.shared.blobs import Blobs
-from tokenmesh.shared.clock import now_s
+from tokenmesh.shared.clock import now_s, wall_s
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.ids import RequestId, SeedSource
 from tokenmesh.shared.messages.beat import ModelCard
@@ -120,7 +120,7 @@ def _most_prompt_tokens(
 def head_of(body: SamplingFields, exchange: Exchange, card: ModelCard) -> Head:
     """What the response begins with; there is one tier of service."""
     tier = "default" if body.service_tier is not None else None
-    return Head(exchange.request_id, int(now_s()), card.name, tier)
+    return Head(exchange.request_id, int(wall_s()), card.name, tier)
 
 
 def text_options(

@@ -17,7 +17,7 @@ from tokenmesh.services.gateway.realtime.prompt import Prompt
 from tokenmesh.services.gateway.realtime.response import Response
 from tokenmesh.services.gateway.realtime.session_config import SessionConfig
 from tokenmesh.services.gateway.tenancy.tenant import Access
-from tokenmesh.shared.clock import monotonic_s, now_s
+from tokenmesh.shared.clock import monotonic_s, wall_s
 from tokenmesh.shared.errors import (
     Cancelled,
     Conflict,
@@ -64,7 +64,7 @@ class Session:
         self._response: Response | None = None
         self._group = asyncio.TaskGroup()
         self._ends_s = monotonic_s() + self._limits.realtime_session_timeout_s
-        self._expires_at_s = int(now_s() + self._limits.realtime_session_timeout_s)
+        self._expires_at_s = int(wall_s() + self._limits.realtime_session_timeout_s)
         self._active_s = monotonic_s()
         self._handlers: dict[type[events.ClientEvent], Callable[[Any], Awaitable[None]]] = {
             events.SessionUpdate: self._update,

@@ -28,7 +28,7 @@ from tokenmesh.services.gateway.response_store.references import (
 from tokenmesh.services.gateway.response_store.runs import Runs
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
 from tokenmesh.services.gateway.tenancy.admission import Admission
-from tokenmesh.shared.clock import now_s
+from tokenmesh.shared.clock import now_s, wall_s
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.config.responses import ResponseSettings
 from tokenmesh.shared.errors import InvalidInput, Overloaded, PayloadTooLarge, Unavailable
@@ -119,14 +119,13 @@ class ResponseMaker:
         timeout_s = self._limits.request_timeout_s
         if body.background:
             timeout_s = self._settings.background_timeout_s
-        created_s = now_s()
         order = Order(
             id=response_id,
             body=body,
             scope=scope,
             body_json=body.model_dump_json(exclude_unset=True, by_alias=True).encode(),
-            created_s=created_s,
-            deadline_s=created_s + timeout_s,
+            created_s=wall_s(),
+            deadline_s=now_s() + timeout_s,
             exchange=exchange,
             previous=previous,
         )

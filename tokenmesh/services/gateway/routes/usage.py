@@ -12,7 +12,7 @@ from tokenmesh.services.gateway.exchange import exchange_of
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.tenancy.month import month_of
 from tokenmesh.services.gateway.tenancy.usage_shapes import UsageList
-from tokenmesh.shared.clock import now_s
+from tokenmesh.shared.clock import wall_s
 from tokenmesh.shared.errors import Forbidden, InvalidInput
 
 _MONTH: Final = re.compile(r"[0-9]{4}-(0[1-9]|1[0-2])")
@@ -43,7 +43,7 @@ def usage_router(gateway: Gateway) -> APIRouter:
 
 def _checked(month: str | None) -> str:
     if month is None:
-        return month_of(now_s())
+        return month_of(wall_s())
     if not _MONTH.fullmatch(month):
         raise InvalidInput("month is written as in 2026-11", param="month")
     return month

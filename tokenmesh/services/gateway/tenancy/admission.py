@@ -21,7 +21,7 @@ from tokenmesh.services.gateway.tenancy.scripts import Scripts
 from tokenmesh.services.gateway.tenancy.standing import Standing, refusal
 from tokenmesh.services.gateway.tenancy.tenant import Tenant
 from tokenmesh.services.gateway.tenancy.tenant_meters import TenantMeters
-from tokenmesh.shared.clock import monotonic_s, now_s
+from tokenmesh.shared.clock import monotonic_s, wall_s
 from tokenmesh.shared.config.tenancy import TenancySettings
 from tokenmesh.shared.errors import Overloaded, TokenMeshError
 from tokenmesh.shared.metrics import Metrics
@@ -83,11 +83,11 @@ class Admission:
             if tenant.has_limits:
                 exchange.standing = await self._ask(tenant, name)
         except Overloaded as error:
-            exchange.standing = self._buckets.standing(tenant, monotonic_s(), month_of(now_s()))
+            exchange.standing = self._buckets.standing(tenant, monotonic_s(), month_of(wall_s()))
             self._meters.count_request(tenant.name, error.code)
             raise
         self._meters.count_request(tenant.name, "admitted")
-        self._buckets.admit(tenant, name, monotonic_s(), month_of(now_s()))
+        self._buckets.admit(tenant, name, monotonic_s(), month_of(wall_s()))
         if tenant.max_concurrent is not None:
             self._running[name] = tenant
         return Lease(self, tenant, name)
@@ -96,14 +96,14 @@ class Admission:
         """See `Lease`."""
         self._buckets.release(tenant, lease)
         if self._running.pop(lease, None) is not None and self._ledger is not None:
-            self._ledger.release(tenant, month_of(now_s()), lease)
+            self._ledger.release(tenant, month_of(wall_s()), lease)
 
     def charge(self, tenant: Tenant, model: str, usages: Iterable[Usage], name: str = "") -> None:
         """A response has ended: the very usage that its client is told, or would have been.
 
         `name`: of a response that another gateway may charge, too: it counts once.
         """
-        total, month = Tokens(requests=1), month_of(now_s())
+        total, month = Tokens(requests=1), month_of(wall_s())
         for usage in usages:
             details = usage.prompt_tokens_details
             cached = details.cached_tokens if details is not None else 0
@@ -130,7 +130,7 @@ class Admission:
         Raises Unavailable or ConfigError when it cannot be told now.
         """
         if self._ledger is not None:
-            self._ledger.charge(tenant, month_of(now_s()), model, tokens, name)
+            self._ledger.charge(tenant, month_of(wall_s()), model, tokens, name)
             await self._ledger.flush()
 
     async def run(self) -> None:
@@ -163,7 +163,7 @@ class Admission:
         """Raises RateLimited or QuotaExceeded."""
         if self._scripts is None or monotonic_s() < self._alone_until_s:
             return self._decide_alone(tenant)
-        month = month_of(now_s())
+        month = month_of(wall_s())
         keys = (state_key(tenant.name), open_key(tenant.name), usage_key(tenant.name, month))
         limits = (
             tenant.requests_per_minute or 0,
@@ -185,7 +185,7 @@ class Admission:
 
     def _decide_alone(self, tenant: Tenant) -> Standing:
         self._metrics.counter("limits_kept_alone").inc()
-        now, month = monotonic_s(), month_of(now_s())
+        now, month = monotonic_s(), month_of(wall_s())
         met = self._buckets.refusal(tenant, now, month)
         if met is not None:
             raise _refusal(tenant, *met)
@@ -209,7 +209,7 @@ class Admission:
 
 
 def _refusal(tenant: Tenant, reason: str, wait_s: float) -> Overloaded:
-    return refusal(tenant, reason, seconds_left(now_s()) if reason == "budget" else wait_s)
+    return refusal(tenant, reason, seconds_left(wall_s()) if reason == "budget" else wait_s)
 
 
 def _read(answer: object) -> tuple[str, float, float, float]:

@@ -16,7 +16,7 @@ from tokenmesh.services.worker_svc.block_events.snapshots import Snapshots
 from tokenmesh.services.worker_svc.engine.block_log import BlockChange
 from tokenmesh.shared import codec, subjects
 from tokenmesh.shared.bus.base import Bus
-from tokenmesh.shared.clock import monotonic_s, now_s
+from tokenmesh.shared.clock import monotonic_s, wall_s
 from tokenmesh.shared.config.block_events import BlockEventSettings
 from tokenmesh.shared.errors import BusLost, PayloadTooLarge
 from tokenmesh.shared.ids import ModelName, WorkerId
@@ -132,7 +132,7 @@ class BlockEventStream:
             epoch=self._epoch,
             seq=self._ring.next_seq,
             model=self._model,
-            ts=now_s(),
+            ts=wall_s(),
             events=events,
         )
 
