@@ -1,6 +1,7 @@
 """The bus against a real server: answers, errors, queue groups, restarts, junk."""
 
 import asyncio
+import signal
 import time
 from collections.abc import AsyncIterator, Callable
 
@@ -359,6 +360,34 @@ async def test_flush_that_is_cancelled_does_no_harm(bus: MessageBus, other: Mess
     assert await bus.request("t.calm", Ping(), deadline_s=soon()) == Done()
     await bus.flush()
     assert bus.counts == {}
+
+
+async def test_whoever_sends_to_a_server_that_reads_no_more_can_be_cancelled(
+    start_nats: Callable[[], Server],
+) -> None:
+    server = start_nats()
+    changes = {"reconnect_buffer_bytes": 4096, "ping_interval_s": 60.0}
+    bus = await connect(bus_settings_of(server).model_copy(update=changes), "stuck")
+    assert server.process is not None
+    server.process.send_signal(signal.SIGSTOP)
+    num_sent = 0
+
+    async def send_for_ever() -> None:
+        nonlocal num_sent
+        while True:
+            await bus.publish_raw("t.stuck", bytes(1 << 20))
+            num_sent += 1
+
+    sending = asyncio.create_task(send_for_ever())
+    num_before = -1
+    while num_sent > num_before:
+        num_before = num_sent
+        await asyncio.sleep(0.2)
+    sending.cancel()
+    await asyncio.wait((sending,), timeout=1.0)
+    assert sending.cancelled()
+    server.process.send_signal(signal.SIGCONT)
+    await bus.close()
 
 
 async def test_error_in_the_read_loop_reconnects(

@@ -24,6 +24,7 @@ from redis.exceptions import (
     ResponseError,
 )
 
+from tokenmesh.shared.cancellation import keeps_cancellation
 from tokenmesh.shared.config.redis import RedisSettings
 from tokenmesh.shared.errors import ConfigError, TokenMeshError, Unavailable
 from tokenmesh.shared.redis_link import Part, RedisAddress, RedisLink, RefusedByRedis, Reply
@@ -101,18 +102,12 @@ class Redis:
 
         redis-py closes and retries behind a caller's back, and may swallow a cancellation there.
         """
-        task = asyncio.current_task()
-        assert task is not None
-        num_before = task.cancelling()
-        try:
-            async with asyncio.timeout(self._settings.call_timeout_s):
-                yield
-        except (RedisError, OSError) as error:
-            if task.cancelling() > num_before:
-                raise asyncio.CancelledError from error
-            raise self._translate(error) from error
-        if task.cancelling() > num_before:
-            raise asyncio.CancelledError
+        with keeps_cancellation():
+            try:
+                async with asyncio.timeout(self._settings.call_timeout_s):
+                    yield
+            except (RedisError, OSError) as error:
+                raise self._translate(error) from error
 
     async def _execute(self, *parts: Part) -> Reply:
         return cast("Reply", await self._client.execute_command(*parts))  # type: ignore[no-untyped-call]

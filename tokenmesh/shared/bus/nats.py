@@ -18,6 +18,7 @@ from tokenmesh.shared.bus.base import Subscription
 from tokenmesh.shared.bus.complaints import Complaints
 from tokenmesh.shared.bus.link import Link, OnPacket
 from tokenmesh.shared.bus.message_bus import MessageBus
+from tokenmesh.shared.cancellation import keeps_cancellation
 from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.errors import BusLost, ConfigError, PayloadTooLarge, ProtocolError
 
@@ -118,7 +119,9 @@ class NatsLink(Link):
     ) -> None:
         """See `Link.send`."""
         try:
-            await self._client.publish(subject, data, reply_to, headers)
+            # nats-py swallows one while it waits for a server that reads no more.
+            with keeps_cancellation():
+                await self._client.publish(subject, data, reply_to, headers)
         except nats.errors.MaxPayloadError as error:
             raise PayloadTooLarge(f"{len(data)} bytes are too many for the NATS server") from error
         except (nats.errors.BadSubjectError, nats.errors.BadHeaderError) as error:
