@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from tokenmesh.cli.embedded.parent_death import dies_with_parent
 from tokenmesh.cli.embedded.ports import free_port
 
 _KEY: Final = "fuzz"
@@ -37,7 +38,9 @@ def _mesh(port: int, log: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "tokenmesh", "up", "--engine", "sim", "--port", str(port)]
     command += ["--api-key", _KEY, "--enable-tokenizer-info-endpoint"]
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output)
+        process = subprocess.Popen(
+            command, stdout=output, stderr=output, preexec_fn=dies_with_parent()
+        )
     url = f"http://127.0.0.1:{port}"
     try:
         _wait_ready(url, process)

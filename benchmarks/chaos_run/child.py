@@ -7,6 +7,7 @@ import signal
 import time
 from pathlib import Path
 
+from tokenmesh.cli.embedded.parent_death import dies_with_parent
 from tokenmesh.cli.embedded.ports import wait_accepting
 from tokenmesh.cli.embedded.spec import ChildSpec
 
@@ -40,7 +41,12 @@ class Child:
         environment = {**os.environ, **self._spec.environment}
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *self._spec.command, env=environment, stdout=log, stderr=log, start_new_session=True
+                *self._spec.command,
+                env=environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=dies_with_parent(),
             )
         self.groups.append(self._process.pid)
 

@@ -8,7 +8,6 @@ answers on that server until it is ended.
 import asyncio
 import os
 import shutil
-import socket
 import sys
 import sysconfig
 import time
@@ -23,6 +22,8 @@ from nats.aio.msg import Msg
 from nats.errors import Error
 
 from benchmarks.peers.sample import Measure, Sample
+from tokenmesh.cli.embedded.parent_death import dies_with_parent
+from tokenmesh.cli.embedded.ports import free_port
 
 _SUBJECT: Final = "round.trip"
 _PAYLOAD: Final = bytes(512)
@@ -36,9 +37,7 @@ async def open_round_trip(stack: AsyncExitStack, num_before: int = 0) -> Measure
 
     num_before: requests just before it, so that nobody has to be woken or read into a cache.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     url = f"nats://127.0.0.1:{port}"
     scripts = sysconfig.get_path("scripts")
     server = shutil.which("nats-server", path=f"{scripts}{os.pathsep}{os.environ['PATH']}")
@@ -63,7 +62,9 @@ async def open_round_trip(stack: AsyncExitStack, num_before: int = 0) -> Measure
 @asynccontextmanager
 async def _process(*command: str) -> AsyncIterator[None]:
     quiet = asyncio.subprocess.DEVNULL
-    process = await asyncio.create_subprocess_exec(*command, stdout=quiet, stderr=quiet)
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=quiet, stderr=quiet, preexec_fn=dies_with_parent()
+    )
     try:
         yield
     finally:

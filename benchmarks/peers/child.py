@@ -17,6 +17,7 @@ import msgspec
 from benchmarks.peers.sample import Sample, sample_of
 from benchmarks.serve.load import Outcome
 from benchmarks.serve.own_server import end_group, tail
+from tokenmesh.cli.embedded.parent_death import dies_with_parent
 
 _LINE_LIMIT: Final = 64 << 20
 _LEAVE_S: Final = 20.0
@@ -116,6 +117,7 @@ async def start_child(
             stderr=errors,
             limit=_LINE_LIMIT,
             process_group=0,
+            preexec_fn=dies_with_parent(),
         )
     try:
         child = Child(process, log, timeout_s)

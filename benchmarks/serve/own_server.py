@@ -3,13 +3,14 @@
 import asyncio
 import os
 import signal
-import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.serve.client import Server
+from tokenmesh.cli.embedded.parent_death import dies_with_parent
+from tokenmesh.cli.embedded.ports import free_port
 
 READY_S = 300.0
 _LEAVE_S = 30.0
@@ -37,7 +38,7 @@ async def own_server(
 
     Raises RuntimeError with the end of the log when it ends instead, TimeoutError after `ready_s`.
     """
-    port = _free_port()
+    port = free_port()
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -47,6 +48,7 @@ async def own_server(
             stdout=output,
             stderr=output,
             process_group=0,
+            preexec_fn=dies_with_parent(),
         )
     url = f"http://127.0.0.1:{port}"
     try:
@@ -88,9 +90,3 @@ async def _is_ready(server: Server, path: str, process: asyncio.subprocess.Proce
 def tail(log: Path) -> str:
     """The end of a log, for an error message."""
     return log.read_text(encoding="utf-8", errors="replace")[-2000:]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

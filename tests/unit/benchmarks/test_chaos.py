@@ -119,6 +119,29 @@ async def test_a_child_that_does_not_become_ready_says_why(tmp_path: Path) -> No
         await child.wait_ready()
 
 
+async def test_children_die_when_the_program_is_killed(tmp_path: Path) -> None:
+    code = (
+        "import asyncio, sys, uvloop\n"
+        "from pathlib import Path\n"
+        "from benchmarks.chaos_run.child import Child\n"
+        "from tokenmesh.cli.embedded.spec import ChildSpec, Phase\n"
+        "async def main():\n"
+        "    sleep = (sys.executable, '-c', 'import time; time.sleep(60)')\n"
+        "    child = Child(ChildSpec('redis', sleep, Phase.SERVER), Path(sys.argv[1]))\n"
+        "    await child.start(); print(child.groups[0], flush=True); await asyncio.sleep(60)\n"
+        "uvloop.run(main())"
+    )
+    program = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, str(tmp_path), stdout=asyncio.subprocess.PIPE
+    )
+    assert program.stdout is not None
+    orphan = psutil.Process(int(await program.stdout.readline()))
+    program.kill()
+    await program.wait()
+    _, left = psutil.wait_procs([orphan], timeout=5)
+    assert [each for each in left if each.status() != psutil.STATUS_ZOMBIE] == []
+
+
 async def test_a_child_that_stays_is_killed(tmp_path: Path) -> None:
     command = (sys.executable, "-c", "import time; time.sleep(60)")
     child = Child(ChildSpec("worker 1", command, Phase.MESH), tmp_path)

@@ -103,6 +103,24 @@ async def test_a_child_that_dies_again_and_again_is_given_up_with_its_last_words
     assert len(watched.restarts) == LIMITS.max_restarts
 
 
+async def test_a_machine_without_room_for_a_while_costs_no_child(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, failures = Child.start, [OSError("no room"), OSError("no room")]
+
+    async def start_if_there_is_room(child: Child) -> None:
+        if watched.restarts and failures:
+            raise failures.pop()
+        await start(child)
+
+    monkeypatch.setattr(Child, "start", start_if_there_is_room)
+    supervisor = watched.supervisor
+    await supervisor.start([spec("import sys; print('why'); sys.exit(9)")])
+    death = await supervisor.dead
+    assert watched.restarts == [("child", 9), ("child", 126)]
+    assert (death.exit_code, death.tail) == (126, ("it cannot be started: no room",))
+
+
 async def test_a_wrong_configuration_is_not_tried_again(watched: Watched) -> None:
     await watched.supervisor.start([spec("import sys; sys.exit(2)")])
     assert (await watched.supervisor.dead).exit_code == 2

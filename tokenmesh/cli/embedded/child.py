@@ -1,23 +1,23 @@
 """Child: one process that dies with its parent, and the last lines it wrote."""
 
 import asyncio
-import ctypes
 import os
 import signal
-import sys
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
+from tokenmesh.cli.embedded.parent_death import dies_with_parent
 from tokenmesh.cli.embedded.spec import ChildSpec
 from tokenmesh.shared.config.settings import ENV_PREFIX
 
-_PR_SET_PDEATHSIG: Final = 1
 _CHUNK_BYTES: Final = 65536
 _MAX_LINE_CHARS: Final = 8192
 _LAST_WORDS_S: Final = 1.0
-_LIBC: Final = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+NOT_STARTED: Final = 126
+"""The exit code of who never ran, as shells have it."""
 
 OnLine = Callable[[str, str], None]
 """Called with the child's name and a line of its output."""
@@ -39,7 +39,10 @@ class Child:
         return self._process.pid if self._process else None
 
     async def start(self) -> None:
-        """Start the process in a group of its own: a Ctrl-C at the terminal is not for it."""
+        """Start the process in a group of its own: a Ctrl-C at the terminal is not for it.
+
+        Raises OSError when the machine has no room for it.
+        """
         # A pipe of our own: asyncio's `wait` would wait for grandchildren that hold its pipe.
         read_end, write_end = os.pipe()
         try:
@@ -50,16 +53,19 @@ class Child:
                 stderr=write_end,
                 env=child_environment(self.spec),
                 start_new_session=True,
-                preexec_fn=_die_with(os.getpid()),
+                preexec_fn=dies_with_parent(),
             )
+        except BaseException:
+            os.close(read_end)
+            raise
         finally:
             os.close(write_end)
         self._reader = asyncio.create_task(self._read(read_end), name=f"read {self.spec.name}")
 
     async def wait(self) -> int:
         """The exit code, once the process has ended and all it wrote is read."""
-        assert self._process is not None
-        assert self._reader is not None
+        if self._process is None or self._reader is None:
+            return NOT_STARTED
         code = await self._process.wait()
         # Whatever it started goes with it, and closes the pipe.
         _kill_group(self._process.pid)
@@ -112,13 +118,3 @@ def child_environment(spec: ChildSpec) -> dict[str, str]:
 def _kill_group(leader: int) -> None:
     with suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
-
-
-def _die_with(parent: int) -> Callable[[], None]:
-    def run() -> None:
-        if _LIBC is not None:
-            _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:  # it died before the call above
-                os._exit(1)
-
-    return run

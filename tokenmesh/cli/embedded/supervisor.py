@@ -121,9 +121,16 @@ class Supervisor:
             self._on_restart(death, pause_s)
             if await self._stops_within(pause_s):
                 return
-            await self._start(spec)
+            await self._start_again(spec)
             if self._stopping.is_set():
                 self._children[spec].kill()
+
+    async def _start_again(self, spec: ChildSpec) -> None:
+        """Where the machine has no room for it, that is one more death."""
+        try:
+            await self._start(spec)
+        except OSError as error:
+            self._children[spec].tail.append(f"it cannot be started: {error}")
 
     async def _stops_within(self, pause_s: float) -> bool:
         try:
