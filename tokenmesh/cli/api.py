@@ -57,7 +57,7 @@ class Api:
 
     def trace(self, trace_id: str) -> dict[str, Any]:
         """A trace by its id or by the id of the request. Raises NotFound."""
-        return self._get(f"/traces/{trace_id}")
+        return self._get(f"/traces/{quote(trace_id, safe='')}")
 
     def mesh(self) -> dict[str, Any]:
         """Every process of the mesh, as the gateway sees it."""

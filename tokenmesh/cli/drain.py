@@ -10,6 +10,7 @@ from tokenmesh.shared.errors import Unavailable
 
 STILL_THERE: Final = 1
 _POLL_S: Final = 0.2
+_GATEWAY: Final = "gateway-"
 
 
 def drain(
@@ -41,5 +42,5 @@ def _is_there(api: Api, process_id: str) -> bool:
     try:
         return any(each["id"] == process_id for each in api.mesh()["processes"])
     except Unavailable:
-        # the only gateway does not answer: then it is the one that has left
-        return False
+        # the only gateway does not answer: it may have left, and of others it tells nothing
+        return not process_id.startswith(_GATEWAY)

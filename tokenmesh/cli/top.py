@@ -4,12 +4,14 @@ import json
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
+from rich.text import Text
 
 from tokenmesh.cli.api import DEFAULT_URL, Api
 from tokenmesh.cli.mesh_table import draw_mesh
 from tokenmesh.shared.clock import sleep_s
+from tokenmesh.shared.errors import Unavailable
 
 _FILE_WIDTH: Final = 160
 
@@ -41,4 +43,12 @@ def top(
         with Live(shown, console=console, screen=True, auto_refresh=False) as live:
             while True:
                 sleep_s(interval)
-                live.update(draw_mesh(api.mesh()), refresh=True)
+                live.update(_look(api), refresh=True)
+
+
+def _look(api: Api) -> RenderableType:
+    """The mesh, or why it is not to be seen: a gateway that leaves may come back."""
+    try:
+        return draw_mesh(api.mesh())
+    except Unavailable as error:
+        return Text(error.message, "yellow")

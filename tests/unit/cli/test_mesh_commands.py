@@ -11,7 +11,7 @@ from rich.console import Console
 from tokenmesh.cli import drain as drain_module
 from tokenmesh.cli import top as top_module
 from tokenmesh.cli.api import Api
-from tokenmesh.cli.main import MISUSE, run
+from tokenmesh.cli.main import INTERRUPTED, MISUSE, run
 from tokenmesh.cli.mesh_table import draw_mesh
 
 LOAD = {
@@ -119,6 +119,44 @@ def test_drain_of_the_only_gateway_ends_when_nobody_answers(
 
     answered(answer)
     assert run(["drain", "gateway-1"]) == 0
+
+
+def test_a_gateway_that_does_not_answer_says_nothing_of_another_process(
+    answered: Callable[[Answer], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.method == "POST":
+            return httpx.Response(200, json={})
+        raise httpx.ReadTimeout("busy", request=request)
+
+    answered(answer)
+    assert run(["drain", "worker-1", "--wait", "0.01"]) == drain_module.STILL_THERE
+    assert "left" not in capsys.readouterr().out
+
+
+def test_top_outlives_a_gateway_that_is_away_for_a_while(
+    answered: Callable[[Answer], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = []
+    out = io.StringIO()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        looks.append(request)
+        if len(looks) == 2:
+            raise httpx.ConnectError("refused", request=request)
+        if len(looks) == 4:
+            raise KeyboardInterrupt
+        return httpx.Response(200, json=STATE)
+
+    def console(**options: bool) -> Console:
+        return Console(file=out, width=200, force_terminal=True, **options)  # type: ignore[arg-type]
+
+    answered(answer)
+    monkeypatch.setattr(top_module, "Console", console)
+    monkeypatch.setattr(top_module, "sleep_s", lambda _seconds: None)
+    assert run(["top"]) == INTERRUPTED
+    shown = out.getvalue()
+    assert shown.index("worker-1") < shown.index("nobody answers") < shown.rindex("worker-1")
 
 
 def test_drain_of_nobody_is_misuse(
