@@ -1,21 +1,29 @@
 """The compose file is valid, and all that it names exists: targets, commands, settings, files."""
 
+import asyncio
+import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import psutil
 import pytest
 import yaml
+from pydantic import SecretStr
 
 from compose.requirements import requirements
 from scripts.run_local_mesh import MissingVariable, Service, interpolate, services_of
+from tests.servers import free_port, make_redis
 from tokenmesh.cli.arguments import arrange
+from tokenmesh.cli.embedded.ports import wait_accepting
 from tokenmesh.cli.main import known_flags
 from tokenmesh.cli.serve import PACKAGES
 from tokenmesh.shared.config import load_settings
+from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.redis import open_redis
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 COMPOSE = ROOT / "compose/compose.yaml"
@@ -136,6 +144,44 @@ def test_every_service_can_be_scaled_alone(document: dict[str, Any]) -> None:
     assert not any("container_name" in each for each in ours)
     published = [each for each in ours if "ports" in each]
     assert [each["build"]["target"] for each in published] == ["gateway"]
+
+
+def test_no_container_may_more_than_it_must(document: dict[str, Any]) -> None:
+    for name, service in document["services"].items():
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["read_only"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service["restart"] == "unless-stopped", name
+
+
+def test_redis_starts_as_the_file_says_and_leaves_when_told(
+    document: dict[str, Any], tmp_path: Path
+) -> None:
+    shell, option, script = document["services"]["redis"]["command"]
+    port, program = free_port(), Path(make_redis(tmp_path).command[0])
+    (tmp_path / "redis-server").symlink_to(program)
+    script = interpolate(script, {}).replace("END\n", f"END\nport {port}\n", 1)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "REDIS_PASSWORD": "secret"}
+    with subprocess.Popen([shell, option, script], env=environment, cwd=tmp_path) as process:
+        try:
+            assert asyncio.run(answer_of(port, "secret")) == b"volatile-lru"
+            assert "secret" not in " ".join(psutil.Process(process.pid).cmdline())
+        finally:
+            process.terminate()
+            process.wait(10)
+    assert process.returncode == 0
+
+
+async def answer_of(port: int, password: str) -> object:
+    """The policy of a Redis that is about to accept connections."""
+    settings = RedisSettings(url=f"redis://127.0.0.1:{port}/0", password=SecretStr(password))
+    assert await wait_accepting(port, 10.0)
+    redis = open_redis(settings)
+    try:
+        _, policy = cast("list[object]", await redis.call("CONFIG", "GET", "maxmemory-policy"))
+    finally:
+        await redis.close()
+    return policy
 
 
 def test_mounted_files_exist(document: dict[str, Any]) -> None:
