@@ -21,11 +21,12 @@ from typing import Final
 import uvloop
 
 from benchmarks.chaos_run.cluster import Cluster
+from benchmarks.options import add_cluster_options
 from benchmarks.replay_run.player import Heard, Player
 from benchmarks.replay_run.prompts import Prompts
 from benchmarks.replay_run.trace import BLOCK_TOKENS, Entry
 from benchmarks.serve.client import Server
-from benchmarks.serve.report import environment, percentile
+from benchmarks.serve.report import environment, percentile, write_json
 from benchmarks.serve.workload import first_model
 from tokenmesh.cli.embedded.private import private_folder
 from tokenmesh.shared.config import Settings
@@ -53,9 +54,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--schedulers", type=int, default=1)
     add("--gateways", type=int, default=1, help="requests go to them in turn")
     add("--bound", type=float, default=1.5, help="on the ratio of the quiet tenant's TTFT p95")
-    add("--seed", type=int, default=0)
-    add("--logs", type=Path, help="keep the processes' logs in this folder")
-    add("--out", type=Path, help="write the numbers as JSON")
+    add_cluster_options(parser)
     return parser.parse_args(arguments)
 
 
@@ -162,10 +161,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = uvloop.run(run(options))
     ratio = ratio_of(found)
     whole = {"config": vars(options), "environment": environment(), **found, "ratio_p95": ratio}
-    text = json.dumps(whole, indent=2, default=str)
     if options.out:
-        options.out.write_text(f"{text}\n", encoding="utf-8")
-    print(text)
+        write_json(options.out, whole)
+    print(json.dumps(whole, indent=2, default=str))
     is_good = ratio is not None and ratio <= options.bound
     return int(not is_good or bool(found["alone"]["errors"] or found["beside"]["errors"]))
 

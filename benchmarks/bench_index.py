@@ -2,7 +2,8 @@
 
 `python -m benchmarks.bench_index` starts a Redis of its own, fills it with `--workers` sets of
 `--blocks` route hashes and places prompts of `--prompt-blocks`: 40 % long hits, 40 % system prompts
-only, 20 % misses. Then once more beside `--updates` block updates a second from another process.
+only, 20 % misses. Now and then, while the clock stands still, what was reserved is given back, as
+workers do. Then once more beside `--updates` block updates a second from another process.
 Prints microseconds as JSON, with the bare round trip of a script that does nothing beside it. Runs
 on uvloop, as the services do. On a busy machine p99 is the CPU scheduler's slice.
 """
@@ -22,6 +23,7 @@ import msgspec
 import uvloop
 
 from benchmarks.index_results import IndexResult, Microseconds
+from benchmarks.options import add_out
 from benchmarks.serve.report import environment, write_json
 from tests.servers import make_redis, redis_settings_of
 from tokenmesh.services.scheduler_svc.index.index import Bid, PlacementIndex
@@ -30,12 +32,15 @@ from tokenmesh.shared.hashing import ROUTE_BLOCK_TOKENS
 from tokenmesh.shared.ids import ModelName, RequestId, WorkerId
 from tokenmesh.shared.messages.place import Place
 from tokenmesh.shared.prefix_index.keys import IndexKeys
-from tokenmesh.shared.redis import Redis, open_redis
+from tokenmesh.shared.prefix_index.scripts import RELEASE
+from tokenmesh.shared.redis import Part, Redis, open_redis
 
 KEYS = IndexKeys(ModelName("bench"))
 EPOCH = 1
 SYSTEM_BLOCKS = 64
 BATCH = 5000
+TIDY_EVERY = 256
+WHOLLY = -1
 
 
 def chain(family: int, length: int) -> list[bytes]:
@@ -94,19 +99,27 @@ def question(dice: random.Random, options: argparse.Namespace) -> Place:
 
 
 async def measure(redis: Redis, options: argparse.Namespace) -> Microseconds:
-    """One placement; each leaves its reservation."""
+    """One placement."""
     dice, index = random.Random(1), PlacementIndex(redis, ROUTE_BLOCK_TOKENS, 60.0)
-    offers = bids(options.workers)
-
+    offers, release = bids(options.workers), redis.script(RELEASE)
     prompts = [question(dice, options) for _ in range(options.prompts)]
+    held: dict[WorkerId, list[str]] = {offer.worker_id: [] for offer in offers}
 
     async def place(number: int) -> None:
-        request = prompts[number % len(prompts)]
-        await index.place(
-            request, offers, f"r{number}", tie_share=0.1, tie_s=0.005, uncached_weight=3.0
+        request, name = prompts[number % len(prompts)], f"r{number}"
+        chosen, _ = await index.place(
+            request, offers, name, tie_share=0.1, tie_s=0.005, uncached_weight=3.0
         )
+        assert chosen is not None
+        held[offers[chosen].worker_id].append(name)
 
-    return await _timed(options.rounds, place)
+    async def give_back() -> None:
+        for worker, names in held.items():
+            pairs: list[Part] = [part for name in names for part in (name, WHOLLY)]
+            assert await release([KEYS.reserved(worker, EPOCH)], pairs) == len(names)
+            names.clear()
+
+    return await _timed(options.rounds, place, give_back)
 
 
 async def round_trip(redis: Redis, num_bytes: int, rounds: int) -> Microseconds:
@@ -119,12 +132,20 @@ async def round_trip(redis: Redis, num_bytes: int, rounds: int) -> Microseconds:
     return await _timed(rounds, call)
 
 
-async def _timed(rounds: int, ask: Callable[[int], Awaitable[None]]) -> Microseconds:
+async def _timed(
+    rounds: int,
+    ask: Callable[[int], Awaitable[None]],
+    tidy: Callable[[], Awaitable[None]] | None = None,
+) -> Microseconds:
     took = []
     for number in range(rounds):
         began = time.perf_counter()
         await ask(number)
         took.append((time.perf_counter() - began) * 1e6)
+        if tidy is not None and (number + 1) % TIDY_EVERY == 0:
+            await tidy()
+    if tidy is not None:
+        await tidy()
     took.sort()
     p50, p90, p99 = (round(took[len(took) * share // 100], 1) for share in (50, 90, 99))
     return Microseconds(p50=p50, p90=p90, p99=p99)
@@ -196,7 +217,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=20_000)
     parser.add_argument("--prompts", type=int, default=1024, help="different ones")
     parser.add_argument("--rounds", type=int, default=10_000)
-    parser.add_argument("--out", type=Path, help="write the numbers as JSON")
+    add_out(parser)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         server = make_redis(Path(folder))

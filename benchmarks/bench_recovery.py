@@ -7,12 +7,10 @@ when one is not held, or a stream fails. Wants a quiet machine.
 
 import argparse
 import asyncio
-import json
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from random import Random
 
 import uvloop
@@ -24,8 +22,9 @@ from benchmarks.chaos_run.faults import Kind, carry_out
 from benchmarks.chaos_run.gaps import Spread, spread
 from benchmarks.chaos_run.heard import Gap, Heard
 from benchmarks.chaos_run.streams import Streams
+from benchmarks.options import add_cluster_options
 from benchmarks.serve.client import Server
-from benchmarks.serve.report import environment
+from benchmarks.serve.report import environment, write_json
 from benchmarks.serve.sim_oracle import SimOracle
 from benchmarks.serve.workload import first_model
 from tokenmesh.cli.embedded.private import private_folder
@@ -50,9 +49,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--concurrency", type=int, default=8, help="requests at a time")
     add("--workers", type=int, default=3)
     add("--step", type=float, default=0.01, help="seconds of a worker's step")
-    add("--seed", type=int, default=0)
-    add("--logs", type=Path, help="keep the processes' logs in this folder")
-    add("--out", type=Path, help="write the numbers as JSON")
+    add_cluster_options(parser)
     return parser.parse_args(arguments)
 
 
@@ -170,8 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "failures": dict(streams.faults),
             "requests": len(streams.heard),
         }
-        text = json.dumps(result, indent=2, default=str)
-        options.out.write_text(f"{text}\n", encoding="utf-8")
+        write_json(options.out, result)
     return 1 if late or streams.faults else 0
 
 

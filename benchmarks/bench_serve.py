@@ -6,7 +6,6 @@ ends with 1 when any request failed. Every stream is checked: it must end as it 
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,9 +15,10 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from benchmarks.options import add_server_options
 from benchmarks.serve.client import Server
 from benchmarks.serve.load import Load, Outcome
-from benchmarks.serve.report import Summary, environment, show, summarize
+from benchmarks.serve.report import Summary, environment, show, summarize, write_json
 from benchmarks.serve.workload import Ask, Shape, file_asks, first_model, random_asks
 
 
@@ -26,9 +26,6 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, prog="bench_serve")
     add = parser.add_argument
-    add("--base-url", default="http://127.0.0.1:8000")
-    add("--model", help="default: the first that the server lists")
-    add("--api-key")
     add("--endpoint", choices=("chat", "completions"), default="completions")
     add("--dataset", default="random", help="random, or a file of JSON lines")
     add("--num-requests", type=int, default=100)
@@ -40,8 +37,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--ignore-eos", action=argparse.BooleanOptionalAction, default=True)
     add("--warmup", type=int, default=2, help="requests before the measurement")
     add("--timeout", type=float, default=300.0, help="seconds for one request")
-    add("--seed", type=int, default=0)
-    add("--out", type=Path, help="write the numbers as JSON")
+    add_server_options(parser)
     add("--plot", type=Path, help="write a picture")
     return parser.parse_args(arguments)
 
@@ -96,7 +92,7 @@ def save(options: argparse.Namespace, summary: Summary) -> None:
     """Write the numbers, what was asked for, and where it ran; without the key."""
     config = {key: value for key, value in vars(options).items() if key != "api_key"}
     found = {"config": config, "environment": environment(), "results": summary}
-    options.out.write_text(json.dumps(found, indent=2, default=str) + "\n", encoding="utf-8")
+    write_json(options.out, found)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

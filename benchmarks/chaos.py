@@ -10,7 +10,6 @@ have been charged what its clients were told, to the token. Ends with 1 otherwis
 
 import argparse
 import asyncio
-import json
 import sys
 import time
 from collections import Counter
@@ -35,8 +34,9 @@ from benchmarks.chaos_run.leaks import leftover_files, watching
 from benchmarks.chaos_run.recorded import Chats
 from benchmarks.chaos_run.responses import StoredResponses
 from benchmarks.chaos_run.streams import Streams
+from benchmarks.options import add_cluster_options
 from benchmarks.serve.client import Server
-from benchmarks.serve.report import environment
+from benchmarks.serve.report import environment, write_json
 from benchmarks.serve.sim_oracle import SimOracle
 from benchmarks.serve.workload import first_model
 from tokenmesh.cli.embedded.private import private_folder
@@ -65,9 +65,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--responders", type=int, default=2, help="gateways for stored responses, which may die")
     add("--engine", choices=("sim", "torch"), default="sim")
     add("--timeout", type=float, default=120.0, help="seconds for one request")
-    add("--seed", type=int, default=0)
-    add("--logs", type=Path, help="keep the processes' logs in this folder")
-    add("--out", type=Path, help="write the numbers as JSON")
+    add_cluster_options(parser)
     return parser.parse_args(arguments)
 
 
@@ -263,8 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = report(options, outcome)
     show(found, outcome, console)
     if options.out:
-        text = json.dumps(found, indent=2, default=str)
-        options.out.write_text(f"{text}\n", encoding="utf-8")
+        write_json(options.out, found)
     return 0 if outcome.is_good else 1
 
 

@@ -22,13 +22,14 @@ import uvloop
 from rich.console import Console
 
 from benchmarks.chaos_run.cluster import Cluster
+from benchmarks.options import add_cluster_options
 from benchmarks.outage_run.edges import Edges
 from benchmarks.outage_run.recovery import Moments, Recovery, recovery_of
 from benchmarks.replay_run.player import Heard, Player
 from benchmarks.replay_run.prompts import Prompts
 from benchmarks.replay_run.trace import BLOCK_TOKENS, Entry
 from benchmarks.serve.client import Server
-from benchmarks.serve.report import environment
+from benchmarks.serve.report import environment, write_json
 from benchmarks.serve.workload import first_model
 from tokenmesh.cli.embedded.private import private_folder
 from tokenmesh.shared.config import Settings
@@ -64,9 +65,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--workers", type=int, default=4)
     add("--gateways", type=int, default=2)
     add("--timeout", type=float, default=30.0, help="for one request")
-    add("--seed", type=int, default=0)
-    add("--logs", type=Path, help="keep the processes' logs in this folder")
-    add("--out", type=Path, help="write the numbers as JSON")
+    add_cluster_options(parser)
     return parser.parse_args(arguments)
 
 
@@ -187,8 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if name not in ("config", "environment"):
             console.print(f"{name}: {value}")
     if options.out:
-        text = json.dumps(found, indent=2, default=str)
-        options.out.write_text(f"{text}\n", encoding="utf-8")
+        write_json(options.out, found)
     back_s = recovery["back_s"]
     return int(bool(found["failures"]) or back_s is None or back_s > options.within)
 

@@ -19,13 +19,14 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.chaos_run.cluster import Cluster
+from benchmarks.options import add_cluster_options
 from benchmarks.replay_run.faults import carry_out, parse_fault, parse_slow
 from benchmarks.replay_run.player import Heard, Player
 from benchmarks.replay_run.prompts import Prompts
 from benchmarks.replay_run.score import Score, score
 from benchmarks.replay_run.trace import BLOCK_TOKENS, Entry, make_trace, most_cached, read_trace
 from benchmarks.serve.client import Server
-from benchmarks.serve.report import environment
+from benchmarks.serve.report import environment, write_json
 from benchmarks.serve.workload import first_model
 from tokenmesh.cli.embedded.private import private_folder
 from tokenmesh.shared.config import Settings
@@ -57,9 +58,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--timeout", type=float, default=600.0, help="seconds for one request")
     add("--slow", type=parse_slow, action="append", default=[], help="WORKER:FACTOR on its times")
     add("--fault", type=parse_fault, action="append", default=[], help=parse_fault.__doc__)
-    add("--seed", type=int, default=0)
-    add("--logs", type=Path, help="keep the processes' logs in this folder")
-    add("--out", type=Path, help="write the numbers as JSON")
+    add_cluster_options(parser)
     return parser.parse_args(arguments)
 
 
@@ -185,7 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     show(scores, options, console)
     if options.out:
         found = {"config": vars(options), "environment": environment(), "policies": scores}
-        options.out.write_text(f"{json.dumps(found, indent=2, default=str)}\n", encoding="utf-8")
+        write_json(options.out, found)
     return int(any(found["errors"] for found in scores.values()))
 
 

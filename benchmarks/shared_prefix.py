@@ -23,12 +23,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.chaos_run.cluster import Cluster
+from benchmarks.options import add_cluster_options
 from benchmarks.replay_run.player import Heard, Player
 from benchmarks.replay_run.prompts import Prompts
 from benchmarks.replay_run.score import score
 from benchmarks.replay_run.trace import BLOCK_TOKENS, Entry
 from benchmarks.serve.client import Server
-from benchmarks.serve.report import environment
+from benchmarks.serve.report import environment, write_json
 from benchmarks.serve.workload import first_model
 from tokenmesh.cli.embedded.private import private_folder
 from tokenmesh.shared.config import Settings
@@ -176,9 +177,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--requests", type=int, default=400)
     add("--slow", type=float, default=4.0, help="factor on the times of the slow worker")
     add("--policy", action="append", choices=POLICIES, help="instead of all; ours always runs")
-    add("--seed", type=int, default=0)
-    add("--logs", type=Path, help="keep the processes' logs in this folder")
-    add("--out", type=Path, help="write the numbers as JSON")
+    add_cluster_options(parser)
     return parser.parse_args(arguments)
 
 
@@ -199,8 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(f"[red]{each}")
     if options.out:
         found = {"config": vars(options), "environment": environment(), "runs": runs}
-        text = json.dumps({**found, "missed": missed}, indent=2, default=str)
-        options.out.write_text(f"{text}\n", encoding="utf-8")
+        write_json(options.out, {**found, "missed": missed})
     return int(bool(missed))
 
 

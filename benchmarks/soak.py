@@ -7,12 +7,10 @@ the mesh grows after the warm-up. Ends with 1 when one of these does not hold.
 
 import argparse
 import asyncio
-import json
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from random import Random
 
 import psutil
@@ -21,10 +19,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from benchmarks.options import add_server_options
 from benchmarks.serve.client import Chunk, Connection, Server
 from benchmarks.serve.load import fault
 from benchmarks.serve.memory import MemoryWatch, Trail, mesh_processes
-from benchmarks.serve.report import environment
+from benchmarks.serve.report import environment, write_json
 from benchmarks.serve.sim_oracle import SimOracle
 from benchmarks.serve.workload import first_model
 
@@ -33,9 +32,6 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, prog="soak")
     add = parser.add_argument
-    add("--base-url", default="http://127.0.0.1:8000")
-    add("--api-key")
-    add("--model", help="default: the first that the server lists")
     add("--streams", type=int, default=256, help="streams at a time")
     add("--seconds", type=float, default=120.0)
     add("--warmup", type=float, default=60.0, help="seconds before memory counts")
@@ -43,8 +39,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--output-len", type=int, default=256)
     add("--max-growth-mib", type=float, default=8.0, help="of any process after the warm-up")
     add("--timeout", type=float, default=120.0, help="seconds for one request")
-    add("--seed", type=int, default=0)
-    add("--out", type=Path, help="write the numbers as JSON")
+    add_server_options(parser)
     return parser.parse_args(arguments)
 
 
@@ -182,7 +177,7 @@ def save(options: argparse.Namespace, soak: Soak, trails: Sequence[Trail]) -> No
         "faults": dict(soak.faults),
         "processes": processes,
     }
-    options.out.write_text(json.dumps(found, indent=2, default=str) + "\n", encoding="utf-8")
+    write_json(options.out, found)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

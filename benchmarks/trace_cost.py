@@ -6,7 +6,6 @@ requests to each, and compares the CPU time of all processes. Arguments after `-
 
 import argparse
 import asyncio
-import json
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from benchmarks.serve.client import Server
 from benchmarks.serve.load import Load
 from benchmarks.serve.memory import MemoryWatch, mesh_processes
 from benchmarks.serve.own_mesh import own_mesh
-from benchmarks.serve.report import environment, summarize
+from benchmarks.serve.report import environment, summarize, write_json
 from benchmarks.serve.workload import Shape, first_model, random_asks
 
 _SETTLE_S = 1.0
@@ -93,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = asyncio.run(compare(options))
     if options.out:
         saved = {"config": vars(options), "environment": environment(), **found}
-        options.out.write_text(json.dumps(saved, indent=2, default=str) + "\n", encoding="utf-8")
+        write_json(options.out, saved)
     return 0
 
 

@@ -139,8 +139,8 @@ def _cpu_name() -> str:
     return next(names, platform.processor())
 
 
-def write_json(path: Path, result: msgspec.Struct) -> None:
-    """Save a result; paths in it become text."""
+def write_json(path: Path, result: object) -> None:
+    """Save a result: a Struct, or what JSON knows; paths and the like in it become text."""
     path.parent.mkdir(parents=True, exist_ok=True)
     encoded = msgspec.json.encode(result, enc_hook=str)
     path.write_bytes(msgspec.json.format(encoded, indent=2) + b"\n")
