@@ -181,6 +181,28 @@ async def test_an_append_whose_answer_was_lost_is_not_done_twice(
     assert entries[-1].sequence == number
 
 
+@pytest.mark.parametrize("dropped", [{0}, {1}, {0, 1, 2, 3}, {3}])
+async def test_a_read_never_passes_over_what_was_dropped_on_the_way(
+    journal: JetStreamJournal, monkeypatch: pytest.MonkeyPatch, dropped: set[int]
+) -> None:
+    key = key_of(journal)
+    await fill(journal, key, 4)
+    gather, is_first = journal.bus.raw.gather, iter([True])
+
+    async def drop_some(*args: object, **options: object) -> object:
+        replies, end = await gather(*args, **options)  # type: ignore[arg-type]
+        gone = dropped if next(is_first, False) else set()
+        return [each for number, each in enumerate(replies) if number not in gone], end
+
+    monkeypatch.setattr(journal.bus.raw, "gather", drop_some)
+    read: list[bytes] = []
+    after = 0
+    while entries := await journal.read(key, after, 100):
+        read += [each.data for each in entries]
+        after = entries[-1].sequence
+    assert read == [b"entry %d" % number for number in range(4)]
+
+
 async def test_a_read_waits_for_a_nats_that_comes_back(start_nats: Start) -> None:
     server = start_nats()
     bus = await connect(bus_settings_of(server), "test")

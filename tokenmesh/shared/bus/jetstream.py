@@ -9,7 +9,6 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -37,6 +36,8 @@ _Answer = TypeVar("_Answer")
 _AFTER: Final = "Nats-Expected-Last-Subject-Sequence"
 _SEQUENCE: Final = "Nats-Sequence"
 _PREVIOUS: Final = "Nats-Last-Sequence"
+"""Of the entry before it in the same answer."""
+_BEFORE_FIRST: Final = "0"
 _END_OF_BATCH: Final = "204"
 _NOT_FOUND: Final = "404"
 _WRONG_LAST: Final = frozenset((10071, 10164))
@@ -140,11 +141,6 @@ class JetStreamJournal(Journal):
         question = {"seq": after + 1, "next_by_subj": key, "batch": limit}
         bounded = {**question, "max_bytes": _BATCH_BYTES}
         replies = await self._patiently(key, lambda _is_retry: self._gather(bounded))
-        for index, (one, following) in enumerate(pairwise(replies)):
-            if one.headers[_SEQUENCE] != following.headers[_PREVIOUS]:
-                # Some were dropped on the way; the reader will ask for them.
-                replies = replies[: index + 1]
-                break
         return [_entry_of(reply) for reply in replies]
 
     async def last(self, key: str) -> Entry | None:
@@ -171,7 +167,10 @@ class JetStreamJournal(Journal):
             await self._without_stream()
             raise
         _check(end.status, (_END_OF_BATCH, _NOT_FOUND))
-        return replies
+        whole = _unbroken(replies)
+        if not whole and end.status == _END_OF_BATCH:
+            raise Unavailable("what was to be read was dropped on the way")
+        return whole
 
     async def _without_stream(self) -> None:
         """Nobody answers for the stream: see to it that there is one to be asked again.
@@ -282,6 +281,17 @@ def _error_of(error: dict[str, Any]) -> TokenMeshError:
 def _check(status: str, expected: Sequence[str]) -> None:
     if status not in expected:
         raise ProtocolError(f"JetStream answered with status {status}")
+
+
+def _unbroken(replies: Sequence[RawReply]) -> list[RawReply]:
+    """Those before the first that was dropped on the way; the reader will ask for the others."""
+    whole, previous = [], _BEFORE_FIRST
+    for reply in replies:
+        if reply.headers[_PREVIOUS] != previous:
+            break
+        whole.append(reply)
+        previous = reply.headers[_SEQUENCE]
+    return whole
 
 
 def _entry_of(reply: RawReply) -> Entry:
