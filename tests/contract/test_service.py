@@ -46,10 +46,15 @@ class Greeter(Actor):
     def __init__(self, name: str = "t.greet") -> None:
         self.subject = name
         self.hang = False
+        self.fails_to_stop = False
         self.crash = asyncio.Event()
 
     async def start(self) -> None:
         self.spawn(self.wait_for_crash, "crasher", is_fatal=True)
+
+    async def stop(self) -> None:
+        if self.fails_to_stop:
+            raise RuntimeError("cannot stop")
 
     async def wait_for_crash(self) -> None:
         await self.crash.wait()
@@ -205,6 +210,19 @@ async def test_hanging_work_is_answered_when_the_grace_is_over(
         with pytest.raises(Draining):
             await asking
         assert await service.exit_code() == exit_codes.CLEAN
+
+
+async def test_an_actor_that_fails_to_stop_takes_nobody_along(
+    bus: MessageBus, settings: Settings
+) -> None:
+    beats = await collect_beats(bus)
+    async with running(settings) as service:
+        mesh = await service.ready()
+        await mesh.listen(Greeter(), "t.other")
+        service.actor.fails_to_stop = True
+        service.stops.stop("enough")
+        assert await service.exit_code() == exit_codes.CLEAN
+    await until(lambda: beats and beats[-1].leaving)
 
 
 async def test_second_signal_leaves_at_once(settings: Settings) -> None:

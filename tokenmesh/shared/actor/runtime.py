@@ -141,9 +141,16 @@ class ActorRuntime:
         except TimeoutError:
             await self._abandon()
         if self._is_started:
-            await self.actor.stop()
+            await self._stop_actor()
         await self.actor.supervisor.stop()
         self._is_stopped = True
+
+    async def _stop_actor(self) -> None:
+        try:
+            await self.actor.stop()
+        except Exception:
+            # Others have yet to stop, and the process to say goodbye.
+            logger.exception("%s did not stop cleanly", self.name)
 
     async def _abandon(self) -> None:
         self._is_stopping = True
@@ -196,7 +203,7 @@ class ActorRuntime:
         except TokenMeshError as error:
             return to_failed(error)
         except Exception as error:
-            # The one broad except of the project: a caller is answered whatever went wrong.
+            # A caller is answered whatever went wrong.
             name = type(envelope.message).__name__
             logger.exception("%s failed on %s", type(self.actor).__name__, name)
             return to_failed(TokenMeshError(f"{type(error).__name__} while handling {name}"))
