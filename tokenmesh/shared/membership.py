@@ -58,7 +58,8 @@ class MembershipView:
         if is_late:
             self.ignored += 1
         elif beat.leaving:
-            self._member_by_id.pop(beat.instance_id, None)
+            if known is not None and known.beat.epoch == beat.epoch:
+                del self._member_by_id[beat.instance_id]
         else:
             self._member_by_id[beat.instance_id] = Member(beat, now, deaf_s)
 

@@ -89,6 +89,11 @@ def test_late_goodbye_of_an_earlier_beat_changes_nothing() -> None:
     assert ids(view(beat(5), beat(4, leaving=True))) == {"worker-1"}
 
 
+def test_late_goodbye_of_an_earlier_incarnation_changes_nothing() -> None:
+    members = view(beat(9, epoch=1), beat(1, epoch=2), beat(10, epoch=1, leaving=True))
+    assert [member.beat.epoch for member in members.all()] == [2]
+
+
 def test_goodbye_of_a_stranger_adds_nobody() -> None:
     assert ids(view(beat(1, leaving=True))) == set()
 
