@@ -6,7 +6,7 @@ ADVICE: Final = {
     "tensor-parallel-size": "a worker uses one device; --workers N starts N replicas",
     "pipeline-parallel-size": "a worker uses one device; --workers N starts N replicas",
     "data-parallel-size": "--workers N starts N replicas",
-    "api-server-count": "`up` runs one gateway; start more with `tokenmesh serve gateway`",
+    "api-server-count": "`up --gateways N` runs N of them on one port",
     "enable-chunked-prefill": "prefill is always chunked; leave the flag out",
     "disable-log-requests": "requests are traced, not logged; leave the flag out",
     "disable-log-stats": "see GET /metrics; leave the flag out",

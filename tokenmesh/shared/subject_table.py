@@ -31,7 +31,7 @@ SUBJECTS: Final = (
         "tm.tokenize.<model>",
         "tokenizer",
         "Tokenize -> Tokenized, Detokenize -> Detokenized, Describe -> Described, "
-        "ReadTokenizerConfig -> TokenizerConfigRead",
+        "ReadTokenizer -> TokenizerRead, ReadTokenizerConfig -> TokenizerConfigRead",
         queue="tokenizer",
     ),
     Subject("tm.tokenize.<model>.<id>", "one tokenizer", "the same"),
