@@ -1,18 +1,19 @@
-"""What the documentation names exists: settings, metrics, subjects, files, headings, spans, codes."""
+"""What the documentation names exists: settings, metrics, subjects, files, headings, errors."""
 
 import ast
 import fnmatch
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
+from tests.fakes.pages import PAGES, ROOT, anchors, commands, name_of, prose, rows, spans
 from tokenmesh.services.gateway.openai.errors import NotSupported, UnsupportedMediaType
 from tokenmesh.services.gateway.tenancy.standing import QuotaExceeded, RateLimited
+from tokenmesh.services.worker_svc.models.registry import FAMILIES, IMAGE_ARCHITECTURES
 from tokenmesh.shared import errors
-from tokenmesh.shared.config.catalog import fields
+from tokenmesh.shared.config.catalog import field_at, fields
 from tokenmesh.shared.config.layers import environment_name
 from tokenmesh.shared.errors import TokenMeshError
 from tokenmesh.shared.messages import Message
@@ -20,189 +21,213 @@ from tokenmesh.shared.metrics.table import METRICS
 from tokenmesh.shared.service import exit_codes
 from tokenmesh.shared.subject_table import SUBJECTS
 
-ROOT = Path(__file__).resolve().parent.parent
-NOTEBOOK = ROOT / "docs/log.md"
-"""What was true on its day."""
-PAGES = sorted(
-    {
-        *(ROOT / "docs").rglob("*.md"),
-        *(ROOT / "tokenmesh").rglob("README.md"),
-        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
-        *(ROOT / folder / "README.md" for folder in ("compose", "benchmarks")),
-    }
-    - {NOTEBOOK}
-)
-CODE = {
-    path: path.read_text(encoding="utf-8") for path in sorted((ROOT / "tokenmesh").rglob("*.py"))
-}
 STRINGS = {
     node.value
-    for text in CODE.values()
-    for node in ast.walk(ast.parse(text))
+    for path in sorted((ROOT / "tokenmesh").rglob("*.py"))
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
     if isinstance(node, ast.Constant) and isinstance(node.value, str)
 }
 SETTINGS = {".".join(key) for key, _ in fields()}
+SECTIONS = {name for name in SETTINGS if "." not in name} | {"model"}
 VARIABLES = {environment_name(key) for key, _ in fields()}
 KINDS = {metric.name: metric.kind for metric in METRICS}
+FILES = [
+    "/" + str(path.relative_to(ROOT)) + ("/" if path.is_dir() else "")
+    for folder in ("tokenmesh", "tests", "docs", "benchmarks", "scripts", "compose")
+    for path in (ROOT / folder).rglob("*")
+]
 
-SPAN = re.compile(r"`([^`\n]+)`")
 SETTING = re.compile(r"(?<![\w./-])([a-z_]+(?:\.[a-z0-9_]+)*\.[a-z0-9_*]+)(?![\w(./])")
-METRIC = re.compile(r"(?:tokenmesh|vllm):([a-z_]+\*?)")
+SUFFIXES = ("py", "md", "json", "toml", "lua", "yaml")
+METRIC = re.compile(r"(?:tokenmesh|vllm):([a-z0-9_]+\*?)")
+PART = re.compile(r"_(?:total|bucket|sum|count)$")
 VARIABLE = re.compile(r"\bTOKENMESH_[A-Z0-9_]+\b")
 SUBJECT = re.compile(r"(?<![\w.])tm\.[a-z]+\.[\w.<>*]+")
-FILE = re.compile(r"^[\w.-]+(?:/[\w.-]+)+(?:\.(?:py|md|json|lua|toml|yaml|c|jinja)|/)$")
+FILE = re.compile(r"^[\w.-]+(?:/[\w.-]+)+(?:\.(?:py|md|json|lua|toml|yaml|c|h|inc|jinja)|/)$")
 LINK = re.compile(r"\]\((?!https?://|mailto:)([^)\s]*)#([^)\s]+)\)")
-HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
-FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+NUMBER = re.compile(r"^([\d.,]+)(?: (s|KiB|MiB))?$")
+SCALES = {None: 1, "s": 1, "KiB": 1 << 10, "MiB": 1 << 20}
 
-BASES = ("", "tokenmesh", "tokenmesh/services", "tokenmesh/services/gateway", "tokenmesh/shared")
-
-
-def name_of(page: Path) -> str:
-    return str(page.relative_to(ROOT))
-
-
-def code_of(page: Path) -> Iterator[str]:
-    """Everything in backticks, and every line of a code block."""
-    text = page.read_text(encoding="utf-8")
-    for block in FENCE.findall(text):
-        yield from block.splitlines()[1:-1]
-    yield from SPAN.findall(FENCE.sub("", text))
+on_every_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
 
 
 def is_setting(name: str) -> bool:
-    return bool(
-        fnmatch.filter(
-            SETTINGS, name if "*" in name else f"{name}*" if name.endswith("_") else name
-        )
-    )
+    pattern = f"{name}*" if name.endswith("_") else name
+    return bool(fnmatch.filter(SETTINGS, pattern))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@on_every_page
 def test_every_setting_that_is_named_exists(page: Path) -> None:
-    sections = {name for name in SETTINGS if "." not in name} | {"model"}
-    wrong = [
+    named = {name for text in spans(page) for name in SETTING.findall(text)}
+    wrong = {
         name
-        for text in code_of(page)
-        if not text.startswith(("import ", "from "))
-        for name in SETTING.findall(text)
-        if name.partition(".")[0] in sections
-        and name.rpartition(".")[2] not in ("py", "md", "json", "toml", "lua", "yaml")
+        for name in named
+        if name.partition(".")[0] in SECTIONS
+        and name.rpartition(".")[2] not in SUFFIXES
         and not is_setting(name)
         # spans are named in the same way
         and name not in STRINGS
-    ]
-    assert wrong == []
+    }
+    assert wrong == set()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@on_every_page
 def test_every_variable_that_is_named_exists(page: Path) -> None:
-    named = {name for text in code_of(page) for name in VARIABLE.findall(text)}
+    named = {name for text in (*spans(page), *commands(page)) for name in VARIABLE.findall(text)}
     assert {name for name in named if not name.endswith("_")} <= VARIABLES
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@on_every_page
 def test_every_metric_that_is_named_exists(page: Path) -> None:
-    named = {name for text in code_of(page) for name in METRIC.findall(text)}
+    inline = {name for text in spans(page) for name in METRIC.findall(text)}
+    # a command may look for a beginning
+    searched = {f"{name}*" for text in commands(page) for name in METRIC.findall(text)}
     wrong = {
         name
-        for name in named
+        for name in inline | searched
         if not fnmatch.filter(KINDS, name)
-        and KINDS.get(re.sub(r"_(total|bucket|sum|count)$", "", name))
-        not in ("counter", "histogram")
+        and KINDS.get(PART.sub("", name.rstrip("*"))) not in ("counter", "histogram")
     }
     assert wrong == set()
-    assert not any("`vllm:" in text for text in (page.read_text(encoding="utf-8"),))
+    assert [text for text in spans(page) if text.startswith("vllm:") and len(text) > 5] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@on_every_page
 def test_every_subject_that_is_named_exists(page: Path) -> None:
-    patterns = [each.wildcard for each in SUBJECTS]
-    named = {name.rstrip(".") for text in code_of(page) for name in SUBJECT.findall(text)}
-    wrong = {
-        name
-        for name in named
-        if not any(is_part_of(name.split("."), pattern.split(".")) for pattern in patterns)
-    }
-    assert wrong == set()
+    patterns = [each.wildcard.split(".") for each in SUBJECTS]
+    named = {name.rstrip(".") for text in spans(page) for name in SUBJECT.findall(text)}
+    assert {name for name in named if not is_one_of(name.split("."), patterns)} == set()
 
 
-def is_part_of(name: list[str], pattern: list[str]) -> bool:
-    """Whether a subject, perhaps with wildcards of its own, is one of a pattern's."""
+def is_one_of(name: list[str], patterns: list[list[str]]) -> bool:
+    """Whether a subject, perhaps with a wildcard at its end, is one of these."""
     if name[-1] in (">", "*"):
-        name, pattern = name[:-1], pattern[: len(name) - 1]
-    return len(name) == len(pattern) and all(
-        theirs in ("*", ours) for ours, theirs in zip(name, pattern, strict=True)
+        name = name[:-1]
+        patterns = [pattern[: len(name)] for pattern in patterns]
+    return any(
+        len(name) == len(pattern)
+        and all(theirs in ("*", ours) for ours, theirs in zip(name, pattern, strict=True))
+        for pattern in patterns
     )
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@on_every_page
 def test_every_file_that_is_named_exists(page: Path) -> None:
-    places = [ROOT / base for base in BASES] + [page.parent]
     wrong = [
         text
-        for text in SPAN.findall(FENCE.sub("", page.read_text(encoding="utf-8")))
-        if FILE.match(text) and not any((place / text).exists() for place in places)
+        for text in spans(page)
+        if FILE.match(text) and not any(f"/{text.removeprefix('../')}" in each for each in FILES)
     ]
     assert wrong == []
 
 
-def slugs(page: Path) -> set[str]:
-    """The anchors of a page's headings, as the usual viewers make them."""
-    text = FENCE.sub("", page.read_text(encoding="utf-8"))
-    return {
-        re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
-        for heading in HEADING.findall(text)
-    }
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@on_every_page
 def test_every_heading_that_is_linked_exists(page: Path) -> None:
     wrong = [
         f"{link}#{anchor}"
-        for link, anchor in LINK.findall(page.read_text(encoding="utf-8"))
-        if anchor not in slugs((page.parent / link) if link else page)
+        for link, anchor in LINK.findall(prose(page))
+        if anchor not in anchors((page.parent / link) if link else page)
     ]
     assert wrong == []
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = ROOT / "docs/README.md"
+    text = index.read_text(encoding="utf-8")
+    pages = [page for page in (ROOT / "docs").rglob("*.md") if "adr" not in page.parts]
+    missing = [each for each in pages if f"({each.relative_to(index.parent)})" not in text]
+    assert [each for each in missing if each != index] == []
+
+
+def test_every_decision_is_listed_and_says_why() -> None:
+    index = (ROOT / "docs/adr/README.md").read_text(encoding="utf-8")
+    decisions = sorted((ROOT / "docs/adr").glob("0*.md"))
+    assert [int(page.name[:4]) for page in decisions] == list(range(1, len(decisions) + 1))
+    for page in decisions:
+        text = page.read_text(encoding="utf-8")
+        assert f"({page.name})" in index
+        assert text.startswith(f"# ADR {int(page.name[:4])}: ")
+        assert re.search(r"^## (Background|Problem)$", text, re.MULTILINE)
+        assert "\n## Decision\n" in text
+        assert re.search(r"^## (Cost|Consequences)$", text, re.MULTILINE), page.name
 
 
 def test_every_span_is_in_the_guide() -> None:
     guide = (ROOT / "docs/guides/read-a-trace.md").read_text(encoding="utf-8")
     made = re.compile(r"\b(?:span|Tally)\(\s*\"([\w.]+)\"")
-    names = {name for text in CODE.values() for name in made.findall(text)}
-    names |= {
-        each for each in STRINGS if re.fullmatch(r"worker\.(grammar|queue|prefill|decode)", each)
-    }
-    assert {"http", "tokenize", "worker.decode", "flush"} <= names
+    code = [path.read_text(encoding="utf-8") for path in (ROOT / "tokenmesh").rglob("*.py")]
+    names = {name for text in code for name in made.findall(text)}
+    names |= {f"worker.{name}" for name in ("grammar", "queue", "prefill", "decode")}
+    assert {"http", "tokenize", "flush"} <= names
     assert sorted(name for name in names if f"`{name}`" not in guide) == []
 
 
-def test_every_message_has_a_subject_or_is_an_answer() -> None:
-    carried = " ".join(each.carries for each in SUBJECTS)
+def test_every_message_is_carried_by_a_subject() -> None:
+    carried = set(re.findall(r"\w+", " ".join(each.carries for each in SUBJECTS)))
     names = {kind.__name__ for kind in get_args(Message)}
-    # Failed may answer everything, as the page says
-    assert (
-        sorted(name for name in names - {"Failed"} if not re.search(rf"\b{name}\b", carried)) == []
-    )
+    # what may answer everything, as the page says, and what a scheduler may answer
+    assert sorted(names - carried - {"Failed"}) == []
 
 
 def test_every_error_that_a_client_may_meet_is_in_the_table() -> None:
-    text = (ROOT / "docs/http-api.md").read_text(encoding="utf-8").partition("\n## Errors\n")[2]
     ours = [each for each in vars(errors).values() if isinstance(each, type)]
     kinds = [*ours, NotSupported, UnsupportedMediaType, RateLimited, QuotaExceeded]
     inside = {"config_error", "checkpoint_error", "protocol_error", "cancelled"}
     codes = {(each.status, each.code) for each in kinds if issubclass(each, TokenMeshError)}
-    rows = [line.split("|") for line in text.splitlines() if line.startswith("| ")]
+    table = rows(ROOT / "docs/http-api.md", "## Errors")
     missing = [
         (status, code)
         for status, code in sorted(codes)
         if code not in inside
-        and not any(str(status) in row[1] and f"`{code}`" in row[2] for row in rows)
+        and not any(str(status) in row[0] and f"`{code}`" in row[1] for row in table)
     ]
     assert missing == []
 
 
 def test_every_exit_code_is_told() -> None:
-    text = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
-    codes = {value for name, value in vars(exit_codes).items() if name.isupper()}
-    assert sorted(code for code in codes if f"exit code {code}" not in text) == []
+    codes = {str(code) for name, code in vars(exit_codes).items() if name.isupper()}
+    told = {row[0] for row in rows(ROOT / "docs/on-call.md", "## A worker died or hangs")}
+    assert codes <= told
+
+
+def test_limits_are_those_of_the_code() -> None:
+    wrong, checked = [], 0
+    for row in rows(ROOT / "docs/limits.md", "## Limits"):
+        found = NUMBER.match(row[1]) if len(row) == 4 else None
+        if found is None:
+            continue
+        told = float(found[1].replace(",", "")) * SCALES[found[2]]
+        default = field_at(tuple(row[2].strip("`").split("."))).default
+        checked += 1
+        if told != default:
+            wrong.append((row[2], told, default))
+    assert checked > 30
+    assert wrong == []
+
+
+def test_every_architecture_is_in_the_list_of_what_is_supported() -> None:
+    (row,) = (
+        row
+        for row in rows(ROOT / "docs/limits.md", "## What is not supported")
+        if row[0] == "Architectures"
+    )
+    told = set(re.findall(r"\w+", row[1].partition(", all dense")[0])) - {"and"}
+    ends = re.compile(r"(?:ForCausalLM|ForConditionalGeneration)$")
+    assert told == {ends.sub("", name) for name in (*FAMILIES, *IMAGE_ARCHITECTURES)}
+
+
+@pytest.mark.parametrize(
+    ("page", "heading"),
+    [
+        ("docs/guides/serve-a-model.md", "## What may go wrong"),
+        ("docs/on-call.md", "## The model does not answer as it should"),
+    ],
+)
+def test_messages_are_quoted_as_the_code_has_them(page: str, heading: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8").partition(f"\n{heading}\n")[2]
+    quoted = [each for each in re.findall(r"`([^`\n]+)`", text) if "..." in each]
+    pieces = {piece for each in quoted for piece in each.split("...") if len(piece.strip()) > 3}
+    assert pieces
+    assert [
+        each for each in pieces if not any(each.strip(" :-`") in text for text in STRINGS)
+    ] == []

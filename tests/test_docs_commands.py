@@ -1,0 +1,174 @@
+"""Commands and files in the documentation parse: flags exist, bodies are JSON, settings load."""
+
+import argparse
+import ast
+import json
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.pages import PAGES, ROOT, blocks, commands, name_of, spans
+from tokenmesh.cli.arguments import arrange
+from tokenmesh.cli.main import WITH_SETTINGS, known_flags
+from tokenmesh.cli.serve import PACKAGES
+from tokenmesh.services.gateway.tenancy.key_file import read_key_file
+from tokenmesh.shared.config import load_settings
+
+COMMANDS = ("up", "serve", "chat", "trace", "top", "drain")
+ROUTE = re.compile(r"""["'](/[\w/{}]+)["']""")
+OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
+
+on_every_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
+
+
+def words_of(line: str) -> list[str]:
+    try:
+        return shlex.split(line, comments=True)
+    except ValueError:
+        return []
+
+
+def told(page: Path, program: str) -> Iterator[list[str]]:
+    """The arguments with which a program is called, in blocks and in the text."""
+    for line in (*commands(page), *spans(page)):
+        # each part of a pipe or of a subshell is a command of its own
+        for part in re.split(r"\|\||&&|[|;()]|\$\(", line):
+            words = words_of(part.strip())
+            while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+                words.pop(0)
+            if words and Path(words[0]).name == program:
+                yield words[1:]
+
+
+@on_every_page
+def test_our_commands_have_the_flags_that_are_shown(page: Path) -> None:
+    for words in told(page, "tokenmesh"):
+        if not words or words[0] not in COMMANDS:
+            continue
+        known = known_flags(words[0])
+        if words[0] in WITH_SETTINGS:
+            arrange(words[1:], known)  # raises ConfigError for another flag
+        given = {each.partition("=")[0] for each in words[1:] if each.startswith("--")}
+        assert given <= known, words
+        if words[0] == "serve" and len(words) > 1 and words[1][0] not in "<-":
+            assert words[1] in PACKAGES
+
+
+def test_there_are_commands_to_check() -> None:
+    found = [words for page in PAGES for words in told(page, "tokenmesh")]
+    assert len(found) > 20
+    assert ["drain", "ID", "--url", "$URL"] in found
+
+
+@on_every_page
+def test_modules_that_are_run_exist_and_know_their_flags(page: Path) -> None:
+    for program in ("python", "python3", "python3.11"):
+        for words in told(page, program):
+            source = source_of(words)
+            if source is None:
+                continue
+            known = {
+                node.value
+                for node in ast.walk(ast.parse(source))
+                if isinstance(node, ast.Constant) and str(node.value).startswith("--")
+            }
+            unknown = {each.partition("=")[0] for each in words if each.startswith("--")} - known
+            assert unknown - {"--help", "--"} == set(), words
+
+
+def source_of(words: list[str]) -> str | None:
+    """Of a module or script of ours that is run, with all that stands beside it."""
+    if words[:1] == ["-m"] and len(words) > 1:
+        if words[1].partition(".")[0] not in ("benchmarks", "tokenmesh") or "NAME" in words[1]:
+            return None
+        path = ROOT / words[1].replace(".", "/")
+        path = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+    elif words and words[0].startswith("scripts/"):
+        path = ROOT / words[0]
+    else:
+        return None
+    assert path.is_file(), words
+    beside = [path, *path.parent.rglob("*.py")]
+    return "\n".join(each.read_text(encoding="utf-8") for each in dict.fromkeys(beside))
+
+
+@on_every_page
+def test_tests_that_are_named_exist(page: Path) -> None:
+    for words in told(page, "pytest"):
+        paths = [each for each in words if each.startswith("tests/")]
+        assert [each for each in paths if not list(ROOT.glob(each))] == []
+
+
+@on_every_page
+def test_targets_of_make_exist(page: Path) -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    for words in told(page, "make"):
+        named = [each for each in words if re.fullmatch(r"[a-z-]+", each) and each[0] != "-"]
+        assert set(named) <= targets, words
+
+
+@on_every_page
+def test_files_of_docker_compose_exist(page: Path) -> None:
+    for words in told(page, "docker"):
+        if words[:1] == ["compose"]:
+            assert words[1] == "-f", "from the root of the repository"
+            assert (ROOT / words[2]).is_file()
+
+
+def routes() -> list[re.Pattern[str]]:
+    folder = ROOT / "tokenmesh/services/gateway"
+    found = {each for path in folder.rglob("*.py") for each in ROUTE.findall(path.read_text())}
+    return [re.compile(re.sub(r"\{[^}]+\}", "[^/]+", each)) for each in sorted(found)]
+
+
+@on_every_page
+def test_requests_are_to_routes_that_exist_and_bear_json(page: Path) -> None:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    parser.add_argument("-d", "--data")
+    for words in told(page, "curl"):
+        for each in words:
+            path = re.match(r"^(?:https?://127\.0\.0\.1:8000|\$URL|\.\.\.)(/[^?]*)", each)
+            assert path is None or any(route.fullmatch(path[1]) for route in routes()), each
+        body = parser.parse_known_args([each for each in words if each])[0].data
+        assert body is None or json.loads(body)
+
+
+@on_every_page
+def test_files_of_settings_load(page: Path, tmp_path: Path) -> None:
+    for text in blocks(page, "toml"):
+        path = tmp_path / "file.toml"
+        path.write_text(text, encoding="utf-8")
+        names = set(tomllib.loads(text))
+        if names & {"tenants", "keys"}:
+            read_key_file(path, 1 << 20)
+        else:
+            load_settings(path)
+
+
+@on_every_page
+def test_python_in_pages_parses(page: Path) -> None:
+    for text in blocks(page, "python"):
+        ast.parse(text if not text.startswith('"') or '": ' not in text[:60] else f"{{{text}}}")
+
+
+@on_every_page
+def test_options_in_the_text_are_somebodys(page: Path) -> None:
+    ours = {flag for command in COMMANDS for flag in known_flags(command)}
+    others = "\n".join(
+        path.read_text(encoding="utf-8")
+        for folder in ("benchmarks", "scripts", "tokenmesh/cli")
+        for path in (ROOT / folder).rglob("*.py")
+    )
+    foreign = {"--no-deps", "--build-arg", "--scale", "--latency"}
+    named = {
+        option
+        for text in spans(page)
+        if not text.startswith(("docker", "pip", "unzip"))
+        for option in OPTION.findall(text)
+    }
+    assert {each for each in named - ours - foreign if f'"{each}"' not in others} == set()
