@@ -23,7 +23,10 @@ def drain(
         float, typer.Option(min=0, help="Seconds to wait until it has left; 0: do not wait.")
     ] = 60.0,
 ) -> None:
-    """Let a process finish what it has and leave. Exit code 1: it is still there."""
+    """Let a process finish what it has and leave.
+
+    The gateway needs --enable-admin-routes. Exit code 1: the process is still there.
+    """
     with Api(url, api_key) as api:
         api.drain(process_id)
         if not wait:

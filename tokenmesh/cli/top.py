@@ -25,7 +25,7 @@ def top(
         bool, typer.Option("--json", help="One JSON object a look, for scripts.")
     ] = False,
 ) -> None:
-    """Show every process of the mesh and how busy the workers are; Ctrl-C ends it."""
+    """Show every process and how busy the workers are. Ctrl-C ends it."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = _FILE_WIDTH

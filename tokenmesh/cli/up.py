@@ -29,7 +29,7 @@ def up(
     *,
     overrides: dict[str, Any],
 ) -> None:
-    """Serve a model: starts NATS, Redis and the five services; Ctrl-C ends them."""
+    """Serve a model: NATS, Redis and all services on this machine. Ctrl-C ends them."""
     name_model(overrides, model_tag)
     settings = load_settings(config, overrides)
     screen = Screen(Console(highlight=False), is_verbose=verbose)

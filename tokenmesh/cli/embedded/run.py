@@ -90,7 +90,8 @@ def _show_ready(plan: Plan, screen: Screen) -> None:
         "Docs": f"{url}/docs",
         "Model": names,
         "Chat": f"tokenmesh chat{where}",
-        "Traces": f"{url}/console, or tokenmesh trace ID{where}",
+        "Console": f"{url}/console",
+        "Trace": f"tokenmesh trace ID{where}",
         "Stop": "Ctrl-C",
     }
     if plan.events_url is not None:

@@ -66,7 +66,7 @@ class TokenizerSettings(BaseModel):
     trust_request_chat_template: bool = Field(
         default=False,
         description="Accept chat templates in requests. They run in a sandbox in a process of "
-        "their own, with the limits below; the model's own runs in another one.",
+        "their own, bounded in time and memory; the model's own runs in another one.",
     )
     render_processes: int = Field(
         default=1, ge=1, description="Processes that render the models' own templates."
