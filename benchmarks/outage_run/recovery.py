@@ -26,23 +26,25 @@ class Recovery(TypedDict):
     hit_rate_after: float
     """From when it is back to the end; from Redis' return where it never is."""
     back_s: float | None
-    """Seconds from Redis' return until it is back for good; None: never."""
+    """Seconds from Redis' return until it is back; None: never."""
     by_second: list[float | None]
     """None: no request in that second."""
 
 
 def recovery_of(heard: Sequence[Heard], moments: Moments, share: float) -> Recovery:
-    """`share` of the hit rate before, in every window that follows, is back."""
+    """Back is the first window with `share` of the hit rate before, if all that follows has it too.
+
+    Not each window that follows: of few requests one in three falls short by luck, before as well.
+    """
     before = hit_rate(heard, moments.left_s / 2, moments.left_s) or 0.0
     end_s = max((each.due_s for each in heard), default=0.0)
     back_s = None
-    start_s = end_s - _WINDOW
-    while start_s >= moments.back_s:
-        rate = hit_rate(heard, start_s, start_s + _WINDOW)
-        if rate is not None and rate < share * before:
-            break
-        back_s = start_s - moments.back_s
-        start_s -= 1
+    start_s = moments.back_s
+    while back_s is None and start_s <= end_s - _WINDOW:
+        rates = [hit_rate(heard, start_s, until_s) for until_s in (start_s + _WINDOW, end_s + 1)]
+        if all(rate is not None and rate >= share * before for rate in rates):
+            back_s = start_s - moments.back_s
+        start_s += 1
     rest = hit_rate(heard, moments.back_s + (back_s or 0.0), end_s + 1)
     by_second = [hit_rate(heard, second, second + 1) for second in range(int(end_s) + 1)]
     return Recovery(
