@@ -73,6 +73,12 @@ def test_stop_strings_wait_for_the_least_number_of_tokens(vocabulary: Vocabulary
     assert (piece.text, piece.stop_reason) == ("abc", "b")
 
 
+def test_a_stop_string_may_begin_within_the_least_number_of_tokens(vocabulary: Vocabulary) -> None:
+    options = TextOptions(stops=StopStrings(["cb"]), min_tokens=3)
+    piece = run(Choice(0, vocabulary, options), [Output(ids("abcbd"), finish="length")])
+    assert (piece.text, piece.stop_reason) == ("ab", "cb")
+
+
 def test_what_was_held_for_a_stop_string_comes_at_the_end(vocabulary: Vocabulary) -> None:
     options = TextOptions(stops=StopStrings(["cdx"]))
     piece = run(Choice(0, vocabulary, options), [Output(ids("abcd"), finish="length")])

@@ -55,6 +55,18 @@ def test_text_is_held_back_no_longer_than_needed() -> None:
     assert [matcher.push(char).text for char in "aaac"] == ["", "", "a", "aac"]
 
 
+def test_a_stop_string_may_begin_where_none_may_end_yet() -> None:
+    matcher = StopMatcher(StopStrings(["bc", "ab"]))
+    assert matcher.push("xab", may_stop=False) == ("x", None)
+    assert matcher.push("c") == ("a", "bc")
+
+
+def test_one_that_came_too_early_is_text() -> None:
+    matcher = StopMatcher(StopStrings(["ab"]))
+    assert matcher.push("ab", may_stop=False) == ("", None)
+    assert matcher.push("c") == ("abc", None)
+
+
 def test_of_two_at_the_same_end_the_longer_counts() -> None:
     assert run(["b", "ab"], ["xab"]) == ("x", "ab")
 

@@ -118,8 +118,9 @@ class Choice:
             if output.logprobs:
                 piece.logprobs.append(output.logprobs[index])
             stop = None
-            if self._matcher is not None and self.num_tokens > self._options.min_tokens:
-                text, stop = self._matcher.push(text)
+            if self._matcher is not None:
+                may_stop = self.num_tokens > self._options.min_tokens
+                text, stop = self._matcher.push(text, may_stop=may_stop)
             num_events = len(self._events)
             self._pass_on(piece, text)
             if output.logprobs and self._parser is not None:

@@ -81,13 +81,16 @@ class StopMatcher:
         self._state = 0
         self._held = ""
 
-    def push(self, text: str) -> Scan:
-        """Take the next piece; not to be called again once a stop string was found."""
+    def push(self, text: str, *, may_stop: bool = True) -> Scan:
+        """Take the next piece; not to be called again once a stop string was found.
+
+        Without `may_stop` one that is complete in this piece does not count.
+        """
         stops, state = self._stops, self._state
         for index, char in enumerate(text):
             state = stops.step(state, char)
             stop = stops.found[state]
-            if stop is not None:
+            if stop is not None and may_stop:
                 return self._end(self._held + text[: index + 1], stop)
         self._state = state
         whole = self._held + text
