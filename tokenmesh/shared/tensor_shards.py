@@ -56,9 +56,11 @@ class TensorShards:
         }
         for file in file_by_shard.values():
             self._file_by_name |= {name: file for name in file if wants(name)}
+        # where several files hold a name, the index says which of them counts
         for name, shard in shard_by_name.items():
-            if name not in self._file_by_name:
-                raise CheckpointError(f"{self.directory / shard}: tensor {name} is missing")
+            file = self._file_by_name[name] = file_by_shard[shard]
+            if name not in file:
+                raise CheckpointError(f"{file.path}: tensor {name} is missing")
 
 
 def _read_index(index: Path) -> dict[str, str]:

@@ -164,3 +164,14 @@ def test_files_without_a_wanted_tensor_need_not_be_there(tmp_path: Path) -> None
     assert read(shards.file_of("b"), "b") == bytes(range(4))
     with pytest.raises(CheckpointError, match=r"two\.safetensors"):
         TensorShards(tmp_path)
+
+
+def test_of_two_files_with_the_same_tensor_the_index_chooses(tmp_path: Path) -> None:
+    first = some_file(tmp_path).rename(tmp_path / "one.safetensors")
+    data = first.read_bytes()
+    (tmp_path / "two.safetensors").write_bytes(data[:-1] + b"\xff")
+    files = ("one.safetensors", "two.safetensors")
+    for a, b in (files, files[::-1]):
+        (tmp_path / INDEX_FILE).write_text(json.dumps({"weight_map": {"a": a, "b": b}}))
+        shards = TensorShards(tmp_path)
+        assert [shards.file_of(name).path.name for name in "ab"] == [a, b]
