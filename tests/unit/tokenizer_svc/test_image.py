@@ -1,5 +1,6 @@
 """Image files become the pixels that transformers makes of them; hostile ones become errors."""
 
+import io
 import struct
 import zlib
 from contextlib import suppress
@@ -8,7 +9,7 @@ from typing import Any
 
 import numpy
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 from transformers import CLIPImageProcessorPil
 
 from tests.fakes.images import image_file, picture
@@ -56,12 +57,23 @@ def test_every_mode_becomes_rgb(mode: str, kind: str) -> None:
         numpy.testing.assert_array_equal(numpy.array(decoded), numpy.array(image.convert("RGB")))
 
 
-def test_the_orientation_of_a_photo_is_applied() -> None:
-    image = picture(3, 20, 10)
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+@pytest.mark.parametrize("orientation", range(10))
+def test_the_orientation_of_a_photo_is_applied(orientation: int, kind: str) -> None:
     exif = Image.Exif()
-    exif[0x0112] = 6
-    turned = decode_image(image_file(image, "PNG", exif=exif), MAX_PIXELS)
-    assert turned.size == (10, 20)
+    exif[0x0112] = orientation
+    data = image_file(picture(3, 20, 10), kind, exif=exif)
+    with Image.open(io.BytesIO(data)) as image:
+        expected = numpy.array(ImageOps.exif_transpose(image))
+    numpy.testing.assert_array_equal(numpy.array(decode_image(data, MAX_PIXELS)), expected)
+
+
+def test_a_sound_photo_with_odd_facts_about_it_is_taken() -> None:
+    # an orientation, and a width that is text
+    entries = struct.pack("<HHI4sHHIHH", 0x0100, 2, 4, b"abc", 0x0112, 3, 1, 6, 0)
+    exif = b"Exif\0\0II*\0" + struct.pack("<IH", 8, 2) + entries + bytes(4)
+    data = image_file(picture(3, 20, 10), "JPEG", exif=exif)
+    assert decode_image(data, MAX_PIXELS).size == (10, 20)
 
 
 def test_an_animation_gives_its_first_frame() -> None:

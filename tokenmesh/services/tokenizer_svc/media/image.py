@@ -1,14 +1,26 @@
 """Bytes to an image, under a limit of pixels that is checked before any is decoded."""
 
 import io
+import struct
 from typing import Final
 
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
 
 _FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 """Raster formats that pillow decodes by itself: no PostScript, no plugins that run programs."""
+
+_TURN_BY_ORIENTATION: Final = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What EXIF says of how the camera was held."""
 
 
 def decode_image(data: bytes, max_pixels: int) -> Image.Image:
@@ -20,12 +32,27 @@ def decode_image(data: bytes, max_pixels: int) -> Image.Image:
                 raise PayloadTooLarge(
                     f"the image has {width}x{height} pixels, at most {max_pixels} in all"
                 )
-            return ImageOps.exif_transpose(image).convert("RGB")
+            return _upright(image).convert("RGB")
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise PayloadTooLarge(f"the image is too large: {error}") from error
     except UnidentifiedImageError as error:
         known = ", ".join(_FORMATS)
         raise InvalidInput(f"the file is no image of a known format ({known})") from error
     # What pillow raises for damaged files depends on the format.
-    except (OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError) as error:
+    except (
+        OSError,
+        SyntaxError,
+        ValueError,
+        EOFError,
+        LookupError,
+        TypeError,
+        struct.error,
+    ) as error:
         raise InvalidInput(f"the image is damaged: {error}") from error
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """As ImageOps.exif_transpose, which also writes the EXIF anew and fails where it is odd."""
+    image.load()
+    turn = _TURN_BY_ORIENTATION.get(image.getexif().get(ExifTags.Base.Orientation))
+    return image if turn is None else image.transpose(turn)
