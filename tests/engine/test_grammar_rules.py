@@ -182,7 +182,13 @@ def test_a_finished_grammar_ends_the_stream_even_where_eos_is_ignored(
 
 
 @pytest.mark.parametrize(
-    "fields", [{"min_tokens": 20}, {"allowed_token_ids": [300]}, {"bad_words_ids": [[EOS]]}]
+    "fields",
+    [
+        {"min_tokens": 20},
+        {"min_tokens": 20, "ignore_eos": True},
+        {"allowed_token_ids": [300]},
+        {"bad_words_ids": [[EOS]]},
+    ],
 )
 def test_a_stream_that_is_left_no_token_ends_alone(
     driver: EngineDriver, make: Maker, fields: dict[str, Any]

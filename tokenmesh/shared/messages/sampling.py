@@ -67,3 +67,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """What the output must look like."""
     repetition: RepetitionRule | None = None
     thinking: ThinkingBudget | None = None
+
+    @property
+    def ignores_eos(self) -> bool:
+        """After the end of a grammar there is nothing else to draw."""
+        return self.ignore_eos and self.structured is None

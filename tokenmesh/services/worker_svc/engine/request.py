@@ -127,16 +127,11 @@ class Request:
         self.min_len = self.num_prompt + self.sampling.min_tokens
         self.max_len = self.num_prompt + self.sampling.max_tokens
         stops = frozenset(self.sampling.stop_token_ids)
-        self.stop_ids = stops if self.ignores_eos else stops | self.eos_ids
+        self.stop_ids = stops if self.sampling.ignores_eos else stops | self.eos_ids
         # an earlier attempt that delivered tokens delivered these before them
         self.wants_prompt_logprobs = (
             self.sampling.prompt_logprobs is not None and self.num_resumed == 0
         )
-
-    @property
-    def ignores_eos(self) -> bool:
-        """After the end of a grammar there is nothing else to draw."""
-        return self.sampling.ignore_eos and self.sampling.structured is None
 
     @property
     def order(self) -> tuple[int, int]:
@@ -176,7 +171,7 @@ class Request:
             return None
         token = self.token_ids[-1]
         if length >= self.min_len and token in self.stop_ids:
-            is_eos = token in self.eos_ids and not self.ignores_eos
+            is_eos = token in self.eos_ids and not self.sampling.ignores_eos
             return Ending("stop", stop_token=None if is_eos else token)
         if length >= self.max_len:
             return Ending("length")

@@ -108,7 +108,7 @@ class DeviceLimits:
         params = new.sampling
         output = new.token_ids[new.num_prompt :]
         stops = set(params.stop_token_ids)
-        if not params.ignore_eos:
+        if not params.ignores_eos:
             stops |= self._eos_token_ids
         if len(output) >= params.min_tokens:
             stops = set()

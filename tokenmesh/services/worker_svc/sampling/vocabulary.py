@@ -34,7 +34,7 @@ class VocabularyState:
         if params.allowed_token_ids is None and not params.logit_bias and num_missing <= 0:
             return
         stops = set(params.stop_token_ids)
-        if not params.ignore_eos:
+        if not params.ignores_eos:
             stops |= self._eos_token_ids
         allowed, biased = params.allowed_token_ids, self._known(list(params.logit_bias))
         self._row_by_number[new.row] = _Row(
