@@ -5,7 +5,6 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +12,6 @@ from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
 from tokenmesh.services.worker_svc.engine.decoding import Decoding
 from tokenmesh.services.worker_svc.engine.limits import Limits
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
-from tokenmesh.services.worker_svc.engine.queues import ServiceQueue
 from tokenmesh.services.worker_svc.engine.request import Request, StreamKey
 from tokenmesh.services.worker_svc.engine.scheduler import Scheduler
 from tokenmesh.shared.ids import GatewayId, RequestId
@@ -125,16 +123,3 @@ def test_who_left_and_came_back_is_met_once() -> None:
     decoding.enter(each)
     met = [decoding.tick() for _ in range(14)]
     assert met == [[]] * 13 + [[each]]
-
-
-@pytest.mark.parametrize(("budget", "rows"), [(1, [1, 2]), (2, [2]), (3, [])])
-def test_who_is_served_last_gets_no_token_of_a_small_budget(budget: int, rows: list[int]) -> None:
-    decoding = Decoding()
-    queue = ServiceQueue()
-    for row in range(3):
-        each = request(row)
-        each.row, each.arrival, each.capacity, each.is_prefilling = row, row, 16, False
-        each.num_computed = 2
-        decoding.enter(each)
-        queue.add(each)
-    assert [each.row for each in decoding.beyond(queue, budget)] == rows

@@ -79,7 +79,7 @@ def test_the_latest_request_gives_way_and_comes_back_first(make_request: MakeReq
 
 
 def test_a_weight_is_a_share(make_request: MakeRequest) -> None:
-    tenants = Tenants(make_request, max_num_seqs=8, max_num_batched_tokens=32)
+    tenants = Tenants(make_request, num_rows=8, max_num_batched_tokens=32)
     tenants.add(FLOOD, 20)
     tenants.step(2)
     tenants.add(Owner("heavy", weight=3.0), 20)
@@ -172,7 +172,7 @@ def test_a_step_is_split_by_weight_and_nothing_is_left(
 
 @pytest.mark.parametrize("num_tenants", [2, 3, 7])
 def test_everybody_is_served_in_the_end(make_request: MakeRequest, num_tenants: int) -> None:
-    tenants = Tenants(make_request, max_num_seqs=2)
+    tenants = Tenants(make_request, num_rows=2)
     owners = [Owner(str(each), weight=1 + 9 * each) for each in range(num_tenants)]
     for owner in owners:
         tenants.add(owner, 6, length=20, max_tokens=12)

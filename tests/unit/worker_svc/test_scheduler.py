@@ -14,7 +14,7 @@ from tokenmesh.services.worker_svc.engine.scheduler import Scheduler
 
 MakeRequest = Callable[..., Request]
 LIMITS = Limits(
-    max_num_seqs=4,
+    num_rows=4,
     max_num_batched_tokens=16,
     long_prefill_token_threshold=0,
     block_size=4,
@@ -82,7 +82,7 @@ def test_long_prefills_are_cut_only_while_others_wait_or_run(make_request: MakeR
 
 
 def test_no_more_streams_run_than_there_are_rows(make_request: MakeRequest) -> None:
-    bench = Bench(replace(LIMITS, max_num_seqs=2))
+    bench = Bench(replace(LIMITS, num_rows=2))
     bench.add(*(make_request(stream, [stream]) for stream in range(3)))
     plan = bench.step()
     assert len(plan.scheduled) == 2

@@ -70,7 +70,7 @@ class LoadBook:
         load = self.load(streams=streams)
         settings = self._settings
         held = load.running + load.waiting
-        if held >= settings.max_num_seqs + settings.max_waiting:
+        if held >= settings.num_rows + settings.max_waiting:
             return Refused(reason=f"{held} streams are here already", retry_after_s=self._wait_s())
         queued = load.queued_tokens
         own = load.tenant_streams.get(owner.tenant, 0)
@@ -94,7 +94,7 @@ class LoadBook:
         return WorkerLoad(
             running=stats.running,
             waiting=stats.waiting + len(self._pending) + self.num_preparing,
-            max_num_seqs=self._settings.max_num_seqs,
+            max_num_seqs=self._settings.num_rows,
             queued_tokens=stats.queued_tokens + self._pending_tokens,
             kv_blocks_used=stats.kv_blocks_used,
             kv_blocks_total=self._num_blocks,

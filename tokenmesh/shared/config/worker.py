@@ -54,7 +54,12 @@ class WorkerSettings(BaseModel):
         ge=0,
         description="Microseconds that their threads look for more work before they sleep.",
     )
-    max_num_seqs: int = Field(default=256, ge=1, le=4096, description="Streams in one batch.")
+    max_num_seqs: int = Field(
+        default=256,
+        ge=1,
+        le=4096,
+        description="Streams in one batch, at most as many as a step has tokens.",
+    )
     max_num_batched_tokens: int = Field(
         default=1024, ge=1, description="Tokens computed in one step: the budget of a step."
     )
@@ -208,3 +213,8 @@ class WorkerSettings(BaseModel):
     sim_time_scale: float = Field(
         default=1.0, ge=0, description="sim: factor on all times; 0 does not wait at all."
     )
+
+    @property
+    def num_rows(self) -> int:
+        """Streams that run at a time: each that decodes takes a token of every step."""
+        return min(self.max_num_seqs, self.max_num_batched_tokens)

@@ -8,7 +8,6 @@ tick its next border comes. What a step costs here goes with borders, not with r
 from collections import defaultdict
 
 from tokenmesh.services.worker_svc.engine.clock import STILL, StepClock
-from tokenmesh.services.worker_svc.engine.queues import ServiceQueue
 from tokenmesh.services.worker_svc.engine.request import Request
 
 _NEVER = -1
@@ -52,13 +51,6 @@ class Decoding:
             request.num_computed = length
             request.due = _NEVER
             del self._members[request.row]
-
-    def beyond(self, running: ServiceQueue, budget: int) -> list[Request]:
-        """Members that get no token when each of `running` that wants one gets it in order."""
-        if len(running) <= budget:
-            return []
-        wanting = [each for each in running if each.is_prefilling or each in self]
-        return [request for request in wanting[budget:] if not request.is_prefilling]
 
     def tick(self) -> list[Request]:
         """Every member computes a token; those that reach a border by that, in no order.

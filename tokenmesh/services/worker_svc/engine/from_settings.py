@@ -22,7 +22,7 @@ def make_cache(
 def limits_of(settings: WorkerSettings, num_blocks: int) -> Limits:
     """The scheduler's limits for a pool of that size."""
     return Limits(
-        max_num_seqs=settings.max_num_seqs,
+        num_rows=settings.num_rows,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         long_prefill_token_threshold=settings.long_prefill_token_threshold,
         block_size=settings.block_size,

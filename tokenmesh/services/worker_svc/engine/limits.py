@@ -7,7 +7,8 @@ from dataclasses import dataclass
 class Limits:
     """What bounds a step."""
 
-    max_num_seqs: int
+    num_rows: int
+    """Not above `max_num_batched_tokens`: then everybody who decodes has a token of each step."""
     max_num_batched_tokens: int
     long_prefill_token_threshold: int
     """0: no bound but the budget."""

@@ -33,6 +33,7 @@ class Scheduler:
     """
 
     def __init__(self, limits: Limits, pool: BlockPool, cache: PrefixCache) -> None:
+        assert limits.num_rows <= limits.max_num_batched_tokens
         self._limits = limits
         self._pool = pool
         self._cache = cache
@@ -47,8 +48,8 @@ class Scheduler:
         self._ends = EndWatch()
         self._arrivals = count()
         self._steps = count()
-        self.rows = RowTable(limits.max_num_seqs)
-        self.recent = RecentUse(limits.max_num_seqs, limits.max_num_batched_tokens)
+        self.rows = RowTable(limits.num_rows)
+        self.recent = RecentUse(limits.num_rows, limits.max_num_batched_tokens)
         """What each tenant has had lately."""
         self._waiting = WaitingLine(self.rows, self.recent)
         queues = self._running, self._prefilling, self._waiting
@@ -101,7 +102,7 @@ class Scheduler:
         budget = self._limits.max_num_batched_tokens
         is_short = self._sharing.begin_step(budget, self._limits.block_size)
         num_gave_way = len(self.notes.preempted)
-        self._decode(plan, budget)
+        self._decode(plan)
         budget -= len(plan.decodes)
         if len(self._prefilling):
             budget -= self._continue_prefills(plan, budget)
@@ -140,11 +141,8 @@ class Scheduler:
                 self._register(request, length - 1, length)
         return drawn, ends
 
-    def _decode(self, plan: StepPlan, budget: int) -> None:
+    def _decode(self, plan: StepPlan) -> None:
         """Everybody who decodes goes on by a token."""
-        held = self._decoding.beyond(self._running, budget)
-        for request in held:
-            self._decoding.leave(request)
         self._filling = []
         at_border = self._decoding.tick()
         is_short = self._pool.num_free < len(at_border)
@@ -155,8 +153,6 @@ class Scheduler:
             if not is_short or request in self._decoding:
                 self._pass_border(plan, request, is_short=is_short)
         plan.decodes = self._decoding.rows()
-        for request in held:
-            self._decoding.enter(request)
 
     def _pass_border(self, plan: StepPlan, request: Request, *, is_short: bool) -> None:
         """A decoding request fills a block, needs one, or comes to its end."""

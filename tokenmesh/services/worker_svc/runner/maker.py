@@ -100,7 +100,7 @@ class RunnerMaker:
             eos = self.eos_token_ids
             return make_cuda_runner(decoder, pool, eos, worker, self.max_model_len), pool
         max_blocks = -(-self.max_model_len // worker.block_size)
-        rows = Rows(worker.max_num_seqs, max_blocks, config)
+        rows = Rows(worker.num_rows, max_blocks, config)
         sampler = Sampler(config.vocab_size, self.eos_token_ids, worker.grammar_step_s)
         is_async = worker.async_scheduling is True
         return TorchRunner(decoder, pool, rows, sampler, is_async=is_async), pool

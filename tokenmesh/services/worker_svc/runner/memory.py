@@ -126,7 +126,7 @@ def count_blocks(need: Need, settings: WorkerSettings, measure: Callable[[], Bud
     else:
         budget = measure()
         # More than every row at full length can never be used.
-        most = 1 + settings.max_num_seqs * (need.num_blocks - 1)
+        most = 1 + settings.num_rows * (need.num_blocks - 1)
         count = min(budget.num_bytes // need.block_bytes, most)
     if count < need.num_blocks:
         raise _too_little(need, budget, count)

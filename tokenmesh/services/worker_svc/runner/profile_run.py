@@ -26,7 +26,7 @@ def run_largest_steps(make_runner: MakeRunner, settings: WorkerSettings, max_mod
     Returns the bytes of that pool, which belong to no step.
     """
     longest = min(settings.max_num_batched_tokens, max_model_len)
-    num_rows = min(settings.max_num_seqs, settings.max_num_batched_tokens)
+    num_rows = settings.num_rows
     each = min(settings.max_num_batched_tokens // num_rows, max_model_len)
     # all rows share the same blocks: nobody reads what is computed
     runner, pool = make_runner(1 + -(-longest // settings.block_size))
