@@ -1,208 +1,49 @@
 """The worker actor with the simulated engine on the real bus."""
 
-import asyncio
 import re
-import threading
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
 import pytest
 
-from tokenmesh.services.worker_svc.actor import Identity, Surroundings, WorkerActor
-from tokenmesh.services.worker_svc.engine.engine import Engine
-from tokenmesh.services.worker_svc.engine.plan import StepPlan, StepResult
-from tokenmesh.services.worker_svc.engine.sim import (
-    SimLaunch,
-    SimRunner,
-    SimVocabulary,
-    prompt_key,
-    sim_token,
+from tests.fakes.worker_rig import (
+    EPOCH,
+    GATEWAY,
+    PROMPT,
+    WORKER,
+    Rig,
+    expected,
+    image,
+    running_rig,
+    tokens_of,
 )
-from tokenmesh.services.worker_svc.loaded import SimModel
-from tokenmesh.services.worker_svc.thread import EngineThread
-from tokenmesh.shared import subjects
-from tokenmesh.shared.actor import ActorLimits, ActorRuntime
 from tokenmesh.shared.blobs import Blobs
-from tokenmesh.shared.bus.base import Envelope
 from tokenmesh.shared.bus.message_bus import MessageBus
-from tokenmesh.shared.clock import now_s
-from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import (
-    Draining,
     InvalidInput,
     PromptTooLong,
     Unavailable,
     UnknownModel,
 )
-from tokenmesh.shared.ids import BlobKey, GatewayId, ModelName, RequestId, WorkerId
+from tokenmesh.shared.ids import BlobKey, ModelName
 from tokenmesh.shared.messages import (
     Accepted,
     Cancel,
     Done,
-    Drain,
-    Generate,
-    Message,
-    Ping,
     Refused,
     Resend,
     StreamUnknown,
-    Tokens,
 )
-from tokenmesh.shared.messages.media import MediaItem
 from tokenmesh.shared.messages.sampling import SamplingParams
-from tokenmesh.shared.messages.tokens import Delta
-from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.tensor_blob import TensorBlob
 from tokenmesh.shared.tokens import pack_ids, unpack_ids
 
-WORKER = WorkerId("worker-1")
-GATEWAY = GatewayId("gateway-1")
-MODEL = ModelName("tiny")
-EPOCH = 7
-VOCABULARY = SimVocabulary(1000, (2,))
-PROMPT = list(range(10, 50))
-
-
-class Brakes:
-    """Stands for the time a step takes: `hold` keeps the engine inside of one."""
-
-    def __init__(self) -> None:
-        self._released = threading.Event()
-        self._released.set()
-
-    def __call__(self, seconds: float) -> None:
-        self._released.wait(5.0)
-
-    def hold(self) -> None:
-        self._released.clear()
-
-    def release(self) -> None:
-        self._released.set()
-
-
-@dataclass
-class Rig:
-    """A running worker and the gateway that talks to it."""
-
-    bus: MessageBus
-    actor: WorkerActor
-    brakes: Brakes
-    metrics: Metrics
-    alive: set[GatewayId]
-    left: list[bool]
-    messages: list[Tokens] = field(default_factory=list)
-    arrived: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def take(self, envelope: Envelope) -> None:
-        assert isinstance(envelope.message, Tokens)
-        self.messages.append(envelope.message)
-        self.arrived.set()
-
-    async def generate(self, stream: int = 1, **changes: Any) -> Message:
-        question = msgspec.structs.replace(request(stream), **changes)
-        subject = subjects.worker_generate(WORKER)
-        return await self.bus.request(subject, question, deadline_s=now_s() + 5)
-
-    async def control(self, command: Message) -> Message:
-        subject = subjects.worker_control(WORKER)
-        return await self.bus.request(subject, command, deadline_s=now_s() + 5)
-
-    def deltas(self, stream: int = 1) -> list[Delta]:
-        return [
-            delta for tokens in self.messages for delta in tokens.deltas if delta.stream == stream
-        ]
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(8):
-            while not condition():
-                self.arrived.clear()
-                await self.arrived.wait()
-
-    async def finished(self, stream: int = 1) -> list[Delta]:
-        await self.until(lambda: any(delta.finish for delta in self.deltas(stream)))
-        return self.deltas(stream)
-
-    async def idle(self) -> None:
-        """A round trip after the last ending; then the engine must hold nothing."""
-        await self.control(Ping())
-        load = self.actor.load()
-        assert (load.running, load.waiting, load.kv_blocks_used) == (0, 0, 0)
-
-
-def request(stream: int) -> Generate:
-    return Generate(
-        request_id=RequestId(f"r{stream}"),
-        model=MODEL,
-        gateway=GATEWAY,
-        stream=stream,
-        epoch=EPOCH,
-        prompt_ids=pack_ids(PROMPT),
-        sampling=SamplingParams(seed=5, max_tokens=8),
-    )
-
-
-def image(offset: int, length: int) -> MediaItem:
-    return MediaItem(
-        kind="image", content_hash="c", offset=offset, length=length, pixels=BlobKey("p")
-    )
-
-
-def expected(count: int, sampling: SamplingParams | None = None) -> list[int]:
-    key = prompt_key(PROMPT)
-    sampling = sampling or request(1).sampling
-    return [sim_token(key, sampling, position, VOCABULARY) for position in range(count)]
-
-
-def tokens_of(deltas: list[Delta]) -> list[int]:
-    return [token for delta in deltas for token in unpack_ids(delta.token_ids)]
-
-
-async def no_beat() -> None:
-    """Nobody places anything here."""
-
 
 @pytest.fixture
-def settings() -> WorkerSettings:
-    return WorkerSettings(
-        engine="sim",
-        max_num_seqs=4,
-        max_waiting=2,
-        sim_num_blocks=64,
-        sim_step_s=0.001,
-        gateway_check_s=0.02,
-        gateway_grace_s=0.1,
-        max_step_failures=2,
-        hand_over_s=0.5,
-    )
-
-
-@pytest.fixture
-async def rig(bus: MessageBus, blobs: Blobs, settings: WorkerSettings) -> AsyncIterator[Rig]:
-    brakes = Brakes()
-    runner = SimRunner(VOCABULARY, settings, brakes)
-    loaded = SimModel(
-        runner, 512, VOCABULARY.size, frozenset({2}), hidden_size=4, takes_images=True
-    )
-    metrics = Metrics()
-    alive = {GATEWAY}
-    left: list[bool] = []
-    around = Surroundings(
-        bus, blobs, metrics, alive.__contains__, lambda: left.append(True), no_beat
-    )
-    host = EngineThread(Engine(runner, settings), settings)
-    actor = WorkerActor(Identity(WORKER, EPOCH, (MODEL,)), settings, loaded, host, around)
-    runtime = ActorRuntime(actor, bus, ActorLimits())
-    rig = Rig(bus, actor, brakes, metrics, alive, left)
-    subscription = await bus.subscribe(subjects.gateway_tokens(GATEWAY), rig.take)
-    await runtime.listen(subjects.worker_generate(WORKER))
-    await runtime.listen(subjects.worker_control(WORKER))
-    await bus.flush()
-    yield rig
-    brakes.release()
-    await runtime.stop(grace_s=1.0)
-    await subscription.stop()
+async def rig(bus: MessageBus, blobs: Blobs) -> AsyncIterator[Rig]:
+    async with running_rig(bus, blobs) as rig:
+        yield rig
 
 
 async def test_a_stream_is_accepted_and_its_tokens_arrive_in_order(rig: Rig) -> None:
@@ -379,100 +220,3 @@ async def test_media_embeddings_are_fetched_before_the_stream_begins(
     good = msgspec.structs.replace(item, embeddings=key)
     assert await rig.generate(media=[good]) == Accepted(worker_id=WORKER)
     assert len(tokens_of(await rig.finished())) == 8
-
-
-async def test_streams_of_a_vanished_gateway_end(rig: Rig) -> None:
-    # Held from the start: a busy machine could otherwise let the stream end by itself.
-    rig.brakes.hold()
-    await rig.generate(sampling=SamplingParams(seed=5, max_tokens=400))
-    rig.alive.clear()
-    await asyncio.sleep(0.2)
-    rig.brakes.release()
-    assert (await rig.finished())[-1].finish == "abort"
-
-
-async def test_a_draining_worker_refuses_and_hands_over_what_is_left(rig: Rig) -> None:
-    assert await rig.control(Ping()) == Done()
-    rig.brakes.hold()
-    await rig.generate(sampling=SamplingParams(seed=5, max_tokens=400))
-    assert await rig.control(Drain()) == Done()
-    assert rig.left
-    # not for want of room: its client shall not be told 429
-    with pytest.raises(Draining):
-        await rig.generate(2)
-    draining = asyncio.create_task(rig.actor.drain(0.6))
-    await asyncio.sleep(0.15)
-    rig.brakes.release()
-    await draining
-    last = (await rig.finished())[-1]
-    assert last.finish == "error"
-    assert last.error is not None
-    assert last.error.retryable
-
-
-async def test_a_draining_worker_finishes_short_streams(rig: Rig) -> None:
-    await rig.generate()
-    await rig.actor.drain(5.0)
-    assert (await rig.finished())[-1].finish == "length"
-
-
-class BrokenLaunch(SimLaunch):
-    """Fails."""
-
-    def result(self) -> StepResult:
-        raise RuntimeError("no such device")
-
-
-class BrokenRunner(SimRunner):
-    """Fails in every step."""
-
-    def launch(self, plan: StepPlan) -> SimLaunch:
-        return BrokenLaunch(StepResult(), 0.0, Brakes())
-
-
-async def test_an_engine_that_keeps_failing_ends_the_service_and_every_stream(
-    bus: MessageBus, blobs: Blobs, settings: WorkerSettings
-) -> None:
-    runner = BrokenRunner(VOCABULARY, settings, Brakes())
-    loaded = SimModel(runner, 512, VOCABULARY.size, frozenset())
-    around = Surroundings(bus, blobs, Metrics(), lambda _: True, lambda: None, no_beat)
-    host = EngineThread(Engine(runner, settings), settings)
-    actor = WorkerActor(Identity(WORKER, EPOCH, (MODEL,)), settings, loaded, host, around)
-    fatal = asyncio.Event()
-    runtime = ActorRuntime(actor, bus, ActorLimits(), on_fatal=lambda _: fatal.set())
-    rig = Rig(bus, actor, Brakes(), Metrics(), {GATEWAY}, [])
-    subscription = await bus.subscribe(subjects.gateway_tokens(GATEWAY), rig.take)
-    await runtime.listen(subjects.worker_generate(WORKER))
-    await rig.generate(1)
-    (failed,) = await rig.finished(1)
-    assert failed.error is not None
-    assert failed.error.retryable
-    assert "no such device" in failed.error.message
-    assert not fatal.is_set()
-    await rig.generate(2)
-    await rig.finished(2)
-    async with asyncio.timeout(5):
-        await fatal.wait()
-    await runtime.stop(grace_s=0.5)
-    await subscription.stop()
-
-
-async def test_a_step_that_never_ends_ends_the_service(
-    bus: MessageBus, blobs: Blobs, settings: WorkerSettings
-) -> None:
-    brakes = Brakes()
-    brakes.hold()
-    hasty = settings.model_copy(update={"max_step_s": 0.1, "engine_check_s": 0.02})
-    runner = SimRunner(VOCABULARY, hasty, brakes)
-    loaded = SimModel(runner, 512, VOCABULARY.size, frozenset())
-    around = Surroundings(bus, blobs, Metrics(), lambda _: True, lambda: None, no_beat)
-    host = EngineThread(Engine(runner, hasty), hasty)
-    actor = WorkerActor(Identity(WORKER, EPOCH, (MODEL,)), hasty, loaded, host, around)
-    fatal: asyncio.Queue[str] = asyncio.Queue()
-    runtime = ActorRuntime(actor, bus, ActorLimits(), on_fatal=fatal.put_nowait)
-    await runtime.listen(subjects.worker_generate(WORKER))
-    await Rig(bus, actor, brakes, Metrics(), {GATEWAY}, []).generate()
-    async with asyncio.timeout(5):
-        assert await fatal.get() == "watch engine"
-    brakes.release()
-    await runtime.stop(grace_s=0.5)

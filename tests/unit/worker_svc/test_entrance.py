@@ -130,6 +130,18 @@ async def test_it_enters_with_the_reason_why_there_is_none(
     assert (ending.error.code, ending.error.param) == (error.code, error.param)
 
 
+async def test_it_enters_with_an_error_when_a_library_breaks(
+    rig: Rig, make_request: MakeRequest, caplog: pytest.LogCaptureFixture
+) -> None:
+    request = await begin(rig, make_request)
+    rig.compiler.outcome.set_exception(RuntimeError("what no library should throw"))
+    await rig.settle()
+    assert rig.host.requests == [request]
+    assert request.refusal is not None
+    assert request.refusal.code == "internal_error"
+    assert "what no library should throw" in caplog.text
+
+
 async def test_one_that_was_cancelled_meanwhile_never_enters(
     rig: Rig, make_request: MakeRequest
 ) -> None:

@@ -210,3 +210,13 @@ async def test_a_worker_that_leaves_writes_what_it_has(tmp_path: Path) -> None:
     await mine.start()
     await mine.close()
     assert len(written(tmp_path)) == 1
+
+
+async def test_a_worker_leaves_although_it_cannot_write(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mine = profiling(tmp_path)
+    await mine.start()
+    FakeTrace.error = OSError(28, "No space left on device")
+    await mine.close()
+    assert "No space left" in caplog.text

@@ -68,6 +68,14 @@ def test_a_higher_attempt_takes_the_place_of_a_lower_one() -> None:
     assert streams.num_live == 0
 
 
+def test_the_reservation_of_an_attempt_that_was_replaced_is_given_back() -> None:
+    released: list[str] = []
+    streams = Streams(SETTINGS, released.append)
+    streams.open(key(1), 0).reservation = "first"
+    streams.open(key(1, attempt=1), 0).reservation = "second"
+    assert released == ["first"]
+
+
 def test_a_gateway_is_gone_after_the_grace_time_without_a_beat() -> None:
     watch = GatewayWatch(grace_s=2.0)
     alive = {GATEWAY}

@@ -4,14 +4,18 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 
 import pytest
 
-from tokenmesh.services.worker_svc.engine.engine import Engine
-from tokenmesh.services.worker_svc.engine.request import Request
+from tokenmesh.services.worker_svc.engine.engine import ABORTED, Engine, EngineBroken
+from tokenmesh.services.worker_svc.engine.outputs import StepOutput
+from tokenmesh.services.worker_svc.engine.request import Request, StreamKey
 from tokenmesh.services.worker_svc.engine.sim import SimRunner, SimVocabulary
-from tokenmesh.services.worker_svc.thread import Add, EngineThread, Perform, Stop
+from tokenmesh.services.worker_svc.thread import Add, End, EngineThread, Perform, Stop
 from tokenmesh.shared.config.worker import WorkerSettings
+from tokenmesh.shared.errors import Overloaded
+from tokenmesh.shared.ids import GatewayId
 
 MakeRequest = Callable[..., Request]
 SETTINGS = WorkerSettings(sim_step_s=0.02, sim_num_blocks=64)
@@ -79,4 +83,40 @@ async def test_what_is_performed_finds_no_step_in_flight(
     gate.open()
     assert await asyncio.wait_for(asyncio.wrap_future(seen), WAIT_S) is None
     thread.submit(Stop())
+    assert await asyncio.to_thread(thread.stop, WAIT_S)
+
+
+async def test_a_failure_shows_although_nobody_takes_outputs(
+    gate: Gate, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hasty = {"max_unpublished_steps": 1, "publish_wait_s": 0.05, "max_step_failures": 1}
+    settings = SETTINGS.model_copy(update={**hasty, "async_scheduling": False})
+    runner = SimRunner(SimVocabulary(100), settings, gate)
+
+    def fail(_: float) -> None:
+        raise RuntimeError("no such device")
+
+    monkeypatch.setattr(runner, "_wait", fail)
+    thread = EngineThread(Engine(runner, settings), settings)
+    thread._outputs.put_nowait(StepOutput(step=0))
+    thread.submit(Add(make_request(1, [1, 2, 3])))
+    thread.start()
+    async with asyncio.timeout(WAIT_S):
+        await thread.outputs_ready.wait()
+    assert isinstance(thread.failure, EngineBroken)
+    assert await asyncio.to_thread(thread.stop, WAIT_S)
+
+
+async def test_it_leaves_a_queue_of_commands_that_is_full(
+    gate: Gate, make_request: MakeRequest
+) -> None:
+    thread = thread_of(gate)
+    thread.submit(Add(make_request(1, [1, 2, 3], max_tokens=50)))
+    await entered(gate)
+    nobody = End(ABORTED, StreamKey(GatewayId("gateway"), 2, 0))
+    with suppress(Overloaded):
+        while True:
+            thread.submit(nobody)
+    assert not thread.stop(timeout_s=0.05)
+    gate.open()
     assert await asyncio.to_thread(thread.stop, WAIT_S)

@@ -240,21 +240,21 @@ class WorkerActor(Actor):
         if await self._streams.wait_idle(grace_s - hand_over_s):
             return
         logger.info("handing over %d streams", self._streams.num_live)
-        leaving = Ending("error", error=to_failed(Draining("the worker is leaving")))
-        self._host.submit(End(leaving, key=None))
+        await self._end_all(Ending("error", error=to_failed(Draining("the worker is leaving"))))
         await self._streams.wait_idle(hand_over_s)
 
     def _end(self, stream: Stream) -> None:
         """Cancel a stream, wherever it is on its way."""
         if not stream.is_submitted:
             self._streams.end(stream, monotonic_s())
-        elif stream.ended_s is None:
+        elif stream.ended_s is None and not stream.is_cancelled:
             self._host.submit(End(ABORTED, stream.key))
+            stream.is_cancelled = True
 
-    def _end_all(self, ending: Ending) -> None:
-        """End every stream, those included that the engine was not told of yet."""
-        for stream in [each for each in self._streams.live() if not each.is_submitted]:
-            self._end(stream)
+    async def _end_all(self, ending: Ending) -> None:
+        """End every stream; gateways hear here of those that the engine was not told of yet."""
+        for stream in list(self._streams.live()):
+            await self._publisher.break_off(stream, ending)
         self._host.submit(End(ending, key=None))
 
     def _answer_again(self, known: Stream, attempt: int) -> Accepted | Refused:

@@ -1,6 +1,7 @@
 """Entrance: where a request waits for what the engine must not wait for: embeddings, a grammar."""
 
 import asyncio
+import logging
 from dataclasses import dataclass, field
 
 from tokenmesh.services.worker_svc.engine.request import Request
@@ -16,6 +17,8 @@ from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import InvalidInput, TokenMeshError
 from tokenmesh.shared.messages.failed import to_failed
 from tokenmesh.shared.messages.structured import Structured
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -84,6 +87,11 @@ class Entrance:
             request.grammar = await self._grammars_for(structured).compile(structured)
         except TokenMeshError as error:
             request.refusal = to_failed(error)
+        # whatever a library may throw, nobody waits for ever
+        except Exception as error:
+            logger.exception("a grammar cannot be loaded")
+            reason = f"the grammar cannot be loaded: {type(error).__name__}"
+            request.refusal = to_failed(TokenMeshError(reason))
         finally:
             self.book.num_preparing -= 1
             request.timeline.grammar_ns = now_ns()

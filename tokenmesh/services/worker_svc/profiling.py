@@ -71,8 +71,12 @@ class Profiling:
 
     async def close(self) -> None:
         """The worker leaves: what was recorded is still written."""
-        if self._trace is not None:
+        if self._trace is None:
+            return
+        try:
             await self.stop()
+        except TokenMeshError as error:
+            logger.error("%s", error.message)
 
     async def _start(self) -> None:
         folder = self._folder()

@@ -8,9 +8,10 @@ from collections.abc import Iterable
 
 from tokenmesh.services.worker_svc.block_events.stream import BlockEventStream
 from tokenmesh.services.worker_svc.engine.outputs import StepOutput
+from tokenmesh.services.worker_svc.engine.request import Ending
 from tokenmesh.services.worker_svc.meters import WorkerMeters
 from tokenmesh.services.worker_svc.prefix_index.writer import IndexWriter
-from tokenmesh.services.worker_svc.streams import Streams
+from tokenmesh.services.worker_svc.streams import Stream, Streams
 from tokenmesh.services.worker_svc.tracing import record_spans
 from tokenmesh.shared import subjects
 from tokenmesh.shared.bus.base import Bus
@@ -69,6 +70,16 @@ class Publisher:
         if output.blocks and self.block_events is not None:
             self.block_events.note(output.blocks)
         self._meters.note(output)
+
+    async def break_off(self, stream: Stream, ending: Ending) -> None:
+        """End a stream that the engine was not told of; nothing happens to any other."""
+        if stream.is_submitted or stream.ended_s is not None:
+            return
+        key, offset = stream.key, stream.first_offset
+        delta = Delta(key.stream, key.attempt, offset, b"", ending.reason, error=ending.error)
+        self._streams.record(stream, delta)
+        self._streams.end(stream, monotonic_s())
+        await self.send(key.gateway, [delta])
 
     async def send(self, gateway: GatewayId, deltas: Iterable[Delta]) -> None:
         """One message to one gateway, or one for each delta when that is too large."""

@@ -36,7 +36,7 @@ class Rest:
         loaded: Loaded,
         host: EngineHost,
         streams: Streams,
-        end_all: Callable[[Ending], None],
+        end_all: Callable[[Ending], Coroutine[object, object, None]],
         beat: Callable[[], Coroutine[object, object, None]],
     ) -> None:
         """`end_all` ends every stream; `beat` tells the mesh at once what has changed."""
@@ -94,7 +94,8 @@ class Rest:
     async def _quiet(self, message: Sleep, timeout_s: float) -> None:
         """No stream is left when it returns."""
         if message.mode == "abort":
-            self._end_all(Ending("error", error=to_failed(Asleep("the model was put to sleep"))))
+            asleep = to_failed(Asleep("the model was put to sleep"))
+            await self._end_all(Ending("error", error=asleep))
         elif self._streams.num_live:
             logger.info("waiting for %d streams before sleep", self._streams.num_live)
         # said in time: a handler that runs out of time is cancelled without a word

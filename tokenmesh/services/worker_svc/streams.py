@@ -31,6 +31,8 @@ class Stream:
     owner: Owner = NOBODY
     is_submitted: bool = False
     """Whether the engine was told."""
+    is_cancelled: bool = False
+    """Whether the engine was told to end it; once is enough."""
     token_ids: bytearray = field(default_factory=bytearray)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     head: Delta | None = None
@@ -124,6 +126,9 @@ class Streams:
     def open(self, key: StreamKey, first_offset: int) -> Stream:
         """Begin an attempt; it replaces an earlier one."""
         place = (key.gateway, key.stream)
+        earlier = self._stream_by_place.get(place)
+        if earlier is not None:
+            self._give_back(earlier)
         self._ended.pop(place, None)
         stream = self._stream_by_place[place] = Stream(key, first_offset)
         return stream

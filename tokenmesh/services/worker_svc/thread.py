@@ -10,6 +10,7 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -28,6 +29,8 @@ _BROKEN: Final = Ending(
 )
 _COMMANDS_PER_STREAM: Final = 2
 """A stream needs one command to begin and one to be cancelled."""
+_COMMANDS_BESIDE: Final = 8
+"""For all streams at once, and for what is done between two steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +111,10 @@ class EngineThread:
         self._settings = settings
         self._loop: asyncio.AbstractEventLoop | None = None
         self.outputs_ready = asyncio.Event()
-        num_streams = settings.max_num_seqs + settings.max_waiting
-        self._commands: queue.Queue[Command] = queue.Queue(_COMMANDS_PER_STREAM * num_streams + 1)
+        num_streams = settings.num_rows + settings.max_waiting
+        self._commands: queue.Queue[Command] = queue.Queue(
+            _COMMANDS_PER_STREAM * num_streams + _COMMANDS_BESIDE
+        )
         self._outputs: queue.Queue[StepOutput] = queue.Queue(settings.max_unpublished_steps)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._failure: Exception | None = None
@@ -133,8 +138,9 @@ class EngineThread:
     def stop(self, timeout_s: float) -> bool:
         """See `EngineHost.stop`."""
         if self._thread.is_alive():
-            self.submit(Stop())
-            self._thread.join(timeout_s)
+            with suppress(queue.Full):
+                self._commands.put(Stop(), timeout=timeout_s)
+                self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def submit(self, command: Command) -> None:
@@ -164,7 +170,8 @@ class EngineThread:
             self._emit()
         except EngineBroken as error:
             self._engine.cancel_all(_BROKEN)
-            self._outputs.put(self._engine.take_output(), timeout=self._settings.publish_wait_s)
+            with suppress(queue.Full):
+                self._emit()
             self._fail(error)
         # told to the event loop, which ends the process
         except Exception as error:
