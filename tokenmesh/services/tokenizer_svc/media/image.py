@@ -11,7 +11,7 @@ from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
 _FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 """Raster formats that pillow decodes by itself: no PostScript, no plugins that run programs."""
 
-_TURN_BY_ORIENTATION: Final = {
+_TURN_BY_ORIENTATION: Final[dict[object, Image.Transpose]] = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
