@@ -53,6 +53,7 @@ bench: install
 	GOMP_SPINCOUNT=0 $(BIN)/python -m benchmarks.bound --out $(RESULTS)/bound.json
 	$(BIN)/python -m benchmarks.bench_startup --out $(RESULTS)/startup.json
 	$(BIN)/python -m benchmarks.bench_scheduler --out $(RESULTS)/scheduler.json
+	$(BIN)/python -m benchmarks.bench_index --out $(RESULTS)/index.json
 	GOMP_SPINCOUNT=0 $(BIN)/python -m benchmarks.bench_ops --out $(RESULTS)/ops_cpu.json
 	$(BIN)/python -m benchmarks.trace_cost --out $(RESULTS)/tracing.json -- --engine sim
 	$(BIN)/python -m benchmarks.write_page

@@ -30,7 +30,7 @@ from benchmarks.serve.report import ROOT
 PAGE: Final = ROOT / "docs" / "benchmarks.md"
 RESULTS: Final = ROOT / "benchmarks" / "results"
 
-_SECTIONS: Final[tuple[tuple[str, Any, Callable[[Any], Iterator[str]]], ...]] = (
+SECTIONS: Final[tuple[tuple[str, Any, Callable[[Any], Iterator[str]]], ...]] = (
     ("peers.json", PeersResult, peers_section),
     ("overhead.json", PeersResult, overhead_section),
     ("engine.json", EngineResult, decode_section),
@@ -54,7 +54,7 @@ What was tried and why numbers moved is in the [lab notebook](log.md)."""
 def page(results: Path) -> str:
     """The text. Raises msgspec.ValidationError for a file that is not what its program writes."""
     lines = [_INTRODUCTION]
-    for name, kind, section in _SECTIONS:
+    for name, kind, section in SECTIONS:
         path = results / name
         if path.exists():
             lines += ["", *section(msgspec.json.decode(path.read_bytes(), type=kind))]

@@ -20,8 +20,8 @@ from benchmarks.page import bars
 from benchmarks.peers.results import ModelResult, PeersResult
 from benchmarks.peers.roster import PEERS, TITLES
 from benchmarks.peers.sample import Sample
-from benchmarks.serve.report import environment, write_json
-from benchmarks.write_page import PAGE, RESULTS, page
+from benchmarks.serve.report import ROOT, environment, write_json
+from benchmarks.write_page import PAGE, RESULTS, SECTIONS, page
 
 
 def sample(speed: float) -> list[Sample]:
@@ -45,6 +45,12 @@ def peers_result(*models: ModelResult) -> PeersResult:
 
 def test_the_page_is_current() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(RESULTS), "run: python -m benchmarks.write_page"
+
+
+def test_make_bench_writes_all_that_the_page_shows_of_this_machine() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    shown = {name for name, _, _ in SECTIONS} - {"ops_cuda.json"}
+    assert [name for name in sorted(shown) if f"$(RESULTS)/{name}" not in makefile] == []
 
 
 def test_every_peer_has_a_title() -> None:
