@@ -35,12 +35,13 @@ def recovery_of(heard: Sequence[Heard], moments: Moments, share: float) -> Recov
     """Back is the first window with `share` of the hit rate before, if all that follows has it too.
 
     Not each window that follows: of few requests one in three falls short by luck, before as well.
+    Where nothing was hit before, nothing can come back.
     """
     before = hit_rate(heard, moments.left_s / 2, moments.left_s) or 0.0
     end_s = max((each.due_s for each in heard), default=0.0)
     back_s = None
     start_s = moments.back_s
-    while back_s is None and start_s <= end_s - _WINDOW:
+    while before and back_s is None and start_s <= end_s - _WINDOW:
         rates = [hit_rate(heard, start_s, until_s) for until_s in (start_s + _WINDOW, end_s + 1)]
         if all(rate is not None and rate >= share * before for rate in rates):
             back_s = start_s - moments.back_s

@@ -131,6 +131,7 @@ class Connection(asyncio.Protocol):
     ) -> Reply:
         """Send a whole request and await the whole answer. Raises ConnectionError.
 
+        Who is cancelled meanwhile hangs up: else the server would go on answering nobody.
         `on_chunk` sees each event of a stream as it comes, `on_data` its bytes where they are no
         chunk.
         """
@@ -143,7 +144,11 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._answer = asyncio.get_running_loop().create_future()
         self._transport.write(request)
-        return await self._answer
+        try:
+            return await self._answer
+        except asyncio.CancelledError:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Hang up."""

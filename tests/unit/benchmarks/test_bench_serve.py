@@ -1,6 +1,8 @@
 """The load generator against a server that says exactly what a test wants."""
 
+import asyncio
 import json
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -35,6 +37,24 @@ async def outcomes_of(answer: Answer, count: int = 4, timeout_s: float = 5) -> l
         found = await load.closed([Ask([1, 2, 3], 3)] * count)
         load.close()
     return found
+
+
+async def test_who_gives_up_hangs_up() -> None:
+    has_left = asyncio.Event()
+
+    async def wait_for_the_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            await reader.read()
+        has_left.set()
+        writer.close()
+
+    async with await asyncio.start_server(wait_for_the_end, "127.0.0.1", 0) as server:
+        client = Server(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", None)
+        connection = await client.connect()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await connection.send(client.request("GET", "/"))
+        await asyncio.wait_for(has_left.wait(), 5)
 
 
 async def test_a_good_stream_is_measured() -> None:

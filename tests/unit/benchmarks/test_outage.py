@@ -38,3 +38,7 @@ def test_a_peak_before_all_is_back_does_not_count() -> None:
 
 def test_a_rate_that_stays_low_is_never_back() -> None:
     assert recovery(lambda second: LOW if second >= 20 else USUAL)["back_s"] is None
+
+
+def test_where_nothing_was_cached_before_nothing_comes_back() -> None:
+    assert recovery(lambda _second: 0)["back_s"] is None
