@@ -87,7 +87,10 @@ class SchedulerActor(Actor):
             await _set_within(self._has_room, None if is_idle else self._settings.retry_interval_s)
             self._has_room.clear()
             if self._desk.num_waiting:
-                await self._desk.pump(monotonic_s())
+                began_s = monotonic_s()
+                await self._desk.pump(began_s)
+                # With many tenants and workers a try takes milliseconds; each beat asks for one.
+                await asyncio.sleep(monotonic_s() - began_s)
 
 
 async def _set_within(waker: asyncio.Event, seconds: float | None) -> None:

@@ -1,0 +1,59 @@
+"""Trying waiting requests again leaves time for those that arrive."""
+
+import asyncio
+
+from tests.unit.scheduler_svc.test_desk import worker
+from tokenmesh.services.scheduler_svc.actor import SchedulerActor
+from tokenmesh.services.scheduler_svc.desk import Desk
+from tokenmesh.services.scheduler_svc.placement import Placement
+from tokenmesh.shared.clock import monotonic_s, sleep_s
+from tokenmesh.shared.config.scheduler import SchedulerSettings
+from tokenmesh.shared.ids import InstanceId
+from tokenmesh.shared.messages import Beat
+from tokenmesh.shared.metrics import Metrics
+
+TRY_S = 0.01
+
+
+class SlowDesk(Desk):
+    """Somebody always waits, and to try it keeps the event loop busy."""
+
+    spent_s = 0.0
+
+    @property
+    def num_waiting(self) -> int:
+        return 1
+
+    async def pump(self, now: float) -> None:
+        began_s = monotonic_s()
+        sleep_s(TRY_S)
+        self.spent_s += monotonic_s() - began_s
+
+
+async def test_beats_of_many_workers_do_not_take_all_of_the_time() -> None:
+    settings = SchedulerSettings()
+    desk = SlowDesk(settings, lambda _: [worker("w")], Placement(settings))
+    actor = SchedulerActor(settings, desk, Metrics())
+    beat = Beat(
+        service="worker",
+        instance_id=InstanceId("w"),
+        epoch=1,
+        sequence=1,
+        version="0",
+        load=worker("w").load,
+    )
+
+    async def beat_on() -> None:
+        while True:
+            actor.on_beat(beat)
+            await asyncio.sleep(0)
+
+    began_s = monotonic_s()
+    tasks = [asyncio.create_task(actor._pump_forever()), asyncio.create_task(beat_on())]
+    while desk.spent_s < 20 * TRY_S:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    elapsed_s = monotonic_s() - began_s
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert desk.spent_s <= 0.6 * elapsed_s
