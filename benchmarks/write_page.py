@@ -23,6 +23,7 @@ from benchmarks.page.engine import (
     startup_section,
 )
 from benchmarks.page.index import index_section
+from benchmarks.page.mesh import chaos_section, fairness_section, recovery_section, replay_section
 from benchmarks.page.peers import overhead_section, peers_section
 from benchmarks.peers.results import PeersResult
 from benchmarks.serve.report import ROOT
@@ -39,6 +40,10 @@ SECTIONS: Final[tuple[tuple[str, Any, Callable[[Any], Iterator[str]]], ...]] = (
     ("startup.json", StartupResult, startup_section),
     ("scheduler.json", SchedulerResult, scheduler_section),
     ("index.json", IndexResult, index_section),
+    ("replay_conversation.json", dict[str, Any], replay_section),
+    ("recovery.json", dict[str, Any], recovery_section),
+    ("chaos.json", dict[str, Any], chaos_section),
+    ("fairness.json", dict[str, Any], fairness_section),
     ("ops_cpu.json", Sweep, ops_section),
     ("ops_cuda.json", Sweep, ops_section),
 )
@@ -46,13 +51,17 @@ _INTRODUCTION: Final = """\
 <!-- Written by benchmarks/write_page.py from benchmarks/results/; edit the code instead. -->
 # Benchmarks
 
-Measured by the programs in [benchmarks/](../benchmarks/README.md); `make bench` runs them all on a
-quiet machine. What is compared ran side by side in one run, unless a line says that it is quoted.
-What was tried and why numbers moved is in the [lab notebook](log.md)."""
+Measured by the programs in [benchmarks/](../benchmarks/README.md); `make bench` runs most of them
+on a quiet machine, those of faults, tenants and traces run one by one. What is compared ran side by
+side in one run, unless a line says that it is quoted. What was tried and why numbers moved is in
+the [lab notebook](log.md)."""
 
 
 def page(results: Path) -> str:
-    """The text. Raises msgspec.ValidationError for a file that is not what its program writes."""
+    """The text.
+
+    Raises msgspec.ValidationError or KeyError for a file that is not what its program writes.
+    """
     lines = [_INTRODUCTION]
     for name, kind, section in SECTIONS:
         path = results / name

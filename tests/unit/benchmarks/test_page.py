@@ -174,3 +174,37 @@ def test_a_sweep_shows_its_limits_and_what_is_red(tmp_path: Path) -> None:
     assert "| linear `q1` | 500.0 | - | 900.0 | 35.0 | 0.04 | 70% |" in text
     assert "at most 50 GB/s and 1.00 TFLOP/s" in text
     assert "Not reported, because their tests fail: rope" in text
+
+
+def test_a_fault_that_was_felt_for_too_long_does_not_hold(tmp_path: Path) -> None:
+    silence = {"count": 9, "p50_ms": 60.0, "p99_ms": 101.0, "max_ms": 101.0}
+    result = {
+        "config": {"workers": 3, "step": 0.01, "concurrency": 8},
+        "environment": environment(),
+        "bounds_s": {"kill": 0.1},
+        "silence_less_prefill": {"kill": silence},
+        "failures": {"http_503": 2, "wrong": 1},
+        "requests": 1000,
+    }
+    (tmp_path / "recovery.json").write_bytes(msgspec.json.encode(result))
+    text = page(tmp_path)
+    assert "| worker killed (SIGKILL) | 9 | 60.0 | 101.0 | 100 | **no** |" in text
+    assert "Of 1,000 requests 3 failed." in text
+
+
+def test_what_random_faults_left_behind_is_counted(tmp_path: Path) -> None:
+    result = {
+        "environment": environment(),
+        "faults": 5,
+        "seconds": 9.0,
+        "streams": 70,
+        "tokens": 1234,
+        "failures": {},
+        "leaks": ["a block"],
+        "account_differences": ["one", "two"],
+    }
+    (tmp_path / "chaos.json").write_bytes(msgspec.json.encode(result))
+    text = page(tmp_path)
+    assert "| streams that failed or were wrong | none |" in text
+    assert "| blocks, reservations, processes or files left | 1 |" in text
+    assert "| differences in what tenants were charged | 2 |" in text
