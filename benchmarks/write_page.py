@@ -47,6 +47,13 @@ SECTIONS: Final[tuple[tuple[str, Any, Callable[[Any], Iterator[str]]], ...]] = (
     ("ops_cpu.json", Sweep, ops_section),
     ("ops_cuda.json", Sweep, ops_section),
 )
+RUN_BY_HAND: Final = frozenset(
+    {
+        *("replay_conversation.json", "recovery.json", "chaos.json", "fairness.json"),
+        "ops_cuda.json",
+    }
+)
+"""What `make bench` leaves out: faults that take long, a trace that is not shipped, a GPU."""
 _INTRODUCTION: Final = """\
 <!-- Written by benchmarks/write_page.py from benchmarks/results/; edit the code instead. -->
 # Benchmarks
