@@ -2,6 +2,8 @@
 
 import asyncio
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -18,7 +20,8 @@ from tokenmesh.shared.errors import (
 
 _Body = TypeVar("_Body", bound=BaseModel)
 
-_STRING_OR_BRACKET: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[\]{}]', re.DOTALL)
+_STRING_OR_BRACKET: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
+"""A string without an end is one, too: else each of its quotes would be looked at up to the end."""
 
 
 async def read_json(request: Request, model: type[_Body], limits: GatewaySettings) -> _Body:
@@ -38,9 +41,16 @@ async def read_bytes(request: Request, max_bytes: int, timeout_s: float) -> byte
     told = request.headers.get("content-length", "")
     if told.isdigit() and int(told) > max_bytes:
         raise _too_large(max_bytes)
+    async with arriving(timeout_s):
+        return await _join_parts(request, max_bytes)
+
+
+@asynccontextmanager
+async def arriving(timeout_s: float) -> AsyncIterator[None]:
+    """A body is read inside the block. Raises DeadlineExceeded, Cancelled when its client leaves."""
     try:
         async with asyncio.timeout(timeout_s):
-            return await _join_parts(request, max_bytes)
+            yield
     except TimeoutError as error:
         raise DeadlineExceeded(f"the body did not arrive within {timeout_s:g} s") from error
     except ClientDisconnect as error:

@@ -1,11 +1,12 @@
 """POST /v1/files (multipart), GET and DELETE /v1/files/{id}: images that chats name by id."""
 
 from fastapi import APIRouter, Request
-from starlette.datastructures import UploadFile
+from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Message
 
+from tokenmesh.services.gateway.body import arriving
 from tokenmesh.services.gateway.error_response import json_response
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.openai.errors import UnsupportedMediaType
@@ -41,17 +42,15 @@ def files_router(gateway: Gateway) -> APIRouter:
             raise UnsupportedMediaType("send the file as multipart/form-data")
         bounded = _bounded(request, gateway.settings.max_media_bytes + _FORM_BYTES)
         try:
-            async with bounded.form(max_files=1, max_fields=_MAX_FIELDS) as form:
-                file, purpose = form.get("file"), form.get("purpose", "vision")
-                if len(form.getlist("purpose")) > 1:
-                    raise InvalidInput("the form holds purpose twice", param="purpose")
-                if not isinstance(file, UploadFile) or not isinstance(purpose, str):
-                    raise InvalidInput("the form needs a file in the field file", param="file")
-                if purpose not in _PURPOSES:
-                    raise InvalidInput(f"purpose is one of {', '.join(_PURPOSES)}", param="purpose")
-                facts = await uploads.add(await file.read(), file.filename or "file", purpose)
+            async with arriving(gateway.settings.body_timeout_s):
+                form = await bounded.form(max_files=1, max_fields=_MAX_FIELDS)
         except HTTPException as error:
             raise InvalidInput(f"the form is broken: {error.detail}") from error
+        try:
+            file, purpose = _read(form)
+            facts = await uploads.add(await file.read(), file.filename or "file", purpose)
+        finally:
+            await form.close()
         return json_response(facts)
 
     @router.get("/v1/files/{file_id}")
@@ -75,6 +74,18 @@ def files_router(gateway: Gateway) -> APIRouter:
         return json_response(FileDeleted(id=file_id))
 
     return router
+
+
+def _read(form: FormData) -> tuple[UploadFile, str]:
+    """The file and its purpose. Raises InvalidInput."""
+    file, purpose = form.get("file"), form.get("purpose", "vision")
+    if len(form.getlist("purpose")) > 1:
+        raise InvalidInput("the form holds purpose twice", param="purpose")
+    if not isinstance(file, UploadFile) or not isinstance(purpose, str):
+        raise InvalidInput("the form needs a file in the field file", param="file")
+    if purpose not in _PURPOSES:
+        raise InvalidInput(f"purpose is one of {', '.join(_PURPOSES)}", param="purpose")
+    return file, purpose
 
 
 def _bounded(request: Request, max_bytes: int) -> Request:
