@@ -156,13 +156,15 @@ class FakeScheduler(Actor):
         self.is_full = False
         self.refusal: Refused | None = None
         self.delay_s = 0.0
+        self.delays_s: list[float] = []
+        """Of the next questions, in their order; then `delay_s`."""
 
     @handles(Place)
     async def place(self, message: Place, context: Context) -> Placed | Refused:
         self.received.append(message)
         if self.refusal is not None:
             return self.refusal
-        await asyncio.sleep(self.delay_s)
+        await asyncio.sleep(self.delays_s.pop(0) if self.delays_s else self.delay_s)
         if self.is_full:
             raise Overloaded("every worker is full", retry_after_s=2.5)
         fresh = [each for each in self.workers if each.id not in message.exclude]

@@ -77,14 +77,15 @@ class Answer(Response):
         if ask.is_stream:
             outlet.keep_alive(self._settings.sse_keep_alive_s, self._writer.keep_alive)
         try:
-            async with deliver(
-                self._pipeline, ask.jobs, ask.make_choices, limit, self._admission
-            ) as delivery:
-                if ask.is_stream:
-                    await self._stream(delivery, outlet)
-                else:
-                    await self._collect(delivery, outlet)
-                self._meter.finish(delivery, ask.jobs[0].n)
+            with outlet.until_leaving():
+                async with deliver(
+                    self._pipeline, ask.jobs, ask.make_choices, limit, self._admission
+                ) as delivery:
+                    if ask.is_stream:
+                        await self._stream(delivery, outlet)
+                    else:
+                        await self._collect(delivery, outlet)
+                    self._meter.finish(delivery, ask.jobs[0].n)
         except TokenMeshError as error:
             if not outlet.has_begun or isinstance(error, Cancelled):
                 raise
@@ -97,10 +98,9 @@ class Answer(Response):
         writer = self._writer
         async for pieces in delivery.pieces():
             self._meter.flush(delivery)
-            data = writer.write(delivery, pieces)
-            if not self._has_begun:
-                self._has_begun = True
-                data = writer.begin(delivery) + data
+            data = b"" if self._has_begun else writer.begin(delivery)
+            self._has_begun = True
+            data += writer.write(delivery, pieces)
             if delivery.is_complete:
                 await outlet.end(data + writer.end(delivery))
             elif data:

@@ -21,7 +21,8 @@ class ClientWatch:
     def __init__(self, receive: Receive, patience_s: float) -> None:
         self._receive = receive
         self._patience_s = patience_s
-        self._has_left = False
+        self.has_left = False
+        """Whether that is why the block is being cancelled."""
         self.is_writing = False
         """Set and cleared by the writer around each write."""
         self.num_writes = 0
@@ -46,7 +47,7 @@ class ClientWatch:
         self.stop()
         if self._timer is not None:
             self._timer.cancel()
-        is_ours = self._has_left and kind is asyncio.CancelledError
+        is_ours = self.has_left and kind is asyncio.CancelledError
         if is_ours and self._task is not None and self._task.uncancel() == 0:
             raise Cancelled("the client left") from None
 
@@ -59,8 +60,8 @@ class ClientWatch:
 
     def give_up(self) -> None:
         """Treat the client as gone."""
-        if self._task is not None and not self._has_left:
-            self._has_left = True
+        if self._task is not None and not self.has_left:
+            self.has_left = True
             self._task.cancel()
 
     def _look_later(self) -> None:

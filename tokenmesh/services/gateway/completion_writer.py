@@ -1,6 +1,6 @@
 """CompletionWriter: the answer of /v1/completions."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tokenmesh.services.gateway import sse
 from tokenmesh.services.gateway.ask import Ask
@@ -25,27 +25,47 @@ class CompletionWriter:
         self._ask = ask
         self._n = ask.jobs[0].n
         self._stream: CompletionStream | None = None
+        self._echoes_late = ask.echoes_prompt and ask.chunks.logprobs
+        """A prompt's log-probabilities come with the first token of its first choice."""
+        self._echoed: set[int] = set()
+        self._held: dict[int, list[Piece]] = {}
+        """Of choices whose prompt cannot be echoed yet."""
 
     keep_alive = sse.COMMENT
 
     def begin(self, delivery: Delivery) -> bytes:
         """See `Writer.begin`."""
-        if not self._ask.echoes_prompt:
+        if not self._ask.echoes_prompt or self._echoes_late:
             return b""
-        stream = self._chunks(delivery)
-        frames = []
-        for index in range(self._ask.num_choices):
-            text, ids = self._echo(delivery, index)
-            shape = None
-            if self._ask.chunks.logprobs:
-                entries = self._prompt_logprobs(delivery, index) or [None] * len(ids)
-                shape = self._ask.logprobs.completion(entries, ids, 0)
-            frames.append(stream.echo(index, text, ids, shape))
+        frames = (self._echo_frame(delivery, index) for index in range(self._ask.num_choices))
         return b"".join(frames)
 
     def write(self, delivery: Delivery, pieces: list[Piece]) -> bytes:
         """See `Writer.write`."""
+        if self._echoes_late:
+            return b"".join(self._write_echoed(delivery, pieces))
         return self._chunks(delivery).write(pieces)
+
+    def _write_echoed(self, delivery: Delivery, pieces: list[Piece]) -> Iterator[bytes]:
+        """The chunks of each choice behind its echo."""
+        for piece in pieces:
+            self._held.setdefault(piece.choice, []).append(piece)
+        for index in tuple(self._held):
+            if index not in self._echoed:
+                first = delivery.choices[index // self._n * self._n]
+                if first.prompt_logprobs is None and first.finish_reason is None:
+                    continue
+                self._echoed.add(index)
+                yield self._echo_frame(delivery, index)
+            yield self._chunks(delivery).write(self._held.pop(index))
+
+    def _echo_frame(self, delivery: Delivery, index: int) -> bytes:
+        text, ids = self._echo(delivery, index)
+        shape = None
+        if self._ask.chunks.logprobs:
+            entries = self._prompt_logprobs(delivery, index) or [None] * len(ids)
+            shape = self._ask.logprobs.completion(entries, ids, 0)
+        return self._chunks(delivery).echo(index, text, ids, shape)
 
     def end(self, delivery: Delivery) -> bytes:
         """See `Writer.end`."""

@@ -15,10 +15,11 @@ from tokenmesh.services.gateway.error_response import error_response
 from tokenmesh.services.gateway.exchange import Exchange, attach, check_request_id
 from tokenmesh.services.gateway.http_meters import HttpMeters
 from tokenmesh.services.gateway.origin import check_origin
+from tokenmesh.services.gateway.outlet import leaving
 from tokenmesh.services.gateway.tenancy.key_ring import KeyRing
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.gateway import GatewaySettings
-from tokenmesh.shared.errors import Draining, TokenMeshError
+from tokenmesh.shared.errors import TokenMeshError
 from tokenmesh.shared.ids import RequestId, new_request_id
 from tokenmesh.shared.telemetry import REQUEST_ID, current_traceparent, span
 
@@ -31,7 +32,6 @@ _PREFIX_BY_PATH: Final = {
 }
 _CLIENT_LEFT: Final = 499
 _UNANSWERED: Final = 500
-_LEAVING: Final = Draining("this gateway is about to leave", retry_after_s=1.0)
 
 
 class Edge:
@@ -120,10 +120,10 @@ class Edge:
             else:
                 await self._app(scope, receive, send_on)
         except asyncio.CancelledError:
-            # By the server, which leaves: nobody else cancels a request.
-            if exchange.status:
-                raise
-            await error_response(_LEAVING, scope)(scope, receive, send_on)
+            # By the server, which leaves: nobody else cancels a request. It closes the connection
+            # of an answer that has begun, and would log a traceback for what it has done itself.
+            if not exchange.status:
+                await error_response(leaving(), scope)(scope, receive, send_on)
         finally:
             self._count(scope, exchange)
 

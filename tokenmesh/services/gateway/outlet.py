@@ -1,5 +1,8 @@
 """Outlet: one response's way to its client. Headers once, bytes in order, somebody who watches."""
 
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from starlette.types import Send
@@ -8,6 +11,7 @@ from tokenmesh.services.gateway import sse
 from tokenmesh.services.gateway.client_watch import ClientWatch
 from tokenmesh.services.gateway.keep_alive import KeepAlive
 from tokenmesh.shared.clock import monotonic_s
+from tokenmesh.shared.errors import Draining
 from tokenmesh.shared.telemetry import Tally
 
 _STREAM_HEADERS: Final = [
@@ -16,6 +20,11 @@ _STREAM_HEADERS: Final = [
     # Proxies such as nginx would hold the chunks back.
     (b"x-accel-buffering", b"no"),
 ]
+
+
+def leaving() -> Draining:
+    """What the client of a request is told that the server cancels."""
+    return Draining("this gateway is about to leave", retry_after_s=1.0)
 
 
 class Outlet:
@@ -27,8 +36,22 @@ class Outlet:
         self._watch = watch
         self._flushing = flushing
         self._keep_alive: KeepAlive | None = None
+        self._is_whole = False
         self.has_begun = False
         """Whether the status is out."""
+
+    @contextmanager
+    def until_leaving(self) -> Iterator[None]:
+        """Raises Draining where the server cancels the block; nobody else does but the watch.
+
+        What is left of a whole body cannot be replaced by an error any more.
+        """
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self._watch.has_left or self._is_whole:
+                raise
+            raise leaving() from None
 
     def keep_alive(self, interval_s: float, data: bytes) -> None:
         """From now on send `data` of a stream whenever nothing was sent for so long; 0: never."""
@@ -54,6 +77,7 @@ class Outlet:
     async def answer(self, data: bytes) -> None:
         """A whole JSON body."""
         self.stop()
+        self._is_whole = True
         length = str(len(data)).encode()
         await self._begin([(b"content-type", b"application/json"), (b"content-length", length)])
         await self._write(data, more=False)

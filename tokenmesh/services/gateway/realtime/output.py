@@ -74,7 +74,7 @@ class ResponseOutput:
         is_open = self._is_open and self.items[-1].view["type"] == "message"
         if not is_open:
             self._blank += text
-            if not self._blank.strip():
+            if not text.strip():
                 return
             text, self._blank = self._blank, ""
             yield from self._begin_message()

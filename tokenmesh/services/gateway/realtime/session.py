@@ -148,7 +148,7 @@ class Session:
 
     async def _update(self, event: events.SessionUpdate) -> None:
         config = self._config.updated(event.session)
-        self._gateway.catalog.find(config.model)
+        await self._gateway.catalog.find_soon(config.model)
         self._config = config
         await self._tell_session("session.updated")
 

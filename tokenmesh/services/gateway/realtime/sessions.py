@@ -33,7 +33,7 @@ class Sessions:
     async def serve(self, websocket: WebSocket) -> None:
         """One websocket that may pass, from before it is accepted to its end."""
         try:
-            config = self._open(websocket.query_params)
+            config = await self._open(websocket.query_params)
         except TokenMeshError as error:
             await websocket.send_denial_response(error_response(error, websocket.scope))
             return
@@ -47,9 +47,11 @@ class Sessions:
             lasted_s = monotonic_s() - started_s
             metrics.histogram("websocket_connection_duration_seconds").observe(lasted_s)
 
-    def _open(self, query: Mapping[str, str]) -> SessionConfig:
+    async def _open(self, query: Mapping[str, str]) -> SessionConfig:
         """Raises Overloaded, Draining, UnknownModel and its kin."""
-        gateway = self._gateway
+        gateway, model = self._gateway, query.get("model")
+        card = await gateway.catalog.find_soon(model)
+        # Nothing is waited for from here on until the session counts.
         if gateway.draining.is_set():
             raise Draining("this gateway takes no new sessions")
         limit = gateway.settings.realtime_max_sessions
@@ -58,8 +60,6 @@ class Sessions:
                 f"there are {limit} realtime sessions, the most there may be",
                 retry_after_s=_RETRY_AFTER_S,
             )
-        model = query.get("model")
-        card = gateway.catalog.find(model)
         return SessionConfig(model=model or card.name)
 
     async def _run(self, websocket: WebSocket, config: SessionConfig) -> None:
@@ -80,6 +80,5 @@ class Sessions:
             try:
                 await Session(session_id, config, gateway, channel, access).run()
             except asyncio.CancelledError:
-                # The gateway cannot wait for the response any longer.
+                # The gateway cannot wait for the response any longer; nobody waits for this task.
                 await channel.close(RESTARTS)
-                raise

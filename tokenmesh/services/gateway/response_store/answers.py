@@ -1,6 +1,7 @@
 """HTTP answers for responses that are made apart from the client's own request."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -15,7 +16,8 @@ from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import Cancelled, Conflict, Overloaded, TokenMeshError
 from tokenmesh.shared.telemetry import REQUEST_ID, Tally
 
-Follow = Callable[[int], AsyncIterator[bytes]]
+Frames = AsyncGenerator[bytes, None]
+Follow = Callable[[int], Frames]
 """The frames of a response from a number on."""
 
 
@@ -28,12 +30,12 @@ class FramesAnswer(Response):
 
     def __init__(
         self,
-        frames: AsyncIterator[bytes],
+        told: Frames,
         settings: GatewaySettings,
         on_left: Callable[[], None] = _nobody,
     ) -> None:
         super().__init__()
-        self._frames = frames
+        self._told = told
         self._settings = settings
         self._on_left = on_left
 
@@ -55,8 +57,10 @@ class FramesAnswer(Response):
 
     async def _run(self, outlet: Outlet) -> None:
         try:
-            async for data in self._frames:
-                await outlet.write(data)
+            with outlet.until_leaving():
+                async with aclosing(self._told) as told:
+                    async for data in told:
+                        await outlet.write(data)
         except TokenMeshError as error:
             if not outlet.has_begun or isinstance(error, Cancelled):
                 raise
@@ -89,7 +93,7 @@ class WholeAnswer(Response):
             self._on_left()
 
 
-async def feed_then_log(feed: Feed, follow: Follow | None) -> AsyncIterator[bytes]:
+async def feed_then_log(feed: Feed, follow: Follow | None) -> Frames:
     """Frames from the run; from the log where the run is not here any more, or is too fast."""
     try:
         async for data in feed.read():
@@ -101,5 +105,6 @@ async def feed_then_log(feed: Feed, follow: Follow | None) -> AsyncIterator[byte
         return
     if follow is None:
         raise Overloaded("the client is too far behind")
-    async for data in follow(feed.num_read):
-        yield data
+    async with aclosing(follow(feed.num_read)) as rest:
+        async for data in rest:
+            yield data

@@ -1,7 +1,7 @@
 """follow: the events of a response from any number on, until its end, wherever it is made."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from tokenmesh.services.gateway.response_store.logs import ResponseLogs
 from tokenmesh.services.gateway.response_store.records import Ended, decode_records, frames_of
@@ -13,8 +13,13 @@ _STORING_S = 0.01
 """A watcher hears of an entry a little before it can be read."""
 
 
-async def follow(logs: ResponseLogs, response_id: ResponseId, first: int) -> AsyncIterator[bytes]:
-    """Frames from number `first` on, joined as they come. Raises NotFound once it is deleted."""
+async def follow(
+    logs: ResponseLogs, response_id: ResponseId, first: int
+) -> AsyncGenerator[bytes, None]:
+    """Frames from number `first` on, joined as they come; close it when it is not read to its end.
+
+    Raises NotFound once the response is deleted.
+    """
     news = asyncio.Event()
     subscription = await logs.watch(response_id, news.set)
     key, settings = response_log(response_id), logs.settings

@@ -1,7 +1,7 @@
 """ResponseReader: kept responses by id: read, followed, cancelled, deleted, on any gateway."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from tokenmesh.services.gateway.response_store.closing import cancelled, response_of
@@ -35,8 +35,8 @@ class ResponseReader:
             return ends.ended.response
         return response_of(await self._logs.load(response_id, scope))
 
-    async def events(self, response_id: str, scope: str, first: int) -> AsyncIterator[bytes]:
-        """Frames from number `first` on, until the end of the response."""
+    async def events(self, response_id: str, scope: str, first: int) -> AsyncGenerator[bytes, None]:
+        """Frames from number `first` on, until the end of the response. See `follow`."""
         ends = await self._logs.ends(response_id, scope)
         return follow(self._logs, ends.begun.id, first)
 

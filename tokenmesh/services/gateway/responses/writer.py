@@ -24,8 +24,8 @@ class ResponseWriter:
         self._has_begun = False
 
     def begin(self, delivery: Delivery) -> bytes:
-        """See `Writer.begin`: events are numbered, so `write` has made the first ones."""
-        return b""
+        """See `Writer.begin`."""
+        return frames(self._begin())
 
     def write(self, delivery: Delivery, pieces: list[Piece]) -> bytes:
         """See `Writer.write`."""
