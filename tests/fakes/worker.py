@@ -49,6 +49,8 @@ class Faults:
     """End each stream with "abort" after so many tokens."""
     fails_with: Failed | None = None
     refuses: bool = False
+    refuses_number: int | None = None
+    """Which Generate is refused, counted from 1."""
     hides_end: bool = False
     """Never say that a stream is over."""
     is_deaf: bool = False
@@ -168,7 +170,7 @@ class FakeWorker:
         return Done() if isinstance(message, Ping) else None
 
     def _accept(self, message: Generate) -> Message:
-        if self.faults.refuses:
+        if self.faults.refuses or len(self.generates) == self.faults.refuses_number:
             return Refused(reason="full", retry_after_s=0.5)
         if message.epoch != self.epoch:
             return to_failed(Overloaded("another incarnation"))

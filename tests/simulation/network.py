@@ -114,6 +114,8 @@ class Network:
 class SimBus:
     """One process's connection to the simulated network."""
 
+    max_message_bytes = 4 * 1024 * 1024
+
     def __init__(self, network: Network) -> None:
         self.network = network
         self.connected = True

@@ -24,7 +24,7 @@
 A `Failed` message is the same facts on the wire: `messages.failed.to_failed / from_failed`.
 """
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 class TokenMeshError(Exception):
@@ -69,6 +69,15 @@ class PromptTooLong(InvalidInput):
     """Prompt plus requested output do not fit the model's context length."""
 
     code = "context_length_exceeded"
+
+    @classmethod
+    def over(cls, limit: int, found: str, remedy: str, *, param: str) -> Self:
+        """With the words that clients look for. `found`: what there is, `remedy`: what to reduce."""
+        return cls(
+            f"This model's maximum context length is {limit} tokens. However, {found}. "
+            f"Please reduce {remedy}.",
+            param=param,
+        )
 
 
 class PayloadTooLarge(InvalidInput):

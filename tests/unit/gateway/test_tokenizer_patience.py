@@ -1,39 +1,47 @@
 """A tokenizer that is busy with a long prompt is not taken for one that stands still."""
 
+from dataclasses import replace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from tests.unit.gateway.test_pipeline import JOB
 from tokenmesh.services.gateway.calls import Calls
 from tokenmesh.services.gateway.job import Job
 from tokenmesh.services.gateway.launcher import Launcher
+from tokenmesh.services.gateway.prompt_logprobs import check_fits
 from tokenmesh.services.gateway.stages import Stages
 from tokenmesh.services.gateway.streams import Streams
 from tokenmesh.shared.config.gateway import GatewaySettings
-from tokenmesh.shared.errors import PromptTooLong
+from tokenmesh.shared.errors import PayloadTooLarge, PromptTooLong
 from tokenmesh.shared.ids import GatewayId
 from tokenmesh.shared.messages.tokenize import (
     ChatPrompt,
     IdsPrompt,
     TextPrompt,
-    Tokenize,
     Tokenized,
 )
+from tokenmesh.shared.messages.tokens import TokenLogprobs
 from tokenmesh.shared.tokens import pack_ids
 
 SETTINGS = GatewaySettings(second_ask_s=0.5, second_ask_chars_per_s=1000.0)
 
 
-class NotingCalls:
+class NotingCalls(Calls):
     """Answers every question with the same, and notes how long it would have waited."""
 
+    max_message_bytes = 1000
+
     def __init__(self, answer: Tokenized) -> None:
+        super().__init__(cast("Any", None), SETTINGS, lambda subject: subject, lambda: [])
         self.patience_s = 0.0
         self.max_tokens: int | None = None
         self._answer = answer
 
-    async def ask(self, _subject: str, message: Tokenize, *_: Any, **fields: Any) -> Tokenized:
+    async def ask(  # type: ignore[override]
+        self, _subject: str, message: Any, *_: Any, **fields: Any
+    ) -> Any:
         self.patience_s, self.max_tokens = fields["patience_s"], message.max_tokens
         return self._answer
 
@@ -41,7 +49,7 @@ class NotingCalls:
 def stages_with(calls: NotingCalls) -> Stages:
     nobody = cast("Any", None)
     streams, launcher = cast("Streams", nobody), cast("Launcher", nobody)
-    return Stages(GatewayId("g"), cast("Calls", cast("Any", calls)), streams, launcher, SETTINGS)
+    return Stages(GatewayId("g"), calls, streams, launcher, SETTINGS)
 
 
 def job_of(prompt: TextPrompt | IdsPrompt | ChatPrompt) -> Job:
@@ -77,3 +85,31 @@ async def test_a_prompt_without_ids_is_too_long_by_what_the_tokenizer_counted() 
     with pytest.raises(PromptTooLong, match="resulted in 4711 tokens"):
         await stages_with(calls).tokenize(job_of(TextPrompt(text="Hi")))
     assert calls.max_tokens == JOB.card.max_model_len
+
+
+@pytest.mark.parametrize(("num_tokens", "is_refused"), [(5, False), (7, True)])
+async def test_log_probabilities_that_no_message_holds_are_refused_uncomputed(
+    num_tokens: int, is_refused: bool
+) -> None:
+    """214 bytes of each token but the first at least, in a message of 1,000."""
+    calls = NotingCalls(Tokenized(token_ids=pack_ids([1] * num_tokens)))
+    job = job_of(TextPrompt(text="Hi"))
+    sampling = msgspec.structs.replace(job.sampling, prompt_logprobs=20)
+    asking = stages_with(calls).tokenize(replace(job, sampling=sampling))
+    if not is_refused:
+        assert (await asking).num_tokens == num_tokens
+        return
+    with pytest.raises(PayloadTooLarge, match="at least 1284 bytes") as caught:
+        await asking
+    assert caught.value.param == "prompt_logprobs"
+
+
+@pytest.mark.parametrize("num_top", [0, 1, 15, 20, 200])
+def test_the_bound_of_log_probabilities_is_one(num_top: int) -> None:
+    """Whatever fits a message passes, however small its numbers are."""
+    entry = TokenLogprobs(0, -0.0, 1, [0] * num_top, [-0.0] * num_top)
+    prompt: list[TokenLogprobs | None] = [None, *[entry] * 50]
+    num_bytes = len(msgspec.msgpack.encode(prompt))
+    check_fits(num_top, len(prompt), num_bytes)
+    with pytest.raises(PayloadTooLarge):
+        check_fits(num_top, len(prompt), num_bytes * 9 // 10)

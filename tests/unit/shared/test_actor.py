@@ -57,6 +57,8 @@ class Listening:
 class RecordingBus(Bus):
     """Keeps what an actor answers; sends nothing anywhere."""
 
+    max_message_bytes = 1024
+
     def __init__(self) -> None:
         self.answers: dict[str, list[Message]] = {}
         self.refusals: list[TokenMeshError] = []

@@ -23,8 +23,19 @@ from tokenmesh.shared.errors import (
     TokenMeshError,
 )
 from tokenmesh.shared.ids import WorkerId
-from tokenmesh.shared.messages import Message, Place, Placed, Queued, Refused
+from tokenmesh.shared.messages import (
+    Message,
+    Place,
+    Placed,
+    Queued,
+    Refused,
+    Tokenize,
+    Tokenized,
+)
+from tokenmesh.shared.messages.tokenize import ChatPrompt, TextPrompt
 from tokenmesh.shared.subjects import place as place_subject
+from tokenmesh.shared.subjects import tokenize as tokenize_subject
+from tokenmesh.shared.tokens import count_ids
 
 _Answer = TypeVar("_Answer")
 
@@ -47,6 +58,11 @@ class Calls:
         self._settings = settings
         self._other = other
         self._left_out = left_out
+
+    @property
+    def max_message_bytes(self) -> int:
+        """See `Bus.max_message_bytes`."""
+        return self._bus.max_message_bytes
 
     async def ask(
         self,
@@ -84,6 +100,19 @@ class Calls:
     ) -> Message:
         subject = self._other(subject) if is_again else subject
         return await self._bus.request(subject, message, deadline_s=limit_s)
+
+    async def tokenize(self, message: Tokenize, deadline_s: float) -> Tokenized:
+        """Any tokenizer's answer. Raises as `ask`, and what is wrong with the prompt."""
+        settings = self._settings
+        return await self.ask(
+            tokenize_subject(message.model),
+            message,
+            Tokenized,
+            timeout_s=settings.tokenize_timeout_s,
+            deadline_s=deadline_s,
+            # What is long takes longer, and must not be encoded many times over because of that.
+            patience_s=settings.second_ask_s + _size(message) / settings.second_ask_chars_per_s,
+        )
 
     async def place(self, message: Place, deadline_s: float) -> Placed:
         """Wait for a worker, as long as a scheduler says that there is hope.
@@ -127,6 +156,17 @@ class Calls:
         if isinstance(answer, Refused):
             raise Overloaded(answer.reason, retry_after_s=answer.retry_after_s)
         return _checked(answer, Placed)
+
+
+def _size(message: Tokenize) -> int:
+    """Of what is to be encoded: characters, or ids that are there already."""
+    prompt = message.prompt
+    match prompt:
+        case TextPrompt():
+            return len(prompt.text)
+        case ChatPrompt():
+            return len(prompt.messages_json) + len(prompt.tools_json or b"")
+    return count_ids(prompt.token_ids)
 
 
 def _checked(answer: object, expected: type[_Answer]) -> _Answer:

@@ -34,6 +34,7 @@ class Job:
     """Output that the client has: the only choice goes on after it."""
     bad_words: tuple[str, ...] = ()
     truncate_prompt_tokens: int | None = None
+    """At least 1; None: it is not cut."""
     truncation_side: Literal["left", "right"] = "left"
     cache_salt: str | None = None
     priority: int = 0

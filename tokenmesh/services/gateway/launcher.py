@@ -6,6 +6,7 @@ that were already delivered, and goes on after them.
 
 import asyncio
 import logging
+from collections.abc import Callable, Coroutine
 from functools import partial
 
 import msgspec
@@ -44,6 +45,8 @@ from tokenmesh.shared.tokens import pack_ids
 
 logger = logging.getLogger(__name__)
 
+_Work = Callable[[], Coroutine[object, object, None]]
+
 
 class Launcher:
     """Drives streams to workers; one driver a stream at a time."""
@@ -73,15 +76,30 @@ class Launcher:
         finally:
             stream.is_driven = False
 
+    def launch_soon(self, stream: Stream, placed: Placed) -> None:
+        """The same in the background; what `launch` would raise fails the stream's inbox."""
+        self._start(stream, lambda: self._drive(stream, placed))
+
     def recover(self, stream: Stream) -> None:
         """Find another worker for a stream that was lost, in the background."""
         self._leave_worker(stream)
         if stream.acceptance is not None and not stream.acceptance.expired():
             stream.acceptance.reschedule(0.0)
         if not stream.is_driven:
-            stream.is_driven = True
-            stream.recovery = asyncio.create_task(self._recover(stream))
-            stream.recovery.add_done_callback(partial(_fail_if_crashed, stream))
+            self._start(stream, lambda: self._recover(stream))
+
+    def _start(self, stream: Stream, work: _Work) -> None:
+        stream.is_driven = True
+        stream.driver = asyncio.create_task(self._run(stream, work))
+        stream.driver.add_done_callback(partial(_fail_if_crashed, stream))
+
+    async def _run(self, stream: Stream, work: _Work) -> None:
+        try:
+            await work()
+        except TokenMeshError as error:
+            stream.inbox.fail(error)
+        finally:
+            stream.is_driven = False
 
     def _leave_worker(self, stream: Stream) -> None:
         stream.avoid_worker()
@@ -100,14 +118,9 @@ class Launcher:
         }
         self._metrics.counter("recoveries", reason=session.lost_kind).inc()
         logger.info("stream %d of %s: %s", stream.number, stream.generate.request_id, reason)
-        try:
-            with span("recover", attributes, parent=stream.traceparent):
-                await self._pause_if_fruitless(stream)
-                await self._drive(stream, None)
-        except TokenMeshError as error:
-            stream.inbox.fail(error)
-        finally:
-            stream.is_driven = False
+        with span("recover", attributes, parent=stream.traceparent):
+            await self._pause_if_fruitless(stream)
+            await self._drive(stream, None)
 
     async def _pause_if_fruitless(self, stream: Stream) -> None:
         """A request that breaks every worker must not go through all of them, nor in a hurry."""
@@ -197,6 +210,8 @@ class Launcher:
         try:
             _check_accepted(await self._ask(stream, placed.worker_id, generate, limit_s))
             self._streams.heard(placed.worker_id, asked_s)
+            if session.state is State.PLACING:
+                raise Unavailable(f"accepted and lost: {session.lost_because}")
         except TokenMeshError as error:
             if not error.retryable:
                 raise
@@ -204,10 +219,9 @@ class Launcher:
             if session.attempt == attempt and not is_at_work:
                 kind = "refused" if isinstance(error, Overloaded | Draining) else "not accepted"
                 self._streams.lose(stream, kind, error.message)
-            if session.state is not State.PLACING:
-                return
-            self._leave_worker(stream)
-            raise
+                self._leave_worker(stream)
+            if session.state is State.PLACING:
+                raise
 
     async def _ask(
         self, stream: Stream, worker_id: WorkerId, generate: Generate, limit_s: float
@@ -233,10 +247,10 @@ class Launcher:
         await asyncio.sleep(pause_s)
 
 
-def _fail_if_crashed(stream: Stream, recovery: "asyncio.Task[None]") -> None:
+def _fail_if_crashed(stream: Stream, driver: "asyncio.Task[None]") -> None:
     """A defect of ours must not leave a client waiting."""
-    if not recovery.cancelled() and (error := recovery.exception()) is not None:
-        logger.error("the recovery of stream %d crashed", stream.number, exc_info=error)
+    if not driver.cancelled() and (error := driver.exception()) is not None:
+        logger.error("the driver of stream %d crashed", stream.number, exc_info=error)
         stream.inbox.fail(TokenMeshError("internal error"))
 
 

@@ -3,9 +3,8 @@
 from tokenmesh.services.gateway.exchange import Exchange
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.openai.chat_request import ChatRequest
-from tokenmesh.shared import subjects
 from tokenmesh.shared.clock import now_s
-from tokenmesh.shared.messages import Tokenize, Tokenized
+from tokenmesh.shared.messages import Tokenize
 from tokenmesh.shared.tokens import count_ids
 
 
@@ -13,17 +12,10 @@ async def count_prompt_tokens(gateway: Gateway, body: ChatRequest, exchange: Exc
     """System prompt, tools and images included. Raises what is wrong with the chat."""
     card = await gateway.catalog.find_soon(body.model, exchange.request_id)
     exchange.model = card.name
-    timeout_s = gateway.settings.tokenize_timeout_s
     question = Tokenize(
         request_id=exchange.request_id,
         model=card.name,
         prompt=await gateway.intake.chat_prompt(body),
     )
-    answer = await gateway.calls.ask(
-        subjects.tokenize(card.name),
-        question,
-        Tokenized,
-        timeout_s=timeout_s,
-        deadline_s=now_s() + timeout_s,
-    )
-    return count_ids(answer.token_ids)
+    deadline_s = now_s() + gateway.settings.tokenize_timeout_s
+    return count_ids((await gateway.calls.tokenize(question, deadline_s)).token_ids)

@@ -1,6 +1,5 @@
 """The steps of the pipeline: one question to one service each, in a span of its own."""
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -14,22 +13,19 @@ from tokenmesh.services.gateway.inbox import Inbox
 from tokenmesh.services.gateway.job import Job, Prompt
 from tokenmesh.services.gateway.launcher import Launcher
 from tokenmesh.services.gateway.placement_trace import trace_placement
+from tokenmesh.services.gateway.prompt_logprobs import check_fits
 from tokenmesh.services.gateway.streams import Stream, Streams
 from tokenmesh.shared import subjects
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput, PromptTooLong
 from tokenmesh.shared.ids import SEED_BITS, GatewayId
-from tokenmesh.shared.messages import Encode, Encoded, Generate, Place, Placed, Tokenize, Tokenized
+from tokenmesh.shared.messages import Encode, Encoded, Generate, Place, Placed, Tokenize
 from tokenmesh.shared.messages.sampling import SamplingParams
-from tokenmesh.shared.messages.tokenize import ChatPrompt, TextPrompt
+from tokenmesh.shared.messages.tokenize import ChatPrompt
 from tokenmesh.shared.telemetry import REQUEST_ID, current_traceparent, span
 from tokenmesh.shared.tokens import count_ids
 
 _SEEDS: Final = 1 << SEED_BITS
-
-_WHAT_FITS: Final = -1
-_ANSWERS_PART: Final = 8
-"""One part in so many of the context is the answer's where its length is not told."""
 
 
 class Stages:
@@ -55,27 +51,21 @@ class Stages:
             request_id=job.request_id,
             model=job.card.name,
             prompt=job.prompt,
-            truncate_prompt_tokens=_kept_tokens(job),
+            truncate_prompt_tokens=job.truncate_prompt_tokens,
             truncation_side=job.truncation_side,
             bad_words=list(job.bad_words),
             cache_salt=job.cache_salt,
             max_tokens=job.card.max_model_len,
         )
         with span("tokenize", {REQUEST_ID: job.request_id}) as current:
-            answer = await self._calls.ask(
-                subjects.tokenize(job.card.name),
-                question,
-                Tokenized,
-                timeout_s=self._settings.tokenize_timeout_s,
-                deadline_s=job.deadline_s,
-                patience_s=self._patience_s(job),
-            )
+            answer = await self._calls.tokenize(question, job.deadline_s)
             if answer.too_many:
                 raise _too_long(job, answer.too_many, job.card.max_model_len)
             num_tokens = count_ids(answer.token_ids)
             if not num_tokens:
                 raise InvalidInput(f"the {_field(job)} holds no token", param=_field(job))
             current.set_attribute("tokenmesh.prompt_tokens", num_tokens)
+        check_fits(job.sampling.prompt_logprobs, num_tokens, self._calls.max_message_bytes)
         return Prompt(
             packed_ids=answer.token_ids,
             num_tokens=num_tokens,
@@ -85,19 +75,6 @@ class Stages:
             media=tuple(answer.media),
             bad_words_ids=tuple(tuple(ids) for ids in answer.bad_words_ids),
         )
-
-    def _patience_s(self, job: Job) -> float:
-        """Before another tokenizer is asked: what is long takes longer, and must not be encoded
-        many times over because of that."""
-        settings, prompt = self._settings, job.prompt
-        match prompt:
-            case TextPrompt():
-                size = len(prompt.text)
-            case ChatPrompt():
-                size = len(prompt.messages_json) + len(prompt.tools_json or b"")
-            case _:
-                size = count_ids(prompt.token_ids)
-        return settings.second_ask_s + size / settings.second_ask_chars_per_s
 
     async def encode(self, job: Job, prompt: Prompt) -> Prompt:
         """Pixels to embeddings; nothing to do without media."""
@@ -164,20 +141,16 @@ class Stages:
         try:
             for index, prompt in enumerate(prompts):
                 streams.append(self._new_stream(job, prompt, inbox, index, sampling))
-            await self._launch(streams, placed)
+            if len(streams) == 1:
+                await self._launcher.launch(streams[0], placed)
+            else:
+                # What the first ones bring must be read while another one is tried elsewhere.
+                for stream in streams:
+                    self._launcher.launch_soon(stream, placed)
             yield
         finally:
             for stream in streams:
                 self._streams.close(stream)
-
-    async def _launch(self, streams: list[Stream], placed: Placed) -> None:
-        if len(streams) == 1:
-            await self._launcher.launch(streams[0], placed)
-            return
-        launches = (self._launcher.launch(stream, placed) for stream in streams)
-        for error in await asyncio.gather(*launches, return_exceptions=True):
-            if error is not None:
-                raise error
 
     def _new_stream(
         self, job: Job, prompt: Prompt, inbox: Inbox, index: int, sampling: SamplingParams
@@ -236,15 +209,6 @@ def _place_of(job: Job, prompt: Prompt) -> Place:
     )
 
 
-def _kept_tokens(job: Job) -> int | None:
-    """Where a prompt is cut; None: not at all. -1 leaves room for the answer."""
-    if job.truncate_prompt_tokens != _WHAT_FITS:
-        return job.truncate_prompt_tokens
-    limit = job.card.max_model_len
-    wanted = limit // _ANSWERS_PART if job.max_tokens is None else job.max_tokens
-    return max(1, limit - max(1, wanted))
-
-
 def _room(job: Job, num_tokens: int) -> int:
     """How many tokens may be generated. Raises PromptTooLong."""
     limit = job.card.max_model_len
@@ -261,16 +225,17 @@ def _field(job: Job) -> str:
 
 def _too_long(job: Job, num_tokens: int, limit: int) -> PromptTooLong:
     where = _field(job)
-    head = f"This model's maximum context length is {limit} tokens. However, "
     if job.max_tokens is None or num_tokens >= limit:
-        return PromptTooLong(
-            f"{head}your {where} resulted in {num_tokens} tokens, which leaves no room for an "
-            f"answer. Please reduce the length of the {where}.",
+        return PromptTooLong.over(
+            limit,
+            f"your {where} resulted in {num_tokens} tokens, which leaves no room for an answer",
+            f"the length of the {where}",
             param=where,
         )
-    return PromptTooLong(
-        f"{head}you requested {num_tokens + job.max_tokens} tokens ({num_tokens} in the {where}, "
-        f"{job.max_tokens} in the completion). Please reduce the {where} or "
-        "max_tokens.",
+    return PromptTooLong.over(
+        limit,
+        f"you requested {num_tokens + job.max_tokens} tokens ({num_tokens} in the {where}, "
+        f"{job.max_tokens} in the completion)",
+        f"the {where} or max_tokens",
         param="max_tokens",
     )

@@ -43,7 +43,8 @@ class Stream:
     """What its last placement reserved."""
     is_driven: bool = False
     """Whether somebody is getting it onto a worker now."""
-    recovery: "asyncio.Task[None] | None" = None
+    driver: "asyncio.Task[None] | None" = None
+    """Who does that in the background."""
     acceptance: asyncio.Timeout | None = None
     """Of the wait for a worker's acceptance; ends early when the worker turns out to be gone."""
 
@@ -140,8 +141,8 @@ class Streams:
         if stream.session.state is State.RUNNING:
             self._cancel(stream)
         stream.session.end()
-        if stream.recovery is not None:
-            stream.recovery.cancel()
+        if stream.driver is not None:
+            stream.driver.cancel()
 
     def forget_idle_workers(self) -> None:
         """Drop the pulses of workers without a stream."""

@@ -164,10 +164,11 @@ class PromptTokenizer:
         if limit is None or longest is None or num_chars <= limit * longest:
             return
         where = "messages" if isinstance(message.prompt, ChatPrompt) else "prompt"
-        raise PromptTooLong(
-            f"This model's maximum context length is {limit} tokens. However, your {where} of "
-            f"{num_chars} characters resulted in at least {-(-num_chars // longest)} tokens. "
-            f"Please reduce the length of the {where}.",
+        num_tokens = -(-num_chars // longest)
+        raise PromptTooLong.over(
+            limit,
+            f"your {where} of {num_chars} characters resulted in at least {num_tokens} tokens",
+            f"the length of the {where}",
             param=where,
         )
 

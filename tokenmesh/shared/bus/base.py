@@ -47,6 +47,10 @@ class Subscription(Protocol):
 class Bus(Protocol):
     """A connection to the mesh. Every method raises BusLost when the server stays away."""
 
+    @property
+    def max_message_bytes(self) -> int:
+        """Of an encoded message; a larger one is refused before it is sent."""
+
     async def request(
         self, subject: str, message: Message, *, deadline_s: float, retries: int = 0
     ) -> Message:

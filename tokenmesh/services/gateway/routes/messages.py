@@ -73,7 +73,7 @@ async def _fit_thinking(gateway: Gateway, body: ChatRequest, exchange: Exchange)
     """Clients ask for thinking whatever the model is: one that does not reason needs no bound."""
     if body.thinking_token_budget is None:
         return
-    card = gateway.catalog.find(body.model, exchange.request_id)
+    card = await gateway.catalog.find_soon(body.model, exchange.request_id)
     if not (await gateway.vocabularies.get(card.name)).family.can_cut_reasoning:
         body.thinking_token_budget = None
         exchange.warnings.append("thinking.budget_tokens ignored: the model does not reason")

@@ -28,7 +28,7 @@ def models_router(gateway: Gateway) -> APIRouter:
         """One model by any of its names."""
         if not model_id:
             return await list_models()
-        return json_response(_shape(gateway.catalog.find(model_id), model_id))
+        return json_response(_shape(await gateway.catalog.find_soon(model_id), model_id))
 
     return router
 

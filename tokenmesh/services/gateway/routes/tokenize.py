@@ -15,7 +15,7 @@ from tokenmesh.services.gateway.openai.tokenize_request import DetokenizeRequest
 from tokenmesh.shared import subjects
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.errors import InvalidInput
-from tokenmesh.shared.messages import Detokenize, Detokenized, Tokenize, Tokenized
+from tokenmesh.shared.messages import Detokenize, Detokenized, Tokenize
 from tokenmesh.shared.messages.tokenize import ChatPrompt, TextPrompt
 from tokenmesh.shared.tokens import pack_ids, unpack_ids
 
@@ -38,13 +38,7 @@ def tokenize_router(gateway: Gateway) -> APIRouter:
             prompt=_prompt(body),
             return_token_strs=bool(body.return_token_strs),
         )
-        answer = await gateway.calls.ask(
-            subjects.tokenize(card.name),
-            question,
-            Tokenized,
-            timeout_s=timeout_s,
-            deadline_s=now_s() + timeout_s,
-        )
+        answer = await gateway.calls.tokenize(question, now_s() + timeout_s)
         ids = unpack_ids(answer.token_ids)
         return json_response(TokenizeResult(len(ids), card.max_model_len, ids, answer.token_strs))
 
