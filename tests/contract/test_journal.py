@@ -5,12 +5,14 @@ import secrets
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from tests.servers import Server, bus_settings_of
 from tokenmesh.shared.bus.jetstream import JetStreamJournal, StreamSpec
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.bus.nats import connect
+from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.errors import Conflict, PayloadTooLarge, Unavailable
 
 Start = Callable[[], Server]
@@ -27,7 +29,7 @@ def spec_of(name: str) -> StreamSpec:
 
 
 def journal_of(bus: MessageBus, spec: StreamSpec) -> JetStreamJournal:
-    return JetStreamJournal(bus, spec, timeout_s=1.0, patience_s=5.0)
+    return JetStreamJournal(bus, spec, timeout_s=1.0, patience_s=5.0, mute_s=5.0)
 
 
 @pytest.fixture
@@ -206,11 +208,11 @@ async def test_a_read_never_passes_over_what_was_dropped_on_the_way(
 async def test_a_read_waits_for_a_nats_that_comes_back(start_nats: Start) -> None:
     server = start_nats()
     bus = await connect(bus_settings_of(server), "test")
-    journal = JetStreamJournal(bus, spec_of("patient"), timeout_s=0.2, patience_s=15.0)
+    journal = JetStreamJournal(bus, spec_of("patient"), timeout_s=0.2, patience_s=15.0, mute_s=15.0)
     key = key_of(journal)
     last = await fill(journal, key, 3)
     server.stop()
-    fresh = JetStreamJournal(bus, spec_of("patient"), timeout_s=0.2, patience_s=15.0)
+    fresh = JetStreamJournal(bus, spec_of("patient"), timeout_s=0.2, patience_s=15.0, mute_s=15.0)
     asked = asyncio.gather(journal.read(key, 0, 5), journal.last(key), fresh.prepare())
     await asyncio.sleep(0.5)
     assert not asked.done()
@@ -220,3 +222,30 @@ async def test_a_read_waits_for_a_nats_that_comes_back(start_nats: Start) -> Non
     assert newest is not None
     assert newest.sequence == last
     await bus.close()
+
+
+async def set_acks(journal: JetStreamJournal, *, is_mute: bool) -> None:
+    """With `no_ack` JetStream says nothing to appends, as it does when its disk is full."""
+    config = msgspec.json.encode({**journal.spec.config(), "no_ack": is_mute})
+    subject = f"$JS.API.STREAM.UPDATE.{journal.spec.name}"
+    reply = await journal.bus.raw.ask(subject, config, deadline_s=2e9)
+    assert b"error" not in reply.data
+
+
+async def test_appends_that_nobody_answers_are_given_up_early(bus: MessageBus) -> None:
+    spec = spec_of(f"t{secrets.token_hex(4)}")
+    journal = JetStreamJournal(bus, spec, timeout_s=0.1, patience_s=60.0, mute_s=0.5)
+    last = await fill(journal, key_of(journal), 1)
+    await set_acks(journal, is_mute=True)
+    async with asyncio.timeout(15):
+        with pytest.raises(Unavailable, match="kept nothing"):
+            await journal.append(key_of(journal, "b"), b"x", 0)
+        # What is known by then is not learned again.
+        began_s = now_s()
+        with pytest.raises(Unavailable, match="kept nothing"):
+            await journal.append(key_of(journal, "c"), b"x", 0)
+        assert now_s() - began_s < 0.5
+    await set_acks(journal, is_mute=False)
+    assert await journal.append(key_of(journal), b"y", last) > last
+    assert await journal.append(key_of(journal, "d"), b"x", 0) > last
+    await bus.raw.ask(f"$JS.API.STREAM.DELETE.{spec.name}", b"", deadline_s=2e9)

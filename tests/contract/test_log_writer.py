@@ -22,7 +22,7 @@ from tokenmesh.services.gateway.response_store.records import (
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.bus.nats import connect
 from tokenmesh.shared.config.responses import ResponseSettings
-from tokenmesh.shared.errors import Conflict, PayloadTooLarge, Unavailable
+from tokenmesh.shared.errors import Conflict, PayloadTooLarge, TokenMeshError, Unavailable
 from tokenmesh.shared.ids import GatewayId, ModelName, ResponseId
 from tokenmesh.shared.subjects import response_log
 
@@ -133,7 +133,8 @@ async def test_a_response_that_is_kept_late_is_kept_whole_or_not_at_all(bus: Mes
         seed=0,
     )
     told: list[Record] = []
-    late = LateWriter(scene.writer(), begun, told.extend)
+    lost: list[TokenMeshError] = []
+    late = LateWriter(scene.writer(), begun, told.extend, lost.append)
     await late.put(flushed(1))
     await late.settle()
     assert (await scene.read()).records == []
@@ -141,6 +142,12 @@ async def test_a_response_that_is_kept_late_is_kept_whole_or_not_at_all(bus: Mes
     await late.settle()
     assert (await scene.read()).records == [begun, flushed(1), ENDED]
     assert told == [flushed(1), ENDED]
+    assert not lost
+    # One that another has begun to write meanwhile is no less made for that.
+    again = LateWriter(scene.writer(), begun, told.extend, lost.append)
+    await again.put(ENDED)
+    await again.settle()
+    assert [type(error) for error in lost] == [Conflict]
 
 
 async def test_a_reader_follows_a_writer(bus: MessageBus) -> None:

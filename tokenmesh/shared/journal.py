@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tokenmesh.shared.bus.base import Subscription
+from tokenmesh.shared.errors import Overloaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,10 @@ class Entry:
     sequence: int
     """Grows along the log, with gaps: all keys count together."""
     data: bytes
+
+
+class StoreFull(Overloaded):
+    """There is no room for another entry."""
 
 
 class Journal(Protocol):
@@ -37,8 +42,8 @@ class Journal(Protocol):
     async def append(self, key: str, data: bytes, after: int) -> int:
         """Add an entry right after the one numbered `after` (0: the log is empty); its number.
 
-        Raises Conflict when another entry is the last, PayloadTooLarge, or Overloaded when the
-        store is full. Asks again after a silence, and takes its own entry for its own.
+        Raises Conflict when another entry is the last, PayloadTooLarge, or StoreFull. Asks again
+        after a silence, and takes its own entry for its own.
         """
 
     async def read(self, key: str, after: int, limit: int) -> list[Entry]:

@@ -27,7 +27,7 @@ from tokenmesh.shared.errors import (
     TokenMeshError,
     Unavailable,
 )
-from tokenmesh.shared.journal import Entry, Journal
+from tokenmesh.shared.journal import Entry, Journal, StoreFull
 
 logger = logging.getLogger(__name__)
 
@@ -82,16 +82,26 @@ class StreamSpec:
 class JetStreamJournal(Journal):
     """A `Journal` in one stream.
 
-    `timeout_s` bounds a question, `patience_s` all attempts of an append or a read.
+    `timeout_s` bounds a question, `patience_s` all attempts of an append or a read; `mute_s` those of
+    appends while JetStream answers everything else: so it does when its disk is full.
     """
 
     def __init__(
-        self, bus: MessageBus, spec: StreamSpec, *, timeout_s: float, patience_s: float
+        self,
+        bus: MessageBus,
+        spec: StreamSpec,
+        *,
+        timeout_s: float,
+        patience_s: float,
+        mute_s: float,
     ) -> None:
         self.bus = bus
         self.spec = spec
         self._timeout_s = timeout_s
         self._patience_s = patience_s
+        self._mute_s = mute_s
+        self._mute_since_s: float | None = None
+        """When the first append was sent of those that have not been answered since."""
         self._is_prepared = False
 
     @property
@@ -110,7 +120,7 @@ class JetStreamJournal(Journal):
         while True:
             try:
                 return await attempt(is_retry)
-            except (Overloaded, _NoJetStream):
+            except (Overloaded, _NoJetStream, _Mute):
                 raise
             except (Unavailable, DeadlineExceeded) as error:
                 if now_s() + _RETRY_PAUSE_S >= give_up_s:
@@ -122,11 +132,16 @@ class JetStreamJournal(Journal):
     async def _append_once(self, key: str, data: bytes, after: int, is_retry: bool) -> int:
         headers = {_AFTER: str(after)}
         await self._prepare_once()
+        asked_s = now_s()
         try:
             reply = await self.bus.raw.ask(key, data, headers=headers, deadline_s=self._soon())
         except NoResponders:
             self._is_prepared = False
             raise
+        except DeadlineExceeded:
+            await self._note_silence(key, asked_s)
+            raise
+        self._mute_since_s = None
         try:
             return int(_answer_of(reply)["seq"])
         except Conflict:
@@ -135,6 +150,15 @@ class JetStreamJournal(Journal):
             if last is None or last.data != data:
                 raise
             return _entry_of(last).sequence
+
+    async def _note_silence(self, key: str, asked_s: float) -> None:
+        """Raises Unavailable when it has lasted, and JetStream answers when it is asked to read."""
+        if self._mute_since_s is None:
+            self._mute_since_s = asked_s
+        silent_s = now_s() - self._mute_since_s
+        if silent_s >= self._mute_s:
+            await self._get({"last_by_subj": key})
+            raise _Mute(f"JetStream has kept nothing for {silent_s:.0f} s: is its disk full?")
 
     async def read(self, key: str, after: int, limit: int) -> list[Entry]:
         """See `Journal.read`."""
@@ -244,6 +268,10 @@ class _NoJetStream(Unavailable):
     """Nor will there be any soon."""
 
 
+class _Mute(Unavailable):
+    """It reads and does not write: what waits for it waits in vain."""
+
+
 class _OtherConfig(ProtocolError):
     """The stream exists with other limits."""
 
@@ -270,7 +298,7 @@ def _error_of(error: dict[str, Any]) -> TokenMeshError:
     if code == _TOO_LARGE:
         return PayloadTooLarge(text)
     if code in _FULL:
-        return Overloaded(text)
+        return StoreFull(text)
     if code == _OTHER_CONFIG:
         return _OtherConfig(text)
     if code == _NO_STREAM:

@@ -42,6 +42,14 @@ class ResponseSettings(BaseModel):
         gt=0,
         description="All attempts of one append or read; then the response is given up.",
     )
+    journal_mute_s: float = Field(
+        default=10.0,
+        gt=0,
+        description=(
+            "How long JetStream may leave appends unanswered while it answers other questions: "
+            "longer than it takes to elect a leader. Then its disk counts as full."
+        ),
+    )
     max_waiting_records: int = Field(
         default=64,
         ge=1,

@@ -8,8 +8,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from pydantic import ValidationError
-
 from tokenmesh.services.gateway.exchange import Exchange
 from tokenmesh.services.gateway.response_store.chain import previous_items
 from tokenmesh.services.gateway.response_store.history import Log
@@ -18,18 +16,10 @@ from tokenmesh.services.gateway.response_store.order import Order
 from tokenmesh.services.gateway.response_store.plan import Planner
 from tokenmesh.services.gateway.response_store.records import Begun
 from tokenmesh.services.gateway.response_store.runs import Runs
-from tokenmesh.services.gateway.responses.request import ResponsesRequest
 from tokenmesh.services.gateway.tenancy.tenant import Access, Tenant
 from tokenmesh.shared.clock import monotonic_s, now_s
 from tokenmesh.shared.config.responses import ResponseSettings
-from tokenmesh.shared.errors import (
-    ConfigError,
-    Conflict,
-    Overloaded,
-    ProtocolError,
-    TokenMeshError,
-    Unavailable,
-)
+from tokenmesh.shared.errors import Conflict, TokenMeshError
 from tokenmesh.shared.ids import GatewayId, RequestId, ResponseId
 from tokenmesh.shared.telemetry import REQUEST_ID, span
 
@@ -76,7 +66,8 @@ class Adopter:
             except Conflict:
                 # Another gateway was faster, or it was deleted.
                 await self._logs.unmark(self._runs.owner, response_id)
-            except (Unavailable, ConfigError) as error:
+            except TokenMeshError as error:
+                # Others may be fine: one log that cannot be read must not stop all of them.
                 logger.info("%s has to wait: %s", response_id, error.message)
 
     async def _adopt(self, owner: GatewayId, response_id: ResponseId) -> None:
@@ -109,22 +100,18 @@ class Adopter:
         try:
             order = await self._order(begun)
             plan = await self._planner.plan(order, log)
+            await self._runs.adopt(plan, log, reason)
+        except Conflict:
+            raise
         except TokenMeshError as error:
+            # The model may come back; another gateway may know more.
             if error.retryable or (error.status == 404 and now_s() < begun.deadline_s):
-                # The model may come back; another gateway may know more.
-                logger.info("%s has to wait: %s", begun.id, error.message)
-                raise Overloaded(error.message) from error
+                raise
             await self._runs.give_up(begun.id, error)
-            return
-        await self._runs.adopt(plan, log, reason)
 
     async def _order(self, begun: Begun) -> Order:
-        try:
-            body = ResponsesRequest.model_validate_json(begun.body)
-        except ValidationError as error:
-            raise ProtocolError("the request cannot be read by this version") from error
         # The name may stand for several models by now.
-        body = body.model_copy(update={"model": begun.model})
+        body = begun.request().model_copy(update={"model": begun.model})
         previous = await previous_items(self._logs, body.previous_response_id, begun.scope)
         access = Access(self._tenant_of(begun.tenant))
         return Order(

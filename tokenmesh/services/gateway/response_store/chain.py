@@ -5,7 +5,6 @@ from typing import Any
 import msgspec
 
 from tokenmesh.services.gateway.response_store.logs import ResponseLogs
-from tokenmesh.services.gateway.responses.request import ResponsesRequest
 from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
 
 _PARAM = "previous_response_id"
@@ -32,7 +31,7 @@ async def previous_items(
         if num_bytes > settings.max_chain_bytes:
             limit = settings.max_chain_bytes
             raise PayloadTooLarge(f"{_PARAM} leads back over {limit} bytes", param=_PARAM)
-        body = ResponsesRequest.model_validate_json(ends.begun.body)
+        body = ends.begun.request()
         response = msgspec.json.decode(ends.ended.response, type=dict[str, Any])
         newest_first.append([*body.items, *response["output"]])
         previous_id = body.previous_response_id

@@ -4,7 +4,6 @@ from typing import Any, Final
 
 from tokenmesh.services.gateway.response_store.records import Begun
 from tokenmesh.services.gateway.responses.item_ids import input_item_id
-from tokenmesh.services.gateway.responses.request import ResponsesRequest
 from tokenmesh.shared.errors import InvalidInput
 
 Item = dict[str, Any]
@@ -14,8 +13,8 @@ _PREFIXES: Final = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 
 def input_items(begun: Begun) -> list[Item]:
     """The oldest first; each has an id."""
-    body = ResponsesRequest.model_validate_json(begun.body)
-    return [_shape(item, index, begun.id) for index, item in enumerate(body.items)]
+    items = begun.request().items
+    return [_shape(item, index, begun.id) for index, item in enumerate(items)]
 
 
 def page(

@@ -25,4 +25,5 @@ def open_journal(bus: MessageBus, settings: ResponseSettings) -> JetStreamJourna
         spec,
         timeout_s=settings.journal_timeout_s,
         patience_s=settings.journal_patience_s,
+        mute_s=settings.journal_mute_s,
     )

@@ -119,11 +119,21 @@ class LogWriter:
 
 
 class LateWriter:
-    """Keeps a response whole when it has ended, for a client that waits for the whole."""
+    """Keeps a response whole when it has ended, for a client that waits for the whole.
 
-    def __init__(self, log: LogWriter, begun: Begun, on_record: OnDurable) -> None:
+    When that fails `on_lost` is told why: the response was made, and its client shall have it.
+    """
+
+    def __init__(
+        self,
+        log: LogWriter,
+        begun: Begun,
+        on_record: OnDurable,
+        on_lost: Callable[[TokenMeshError], None],
+    ) -> None:
         self._log = log
         self._on_record = on_record
+        self._on_lost = on_lost
         self._records: list[Record] = [begun]
 
     async def put(self, record: Record) -> None:
@@ -140,8 +150,8 @@ class LateWriter:
                 await self._log.put(record)
             await self._log.settle()
         except TokenMeshError as error:
-            # It was made, and its client shall have it.
             logger.warning("a response could not be kept: %s", error.message)
+            self._on_lost(error)
 
 
 class NoWriter:

@@ -33,6 +33,7 @@ from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.config.responses import ResponseSettings
 from tokenmesh.shared.errors import InvalidInput, Overloaded, PayloadTooLarge, Unavailable
 from tokenmesh.shared.ids import ResponseId
+from tokenmesh.shared.journal import StoreFull
 
 
 class ResponseMaker:
@@ -159,7 +160,8 @@ class ResponseMaker:
                 return self._runs.begin_late(plan), False
             return await self._runs.begin(plan), True
         except (PayloadTooLarge, Unavailable) as error:
-            if not may_forget or isinstance(error, Overloaded):
+            is_ours = isinstance(error, Overloaded) and not isinstance(error, StoreFull)
+            if not may_forget or is_ours:
                 raise
             order.exchange.warnings.append(f"not stored: {error.message}")
             return self._runs.begin_unkept(plan), False

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from typing import Final, Literal
 
 import msgspec
+from pydantic import ValidationError
 
+from tokenmesh.services.gateway.responses.request import ResponsesRequest
 from tokenmesh.services.gateway.session import Output
 from tokenmesh.shared.errors import ProtocolError
 from tokenmesh.shared.ids import GatewayId, ModelName, ResponseId
@@ -36,6 +38,13 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=T
     is_background: bool = False
     tenant: str = "default"
     """Who is charged."""
+
+    def request(self) -> ResponsesRequest:
+        """The body as it was validated. Raises ProtocolError for what this version cannot read."""
+        try:
+            return ResponsesRequest.model_validate_json(self.body)
+        except ValidationError as error:
+            raise ProtocolError(f"the request of {self.id} cannot be read") from error
 
 
 class Prompted(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from tokenmesh.services.gateway.metering import Meters
 from tokenmesh.services.gateway.response_store.closing import failed, tokens_of
+from tokenmesh.services.gateway.response_store.doubtful import Doubtful
 from tokenmesh.services.gateway.response_store.feed import Feed
 from tokenmesh.services.gateway.response_store.history import History, Log
 from tokenmesh.services.gateway.response_store.log_writer import LateWriter, LogWriter, NoWriter
@@ -48,6 +49,7 @@ class Runs:
         """`logs` None: only `begin_unkept` is ever called."""
         self.owner = owner
         self._kept = logs
+        self._doubtful = Doubtful(logs) if logs is not None else None
         self._means = means
         self._settings = settings
         self._meters = meters
@@ -63,7 +65,9 @@ class Runs:
         return self._kept
 
     def __contains__(self, response_id: ResponseId) -> bool:
-        return response_id in self._run_by_id
+        """Whether it is made here, or is to be forgotten: nobody's, then."""
+        is_doubtful = self._doubtful is not None and response_id in self._doubtful
+        return is_doubtful or response_id in self._run_by_id
 
     def cancel(self, response_id: ResponseId) -> None:
         """End a run with a record that says so, if there is one here."""
@@ -77,15 +81,21 @@ class Runs:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._doubtful is not None:
+            await self._doubtful.stop()
 
     async def begin(self, plan: Plan) -> Feed:
         """Make a response that is kept from its first event on. Raises Overloaded, Unavailable."""
         order, feed = plan.order, self._new_feed()
         writer = self._log_writer(order.id, feed)
         with self._room(order.id):
-            await self._logs.mark(self.owner, order.id)
-            await writer.put(_begun(plan, self.owner))
-            await writer.settle()
+            try:
+                await self._logs.mark(self.owner, order.id)
+                await writer.put(_begun(plan, self.owner))
+                await writer.settle()
+            except BaseException:
+                self._forget(order.id)
+                raise
         self._start(plan, Steps(History(), writer), feed, is_kept=True)
         return feed
 
@@ -93,10 +103,19 @@ class Runs:
         """Make a response that is kept when it is whole. Raises Overloaded."""
         feed = self._new_feed()
         log = self._log_writer(plan.order.id, Feed(0))
-        writer = LateWriter(log, _begun(plan, self.owner), feed.push)
+
+        def lost(error: TokenMeshError) -> None:
+            plan.order.exchange.warnings.append(f"not stored: {error.message}")
+            self._forget(plan.order.id)
+
+        writer = LateWriter(log, _begun(plan, self.owner), feed.push, lost)
         with self._room(plan.order.id):
             self._start(plan, Steps(History(), writer), feed)
         return feed
+
+    def _forget(self, response_id: ResponseId) -> None:
+        if self._doubtful is not None:
+            self._doubtful.add(response_id)
 
     def begin_unkept(self, plan: Plan) -> Feed:
         """Make a response that only its client sees. Raises Overloaded."""
