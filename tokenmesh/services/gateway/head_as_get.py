@@ -4,7 +4,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 class HeadAsGet:
-    """ASGI middleware, outermost: the server itself leaves the body of such an answer out."""
+    """ASGI middleware: the server itself leaves the body of such an answer out."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -38,6 +38,14 @@ class TenancySettings(BaseModel):
     max_untold_leases: int = Field(
         default=65536, ge=1, description="Ended requests of a tenant that wait for Redis at most."
     )
+    counted_responses_s: float = Field(
+        default=3600.0,
+        ge=1,
+        description=(
+            "How long Redis knows which kept responses are counted: who finds a dead gateway's "
+            "response later than that counts it again."
+        ),
+    )
     max_usage_models: int = Field(
         default=256, ge=1, description="Models of a tenant's usage; further ones are one: other."
     )

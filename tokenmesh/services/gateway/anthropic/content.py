@@ -58,7 +58,7 @@ class ContentBlocks:
         """Clients could not send a block of nothing but white space back: none is begun for it."""
         if self._kind != "text":
             self._blank += text
-            if not self._blank.strip():
+            if not text.strip():
                 return
             text = self._blank
             yield from self._begin("text", {"type": "text", "text": ""})

@@ -7,7 +7,7 @@ from tokenmesh.services.gateway.anthropic.errors import error_body
 from tokenmesh.services.gateway.anthropic.shapes import MessageBody, message_usage, stop_of
 from tokenmesh.services.gateway.ask import Ask
 from tokenmesh.services.gateway.delivery import Delivery
-from tokenmesh.services.gateway.piece import Piece
+from tokenmesh.services.gateway.piece import Piece, merge
 from tokenmesh.services.gateway.places import Places
 from tokenmesh.services.gateway.sse import encode_json
 from tokenmesh.shared.errors import TokenMeshError
@@ -53,8 +53,8 @@ class MessagesWriter:
 
     def whole(self, delivery: Delivery, pieces: list[Piece]) -> MessageBody:
         """See `Writer.whole`."""
-        content = collect([step for piece in pieces for step in self._steps(piece)])
-        message = self._message(delivery, content)
+        (piece,) = merge(pieces, 1)
+        message = self._message(delivery, collect(self._steps(piece)))
         message.stop_reason, message.stop_sequence = self._stop
         return message
 

@@ -80,8 +80,8 @@ class McpServers:
         outcome = "failed"
         try:
             async with (
-                self._running,
                 asyncio.timeout(timeout_s),
+                self._running,
                 httpx2.AsyncClient(headers=headers, timeout=timeout_s) as http,
                 Client(streamable_http_client(server.settings.url, http_client=http)) as client,
             ):

@@ -185,8 +185,8 @@ class ResponseEvents:
         message = self._open if isinstance(self._open, OpenMessage) else None
         if message is None:
             self._blank += text
-            self._blank_logprobs = [*self._blank_logprobs, *logprobs]
-            if not self._blank.strip():
+            self._blank_logprobs.extend(logprobs)
+            if not text.strip():
                 return
             text, logprobs = self._blank, self._blank_logprobs
             message = self._message()

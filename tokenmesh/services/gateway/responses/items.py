@@ -73,9 +73,9 @@ class Conversation:
     def _instruct_more(self, content: Content, place: str) -> None:
         """Many templates take one system message, and only at the start: leading ones are one."""
         text = content if isinstance(content, str) else _joined(content)
-        is_leading = all(message["role"] == "system" for message in self.messages)
-        if self.messages and is_leading and text is not None:
-            self.messages[0]["content"] += "\n\n" + text
+        first = self.messages[0]["content"] if len(self.messages) == 1 else None
+        if text is not None and isinstance(first, str) and self.messages[0]["role"] == "system":
+            self.messages[0]["content"] = f"{first}\n\n{text}"
             return
         self._add({"role": "system", "content": content if text is None else text}, place)
 

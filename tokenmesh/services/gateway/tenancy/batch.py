@@ -46,10 +46,12 @@ class Batch:
         of_names = (tokens.charged for _, tokens in self.named.values())
         return sum(tokens.charged for tokens in self.models.values()) + sum(of_names)
 
-    def arguments(self, number: int, max_models: int, kept_s: int) -> Iterator[str | int]:
+    def arguments(
+        self, number: int, max_models: int, kept_s: int, names_s: float
+    ) -> Iterator[str | int | float]:
         """Of settle.lua."""
         yield from (number, self.tenant.requests_per_minute or 0)
-        yield from (self.tenant.tokens_per_minute or 0, max_models, kept_s)
+        yield from (self.tenant.tokens_per_minute or 0, max_models, kept_s, names_s)
         yield len(self.leases)
         yield from self.leases
         entries = [("", *each) for each in self.models.items()]

@@ -131,10 +131,11 @@ class Ledger:
             sequence_key(name, self._writer),
             counted_key(name),
         )
+        arguments = batch.arguments(
+            number, limits.max_usage_models, _KEPT_S, limits.counted_responses_s
+        )
         try:
-            await self._scripts.settle(
-                keys, list(batch.arguments(number, limits.max_usage_models, _KEPT_S))
-            )
+            await self._scripts.settle(keys, list(arguments))
         except (Unavailable, ConfigError):
             # A password or a right is mended some day, too.
             raise

@@ -1,9 +1,9 @@
 -- What has ended: leases are given back, tokens are charged. A batch counts once, however often
 -- it is sent.
 -- KEYS: state, open, usage of the month, sequence, counted. ARGV: number of the batch, requests and
--- tokens a minute (0: no limit), models at most, how long usage is kept, how many leases, the
--- leases; then name, model, requests, prompt, cached and completion tokens, for each entry. What has
--- a name counts once, whichever gateway says it.
+-- tokens a minute (0: no limit), models at most, how long usage and names are kept, how many leases,
+-- the leases; then name, model, requests, prompt, cached and completion tokens, for each entry. What
+-- has a name counts once, whichever gateway says it.
 expect(KEYS[1], 'hash')
 expect(KEYS[2], 'zset')
 expect(KEYS[3], 'hash')
@@ -12,8 +12,8 @@ expect(KEYS[5], 'zset')
 local number = tonumber(ARGV[1])
 if (tonumber(redis.call('GET', KEYS[4])) or 0) >= number then return 0 end
 local rpm, tpm = tonumber(ARGV[2]), tonumber(ARGV[3])
-local num_leases = tonumber(ARGV[6])
-for index = 7, 6 + num_leases do redis.call('ZREM', KEYS[2], ARGV[index]) end
+local names_s, num_leases = tonumber(ARGV[6]), tonumber(ARGV[7])
+for index = 8, 7 + num_leases do redis.call('ZREM', KEYS[2], ARGV[index]) end
 
 local function add(field, count)
   if count == 0 then return end
@@ -21,12 +21,11 @@ local function add(field, count)
   if type(done) == 'table' and done.err then redis.call('HSET', KEYS[3], field, count) end
 end
 
-local names_s = 3600
 local function is_counted(name)
   if name == '' then return false end
   redis.call('ZREMRANGEBYSCORE', KEYS[5], '-inf', now - names_s)
   local is_new = redis.call('ZADD', KEYS[5], 'NX', now, name) == 1
-  redis.call('EXPIRE', KEYS[5], names_s)
+  redis.call('EXPIRE', KEYS[5], math.ceil(names_s))
   return not is_new
 end
 
@@ -41,7 +40,7 @@ local function charge(model, requests, prompt, cached, completion)
 end
 
 local charged = 0
-for index = 7 + num_leases, #ARGV, 6 do
+for index = 8 + num_leases, #ARGV, 6 do
   if not is_counted(ARGV[index]) then
     charged = charged + charge(ARGV[index + 1], tonumber(ARGV[index + 2]),
       tonumber(ARGV[index + 3]), tonumber(ARGV[index + 4]), tonumber(ARGV[index + 5]))
