@@ -80,6 +80,8 @@ class _Reading:
     def hear(self, data: bytes) -> None:
         """One event."""
         event = _decode(data)
+        if _is_farewell(event):
+            return
         if event.type == "error":
             self.fault = self.fault or f"error_{event.code}"
             return
@@ -187,6 +189,8 @@ class StoredResponses:
             except OSError:
                 await asyncio.sleep(_PAUSE_S)
                 continue
+            if again and _is_farewell(_decode(again[-1])):
+                again.pop()
             if reply.status != 200 and not _leaves(reply):
                 return f"again_http_{reply.status}"
             if len(again) < len(reading.events) and again == reading.events[: len(again)]:
@@ -194,6 +198,11 @@ class StoredResponses:
                 await asyncio.sleep(_PAUSE_S)
                 continue
             return None if again == reading.events else "again_otherwise"
+
+
+def _is_farewell(event: _Event) -> bool:
+    """Whether a gateway that may wait no longer says so: another one tells the rest."""
+    return event.type == "error" and event.code == "draining"
 
 
 def _leaves(reply: Reply) -> bool:

@@ -72,7 +72,7 @@ class PromptTooLong(InvalidInput):
 
     @classmethod
     def over(cls, limit: int, found: str, remedy: str, *, param: str) -> Self:
-        """With the words that clients look for. `found`: what there is, `remedy`: what to reduce."""
+        """In words that clients look for. `found`: what there is, `remedy`: what to reduce."""
         return cls(
             f"This model's maximum context length is {limit} tokens. However, {found}. "
             f"Please reduce {remedy}.",

@@ -1,7 +1,9 @@
 """Content blocks: the same however the events were cut, and what clients make of them."""
 
 import json
-from typing import Any
+import time
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from anthropic.lib.streaming._messages import accumulate_event
@@ -12,6 +14,11 @@ from pydantic import TypeAdapter
 
 from tokenmesh.services.gateway.anthropic.content import ContentBlocks, Step, collect
 from tokenmesh.services.gateway.anthropic.shapes import stop_of
+from tokenmesh.services.gateway.anthropic.writer import MessagesWriter
+from tokenmesh.services.gateway.ask import Ask
+from tokenmesh.services.gateway.delivery import Delivery
+from tokenmesh.services.gateway.openai.head import Head
+from tokenmesh.services.gateway.openai.shapes import usage_of
 from tokenmesh.services.gateway.parsers.events import (
     CallArguments,
     CallBegin,
@@ -19,6 +26,8 @@ from tokenmesh.services.gateway.parsers.events import (
     Event,
     Reasoning,
 )
+from tokenmesh.services.gateway.piece import Piece
+from tokenmesh.services.gateway.places import Places
 
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 START = {
@@ -167,3 +176,19 @@ def test_why_a_message_ended(
     finish: str, stop: str | int | None, told: tuple[str, str | None]
 ) -> None:
     assert stop_of(finish, stop) == told
+
+
+@pytest.mark.parametrize("kind", [Content, Reasoning, CallArguments])
+def test_a_long_message_is_put_together_in_one_go(kind: type[Any]) -> None:
+    """Pieces joined one by one would copy gigabytes."""
+    text = "x" * 100
+    event = CallArguments(0, text) if kind is CallArguments else kind(text)
+    pieces = [Piece(0, events=[event]) for _ in range(40_000)]
+    pieces.insert(0, Piece(0, events=[CallBegin(0, "f")] if kind is CallArguments else []))
+    pieces.append(Piece(0, events=[], finish_reason="stop"))
+    ask = cast("Ask", SimpleNamespace(head=Head("msg-1", 1, "m")))
+    usage = SimpleNamespace(usage=lambda: usage_of(1, 40_000, None))
+    began_s = time.process_time()
+    body = MessagesWriter(ask, Places({})).whole(cast("Delivery", usage), pieces)
+    assert time.process_time() - began_s < 2.0
+    assert len(json.dumps(body.content)) >= 4_000_000

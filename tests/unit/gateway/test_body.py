@@ -1,4 +1,4 @@
-"""How deep a body may be nested is told before anybody parses it, in time that its length bounds."""
+"""How deep a body is nested is told before it is parsed, in time that its length bounds."""
 
 import time
 

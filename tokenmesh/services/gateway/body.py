@@ -47,7 +47,7 @@ async def read_bytes(request: Request, max_bytes: int, timeout_s: float) -> byte
 
 @asynccontextmanager
 async def arriving(timeout_s: float) -> AsyncIterator[None]:
-    """A body is read inside the block. Raises DeadlineExceeded, Cancelled when its client leaves."""
+    """A body is read inside. Raises DeadlineExceeded, and Cancelled when its client leaves."""
     try:
         async with asyncio.timeout(timeout_s):
             yield

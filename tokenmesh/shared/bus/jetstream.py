@@ -82,8 +82,8 @@ class StreamSpec:
 class JetStreamJournal(Journal):
     """A `Journal` in one stream.
 
-    `timeout_s` bounds a question, `patience_s` all attempts of an append or a read; `mute_s` those of
-    appends while JetStream answers everything else: so it does when its disk is full.
+    `timeout_s` bounds a question, `patience_s` all attempts of an append or a read; `mute_s` those
+    of appends while JetStream answers everything else: so it does when its disk is full.
     """
 
     def __init__(

@@ -72,6 +72,14 @@ def test_leading_system_messages_are_one() -> None:
     assert told[2]["role"] == "system"
 
 
+def test_system_messages_with_images_stay_as_they_are() -> None:
+    image = {"type": "input_image", "image_url": "data:image/png;base64,xyz"}
+    first = {"role": "system", "content": [{"type": "input_text", "text": "See"}, image]}
+    told = messages_of([first, {"role": "system", "content": "Be kind"}, USER])
+    assert [part["type"] for part in told[0]["content"]] == ["text", "image_url"]
+    assert [each["content"] for each in told[1:]] == ["Be kind", "Hi"]
+
+
 def test_images_and_text_are_parts() -> None:
     parts = [
         {"type": "input_text", "text": "What is it?"},
