@@ -1,6 +1,7 @@
 """Uploads whose client is slow, or leaves in the middle."""
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
@@ -15,6 +16,12 @@ HEAD = (
 )
 
 
+async def close(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
+
+
 async def test_an_upload_that_does_not_go_on_is_refused(
     bus_settings: BusSettings, redis_settings: RedisSettings
 ) -> None:
@@ -23,7 +30,7 @@ async def test_an_upload_that_does_not_go_on_is_refused(
         writer.write(HEAD)
         async with asyncio.timeout(10):
             assert b" 504 " in await reader.readline()
-        writer.close()
+        await close(writer)
 
 
 async def test_an_upload_whose_client_leaves_is_no_crash(
@@ -34,7 +41,7 @@ async def test_an_upload_whose_client_leaves_is_no_crash(
         writer.write(HEAD)
         await writer.drain()
         await mesh.until(lambda: mesh.gateway.http_meters.num_open == 1)
-        writer.close()
+        await close(writer)
         await mesh.until(lambda: mesh.gateway.http_meters.num_open == 0)
         assert 'handler="/v1/files",method="POST",status="499"' in mesh.metrics.render().decode()
     assert not [record for record in caplog.records if record.exc_info]
