@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from tokenmesh.shared.bus.base import Subscription
+from tokenmesh.shared.bus.jetstream_answers import NoStream, OtherConfig, answer_of
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.bus.raw_questions import RawReply
 from tokenmesh.shared.clock import now_s
@@ -22,12 +23,10 @@ from tokenmesh.shared.errors import (
     DeadlineExceeded,
     NoResponders,
     Overloaded,
-    PayloadTooLarge,
     ProtocolError,
-    TokenMeshError,
     Unavailable,
 )
-from tokenmesh.shared.journal import Entry, Journal, StoreFull
+from tokenmesh.shared.journal import Entry, Journal
 
 logger = logging.getLogger(__name__)
 
@@ -40,12 +39,6 @@ _PREVIOUS: Final = "Nats-Last-Sequence"
 _BEFORE_FIRST: Final = "0"
 _END_OF_BATCH: Final = "204"
 _NOT_FOUND: Final = "404"
-_WRONG_LAST: Final = frozenset((10071, 10164))
-_TOO_LARGE: Final = 10054
-_FULL: Final = frozenset((10023, 10047, 10077))
-_OTHER_CONFIG: Final = 10058
-_NO_STREAM: Final = 10059
-_UNAVAILABLE: Final = 503
 _BATCH_BYTES: Final = 8 * 1024 * 1024
 _NS: Final = 1_000_000_000
 _HEADER_ROOM_BYTES: Final = 1024
@@ -143,7 +136,7 @@ class JetStreamJournal(Journal):
             raise
         self._mute_since_s = None
         try:
-            return int(_answer_of(reply)["seq"])
+            return int(answer_of(reply)["seq"])
         except Conflict:
             # The attempt before may have arrived, and only its acknowledgement been lost.
             last = await self._get({"last_by_subj": key}) if is_retry else None
@@ -246,7 +239,7 @@ class JetStreamJournal(Journal):
         try:
             try:
                 await self._ask_api("STREAM.CREATE", config)
-            except _OtherConfig:
+            except OtherConfig:
                 await self._ask_api("STREAM.UPDATE", config)
         except NoResponders as error:
             raise _NoJetStream("NATS runs without JetStream: nothing can be kept") from error
@@ -259,8 +252,8 @@ class JetStreamJournal(Journal):
         data = msgspec.json.encode(question)
         reply = await self.bus.raw.ask(subject, data, deadline_s=self._soon())
         try:
-            return _answer_of(reply)
-        except _NoStream:
+            return answer_of(reply)
+        except NoStream:
             return {}
 
 
@@ -270,40 +263,6 @@ class _NoJetStream(Unavailable):
 
 class _Mute(Unavailable):
     """It reads and does not write: what waits for it waits in vain."""
-
-
-class _OtherConfig(ProtocolError):
-    """The stream exists with other limits."""
-
-
-class _NoStream(ProtocolError):
-    """The stream does not exist (yet)."""
-
-
-def _answer_of(reply: RawReply) -> dict[str, Any]:
-    """The JSON of an answer. Raises what its error means here."""
-    try:
-        answer: dict[str, Any] = msgspec.json.decode(reply.data, type=dict[str, Any])
-    except msgspec.DecodeError as problem:
-        raise ProtocolError(f"JetStream's answer is no JSON: {problem}") from problem
-    if error := answer.get("error"):
-        raise _error_of(error)
-    return answer
-
-
-def _error_of(error: dict[str, Any]) -> TokenMeshError:
-    code, text = error.get("err_code"), f"JetStream: {error.get('description')}"
-    if code in _WRONG_LAST:
-        return Conflict(text)
-    if code == _TOO_LARGE:
-        return PayloadTooLarge(text)
-    if code in _FULL:
-        return StoreFull(text)
-    if code == _OTHER_CONFIG:
-        return _OtherConfig(text)
-    if code == _NO_STREAM:
-        return _NoStream(text)
-    return Unavailable(text) if error.get("code") == _UNAVAILABLE else ProtocolError(text)
 
 
 def _check(status: str, expected: Sequence[str]) -> None:
