@@ -19,7 +19,6 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-import msgspec
 import torch
 
 from benchmarks.engine_loop import EngineLoop
@@ -34,40 +33,28 @@ _STEPS: Final = 128
 _WARM_STEPS: Final = 8
 
 
-class Bound(msgspec.Struct):
-    """Median times of one run."""
-
-    step_s: float
-    read_s: float
-    """Of the fastest kind of read."""
-    read: str
-    """Which kind that is."""
-
-    @property
-    def share(self) -> float:
-        """1 would be a step that does nothing but read the weights once."""
-        return self.read_s / self.step_s
-
-
-def measure_bound(directory: Path, threads: int, num_steps: int = _STEPS) -> Bound:
-    """Decode `num_steps` tokens of one stream, a read after each."""
+def measure_bound(name: str, directory: Path, threads: int, num_steps: int = _STEPS) -> BoundLine:
+    """Decode `num_steps` tokens of one stream, a read after each; medians of both."""
     size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
     loop = EngineLoop(directory, WorkerSettings(cpu_threads=threads, enable_prefix_caching=False))
     torch.set_num_threads(threads)
     reads = plain_reads(size)
-    names = itertools.cycle(reads)
+    kinds = itertools.cycle(reads)
     steps: list[float] = []
-    times: dict[str, list[float]] = {name: [] for name in reads}
+    times: dict[str, list[float]] = {kind: [] for kind in reads}
     began_s = time.perf_counter()
     for _ in loop.steps([(list(range(_PROMPT)), _WARM_STEPS + num_steps)]):
         steps.append(time.perf_counter() - began_s)
-        name = next(names)
+        kind = next(kinds)
         began_s = time.perf_counter()
-        reads[name]()
-        times[name].append(time.perf_counter() - began_s)
+        reads[kind]()
+        times[kind].append(time.perf_counter() - began_s)
         began_s = time.perf_counter()
-    fastest = min(times, key=lambda name: median(times[name]))
-    return Bound(median(steps[_WARM_STEPS:]), median(times[fastest]), fastest)
+    fastest = min(times, key=lambda kind: median(times[kind]))
+    step_ms, read_ms = (
+        round(median(each) * 1e3, 3) for each in (steps[_WARM_STEPS:], times[fastest])
+    )
+    return BoundLine(name, step_ms, read_ms, fastest)
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -87,24 +74,22 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def measure_all(options: argparse.Namespace) -> Iterator[BoundLine]:
     """One model after the other."""
     for directory in options.checkpoints or ():
-        yield _line(directory.name, measure_bound(directory, options.threads, options.steps))
+        yield measure_bound(directory.name, directory, options.threads, options.steps)
     for name in () if options.checkpoints else options.models:
         with tempfile.TemporaryDirectory() as folder:
             write_checkpoint(SHAPES[name], Path(folder))
-            yield _line(name, measure_bound(Path(folder), options.threads, options.steps))
-
-
-def _line(name: str, bound: Bound) -> BoundLine:
-    step_ms, read_ms = round(bound.step_s * 1e3, 3), round(bound.read_s * 1e3, 3)
-    print(f"{name}: a step {step_ms} ms, a read {read_ms} ms, {bound.share:.0%} of the bound")
-    return BoundLine(name, step_ms, read_ms, bound.read)
+            yield measure_bound(name, Path(folder), options.threads, options.steps)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the shares and, with --out, write them."""
     options = parse(arguments)
     place = environment()
-    lines = list(measure_all(options))
+    lines = []
+    for line in measure_all(options):
+        lines.append(line)
+        times = f"a step {line.step_ms} ms, a read {line.read_ms} ms"
+        print(f"{line.model}: {times}, {line.share:.0%} of the bound", flush=True)
     if options.out is not None:
         write_json(options.out, BoundResult(options.threads, place, os.getloadavg()[0], lines))
     return 0

@@ -58,6 +58,11 @@ class BoundLine(msgspec.Struct):
     read: str
     """Which kind that is."""
 
+    @property
+    def share(self) -> float:
+        """1 would be a step that does nothing but read the weights once."""
+        return self.read_ms / self.step_ms
+
 
 class BoundResult(msgspec.Struct):
     """A run of bound."""

@@ -71,7 +71,7 @@ def bound_section(result: BoundResult) -> Iterator[str]:
             line.model,
             number(line.step_ms, 2),
             number(line.read_ms, 2),
-            f"{line.read_ms / line.step_ms:.0%}",
+            f"{line.share:.0%}",
         ]
         for line in result.lines
     )

@@ -52,8 +52,8 @@ def _model(model: ModelResult) -> Iterator[str]:
 
 
 def _bounds(model: ModelResult) -> str:
-    steps = [bound.step_s * 1e3 for bound in model.bounds]
-    reads = [bound.read_s * 1e3 for bound in model.bounds]
+    steps = [bound.step_ms for bound in model.bounds]
+    reads = [bound.read_ms for bound in model.bounds]
     return (
         f"The weights are {model.weight_bytes / 1e6:,.0f} MB. A decode step of one stream took "
         f"{number(min(steps))} to {number(max(steps))} ms (medians of the rounds); a plain read of "

@@ -5,7 +5,7 @@ from statistics import median
 
 import msgspec
 
-from benchmarks.bound import Bound
+from benchmarks.engine_results import BoundLine
 from benchmarks.peers.sample import Sample
 
 
@@ -16,7 +16,7 @@ class ModelResult(msgspec.Struct):
     title: str
     weight_bytes: int
     """Read once for every decode step at least."""
-    bounds: list[Bound] = []
+    bounds: list[BoundLine] = []
     """One a round."""
     rounds: dict[int, dict[str, list[Sample]]] = {}
     """By number of streams, then by peer."""

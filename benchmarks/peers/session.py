@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.bound import Bound
+from benchmarks.engine_results import BoundLine, BoundResult
 from benchmarks.peers.realtime import raise_priority
 from benchmarks.peers.results import ModelResult, PeersResult
 from benchmarks.peers.roster import Setting
@@ -81,21 +81,22 @@ async def _until_told(work: Awaitable[None]) -> None:
     await work
 
 
-async def probe_bound(setting: Setting) -> Bound:
+async def probe_bound(setting: Setting) -> BoundLine:
     """Decode steps beside plain reads, in a process of its own."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "benchmarks.bound",
-        str(setting.checkpoint),
-        str(setting.threads),
-        env=setting.environment,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    answer, _ = await asyncio.wait_for(process.communicate(), _PROBE_TIMEOUT_S)
-    if process.returncode != 0:
-        raise RuntimeError("benchmarks.bound failed")
-    return msgspec.json.decode(answer, type=Bound)
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "bound.json"
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "benchmarks.bound"),
+            *("--checkpoints", str(setting.checkpoint)),
+            *("--threads", str(setting.threads)),
+            *("--out", str(out)),
+            env=setting.environment,
+            stdout=asyncio.subprocess.DEVNULL,
+        )
+        if await asyncio.wait_for(process.wait(), _PROBE_TIMEOUT_S) != 0:
+            raise RuntimeError("benchmarks.bound failed")
+        (line,) = msgspec.json.decode(out.read_bytes(), type=BoundResult).lines
+    return line
 
 
 def versions(vllm_python: Path | None, llama_bench: Path | None) -> dict[str, str]:

@@ -5,7 +5,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks.bound import Bound
 from benchmarks.engine_results import (
     BoundLine,
     BoundResult,
@@ -34,7 +33,9 @@ def model(**speeds: float) -> ModelResult:
     names = {name.replace("_", "-"): speed for name, speed in speeds.items()}
     by_peer = {name: sample(speed) for name, speed in names.items()}
     rounds = {1: by_peer, 8: by_peer, 32: by_peer}
-    return ModelResult("qwen2.5-0.5b", "Qwen", 10**9, [Bound(0.025, 0.020, "sum")], rounds)
+    return ModelResult(
+        "qwen2.5-0.5b", "Qwen", 10**9, [BoundLine("qwen2.5-0.5b", 25.0, 20.0, "sum")], rounds
+    )
 
 
 def peers_result(*models: ModelResult) -> PeersResult:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.bound import Bound
+from benchmarks.engine_results import BoundLine
 from benchmarks.peers import turns as turns_module
 from benchmarks.peers.bus_round_trip import open_round_trip
 from benchmarks.peers.child import start_child
@@ -19,11 +19,13 @@ from benchmarks.peers.http_peer import HttpPeer
 from benchmarks.peers.results import ModelResult
 from benchmarks.peers.roster import Setting
 from benchmarks.peers.sample import Measure, Sample, decode_rate
+from benchmarks.peers.session import probe_bound
 from benchmarks.peers.turns import open_turns
 from benchmarks.random_model import ModelShape
 from benchmarks.serve.client import Connection, Server
 from benchmarks.serve.own_server import own_server
 from tests.fakes.scripted_http import DONE, GOOD, piece, serving, stream, usage
+from tokenmesh.shared.config.loader import DEMO_MODEL
 
 PROMPTS = [[1, 2, 3], [4, 5, 6]]
 TINY = ModelShape("tiny", "Tiny", "Llama", {"vocab_size": 4000})
@@ -208,9 +210,17 @@ async def test_a_peer_that_fails_is_named_and_the_others_go_on(
 
 
 def test_the_bound_is_the_median_share_of_the_rounds() -> None:
-    bounds = [Bound(0.040, read_s, "sum") for read_s in (0.036, 0.020, 0.034)]
+    bounds = [BoundLine("m", 40.0, read_ms, "sum") for read_ms in (36.0, 20.0, 34.0)]
     assert ModelResult("m", "M", 10**9, bounds).bound_share == pytest.approx(0.85)
     assert ModelResult("m", "M", 10**9).bound_share is None
+
+
+@pytest.mark.timeout(120)
+async def test_the_bound_is_measured_in_a_process_of_its_own() -> None:
+    line = await probe_bound(Setting(DEMO_MODEL, 1, 60.0, None, None))
+    assert line.model == DEMO_MODEL.name
+    assert line.step_ms > 0
+    assert line.read_ms > 0
 
 
 async def test_a_round_trip_over_a_bus_of_its_own() -> None:
