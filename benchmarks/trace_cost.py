@@ -14,7 +14,7 @@ from random import Random
 
 from benchmarks.serve.client import Server
 from benchmarks.serve.load import Load
-from benchmarks.serve.memory import MemoryWatch, mesh_processes
+from benchmarks.serve.memory import MemoryWatch, Trail, mesh_processes
 from benchmarks.serve.own_mesh import own_mesh
 from benchmarks.serve.report import environment, summarize, write_json
 from benchmarks.serve.workload import Shape, first_model, random_asks
@@ -58,8 +58,16 @@ async def measure(options: argparse.Namespace, is_traced: bool, folder: Path) ->
         load.close()
     if summary["errors"]:
         raise RuntimeError(f"requests failed: {summary['errors']}")
-    used = {trail.name: trail.cpu_s[-1] - trail.cpu_s[0] for trail in watch.trails}
+    used = used_s(watch.trails)
     return {**used, "all": sum(used.values()), "tokens_per_s": summary["output_tokens_per_s"]}
+
+
+def used_s(trails: Sequence[Trail]) -> dict[str, float]:
+    """CPU seconds by name; replicas have the same."""
+    used: dict[str, float] = {}
+    for trail in trails:
+        used[trail.name] = used.get(trail.name, 0.0) + trail.cpu_s[-1] - trail.cpu_s[0]
+    return used
 
 
 async def compare(options: argparse.Namespace) -> dict[str, object]:
