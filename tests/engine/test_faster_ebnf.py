@@ -119,6 +119,7 @@ def test_what_becomes_of_a_grammar(text: str, rewritten: str) -> None:
         'root ::= TagDispatch(("a", one))\none ::= "b"',
         "root ::= one",
         'one ::= "a"',
+        '"a"\nroot ::= "b"',
         'root ::= "a" | ',
         'root ::= ("a"',
         'root ::= "a")',

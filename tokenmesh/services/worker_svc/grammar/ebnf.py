@@ -104,8 +104,8 @@ def read_rules(text: str) -> Rules:
     """The rules by name. Raises NotRead."""
     rules: Rules = {}
     for name, tokens in _split(text):
-        if name in rules:
-            raise NotRead(f"two rules {name}")
+        if not name or name in rules:
+            raise NotRead(f"two rules {name}" if name else "something before the first rule")
         reader = _Reader(tokens)
         rules[name] = reader.read_choice(0)
         if reader.peek() is not None:
