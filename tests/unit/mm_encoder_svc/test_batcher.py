@@ -14,8 +14,8 @@ from tokenmesh.shared.tensor_blob import TensorBlob
 LIMITS = EncoderSettings(max_batch=3, batch_window_s=0.01, queue=8)
 
 
-def pixels(value: int, size: int = 1) -> TensorBlob:
-    return TensorBlob("uint8", (size,), bytes([value]) * size)
+def pixels(value: int) -> TensorBlob:
+    return TensorBlob("uint8", (1,), bytes([value]))
 
 
 class FakeTower:
@@ -59,15 +59,6 @@ async def test_images_of_one_moment_share_batches_up_to_the_bound(
     results = await asyncio.gather(*(batcher.submit(pixels(value)) for value in range(5)))
     assert [result.data[0] for result in results] == [0, 1, 2, 3, 4]
     assert tower.batches == [[0, 1, 2], [3, 4]]
-
-
-async def test_shapes_do_not_mix_and_the_oldest_goes_first(
-    batcher: Batcher, tower: FakeTower
-) -> None:
-    images = [pixels(0), pixels(1, 2), pixels(2), pixels(3, 2)]
-    results = await asyncio.gather(*map(batcher.submit, images))
-    assert results == images
-    assert tower.batches == [[0, 2], [1, 3]]
 
 
 async def test_an_image_alone_does_not_wait_for_a_full_batch(

@@ -32,7 +32,10 @@ class Batcher:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tower")
 
     async def submit(self, pixels: TensorBlob) -> TensorBlob:
-        """The embeddings of one image. Raises Overloaded when the queue is at its bound."""
+        """The embeddings of one image, of the one shape that the tower takes.
+
+        Raises Overloaded when the queue is at its bound.
+        """
         if len(self._queue) >= self._limits.queue:
             raise Overloaded("too many images wait to be encoded", retry_after_s=_RETRY_AFTER_S)
         waiting = _Waiting(pixels, asyncio.get_running_loop().create_future())
@@ -56,16 +59,12 @@ class Batcher:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def _take(self) -> list[_Waiting]:
-        """The oldest image and others of its shape, up to a batch; the rest keep their order."""
+        """The oldest images, up to a batch, but for those that nobody waits for any more."""
         batch: list[_Waiting] = []
-        others: list[_Waiting] = []
         while self._queue and len(batch) < self._limits.max_batch:
             waiting = self._queue.popleft()
-            if waiting.result.done():
-                continue
-            fits = not batch or waiting.pixels.shape == batch[0].pixels.shape
-            (batch if fits else others).append(waiting)
-        self._queue.extendleft(reversed(others))
+            if not waiting.result.done():
+                batch.append(waiting)
         return batch
 
     async def _run_batch(self, batch: list[_Waiting]) -> None:
