@@ -29,8 +29,8 @@ static struct {
     tm_chunk run;
     void *argument;
     long chunks;
-    int threads;
-    long spin_ns;
+    _Atomic int threads;
+    _Atomic long spin_ns;
 } pool = {.taken = ATOMIC_FLAG_INIT, .threads = 1};
 
 static int64_t now_ns(void) {
