@@ -8,8 +8,12 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 
 from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
 
-_FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
-"""Raster formats that pillow decodes by itself: no PostScript, no plugins that run programs."""
+_FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")
+"""OpenAI's. Of the others pillow runs programs for some, decodes run lengths of BMP in Python, byte
+by byte, and takes the memory of TIFF's tiles, which may be larger than the image by any factor."""
+_MAX_SCANS: Final = 64
+"""Of a progressive JPEG; encoders write a dozen. Each is a pass over all pixels for a few bytes."""
+_SCAN: Final = b"\xff\xda"
 
 _TURN_BY_ORIENTATION: Final[dict[object, Image.Transpose]] = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -32,6 +36,8 @@ def decode_image(data: bytes, max_pixels: int) -> Image.Image:
                 raise PayloadTooLarge(
                     f"the image has {width}x{height} pixels, at most {max_pixels} in all"
                 )
+            if image.format == "JPEG" and data.count(_SCAN) > _MAX_SCANS:
+                raise PayloadTooLarge(f"the image has more than {_MAX_SCANS} scans")
             return _upright(image).convert("RGB")
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise PayloadTooLarge(f"the image is too large: {error}") from error
