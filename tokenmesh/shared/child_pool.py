@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, Final
 
+from tokenmesh.shared.config.child_environment import sandbox_environment
 from tokenmesh.shared.errors import Overloaded, TokenMeshError, Unavailable
 
 LENGTH_BYTES: Final = 4
@@ -55,7 +56,8 @@ class ChildPool:
         purpose names the jobs in errors.
         """
         self._purpose = purpose
-        self._command = (sys.executable, "-m", module, *arguments)
+        # -P: what lies in the folder, which may be a stranger's, must not be imported.
+        self._command = (sys.executable, "-P", "-m", module, *arguments)
         self._limits = limits
         self._hello = hello
         self._num_waiting = 0
@@ -102,7 +104,9 @@ class ChildPool:
         self._children.clear()
 
     async def _start(self) -> Process:
-        child = await asyncio.create_subprocess_exec(*self._command, stdin=PIPE, stdout=PIPE)
+        child = await asyncio.create_subprocess_exec(
+            *self._command, stdin=PIPE, stdout=PIPE, env=sandbox_environment()
+        )
         self._children = [*(old for old in self._children if old.returncode is None), child]
         ready = False
         try:

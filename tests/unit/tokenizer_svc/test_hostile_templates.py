@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
+import tokenmesh
 from tokenmesh.services.tokenizer_svc.render_child import render_job
 from tokenmesh.services.tokenizer_svc.render_job import (
     RenderAnswer,
@@ -126,6 +128,49 @@ async def test_more_waiting_renderings_than_the_bound_are_refused(renderer: Rend
         *(renderer.render(job("x")) for _ in range(6)), return_exceptions=True
     )
     assert [type(result) for result in results] == [Rendered] * 4 + [Overloaded] * 2
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{{ 'a b'|wordwrap(1) }}", "a\nb"),
+        ("{{ [1]|pprint }}", "[1]"),
+        ("{{ '%d'|format(3) }}{{ strftime_now('%Y')|length }}", "34"),
+        ("{{ 'h\u00e9'.encode('utf-16')|length }}{{ messages|tojson|length > 9 }}", "6True"),
+    ],
+)
+async def test_a_process_that_can_open_nothing_renders_all_the_same(
+    renderer: Renderer, template: str, text: str
+) -> None:
+    assert await renderer.render(job(template)) == Rendered(text)
+    assert isinstance(await renderer.render(job("{{ 1 / 0 }}")), RenderFailed)
+
+
+async def test_a_rendering_process_has_no_secret_and_opens_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TOKENMESH_BUS__PASSWORD", "hidden")
+    monkeypatch.setenv("HF_TOKEN", "hidden")
+    renderer = Renderer(LIMITS, 1)
+    await renderer.render(job("x"))
+    folder = Path(f"/proc/{renderer.processes[0].pid}")
+    assert "hidden" not in (folder / "environ").read_text()
+    limits = (folder / "limits").read_text().splitlines()
+    for name in ("Max open files", "Max processes", "Max file size"):
+        (line,) = [each for each in limits if each.startswith(name)]
+        assert line.split()[-3:-1] == ["0", "0"], line
+    await renderer.stop()
+
+
+async def test_nothing_is_imported_from_the_folder_that_one_stands_in(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "jinja2.py").write_text("raise SystemExit(1)")
+    monkeypatch.setenv("PYTHONPATH", str(Path(tokenmesh.__file__).parents[1]))
+    monkeypatch.chdir(tmp_path)
+    renderer = Renderer(LIMITS, 1)
+    assert await renderer.render(job("x")) == Rendered("x")
+    await renderer.stop()
 
 
 async def test_stopping_ends_the_processes() -> None:

@@ -1,13 +1,21 @@
 """The rendering process: reads jobs from stdin, writes answers to stdout, until stdin ends.
 
 Its bounds hold whatever a template does: the kernel ends it when the alarm of a job goes off, and
-refuses memory beyond its address space. `python -m ...render_child <seconds> <bytes>`.
+refuses memory beyond its address space, any file or connection and any further process: who gets
+out of jinja2's sandbox finds nothing to take
+and nobody to tell. `python -m ...render_child <seconds> <bytes>`.
 """
 
+import codecs
+import pprint
 import resource
 import sys
+import textwrap
 from collections.abc import Callable
+from typing import Final
 
+import jinja2.constants
+import jinja2.debug
 from jinja2 import TemplateSyntaxError
 
 from tokenmesh.services.tokenizer_svc.continuation import CannotContinue, cut_at_mark, mark_end
@@ -28,6 +36,13 @@ from tokenmesh.services.tokenizer_svc.template import (
     template_line,
 )
 from tokenmesh.shared.child_pool import serve
+
+_CODECS: Final = ("ascii", "latin-1", "unicode-escape", "utf-16", "utf-32")
+_LOADED_AHEAD: Final = (
+    *(jinja2.constants, jinja2.debug, pprint, textwrap),
+    *(codecs.lookup(name) for name in _CODECS),
+)
+"""What jinja2 and str import when they first need it: later no file can be opened."""
 
 
 def render_job(job: RenderJob) -> RenderAnswer:
@@ -76,6 +91,8 @@ def _confine(memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
 
 
 if __name__ == "__main__":
