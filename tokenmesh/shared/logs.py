@@ -101,12 +101,27 @@ class HumanFormatter(logging.Formatter):
         """The line, and the lines of an exception below it."""
         at = datetime.fromtimestamp(record.created).strftime("%H:%M:%S.%f")[:-3]
         name = record.name.rpartition(".")[2]
-        line = f"{at} {record.levelname:<7} {self._service:<9} {name}: {record.getMessage()}"
+        message = _indented(record.getMessage())
+        line = f"{at} {record.levelname:<7} {self._service:<9} {name}: {message}"
         bound = [request_id] if (request_id := _request_id.get()) else []
         if trace_id := current_trace_id():
             bound.append(RequestId(f"trace {trace_id[:_SHOWN_ID_CHARS]}"))
         if bound:
             line += f" [{' '.join(bound)}]"
         if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
+            line += "\n" + _indented(self.formatException(record.exc_info))
         return line
+
+
+def printable(text: str) -> str:
+    """Text of which clients chose parts, without what a terminal would obey."""
+    return "".join(map(_shown, text))
+
+
+def _shown(char: str) -> str:
+    return char if char.isprintable() or char in "\n\t" else repr(char)[1:-1]
+
+
+def _indented(text: str) -> str:
+    """Its further lines do not look like records of their own."""
+    return printable(text).replace("\n", "\n  ")

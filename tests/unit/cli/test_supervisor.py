@@ -225,3 +225,5 @@ def test_a_death_is_explained_by_its_critical_complaint() -> None:
     assert explanation(["tokenmesh: --port = 1"]) == "--port = 1"
     assert explanation(["Traceback", "ValueError: x"]) == "Traceback\nValueError: x"
     assert parse_line('{"level": 3}').severity == 0
+    hostile = '{"level": "info", "message": "\\u001b[2J"}'
+    assert "\x1b" not in parse_line(hostile).text + parse_line("\x1b[2J").text

@@ -109,6 +109,18 @@ def test_a_wrong_secret_is_not_shown(tmp_path: Path) -> None:
     assert "hush" not in message
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[gateway]\napi_key_hashes = ['sk-hush']\n",
+        "[telemetry.otlp_headers]\nauthorization = ['hush']\n",
+        "[responses.mcp_servers.a]\nurl = 'http://a'\nheaders = { x = ['hush'] }\n",
+    ],
+)
+def test_what_may_hold_a_secret_is_not_shown(tmp_path: Path, text: str) -> None:
+    assert "hush" not in complaint(write(tmp_path, text))
+
+
 def test_a_file_that_is_missing_or_broken_is_named(tmp_path: Path) -> None:
     assert "absent.toml: No such file" in complaint(tmp_path / "absent.toml")
     assert "does not parse" in complaint(write(tmp_path, "[worker\n"))

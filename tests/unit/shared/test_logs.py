@@ -95,7 +95,7 @@ def test_a_human_exception_is_shown_below_its_line() -> None:
         logger.exception("step failed")
     first, *_, last = stream.getvalue().splitlines()
     assert first.endswith("engine: step failed")
-    assert last == "ValueError: broken"
+    assert last == "  ValueError: broken"
 
 
 def test_the_level_holds_back_what_is_below() -> None:
@@ -122,3 +122,11 @@ def test_warnings_become_records() -> None:
         logging.captureWarnings(True)
         warnings.warn("old api", UserWarning, stacklevel=1)
     assert "old api" in json.loads(stream.getvalue())["message"]
+
+
+def test_what_a_client_wrote_neither_forges_a_record_nor_commands_a_terminal() -> None:
+    stream = start("human")
+    logger.warning("no model %s", "x\n10:41:07.123 ERROR   forged\x1b[2J\x9b\u202e")
+    first, second = stream.getvalue().splitlines()
+    assert first.endswith("no model x")
+    assert second == "  10:41:07.123 ERROR   forged\\x1b[2J\\x9b\\u202e"

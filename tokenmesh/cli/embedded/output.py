@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from tokenmesh.shared.logs import PROGRESS
+from tokenmesh.shared.logs import PROGRESS, printable
 
 _SEVERITY: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 WARNING: Final = 30
@@ -29,14 +29,14 @@ def parse_line(text: str) -> Line:
     try:
         record = json.loads(text)
     except ValueError:
-        return Line(0, text)
+        return Line(0, printable(text))
     if not isinstance(record, dict) or record.get("level") not in _SEVERITY:
-        return Line(0, text)
+        return Line(0, printable(text))
     share = record.get(PROGRESS)
     return Line(
         _SEVERITY[record["level"]],
-        str(record.get("message")),
-        str(record.get("exception", "")),
+        printable(str(record.get("message"))),
+        printable(str(record.get("exception", ""))),
         min(max(0.0, float(share)), 1.0) if isinstance(share, int | float) else None,
     )
 

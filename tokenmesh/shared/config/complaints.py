@@ -11,7 +11,7 @@ from tokenmesh.shared.config.catalog import fields
 from tokenmesh.shared.config.layers import MODEL, Layer, Location
 from tokenmesh.shared.errors import ConfigError
 
-SECRET_ENDINGS = ("password", "token", "key", "keys", "url")
+SECRET_ENDINGS = ("password", "token", "key", "keys", "hashes", "headers", "url")
 
 
 def complain(error: ValidationError, layers: Sequence[Layer]) -> ConfigError:
@@ -35,7 +35,7 @@ def _line(detail: ErrorDetails, layers: Sequence[Layer]) -> str:
 
 def _shown(detail: ErrorDetails, location: Location) -> str:
     """The wrong value, unless it may be a secret."""
-    if str(location[-1]).endswith(SECRET_ENDINGS):
+    if any(str(part).endswith(SECRET_ENDINGS) for part in location):
         return "(hidden)"
     text = repr(detail["input"])
     return text if len(text) <= 60 else text[:57] + "..."
