@@ -176,3 +176,38 @@ async def test_an_unknown_upgrade_is_a_request_like_any_other(serving: Serving) 
             await asyncio.sleep(0.05)
             await client.send(request[half:])
             assert b"text_completion" in await client.answer()
+
+
+async def test_many_upgrades_at_once_are_many_requests(serving: Serving) -> None:
+    """Each is begun anew by the parser; a thousand in one piece must not be a thousand deep."""
+    asked = b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+    async with serving(max_pipelined=4000) as back_end, raw(back_end) as client:
+        await client.send(asked * 3000)
+        for _ in range(3000):
+            assert (await client.answer()).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+        b"Content-Length: 5\r\nContent-Length: 6\r\n",
+        b"Content-Length: +5\r\n",
+        b"Content-Length : 5\r\n",
+        b"Transfer-Encoding: chunked, identity\r\n",
+        b"Transfer-Encoding:\x0bchunked\r\n",
+        b"X: a\r\n folded: b\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+        b"X: a\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n",
+        b"X: a\rTransfer-Encoding: chunked\r\nContent-Length: 5\r\n",
+    ],
+)
+@pytest.mark.parametrize("upgrade", [b"", b"Connection: Upgrade\r\nUpgrade: h2c\r\n"])
+async def test_a_header_of_which_proxies_think_differently_is_refused(
+    serving: Serving, head: bytes, upgrade: bytes
+) -> None:
+    async with serving() as back_end, raw(back_end) as client:
+        await client.send(b"POST /livez HTTP/1.1\r\nHost: x\r\n" + upgrade + head + b"\r\n")
+        await client.send(b"0\r\n\r\nGET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        answer = await client.all()
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert answer.count(b"\r\n\r\n") == 1

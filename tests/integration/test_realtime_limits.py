@@ -387,3 +387,41 @@ async def test_a_gateway_that_drains_takes_no_sessions(mesh: BackEnd) -> None:
     with pytest.raises(InvalidStatus) as caught:
         await connect(address(mesh))
     assert caught.value.response.status_code == 503
+
+
+async def raw_session(mesh: BackEnd) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A session whose frames one writes oneself."""
+    host, port = mesh.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(
+        f"GET /v1/realtime?model={mesh.model} HTTP/1.1\r\nHost: {host}\r\nUpgrade: websocket\r\n"
+        "Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+        "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n".encode()
+    )
+    assert b" 101 " in await reader.readuntil(b"\r\n\r\n")
+    return reader, writer
+
+
+async def test_pings_of_a_client_that_reads_nothing_end_its_connection(mesh: BackEnd) -> None:
+    reader, writer = await raw_session(mesh)
+    ping = b"\x89\xfd\x00\x00\x00\x00" + b"x" * 125
+
+    async def flood() -> None:
+        while True:
+            writer.write(ping * 1000)
+            await writer.drain()
+
+    with pytest.raises(ConnectionError):
+        await asyncio.wait_for(flood(), 15)
+    assert not reader.at_eof()
+    writer.close()
+
+
+async def test_a_message_of_endless_fragments_is_refused(mesh: BackEnd) -> None:
+    reader, writer = await raw_session(mesh)
+    writer.write(b"\x01\x80\x00\x00\x00\x00" + b"\x00\x80\x00\x00\x00\x00" * 5000)
+    async with asyncio.timeout(10):
+        told = await reader.read()
+    assert told[-22:-20] == b"\x88\x14"
+    assert told[-20:] == (1009).to_bytes(2, "big") + b"too many fragments"
+    writer.close()

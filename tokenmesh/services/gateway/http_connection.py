@@ -102,9 +102,15 @@ class HttpConnection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """See asyncio."""
-        if self.transport.is_closing():
-            return
-        self._unset_keepalive_if_required()
+        if not self.transport.is_closing():
+            self._unset_keepalive_if_required()
+        rest = data
+        # One after the other: a client may ask for other protocols a thousand times in one piece.
+        while rest and not self.transport.is_closing():
+            rest = self._parse(rest)
+
+    def _parse(self, data: bytes) -> bytes:
+        """What is to be parsed after it."""
         was_in_header = self._is_in_header
         try:
             self.parser.feed_data(data)
@@ -112,23 +118,25 @@ class HttpConnection(HttpToolsProtocol):
             if self._should_upgrade():
                 self.handle_websocket_upgrade()
             else:
-                self._stay(data[error.args[0] :])
+                return self._stay(data[error.args[0] :])
         except httptools.HttpParserError as error:
             is_large = isinstance(error.__context__, _HeaderTooLarge)
             self._refuse(_LARGE if is_large else _GARBAGE)
         else:
             self._bound_header(len(data) if was_in_header else 0)
+        return b""
 
-    def _stay(self, rest: bytes) -> None:
-        """Take a request as if it had asked for no other protocol (Java's client asks for h2c).
+    def _stay(self, rest: bytes) -> bytes:
+        """What to parse instead to take a request as if it had asked for no other protocol.
 
-        The parser takes what follows such a header for the other protocol already.
+        Java's client asks for h2c. The parser takes what follows such a header for the other
+        protocol already.
         """
         fields = [(name, value) for name, value in self.headers if name not in _UPGRADING]
         lines = [b"%s: %s\r\n" % field for field in fields]
         head = b"%s %s HTTP/1.1\r\n%s\r\n" % (self.parser.get_method(), self.url, b"".join(lines))
         self.parser = httptools.HttpRequestParser(self)
-        self.data_received(head + rest)
+        return head + rest
 
     def _bound_header(self, num_bytes: int) -> None:
         if self._is_in_header:
