@@ -1,13 +1,30 @@
-"""Where the page is from that opens a websocket.
+"""Which pages may use a gateway that asks nobody for a key.
 
-Browsers ask nobody before they open one, as they do before a POST with JSON: without this rule any
-page on the web could use a gateway without keys that its reader can reach.
+Any page on the web can let its reader's browser call what the reader can reach: it may send a POST
+without asking (it cannot read the answer), open a websocket, and, once its own name leads to this
+machine, read everything (DNS rebinding). Programs send no Origin, and call by address or localhost.
 """
 
 from collections.abc import Mapping, Sequence
+from ipaddress import ip_address
+from typing import Final
 from urllib.parse import urlsplit
 
+from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import Forbidden
+
+_HARMLESS: Final = frozenset(("GET", "HEAD", "OPTIONS"))
+"""Methods whose answers pages from elsewhere cannot read, and which change nothing."""
+_NEVER_PUBLIC: Final = (".localhost", ".local", ".internal")
+_SHOWN: Final = 128
+
+
+def check_page(method: str, headers: Mapping[bytes, bytes], settings: GatewaySettings) -> None:
+    """Raises Forbidden for a request that only a page from elsewhere lets a browser send."""
+    if settings.is_on_loopback:
+        check_host(headers, settings.allowed_hosts)
+    if method not in _HARMLESS:
+        check_origin(headers, settings.cors_origins)
 
 
 def check_origin(headers: Mapping[bytes, bytes], allowed: Sequence[str]) -> None:
@@ -16,7 +33,37 @@ def check_origin(headers: Mapping[bytes, bytes], allowed: Sequence[str]) -> None
     host = headers.get(b"host", b"").decode("latin-1")
     if not origin or "*" in allowed or origin in allowed or _host_of(origin) == host:
         return
-    raise Forbidden(f"the origin {origin[:128]!r} is not one of gateway.cors_origins")
+    raise Forbidden(f"the origin {origin[:_SHOWN]!r} is not one of gateway.cors_origins")
+
+
+def check_host(headers: Mapping[bytes, bytes], allowed: Sequence[str]) -> None:
+    """Raises Forbidden for a name that somebody on the web may have given this machine."""
+    name = _name_of(headers.get(b"host", b"").decode("latin-1"))
+    if name in allowed or "*" in allowed or not _may_be_public(name):
+        return
+    raise Forbidden(
+        f"the host {name[:_SHOWN]!r} is not one of gateway.allowed_hosts: without keys a gateway "
+        "on loopback is called by address or as localhost"
+    )
+
+
+def _name_of(host: str) -> str:
+    """Without its port, lower case; brackets of an IPv6 address go, too."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").removesuffix(".")
+    except ValueError:
+        return host
+
+
+def _may_be_public(name: str) -> bool:
+    if "." not in name or name.endswith(_NEVER_PUBLIC):
+        # also IPv6 addresses
+        return False
+    try:
+        ip_address(name)
+    except ValueError:
+        return True
+    return False
 
 
 def _host_of(origin: str) -> str:

@@ -23,6 +23,11 @@ class GatewaySettings(ListenerSettings, RealtimeSettings, TenancySettings):
     cors_origins: tuple[str, ...] = Field(
         default=(), description="Origins whose pages may call the API; * for all."
     )
+    allowed_hosts: tuple[str, ...] = Field(
+        default=(),
+        description="Names (of a proxy, say) by which a gateway on loopback without keys may be "
+        "called, besides localhost and addresses; * for any.",
+    )
     docs: bool = Field(default=True, description="Serve /docs, /redoc and /openapi.json.")
     tokenizer_info: bool = Field(
         default=False, description="Serve /tokenizer_info, the chat template included."

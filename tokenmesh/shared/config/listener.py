@@ -59,6 +59,13 @@ class ListenerSettings(BaseModel):
         description="How often the certificate's files are looked at for a new one; 0: never.",
     )
 
+    @property
+    def is_on_loopback(self) -> bool:
+        """Whether only this machine's own programs, browsers among them, reach the port."""
+        if self.uds is not None:
+            return False
+        return self.host in ("localhost", "::1") or self.host.startswith("127.")
+
     @field_validator("root_path")
     @classmethod
     def _is_path(cls, path: str) -> str:
