@@ -125,7 +125,6 @@ async def test_a_response_that_is_kept_late_is_kept_whole_or_not_at_all(bus: Mes
     begun = Begun(
         id=scene.id,
         owner=GatewayId("g"),
-        scope="me",
         model=ModelName("m"),
         body=b"{}",
         created_s=0.0,

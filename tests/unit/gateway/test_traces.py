@@ -12,12 +12,19 @@ from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, Status
+from starlette.middleware.base import RequestResponseEndpoint
+from starlette.responses import Response
 
 from tokenmesh.services.gateway.console import HEADERS, PAGE
+from tokenmesh.services.gateway.exchange import Exchange, attach
 from tokenmesh.services.gateway.routes_traces import traces_router
+from tokenmesh.services.gateway.tenancy.tenant import DEFAULT_TENANT, Access, Tenant
 from tokenmesh.services.gateway.traces import TraceStore
 from tokenmesh.shared.config.telemetry import TelemetrySettings
 from tokenmesh.shared.errors import NotFound, TokenMeshError
+from tokenmesh.shared.ids import RequestId
+
+ADMIN = Access(DEFAULT_TENANT, is_admin=True)
 
 
 def attribute(key: str, value: object) -> KeyValue:
@@ -74,8 +81,8 @@ def test_a_trace_is_found_by_its_id_and_by_its_request() -> None:
     store = store_of()
     store.add(packed(a_span(2, request_id="chatcmpl-1", parent=1), service="worker"))
     store.add(packed(a_span(1, name="http")))
-    by_request = store.get("chatcmpl-1")
-    assert by_request == store.get(trace_id(1))
+    by_request = store.get("chatcmpl-1", ADMIN)
+    assert by_request == store.get(trace_id(1), ADMIN)
     assert by_request.request_id == "chatcmpl-1"
     assert {(span.name, span.service, span.parent_id) for span in by_request.spans} == {
         ("http", "gateway", None),
@@ -86,7 +93,7 @@ def test_a_trace_is_found_by_its_id_and_by_its_request() -> None:
 def test_spans_come_in_order_of_their_beginning() -> None:
     store = store_of()
     store.add(packed(a_span(1, start_ns=30), a_span(2, start_ns=10), a_span(3, start_ns=20)))
-    assert [span.start_ns for span in store.get(trace_id(1)).spans] == [10, 20, 30]
+    assert [span.start_ns for span in store.get(trace_id(1), ADMIN).spans] == [10, 20, 30]
 
 
 def test_every_kind_of_value_can_be_shown() -> None:
@@ -99,7 +106,7 @@ def test_every_kind_of_value_can_be_shown() -> None:
     span.status.CopyFrom(Status(code=Status.STATUS_CODE_ERROR, message="broke"))
     store = store_of()
     store.add(packed(span))
-    (shown,) = store.get(trace_id(1)).spans
+    (shown,) = store.get(trace_id(1), ADMIN).spans
     text = shown.attributes.pop("bytes")
     assert isinstance(text, str)
     assert shown.attributes == {
@@ -120,18 +127,18 @@ def test_the_least_recently_extended_trace_leaves_first() -> None:
     store.add(packed(a_span(1, trace=2, request_id="two")))
     store.add(packed(a_span(2, trace=1)))
     store.add(packed(a_span(1, trace=3, request_id="three")))
-    assert [trace.request_id for trace in store.recent(10)] == ["three", "one"]
+    assert [trace.request_id for trace in store.recent(10, ADMIN)] == ["three", "one"]
     for gone in ("two", trace_id(2)):
         with pytest.raises(NotFound):
-            store.get(gone)
+            store.get(gone, ADMIN)
 
 
 def test_a_trace_holds_a_bounded_number_of_spans_and_counts_the_rest() -> None:
     store = store_of(max_trace_spans=3)
     for number in range(1, 8):
         store.add(packed(a_span(number)))
-    assert len(store.get(trace_id(1)).spans) == 3
-    assert store.get(trace_id(1)).dropped_spans == 4
+    assert len(store.get(trace_id(1), ADMIN).spans) == 3
+    assert store.get(trace_id(1), ADMIN).dropped_spans == 4
 
 
 def test_bytes_are_bounded_over_all_traces() -> None:
@@ -140,7 +147,7 @@ def test_bytes_are_bounded_over_all_traces() -> None:
         store.add(packed(a_span(1, trace=number, text="x" * 500)))
         assert store.num_bytes <= 4096
     assert 5 < len(store) < 10
-    assert store.recent(1)[0].trace_id == trace_id(49)
+    assert store.recent(1, ADMIN)[0].trace_id == trace_id(49)
 
 
 def test_an_evicted_trace_leaves_nothing_behind() -> None:
@@ -152,7 +159,7 @@ def test_an_evicted_trace_leaves_nothing_behind() -> None:
     assert len(store) == 1
     assert abs(store.num_bytes - one) < 5
     with pytest.raises(NotFound, match="request-5"):
-        store.get("request-5")
+        store.get("request-5", ADMIN)
 
 
 def test_a_request_id_that_is_used_again_belongs_to_the_newer_trace() -> None:
@@ -160,7 +167,52 @@ def test_a_request_id_that_is_used_again_belongs_to_the_newer_trace() -> None:
     store.add(packed(a_span(1, trace=1, request_id="mine")))
     store.add(packed(a_span(1, trace=2, request_id="mine")))
     store.add(packed(a_span(1, trace=3)))
-    assert store.get("mine").trace_id == trace_id(2)
+    assert store.get("mine", ADMIN).trace_id == trace_id(2)
+
+
+def of(tenant: str) -> Access:
+    return Access(Tenant(name=tenant))
+
+
+def a_request(number: int, trace: int, tenant: str, request_id: str) -> Span:
+    return a_span(number, trace, request_id=request_id, **{"tokenmesh.tenant": tenant})
+
+
+def test_a_trace_is_its_tenants_and_the_admins() -> None:
+    store = store_of()
+    store.add(packed(a_request(1, 1, "acme", "one"), a_request(2, 2, "bolt", "two")))
+    store.add(packed(a_span(3, trace=3, name="beat")))
+    assert [each.trace_id for each in store.recent(10, of("acme"))] == [trace_id(1)]
+    assert len(store.recent(10, ADMIN)) == 3
+    assert store.get("one", of("acme")).trace_id == trace_id(1)
+    for key in ("one", trace_id(1), trace_id(3)):
+        with pytest.raises(NotFound):
+            store.get(key, of("bolt"))
+
+
+def test_nobody_sees_a_trace_by_adding_to_it() -> None:
+    store = store_of()
+    store.add(packed(a_request(1, 1, "acme", "one"), a_request(2, 1, "bolt", "two")))
+    for tenant in ("acme", "bolt"):
+        assert store.recent(10, of(tenant)) == []
+    assert store.get("two", ADMIN).trace_id == trace_id(1)
+
+
+def test_a_request_id_that_two_tenants_chose_means_each_ones_own() -> None:
+    store = store_of(max_traces=2)
+    store.add(packed(a_request(1, 1, "acme", "same")))
+    store.add(packed(a_request(1, 2, "bolt", "same")))
+    assert store.get("same", of("acme")).trace_id == trace_id(1)
+    assert store.get("same", of("bolt")).trace_id == trace_id(2)
+    store.add(packed(a_span(1, trace=3)))
+    with pytest.raises(NotFound):
+        store.get("same", of("acme"))
+
+
+def test_a_trace_that_is_full_still_has_its_tenant() -> None:
+    store = store_of(max_trace_spans=1)
+    store.add(packed(a_span(1), a_request(2, 1, "acme", "one")))
+    assert store.get(trace_id(1), of("acme")).dropped_spans == 1
 
 
 def test_the_summary_says_what_the_first_span_was_and_how_it_went() -> None:
@@ -169,7 +221,7 @@ def test_the_summary_says_what_the_first_span_was_and_how_it_went() -> None:
     failed.status.code = Status.STATUS_CODE_ERROR
     store.add(packed(failed, service="worker"))
     store.add(packed(a_span(1, name="http", start_ns=10, route="/v1/models")))
-    (summary,) = store.recent(10)
+    (summary,) = store.recent(10, ADMIN)
     assert (summary.name, summary.attributes) == ("http", {"route": "/v1/models"})
     assert (summary.start_ns, summary.end_ns, summary.num_spans) == (10, 25, 2)
     assert summary.services == ["gateway", "worker"]
@@ -184,6 +236,11 @@ def test_garbage_is_refused() -> None:
 def client_of(store: TraceStore) -> httpx.AsyncClient:
     app = FastAPI()
     app.include_router(traces_router(store))
+
+    @app.middleware("http")
+    async def identify(request: Request, call_next: RequestResponseEndpoint) -> Response:
+        attach(request.scope, Exchange(RequestId("x"), False, 0.0, ADMIN))
+        return await call_next(request)
 
     @app.exception_handler(TokenMeshError)
     async def answer(_request: Request, error: TokenMeshError) -> JSONResponse:

@@ -1,10 +1,12 @@
-"""The key that a request brings, and whose the things are that it makes."""
+"""The key that a request brings, and what only an admin's opens."""
 
-import hashlib
 from collections.abc import Mapping
 from typing import Final
 
-from starlette.types import Scope
+from starlette.requests import HTTPConnection
+
+from tokenmesh.services.gateway.exchange import exchange_of
+from tokenmesh.shared.errors import Forbidden
 
 _SCHEME: Final = "bearer "
 _PROTOCOL: Final = "openai-insecure-api-key."
@@ -30,7 +32,7 @@ def key_of(headers: Mapping[bytes, bytes]) -> str | None:
     return None
 
 
-def scope_of(scope: Scope) -> str:
-    """Whose the things are that a request makes or may see: the hash of the key it brings."""
-    key = key_of(dict(scope["headers"]))
-    return hashlib.sha256((key or "").encode()).hexdigest()
+def require_admin(connection: HTTPConnection) -> None:
+    """A route's dependency: it tells of all tenants, or touches all. Raises Forbidden."""
+    if not exchange_of(connection.scope).access.is_admin:
+        raise Forbidden(f"{connection.scope['path']} is for admin keys")

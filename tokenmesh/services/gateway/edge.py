@@ -14,14 +14,14 @@ from tokenmesh.services.gateway.auth import key_of
 from tokenmesh.services.gateway.error_response import error_response
 from tokenmesh.services.gateway.exchange import Exchange, attach, check_request_id
 from tokenmesh.services.gateway.http_meters import HttpMeters
-from tokenmesh.services.gateway.origin import check_origin
+from tokenmesh.services.gateway.origin import check_page
 from tokenmesh.services.gateway.outlet import leaving
 from tokenmesh.services.gateway.tenancy.key_ring import KeyRing
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import TokenMeshError
 from tokenmesh.shared.ids import RequestId, new_request_id
-from tokenmesh.shared.telemetry import REQUEST_ID, current_traceparent, span
+from tokenmesh.shared.telemetry import REQUEST_ID, TENANT, current_traceparent, span
 
 _PREFIX_BY_PATH: Final = {
     "/v1/chat/completions": "chatcmpl",
@@ -52,6 +52,7 @@ class Edge:
             return
         headers = dict(scope["headers"])
         try:
+            self._check_page(scope["method"], headers)
             exchange, refusal = self._open(scope["path"], headers), None
         except TokenMeshError as error:
             exchange, refusal = self._unnamed(scope["path"]), error
@@ -65,14 +66,16 @@ class Edge:
         with span("http", attributes, parent=parent) as current:
             await self._answer(scope, receive, send, exchange, refusal)
             _complete(current, exchange)
+            if refusal is None:
+                # What was refused is nobody's: not the default tenant's to see.
+                current.set_attribute(TENANT, exchange.access.tenant.name)
 
     async def _upgrade(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A websocket: refused with a status of HTTP before it is one."""
         headers = dict(scope["headers"])
         try:
+            self._check_page("", headers)
             access = self._keys.access(scope["path"], key_of(headers))
-            if not self._keys:
-                check_origin(headers, self._settings.cors_origins)
         except TokenMeshError as error:
             await error_response(error, scope)(scope, receive, send)
             return
@@ -80,6 +83,11 @@ class Edge:
         exchange.access = access
         attach(scope, exchange)
         await self._app(scope, receive, send)
+
+    def _check_page(self, method: str, headers: dict[bytes, bytes]) -> None:
+        """Where keys are needed no page has one that its reader did not give it."""
+        if not self._keys:
+            check_page(method, headers, self._settings)
 
     def _open(self, path: str, headers: dict[bytes, bytes]) -> Exchange:
         """The exchange of a request that may pass. Raises Unauthorized or InvalidInput."""
@@ -167,7 +175,6 @@ def _header_text(text: str) -> bytes:
 def _complete(current: Span, exchange: Exchange) -> None:
     current.set_attribute(REQUEST_ID, exchange.request_id)
     current.set_attribute("http.response.status_code", exchange.status)
-    current.set_attribute("tokenmesh.tenant", exchange.access.tenant.name)
     if exchange.model is not None:
         current.set_attribute("tokenmesh.model", exchange.model)
     if exchange.asked_model not in (None, exchange.model):

@@ -1,4 +1,5 @@
-"""Data URIs of a chat request: large ones go into the blob store before the message is sent."""
+"""Media of a chat request: large data URIs go into the blob store before the message is sent, and
+a file is used by its tenant only."""
 
 import asyncio
 import base64
@@ -6,9 +7,11 @@ import binascii
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from tokenmesh.services.gateway.tenancy.tenant import Access
+from tokenmesh.services.gateway.uploads import ID_PREFIX, Uploads
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.config.gateway import GatewaySettings
-from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
+from tokenmesh.shared.errors import InvalidInput, NotFound, PayloadTooLarge
 
 BLOB_SCHEME: Final = "blob:"
 """How the tokenizer is told where the bytes are; clients may not name blobs themselves."""
@@ -19,16 +22,28 @@ _BASE64_CHARS_PER_BYTE: Final = 4 / 3
 
 
 async def move_inline_media(
-    messages: Sequence[Any], blobs: Blobs, settings: GatewaySettings
+    messages: Sequence[Any], blobs: Blobs, settings: GatewaySettings, access: Access
 ) -> None:
-    """Replace large data URIs by `blob:` URLs, in place. Raises InvalidInput."""
+    """Replace large data URIs by `blob:` URLs, in place.
+
+    Raises InvalidInput, and NotFound for a file that is not there for `access`.
+    """
     for place, holder, key in list(_sources(messages)):
         url = holder[key]
         if url.startswith(BLOB_SCHEME):
             raise InvalidInput(f"{place}: the scheme blob: is not for clients", param="messages")
+        if url.startswith(f"{ID_PREFIX}-"):
+            await _check_upload(url, place, Uploads(blobs, settings), access)
         if url.startswith(_DATA_SCHEME) and len(url) > settings.inline_media_bytes:
             data = await _decode(url, place, settings.max_media_bytes)
             holder[key] = BLOB_SCHEME + await blobs.put(data, ttl_s=settings.media_ttl_s)
+
+
+async def _check_upload(file_id: str, place: str, uploads: Uploads, access: Access) -> None:
+    try:
+        await uploads.get(file_id, access)
+    except NotFound as error:
+        raise NotFound(f"{place}: {error.message}", param="messages") from error
 
 
 def _sources(messages: Sequence[Any]) -> Iterator[tuple[str, dict[str, Any], str]]:

@@ -15,7 +15,8 @@ async def count_prompt_tokens(gateway: Gateway, body: ChatRequest, exchange: Exc
     question = Tokenize(
         request_id=exchange.request_id,
         model=card.name,
-        prompt=await gateway.intake.chat_prompt(body),
+        tenant=exchange.access.tenant.name,
+        prompt=await gateway.intake.chat_prompt(body, exchange.access),
     )
     deadline_s = now_s() + gateway.settings.tokenize_timeout_s
     return count_ids((await gateway.calls.tokenize(question, deadline_s)).token_ids)

@@ -3,9 +3,10 @@
 from typing import Annotated, Final
 
 import msgspec
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 
 from tokenmesh.services.gateway.console import HEADERS, PAGE
+from tokenmesh.services.gateway.exchange import exchange_of
 from tokenmesh.services.gateway.traces import TraceStore
 
 _JSON: Final = "application/json"
@@ -19,19 +20,23 @@ def traces_router(store: TraceStore) -> APIRouter:
 
     @router.get("/traces")
     async def list_traces(
+        request: Request,
         limit: Annotated[int, Query(ge=1, le=_MAX_LISTED, description="Traces at most.")] = 50,
     ) -> Response:
-        """The latest traces that this gateway has seen, newest first."""
-        return Response(msgspec.json.encode({"traces": store.recent(limit)}), media_type=_JSON)
+        """The latest traces that this gateway has seen, newest first; a key's own tenant's."""
+        traces = store.recent(limit, exchange_of(request.scope).access)
+        return Response(msgspec.json.encode({"traces": traces}), media_type=_JSON)
 
     @router.get("/traces/{trace_or_request_id}")
     async def get_trace(
+        request: Request,
         trace_or_request_id: Annotated[
             str, Path(max_length=_MAX_ID_CHARS, description="A trace's id, or a response's `id`.")
         ],
     ) -> Response:
         """Every span of one trace. Spans arrive within half a second after they end."""
-        return Response(msgspec.json.encode(store.get(trace_or_request_id)), media_type=_JSON)
+        trace = store.get(trace_or_request_id, exchange_of(request.scope).access)
+        return Response(msgspec.json.encode(trace), media_type=_JSON)
 
     @router.get("/console", include_in_schema=False)
     async def console() -> Response:

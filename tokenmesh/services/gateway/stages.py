@@ -55,6 +55,7 @@ class Stages:
             truncation_side=job.truncation_side,
             bad_words=list(job.bad_words),
             cache_salt=job.cache_salt,
+            tenant=job.tenant.name,
             max_tokens=job.card.max_model_len,
         )
         with span("tokenize", {REQUEST_ID: job.request_id}) as current:

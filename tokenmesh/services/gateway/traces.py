@@ -14,11 +14,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from tokenmesh.services.gateway.span_view import SpanView, view_attributes, view_span
+from tokenmesh.services.gateway.tenancy.tenant import Access
 from tokenmesh.shared import subjects
 from tokenmesh.shared.bus.base import Bus, Subscription
 from tokenmesh.shared.config.telemetry import TelemetrySettings
 from tokenmesh.shared.errors import NotFound, ProtocolError
-from tokenmesh.shared.telemetry import REQUEST_ID
+from tokenmesh.shared.telemetry import REQUEST_ID, TENANT
 
 
 class TraceView(msgspec.Struct, frozen=True):
@@ -63,17 +64,28 @@ class _Trace:
     request_ids: list[str] = field(default_factory=list)
     num_bytes: int = 0
     num_dropped: int = 0
+    tenants: set[str] = field(default_factory=set)
+    """Those whose requests are in it."""
     end_ns: int = 0
     has_error: bool = False
 
+    def may_be_seen(self, access: Access) -> bool:
+        """A client chooses the id of its trace: who adds to another's must not see it so."""
+        return access.is_admin or self.tenants == {access.tenant.name}
+
 
 class TraceStore:
-    """Traces by id and by request id, the least recently extended one leaves first."""
+    """Traces by id and by request id, the least recently extended one leaves first.
+
+    A trace is seen by the tenant whose requests it holds and by admins; until the first of these
+    requests has ended, and where several tenants' met in it, by admins only.
+    """
 
     def __init__(self, settings: TelemetrySettings) -> None:
         self._settings = settings
         self._traces: OrderedDict[str, _Trace] = OrderedDict()
-        self._trace_id_by_request: dict[str, str] = {}
+        self._traces_by_request: dict[str, list[str]] = {}
+        """The newest last: clients, and several of them, may use an id again."""
         self._num_bytes = 0
 
     def __len__(self) -> int:
@@ -106,14 +118,9 @@ class TraceStore:
                     self._add_span(span, service, instance)
         self._evict()
 
-    def get(self, key: str) -> TraceView:
-        """The trace of an id, or of a request's id. Raises NotFound."""
-        trace_id = self._trace_id_by_request.get(key, key)
-        found = self._traces.get(trace_id)
-        if found is None:
-            raise NotFound(
-                f"no trace of {key!r}: unknown, not sampled, not yet arrived, or too long ago"
-            )
+    def get(self, key: str, access: Access) -> TraceView:
+        """The trace of an id, or the newest of a request's id. Raises NotFound."""
+        trace_id, found = self._find(key, access)
         return TraceView(
             trace_id=trace_id,
             request_id=next(iter(found.request_ids), None),
@@ -121,10 +128,23 @@ class TraceStore:
             spans=[span.view() for span in sorted(found.spans, key=lambda each: each.start_ns)],
         )
 
-    def recent(self, limit: int) -> list[TraceSummary]:
+    def recent(self, limit: int, access: Access) -> list[TraceSummary]:
         """The most recently extended traces, newest first."""
-        newest = islice(reversed(self._traces), limit)
-        return [self._summarize(trace_id) for trace_id in newest]
+        newest = (
+            trace_id
+            for trace_id, trace in reversed(self._traces.items())
+            if trace.may_be_seen(access)
+        )
+        return [self._summarize(trace_id) for trace_id in islice(newest, limit)]
+
+    def _find(self, key: str, access: Access) -> tuple[str, _Trace]:
+        for trace_id in (*reversed(self._traces_by_request.get(key, ())), key):
+            found = self._traces.get(trace_id)
+            if found is not None and found.may_be_seen(access):
+                return trace_id, found
+        raise NotFound(
+            f"no trace of {key!r}: unknown, not sampled, not yet arrived, or too long ago"
+        )
 
     def _summarize(self, trace_id: str) -> TraceSummary:
         found = self._traces[trace_id]
@@ -147,6 +167,9 @@ class TraceStore:
         if trace is None:
             trace = self._traces[trace_id] = _Trace()
         self._traces.move_to_end(trace_id)
+        tenant = _text(span, TENANT)
+        if tenant is not None:
+            trace.tenants.add(tenant)
         if len(trace.spans) >= self._settings.max_trace_spans:
             trace.num_dropped += 1
             return
@@ -159,13 +182,10 @@ class TraceStore:
         self._index(trace_id, trace, span)
 
     def _index(self, trace_id: str, trace: _Trace, span: Span) -> None:
-        for attribute in span.attributes:
-            if attribute.key == REQUEST_ID:
-                request_id = attribute.value.string_value
-                if self._trace_id_by_request.get(request_id) != trace_id:
-                    self._trace_id_by_request[request_id] = trace_id
-                    trace.request_ids.append(request_id)
-                return
+        request_id = _text(span, REQUEST_ID)
+        if request_id is not None and request_id not in trace.request_ids:
+            trace.request_ids.append(request_id)
+            self._traces_by_request.setdefault(request_id, []).append(trace_id)
 
     def _evict(self) -> None:
         settings = self._settings
@@ -173,6 +193,14 @@ class TraceStore:
             trace_id, trace = self._traces.popitem(last=False)
             self._num_bytes -= trace.num_bytes
             for request_id in trace.request_ids:
-                # A client may use an id again: then a newer trace owns it.
-                if self._trace_id_by_request.get(request_id) == trace_id:
-                    del self._trace_id_by_request[request_id]
+                others = self._traces_by_request[request_id]
+                others.remove(trace_id)
+                if not others:
+                    del self._traces_by_request[request_id]
+
+
+def _text(span: Span, key: str) -> str | None:
+    for attribute in span.attributes:
+        if attribute.key == key:
+            return attribute.value.string_value
+    return None

@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from tokenmesh.services.gateway.openai.shapes import FileObject
+from tokenmesh.services.gateway.tenancy.tenant import DEFAULT_TENANT, Access
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.clock import wall_s
 from tokenmesh.shared.config.gateway import GatewaySettings
@@ -24,14 +25,21 @@ def data_key(file_id: str) -> BlobKey:
     return BlobKey(f"tm:file:{file_id}")
 
 
+class _Owned(FileObject, kw_only=True):
+    """What Redis keeps of an upload."""
+
+    owner: str = DEFAULT_TENANT.name
+    """The tenant's name."""
+
+
 class Uploads:
-    """Raises Unavailable while Redis is away."""
+    """An upload is its tenant's. Raises Unavailable while Redis is away."""
 
     def __init__(self, blobs: Blobs, settings: GatewaySettings) -> None:
         self._blobs = blobs
         self._settings = settings
 
-    async def add(self, data: bytes, filename: str, purpose: str) -> FileObject:
+    async def add(self, data: bytes, filename: str, purpose: str, access: Access) -> FileObject:
         """Keep a file. Raises InvalidInput, PayloadTooLarge."""
         if not data:
             raise InvalidInput("the file is empty", param="file")
@@ -47,25 +55,32 @@ class Uploads:
             filename=filename[:_MAX_NAME_CHARS],
             purpose=purpose[:_MAX_NAME_CHARS],
         )
+        owned = _Owned(**msgspec.structs.asdict(facts), owner=access.tenant.name)
         await self._blobs.put(data, key=data_key(facts.id), ttl_s=ttl_s)
-        await self._blobs.put(msgspec.json.encode(facts), key=_facts_key(facts.id), ttl_s=ttl_s)
+        await self._blobs.put(msgspec.json.encode(owned), key=_facts_key(facts.id), ttl_s=ttl_s)
         return facts
 
-    async def get(self, file_id: str) -> FileObject:
-        """What is known of a file. Raises NotFound."""
+    async def get(self, file_id: str, access: Access) -> FileObject:
+        """What is known of a file. Raises NotFound, also for another tenant's."""
+        unknown = NotFound(
+            f"the file {file_id[:_MAX_ID_CHARS]!r} does not exist or has expired", param="file_id"
+        )
         try:
             data = await self._blobs.get(_facts_key(file_id[:_MAX_ID_CHARS]))
         except NotFound:
-            raise NotFound(f"the file {file_id!r} does not exist or has expired") from None
+            raise unknown from None
+        owned = msgspec.json.decode(data, type=_Owned)
+        if not access.may_see(owned.owner):
+            raise unknown
         return msgspec.json.decode(data, type=FileObject)
 
     async def content(self, file_id: str) -> bytes:
         """The bytes of a file that `get` knows."""
         return await self._blobs.get(data_key(file_id))
 
-    async def remove(self, file_id: str) -> None:
+    async def remove(self, file_id: str, access: Access) -> None:
         """Forget a file. Raises NotFound."""
-        facts = await self.get(file_id)
+        facts = await self.get(file_id, access)
         await self._blobs.remove(_facts_key(facts.id))
         await self._blobs.remove(data_key(facts.id))
 

@@ -137,7 +137,7 @@ class PromptTokenizer:
                 f"{conversation.media[0].place}: the model {self._name} takes text only",
                 param="messages",
             )
-        scope = f"{self._name}\0{message.cache_salt or ''}"
+        scope = f"{self._name}\0{message.tenant}\0{message.cache_salt or ''}"
         return await self._media.load(conversation.media, self._vision.processor, scope)
 
     async def _encode(

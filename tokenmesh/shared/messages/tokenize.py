@@ -55,6 +55,8 @@ class Tokenize(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_default
     return_token_strs: bool = False
     max_tokens: int | None = None
     """Ids of a longer prompt are of no use, as `Tokenized.too_many` says; None: of any."""
+    tenant: str = ""
+    """Whose request it is: what a client calls its images is known to its tenant only."""
 
 
 class Tokenized(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

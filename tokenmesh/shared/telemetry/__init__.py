@@ -6,11 +6,12 @@
 from tokenmesh.shared.telemetry.context import current_trace_id, current_traceparent, untraced
 from tokenmesh.shared.telemetry.provider import Telemetry, start_telemetry
 from tokenmesh.shared.telemetry.recorder import TimedEvent
-from tokenmesh.shared.telemetry.span import REQUEST_ID, record_span, span
+from tokenmesh.shared.telemetry.span import REQUEST_ID, TENANT, record_span, span
 from tokenmesh.shared.telemetry.tally import Tally
 
 __all__ = [
     "REQUEST_ID",
+    "TENANT",
     "Tally",
     "Telemetry",
     "TimedEvent",

@@ -14,6 +14,8 @@ from tokenmesh.shared.telemetry.recorder import Attributes, TimedEvent, current_
 
 REQUEST_ID: Final = "tokenmesh.request_id"
 """The attribute under which traces are found by request."""
+TENANT: Final = "tokenmesh.tenant"
+"""The attribute that says whose a trace is."""
 
 
 class span:

@@ -15,7 +15,6 @@ def begun(items: object) -> Begun:
     return Begun(
         id=ResponseId("resp_1"),
         owner=GatewayId("gateway-1"),
-        scope="",
         model=ModelName("m"),
         body=msgspec.json.encode({"input": items}),
         created_s=0.0,

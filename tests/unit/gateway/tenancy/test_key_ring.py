@@ -79,6 +79,17 @@ def test_a_key_stands_for_its_tenant(path: Path) -> None:
     assert keys.tenant("gone").name == "gone"
 
 
+def test_plain_keys_are_an_admins_where_no_file_says_otherwise(path: Path) -> None:
+    alone = KeyRing(GatewaySettings(api_key_hashes=(hashed("sk-plain"),)), Metrics())
+    assert alone.access("/metrics", "sk-plain").is_admin
+    path.write_text("[tenants.default]\nadmin = true")
+    keys, _ = ring(path, "sk-plain")
+    assert keys.access("/metrics", "sk-plain").is_admin
+    path.write_text("[tenants.default]\nadmin = false ")
+    keys.look()
+    assert not keys.access("/metrics", "sk-plain").is_admin
+
+
 @pytest.mark.parametrize("key", [None, "", "sk-other", hashed("sk-acme")])
 def test_with_a_file_everybody_needs_a_key(path: Path, key: str | None) -> None:
     keys, _ = ring(path)

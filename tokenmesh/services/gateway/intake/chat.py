@@ -14,6 +14,7 @@ from tokenmesh.services.gateway.intake.thinking import template_kwargs, thinking
 from tokenmesh.services.gateway.openai.chat_request import ChatRequest
 from tokenmesh.services.gateway.openai.tool_use import ToolUse, read_tools
 from tokenmesh.services.gateway.parsing import Parsing
+from tokenmesh.services.gateway.tenancy.tenant import Access
 from tokenmesh.services.gateway.vocabularies import ModelText
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.messages.structured import Structured
@@ -45,7 +46,7 @@ class ChatIntake:
             structured = self._calls_constraint(body, tools, text, exchange)
             sampling = msgspec.structs.replace(sampling, structured=structured)
         parsing = _parsing(body, tools, text)
-        prompt = await self._prompt(body, tools)
+        prompt = await self._prompt(body, tools, exchange.access)
         job = self._desk.job(body, card, prompt, sampling, max_tokens, exchange, parsing=parsing)
         role, echo = _opening(body)
         return Ask(
@@ -79,12 +80,12 @@ class ChatIntake:
             return structured
         return None
 
-    async def prompt(self, body: ChatRequest) -> ChatPrompt:
+    async def prompt(self, body: ChatRequest, access: Access) -> ChatPrompt:
         """The conversation as the tokenizer takes it, large media moved out of it."""
-        return await self._prompt(body, read_tools(body, self._desk.settings))
+        return await self._prompt(body, read_tools(body, self._desk.settings), access)
 
-    async def _prompt(self, body: ChatRequest, tools: ToolUse) -> ChatPrompt:
-        await move_inline_media(body.messages, self._desk.blobs, self._desk.settings)
+    async def _prompt(self, body: ChatRequest, tools: ToolUse, access: Access) -> ChatPrompt:
+        await move_inline_media(body.messages, self._desk.blobs, self._desk.settings, access)
         return ChatPrompt(
             messages_json=msgspec.json.encode(body.messages),
             tools_json=_json_or_none(tools.shown or None),

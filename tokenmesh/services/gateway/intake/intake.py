@@ -9,6 +9,7 @@ from tokenmesh.services.gateway.intake.desk import Desk
 from tokenmesh.services.gateway.openai.batch_request import BatchChatRequest
 from tokenmesh.services.gateway.openai.chat_request import ChatRequest
 from tokenmesh.services.gateway.openai.completion_request import CompletionRequest
+from tokenmesh.services.gateway.tenancy.tenant import Access
 from tokenmesh.shared.messages.tokenize import ChatPrompt
 
 
@@ -28,9 +29,9 @@ class Intake:
         """One for each conversation. Raises InvalidInput and its kin."""
         return await batch_asks(self._chats, body, exchange, self._settings)
 
-    async def chat_prompt(self, body: ChatRequest) -> ChatPrompt:
+    async def chat_prompt(self, body: ChatRequest, access: Access) -> ChatPrompt:
         """The conversation as the tokenizer takes it, large media moved out of it."""
-        return await self._chats.prompt(body)
+        return await self._chats.prompt(body, access)
 
     async def completion(self, body: CompletionRequest, exchange: Exchange) -> Ask:
         """Raises InvalidInput and its kin."""

@@ -16,7 +16,7 @@ from tokenmesh.services.gateway.realtime.session_config import SessionConfig
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.errors import Draining, Overloaded, TokenMeshError
 from tokenmesh.shared.ids import new_request_id
-from tokenmesh.shared.telemetry import REQUEST_ID, span
+from tokenmesh.shared.telemetry import REQUEST_ID, TENANT, span
 
 _PROTOCOL: Final = "realtime"
 _RETRY_AFTER_S: Final = 5.0
@@ -71,7 +71,7 @@ class Sessions:
         attributes = {
             REQUEST_ID: session_id,
             "tokenmesh.model": config.model,
-            "tokenmesh.tenant": access.tenant.name,
+            TENANT: access.tenant.name,
         }
         with span("realtime_session", attributes, parent=parent):
             protocol = _PROTOCOL if _PROTOCOL in offered else None

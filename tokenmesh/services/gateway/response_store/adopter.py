@@ -7,6 +7,7 @@ up to a log that is another's, and stops.
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Final
 
 from tokenmesh.services.gateway.exchange import Exchange
 from tokenmesh.services.gateway.response_store.chain import previous_items
@@ -16,7 +17,7 @@ from tokenmesh.services.gateway.response_store.order import Order
 from tokenmesh.services.gateway.response_store.plan import Planner
 from tokenmesh.services.gateway.response_store.records import Begun
 from tokenmesh.services.gateway.response_store.runs import Runs
-from tokenmesh.services.gateway.tenancy.tenant import Access, Tenant
+from tokenmesh.services.gateway.tenancy.tenant import DEFAULT_TENANT, Access, Tenant
 from tokenmesh.shared.clock import monotonic_s, now_s
 from tokenmesh.shared.config.responses import ResponseSettings
 from tokenmesh.shared.errors import Conflict, TokenMeshError
@@ -24,6 +25,9 @@ from tokenmesh.shared.ids import GatewayId, RequestId, ResponseId
 from tokenmesh.shared.telemetry import REQUEST_ID, span
 
 logger = logging.getLogger(__name__)
+
+_MESH: Final = Access(DEFAULT_TENANT, is_admin=True)
+"""Whoever began the response was allowed to see what it goes on from."""
 
 
 class Adopter:
@@ -112,12 +116,11 @@ class Adopter:
     async def _order(self, begun: Begun) -> Order:
         # The name may stand for several models by now.
         body = begun.request().model_copy(update={"model": begun.model})
-        previous = await previous_items(self._logs, body.previous_response_id, begun.scope)
+        previous = await previous_items(self._logs, body.previous_response_id, _MESH)
         access = Access(self._tenant_of(begun.tenant))
         return Order(
             id=begun.id,
             body=body,
-            scope=begun.scope,
             body_json=begun.body,
             created_s=begun.created_s,
             deadline_s=begun.deadline_s,

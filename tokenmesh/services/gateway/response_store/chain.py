@@ -5,13 +5,14 @@ from typing import Any
 import msgspec
 
 from tokenmesh.services.gateway.response_store.logs import ResponseLogs
+from tokenmesh.services.gateway.tenancy.tenant import Access
 from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
 
 _PARAM = "previous_response_id"
 
 
 async def previous_items(
-    logs: ResponseLogs, previous_id: str | None, scope: str
+    logs: ResponseLogs, previous_id: str | None, access: Access
 ) -> list[dict[str, Any]]:
     """Input and output of all responses before, the oldest first.
 
@@ -24,7 +25,7 @@ async def previous_items(
         if len(newest_first) >= settings.max_chain:
             limit = settings.max_chain
             raise PayloadTooLarge(f"{_PARAM} leads back over {limit} responses", param=_PARAM)
-        ends = await logs.ends(previous_id, scope, _PARAM)
+        ends = await logs.ends(previous_id, access, _PARAM)
         if ends.ended is None:
             raise InvalidInput(f"response {previous_id!r} has not ended yet", param=_PARAM)
         num_bytes += len(ends.begun.body) + len(ends.ended.response)

@@ -12,6 +12,7 @@ from tokenmesh.services.gateway.response_store.records import (
     Ended,
     decode_records,
 )
+from tokenmesh.services.gateway.tenancy.tenant import Access
 from tokenmesh.shared.bus.base import Subscription
 from tokenmesh.shared.config.responses import ResponseSettings
 from tokenmesh.shared.errors import Conflict, NotFound
@@ -38,13 +39,13 @@ class ResponseLogs:
         self.journal = journal
         self.settings = settings
 
-    async def ends(self, given: str, scope: str, param: str = "response_id") -> Ends:
+    async def ends(self, given: str, access: Access, param: str = "response_id") -> Ends:
         """Raises NotFound for what does not exist, has expired, or is somebody else's."""
         response_id = _checked(given, param)
         key = response_log(response_id)
         entries = await self.journal.read(key, 0, 1)
         first = decode_records(entries[0].data)[0] if entries else None
-        if not isinstance(first, Begun) or first.scope != scope:
+        if not isinstance(first, Begun) or not access.may_see(first.tenant):
             raise _unknown(given, param)
         newest = await self.journal.last(key)
         if newest is None:
@@ -52,10 +53,10 @@ class ResponseLogs:
         last = decode_records(newest.data)[-1]
         return Ends(first, last if isinstance(last, Ended) else None)
 
-    async def load(self, given: str, scope: str) -> Log:
+    async def load(self, given: str, access: Access) -> Log:
         """All of it. Raises NotFound as `ends`."""
         log = await self.read(_checked(given, "response_id"))
-        if log.begun is None or log.begun.scope != scope:
+        if log.begun is None or not access.may_see(log.begun.tenant):
             raise _unknown(given, "response_id")
         return log
 

@@ -28,6 +28,7 @@ from tokenmesh.services.gateway.response_store.references import (
 from tokenmesh.services.gateway.response_store.runs import Runs
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
 from tokenmesh.services.gateway.tenancy.admission import Admission
+from tokenmesh.services.gateway.tenancy.tenant import Access
 from tokenmesh.shared.clock import now_s, wall_s
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.config.responses import ResponseSettings
@@ -76,7 +77,6 @@ class ResponseMaker:
         body: ResponsesRequest,
         response_id: ResponseId,
         exchange: Exchange,
-        scope: str,
         *,
         may_forget: bool,
     ) -> Response:
@@ -84,7 +84,7 @@ class ResponseMaker:
 
         `may_forget`: the client did not ask for it to be kept, so that it is no error if it is not.
         """
-        plan = await self._plan(body, response_id, exchange, scope)
+        plan = await self._plan(body, response_id, exchange)
         lease = await self._admission.admit(exchange)
         try:
             plan = replace(plan, order=replace(plan.order, lease=lease))
@@ -94,12 +94,12 @@ class ResponseMaker:
             raise
 
     async def recall(
-        self, body: ResponsesRequest, scope: str
+        self, body: ResponsesRequest, access: Access
     ) -> tuple[ResponsesRequest, list[dict[str, object]]]:
         """The request without references, and what was said before it. Raises NotFound."""
         return (
-            await resolve_references(self._logs, body, scope),
-            await self._previous(body, scope),
+            await resolve_references(self._logs, body, access),
+            await self._previous(body, access),
         )
 
     async def _begin_and_answer(self, plan: Plan, *, may_forget: bool) -> Response:
@@ -114,16 +114,15 @@ class ResponseMaker:
         return self._stream(plan, feed, on_left, is_kept=is_kept)
 
     async def _plan(
-        self, body: ResponsesRequest, response_id: ResponseId, exchange: Exchange, scope: str
+        self, body: ResponsesRequest, response_id: ResponseId, exchange: Exchange
     ) -> Plan:
-        body, previous = await self.recall(body, scope)
+        body, previous = await self.recall(body, exchange.access)
         timeout_s = self._limits.request_timeout_s
         if body.background:
             timeout_s = self._settings.background_timeout_s
         order = Order(
             id=response_id,
             body=body,
-            scope=scope,
             body_json=body.model_dump_json(exclude_unset=True, by_alias=True).encode(),
             created_s=wall_s(),
             deadline_s=now_s() + timeout_s,
@@ -132,14 +131,14 @@ class ResponseMaker:
         )
         return await self._planner.plan(order)
 
-    async def _previous(self, body: ResponsesRequest, scope: str) -> list[dict[str, object]]:
+    async def _previous(self, body: ResponsesRequest, access: Access) -> list[dict[str, object]]:
         if body.previous_response_id is None:
             return []
         if self._logs is None:
             raise NotSupported(
                 "previous_response_id: responses are not kept here", param="previous_response_id"
             )
-        return await previous_items(self._logs, body.previous_response_id, scope)
+        return await previous_items(self._logs, body.previous_response_id, access)
 
     async def _in_background(self, plan: Plan) -> Response:
         await self._check_store(plan.order)

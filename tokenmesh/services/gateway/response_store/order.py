@@ -16,7 +16,6 @@ class Order:
 
     id: ResponseId
     body: ResponsesRequest
-    scope: str
     body_json: bytes
     created_s: float
     deadline_s: float

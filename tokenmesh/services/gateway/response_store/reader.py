@@ -11,6 +11,7 @@ from tokenmesh.services.gateway.response_store.input_items import input_items
 from tokenmesh.services.gateway.response_store.logs import ResponseLogs, owner_of
 from tokenmesh.services.gateway.response_store.records import encode_record, join_records
 from tokenmesh.services.gateway.response_store.runs import Runs
+from tokenmesh.services.gateway.tenancy.tenant import Access
 from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.errors import Conflict, InvalidInput, Unavailable
 from tokenmesh.shared.ids import ResponseId
@@ -21,39 +22,41 @@ _FENCE_ATTEMPTS = 20
 
 
 class ResponseReader:
-    """Every method raises NotFound for a response that is not there for `scope`."""
+    """Every method raises NotFound for a response that is not there for `access`."""
 
     def __init__(self, logs: ResponseLogs, runs: Runs, bus: Bus) -> None:
         self._logs = logs
         self._runs = runs
         self._bus = bus
 
-    async def get(self, response_id: str, scope: str) -> bytes | dict[str, Any]:
+    async def get(self, response_id: str, access: Access) -> bytes | dict[str, Any]:
         """The Response object, or its JSON."""
-        ends = await self._logs.ends(response_id, scope)
+        ends = await self._logs.ends(response_id, access)
         if ends.ended is not None:
             return ends.ended.response
-        return response_of(await self._logs.load(response_id, scope))
+        return response_of(await self._logs.load(response_id, access))
 
-    async def events(self, response_id: str, scope: str, first: int) -> AsyncGenerator[bytes, None]:
+    async def events(
+        self, response_id: str, access: Access, first: int
+    ) -> AsyncGenerator[bytes, None]:
         """Frames from number `first` on, until the end of the response. See `follow`."""
-        ends = await self._logs.ends(response_id, scope)
+        ends = await self._logs.ends(response_id, access)
         return follow(self._logs, ends.begun.id, first)
 
-    async def input_items(self, response_id: str, scope: str) -> list[dict[str, Any]]:
+    async def input_items(self, response_id: str, access: Access) -> list[dict[str, Any]]:
         """What was asked."""
-        ends = await self._logs.ends(response_id, scope)
+        ends = await self._logs.ends(response_id, access)
         return input_items(ends.begun)
 
-    async def delete(self, response_id: str, scope: str) -> None:
+    async def delete(self, response_id: str, access: Access) -> None:
         """Forget it; a gateway that still makes it stops."""
-        log = await self._logs.load(response_id, scope)
+        log = await self._logs.load(response_id, access)
         await self._logs.delete(ResponseId(response_id))
         await self._tell_owner(log, ResponseId(response_id))
 
-    async def cancel(self, response_id: str, scope: str) -> bytes | dict[str, Any]:
+    async def cancel(self, response_id: str, access: Access) -> bytes | dict[str, Any]:
         """End a background response; what has ended stays as it is. Raises InvalidInput."""
-        ends = await self._logs.ends(response_id, scope)
+        ends = await self._logs.ends(response_id, access)
         if not ends.begun.is_background:
             raise InvalidInput(
                 f"response {response_id!r} was not created with background: only those can be "
@@ -61,10 +64,10 @@ class ResponseReader:
                 param="response_id",
             )
         if ends.ended is None:
-            await self._tell_owner(await self._logs.load(response_id, scope), ends.begun.id)
+            await self._tell_owner(await self._logs.load(response_id, access), ends.begun.id)
             await self._wait_ended(ends.begun.id)
             await self._end(ends.begun.id)
-        return await self.get(response_id, scope)
+        return await self.get(response_id, access)
 
     async def _tell_owner(self, log: Log, response_id: ResponseId) -> None:
         self._runs.cancel(response_id)

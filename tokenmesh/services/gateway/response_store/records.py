@@ -25,8 +25,8 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=T
 
     id: ResponseId
     owner: GatewayId
-    scope: str
-    """Whose it is: the hash of the API key."""
+    scope: str = ""
+    """Not used any more: a response is its tenant's."""
     model: ModelName
     body: bytes
     """The request as JSON."""
@@ -37,7 +37,7 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=T
     """Of the first turn's sampling."""
     is_background: bool = False
     tenant: str = "default"
-    """Who is charged."""
+    """Whose it is, and who is charged."""
 
     def request(self) -> ResponsesRequest:
         """The body as it was validated. Raises ProtocolError for what this version cannot read."""

@@ -10,6 +10,7 @@ from tokenmesh.services.gateway.response_store.logs import ResponseLogs
 from tokenmesh.services.gateway.responses.item_ids import response_of_item
 from tokenmesh.services.gateway.responses.items import Item, no_such_item
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
+from tokenmesh.services.gateway.tenancy.tenant import Access
 from tokenmesh.shared.errors import NotFound, PayloadTooLarge
 
 
@@ -19,7 +20,7 @@ def has_references(body: ResponsesRequest) -> bool:
 
 
 async def resolve_references(
-    logs: ResponseLogs | None, body: ResponsesRequest, scope: str
+    logs: ResponseLogs | None, body: ResponsesRequest, access: Access
 ) -> ResponsesRequest:
     """The request with the items that it refers to.
 
@@ -39,7 +40,7 @@ async def resolve_references(
             if len(found) >= logs.settings.max_chain:
                 limit = logs.settings.max_chain
                 raise PayloadTooLarge(f"input refers to over {limit} responses", param="input")
-            found[response_id] = await _items_of(logs, response_id, scope)
+            found[response_id] = await _items_of(logs, response_id, access)
         if response_id is None or item_id not in found[response_id]:
             raise no_such_item(item_id, place)
         items.append(found[response_id][item_id])
@@ -53,10 +54,10 @@ def _reference(item: Item) -> str | None:
     return item_id if isinstance(item_id, str) and (is_bare or kind == "item_reference") else None
 
 
-async def _items_of(logs: ResponseLogs, response_id: str, scope: str) -> dict[str, Item]:
+async def _items_of(logs: ResponseLogs, response_id: str, access: Access) -> dict[str, Item]:
     """Input and output of a response by id; nothing when it is not there, or not yet complete."""
     try:
-        ends = await logs.ends(response_id, scope)
+        ends = await logs.ends(response_id, access)
     except NotFound:
         return {}
     if ends.ended is None:

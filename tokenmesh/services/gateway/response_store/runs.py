@@ -245,7 +245,6 @@ def _begun(plan: Plan, owner: GatewayId) -> Begun:
     return Begun(
         id=order.id,
         owner=owner,
-        scope=order.scope,
         model=ModelName(plan.first.ask.head.model),
         body=order.body_json,
         created_s=order.created_s,

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Final, get_args
 
 import msgspec
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
 from starlette.responses import Response
 
+from tokenmesh.services.gateway.auth import require_admin
 from tokenmesh.services.gateway.error_response import json_response
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.shared.messages import (
@@ -32,7 +33,7 @@ _ALL_TAGS: Final = list(get_args(WakeTag))
 
 def admin_router(gateway: Gateway) -> APIRouter:
     """The routes; they exist only where `gateway.admin_routes` is on."""
-    router = APIRouter(tags=["admin"])
+    router = APIRouter(tags=["admin"], dependencies=[Depends(require_admin)])
     admin = gateway.admin
 
     @router.post("/sleep")

@@ -8,6 +8,7 @@ from starlette.types import Message
 
 from tokenmesh.services.gateway.body import arriving
 from tokenmesh.services.gateway.error_response import json_response
+from tokenmesh.services.gateway.exchange import exchange_of
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.openai.errors import UnsupportedMediaType
 from tokenmesh.services.gateway.openai.shapes import FileDeleted
@@ -48,29 +49,30 @@ def files_router(gateway: Gateway) -> APIRouter:
             raise InvalidInput(f"the form is broken: {error.detail}") from error
         try:
             file, purpose = _read(form)
-            facts = await uploads.add(await file.read(), file.filename or "file", purpose)
+            name, access = file.filename or "file", exchange_of(request.scope).access
+            facts = await uploads.add(await file.read(), name, purpose, access)
         finally:
             await form.close()
         return json_response(facts)
 
     @router.get("/v1/files/{file_id}")
-    async def get_file(file_id: str) -> Response:
+    async def get_file(request: Request, file_id: str) -> Response:
         """What is known of an upload."""
-        return json_response(await uploads.get(file_id))
+        return json_response(await uploads.get(file_id, exchange_of(request.scope).access))
 
     @router.get("/v1/files/{file_id}/content")
-    async def get_content(file_id: str) -> Response:
+    async def get_content(request: Request, file_id: str) -> Response:
         """The bytes of an upload."""
-        facts = await uploads.get(file_id)
+        facts = await uploads.get(file_id, exchange_of(request.scope).access)
         # Never shown as a page: the bytes are a stranger's.
         headers = {"content-disposition": "attachment", "x-content-type-options": "nosniff"}
         data = await uploads.content(facts.id)
         return Response(data, media_type="application/octet-stream", headers=headers)
 
     @router.delete("/v1/files/{file_id}")
-    async def delete_file(file_id: str) -> Response:
+    async def delete_file(request: Request, file_id: str) -> Response:
         """Forget an upload."""
-        await uploads.remove(file_id)
+        await uploads.remove(file_id, exchange_of(request.scope).access)
         return json_response(FileDeleted(id=file_id))
 
     return router

@@ -1,9 +1,10 @@
 """GET /health, /livez, /readyz, /metrics, /load, /version."""
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
 import tokenmesh
+from tokenmesh.services.gateway.auth import require_admin
 from tokenmesh.services.gateway.error_response import json_response
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.shared.membership import Member
@@ -31,7 +32,7 @@ def health_router(gateway: Gateway) -> APIRouter:
         """200 while a tokenizer, a scheduler and an awake worker live; else 503 and why not."""
         return _readiness(gateway)
 
-    @router.get("/metrics")
+    @router.get("/metrics", dependencies=[Depends(require_admin)])
     async def metrics() -> Response:
         """This process's metrics for Prometheus."""
         return Response(gateway.metrics.render(), media_type=CONTENT_TYPE)

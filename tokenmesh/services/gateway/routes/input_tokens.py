@@ -6,7 +6,6 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tokenmesh.services.gateway.auth import scope_of
 from tokenmesh.services.gateway.body import read_json
 from tokenmesh.services.gateway.document.bodies import body_schema
 from tokenmesh.services.gateway.error_response import json_response
@@ -30,7 +29,7 @@ def input_tokens_router(gateway: Gateway) -> APIRouter:
         """How many tokens a response's prompt would have, those of earlier responses included."""
         exchange = exchange_of(request.scope)
         body = await read_json(request, ResponsesRequest, gateway.settings)
-        body, previous = await gateway.responses.maker.recall(body, scope_of(request.scope))
+        body, previous = await gateway.responses.maker.recall(body, exchange.access)
         translation = translate(body, previous)
         exchange.warnings.extend(translation.warnings)
         try:

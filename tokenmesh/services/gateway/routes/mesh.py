@@ -1,15 +1,16 @@
 """GET /mesh: who is there and how busy. POST /mesh/{id}/drain: one process leaves."""
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
+from tokenmesh.services.gateway.auth import require_admin
 from tokenmesh.services.gateway.error_response import json_response
 from tokenmesh.services.gateway.gateway import Gateway
 
 
 def mesh_router(gateway: Gateway) -> APIRouter:
     """The routes."""
-    router = APIRouter(tags=["operation"])
+    router = APIRouter(tags=["operation"], dependencies=[Depends(require_admin)])
     view = gateway.mesh_view
 
     @router.get("/mesh")

@@ -6,7 +6,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenmesh.services.gateway.answer import Answer
-from tokenmesh.services.gateway.auth import scope_of
 from tokenmesh.services.gateway.body import read_json
 from tokenmesh.services.gateway.exchange import exchange_of
 from tokenmesh.services.gateway.gateway import Gateway
@@ -38,8 +37,7 @@ def response_endpoint(gateway: Gateway) -> Endpoint:
                 # The trace is found by the response's id then.
                 exchange.request_id = RequestId(response_id)
             if maker.makes(body):
-                scope = scope_of(request.scope)
-                return await maker.make(body, response_id, exchange, scope, may_forget=may_forget)
+                return await maker.make(body, response_id, exchange, may_forget=may_forget)
             made = await draft(gateway.intake, body, exchange, response_id)
         writer = ResponseWriter(made.events, made.translation.places)
         answer = Answer(made.ask, gateway, writer, exchange.started_s)

@@ -5,10 +5,11 @@ import sys
 from importlib.metadata import distributions
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
 import tokenmesh
+from tokenmesh.services.gateway.auth import require_admin
 from tokenmesh.services.gateway.error_response import json_response
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.shared.membership import Member
@@ -18,7 +19,7 @@ _HIDDEN = frozenset({"api_key_hashes", "keys_file", "ssl_keyfile"})
 
 def server_info_router(gateway: Gateway) -> APIRouter:
     """The route; it exists only where `gateway.admin_routes` is on."""
-    router = APIRouter(tags=["admin"])
+    router = APIRouter(tags=["admin"], dependencies=[Depends(require_admin)])
 
     @router.get("/server_info")
     async def server_info() -> Response:

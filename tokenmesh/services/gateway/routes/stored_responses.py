@@ -6,8 +6,8 @@ from typing import Annotated, Final, Literal
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from tokenmesh.services.gateway.auth import scope_of
 from tokenmesh.services.gateway.error_response import JSON, json_response
+from tokenmesh.services.gateway.exchange import exchange_of
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.response_store.answers import FramesAnswer
 from tokenmesh.services.gateway.response_store.input_items import page
@@ -41,25 +41,27 @@ def stored_responses_router(gateway: Gateway) -> APIRouter:
         include_obfuscation: bool = False,
     ) -> Response:
         """A response as it is now, or its events from one on: the rest as they come."""
-        scope = scope_of(request.scope)
+        access = exchange_of(request.scope).access
         if not stream:
-            return _json(await reader(response_id).get(response_id, scope))
+            return _json(await reader(response_id).get(response_id, access))
         if include_obfuscation:
             raise InvalidInput("include_obfuscation is not supported", param="include_obfuscation")
         first = 0 if starting_after is None else starting_after + 1
-        frames = await reader(response_id).events(response_id, scope, first)
+        frames = await reader(response_id).events(response_id, access, first)
         return FramesAnswer(frames, gateway.settings)
 
     @router.delete(_PATH)
     async def delete_response(request: Request, response_id: str) -> Response:
         """Forget a response; one that is still made is ended."""
-        await reader(response_id).delete(response_id, scope_of(request.scope))
+        await reader(response_id).delete(response_id, exchange_of(request.scope).access)
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
     @router.post(f"{_PATH}/cancel")
     async def cancel_response(request: Request, response_id: str) -> Response:
         """End a background response."""
-        return _json(await reader(response_id).cancel(response_id, scope_of(request.scope)))
+        return _json(
+            await reader(response_id).cancel(response_id, exchange_of(request.scope).access)
+        )
 
     _add_input_items(router, gateway, reader)
     return router
@@ -81,7 +83,9 @@ def _add_input_items(
         include: Includes = None,
     ) -> Response:
         """What a response was asked, in pages."""
-        items = await reader(response_id).input_items(response_id, scope_of(request.scope))
+        items = await reader(response_id).input_items(
+            response_id, exchange_of(request.scope).access
+        )
         return json_response(page(items, limit=limit, order=order, after=after, before=before))
 
 

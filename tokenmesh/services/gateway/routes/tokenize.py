@@ -30,11 +30,13 @@ def tokenize_router(gateway: Gateway) -> APIRouter:
         """The ids of a prompt, or of a conversation as its template writes it."""
         body = await read_json(request, TokenizeRequest, gateway.settings)
         card = await gateway.catalog.find_soon(body.model)
+        exchange = exchange_of(request.scope)
         if body.messages is not None:
-            await move_inline_media(body.messages, gateway.blobs, gateway.settings)
+            await move_inline_media(body.messages, gateway.blobs, gateway.settings, exchange.access)
         question = Tokenize(
-            request_id=exchange_of(request.scope).request_id,
+            request_id=exchange.request_id,
             model=card.name,
+            tenant=exchange.access.tenant.name,
             prompt=_prompt(body),
             return_token_strs=bool(body.return_token_strs),
         )

@@ -57,6 +57,8 @@ class KeyFile:
     """By name."""
     access: Mapping[str, Access] = field(default_factory=dict)
     """By the hash of the key."""
+    admins: frozenset[str] = frozenset()
+    """Tenants all of whose keys are an admin's."""
 
 
 def read_key_file(path: Path, max_bytes: int) -> KeyFile:
@@ -83,6 +85,7 @@ def _key_file(path: Path, parsed: _File) -> KeyFile:
         name: Tenant(name=name, **entry.model_dump(exclude={"admin"}))
         for name, entry in parsed.tenants.items()
     }
+    admins = frozenset(name for name, entry in parsed.tenants.items() if entry.admin)
     found: dict[str, Access] = {}
     for index, key in enumerate(parsed.keys):
         tenant = tenants.get(key.tenant)
@@ -90,8 +93,8 @@ def _key_file(path: Path, parsed: _File) -> KeyFile:
             raise _wrong(path, f"keys[{index}].tenant: there is no tenant {key.tenant!r}")
         if key.sha256 in found:
             raise _wrong(path, f"keys[{index}].sha256: the key is there twice")
-        found[key.sha256] = Access(tenant, key.admin or parsed.tenants[key.tenant].admin)
-    return KeyFile(tenants, found)
+        found[key.sha256] = Access(tenant, key.admin or key.tenant in admins)
+    return KeyFile(tenants, found, admins)
 
 
 def _wrong(path: Path, reason: str) -> ConfigError:

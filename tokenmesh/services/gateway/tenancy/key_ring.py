@@ -97,9 +97,11 @@ class KeyRing:
         path, file = self._settings.keys_file, KeyFile()
         if path is not None:
             file = read_key_file(path, self._settings.max_keys_file_bytes)
-        default = Access(file.tenants.get(DEFAULT_TENANT.name, DEFAULT_TENANT))
+        # Without a file all keys are the operator's own; with one it says who is an admin.
+        is_admin = path is None or DEFAULT_TENANT.name in file.admins
+        default = Access(file.tenants.get(DEFAULT_TENANT.name, DEFAULT_TENANT), is_admin)
         fixed = dict.fromkeys(self._settings.api_key_hashes, default)
-        return KeyFile(file.tenants, {**fixed, **file.access})
+        return KeyFile(file.tenants, {**fixed, **file.access}, file.admins)
 
     def _stamp(self) -> Stamp:
         """None for a file that is not there; the number tells a file put in another's place."""

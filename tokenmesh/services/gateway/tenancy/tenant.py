@@ -37,7 +37,11 @@ class Access:
 
     tenant: Tenant
     is_admin: bool = False
-    """Whether it may see the usage of all tenants."""
+    """Whether it may see what is of all tenants, and what is the mesh's own."""
+
+    def may_see(self, owner: str) -> bool:
+        """Whether it may see, use and delete the things of the tenant of that name."""
+        return self.is_admin or owner == self.tenant.name
 
 
 DEFAULT_TENANT: Final = Tenant(name="default")
