@@ -2,6 +2,7 @@
 
 import asyncio
 
+from tokenmesh.services.gateway.tenancy.tenant import DEFAULT_TENANT, Access
 from tokenmesh.services.gateway.traces import TraceStore
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.bus.nats import connect
@@ -10,6 +11,7 @@ from tokenmesh.shared.config.telemetry import TelemetrySettings
 from tokenmesh.shared.ids import InstanceId
 from tokenmesh.shared.telemetry import record_span, span, start_telemetry
 
+ADMIN = Access(DEFAULT_TENANT, is_admin=True)
 SETTINGS = TelemetrySettings(flush_interval_s=0.01)
 
 
@@ -31,7 +33,7 @@ async def test_every_gateway_gets_every_span(bus: MessageBus, bus_settings: BusS
     await telemetry.stop()
     await arrived(first, second, num_traces=1)
     for store in (first, second):
-        trace = store.get("chatcmpl-1")
+        trace = store.get("chatcmpl-1", ADMIN)
         assert {each.name for each in trace.spans} == {"generate", "worker.queue"}
         assert {each.instance for each in trace.spans} == {"worker-1"}
     for subscription in subscriptions:
@@ -47,7 +49,7 @@ async def test_undecodable_spans_do_not_end_the_subscription(bus: MessageBus) ->
     record_span("load", 1, 2)
     await telemetry.stop()
     await arrived(store, num_traces=1)
-    assert store.recent(1)[0].name == "load"
+    assert store.recent(1, ADMIN)[0].name == "load"
     await subscription.stop()
 
 

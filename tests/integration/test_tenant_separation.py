@@ -62,7 +62,7 @@ async def rig(
     mark = secrets.token_hex(4)
     path = tmp_path / "keys.toml"
     path.write_text(key_file(mark))
-    limits = {"keys_file": path, "admin_routes": True}
+    limits: dict[str, Any] = {"keys_file": path, "admin_routes": True}
     async with BackEnd(bus_settings, redis_settings, **limits) as mesh:
         yield Rig(mesh, mark)
 
@@ -121,8 +121,8 @@ async def test_what_a_client_calls_an_image_is_told_with_its_tenant(rig: Rig) ->
 
 
 async def test_a_trace_is_its_tenants(rig: Rig) -> None:
-    store, told = rig.mesh.gateway.traces, {"tokenmesh.tenant": rig.tenant("ann")}
-    store.add(packed(a_span(1, trace=1, name="http", request_id="mine", **told)))
+    store, tenant = rig.mesh.gateway.traces, rig.tenant("ann")
+    store.add(packed(a_span(1, trace=1, name="http", request_id="mine", tenant=tenant)))
     store.add(packed(a_span(1, trace=2, name="beat")))
     listed = {}
     for who in PEOPLE:
@@ -162,3 +162,20 @@ async def test_what_tells_of_all_or_touches_all_is_for_admins(
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
     if method == "GET":
         assert (await rig.ask("ops", method, path)).status_code == 200
+
+
+async def test_prefix_caches_are_separate_where_that_is_wanted(
+    bus_settings: BusSettings, redis_settings: RedisSettings, tmp_path: Path
+) -> None:
+    mark, path = secrets.token_hex(4), tmp_path / "keys.toml"
+    path.write_text(key_file(mark))
+    limits: dict[str, Any] = {"keys_file": path, "separate_prefix_caches": True}
+    async with BackEnd(bus_settings, redis_settings, **limits) as mesh:
+        rig = Rig(mesh, mark)
+        for who, more in (("ann", {}), ("ada", {}), ("bob", {}), ("bob", {"cache_salt": "s"})):
+            body = {"model": mesh.model, "prompt": "Hi", **more}
+            answer = await rig.ask(who, "POST", "/v1/completions", json=body)
+            assert answer.status_code == 200
+        salts = [each.cache_salt for each in mesh.tokenizer.received]
+    acme, bolt = (f"{rig.tenant(who)}:" for who in ("ann", "bob"))
+    assert salts == [acme, acme, bolt, f"{bolt}s"]

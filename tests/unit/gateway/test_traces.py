@@ -46,11 +46,13 @@ def a_span(
     *,
     name: str = "step",
     request_id: str | None = None,
+    tenant: str | None = None,
     start_ns: int = 0,
     parent: int | None = None,
     **attributes: object,
 ) -> Span:
-    values = {**attributes, **({"tokenmesh.request_id": request_id} if request_id else {})}
+    told = {"tokenmesh.request_id": request_id, "tokenmesh.tenant": tenant}
+    values = {**attributes, **{key: text for key, text in told.items() if text}}
     return Span(
         trace_id=trace.to_bytes(16, "big"),
         span_id=number.to_bytes(8, "big"),
@@ -175,7 +177,7 @@ def of(tenant: str) -> Access:
 
 
 def a_request(number: int, trace: int, tenant: str, request_id: str) -> Span:
-    return a_span(number, trace, request_id=request_id, **{"tokenmesh.tenant": tenant})
+    return a_span(number, trace, request_id=request_id, tenant=tenant)
 
 
 def test_a_trace_is_its_tenants_and_the_admins() -> None:

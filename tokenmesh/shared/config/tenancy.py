@@ -49,6 +49,11 @@ class TenancySettings(BaseModel):
     max_usage_models: int = Field(
         default=256, ge=1, description="Models of a tenant's usage; further ones are one: other."
     )
+    separate_prefix_caches: bool = Field(
+        default=False,
+        description="A cached prefix serves the tenant that sent it only: nobody can tell by the "
+        "time or by cached_tokens what others have asked.",
+    )
     max_metric_tenants: int = Field(
         default=256, ge=0, description="Tenants with metrics of their own."
     )

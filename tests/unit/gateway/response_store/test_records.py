@@ -29,6 +29,7 @@ RECORDS: list[Record] = [
     Begun(
         id=ResponseId("resp_1"),
         owner=GatewayId("gateway-1"),
+        scope="ab",
         model=ModelName("m"),
         body=b"{}",
         created_s=1.5,

@@ -85,7 +85,7 @@ class CompletionIntake:
                 job = replace(job, request_id=RequestId(f"{exchange.request_id}-{index}"))
             if index < len(embeds):
                 given = embeds[index]
-                job = replace(job, embeds=given.item, cache_salt=given.salt(body.cache_salt))
+                job = replace(job, embeds=given.item, cache_salt=given.salt(job.cache_salt))
             elif len(body.prompts) > 1:
                 job = replace(job, where=f"prompt[{index - len(embeds)}]")
             jobs.append(replace(job, budget=budget))

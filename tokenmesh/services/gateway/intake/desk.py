@@ -98,7 +98,7 @@ class Desk:
             bad_words=tuple(body.bad_words or ()),
             truncate_prompt_tokens=_most_prompt_tokens(body, card, max_tokens),
             truncation_side=body.truncation_side or "left",
-            cache_salt=body.cache_salt,
+            cache_salt=self._cache_salt(body, exchange),
             priority=body.priority,
             tenant=exchange.access.tenant,
             parsing=parsing,
@@ -106,6 +106,11 @@ class Desk:
             beams=beam_options(body, card, self.settings),
             deadline_s=now_s() + self.settings.request_timeout_s,
         )
+
+    def _cache_salt(self, body: SamplingFields, exchange: Exchange) -> str | None:
+        if not self.settings.separate_prefix_caches:
+            return body.cache_salt
+        return f"{exchange.access.tenant.name}:{body.cache_salt or ''}"
 
 
 def _most_prompt_tokens(
