@@ -1,5 +1,6 @@
 """GET /server_info: what this gateway is told and whom it sees, for operators."""
 
+import asyncio
 import platform
 import sys
 from importlib.metadata import distributions
@@ -30,7 +31,8 @@ def server_info_router(gateway: Gateway) -> APIRouter:
                 "gateway_id": gateway.id,
                 "settings": gateway.settings.model_dump(mode="json", exclude=set(_HIDDEN)),
                 "members": [_member(member) for member in gateway.members.all()],
-                "system": _system(),
+                # Hundreds of small files.
+                "system": await asyncio.to_thread(_system),
             }
         )
 
