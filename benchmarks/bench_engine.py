@@ -6,6 +6,7 @@
 
 `decode`: output tokens per second after the first token, beside transformers.generate in the same
 process; `--clock cpu` counts processor time, which is steady on a machine that others use as well.
+Both run on a GPU where torch finds one.
 `nano`: nano-vllm's 256 requests of 100 to 1,024 tokens in and out, prefill included; `--peer
 transformers` runs its continuous batching on the same requests.
 """
@@ -107,13 +108,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     torch.set_num_threads(options.threads)
     result = EngineResult(
-        config={key: value for key, value in vars(options).items() if key != "json"},
+        config={
+            **{key: value for key, value in vars(options).items() if key != "json"},
+            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        },
         environment=environment(),
         load_average_end=0.0,
     )
     settings = WorkerSettings(enable_prefix_caching=False)
     with tempfile.TemporaryDirectory() as folder:
         model = write_checkpoint(SHAPES[options.model], Path(folder))
+        if torch.cuda.is_available() and (options.workload == "decode" or options.peer):
+            # before the engine, which takes what it finds free
+            model = model.to("cuda")
         loop = EngineLoop(Path(folder), settings)
         if options.workload == "decode":
             result.decode = compare_decode(options, loop, model)

@@ -39,7 +39,7 @@ def generate(
     model: Any, prompts: list[list[int]], num_tokens: int, clock: Clock = time.perf_counter
 ) -> list[list[float]]:
     """One static batch of equally long prompts: when each token of each came."""
-    ids = torch.tensor(prompts)
+    ids = torch.tensor(prompts, device=model.device)
     moments = _Moments(clock)
     with torch.inference_mode():
         model.generate(

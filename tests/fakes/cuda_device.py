@@ -46,7 +46,7 @@ class FakeGraph:
 
 
 class FakeDevice:
-    """Counts what it is asked for. Implements `Device`."""
+    """Counts what it is asked for. Implements `Device` and `Recorder`."""
 
     def __init__(self, *, warms_up: bool = False) -> None:
         """warms_up: a capture runs what it records, as it must; in the interpreter that is slow."""
@@ -62,7 +62,10 @@ class FakeDevice:
     def event(self) -> FakeEvent:
         return FakeEvent()
 
-    def capture(self, compute: Callable[[], torch.Tensor]) -> FakeGraph:
+    def recorder(self) -> "FakeDevice":
+        return self
+
+    def record(self, compute: Callable[[], torch.Tensor]) -> FakeGraph:
         self.num_graphs += 1
         with reading_forbidden():
             return FakeGraph(self, compute)

@@ -27,6 +27,7 @@ from tokenmesh.shared.redis import open_redis
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 COMPOSE = ROOT / "compose/compose.yaml"
+GPU = ROOT / "compose/gpu.yaml"
 VARIABLES = {"NATS_PASSWORD": "n", "REDIS_PASSWORD": "r"}
 LIGHT = ("gateway", "scheduler")
 
@@ -54,8 +55,9 @@ def follows_the_specification(path: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*command, str(path)], capture_output=True, text=True)
 
 
-def test_the_file_follows_the_compose_specification() -> None:
-    answer = follows_the_specification(COMPOSE)
+@pytest.mark.parametrize("path", [COMPOSE, GPU], ids=lambda path: path.name)
+def test_the_file_follows_the_compose_specification(path: Path) -> None:
+    answer = follows_the_specification(path)
     assert answer.returncode == 0, answer.stdout + answer.stderr
 
 
@@ -116,6 +118,24 @@ def test_gateway_and_scheduler_have_no_torch(service: str) -> None:
     assert bool(heavy) == (service not in LIGHT)
     assert {"nats-py", "typer", "msgspec"} <= names
     assert not any(name.startswith("tokenmesh") for name in names)
+
+
+def test_a_gpu_is_for_services_with_torch_and_triton_has_a_place_to_run_from(
+    document: dict[str, Any],
+) -> None:
+    overlay = dict(yaml.safe_load(GPU.read_text()))
+    for name, service in overlay["services"].items():
+        assert name in document["services"]
+        assert name not in LIGHT
+        (device,) = service["deploy"]["resources"]["reservations"]["devices"]
+        assert device["capabilities"] == ["gpu"]
+        assert "pypi.org" in service["build"]["args"]["TORCH_INDEX"]
+    worker = overlay["services"]["worker"]
+    cache = worker["environment"]["TRITON_CACHE_DIR"]
+    # where /tmp is mounted nothing may be run, and all else is read-only
+    assert worker["volumes"] == [f"triton:{cache}"]
+    assert f"chown tokenmesh {cache}" in stages()["worker"]
+    assert set(overlay["volumes"]) == {"triton"}
 
 
 def test_secrets_are_required_and_never_in_the_file(document: dict[str, Any]) -> None:

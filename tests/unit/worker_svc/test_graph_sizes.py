@@ -1,14 +1,10 @@
-"""Which decode steps are recorded, and where a worker computes."""
+"""Which decode steps are recorded."""
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmesh.services.worker_svc.runner.cuda.graphs import Graphs, graph_sizes
-from tokenmesh.services.worker_svc.runner.device_choice import device_of
-from tokenmesh.shared.config.worker import WorkerSettings
-from tokenmesh.shared.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -41,18 +37,3 @@ def test_the_smallest_size_that_holds_the_rows_is_used(
     assert size is not None
     assert size >= rows
     assert not any(rows <= other < size for other in sizes)
-
-
-def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert device_of(WorkerSettings()).type == "cpu"
-    with pytest.raises(ConfigError, match="finds no GPU") as caught:
-        device_of(WorkerSettings(device="cuda"))
-    assert caught.value.param == "worker.device"
-
-
-def test_a_gpu_is_taken_unless_the_cpu_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    assert device_of(WorkerSettings()) == torch.device("cuda", 1)
-    assert device_of(WorkerSettings(device="cpu")).type == "cpu"

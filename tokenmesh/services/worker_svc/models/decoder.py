@@ -109,9 +109,12 @@ class Decoder:
             x = layer.forward(hidden, x, step, pages, self.config)
         return _add_and_norm(hidden, x, self.norm, self.config)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [N, hidden] after `forward` -> float32 [N, V]."""
-        logits = linear(hidden, self.head, torch.float32)
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """hidden [N, hidden] after `forward` -> float32 [N, V]: `out`, or a new tensor."""
+        if out is None:
+            logits = linear(hidden, self.head, torch.float32)
+        else:
+            logits = out.copy_(linear(hidden, self.head))
         if self.config.logits_divisor != 1.0:
             logits.div_(self.config.logits_divisor)
         return logits

@@ -1,6 +1,8 @@
 """build_runner: settings -> a loaded model that is ready for the engine."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +22,8 @@ from tokenmesh.services.worker_svc.models.read_eos import read_eos
 from tokenmesh.services.worker_svc.runner.cuda.graph_progress import GraphProgress
 from tokenmesh.services.worker_svc.runner.cuda.make import check_shapes
 from tokenmesh.services.worker_svc.runner.cuda.runner import CudaRunner
+from tokenmesh.services.worker_svc.runner.cuda.triton_start import start_triton
+from tokenmesh.services.worker_svc.runner.cuda.warm_up import warm_up
 from tokenmesh.services.worker_svc.runner.device_choice import device_of
 from tokenmesh.services.worker_svc.runner.maker import LoadTimes, RunnerMaker, gpu_budget
 from tokenmesh.services.worker_svc.runner.profile_run import AnyRunner
@@ -81,14 +85,18 @@ def build_runner(model: ModelSettings, worker: WorkerSettings, progress: Progres
     facts = maker.facts
     with torch.inference_mode():
         gpu = gpu_budget(maker.device, worker)
-        decoder, times = maker.load_decoder(progress)
+        with _fitting(f"{_weights_gib(maker)} of weights do not fit the GPU", "model"):
+            decoder, times = maker.load_decoder(progress)
         began_s = perf_s()
         # the pool gets a share of what the weights have left
         num_blocks = maker.count_blocks(lambda: maker.budget_of(decoder, gpu))
-        runner, pool = maker.make_runner(decoder, num_blocks)
+        with _fitting(
+            "the KV pool does not fit the GPU; lower what sets its size", "gpu_memory_utilization"
+        ):
+            runner, pool = maker.make_runner(decoder, num_blocks)
         pool_s = perf_s() - began_s
     if isinstance(runner, CudaRunner):
-        runner.make_graphs(runner.graph_sizes, GraphProgress())
+        _get_ready(runner, maker)
     _log(maker, times, num_blocks, pool.nbytes)
     return LoadedModel(
         runner=runner,
@@ -106,6 +114,30 @@ def build_runner(model: ModelSettings, worker: WorkerSettings, progress: Progres
     )
 
 
+def _get_ready(runner: CudaRunner, maker: RunnerMaker) -> None:
+    """All that the first requests would have to wait for."""
+    problem = (
+        "CUDA graphs do not fit the GPU; lower gpu_memory_utilization or max_cudagraph_capture_size"
+    )
+    with _fitting(problem, "gpu_memory_utilization"):
+        runner.make_graphs(runner.graph_sizes, GraphProgress())
+        warm_up(runner, maker.settings, maker.max_model_len)
+
+
+@contextmanager
+def _fitting(problem: str, setting: str) -> Iterator[None]:
+    """A lack of device memory as something that the user can mend."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(f"{problem}: {error}", param=setting) from error
+
+
+def _weights_gib(maker: RunnerMaker) -> str:
+    size = sum(file.stat().st_size for file in maker.directory.glob("*.safetensors"))
+    return f"{size / (1 << 30):.2f} GiB"
+
+
 def _maker_of(
     model: ModelSettings, worker: WorkerSettings, native: bool, device: torch.device
 ) -> RunnerMaker:
@@ -114,6 +146,7 @@ def _maker_of(
     facts = read_facts(raw)
     if device.type == "cuda":
         check_shapes(facts.config, worker)
+        start_triton()
     return RunnerMaker(
         facts=facts,
         directory=directory,

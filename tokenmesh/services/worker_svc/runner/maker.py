@@ -12,7 +12,7 @@ from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
 from tokenmesh.services.worker_svc.models.decoder import Decoder
 from tokenmesh.services.worker_svc.models.read_config import ModelFacts
 from tokenmesh.services.worker_svc.runner.cuda.decode_steps import KINDS
-from tokenmesh.services.worker_svc.runner.cuda.graph_memory import driver_bytes
+from tokenmesh.services.worker_svc.runner.cuda.graph_memory import graph_bytes
 from tokenmesh.services.worker_svc.runner.cuda.make import make_cuda_runner
 from tokenmesh.services.worker_svc.runner.cuda.runner import CudaRunner
 from tokenmesh.services.worker_svc.runner.device_memory import CudaMemory, available_host_bytes
@@ -60,17 +60,10 @@ class RunnerMaker:
     device: torch.device
 
     def load_decoder(self, progress: Progress) -> tuple[Decoder, LoadTimes]:
-        """Read the weights. Raises CheckpointError; ConfigError when they do not fit."""
+        """Read the weights. Raises CheckpointError, ConfigError, and torch.OutOfMemoryError."""
         began_s = perf_s()
         checkpoint = Checkpoint(self.directory, self.device, self.settings.load_buffer_bytes)
-        try:
-            decoder = build_decoder(self.facts, checkpoint, self.dtype, progress, self.native)
-        except torch.OutOfMemoryError as error:
-            size = sum(file.stat().st_size for file in self.directory.glob("*.safetensors"))
-            raise ConfigError(
-                f"{size / (1 << 30):.2f} GiB of weights do not fit the device: {error}",
-                param="model",
-            ) from error
+        decoder = build_decoder(self.facts, checkpoint, self.dtype, progress, self.native)
         if self.settings.batch_invariant and decoder.program is None:
             raise ConfigError(
                 "batch_invariant needs the C kernels: a CPU with AVX-512 BF16, a C compiler, "
@@ -107,20 +100,20 @@ class RunnerMaker:
 
     def _profile(self, decoder: Decoder) -> int:
         """Take the largest steps beside the largest graphs; bytes that nobody will need again."""
-        driver = 0
+        graphs = 0
 
         def make(num_blocks: int) -> tuple[AnyRunner, torch.Tensor]:
-            nonlocal driver
+            nonlocal graphs
             runner, pool = self.make_runner(decoder, num_blocks)
             if isinstance(runner, CudaRunner):
-                driver = driver_bytes(
+                graphs = graph_bytes(
                     CudaMemory(self.device),
                     partial(runner.make_graphs, runner.graph_sizes[-1:]),
                     len(KINDS) * len(runner.graph_sizes),
                 )
             return runner, pool
 
-        return run_largest_steps(make, self.settings, self.max_model_len) - driver
+        return run_largest_steps(make, self.settings, self.max_model_len) - graphs
 
 
 def gpu_budget(device: torch.device, settings: WorkerSettings) -> GpuBudget | None:

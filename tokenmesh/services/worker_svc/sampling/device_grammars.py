@@ -12,6 +12,7 @@ from tokenmesh.kernels.grammar_mask import grammar_mask
 from tokenmesh.kernels.sample import HID_DEFECT, HID_NUMBER
 from tokenmesh.services.worker_svc.engine.plan import NewRow, StepResult
 from tokenmesh.services.worker_svc.sampling.grammars import GrammarState, StepGrammars
+from tokenmesh.services.worker_svc.sampling.upload import upload
 
 
 class DeviceStepGrammars:
@@ -30,10 +31,11 @@ class DeviceStepGrammars:
         indices, masks = self._step.fill()
         if not indices:
             return marks
-        rows = _sent(torch.tensor(indices, dtype=torch.int32), logits)
+        rows = upload(torch.tensor(indices, dtype=torch.int32), logits.device)
         is_sound = logits.amax(-1).isfinite()
-        grammar_mask(logits, rows, _sent(torch.from_numpy(masks), logits))
-        kinds = torch.where(is_sound, HID_NUMBER, HID_DEFECT).to(torch.int32)
+        grammar_mask(logits, rows, upload(torch.from_numpy(masks), logits.device))
+        # torch.where would wait for the device to bring it the numbers
+        kinds = torch.full_like(marks, HID_DEFECT).masked_fill_(is_sound, HID_NUMBER)
         marks[rows.long()] = kinds[rows.long()]
         return marks
 
@@ -74,9 +76,3 @@ class DeviceGrammars:
         if not any(number in self._state for number in numbers):
             return None
         return DeviceStepGrammars(self._state.of(numbers), numbers)
-
-
-def _sent(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    if not like.is_cuda:
-        return values
-    return values.pin_memory().to(like.device, non_blocking=True)

@@ -26,6 +26,7 @@ from tokenmesh.services.worker_svc.sampling.device_penalties import DevicePenalt
 from tokenmesh.services.worker_svc.sampling.device_thinking import DeviceThinking
 from tokenmesh.services.worker_svc.sampling.row_states import RowState, RowStates
 from tokenmesh.services.worker_svc.sampling.sampler import NOT_FINITE, NOTHING_ALLOWED, Draw, Draws
+from tokenmesh.services.worker_svc.sampling.upload import upload
 from tokenmesh.shared.messages.tokens import TokenLogprobs
 
 
@@ -199,9 +200,7 @@ def _logprobs(raw: torch.Tensor, tokens: torch.Tensor, needs: Needs) -> Logprobs
     if not needs.num_top_by_index:
         return None
     indices, counts = zip(*needs.num_top_by_index, strict=True)
-    asked = torch.tensor(indices, dtype=torch.int32)
-    if raw.is_cuda:
-        asked = asked.pin_memory().to(raw.device, non_blocking=True)
+    asked = upload(torch.tensor(indices, dtype=torch.int32), raw.device)
     answer = logprobs(raw, asked, tokens, max(counts))
     return answer if not needs.named_by_index else _with_named(answer, raw, needs)
 
@@ -215,8 +214,7 @@ def _with_named(answer: Logprobs, raw: torch.Tensor, needs: Needs) -> Logprobs:
     top = torch.nn.functional.pad(answer.top, (0, num_missing))
     for place, (index, _) in enumerate(needs.num_top_by_index):
         if index in named:
-            ids = torch.tensor(named[index], dtype=torch.int32)
-            ids = ids.pin_memory().to(raw.device, non_blocking=True) if raw.is_cuda else ids
+            ids = upload(torch.tensor(named[index], dtype=torch.int32), raw.device)
             row = raw[index].float()
             top_ids[place, : len(ids)] = ids
             top[place, : len(ids)] = row[ids.long()] - row.logsumexp(-1)

@@ -11,6 +11,7 @@ from typing import Self
 import torch
 
 from tokenmesh.kernels.staged_writes import staged_writes
+from tokenmesh.services.worker_svc.sampling.upload import upload
 
 _ALIGNMENT = 16
 """Tables begin at multiples of so many int32."""
@@ -89,8 +90,7 @@ class DeviceTables:
         packed = torch.cat(
             [places.view(torch.int32), lengths.cumsum(0, dtype=torch.int32), *values]
         )
-        if self.flat.is_cuda:
-            packed = packed.pin_memory().to(self.flat.device, non_blocking=True)
+        packed = upload(packed, self.flat.device)
         count = len(places)
         places = packed[: 2 * count].view(torch.int64)
         starts, data = packed[2 * count : 3 * count + 1], packed[3 * count + 1 :]

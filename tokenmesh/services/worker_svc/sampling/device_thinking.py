@@ -88,11 +88,12 @@ class DeviceThinking:
         num_end, known = self._of("num_end", slots), torch.zeros_like(slots)
         for width in range(1, self._longest):
             is_known = (recent[:, _WIDTH - width :] == end[:, :width]).all(1)
-            known = torch.where(is_known & (width < num_end), width, known)
+            # not torch.where: it would wait for the device to bring it the number
+            known = known.masked_fill(is_known & (width < num_end), width)
         token = end.gather(1, known.unsqueeze(1)).long().clamp(min=0)
         is_spent = self._of("count", slots) >= self._of("budget", slots)
         is_forced = (self._of("is_inside", slots) > 0) & is_spent & is_sound & (slots < self._rows)
-        kept = torch.where(is_forced.unsqueeze(1), 0.0, logits.gather(1, token))
+        kept = logits.gather(1, token).masked_fill(is_forced.unsqueeze(1), 0.0)
         logits.masked_fill_(is_forced.unsqueeze(1), float("-inf"))
         logits.scatter_(1, token, kept)
 
@@ -113,7 +114,7 @@ class DeviceThinking:
     def _slots_of(self, idx_mapping: torch.Tensor) -> torch.Tensor:
         """int64 [N]; the last slot for rows without a budget and for padding."""
         slots = self._slot.column("slot")[idx_mapping.clamp(min=0).long()].long()
-        return torch.where((idx_mapping < 0) | (slots < 0), self._rows, slots)
+        return slots.masked_fill((idx_mapping < 0) | (slots < 0), self._rows)
 
     def _of(self, name: str, slots: torch.Tensor) -> torch.Tensor:
         table = self._tables.tables[name][slots]

@@ -5,7 +5,8 @@ They take nothing and read nothing but memory that stays, so that a replay compu
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from functools import partial
+from typing import Literal, Self, get_args
 
 import torch
 
@@ -26,11 +27,20 @@ class DecodeSteps:
 
     forward: Forward
     sampler: DeviceSampler
+    logits: torch.Tensor
+    """float32 [rows, V]: those of all split steps, as a graph's own would be nobody else's."""
+
+    @classmethod
+    def make(cls, forward: Forward, sampler: DeviceSampler, num_rows: int) -> Self:
+        """For batches of up to `num_rows`."""
+        shape = (num_rows, forward.decoder.config.vocab_size)
+        logits = torch.empty(shape, dtype=torch.float32, device=forward.pool.device)
+        return cls(forward, sampler, logits)
 
     def of(self, kind: Kind, size: int) -> Callable[[], torch.Tensor]:
         """For a batch of `size` rows. Returns what was drawn, int64 [2, size], or the logits."""
         if kind == "split":
-            return lambda: self.forward.decode_logits(size)
+            return partial(self.forward.decode_logits, size, self.logits[:size])
         needs = Needs(has_filters=kind == "filtered")
         forward, sampler = self.forward, self.sampler
         rows, positions = forward.buffer.rows[:size], forward.buffer.positions[:size]

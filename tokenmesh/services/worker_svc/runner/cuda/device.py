@@ -32,6 +32,18 @@ class Graph(Protocol):
         """Launch all of it again, on the same memory."""
 
 
+class Recorder(Protocol):
+    """Makes graphs that share their memory."""
+
+    def record(self, compute: Callable[[], torch.Tensor]) -> Graph:
+        """Record what `compute` launches, after running it for real, once or more.
+
+        It may read and write only memory that stays; what it allocates belongs to the graph, and
+        all graphs share it: one replay at a time, output copied before the next. Except for the
+        output, which nobody else gets while the graph lives: let it be small, or memory that stays.
+        """
+
+
 class Device(Protocol):
     """One GPU; launches take effect in their order."""
 
@@ -43,9 +55,5 @@ class Device(Protocol):
     def event(self) -> Event:
         """A new one, nothing recorded."""
 
-    def capture(self, compute: Callable[[], torch.Tensor]) -> Graph:
-        """Record what `compute` launches, after running it for real, once or more.
-
-        It may read and write only memory that stays; what it allocates belongs to the graph, and
-        all graphs share it: one replay at a time, output copied before the next.
-        """
+    def recorder(self) -> Recorder:
+        """For graphs that come and go together."""

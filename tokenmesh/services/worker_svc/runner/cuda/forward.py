@@ -41,12 +41,15 @@ class Forward:
             hidden[tokens] = values.to(hidden.dtype)
         return self.decoder.forward(hidden, step, self.pool)
 
-    def decode_logits(self, size: int) -> torch.Tensor:
-        """float32 [size, V] of a batch of one token a row, of any lengths, padded to `size`."""
+    def decode_logits(self, size: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        """float32 [size, V] of a batch of one token a row, of any lengths, padded to `size`.
+
+        They are in `out` when it is given.
+        """
         splits = choose_splits(size, self.pool.shape[3], self.state.token_ids.shape[1])
         step = self._step(size, self.iota[: size + 1], size, splits)
         hidden = self.decoder.embed(self.tensors.token_ids[:size])
-        return self.decoder.logits(self.decoder.forward(hidden, step, self.pool))
+        return self.decoder.logits(self.decoder.forward(hidden, step, self.pool), out)
 
     def prompt_logprobs(self, hidden: torch.Tensor, span: PromptSpan) -> list[Logprobs]:
         """A few positions at a time, so that logits stay small."""

@@ -1,8 +1,10 @@
 """Graphs: recorded decode steps of the sizes that batches are padded to."""
 
+import gc
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -54,10 +56,24 @@ def capture(device: Device, steps: DecodeSteps, sizes: Sequence[int], progress: 
     # what is run to warm up writes to the null block and to nobody's row
     steps.forward.buffer.rows.fill_(-1)
     by_kind: dict[tuple[Kind, int], Graph] = {}
-    for size in sorted(sizes, reverse=True):
-        for kind in KINDS:
-            by_kind[kind, size] = device.capture(steps.of(kind, size))
-            progress(len(by_kind), total)
+    recorder = device.recorder()
+    with _nothing_collected():
+        for size in sorted(sizes, reverse=True):
+            for kind in KINDS:
+                by_kind[kind, size] = recorder.record(steps.of(kind, size))
+                progress(len(by_kind), total)
     if sizes:
         logger.info("recorded %d CUDA graphs in %.1f s", total, perf_s() - began_s)
     return Graphs(sorted(sizes), by_kind)
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """What the collector frees may call CUDA, and most calls spoil a recording that goes on."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -17,7 +17,13 @@ _HEAD_MULTIPLE: Final = 16
 
 
 def check_shapes(config: DecoderConfig, settings: WorkerSettings) -> None:
-    """Raises ConfigError for what the kernels cannot run."""
+    """Raises ConfigError for what does not run on a GPU."""
+    if settings.batch_invariant:
+        raise ConfigError(
+            "batch_invariant does not hold on a GPU, where splits and matrix products depend on "
+            "the batch; leave it out or set worker.device to cpu",
+            param="worker.batch_invariant",
+        )
     if config.head_dim % _HEAD_MULTIPLE:
         raise ConfigError(
             f"heads of {config.head_dim} features do not run on a GPU: no multiple of "

@@ -10,6 +10,7 @@ from tokenmesh.kernels.step_inputs import RowState
 from tokenmesh.services.worker_svc.engine.plan import NewRow, ScheduledRow
 from tokenmesh.services.worker_svc.models.config import DecoderConfig
 from tokenmesh.services.worker_svc.runner.media import MediaPatch, patches_of
+from tokenmesh.services.worker_svc.sampling.upload import upload
 
 _UNKNOWN = -1
 _NO_BLOCKS: Final[list[int]] = []
@@ -65,7 +66,7 @@ class CudaRows:
         wanted = new.sampling.prompt_logprobs if new.wants_prompt_logprobs else None
         self._row_by_number[new.row] = Row(
             num_prompt=new.num_prompt,
-            patches=[MediaPatch(p.start, p.embeddings.to(device)) for p in patches],
+            patches=[MediaPatch(p.start, upload(p.embeddings, device)) for p in patches],
             prompt=[] if wanted is None else token_ids[: new.num_prompt],
             num_prompt_logprobs=wanted or 0,
             error=error,

@@ -37,6 +37,7 @@ from tokenmesh.services.worker_svc.sampling.device_sampler import (
     DeviceSampler,
     Needs,
 )
+from tokenmesh.services.worker_svc.sampling.upload import upload
 
 
 class CudaRunner:
@@ -88,7 +89,7 @@ class CudaRunner:
     @torch.inference_mode()
     def make_graphs(self, sizes: Sequence[int], progress: Progress = silent) -> int:
         """Record decode steps; again whenever weights or pool have moved. How many there are."""
-        steps = DecodeSteps(self._forward, self._sampler)
+        steps = DecodeSteps.make(self._forward, self._sampler, max(sizes, default=0))
         self._graphs = capture(self._device, steps, sizes, progress)
         return len(self._graphs.by_kind)
 
@@ -151,14 +152,8 @@ class CudaRunner:
         used = len(packed) if fits else 0
         buffer.used(used).copy_(slot.upload.used(used), non_blocking=True)
         if writes:
-            there = buffer.writes[: len(packed)] if fits else self._send_alone(packed)
+            there = buffer.writes[: len(packed)] if fits else upload(packed, buffer.flat.device)
             apply_writes(self._forward.state.flat, there, len(writes))
-
-    def _send_alone(self, packed: torch.Tensor) -> torch.Tensor:
-        pinned = self._device.pinned(len(packed))
-        pinned.copy_(packed)
-        # the allocator keeps pinned memory until the copies that were launched on it are done
-        return pinned.to(self._device.device, non_blocking=True)
 
     def _compute(self, batch: Batch, size: int | None, below: CudaLaunch | None) -> Answer:
         needs = self._sampler.needs(batch.sampled)

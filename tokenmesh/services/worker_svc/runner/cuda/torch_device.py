@@ -1,7 +1,7 @@
 """TorchDevice: `Device` through torch.cuda. All work is on the current stream of the caller."""
 
 from collections.abc import Callable
-from typing import Any
+from functools import lru_cache
 
 import torch
 
@@ -20,13 +20,38 @@ class TorchGraph:
         self._graph.replay()
 
 
+class TorchRecorder:
+    """See `Recorder`. It has a pool of its own: one whose graphs are gone is not to be used again.
+
+    torch refuses that while any memory of the old pool is still held.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = _side_stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, compute: Callable[[], torch.Tensor]) -> TorchGraph:
+        """See `Recorder.record`. Kernels cannot be compiled or loaded while recording.
+
+        The run before is on the same stream, since cuBLAS has a workspace for each: it must not
+        come from the graphs' memory, which it would hold for ever.
+        """
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            compute()
+        torch.cuda.synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            output = compute()
+        return TorchGraph(graph, output)
+
+
 class TorchDevice:
     """See `Device`."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._pool: Any = None
-        """The memory that all graphs share; a handle."""
 
     def pinned(self, num_words: int) -> torch.Tensor:
         """See `Device.pinned`."""
@@ -37,13 +62,12 @@ class TorchDevice:
         event: Event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         return event
 
-    def capture(self, compute: Callable[[], torch.Tensor]) -> TorchGraph:
-        """See `Device.capture`. Kernels cannot be compiled or loaded while recording."""
-        compute()
-        torch.cuda.synchronize(self.device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            output = compute()
-        if self._pool is None:
-            self._pool = graph.pool()
-        return TorchGraph(graph, output)
+    def recorder(self) -> TorchRecorder:
+        """See `Device.recorder`."""
+        return TorchRecorder(self.device)
+
+
+@lru_cache(maxsize=1)
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """Where graphs are recorded, which cannot be the default stream; the same for all of them."""
+    return torch.cuda.Stream(device)
