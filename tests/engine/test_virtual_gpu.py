@@ -55,7 +55,7 @@ def test_greedy_tokens_are_those_of_transformers(tiny: Tiny, name: str, gpu: Vir
     assert gpu.num_replays > 0
 
 
-@pytest.mark.parametrize("largest", [0, 2, 3])
+@pytest.mark.parametrize("largest", [0, 2])
 @pytest.mark.parametrize("seed", range(3))
 def test_all_that_a_sampler_can_do_waits_for_nothing(tiny: Tiny, seed: int, largest: int) -> None:
     rng = random.Random(seed)
