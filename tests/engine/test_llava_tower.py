@@ -15,7 +15,7 @@ from tokenmesh.services.mm_encoder_svc.loader import load_tower
 from tokenmesh.services.mm_encoder_svc.tower import Tower
 from tokenmesh.shared.config.encoder import EncoderSettings
 from tokenmesh.shared.config.model import Dtype
-from tokenmesh.shared.errors import CheckpointError, ProtocolError
+from tokenmesh.shared.errors import CheckpointError, ConfigError, ProtocolError
 from tokenmesh.shared.tensor_blob import TensorBlob
 
 ATOL = 2e-4
@@ -214,3 +214,14 @@ def test_pixels_of_another_shape_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ProtocolError, match="the tower takes"):
         tower.check(blob(images(1)))
     tower.check(blob(images(1)[0]))
+
+
+def test_a_gpu_that_is_not_there_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = find_tower(str(llava(tmp_path)), None)
+    assert found is not None
+    with pytest.raises(ConfigError, match="finds no GPU") as caught:
+        load_tower(found, "auto", EncoderSettings(device="cuda"))
+    assert caught.value.param == "encoder.device"

@@ -13,7 +13,7 @@ from tokenmesh.services.mm_encoder_svc.models.llava import LlavaConfig, LlavaEnc
 from tokenmesh.services.mm_encoder_svc.tower import Tower
 from tokenmesh.shared.config.encoder import EncoderSettings
 from tokenmesh.shared.config.model import Dtype
-from tokenmesh.shared.errors import CheckpointError
+from tokenmesh.shared.errors import CheckpointError, ConfigError
 from tokenmesh.shared.tensor_file import TensorFile
 from tokenmesh.shared.tensor_shards import TensorShards
 
@@ -26,7 +26,7 @@ _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16
 
 
 def load_tower(found: TowerCheckpoint, dtype: Dtype, limits: EncoderSettings) -> Tower:
-    """Load it onto the configured device; blocks. Raises CheckpointError."""
+    """Load it onto the configured device; blocks. Raises CheckpointError, ConfigError."""
     if limits.threads is not None:
         torch.set_num_threads(limits.threads)
     directory = found.directory
@@ -49,9 +49,10 @@ def load_tower(found: TowerCheckpoint, dtype: Dtype, limits: EncoderSettings) ->
 
 
 def _device(limits: EncoderSettings) -> torch.device:
-    if limits.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(limits.device)
+    has_gpu = limits.device != "cpu" and torch.cuda.is_available()
+    if limits.device == "cuda" and not has_gpu:
+        raise ConfigError("device is cuda and torch finds no GPU", param="encoder.device")
+    return torch.device("cuda" if has_gpu else "cpu")
 
 
 def _dtype(asked: Dtype, config: JsonObject) -> torch.dtype:
