@@ -134,7 +134,7 @@ def virtual_gpu() -> Iterator[VirtualDevice]:
 
     patches: list[Any] = [
         patch.object(build, "device_of", lambda settings: torch.device(settings.device)),
-        patch.object(build, "start_triton", lambda: None),
+        patch.object(build, "check_compiler", lambda: None),
         patch.object(build, "gpu_budget", lambda device, settings: None),
         patch.object(make, "TorchDevice", lambda where: device),
         patch.object(CudaRunner, "launch", strict_launch),

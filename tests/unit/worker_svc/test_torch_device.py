@@ -19,8 +19,7 @@ from tokenmesh.services.worker_svc.runner.cuda.decode_steps import DecodeSteps
 from tokenmesh.services.worker_svc.runner.cuda.device import Device
 from tokenmesh.services.worker_svc.runner.cuda.graph_memory import graph_bytes
 from tokenmesh.services.worker_svc.runner.cuda.graphs import capture, silent
-from tokenmesh.services.worker_svc.runner.cuda.make import check_shapes
-from tokenmesh.services.worker_svc.runner.cuda.triton_start import start_triton
+from tokenmesh.services.worker_svc.runner.cuda.make import check_compiler, check_shapes
 from tokenmesh.services.worker_svc.runner.device_choice import device_of
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import ConfigError
@@ -263,5 +262,5 @@ def test_a_triton_that_cannot_compile_is_told_before_weights_are_read(
     monkeypatch.setitem(sys.modules, "triton", ModuleType("triton"))
     monkeypatch.setitem(sys.modules, "triton.runtime", runtime)
     with pytest.raises(ConfigError, match=r"cannot compile .* TRITON_CACHE_DIR") as caught:
-        start_triton()
+        check_compiler()
     assert str(error) in caught.value.message

@@ -20,9 +20,8 @@ from tokenmesh.services.worker_svc.models.raw_config import read_json
 from tokenmesh.services.worker_svc.models.read_config import ModelFacts, read_facts
 from tokenmesh.services.worker_svc.models.read_eos import read_eos
 from tokenmesh.services.worker_svc.runner.cuda.graph_progress import GraphProgress
-from tokenmesh.services.worker_svc.runner.cuda.make import check_shapes
+from tokenmesh.services.worker_svc.runner.cuda.make import check_compiler, check_shapes
 from tokenmesh.services.worker_svc.runner.cuda.runner import CudaRunner
-from tokenmesh.services.worker_svc.runner.cuda.triton_start import start_triton
 from tokenmesh.services.worker_svc.runner.cuda.warm_up import warm_up
 from tokenmesh.services.worker_svc.runner.device_choice import device_of
 from tokenmesh.services.worker_svc.runner.maker import LoadTimes, RunnerMaker, gpu_budget
@@ -146,7 +145,7 @@ def _maker_of(
     facts = read_facts(raw)
     if device.type == "cuda":
         check_shapes(facts.config, worker)
-        start_triton()
+        check_compiler()
     return RunnerMaker(
         facts=facts,
         directory=directory,

@@ -4,6 +4,7 @@ from typing import Final
 
 import torch
 
+from tokenmesh.kernels.triton_start import CannotCompileError, start_triton
 from tokenmesh.services.worker_svc.models.config import DecoderConfig
 from tokenmesh.services.worker_svc.models.decoder import Decoder
 from tokenmesh.services.worker_svc.runner.cuda.limits import CudaLimits
@@ -35,6 +36,14 @@ def check_shapes(config: DecoderConfig, settings: WorkerSettings) -> None:
             f"block_size is {settings.block_size}; on a GPU it is a power of two",
             param="worker.block_size",
         )
+
+
+def check_compiler() -> None:
+    """Raises ConfigError where kernels cannot be compiled."""
+    try:
+        start_triton()
+    except CannotCompileError as error:
+        raise ConfigError(str(error), param="worker.device") from error
 
 
 def make_cuda_runner(

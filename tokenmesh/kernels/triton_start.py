@@ -1,12 +1,14 @@
-"""start_triton: whether kernels can be compiled for the GPU, known before weights are loaded."""
+"""start_triton: whether kernels can be compiled for the GPU, before weights are loaded."""
 
 from subprocess import SubprocessError
 
-from tokenmesh.shared.errors import ConfigError
+
+class CannotCompileError(Exception):
+    """Triton does not work here; says what it takes."""
 
 
 def start_triton() -> None:
-    """Let Triton make what it calls CUDA with. Raises ConfigError where it cannot.
+    """Let Triton make what it calls CUDA with. Raises CannotCompileError where it cannot.
 
     It compiles that with a C compiler, into a directory from which it can be run.
     """
@@ -16,9 +18,8 @@ def start_triton() -> None:
         driver.active.get_current_target()
     # no triton; no compiler or no driver; no libcuda; no place to write; the compiler's own failure
     except (ImportError, RuntimeError, AssertionError, OSError, SubprocessError) as error:
-        raise ConfigError(
+        raise CannotCompileError(
             f"Triton cannot compile kernels for the GPU: {error}. It needs the triton that came "
             "with torch, a C compiler (gcc or clang), and a TRITON_CACHE_DIR (default "
-            "~/.triton/cache) to write to and run from",
-            param="worker.device",
+            "~/.triton/cache) to write to and run from"
         ) from error
