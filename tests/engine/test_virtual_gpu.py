@@ -153,5 +153,6 @@ def test_a_worker_of_any_size_can_warm_up(
     tiny: Tiny, sizes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "warm_up", warm_up)
-    blocks = {"num_gpu_blocks_override": 100}
-    assert driver_of(tiny, **blocks, **sizes).tokens([Job([5], greedy(1))])
+    assert driver_of(tiny, **{"num_gpu_blocks_override": 100, **sizes}).tokens(
+        [Job([5], greedy(1))]
+    )

@@ -82,7 +82,8 @@ class VirtualRecorder:
     def record(self, compute: Callable[[], torch.Tensor]) -> VirtualGraph:
         gpu = self.device.gpu
         compute()
-        gpu.recording = ops = []
+        ops: list[Op] = []
+        gpu.recording = ops
         try:
             output = compute()
         finally:

@@ -189,7 +189,7 @@ class VirtualGpu(TorchFunctionMode):
                    if isinstance(each, torch.device | str)]  # fmt: skip
         return torch.device(devices[0]) if devices else None
 
-    def _move(self, func: Any, args: Any, kwargs: Any, target: torch.device) -> torch.Tensor:
+    def _move(self, func: Any, args: Any, kwargs: Any, target: torch.device) -> Any:
         source = args[0]
         rest = [each for each in args[1:] if not isinstance(each, torch.device | str)]
         more = {k: v for k, v in kwargs.items() if k not in ("device", "non_blocking", "copy")}

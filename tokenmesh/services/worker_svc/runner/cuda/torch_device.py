@@ -70,4 +70,5 @@ class TorchDevice:
 @lru_cache(maxsize=1)
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
     """Where graphs are recorded, which cannot be the default stream; the same for all of them."""
-    return torch.cuda.Stream(device)
+    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return stream
