@@ -4,13 +4,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
 _BAR_SHARE: Final = 4
 _MIN_BAR: Final = 12
-_MIN_NUMBER: Final = len("1234.56")
+_MIN_NOTES: Final = 12
+_COLUMNS: Final[tuple[tuple[str, JustifyMethod], ...]] = (
+    ("span", "left"),
+    ("service", "left"),
+    ("at ms", "right"),
+    ("", "left"),
+    ("ms", "right"),
+)
+"""Titles and sides; notes come after them."""
 _INDENT: Final = "  "
 _NS_PER_MS: Final = 1e6
 _HIDDEN: Final = ("tokenmesh.request_id", "request_id")
@@ -76,30 +84,46 @@ def tree(spans: Sequence[Span]) -> Iterator[tuple[int, Span]]:
 
 
 def draw(spans: Sequence[Span], console: Console) -> Table:
-    """The waterfall, as wide as the console."""
+    """The waterfall, as wide as the console; notes where there is room for them."""
     begin_ns = min((span.start_ns for span in spans), default=0)
     total_ns = max((span.end_ns for span in spans), default=0) - begin_ns
     width = max(_MIN_BAR, console.width // _BAR_SHARE)
-    names = [_INDENT * depth + span.name for depth, span in tree(spans)]
     filled = "\u2588" if console.encoding.startswith("utf") else "#"
-    table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
-    for title, sample in (("span", names), ("service", [span.service for span in spans])):
-        table.add_column(title, no_wrap=True, min_width=max(map(len, (title, *sample))))
-    table.add_column("at ms", justify="right", no_wrap=True, min_width=_MIN_NUMBER)
-    table.add_column("", no_wrap=True, min_width=width)
-    table.add_column("ms", justify="right", no_wrap=True, min_width=_MIN_NUMBER)
-    table.add_column("", no_wrap=True, overflow="ellipsis", style="dim")
-    for depth, span in tree(spans):
-        color = "red" if span.is_error else _COLORS.get(span.service, "white")
-        table.add_row(
+    rows = [
+        (
             Text(_INDENT * depth + span.name, "red" if span.is_error else ""),
-            Text(span.service, color),
-            f"{(span.start_ns - begin_ns) / _NS_PER_MS:.2f}",
-            Text(bar(span, begin_ns, total_ns, width, filled), color),
-            f"{(span.end_ns - span.start_ns) / _NS_PER_MS:.2f}",
+            Text(span.service, _color(span)),
+            Text(f"{(span.start_ns - begin_ns) / _NS_PER_MS:.2f}"),
+            Text(bar(span, begin_ns, total_ns, width, filled), _color(span)),
+            Text(f"{(span.end_ns - span.start_ns) / _NS_PER_MS:.2f}"),
             Text(notes(span)),
         )
+        for depth, span in tree(spans)
+    ]
+    table, room = _columns(rows, console.width)
+    for row in rows:
+        table.add_row(*(row if room else row[:-1]))
     return table
+
+
+def _color(span: Span) -> str:
+    return "red" if span.is_error else _COLORS.get(span.service, "white")
+
+
+def _columns(rows: Sequence[Sequence[Text]], width: int) -> tuple[Table, int]:
+    """A table without rows, and the cells that notes have; 0: none.
+
+    Columns are as wide as they must be: rich would take from all of them what long notes want.
+    """
+    table, room = Table(box=None, padding=(0, 1, 0, 0), header_style="dim"), width
+    for index, (title, side) in enumerate(_COLUMNS):
+        cells = max(len(title), *(len(row[index]) for row in rows), 0)
+        table.add_column(title, justify=side, no_wrap=True, width=cells)
+        room -= cells + 1
+    if room < _MIN_NOTES:
+        return table, 0
+    table.add_column("", no_wrap=True, overflow="ellipsis", style="dim", max_width=room)
+    return table, room
 
 
 def bar(span: Span, begin_ns: int, total_ns: int, width: int, filled: str) -> str:

@@ -2,6 +2,7 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
 from tokenmesh.cli.waterfall import Span, bar, draw, notes, read_spans, tree
@@ -79,6 +80,23 @@ def test_a_drawing_names_times_and_services() -> None:
     assert "span" in lines[0]
     assert lines[3].split()[:3] == ["worker.prefill", "worker", "40.00"]
     assert " 20.00 " in lines[3]
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_long_notes_take_no_room_from_names_and_times(width: int) -> None:
+    texts: dict[str, object] = {f"tokenmesh.name_{number}": "x" * 40 for number in range(5)}
+    spans = [
+        Span("POST /v1/chat/completions", "gateway", "a", None, 0, 123_456 * MS, texts),
+        Span("generate", "scheduler", "b", "a", 1 * MS, 100_000 * MS, texts),
+    ]
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    with console.capture() as captured:
+        console.print(draw(spans, console))
+    _, first, second = captured.get().splitlines()
+    assert first.split()[:4] == ["POST", "/v1/chat/completions", "gateway", "0.00"]
+    assert second.split()[:3] == ["generate", "scheduler", "1.00"]
+    assert "123456.00" in first
+    assert ("name_0=" in first) == (width > 80)
 
 
 def test_an_empty_trace_draws_a_header_only() -> None:

@@ -1,7 +1,8 @@
 """Actors: every request gets exactly one final answer, whatever its handler does."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import pytest
@@ -9,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmesh.shared.actor import Actor, ActorLimits, ActorRuntime, Context, handles
+from tokenmesh.shared.actor import runtime as runtime_module
 from tokenmesh.shared.actor.supervisor import RestartPolicy
 from tokenmesh.shared.bus.base import Bus, Envelope, Headers, RawAnswer, RawReceiver, Receiver
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.errors import BusLost, PayloadTooLarge, TokenMeshError, UnknownModel
-from tokenmesh.shared.ids import ModelName
+from tokenmesh.shared.ids import ModelName, RequestId
 from tokenmesh.shared.messages import (
     Accepted,
     Describe,
@@ -26,6 +28,7 @@ from tokenmesh.shared.messages import (
     Queued,
     Tokens,
 )
+from tokenmesh.shared.messages.place import Place
 
 Outcome = Literal[
     "answer", "nothing", "refuse", "bug", "timeout", "cancel", "slow", "slow_cleanup", "interim"
@@ -148,6 +151,10 @@ class Scripted(Actor):
     async def ping(self, _message: Ping, context: Context) -> Detokenized:
         return Detokenized(text=f"{context.subject} {context.remaining_s() > 0}")
 
+    @handles(Place)
+    async def place(self, _message: Place, _context: Context) -> None:
+        return None
+
     async def stop(self) -> None:
         self.is_stopped = True
 
@@ -241,6 +248,32 @@ async def test_handler_is_cancelled_at_its_deadline() -> None:
 
 async def test_handler_without_deadline_is_bounded_too() -> None:
     assert code(await Setup(handler_timeout_s=0.05).answer("slow")) == "deadline_exceeded"
+
+
+async def test_only_what_belongs_to_a_trace_or_a_request_gets_a_span(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parents: list[str | None] = []
+
+    @contextmanager
+    def span(_name: str, _attributes: object = None, parent: str | None = None) -> Iterator[None]:
+        parents.append(parent)
+        yield
+
+    monkeypatch.setattr(runtime_module, "span", span)
+    place = Place(
+        request_id=RequestId("r"),
+        model=ModelName("m"),
+        num_tokens=1,
+        max_tokens=1,
+        route_hashes=b"",
+    )
+    setup = Setup()
+    for message, traceparent in ((Ping(), None), (Ping(), "00-trace"), (place, None)):
+        headers = Headers(traceparent=traceparent)
+        await setup.runtime.receive(Envelope("t.subject", message, headers, "inbox"))
+    await setup.runtime.stop(5.0)
+    assert parents == ["00-trace", None]
 
 
 async def test_keep_alives_come_before_the_answer() -> None:
