@@ -101,7 +101,8 @@ def kv_write_work(
     order = torch.randperm(num_blocks - 1) + 1
     blocks = order.repeat_interleave(_PAGE_SIZE)[:tokens]
     offsets = torch.arange(tokens) % _PAGE_SIZE
-    slots = kv_write.slot_rows(blocks, offsets, pages.shape).to(device)
+    # slots have another form on each device: made where they are used
+    slots = kv_write.slot_rows(blocks.to(device), offsets.to(device), pages.shape)
 
     def run() -> torch.Tensor:
         kv_write.kv_write(new, pages, slots)

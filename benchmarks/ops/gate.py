@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -29,15 +30,15 @@ def execute(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
 
 
 def require_green(op: str, device: torch.device, run: Execute = execute) -> None:
-    """Run the op's tests; on a GPU its specimens there as well. Raises RedTests."""
+    """Run the op's tests; on a GPU its kernels' specimens there as well. Raises RedTests."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-k", op, "-p", "no:cacheprovider"]
     done = [run([*command, "-m", "not gpu and not slow", "tests/ops"])]
-    if device.type == "cuda":
+    if device.type == "cuda" and find_spec(f"tokenmesh.kernels.{op}.triton"):
         done.append(run([*command, "-m", "gpu", "tests/kernels"]))
     for each in done:
         if each.returncode not in (0, _NO_TEST):
             raise RedTests(f"the tests of {op} fail:\n{(each.stdout + each.stderr)[-2000:]}")
-    # an op with nothing but Triton kernels has tests in tests/kernels only
+    # an op with nothing but Triton kernels has tests in tests/kernels only; cuBLAS has none there
     if done[-1].returncode == _NO_TEST:
         raise RedTests(f"{op} has no tests for this device")
 

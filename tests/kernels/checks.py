@@ -14,8 +14,8 @@ def check_named(op: str, name: str, dtype: torch.dtype, device: str) -> None:
 
 def check(specimen: Specimen, dtype: torch.dtype, device: str) -> None:
     """Run the specimen; AssertionError when it is wrong anywhere or writes where it may not."""
-    expected = specimen.reference(_inputs(specimen, dtype, device))
-    guarded = Guarded(_inputs(specimen, dtype, device))
+    expected = specimen.reference(inputs_of(specimen, dtype, device))
+    guarded = Guarded(inputs_of(specimen, dtype, device))
     with GuardedMemory() as memory:
         actual = specimen.run(guarded.inputs)
     assert actual.keys() == expected.keys()
@@ -25,7 +25,8 @@ def check(specimen: Specimen, dtype: torch.dtype, device: str) -> None:
     memory.assert_untouched()
 
 
-def _inputs(specimen: Specimen, dtype: torch.dtype, device: str) -> Inputs:
+def inputs_of(specimen: Specimen, dtype: torch.dtype, device: str) -> Inputs:
+    """The same at each call."""
     where = torch.device(device)
     return specimen.make(dtype, where, torch.Generator(where).manual_seed(0))
 

@@ -2,9 +2,11 @@
 
 import re
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, Final
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -12,6 +14,7 @@ from triton.compiler import ASTSource
 
 from tokenmesh.kernels.specimen import Compilation
 
+HOPPER: Final = GPUTarget("cuda", 90, 32)
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+ +)?([A-Z][\w.]*)", re.MULTILINE)
 
@@ -44,15 +47,17 @@ def compile_for_hopper(compilation: Compilation) -> MachineCode:
             (names.index(name),): [["tt.divisibility", 16]] for name in compilation.divisible_by_16
         },
     )
-    compiled = triton.compile(
-        source,
-        target=GPUTarget("cuda", 90, 32),
-        options={
-            "num_warps": compilation.num_warps,
-            "num_stages": compilation.num_stages,
-            "enable_fp_fusion": True,
-        },
-    )
+    options = {
+        "num_warps": compilation.num_warps,
+        "num_stages": compilation.num_stages,
+        "enable_fp_fusion": True,
+    }
+    return machine_code_of(source, options)
+
+
+def machine_code_of(source: ASTSource, options: Mapping[str, Any]) -> MachineCode:
+    """Compile with options of a launch and take the machine code apart."""
+    compiled = triton.compile(source, target=HOPPER, options=dict(options))
     with TemporaryDirectory() as folder:
         cubin = Path(folder) / "kernel.cubin"
         cubin.write_bytes(compiled.asm["cubin"])

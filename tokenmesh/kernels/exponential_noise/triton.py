@@ -14,6 +14,7 @@ from tokenmesh.kernels.exponential_noise.reference import (
     noise_bits_reference,
 )
 from tokenmesh.kernels.exponential_noise.tolerance import TOLERANCE
+from tokenmesh.kernels.fusion import FUSED
 from tokenmesh.kernels.specimen import EXACT, Compilation, Inputs, Limits, Outputs, Specimen
 
 _BLOCK = 1024
@@ -45,6 +46,7 @@ def _launch(
             keys.stride(0) if keys.dim() == 2 else 0,
             size,
             BLOCK=_BLOCK,
+            **FUSED,
         )
     return out
 

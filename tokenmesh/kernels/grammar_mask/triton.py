@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tokenmesh.kernels.fusion import FUSED
 from tokenmesh.kernels.grammar_mask import grammar_mask_reference
 from tokenmesh.kernels.specimen import Compilation, Inputs, Limits, Outputs, Specimen, normal
 
@@ -30,6 +31,7 @@ def grammar_mask(logits: torch.Tensor, rows: torch.Tensor, masks: torch.Tensor) 
             masks.stride(0),
             BLOCK=BLOCK,
             num_warps=NUM_WARPS,
+            **FUSED,
         )
 
 

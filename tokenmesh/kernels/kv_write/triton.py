@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from tokenmesh.kernels.alignment import assert_aligned_rows
+from tokenmesh.kernels.fusion import FUSED
 from tokenmesh.kernels.kv_write import TOLERANCE, kv_write_reference
 from tokenmesh.kernels.specimen import Compilation, Inputs, Limits, Outputs, Specimen, normal
 
@@ -38,6 +39,7 @@ def kv_write(
             BLOCK_H=BLOCK_H,
             BLOCK_D=triton.next_power_of_2(head_dim),
             num_warps=NUM_WARPS,
+            **FUSED,
         )
 
 

@@ -7,6 +7,7 @@ from tokenmesh.kernels.logit_bias.rows import LimitRows
 from tokenmesh.kernels.logit_bias.triton import (
     BLOCK,
     EDITS,
+    LEAST_RECENT,
     logit_bias,
     logit_bias_kernel,
     record,
@@ -117,7 +118,7 @@ def compilations() -> list[Compilation]:
             name="record",
             kernel=record_kernel,
             signature=record_signature,
-            constants={"BLOCK": 8},
+            constants={"BLOCK": LEAST_RECENT},
             limits=Limits(max_registers=32),
             num_warps=1,
         ),

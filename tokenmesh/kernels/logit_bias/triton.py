@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tokenmesh.kernels.fusion import FUSED
 from tokenmesh.kernels.logit_bias.rows import LimitRows
 from tokenmesh.kernels.sample.rows import HID_DEFECT, HID_NUMBER
 from tokenmesh.kernels.specimen import Compilation, Specimen
@@ -17,6 +18,8 @@ BLOCK: Final = 2048
 """Tokens at a time."""
 EDITS: Final = 256
 """Edits, or bad words, at a time."""
+LEAST_RECENT: Final = 32
+"""Recent tokens that `record` has room for, so that shorter words share a kernel."""
 _HID_DEFECT = tl.constexpr(HID_DEFECT)
 _HID_NUMBER = tl.constexpr(HID_NUMBER)
 
@@ -57,6 +60,7 @@ def logit_bias(
             BLOCK=min(BLOCK, triton.next_power_of_2(vocab_size)),
             EDITS=EDITS,
             num_warps=8,
+            **FUSED,
         )
     return marks
 
@@ -74,8 +78,9 @@ def record(
             rows.slot,
             rows.recent,
             size,
-            BLOCK=triton.next_power_of_2(size),
+            BLOCK=max(LEAST_RECENT, triton.next_power_of_2(size)),
             num_warps=1,
+            **FUSED,
         )
 
 
@@ -142,7 +147,8 @@ def _ban(logits_ptr, ends_ptr, tokens_ptr, recent_ptr, num_words, num_recent, ED
     return marks
 
 
-@triton.jit
+# Tables grow with what requests bring: a step must not wait for the compiler then.
+@triton.jit(do_not_specialize=["max_edits", "max_words", "max_word_tokens", "num_recent"])
 def logit_bias_kernel(
     logits_ptr,  # [N, V], changed
     stride_n,
@@ -202,7 +208,7 @@ def logit_bias_kernel(
     tl.store(marks_ptr + n, marks)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_recent"], do_not_specialize_on_alignment=["flaws_ptr"])
 def record_kernel(
     tokens_ptr,  # [N]
     flaws_ptr,  # [N]

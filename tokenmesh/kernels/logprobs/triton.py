@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tokenmesh.kernels.fusion import FUSED
 from tokenmesh.kernels.logprobs.answer import Logprobs
 from tokenmesh.kernels.logprobs.reference import logprobs_reference
 from tokenmesh.kernels.logprobs.tolerance import TOLERANCE
@@ -19,6 +20,8 @@ BLOCK: Final = 4096
 """Tokens of one program."""
 MAX_TOP: Final = 64
 """More alternatives than that are sorted out by torch."""
+USUAL_TOP: Final = 32
+"""Up to so many the same kernel serves, whatever a batch asks for."""
 _LARGEST_ID = tl.constexpr(0x7FFFFFFF)
 _NONE = tl.constexpr(-(2**63))
 
@@ -59,13 +62,20 @@ def _launch(
     norm = torch.empty(num_rows, device=device)
     if not num_rows:
         return answer, norm
-    best, total = torch.empty(2, num_rows, num_blocks, device=device)
+    best = torch.empty(num_rows, num_blocks, device=device)
+    total = torch.empty_like(best)
     larger = torch.empty_like(best, dtype=torch.int32)
     keys = torch.empty(num_rows, num_blocks, num_top, dtype=torch.int64, device=device)
     batch = (logits, logits.stride(0), indices, tokens)
     parts = (best, total, larger, keys)
     _survey_kernel[num_rows, num_blocks](
-        *batch, *parts, vocab_size, num_top, BLOCK=block, num_warps=8
+        *batch,
+        *parts,
+        vocab_size,
+        num_top,
+        BLOCK=block,
+        num_warps=8,
+        **FUSED,
     )
     _join_kernel[(num_rows,)](
         *batch,
@@ -78,8 +88,9 @@ def _launch(
         num_blocks,
         num_top,
         BLOCKS=triton.next_power_of_2(num_blocks),
-        KEYS=triton.next_power_of_2(max(1, num_blocks * num_top)),
+        KEYS=triton.next_power_of_2(num_blocks * (USUAL_TOP if num_top <= USUAL_TOP else MAX_TOP)),
         num_warps=8,
+        **FUSED,
     )
     return answer, norm
 
@@ -90,7 +101,7 @@ def _order(bits):
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_top"])
 def _survey_kernel(
     logits_ptr,  # [N, V]
     stride_n,
@@ -127,7 +138,7 @@ def _survey_kernel(
             keys = tl.where(keys == key, _NONE, keys)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_top"])
 def _join_kernel(
     logits_ptr,  # [N, V]
     stride_n,
@@ -244,7 +255,7 @@ def compilations() -> list[Compilation]:
             name="join",
             kernel=_join_kernel,
             signature=join,
-            constants={"BLOCKS": 64, "KEYS": 1024},
+            constants={"BLOCKS": 64, "KEYS": 2048},
             limits=Limits(max_registers=96, max_shared_bytes=256),
             num_warps=8,
         ),

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from tokenmesh.kernels.alignment import assert_aligned_rows
+from tokenmesh.kernels.fusion import FUSED
 from tokenmesh.kernels.merge_attention.reference import merge_attention_reference
 from tokenmesh.kernels.merge_attention.tolerance import TOLERANCE
 from tokenmesh.kernels.specimen import Compilation, Inputs, Limits, Outputs, Specimen
@@ -33,6 +34,7 @@ def merge_attention(
             D=head_dim,
             P=triton.next_power_of_2(head_dim),
             num_warps=1,
+            **FUSED,
         )
     return out, lse
 

@@ -12,6 +12,7 @@ import torch
 import triton
 
 from tokenmesh.kernels.alignment import assert_aligned_rows
+from tokenmesh.kernels.fusion import FUSED
 from tokenmesh.kernels.paged_attention.device import MIN_SPLIT_KEYS, DeviceRows
 from tokenmesh.kernels.paged_attention.triton_compilations import compilations
 from tokenmesh.kernels.paged_attention.triton_decode import decode_kernel
@@ -71,7 +72,7 @@ class _Call:
             lse = out.new_empty(shape, dtype=torch.float32)
             out = out.new_empty((*shape, out.shape[2]), dtype=torch.float32)
         query_rows = rows.max_short_query * group
-        tile = decode_tile(query_rows, out.shape[2], self.query.dtype, self.pages.dtype)
+        tile = decode_tile(query_rows, self.query.shape[2], self.query.dtype, self.pages.dtype)
         tiles = triton.cdiv(query_rows, tile["M"])
         decode_kernel[(rows.num_short * tiles, kv_heads, splits)](
             *self._tensors(out, lse),
@@ -81,6 +82,7 @@ class _Call:
             MIN_KEYS=MIN_SPLIT_KEYS,
             **self._constants(),
             **tile,
+            **FUSED,
         )
         if splits > 1:
             assert lse is not None
@@ -104,7 +106,8 @@ class _Call:
             WINDOW=rows.window or 0,
             LSE=self.lse is not None,
             MIN_KEYS=MIN_SPLIT_KEYS,
-            **merge_tile(rows.num_splits),
+            **merge_tile(rows.num_splits, self.pages.shape[2]),
+            **FUSED,
         )
 
     def prefill(self) -> None:
@@ -120,6 +123,7 @@ class _Call:
             num_long,
             **self._constants(),
             **tile,
+            **FUSED,
         )
 
     @property

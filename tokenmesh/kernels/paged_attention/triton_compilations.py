@@ -152,7 +152,7 @@ def _merge() -> Compilation:
             limits=_limits(8, 4),
             divisible_by_16=("parts", "part_lse", "out", "lse", "cu_q", "seq_lens"),
         ),
-        merge_tile(33),
+        merge_tile(33, KV_HEADS),
     )
 
 

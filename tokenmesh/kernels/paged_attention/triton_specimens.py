@@ -150,7 +150,7 @@ def _inputs(
         return torch.tensor(numbers, dtype=torch.int32, device=device)
 
     lengths = [length for _, length in case.rows]
-    tables, seen = _tables(case, generator)
+    tables, columns, seen = _tables(case, generator)
     shape = (2, len(seen), case.kv_heads, case.page_size, case.head_dim)
     pages = torch.where(seen.to(device).view(1, len(seen), 1, -1, 1), randn(*shape), torch.nan)
     buffer = randn(sum(lengths), case.heads + 2 * case.kv_heads, case.head_dim).to(dtype)
@@ -159,19 +159,20 @@ def _inputs(
         "pages": pages.to(case.pages_dtype or dtype),
         "cu_q": int32([0, *torch.tensor(lengths).cumsum(0).tolist()]),
         "seq_lens": int32([start + length if length else 0 for start, length in case.rows]),
-        "block_tables": tables.to(device),
+        "block_tables": tables.to(device)[:, :columns],  # a copy of a slice would lose its padding
         "sinks": randn(case.heads).to(dtype) if case.has_sinks else None,
     }
 
 
-def _tables(case: Case, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scattered block tables, padded rows apart, and which cells [blocks, page_size] are seen."""
+def _tables(case: Case, generator: torch.Generator) -> tuple[torch.Tensor, int, torch.Tensor]:
+    """Scattered block tables, on the host, the columns of them that are needed, and which cells
+    [blocks, page_size] are seen."""
     size = case.page_size
     ends = [start + length for start, length in case.rows]
     firsts = [0 if case.window is None else max(0, s - case.window + 1) for s, _ in case.rows]
     columns = max(1, max(-(-end // size) for end in ends))
     stride = -(-columns // COLUMN_MULTIPLE) * COLUMN_MULTIPLE
-    tables = torch.zeros(len(ends), stride, dtype=torch.int32)[:, :columns]
+    tables = torch.zeros(len(ends), stride, dtype=torch.int32)
     counts = [
         max(0, -(-end // size) - first // size) for first, end in zip(firsts, ends, strict=True)
     ]
@@ -188,4 +189,4 @@ def _tables(case: Case, generator: torch.Generator) -> tuple[torch.Tensor, torch
         tables[row, first // size : first // size + len(own)] = own
         positions = torch.arange(first, end)
         seen[tables[row, positions // size].long(), positions % size] = True
-    return tables, seen
+    return tables, columns, seen

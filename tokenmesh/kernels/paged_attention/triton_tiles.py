@@ -8,6 +8,8 @@ tile of keys and values in flight beside the one in use, 5 are two.
 import torch
 import triton
 
+from tokenmesh.kernels.paged_attention.device import TARGET_PROGRAMS
+
 
 def decode_tile(
     query_rows: int, head_dim: int, query: torch.dtype, pages: torch.dtype
@@ -40,7 +42,10 @@ def prefill_tile(group: int, head_dim: int, query: torch.dtype) -> dict[str, int
     }
 
 
-def merge_tile(splits: int) -> dict[str, int]:
-    """A program reads the logs of all splits at once and their parts in blocks."""
-    padded = triton.next_power_of_2(splits)
+def merge_tile(splits: int, kv_heads: int) -> dict[str, int]:
+    """A program reads the logs of all splits at once and their parts in blocks.
+
+    There is room for the most that `choose_splits` has for a model of so many kv heads.
+    """
+    padded = triton.next_power_of_2(max(splits, triton.cdiv(TARGET_PROGRAMS, kv_heads)))
     return {"PADDED_SPLITS": padded, "BLOCK": min(16, padded), "num_warps": 4}

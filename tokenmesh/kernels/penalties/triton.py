@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tokenmesh.kernels.fusion import FUSED, ROUNDED_APART
 from tokenmesh.kernels.penalties.reference import count_tokens_reference, penalties_reference
 from tokenmesh.kernels.penalties.rows import PenaltyRows
 from tokenmesh.kernels.specimen import (
@@ -47,7 +48,7 @@ def penalties(
             vocab_size,
             rows.prompt.shape[1],
             BLOCK=block,
-            enable_fp_fusion=False,
+            **ROUNDED_APART,
         )
 
 
@@ -65,6 +66,7 @@ def count_tokens(
             len(tokens),
             rows.counts.shape[1],
             ROWS=ROWS,
+            **FUSED,
         )
 
 
@@ -103,7 +105,8 @@ def _penalties_kernel(
     tl.store(ptrs, value, mask=mask & is_seen)
 
 
-@triton.jit
+# The batch changes from step to step, and with it where the flaws lie behind the tokens.
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["flaws_ptr"])
 def _count_tokens_kernel(
     tokens_ptr,  # [N]
     flaws_ptr,  # [N]

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from tokenmesh.kernels.alignment import assert_aligned_rows
+from tokenmesh.kernels.fusion import FUSED
 from tokenmesh.kernels.post_update import post_update_reference
 from tokenmesh.kernels.specimen import EXACT, Compilation, Inputs, Limits, Outputs, Specimen
 from tokenmesh.kernels.step_inputs.row_state import RowState
@@ -38,6 +39,7 @@ def post_update(
             state.token_ids.stride(0),
             BLOCK=BLOCK,
             num_warps=NUM_WARPS,
+            **FUSED,
         )
 
 

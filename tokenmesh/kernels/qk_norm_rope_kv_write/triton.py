@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from tokenmesh.kernels.alignment import assert_aligned_rows
+from tokenmesh.kernels.fusion import FUSED
 from tokenmesh.kernels.kv_write.triton import page_constants, store_in_pages
 from tokenmesh.kernels.qk_norm_rope_kv_write.head_norm import HeadNorm
 from tokenmesh.kernels.qk_norm_rope_kv_write.specimens import specimens_of
@@ -55,6 +56,7 @@ def qk_norm_rope_kv_write(
             BLOCK_H=BLOCK_H,
             BLOCK_D=triton.next_power_of_2(head_dim),
             num_warps=NUM_WARPS,
+            **FUSED,
         )
     return qkv[:, :heads]
 

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from tokenmesh.kernels.alignment import assert_aligned_rows, padded
+from tokenmesh.kernels.fusion import FUSED
 from tokenmesh.kernels.rms_norm import TOLERANCE, add_rms_norm_reference, rms_norm_reference
 from tokenmesh.kernels.specimen import Compilation, Inputs, Limits, Make, Outputs, Specimen, normal
 
@@ -27,6 +28,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
             eps,
             FEATURES=features,
             **_tile(features),
+            **FUSED,
         )
     return out.view(x.shape)
 
@@ -50,6 +52,7 @@ def add_rms_norm(
             alpha,
             FEATURES=features,
             **_tile(features),
+            **FUSED,
         )
     return out
 

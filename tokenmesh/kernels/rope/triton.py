@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from tokenmesh.kernels.alignment import assert_aligned_rows
+from tokenmesh.kernels.fusion import FUSED
 from tokenmesh.kernels.rope import TOLERANCE, rope_reference
 from tokenmesh.kernels.specimen import Compilation, Inputs, Limits, Make, Outputs, Specimen, normal
 
@@ -29,6 +30,7 @@ def rotate(x: torch.Tensor, turns: torch.Tensor) -> None:
             BLOCK_H=BLOCK_H,
             BLOCK_R=triton.next_power_of_2(2 * turns.shape[-1]),
             num_warps=NUM_WARPS,
+            **FUSED,
         )
 
 

@@ -10,6 +10,7 @@ from typing import Final
 import torch
 import triton
 
+from tokenmesh.kernels.fusion import FUSED
 from tokenmesh.kernels.sample.rows import ChoiceRows
 from tokenmesh.kernels.sample.triton_choose import choose_kernel
 from tokenmesh.kernels.sample.triton_filters import (
@@ -55,7 +56,7 @@ def sample(
     score, token = torch.empty_like(best), torch.empty_like(best, dtype=torch.int32)
     params = (rows.temperature, rows.min_p, rows.top_k, rows.top_p, rows.seed, positions)
     batch = (logits, logits.stride(0), idx_mapping)
-    race_kernel[grid](*batch, *params, best, score, token, vocab_size, BLOCK=block)
+    race_kernel[grid](*batch, *params, best, score, token, vocab_size, BLOCK=block, **FUSED)
     found: _Candidates | tuple[None, ...] = (None,) * 5
     if has_filters:
         found = _find_candidates(logits, idx_mapping, rows, best, block, candidates)
@@ -74,6 +75,7 @@ def sample(
         BLOCKS=triton.next_power_of_2(grid[1]),
         CANDIDATES=candidates,
         num_warps=CHOOSE_WARPS if has_filters else 4,
+        **FUSED,
     )
     return out
 
@@ -90,7 +92,8 @@ def _find_candidates(
     num_rows, num_blocks = best.shape
     vocab_size = logits.shape[1]
     row_best = best.new_empty(num_rows)
-    pivot, num_above = torch.empty(2, num_rows, dtype=torch.int32, device=best.device)
+    pivot = torch.empty_like(row_best, dtype=torch.int32)
+    num_above = torch.empty_like(pivot)
     total = torch.empty_like(pivot, dtype=torch.int64)
     count = torch.empty(num_rows, PIVOTS, num_blocks, dtype=torch.int32, device=best.device)
     mass = torch.empty_like(count, dtype=torch.int64)
@@ -100,11 +103,26 @@ def _find_candidates(
     whole = {"BLOCKS": triton.next_power_of_2(num_blocks)}
     params = (rows.temperature, rows.min_p, rows.top_k, rows.top_p)
     start_kernel[(num_rows,)](
-        idx_mapping, *params, best, row_best, pivot, vocab_size, num_blocks, **whole
+        idx_mapping,
+        *params,
+        best,
+        row_best,
+        pivot,
+        vocab_size,
+        num_blocks,
+        **whole,
+        **FUSED,
     )
     batch = (logits, logits.stride(0), idx_mapping, rows.temperature)
     survey_kernel[num_rows, num_blocks](
-        *batch, row_best, pivot, count, mass, vocab_size, BLOCK=block
+        *batch,
+        row_best,
+        pivot,
+        count,
+        mass,
+        vocab_size,
+        BLOCK=block,
+        **FUSED,
     )
     pick_kernel[(num_rows,)](
         idx_mapping,
@@ -119,6 +137,7 @@ def _find_candidates(
         vocab_size,
         num_blocks,
         **whole,
+        **FUSED,
     )
     gather_kernel[num_rows, num_blocks](
         *batch,
@@ -132,6 +151,7 @@ def _find_candidates(
         vocab_size,
         CANDIDATES=candidates,
         BLOCK=block,
+        **FUSED,
     )
     return pivot, num_above, total, weight, ids
 

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from tokenmesh.kernels.alignment import assert_aligned_rows, padded
+from tokenmesh.kernels.fusion import FUSED
 from tokenmesh.kernels.silu_mul import TOLERANCE, silu_mul_reference
 from tokenmesh.kernels.specimen import Compilation, Inputs, Limits, Make, Specimen, normal
 
@@ -33,6 +34,7 @@ def launch_gated(kernel: Any, gate_up: torch.Tensor, **constants: bool) -> torch
             BLOCK=BLOCK,
             num_warps=NUM_WARPS,
             **constants,
+            **FUSED,
         )
     return out
 

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from tokenmesh.kernels.alignment import assert_aligned_rows
+from tokenmesh.kernels.fusion import FUSED
 from tokenmesh.kernels.specimen import EXACT, Compilation, Inputs, Limits, Outputs, Specimen
 from tokenmesh.kernels.step_inputs import RowState, StepTensors, step_inputs_reference
 
@@ -44,6 +45,7 @@ def step_inputs(
         PAGE=page_size,
         BLOCK=BLOCK,
         num_warps=NUM_WARPS,
+        **FUSED,
     )
 
 

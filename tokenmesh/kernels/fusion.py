@@ -1,0 +1,11 @@
+"""Fusion of products and sums: every launch says which it wants, as Triton's default is changing.
+
+Without a word Triton 3.9 fuses them and warns, Triton 3.10 does not.
+"""
+
+from typing import Final
+
+FUSED: Final = {"enable_fp_fusion": True}
+"""Options of a launch."""
+ROUNDED_APART: Final = {"enable_fp_fusion": False}
+"""For results that are those of a CPU, bit for bit."""
