@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: install check test test-oldest-triton bench docs
+.PHONY: install check test test-gpu test-oldest-triton bench docs
 .DEFAULT_GOAL := check
 
 $(VENV)/.installed: pyproject.toml
@@ -26,6 +26,11 @@ check: install
 # Every test but those that need a GPU or more than 20 seconds.
 test: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu and not slow"
+
+# The others: kernels and whole models on a GPU, where torch has found one.
+test-gpu: install
+	$(BIN)/python -c 'import torch; assert torch.cuda.is_available(), "no GPU"'
+	$(BIN)/python -m pytest -m gpu
 
 # The kernels once more, with the oldest Triton that we support laid over the environment.
 OLDEST := $(VENV)/oldest-triton

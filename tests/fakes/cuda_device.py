@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+HOST = torch.device("cpu")
 _READS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal")
 
 
@@ -48,9 +49,12 @@ class FakeGraph:
 class FakeDevice:
     """Counts what it is asked for. Implements `Device` and `Recorder`."""
 
-    def __init__(self, *, warms_up: bool = False) -> None:
-        """warms_up: a capture runs what it records, as it must; in the interpreter that is slow."""
-        self.device = torch.device("cpu")
+    def __init__(self, *, warms_up: bool = False, on: torch.device = HOST) -> None:
+        """warms_up: a capture runs what it records, as it must; in the interpreter that is slow.
+
+        on: where tensors are, for a test that has another device than the host.
+        """
+        self.device = on
         self.warms_up = warms_up
         self.num_replays = 0
         self.num_graphs = 0

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tests.fakes.cuda_device import FakeDevice, reading_forbidden
+from tests.fakes.cuda_device import HOST, FakeDevice, reading_forbidden
 from tests.fakes.engine_driver import EngineDriver, Job, Outcome
 from tokenmesh.kernels.dispatch import interpreted_on_cpu, uses_triton
 from tokenmesh.services.worker_svc.engine.engine import Engine
@@ -45,7 +45,7 @@ class StrictRunner(CudaRunner):
 class CudaDriver(EngineDriver):
     """See EngineDriver; use it within `inference_mode`, and one of the ways to run kernels."""
 
-    def __init__(self, directory: Path, **settings: Any) -> None:
+    def __init__(self, directory: Path, on: torch.device = HOST, **settings: Any) -> None:
         worker = {
             "num_gpu_blocks_override": 32,
             "max_num_seqs": 4,
@@ -53,7 +53,7 @@ class CudaDriver(EngineDriver):
             **settings,
         }
         self.settings = WorkerSettings.model_validate(worker)
-        self.device = FakeDevice()
+        self.device = FakeDevice(on=on)
         self.runner = make_runner(directory, self.settings, self.device)
         self.model: Any = SimpleNamespace(
             eos_token_ids=EOS, cache_salt=lambda salt, num_prompt: salt
@@ -79,7 +79,8 @@ class CudaDriver(EngineDriver):
 def make_runner(directory: Path, settings: WorkerSettings, device: FakeDevice) -> CudaRunner:
     """With graphs unless the settings say otherwise; its pages are full of NaN."""
     facts = read_facts(read_json(directory / "config.json"))
-    decoder = build_decoder(facts, Checkpoint(directory), torch.float32, lambda done, total: None)
+    weights = Checkpoint(directory, device.device)
+    decoder = build_decoder(facts, weights, torch.float32, lambda done, total: None)
     assert settings.num_gpu_blocks_override is not None
     num_blocks = settings.num_gpu_blocks_override
     pool = make_pool(

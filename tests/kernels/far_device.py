@@ -54,6 +54,7 @@ class FarDevice(TorchFunctionMode):
             return (FAR if far else _HOST) if name == "device" else bool(far)
         if name == "pin_memory":
             return args[0]
+        kwargs.pop("pin_memory", None)
         assert self.may_read or not far or name not in _READS, f"{name} waits for the device"
         if name == "to":
             return self._moved(args, kwargs)
@@ -87,6 +88,13 @@ class FarDevice(TorchFunctionMode):
 def is_far(tensor: torch.Tensor) -> bool:
     """Whether the tensor counts as one of the far device."""
     return bool(tensor.__dict__.get(_MARK, False))
+
+
+def assert_far(kernel: str, args: tuple[Any, ...]) -> None:
+    """No argument of a launch is a tensor on the host."""
+    for arg in args:
+        is_right = not isinstance(arg, torch.Tensor) or is_far(arg)
+        assert is_right, f"{kernel} of a tensor on the host"
 
 
 def _is_there(device: Any) -> bool:

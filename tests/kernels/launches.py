@@ -4,13 +4,12 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 from unittest.mock import patch
 
-import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from tests.kernels.far_device import is_far
+from tests.kernels.far_device import assert_far
 from tests.kernels.sass import HOPPER, MachineCode, machine_code_of
 
 _MAX_GRID: Final = (2**31 - 1, 65_535, 65_535)
@@ -90,9 +89,7 @@ class Launches:
     def _take_down(self, kernel: Any, args: tuple[Any, ...], grid: tuple[int, ...]) -> None:
         for size, most in zip(grid, _MAX_GRID, strict=False):
             assert 0 < size <= most, f"{kernel.__name__} on a grid of {grid}"
-        for arg in args:
-            is_right = not isinstance(arg, torch.Tensor) or is_far(arg)
-            assert is_right, f"{kernel.__name__} of a tensor on the host"
+        assert_far(kernel.__name__, args)
 
     def _compiled(self, kernel: Any, key: str, *rest: Any) -> Variant:
         signature, device, constexprs, options, attrs = rest[:5]

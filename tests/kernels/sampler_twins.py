@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.fakes.cuda_device import HOST
+from tests.kernels.far_device import FAR
 from tokenmesh.kernels.dispatch import interpreted_on_cpu
 from tokenmesh.kernels.sample import ChoiceRows, sample
 from tokenmesh.services.worker_svc.engine.plan import NewRow
@@ -87,13 +89,13 @@ class Twins:
 
     rng: random.Random
     vocab_size: int
+    on: torch.device = HOST
     known: dict[int, NewRow] = field(default_factory=dict)
     num_draws: int = 0
 
     def __post_init__(self) -> None:
         self.host = Sampler(self.vocab_size, frozenset({EOS}))
-        device = torch.device("cpu")
-        self.device = DeviceSampler(NUM_ROWS, self.vocab_size, frozenset({EOS}), device)
+        self.device = DeviceSampler(NUM_ROWS, self.vocab_size, frozenset({EOS}), self.on)
 
     def add(self, number: int, params: SamplingParams, prompt: list[int], out: list[int]) -> None:
         """A request enters a row, or comes back to one."""
@@ -124,15 +126,25 @@ class Twins:
                 self.add(number, random_params(rng, self.vocab_size), ids, ids[:length])
         self.device.apply()
 
+    def steps(self, count: int) -> None:
+        """Churn and draw."""
+        for _ in range(count):
+            self.churn()
+            if self.known:
+                self.step()
+
     def step(self) -> None:
         """One draw of both for some of the rows, in any order, with a row of padding."""
         numbers = self.rng.sample(sorted(self.known), self.rng.randint(1, len(self.known)))
         logits = self._logits(len(numbers) + 1)
         positions = [len(r.token_ids) - r.num_prompt for r in map(self.known.__getitem__, numbers)]
-        idx_mapping = torch.tensor([*numbers, -1], dtype=torch.int32)
-        draws = self.device.draw(
-            self.device.needs(numbers), idx_mapping, logits.clone(), torch.tensor([*positions, 0])
-        ).read(numbers)
+        batch = (
+            torch.tensor([*numbers, -1], dtype=torch.int32, device=self.on),
+            torch.empty_like(logits, device=self.on).copy_(logits),
+            torch.tensor([*positions, 0], device=self.on),
+        )
+        drawn = self.device.draw(self.device.needs(numbers), *batch)
+        draws = drawn.read(numbers)
         expected = self.host.draw(numbers, logits[:-1].clone())
         self._compare(numbers, draws, expected, logits)
         for number in numbers:
@@ -196,10 +208,17 @@ def compare_twins(seed: int, vocab_size: int, num_steps: int, interpreted: bool)
     if interpreted:
         _patch_once()
     with interpreted_on_cpu() if interpreted else nullcontext():
-        for _ in range(num_steps):
-            twins.churn()
-            if twins.known:
-                twins.step()
+        twins.steps(num_steps)
+    return twins.num_draws
+
+
+def compare_twins_apart(seed: int, vocab_size: int, num_steps: int) -> int:
+    """`compare_twins` with the kernels, on a device that is not the host."""
+    from tests.kernels.far_interpreter import far_device_interpreted
+
+    with far_device_interpreted():
+        twins = Twins(random.Random(seed), vocab_size, FAR)
+        twins.steps(num_steps)
     return twins.num_draws
 
 

@@ -14,6 +14,7 @@ from benchmarks.ops.catalog import WORKS
 from benchmarks.ops.gate import RedTests, require_green, require_right
 from benchmarks.ops.results import Limits, Sweep
 from benchmarks.ops.work import Dimensions, Work
+from benchmarks.timing import covering_passes
 
 SIZES = Dimensions(hidden=64, intermediate=96, heads=4, kv_heads=2, head_dim=16)
 CPU = torch.device("cpu")
@@ -107,6 +108,20 @@ def test_on_a_gpu_the_specimens_are_run_there() -> None:
     assert ["tests/ops" in each for each in run.commands] == [True, False]
     assert "gpu" in run.commands[1]
     assert "tests/kernels" in run.commands[1]
+
+
+def test_an_op_without_kernels_of_ours_needs_no_specimens_on_a_gpu() -> None:
+    run = Pytest(lambda command: 0 if "tests/ops" in command else 5)
+    require_green("linear", torch.device("cuda"), run)
+
+
+@pytest.mark.parametrize(
+    ("queueing_us", "pass_us", "passes"), [(30, 80, 1), (150, 80, 4), (9, 0.1, 100)]
+)
+def test_a_gpu_is_kept_busy_while_a_call_is_queued(
+    queueing_us: float, pass_us: float, passes: int
+) -> None:
+    assert covering_passes(queueing_us / 1e6, pass_us / 1e6) == passes
 
 
 @pytest.mark.parametrize(

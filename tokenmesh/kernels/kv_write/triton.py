@@ -143,7 +143,7 @@ def _specimen(
         wide = normal((tokens, 2 * kv_heads + 1, 64), dtype, device, generator)
         if pages_dtype is not None:
             # The interpreter rounds to 8 bits wrongly: give it what needs no rounding.
-            wide = (150 * wide).to(pages_dtype).to(dtype) * 2
+            wide = (150 * wide).clamp(-448, 448).to(pages_dtype).to(dtype) * 2
         pages = normal((2, 4, kv_heads, 16, head_dim), torch.float32, device, generator)
         slots = torch.tensor([0, 63, 47, 17, 32], device=device)[:tokens]
         return {

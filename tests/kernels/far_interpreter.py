@@ -1,0 +1,34 @@
+"""A far device whose kernels are interpreted: all of a GPU but its speed and its rounding.
+
+For the child of an `Interpreter`: imports triton, which must interpret there.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from triton.runtime.interpreter import GridExecutor
+
+from tests.kernels.far_device import FarDevice, FarGenerator, assert_far
+from tests.kernels.patch_once import patch_once
+
+
+@contextmanager
+def far_device_interpreted() -> Iterator[FarDevice]:
+    """Tensors of device "cuda" go to the kernels; launches of the host's tensors fail."""
+    patch_once()
+    run = GridExecutor.__call__
+
+    def launched(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+        assert_far(kernel.fn.__name__, args)
+        with torch._C.DisableTorchFunction():
+            return run(kernel, *args, **kwargs)
+
+    with (
+        patch.object(GridExecutor, "__call__", launched),
+        patch.object(torch, "Generator", FarGenerator),
+        FarDevice() as device,
+    ):
+        yield device
