@@ -41,7 +41,7 @@ class FarDevice(TorchFunctionMode):
     """See the module."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.may_read = True
 
     def __torch_function__(
@@ -79,10 +79,14 @@ class FarDevice(TorchFunctionMode):
                 dtype = value
         if there == is_far(tensor):
             moved = tensor.to(dtype)
-            return moved if moved is tensor else _marked(moved, there)
+            if moved is not tensor:
+                _marked(moved, there)
+            return moved
         assert self.may_read or there, "a copy to the host waits"
         # of a slice this is contiguous, unlike the slice
-        return _marked(torch.empty_like(tensor, dtype=dtype).copy_(tensor), there)
+        moved = torch.empty_like(tensor, dtype=dtype).copy_(tensor)
+        _marked(moved, there)
+        return moved
 
 
 def is_far(tensor: torch.Tensor) -> bool:

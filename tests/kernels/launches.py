@@ -71,7 +71,7 @@ class Launches:
             self._take_down(kernel, args, grid)
             return run(kernel, *args, grid=grid, warmup=True, **kwargs)
 
-        self._patches = [
+        self._patches: list[Any] = [
             patch.object(JITFunction, "run", launched),
             patch.object(JITFunction, "_do_compile", compile_it),
             patch.object(driver, "_active", _Driver()),
