@@ -1,7 +1,6 @@
 """Usage is what clients were told, to the token, whatever befalls the processes behind them."""
 
 import asyncio
-import hashlib
 import json
 import signal
 from collections import Counter
@@ -15,6 +14,7 @@ from benchmarks.chaos_run.child import Child
 from benchmarks.chaos_run.cluster import Cluster
 from benchmarks.serve.client import Server
 from benchmarks.serve.workload import first_model
+from tests.fakes.key_file import key_entry
 from tokenmesh.cli.embedded.private import private_folder
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.loader import load_settings
@@ -27,10 +27,7 @@ OUTAGE_S = 2.0
 
 
 def settings_of(folder: Path) -> Settings:
-    lines = []
-    for name in TENANTS:
-        digest = hashlib.sha256(name.encode()).hexdigest()
-        lines.append(f'[tenants.{name}]\n[[keys]]\nsha256 = "{digest}"\ntenant = "{name}"\n')
+    lines = [f"[tenants.{name}]\n{key_entry(name, name)}" for name in TENANTS]
     (folder / "keys.toml").write_text("\n".join(lines))
     return load_settings(
         None,

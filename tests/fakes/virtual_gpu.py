@@ -36,20 +36,20 @@ def is_gpu(value: object) -> bool:
 
 def plain(value: Any) -> Any:
     """The same without devices, also within dataclasses."""
-    if isinstance(value, torch.Tensor):
-        return value.as_subclass(_T)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        return dataclasses.replace(value, **fields)
-    return value
+    return _converted(value, _T)
 
 
 def on_gpu(value: Any) -> Any:
     """The reverse."""
+    return _converted(value, GpuTensor)
+
+
+def _converted(value: Any, kind: type[torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
-        return value.as_subclass(GpuTensor)
+        return value.as_subclass(kind)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: on_gpu(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        names = [field.name for field in dataclasses.fields(value)]
+        fields = {name: _converted(getattr(value, name), kind) for name in names}
         return dataclasses.replace(value, **fields)
     return value
 

@@ -1,10 +1,10 @@
 """A tenant that floods the mesh waits behind itself: real gateway, scheduler and sim worker."""
 
 import asyncio
-import hashlib
 import secrets
 from pathlib import Path
 
+from tests.fakes.key_file import key_entry
 from tests.fakes.small_mesh import SmallMesh
 from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.redis import RedisSettings
@@ -16,10 +16,8 @@ async def test_a_quiet_tenant_is_served_long_before_the_flood_is_over(
     bus_settings: BusSettings, redis_settings: RedisSettings, tmp_path: Path
 ) -> None:
     mark = secrets.token_hex(4)
-    lines = []
-    for name in (f"flood-{mark}", f"quiet-{mark}"):
-        digest = hashlib.sha256(name.encode()).hexdigest()
-        lines.append(f'[tenants.{name}]\n[[keys]]\nsha256 = "{digest}"\ntenant = "{name}"')
+    names = (f"flood-{mark}", f"quiet-{mark}")
+    lines = [f"[tenants.{name}]\n{key_entry(name, name)}" for name in names]
     path = tmp_path / "keys.toml"
     path.write_text("\n".join(lines))
     async with SmallMesh(

@@ -1,6 +1,5 @@
 """What one tenant may know of another: nothing. What an admin's key may do, and no other key."""
 
-import hashlib
 import secrets
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,6 +9,7 @@ import httpx
 import pytest
 
 from tests.fakes.back_end import BackEnd
+from tests.fakes.key_file import key_entry
 from tests.unit.gateway.test_traces import a_span, packed, trace_id
 from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.redis import RedisSettings
@@ -48,10 +48,8 @@ def key_file(mark: str) -> str:
         f"[tenants.acme-{mark}]",
         f"[tenants.bolt-{mark}]",
         f"[tenants.ops-{mark}]\nadmin=true",
+        *(key_entry(f"sk-{who}-{mark}", f"{tenant}-{mark}") for who, tenant in PEOPLE.items()),
     ]
-    for who, tenant in PEOPLE.items():
-        digest = hashlib.sha256(f"sk-{who}-{mark}".encode()).hexdigest()
-        lines.append(f'[[keys]]\nsha256 = "{digest}"\ntenant = "{tenant}-{mark}"')
     return "\n".join(lines)
 
 

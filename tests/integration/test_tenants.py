@@ -1,7 +1,6 @@
 """Tenants over HTTP: limits, headers, usage exact to the token for every kind of request."""
 
 import asyncio
-import hashlib
 import secrets
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,6 +10,7 @@ import httpx
 import pytest
 
 from tests.fakes.back_end import BackEnd, saying
+from tests.fakes.key_file import key_entry
 from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.redis import RedisSettings
 
@@ -45,10 +45,10 @@ def key_file(mark: str) -> str:
         f"[tenants.spent-{mark}]\nmonthly_tokens = 1",
         f"[tenants.ops-{mark}]\nadmin = true",
     ]
-    for name in ("free", "slow", "spent", "ops"):
-        digest = hashlib.sha256(f"sk-{name}-{mark}".encode()).hexdigest()
-        lines.append(f'[[keys]]\nsha256 = "{digest}"\ntenant = "{name}-{mark}"')
-    return "\n".join(lines)
+    names = ("free", "slow", "spent", "ops")
+    return "\n".join(
+        [*lines, *(key_entry(f"sk-{name}-{mark}", f"{name}-{mark}") for name in names)]
+    )
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ do not mix with the host's, a copy to the device loses the strides of what is no
 them can be forbidden.
 """
 
-from collections.abc import Iterator
 from typing import Any, Final
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 FAR: Final = torch.device("cuda", 0)
 _HOST: Final = torch.device("cpu")
@@ -48,7 +48,7 @@ class FarDevice(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = dict(kwargs or {})
-        name, tensors = _name_of(func), list(_tensors_in((args, kwargs)))
+        name, tensors = _name_of(func), _tensors_in((args, kwargs))
         far = [tensor for tensor in tensors if is_far(tensor)]
         if name in ("device", "is_cuda") and tensors:
             return (FAR if far else _HOST) if name == "device" else bool(far)
@@ -111,14 +111,8 @@ def _name_of(func: Any) -> str:
     return str(func.__self__.__name__) if name == "__get__" else name
 
 
-def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for each in value:
-            yield from _tensors_in(each)
-    elif isinstance(value, dict):
-        yield from _tensors_in(list(value.values()))
+def _tensors_in(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def _marked(result: Any, there: bool) -> Any:
