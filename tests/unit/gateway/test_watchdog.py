@@ -8,11 +8,13 @@ from typing import Any, cast
 
 from tokenmesh.services.gateway.cancels import Cancels
 from tokenmesh.services.gateway.inbox import Inbox
+from tokenmesh.services.gateway.session import State
 from tokenmesh.services.gateway.streams import Stream, Streams
 from tokenmesh.services.gateway.watch_times import WatchTimes
 from tokenmesh.services.gateway.watchdog import Watchdog
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.errors import DeadlineExceeded
 from tokenmesh.shared.ids import WorkerId
 from tokenmesh.shared.messages import Done
 from tokenmesh.shared.metrics import Metrics
@@ -30,6 +32,25 @@ class Bus:
     async def request(self, *_: object, **__: object) -> Done:
         self.asked_s.append(monotonic_s())
         return Done()
+
+
+class Waking(Bus):
+    """Stands still from before a ping until its deadline, then answers at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_flushes = 0
+        self._is_awake = asyncio.Event()
+
+    async def request(self, *_: object, **__: object) -> Done:
+        await super().request()
+        await asyncio.sleep(PATIENT.ping_timeout_s * 0.9)
+        self._is_awake.set()
+        raise DeadlineExceeded("no answer")
+
+    async def flush(self) -> None:
+        self.num_flushes += 1
+        await self._is_awake.wait()
 
 
 @asynccontextmanager
@@ -91,3 +112,13 @@ async def test_a_silent_worker_is_pinged_when_its_time_is_over_not_before() -> N
         await until(lambda: len(bus.asked_s) >= 3)
         assert bus.asked_s[0] - began_s >= PATIENT.silence_s
         assert bus.asked_s[2] - began_s >= 3 * PATIENT.silence_s
+
+
+async def test_a_bus_that_was_still_during_a_ping_is_to_blame_though_it_answers_now() -> None:
+    bus = Waking()
+    async with watching(bus, count()) as streams:
+        stream = open_stream(streams)
+        await until(lambda: len(bus.asked_s) >= 2)
+        assert bus.num_flushes >= 1
+        assert stream.session.state is State.RUNNING
+        assert streams.on(WORKER) == [stream]

@@ -135,6 +135,8 @@ class Watchdog:
 
     async def _ping(self, worker_id: WorkerId, pulse: Pulse) -> None:
         started_s = monotonic_s()
+        # Asked at the same time: a NATS that wakes just before the ping's deadline answers then.
+        did_bus_answer = self._probe_bus()
         try:
             limit_s = now_s() + pulse.patience_s(self._lag_s)
             await first_outcome(
@@ -143,7 +145,7 @@ class Watchdog:
             )
         except (NoResponders, DeadlineExceeded) as error:
             is_gone = isinstance(error, NoResponders)
-            is_silent_bus = not is_gone and not await self._does_bus_answer()
+            is_silent_bus = not is_gone and not (await did_bus_answer and await self._probe_bus())
             beat_s = self._last_beat_s(worker_id)
             if not is_gone and (pulse.has_been_heard(started_s) or beat_s > started_s):
                 pulse.excuse(beat_s)
@@ -198,14 +200,14 @@ class Watchdog:
         self._streams.lose(stream, kind, reason)
         self._launcher.recover(stream)
 
-    async def _does_bus_answer(self) -> bool:
+    def _probe_bus(self) -> asyncio.Future[bool]:
         """Whether NATS itself answers, and soon; one question for all who want to know.
 
         A server that stands still makes every worker look hung.
         """
         if self._probing is None or self._probing.done():
             self._probing = asyncio.create_task(self._probe())
-        return await asyncio.shield(self._probing)
+        return asyncio.shield(self._probing)
 
     async def _probe(self) -> bool:
         started_s, limit_s = monotonic_s(), self._settings.ping_timeout_s
