@@ -79,14 +79,14 @@ def settings(bus_settings: BusSettings, redis_settings: RedisSettings) -> Settin
 
 
 class Running:
-    """A worker service inside the test."""
+    """A service inside the test."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, name: str) -> None:
         self.actor = Greeter()
         self.stops = StopSignals()
         self.built: asyncio.Future[Mesh] = asyncio.get_running_loop().create_future()
         self.task = asyncio.create_task(
-            serve("worker", INSTANCE, settings, self.build, self.stops), name="service"
+            serve(name, INSTANCE, settings, self.build, self.stops), name="service"
         )
 
     async def build(self, mesh: Mesh) -> None:
@@ -104,8 +104,8 @@ class Running:
 
 
 @asynccontextmanager
-async def running(settings: Settings) -> AsyncIterator[Running]:
-    service = Running(settings)
+async def running(settings: Settings, name: str = "worker") -> AsyncIterator[Running]:
+    service = Running(settings, name)
     try:
         yield service
     finally:
@@ -154,7 +154,7 @@ async def test_service_answers_beats_and_leaves_cleanly(
 
 
 async def test_members_appear_and_disappear(bus: MessageBus, settings: Settings) -> None:
-    async with running(settings) as service:
+    async with running(settings, "scheduler") as service:
         mesh = await service.ready()
         await until(lambda: mesh.members.workers(CARD.name))
         stranger = Beat(
@@ -169,7 +169,36 @@ async def test_members_appear_and_disappear(bus: MessageBus, settings: Settings)
         await bus.publish(subjects.beat("worker", stranger.instance_id), stranger)
         await until(lambda: len(mesh.members.workers(CARD.name)) == 2)
         await until(lambda: len(mesh.members.workers(CARD.name)) == 1)
-        assert 'tokenmesh:members{service="worker"} 1.0' in mesh.metrics.render().decode()
+        assert 'tokenmesh:members{service="scheduler"} 1.0' in mesh.metrics.render().decode()
+
+
+@pytest.mark.parametrize(
+    ("name", "heard"),
+    [
+        ("tokenizer", set()),
+        ("worker", {INSTANCE, "gateway-other"}),
+        ("scheduler", {INSTANCE, "gateway-other", "worker-other"}),
+    ],
+)
+async def test_nobody_hears_beats_that_are_nothing_to_him(
+    bus: MessageBus, settings: Settings, name: str, heard: set[str]
+) -> None:
+    async with running(settings, name) as service:
+        mesh = await service.ready()
+        for stranger in ("worker", "gateway"):
+            beat = Beat(
+                service=stranger,
+                instance_id=InstanceId(f"{stranger}-other"),
+                epoch=1,
+                sequence=1,
+                version="0",
+                interval_s=60.0,
+            )
+            await bus.publish(subjects.beat(stranger, beat.instance_id), beat)
+        await bus.flush()
+        await mesh.bus.flush()
+        await asyncio.sleep(0.05)
+        await until(lambda: {each.beat.instance_id for each in mesh.members.all()} == heard)
 
 
 async def test_drain_hooks_run_in_order_and_one_that_fails_stops_nobody(

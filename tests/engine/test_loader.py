@@ -11,7 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from tests.fakes.engine_driver import EngineDriver, Job, greedy, load
 from tests.fakes.tiny import Tiny, prompt_of
-from tokenmesh.services.worker_svc.runner.build import build_runner
+from tokenmesh.services.worker_svc.models.raw_config import read_json
+from tokenmesh.services.worker_svc.models.read_config import read_facts
+from tokenmesh.services.worker_svc.runner.build import build_runner, choose_dtype
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import CheckpointError, ConfigError
@@ -331,6 +333,14 @@ def test_auto_takes_the_checkpoints_type_where_the_processor_is_good_at_it(
     monkeypatch.setattr("tokenmesh.services.worker_svc.runner.build.can_pack", lambda dtype: True)
     expected = "float32" if stored is torch.float32 else "bfloat16"
     assert load(directory, dtype="auto")[0].dtype == expected
+    facts = read_facts(read_json(directory / "config.json"))
+    model = ModelSettings(model=str(directory))
+    assert choose_dtype(model, facts, directory, torch.device("cuda")) is stored
+
+
+def test_a_processor_has_no_float16(tiny: Tiny) -> None:
+    with pytest.raises(ConfigError, match="float16 is for GPUs"):
+        load(tiny("llama").directory, dtype="float16")
 
 
 def test_loading_reports_its_progress(tiny: Tiny) -> None:

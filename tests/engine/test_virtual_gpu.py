@@ -20,6 +20,7 @@ from tokenmesh.services.worker_svc.runner.cuda import runner as runner_module
 from tokenmesh.services.worker_svc.runner.cuda import step_buffer
 from tokenmesh.services.worker_svc.runner.cuda.warm_up import warm_up
 from tokenmesh.services.worker_svc.sampling.device_sampler import DeviceSampler, Needs
+from tokenmesh.shared.config.model import Dtype
 from tokenmesh.shared.ids import BlobKey, GatewayId
 from tokenmesh.shared.messages.media import EMBEDS, MediaItem
 from tokenmesh.shared.messages.sampling import SamplingParams
@@ -53,6 +54,22 @@ def test_greedy_tokens_are_those_of_transformers(tiny: Tiny, name: str, gpu: Vir
     driver = driver_of(tiny, name)
     assert driver.tokens(JOBS, steps_between=2) == tiny(name).greedy(PROMPTS, 6)
     assert gpu.num_replays > 0
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float16", 0.04), ("bfloat16", 0.3)])
+def test_half_precision_is_near_to_full_precision(
+    tiny: Tiny, dtype: Dtype, tolerance: float
+) -> None:
+    params = SamplingParams(seed=0, max_tokens=1, temperature=0.0, prompt_logprobs=0)
+
+    def logprobs(dtype: Dtype) -> list[float]:
+        driver = driver_of(tiny, dtype=dtype)
+        assert driver.model.dtype == dtype
+        (outcome,) = driver.run([Job(PROMPTS[-1], params)])
+        assert outcome.prompt_logprobs is not None
+        return [each.logprob for each in outcome.prompt_logprobs if each is not None]
+
+    assert logprobs(dtype) == pytest.approx(logprobs("float32"), abs=tolerance)
 
 
 @pytest.mark.parametrize("largest", [0, 2])

@@ -49,8 +49,8 @@ def human_number(text: str) -> str:
 
 
 def dtype_name(text: str) -> str:
-    """vLLM's other name for float32."""
-    return {"float": "float32"}.get(text, text)
+    """vLLM's other names."""
+    return {"float": "float32", "half": "float16"}.get(text, text)
 
 
 def log_level(text: str) -> str:

@@ -5,7 +5,7 @@ said so (its last beat has `leaving`) or missed several of its own intervals.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -153,18 +153,19 @@ class Members:
         self.view = view
         self.foreign = Foreigners()
         self._hearing = Hearing(max_gap_s, monotonic_s())
-        self._subscription: Subscription | None = None
+        self._subscriptions: list[Subscription] = []
         self.on_beat: Callable[[Beat], None] = _ignore
         """Called after each beat was taken in; must be quick and must not raise."""
 
-    async def start(self, bus: Bus) -> None:
-        """Listen to every beat."""
-        self._subscription = await bus.subscribe(ALL_BEATS, self._on_beat)
+    async def start(self, bus: Bus, beats: Iterable[str] = (ALL_BEATS,)) -> None:
+        """Listen to every beat, or to those on some subjects."""
+        for subject in beats:
+            self._subscriptions.append(await bus.subscribe(subject, self._on_beat))
 
     async def stop(self) -> None:
         """Stop listening; what is known stays."""
-        if self._subscription is not None:
-            await self._subscription.stop()
+        while self._subscriptions:
+            await self._subscriptions.pop().stop()
 
     def all(self) -> list[Member]:
         """Everybody alive now."""

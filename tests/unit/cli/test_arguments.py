@@ -56,6 +56,12 @@ def test_a_vllm_line_needs_only_its_first_two_words_changed() -> None:
     assert settings.telemetry.log_level == "warning"
 
 
+def test_vllms_other_names_of_types() -> None:
+    for name, dtype in (("half", "float16"), ("float", "float32")):
+        settings = load_settings(overrides=overrides_of(f"some/model --dtype {name}"))
+        assert settings.models[0].dtype == dtype
+
+
 @pytest.mark.parametrize(
     "name", ["--num-gpu-blocks-override", "--num-kv-blocks", "--num_kv_blocks"]
 )

@@ -28,6 +28,7 @@ from tokenmesh.services.gateway.routes.admin import admin_router
 from tokenmesh.services.gateway.routes.chat import chat_endpoint
 from tokenmesh.services.gateway.routes.chat_batch import chat_batch_endpoint
 from tokenmesh.services.gateway.routes.completions import completion_endpoint
+from tokenmesh.services.gateway.routes.docs_pages import docs_router
 from tokenmesh.services.gateway.routes.files import files_router
 from tokenmesh.services.gateway.routes.health import health_router
 from tokenmesh.services.gateway.routes.input_tokens import input_tokens_router
@@ -116,8 +117,8 @@ def _make_routes(gateway: Gateway, endpoints: Mapping[str, Endpoint]) -> FastAPI
     app = FastAPI(
         title="TokenMesh",
         version=tokenmesh.__version__,
-        docs_url="/docs" if docs else None,
-        redoc_url="/redoc" if docs else None,
+        docs_url=None,
+        redoc_url=None,
         openapi_url="/openapi.json" if docs else None,
     )
     install_error_handlers(app)
@@ -127,6 +128,8 @@ def _make_routes(gateway: Gateway, endpoints: Mapping[str, Endpoint]) -> FastAPI
     for make_router in _ROUTERS:
         app.include_router(make_router(gateway))
     app.include_router(traces_router(gateway.traces))
+    if docs:
+        app.include_router(docs_router(gateway))
     if gateway.settings.tokenizer_info:
         app.include_router(tokenizer_info_router(gateway))
     if gateway.settings.admin_routes:

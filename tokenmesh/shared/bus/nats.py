@@ -234,13 +234,20 @@ class NatsLink(Link):
 
 
 class _OrderedClient(Client):
-    """nats-py without three of its traps.
+    """nats-py without four of its traps.
 
     It writes PING past its buffer of commands: the PONG of `flush` says nothing about an earlier
     SUB, and `drain` loses what the server sends before it has seen the UNSUB. The PONG of a flush
-    that was cancelled ends its read loop. And when that loop ends by an error of its own, nobody
-    reconnects.
+    that was cancelled ends its read loop. When that loop ends by an error of its own, nobody
+    reconnects. And it tells who it is, password and all, to a server named by `tls://` that says it
+    has no TLS: anybody on the way can say so.
     """
+
+    def _connect_command(self) -> bytes:
+        scheme = self._current_server.uri.scheme if self._current_server else ""
+        if scheme == "tls" and not self._server_info.get("tls_required"):
+            raise nats.errors.SecureConnWantedError
+        return super()._connect_command()
 
     async def _send_ping(self, future: "asyncio.Future[bool] | None" = None) -> None:
         self._pongs.append(future or asyncio.get_running_loop().create_future())

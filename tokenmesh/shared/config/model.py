@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Dtype = Literal["auto", "float32", "bfloat16"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 class ModelSettings(BaseModel):
@@ -20,7 +20,9 @@ class ModelSettings(BaseModel):
         default=None, description="Directory or hub id of the tokenizer, when not the model's."
     )
     revision: str | None = Field(default=None, description="Hub revision.")
-    dtype: Dtype = Field(default="auto", description="Weights and activations.")
+    dtype: Dtype = Field(
+        default="auto", description="Weights and activations; float16 on GPUs only."
+    )
     max_model_len: int | None = Field(
         default=None, ge=1, description="Longest prompt plus output; default: the checkpoint's."
     )

@@ -234,7 +234,7 @@ _MESH: Final = (
     _counter("prefix_index_failures", "Questions to the index without an answer in time."),
     _counter("prefix_index_mends", "Times that what schedulers keep there was not theirs."),
     _gauge("placement_waiting", "Requests that wait for a worker."),
-    _gauge("members", "Live processes of the mesh as this one sees them.", "service"),
+    _gauge("members", "Live processes, as this gateway or scheduler sees them.", "service"),
 )
 """Measured by whoever does it."""
 

@@ -17,6 +17,7 @@ from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.redis import Redis
 from tokenmesh.shared.service.beats import BeatContent, Beats
 from tokenmesh.shared.service.micro import Micro
+from tokenmesh.shared.subjects import ALL_BEATS, beat
 
 if TYPE_CHECKING:
     from tokenmesh.shared.config import Settings
@@ -27,6 +28,19 @@ OnDrain = Callable[[float], Coroutine[Any, Any, None]]
 
 WORKER: Final = "worker"
 SERVICES: Final = ("gateway", "tokenizer", "encoder", "scheduler", WORKER)
+_ANY: Final = InstanceId("*")
+
+
+def _heard_by(service: str, instance_id: InstanceId) -> tuple[str, ...]:
+    """Subjects of the beats a process hears: all, if it is not known to need fewer.
+
+    Workers beat most and are most: what each of them heard of all others would grow as the square.
+    """
+    if service in ("tokenizer", "encoder"):
+        return ()
+    if service == WORKER:
+        return beat("gateway", _ANY), beat(WORKER, instance_id)
+    return (ALL_BEATS,)
 
 
 class Mesh:
@@ -119,11 +133,12 @@ class Mesh:
         self._on_drain.append(hook)
 
     async def start(self) -> None:
-        """Learn who else is there."""
+        """Learn who else is there, as far as it matters here."""
         self.bus.on_complaint(lambda kind: self.metrics.counter("bus_complaints", kind=kind).inc())
-        for service in SERVICES:
+        heard = _heard_by(self.service, self.instance_id)
+        for service in SERVICES if ALL_BEATS in heard else ():
             self.metrics.gauge_of("members", partial(self._count_members, service), service=service)
-        await self.members.start(self.bus)
+        await self.members.start(self.bus, heard)
 
     async def join(self) -> None:
         """Be found: answer the micro protocol and beat."""

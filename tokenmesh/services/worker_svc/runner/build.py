@@ -36,6 +36,9 @@ from tokenmesh.shared.errors import ConfigError
 SMALL_CHECKPOINT_BYTES: Final = 64 << 20
 """Below this, weights stay in the processor's caches and float32 is faster than bfloat16."""
 
+_HALVES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+_DTYPES: Final = {"float32": torch.float32, **_HALVES}
+
 logger = logging.getLogger(__name__)
 
 
@@ -46,7 +49,7 @@ class LoadedModel:
     runner: AnyRunner
     architecture: str
     dtype: str
-    """"float32" or "bfloat16"."""
+    """"float32", "bfloat16" or "float16"."""
     max_model_len: int
     vocab_size: int
     hidden_size: int
@@ -189,15 +192,22 @@ def _speed(times: LoadTimes) -> str:
 def choose_dtype(
     model: ModelSettings, facts: ModelFacts, directory: Path, device: torch.device
 ) -> torch.dtype:
-    """What the settings say; with "auto" half the size if the checkpoint is, where that is fast."""
+    """What the settings say; with "auto" half the size if the checkpoint is, where that is fast.
+
+    A GPU takes the checkpoint's own type, a CPU has no float16. Raises ConfigError.
+    """
+    chosen = facts.dtype if model.dtype == "auto" else model.dtype
+    if device.type == "cuda":
+        return _DTYPES.get(chosen or "", torch.float32)
+    if model.dtype == "float16":
+        raise ConfigError(
+            "float16 is for GPUs; on a CPU choose bfloat16, float32 or auto", param="model.dtype"
+        )
     if model.dtype != "auto":
-        return torch.float32 if model.dtype == "float32" else torch.bfloat16
+        return _DTYPES[model.dtype]
     size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
-    is_half = facts.dtype in ("bfloat16", "float16")
     is_fast = size >= SMALL_CHECKPOINT_BYTES and can_pack(torch.bfloat16)
-    if is_half and (device.type == "cuda" or is_fast):
-        return torch.bfloat16
-    return torch.float32
+    return torch.bfloat16 if chosen in _HALVES and is_fast else torch.float32
 
 
 def _max_model_len(model: ModelSettings, facts: ModelFacts) -> int:
