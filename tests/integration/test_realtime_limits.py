@@ -5,6 +5,7 @@ import hashlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -14,6 +15,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.fakes.back_end import BackEnd, saying
+from tests.fakes.key_file import key_entry
 from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.redis import RedisSettings
 
@@ -243,6 +245,28 @@ async def test_the_number_of_sessions_is_bounded(
             assert caught.value.response.status_code == 429
             assert caught.value.response.headers["retry-after"] == "5"
         async with session(mesh):
+            pass
+
+
+async def test_a_tenants_sessions_are_bounded(
+    bus_settings: BusSettings, redis_settings: RedisSettings, tmp_path: Path
+) -> None:
+    file = tmp_path / "keys.toml"
+    keys = [key_entry("sk-few", "few"), key_entry("sk-many", "many")]
+    file.write_text("\n".join(["[tenants.few]", "max_sessions = 1", "[tenants.many]", *keys]))
+    few, many = ({"authorization": f"Bearer sk-{name}"} for name in ("few", "many"))
+    async with BackEnd(bus_settings, redis_settings, keys_file=file) as mesh:
+        async with session(mesh, additional_headers=few):
+            with pytest.raises(InvalidStatus) as caught:
+                await connect(address(mesh), additional_headers=few)
+            assert caught.value.response.status_code == 429
+            assert b"its limit of 1 realtime sessions" in (caught.value.response.body or b"")
+            async with (
+                session(mesh, additional_headers=many),
+                session(mesh, additional_headers=many),
+            ):
+                pass
+        async with session(mesh, additional_headers=few):
             pass
 
 

@@ -1,6 +1,7 @@
 """Sessions: who may open one, how many there are, and what they are measured by."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
@@ -13,6 +14,8 @@ from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.realtime.channel import Channel
 from tokenmesh.services.gateway.realtime.session import RESTARTS, Session
 from tokenmesh.services.gateway.realtime.session_config import SessionConfig
+from tokenmesh.services.gateway.tenancy.standing import refusal
+from tokenmesh.services.gateway.tenancy.tenant import Tenant
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.errors import Draining, Overloaded, TokenMeshError
 from tokenmesh.shared.ids import new_request_id
@@ -27,27 +30,29 @@ class Sessions:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._num_open = 0
-        gateway.metrics.gauge_of("websocket_connections_active", lambda: self._num_open)
+        self._num_open: Counter[str] = Counter()
+        """By tenant."""
+        gateway.metrics.gauge_of("websocket_connections_active", self._num_open.total)
 
     async def serve(self, websocket: WebSocket) -> None:
         """One websocket that may pass, from before it is accepted to its end."""
+        tenant = exchange_of(websocket.scope).access.tenant
         try:
-            config = await self._open(websocket.query_params)
+            config = await self._open(websocket.query_params, tenant)
         except TokenMeshError as error:
             await websocket.send_denial_response(error_response(error, websocket.scope))
             return
         metrics, started_s = self._gateway.metrics, monotonic_s()
         metrics.counter("websocket_connections").inc()
-        self._num_open += 1
+        self._num_open[tenant.name] += 1
         try:
             await self._run(websocket, config)
         finally:
-            self._num_open -= 1
+            self._num_open -= Counter([tenant.name])
             lasted_s = monotonic_s() - started_s
             metrics.histogram("websocket_connection_duration_seconds").observe(lasted_s)
 
-    async def _open(self, query: Mapping[str, str]) -> SessionConfig:
+    async def _open(self, query: Mapping[str, str], tenant: Tenant) -> SessionConfig:
         """Raises Overloaded, Draining, UnknownModel and its kin."""
         gateway, model = self._gateway, query.get("model")
         card = await gateway.catalog.find_soon(model)
@@ -55,11 +60,14 @@ class Sessions:
         if gateway.draining.is_set():
             raise Draining("this gateway takes no new sessions")
         limit = gateway.settings.realtime_max_sessions
-        if self._num_open >= limit:
+        if self._num_open.total() >= limit:
             raise Overloaded(
                 f"there are {limit} realtime sessions, the most there may be",
                 retry_after_s=_RETRY_AFTER_S,
             )
+        most = tenant.max_sessions
+        if most is not None and self._num_open[tenant.name] >= most:
+            raise refusal(tenant, "sessions", _RETRY_AFTER_S)
         return SessionConfig(model=model or card.name)
 
     async def _run(self, websocket: WebSocket, config: SessionConfig) -> None:

@@ -33,6 +33,7 @@ class _Tenant(_Entry):
     tokens_per_minute: _Limit | None = None
     max_concurrent: _Limit | None = None
     monthly_tokens: _Limit | None = None
+    max_sessions: _Limit | None = None
     admin: bool = False
 
 

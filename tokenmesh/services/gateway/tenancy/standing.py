@@ -55,5 +55,6 @@ def refusal(tenant: Tenant, reason: str, wait_s: float) -> Overloaded:
         "requests": f"{tenant.requests_per_minute} requests a minute",
         "tokens": f"{tenant.tokens_per_minute} tokens a minute",
         "concurrency": f"{tenant.max_concurrent} requests at a time",
+        "sessions": f"{tenant.max_sessions} realtime sessions at a gateway",
     }
     return RateLimited(f"{whose} is over its limit of {limits[reason]}", retry_after_s=wait_s)

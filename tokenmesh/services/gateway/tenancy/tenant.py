@@ -18,10 +18,12 @@ class Tenant:
     """Prompt and completion, charged when a response ends: a tenant in debt waits."""
     max_concurrent: int | None = None
     monthly_tokens: int | None = None
+    max_sessions: int | None = None
+    """Realtime sessions at one gateway at a time, idle ones included."""
 
     @property
     def has_limits(self) -> bool:
-        """Whether there is anything to ask before a request."""
+        """Whether there is anything to ask Redis before a request."""
         limits = (
             self.requests_per_minute,
             self.tokens_per_minute,
