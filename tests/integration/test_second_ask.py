@@ -99,6 +99,34 @@ async def test_a_frozen_tokenizer_costs_a_moment(
                 )
 
 
+async def test_a_question_that_a_tokenizer_took_along_is_asked_until_there_is_another(
+    settings: Settings, bus: MessageBus, members: Members
+) -> None:
+    model = ModelName(f"m-{secrets.token_hex(4)}")
+    subject = subjects.tokenize(model)
+    is_taken = asyncio.Event()
+
+    async def take(_envelope: Envelope) -> None:
+        is_taken.set()
+
+    async def build(mesh: Mesh) -> None:
+        await listen(mesh, FakeTokenizer(), subject, subjects.TOKENIZER_QUEUE)
+
+    dying = await bus.subscribe(subject, take, queue=subjects.TOKENIZER_QUEUE)
+    await bus.flush()
+    question = Detokenize(request_id=RequestId("r"), model=model, token_ids=pack_ids([40, 41]))
+    asking = asyncio.create_task(
+        calls_of(bus, members).ask(
+            subject, question, Detokenized, timeout_s=30, deadline_s=now_s() + 60
+        )
+    )
+    await is_taken.wait()
+    await dying.stop()
+    await asyncio.sleep(1.0)
+    async with running("tokenizer", settings, build):
+        await asyncio.wait_for(asking, 5.0)
+
+
 async def test_a_frozen_scheduler_costs_a_moment(
     settings: Settings, bus: MessageBus, members: Members
 ) -> None:

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from tokenmesh.services.gateway.second_ask import first_answer, first_outcome
-from tokenmesh.shared.errors import InvalidInput, NoResponders, TokenMeshError
+from tokenmesh.shared.errors import InvalidInput, NoResponders, TokenMeshError, Unavailable
 from tokenmesh.shared.messages import Done, Message, Ping
 
 
@@ -63,8 +63,17 @@ async def test_questions_are_bounded_and_each_has_more_patience() -> None:
 
 
 async def test_a_failure_waits_for_the_question_that_is_still_open() -> None:
-    asked = Asked([0.06, 0.0], [Done(), NoResponders("gone")])
+    asked = Asked([0.06, 0.0], [Done(), Unavailable("busy")])
     assert await asked.answer(max_asks=2) == Done()
+    assert asked.again == [False, True]
+
+
+async def test_who_finds_nobody_asks_on_soon_while_a_question_may_be_lost() -> None:
+    outcomes: list[Message | TokenMeshError] = [NoResponders("nobody yet")] * 20
+    asked = Asked([60.0] + [0.0] * 21, [Done(), *outcomes, Ping()])
+    began_s = time.perf_counter()
+    assert await asked.answer(max_asks=3) == Ping()
+    assert time.perf_counter() - began_s < 5
 
 
 async def test_the_last_failure_is_told_at_once() -> None:

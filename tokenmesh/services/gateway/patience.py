@@ -20,7 +20,6 @@ from tokenmesh.shared.errors import (
 )
 
 _NOBODY: Final = (NoResponders, Draining, BusLost)
-"""Nobody has looked at the question."""
 
 
 class Patience:
@@ -42,7 +41,7 @@ class Patience:
         self._num_failed += 1
         if not error.retryable or isinstance(error, Overloaded):
             raise error
-        is_nobody = is_silence or isinstance(error, _NOBODY)
+        is_nobody = is_silence or found_nobody(error)
         if self._num_failed >= self._settings.call_attempts and not (
             is_nobody and self._has_time()
         ):
@@ -60,4 +59,9 @@ class Patience:
 
 def is_own_word(error: TokenMeshError) -> bool:
     """Whether a service has said that it cannot, rather than nobody having said anything."""
-    return isinstance(error, Unavailable) and not isinstance(error, _NOBODY)
+    return isinstance(error, Unavailable) and not found_nobody(error)
+
+
+def found_nobody(error: BaseException | None) -> bool:
+    """Whether the question reached nobody who looked at it."""
+    return isinstance(error, _NOBODY)

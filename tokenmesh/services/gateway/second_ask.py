@@ -6,6 +6,7 @@ A queue group hands a question to any process, also to one that stands still, or
 import asyncio
 from collections.abc import Callable, Coroutine
 
+from tokenmesh.services.gateway.patience import found_nobody
 from tokenmesh.shared.errors import TokenMeshError
 from tokenmesh.shared.messages import Message
 
@@ -18,24 +19,27 @@ async def first_answer(
 ) -> Message:
     """The first answer to `ask(is_again)`: asked anew after silence, each time twice as long.
 
-    An error that a retry may mend counts only when no question is open any more.
+    An error that a retry may mend counts only when no question is open any more. `max_asks` bounds
+    the questions that somebody may be at work on: what found nobody is asked again soon, for an
+    open one may have been lost with the bus.
     """
     asked: set[_Asked] = {asyncio.create_task(ask(False))}
-    num_asked = 1
+    num_asked, pause_s = 1, patience_s
     try:
         while True:
-            timeout_s = patience_s if num_asked < max_asks else None
+            timeout_s = pause_s if num_asked < max_asks else None
             done, open_ = await asyncio.wait(
                 asked, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
             )
             for task in done:
                 if _is_final(task) or not open_:
                     return task.result()
+                if found_nobody(task.exception()):
+                    num_asked, pause_s = num_asked - 1, patience_s
             asked = set(open_)
             if not done:
                 asked.add(asyncio.create_task(ask(True)))
-                num_asked += 1
-                patience_s *= 2
+                num_asked, pause_s = num_asked + 1, 2 * pause_s
     finally:
         for task in asked:
             task.cancel()
