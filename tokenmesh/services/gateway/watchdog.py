@@ -136,16 +136,19 @@ class Watchdog:
     async def _ping(self, worker_id: WorkerId, pulse: Pulse) -> None:
         started_s = monotonic_s()
         # Asked at the same time: a NATS that wakes just before the ping's deadline answers then.
-        did_bus_answer = self._probe_bus()
+        patience_s = pulse.patience_s(self._lag_s)
+        did_bus_answer = self._probe_bus(patience_s)
         try:
-            limit_s = now_s() + pulse.patience_s(self._lag_s)
+            limit_s = now_s() + patience_s
             await first_outcome(
                 lambda: self._bus.request(worker_control(worker_id), Ping(), deadline_s=limit_s),
                 patience_s=self._settings.ping_again_s,
             )
         except (NoResponders, DeadlineExceeded) as error:
             is_gone = isinstance(error, NoResponders)
-            is_silent_bus = not is_gone and not (await did_bus_answer and await self._probe_bus())
+            is_silent_bus = not is_gone and not (
+                await did_bus_answer and await self._probe_bus(patience_s)
+            )
             beat_s = self._last_beat_s(worker_id)
             if not is_gone and (pulse.has_been_heard(started_s) or beat_s > started_s):
                 pulse.excuse(beat_s)
@@ -200,23 +203,23 @@ class Watchdog:
         self._streams.lose(stream, kind, reason)
         self._launcher.recover(stream)
 
-    def _probe_bus(self) -> asyncio.Future[bool]:
+    def _probe_bus(self, patience_s: float) -> asyncio.Future[bool]:
         """Whether NATS itself answers, and soon; one question for all who want to know.
 
-        A server that stands still makes every worker look hung.
+        A server that stands still makes every worker look hung. A worker has `patience_s` to answer
+        a ping: half of it must be left when NATS has answered.
         """
         if self._probing is None or self._probing.done():
-            self._probing = asyncio.create_task(self._probe())
+            self._probing = asyncio.create_task(self._probe(patience_s / 2))
         return asyncio.shield(self._probing)
 
-    async def _probe(self) -> bool:
-        started_s, limit_s = monotonic_s(), self._settings.ping_timeout_s
+    async def _probe(self, limit_s: float) -> bool:
         try:
             async with asyncio.timeout(limit_s):
                 await self._bus.flush()
         except (TimeoutError, TokenMeshError):
             return False
-        return monotonic_s() - started_s < limit_s / 2
+        return True
 
     def _is_bus_to_blame(self) -> bool:
         now = monotonic_s()
