@@ -58,6 +58,7 @@ class Completions:
                 logged = choice.logprobs.tokens if choice.logprobs else []
                 heard.choices[choice.index].add("logged", "".join(logged))
 
+        heard.kind = "completion"
         heard.tenant = self._random.choice([*self._servers])
         server = self._random.choice(self._servers[heard.tenant])
         heard.asked = f"port {server.port}, seed {seed}, stop {body['stop']}, {body['max_tokens']}"

@@ -1,12 +1,18 @@
 """Silences of streams, by the fault that was on when they began or ended."""
 
-from collections.abc import Iterable, Sequence
-from typing import TypedDict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, TypedDict
 
 from benchmarks.chaos_run.faults import Fault
 from benchmarks.chaos_run.heard import Heard
 
 _SLOW_START_S = 0.3
+CONSTRAINED: Final = ("guided", "tools")
+"""Kinds of requests whose tokens a grammar restricts."""
+_ENOUGH = 100
+"""Choices of a kind, so that a p99 means something."""
+_SHORTEST_MS = 50.0
+"""Gaps below it are not recorded."""
 
 
 class Spread(TypedDict):
@@ -41,6 +47,27 @@ def by_fault(heard: Iterable[Heard], faults: Sequence[Fault]) -> dict[str, Sprea
                 label = _cause(gap.start_s, gap.end_s, faults)
                 found.setdefault(label, []).append(gap.end_s - gap.start_s)
     return {label: spread(gaps) for label, gaps in sorted(found.items())}
+
+
+def by_kind(heard: Iterable[Heard]) -> dict[str, Spread]:
+    """Each choice's longest gap in mid-stream, by kind of request; 0 for one without a gap."""
+    found: dict[str, list[float]] = {}
+    for each in heard:
+        longest = [
+            max((gap.end_s - gap.start_s for gap in choice.gaps), default=0.0)
+            for choice in each.choices
+        ]
+        found.setdefault(each.kind, []).extend(longest)
+    return {kind: spread(gaps) for kind, gaps in sorted(found.items())}
+
+
+def guided_ratio(gaps: Mapping[str, Spread]) -> float | None:
+    """p99 of the worst constrained kind over that of plain streams; None: too few to compare."""
+    plain = gaps.get("plain")
+    guided = [gaps[kind] for kind in CONSTRAINED if kind in gaps]
+    if plain is None or not guided or min(each["count"] for each in (plain, *guided)) < _ENOUGH:
+        return None
+    return max(each["p99_ms"] for each in guided) / max(plain["p99_ms"], _SHORTEST_MS)
 
 
 def _cause(start_s: float, end_s: float, faults: Sequence[Fault]) -> str:

@@ -67,6 +67,8 @@ class Heard:
     response_id: str = ""
     stored_usage: Counter[str] | None = None
     """The same of a stored response, whose log says so, too."""
+    kind: str = ""
+    """What the request is for: "plain", "guided", "tools", "stored", ..."""
     asked: str = ""
     """What one needs to know of the request when it has failed."""
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -14,6 +14,14 @@ from benchmarks.chaos_run.heard import Heard, Told
 from benchmarks.serve.client import Choice, Chunk, Server
 
 Body = dict[str, Any]
+
+_KIND_BY_FIELD: Final = {
+    "response_format": "guided",
+    "tools": "tools",
+    "n": "n > 1",
+    "logprobs": "logprobs",
+    "stop": "stop",
+}
 
 
 class _Function(msgspec.Struct):
@@ -64,6 +72,7 @@ class Chats:
         """See `Asker.ask`."""
         chat = self._random.choice(self._chats)
         heard.asked = repr(chat.body)
+        heard.kind = kind_of(chat.body)
         heard.tenant = self._random.choice([*self._servers])
         server = self._random.choice(self._servers[heard.tenant])
         fault = await _send(server, chat.body, heard)
@@ -71,6 +80,11 @@ class Chats:
             told.expected = expected
         is_usage_right = heard.num_tokens == chat.num_tokens
         return fault or heard.wrong or (None if is_usage_right else "wrong_usage")
+
+
+def kind_of(body: Body) -> str:
+    """What a chat is for, by its first field that is out of the ordinary."""
+    return next((kind for field, kind in _KIND_BY_FIELD.items() if field in body), "plain")
 
 
 async def _record(server: Server, body: Body) -> Chat:

@@ -136,6 +136,7 @@ class StoredResponses:
         """See `Asker.ask`."""
         recorded = self._random.choice(self._recorded)
         heard.choices = [Told(recorded.said)]
+        heard.kind = "stored"
         heard.tenant = self._random.choice([*self._servers])
         reading = _Reading(heard)
         is_background = self._random.random() < _SHARE_IN_BACKGROUND

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.chaos_run.child import Child
 from benchmarks.chaos_run.completions import SEED, Completions
 from benchmarks.chaos_run.faults import Fault, draw
-from benchmarks.chaos_run.gaps import by_fault, spread
+from benchmarks.chaos_run.gaps import by_fault, by_kind, guided_ratio, spread
 from benchmarks.chaos_run.heard import Gap, Heard, Told
 from benchmarks.chaos_run.streams import Streams
 from benchmarks.serve.client import Server
@@ -104,6 +104,18 @@ def test_a_gap_counts_for_the_fault_that_was_on() -> None:
         "no fault": 200.0,
         "no fault (start)": 500.0,
     }
+
+
+def test_gaps_of_constrained_streams_are_compared_with_those_of_plain_ones() -> None:
+    def streams(kind: str, gap_s: float, count: int) -> Heard:
+        gaps = [Gap(0.0, 0.06, 0), Gap(1.0, 1.0 + gap_s, 0)]
+        return Heard(0.0, kind=kind, choices=[Told({}, gaps=gaps) for _ in range(count)])
+
+    heard = [streams("plain", 0.1, 100), streams("guided", 0.4, 100), streams("stop", 9.0, 100)]
+    assert by_kind(heard)["guided"] == spread([0.4] * 100)
+    assert guided_ratio(by_kind(heard)) == pytest.approx(4.0)
+    assert guided_ratio(by_kind([*heard[1:], streams("plain", 0.1, 99)])) is None
+    assert by_kind([Heard(0.0, kind="plain", choices=[Told({})])])["plain"]["max_ms"] == 0.0
 
 
 def test_percentiles_of_few_and_none() -> None:
