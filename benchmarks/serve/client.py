@@ -235,7 +235,7 @@ class Server:
         self.port = parts.port or (443 if self._tls else 80)
         self._prefix = parts.path.rstrip("/").removesuffix("/v1")
         authorization = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
-        self._headers = f"Host: {parts.netloc}\r\n{authorization}"
+        self.headers = f"Host: {parts.netloc}\r\n{authorization}"
 
     async def connect(self) -> Connection:
         """A new connection. Raises OSError."""
@@ -258,7 +258,7 @@ class Server:
         """The bytes of a request; `body` becomes JSON."""
         data = b"" if body is None else msgspec.json.encode(body)
         head = (
-            f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._headers}"
+            f"{method} {self._prefix}{path} HTTP/1.1\r\n{self.headers}"
             f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
         )
         return head.encode("latin-1") + data
