@@ -1,12 +1,14 @@
 """The contract of matchers, and both libraries held to it."""
 
 import json
+import math
 import random
 
 import numpy as np
 import pytest
 
 from tests.fakes.grammars import EOS, VOCAB, Grammars, json_schema, make_checkpoint
+from tokenmesh.services.worker_svc.grammar.follower import Follower
 from tokenmesh.services.worker_svc.grammar.matcher import (
     CannotCompile,
     Masks,
@@ -50,6 +52,20 @@ def next_of(matcher: Matcher) -> set[int]:
     masks = empty(1)
     matcher.fill(masks, 0)
     return allowed(masks)
+
+
+def test_no_end_token_is_allowed_while_a_stream_that_owes_an_answer_reasons(
+    grammars: Grammars, setting: GrammarBackend
+) -> None:
+    ends = (EOS, 31, 63, 64)
+    matcher = grammars.compile(SCHEMA, setting).start()
+    follower = Follower(matcher, [[5]], math.inf, ends)
+    masks = empty(1)
+    follower.fill(masks, 0)
+    assert allowed(masks) == set(range(32 * num_words(VOCAB))) - set(ends)
+    follower.append(5)
+    follower.fill(masks, 0)
+    assert allowed(masks) == next_of(grammars.compile(SCHEMA, setting).start())
 
 
 @pytest.mark.parametrize("structured", GRAMMARS, ids=lambda each: each.kind)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.fakes.engine_driver import EngineDriver, Job
@@ -170,6 +171,27 @@ def test_reasoning_is_free_and_the_answer_after_it_is_not(
     assert answers
     assert set(answers) == {"yes"}
     assert any("yes".find(thought) < 0 for thought in thoughts)
+
+
+@pytest.mark.parametrize(
+    ("structured", "may_end"),
+    [
+        (Structured(kind="choice", text='["yes"]'), False),
+        (Structured(kind="regex", text="(yes)?"), True),
+    ],
+)
+def test_reasoning_cannot_end_a_stream_before_the_answer_that_the_grammar_wants(
+    driver: EngineDriver, grammars: Grammars, make: Maker, structured: Structured, may_end: bool
+) -> None:
+    end = grammars.ids("z.")
+    thinking = msgspec.structs.replace(structured, after=[end])
+    favored = {EOS: 12.0, **dict.fromkeys(end, 10.0)}
+    outcomes = driver.run([make(thinking, seed, logit_bias=favored) for seed in range(6)])
+    for outcome in outcomes:
+        _, marker, answer = grammars.text(outcome.token_ids).partition("z.")
+        assert outcome.reason == "stop"
+        assert may_end or (marker, answer) == ("z.", "yes")
+    assert may_end is any(len(outcome.token_ids) == 1 for outcome in outcomes)
 
 
 def test_a_finished_grammar_ends_the_stream_even_where_eos_is_ignored(

@@ -1,7 +1,9 @@
 """Follower: one stream on its way through its grammar, reasoning before it and its end included."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Self
+
+import numpy as np
 
 from tokenmesh.services.worker_svc.engine.plan import NewRow
 from tokenmesh.services.worker_svc.grammar.matcher import GrammarFailed, Masks, Matcher
@@ -11,26 +13,42 @@ from tokenmesh.shared.clock import thread_cpu_s
 class Follower:
     """Takes the stream's output tokens one by one, those of earlier attempts first."""
 
-    def __init__(self, matcher: Matcher, after: Sequence[Sequence[int]], step_s: float) -> None:
+    def __init__(
+        self,
+        matcher: Matcher,
+        after: Sequence[Sequence[int]],
+        step_s: float,
+        eos_ids: Iterable[int] = (),
+    ) -> None:
         """after: what ends reasoning; empty: there is none. step_s: CPU time of a step at most."""
         self._matcher = matcher
+        self._eos_ids = list(eos_ids)
         self._after = [list(each) for each in after]
         self._longest = max(map(len, self._after), default=0)
         self._recent: list[int] = []
         self._step_s = step_s
         self._error: str | None = None
         self.is_constrained = not self._after
+        """Whether the grammar applies to the next token."""
+        self._needs_answer = bool(self._after) and not self._takes_nothing()
 
     @classmethod
-    def of(cls, new: NewRow, step_s: float) -> Self | None:
+    def of(cls, new: NewRow, step_s: float, eos_ids: Iterable[int] = ()) -> Self | None:
         """Where the row's output has led to; None for a row without a grammar."""
         if new.grammar is None:
             return None
         assert new.sampling.structured is not None
-        follower = cls(new.grammar.start(), new.sampling.structured.after, step_s)
+        after = new.sampling.structured.after
+        follower = cls(new.grammar.start(), after, step_s, eos_ids)
         for token_id in new.token_ids[new.num_prompt :]:
             follower.append(token_id)
         return follower
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether `fill` forbids anything now: a stream may not end before an answer that the
+        grammar wants, so reasoning must end first."""
+        return self.is_constrained or self._needs_answer
 
     def append(self, token_id: int) -> None:
         """The stream went on by a token."""
@@ -43,7 +61,13 @@ class Follower:
         )
 
     def fill(self, masks: Masks, index: int) -> None:
-        """What may come next, to masks[index], once it is constrained. Raises GrammarFailed."""
+        """What may come next, to masks[index], where it `has_mask`. Raises GrammarFailed."""
+        if not self.is_constrained:
+            masks[index] = -1
+            words = masks[index].view(np.uint32)
+            for token_id in self._eos_ids:
+                words[token_id // 32] ^= np.uint32(1 << token_id % 32)
+            return
         if self._error is not None:
             raise GrammarFailed(self._error)
         if self._matcher.is_terminated():
@@ -53,6 +77,14 @@ class Follower:
         began_s = thread_cpu_s()
         self._matcher.fill(masks, index)
         self._check_time(began_s)
+
+    def _takes_nothing(self) -> bool:
+        """Whether the grammar allows an empty answer."""
+        for token_id in self._eos_ids:
+            if self._matcher.accept(token_id):
+                self._matcher.rollback(1)
+                return True
+        return False
 
     def _accept(self, token_id: int) -> None:
         if self._error is not None or self._matcher.is_terminated():

@@ -125,7 +125,7 @@ class DeviceSampler(RowStates[_StagedState]):
     ) -> None:
         """A grammar that takes longer for a step fails its row."""
         self._vocab_size = vocab_size
-        self._grammars = DeviceGrammars(vocab_size, grammar_step_s)
+        self._grammars = DeviceGrammars(vocab_size, eos_token_ids, grammar_step_s)
         self._choice = DeviceChoice(max_num_seqs, vocab_size, device)
         self._limits = DeviceLimits(max_num_seqs, vocab_size, eos_token_ids, device)
         self._penalties = DevicePenalties(max_num_seqs, vocab_size, device)

@@ -22,8 +22,8 @@ class StepGrammars:
         """By place in the batch: rows that cannot go on, and why. Known once they are filled."""
 
     def fill(self) -> tuple[list[int], Masks]:
-        """Places that are constrained now, and their masks."""
-        constrained = [(i, each) for i, each in self._followers.items() if each.is_constrained]
+        """Places whose next token is restricted, and their masks."""
+        constrained = [(i, each) for i, each in self._followers.items() if each.has_mask]
         masks = np.empty((len(constrained), self._num_words), dtype=np.int32)
         for place, (index, follower) in enumerate(constrained):
             try:
@@ -43,15 +43,16 @@ class StepGrammars:
 class GrammarState:
     """The rows that have a grammar."""
 
-    def __init__(self, vocab_size: int, step_s: float) -> None:
+    def __init__(self, vocab_size: int, eos_ids: frozenset[int], step_s: float) -> None:
         """step_s: CPU time of one step of one grammar at most."""
         self._vocab_size = vocab_size
+        self._eos_ids = eos_ids
         self._step_s = step_s
         self._follower_by_number: dict[int, Follower] = {}
 
     def add(self, new: NewRow) -> None:
         """Take a row, when it has a grammar, and follow what it has generated before."""
-        follower = Follower.of(new, self._step_s)
+        follower = Follower.of(new, self._step_s, self._eos_ids)
         if follower is not None:
             self._follower_by_number[new.row] = follower
 

@@ -59,7 +59,7 @@ class Sampler(RowStates[_HostState]):
         self, vocab_size: int, eos_token_ids: frozenset[int], grammar_step_s: float = math.inf
     ) -> None:
         """A grammar that takes longer for a step fails its row."""
-        self._grammars = GrammarState(vocab_size, grammar_step_s)
+        self._grammars = GrammarState(vocab_size, eos_token_ids, grammar_step_s)
         self._vocabulary = VocabularyState(vocab_size, eos_token_ids)
         self._penalties = PenaltyState(vocab_size)
         self._bad_words = BadWordState(vocab_size)
