@@ -71,15 +71,14 @@ class ChatStream:
         """The chunks of a flush."""
         frames = []
         for piece in pieces:
-            if self._is_plain:
-                if piece.events is not None:
-                    frames.append(self._events(piece, piece.events))
-                elif piece.text:
-                    frames.append(self._text(piece.choice, piece.text))
-            elif piece.text or piece.token_ids or piece.events:
-                frames.append(self._rich(piece))
-            if piece.finish_reason is not None:
-                frames.append(self._final(piece))
+            is_last = piece.finish_reason is not None
+            if is_last or not self._is_plain:
+                if is_last or piece.text or piece.token_ids or piece.events:
+                    frames.append(self._full(piece))
+            elif piece.events is not None:
+                frames.append(self._events(piece, piece.events))
+            elif piece.text:
+                frames.append(self._text(piece.choice, piece.text))
         return b"".join(frames)
 
     def end(self, usage: Usage) -> bytes:
@@ -108,30 +107,27 @@ class ChatStream:
         delta = encode_json(delta_of(events, piece.choice, self._id))
         return self._chunk(piece.choice, delta, _NULL, _NULL, b"")
 
-    def _rich(self, piece: Piece) -> bytes:
+    def _full(self, piece: Piece) -> bytes:
+        """A chunk with all that was asked for; the last one of a choice says why it ended."""
         logprobs = _NULL
-        if self._options.logprobs:
+        if self._options.logprobs and piece.token_ids:
             logprobs = encode_json(self._logprobs.chat(piece.logprobs))
         count = self._counts.get(piece.choice, 0) + len(piece.token_ids)
         self._counts[piece.choice] = count
-        ids = b""
+        reasons = encode_json(piece.finish_reason)
+        if piece.finish_reason is not None:
+            reasons += b',"stop_reason":' + encode_json(piece.stop_reason)
         if self._options.token_ids:
-            ids = b',"token_ids":' + encode_json(piece.token_ids)
+            reasons += b',"token_ids":' + encode_json(piece.token_ids)
         delta = encode_json(self._delta(piece))
-        return self._chunk(piece.choice, delta, logprobs, b"null" + ids, self._usage(count))
+        return self._chunk(piece.choice, delta, logprobs, reasons, self._usage(count))
 
     def _delta(self, piece: Piece) -> dict[str, Any]:
-        if piece.events is None:
-            return {"content": piece.text}
-        return delta_of(piece.events, piece.choice, self._id)
-
-    def _final(self, piece: Piece) -> bytes:
-        reasons = b'%b,"stop_reason":%b' % (
-            encode_json(piece.finish_reason),
-            encode_json(piece.stop_reason),
-        )
-        usage = self._usage(self._counts.get(piece.choice, 0))
-        return self._chunk(piece.choice, b"{}", _NULL, reasons, usage)
+        if piece.events is not None:
+            return delta_of(piece.events, piece.choice, self._id)
+        if not piece.text and piece.finish_reason is not None:
+            return {}
+        return {"content": piece.text}
 
     def _chunk(
         self, index: int, delta: bytes, logprobs: bytes, reasons: bytes, extra: bytes

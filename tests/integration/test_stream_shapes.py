@@ -1,0 +1,82 @@
+"""Chunks, token ids and usage have the shapes that vLLM's clients rely on."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from tests.fakes.back_end import BackEnd
+from tests.servers import Server, bus_settings_of, redis_settings_of
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CHAT = "/v1/chat/completions"
+USAGE = {"include_usage": True, "continuous_usage_stats": True}
+TALK = [{"role": "user", "content": "Hi"}]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def mesh(nats_server: Server, redis_server: Server) -> AsyncIterator[BackEnd]:
+    async with BackEnd(bus_settings_of(nats_server), redis_settings_of(redis_server)) as back_end:
+        yield back_end
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(mesh: BackEnd) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=mesh.url, timeout=10) as http:
+        yield http
+
+
+async def events(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> list[Any]:
+    response = await client.post(path, json={**body, "stream": True})
+    assert response.status_code == 200, response.text
+    lines = [line for line in response.text.splitlines() if line.startswith("data: {")]
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize(
+    "fields", [{}, {"logprobs": True}, {"stream_options": USAGE}, {"return_token_ids": True}]
+)
+async def test_the_chunk_of_the_last_token_says_why_the_choice_ended(
+    mesh: BackEnd, client: httpx.AsyncClient, fields: dict[str, Any], n: int
+) -> None:
+    body = {"model": mesh.model, "messages": TALK, "max_tokens": 3, "n": n, **fields}
+    told = await events(client, CHAT, body)
+    for index in range(n):
+        mine = [choice for each in told for choice in each["choices"] if choice["index"] == index]
+        assert [choice["finish_reason"] for choice in mine] == [None, None, None, "length"]
+        assert all(choice["delta"]["content"] for choice in mine[1:])
+        if "logprobs" in fields:
+            assert [len(choice["logprobs"]["content"]) for choice in mine[1:]] == [1, 1, 1]
+
+
+async def test_the_running_usage_rises_with_every_chunk(
+    mesh: BackEnd, client: httpx.AsyncClient
+) -> None:
+    body = {"model": mesh.model, "messages": TALK, "max_tokens": 100, "stream_options": USAGE}
+    told = await events(client, CHAT, body)
+    counts = [each["usage"]["completion_tokens"] for each in told if each["choices"]]
+    assert counts == list(range(len(counts)))
+    assert told[-1]["choices"] == []
+    assert told[-1]["usage"]["completion_tokens"] == counts[-1]
+
+
+async def test_text_held_back_for_a_stop_string_leaves_a_last_chunk_without_text(
+    mesh: BackEnd, client: httpx.AsyncClient
+) -> None:
+    body = {"model": mesh.model, "messages": TALK, "max_tokens": 100, "stop": ["the mesh"]}
+    told = await events(client, CHAT, body)
+    choices = [choice for each in told for choice in each["choices"]]
+    assert "".join(choice["delta"].get("content") or "" for choice in choices) == "Hello from "
+    assert [choice["finish_reason"] for choice in choices].count("stop") == 1
+    assert choices[-1] == {
+        "index": 0,
+        "delta": {},
+        "logprobs": None,
+        "finish_reason": "stop",
+        "stop_reason": "the mesh",
+    }
