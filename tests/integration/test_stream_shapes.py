@@ -8,12 +8,12 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from tests.fakes.back_end import BackEnd
+from tests.fakes.back_end import BackEnd, fake_tokenizer
 from tests.servers import Server, bus_settings_of, redis_settings_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-CHAT = "/v1/chat/completions"
+CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
 USAGE = {"include_usage": True, "continuous_usage_stats": True}
 TALK = [{"role": "user", "content": "Hi"}]
 
@@ -80,3 +80,21 @@ async def test_text_held_back_for_a_stop_string_leaves_a_last_chunk_without_text
         "finish_reason": "stop",
         "stop_reason": "the mesh",
     }
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_the_ids_of_an_echoed_completion_are_the_generated_ones(
+    mesh: BackEnd, client: httpx.AsyncClient, is_stream: bool
+) -> None:
+    body = {"model": mesh.model, "prompt": "One", "echo": True, "return_token_ids": True}
+    ids: list[int] = []
+    if is_stream:
+        choices = [each["choices"][0] for each in await events(client, PLAIN, body)]
+    else:
+        choices = [(await client.post(PLAIN, json=body)).json()["choices"][0]]
+    for choice in choices:
+        ids += choice["token_ids"]
+    text = "".join(choice["text"] for choice in choices)
+    prompt = [choice["prompt_token_ids"] for choice in choices if choice.get("prompt_token_ids")]
+    assert prompt == [fake_tokenizer().encode("One").ids]
+    assert text == "One" + fake_tokenizer().decode(ids)

@@ -65,7 +65,7 @@ class CompletionWriter:
         if self._ask.chunks.logprobs:
             entries = self._prompt_logprobs(delivery, index) or [None] * len(ids)
             shape = self._ask.logprobs.completion(entries, ids, 0)
-        return self._chunks(delivery).echo(index, text, ids, shape)
+        return self._chunks(delivery).echo(index, text, shape)
 
     def end(self, delivery: Delivery) -> bytes:
         """See `Writer.end`."""
@@ -92,13 +92,12 @@ class CompletionWriter:
         ask = self._ask
         text, ids = "", list[int]()
         entries: list[TokenLogprobs | None] = list(piece.logprobs)
-        own_ids = piece.token_ids
         if ask.echoes_prompt:
             text, ids = self._echo(delivery, piece.choice)
             entries = [*(self._prompt_logprobs(delivery, piece.choice) or ()), *entries]
         shape: CompletionLogprobs | None = None
         if ask.chunks.logprobs:
-            shape = ask.logprobs.completion(entries, [*ids, *own_ids], 0)
+            shape = ask.logprobs.completion(entries, [*ids, *piece.token_ids], 0)
         prompt_logprobs = None
         if ask.shows_prompt_logprobs:
             told = self._prompt_logprobs(delivery, piece.choice)
@@ -109,7 +108,7 @@ class CompletionWriter:
             logprobs=shape,
             finish_reason=piece.finish_reason,
             stop_reason=piece.stop_reason,
-            token_ids=[*ids, *own_ids] if ask.chunks.token_ids else None,
+            token_ids=piece.token_ids if ask.chunks.token_ids else None,
             prompt_logprobs=prompt_logprobs,
             prompt_token_ids=self._prompt_ids(delivery, piece.choice),
         )

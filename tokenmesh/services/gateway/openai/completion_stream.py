@@ -36,18 +36,11 @@ class CompletionStream:
             % (encode_json(head.id), head.created, encode_json(head.model) + tier_field(head))
         )
 
-    def echo(
-        self,
-        choice: int,
-        text: str,
-        prompt_ids: Sequence[int],
-        logprobs: CompletionLogprobs | None,
-    ) -> bytes:
-        """A choice's prompt, as its first chunk."""
+    def echo(self, choice: int, text: str, logprobs: CompletionLogprobs | None) -> bytes:
+        """A choice's prompt, as its first chunk, without generated tokens."""
         self._offsets[choice] = len(text)
         shown = _NULL if logprobs is None else encode_json(logprobs)
-        ids = list(prompt_ids) if self._options.token_ids else None
-        return self._chunk(Piece(choice, text), shown, ids)
+        return self._chunk(Piece(choice, text), shown, [] if self._options.token_ids else None)
 
     def write(self, pieces: Iterable[Piece]) -> bytes:
         """The chunks of a flush."""
