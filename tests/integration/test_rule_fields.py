@@ -70,8 +70,8 @@ async def test_a_chat_is_told_the_tokens_that_it_names(
     assert len(content) == 6
     names = [fake_tokenizer().decode([each]) for each in (40, 41)]
     for entry in content:
-        assert [top["token"] for top in entry["top_logprobs"]] == names
-        assert [top["logprob"] for top in entry["top_logprobs"]] == [-40.0, -41.0]
+        assert [top["token"] for top in entry["top_logprobs"]] == [entry["token"], *names]
+        assert [top["logprob"] for top in entry["top_logprobs"]] == [-0.5, -40.0, -41.0]
     assert mesh.workers[0].generates[0].sampling.logprob_token_ids == [40, 41]
 
 
@@ -82,7 +82,7 @@ async def test_a_completion_is_told_them_and_the_chosen_one(
     answer = await client.post(PLAIN, json=ask(mesh, PLAIN, **fields))
     shown = answer.json()["choices"][0]["logprobs"]
     for token, tops in zip(shown["tokens"], shown["top_logprobs"], strict=True):
-        assert tops == {"token_id:40": -40.0, "token_id:41": -41.0, token: -0.5}
+        assert list(tops.items()) == [(token, -0.5), ("token_id:40", -40.0), ("token_id:41", -41.0)]
 
 
 async def test_minus_one_asks_for_all_where_there_is_no_limit(

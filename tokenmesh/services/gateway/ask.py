@@ -43,7 +43,11 @@ class Ask:
     @property
     def logprobs(self) -> LogprobShapes:
         """How log-probabilities are shown."""
-        return LogprobShapes(self.text.vocabulary, self.shows_tokens_as_ids)
+        return LogprobShapes(
+            self.text.vocabulary,
+            self.shows_tokens_as_ids,
+            has_named=bool(self.jobs[0].sampling.logprob_token_ids),
+        )
 
     def make_choices(self, job: Job, prompt: Prompt) -> list[Choice]:
         """The choices of one prompt."""

@@ -1,6 +1,6 @@
 """Log-probabilities in OpenAI's two shapes and in vLLM's shape for prompts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tokenmesh.services.gateway.openai.shapes import (
@@ -19,9 +19,13 @@ _LEAST = -9999.0
 class LogprobShapes:
     """Turns a model's ids into text; with `as_ids` into `token_id:7`."""
 
-    def __init__(self, vocabulary: Vocabulary, as_ids: bool = False) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, as_ids: bool = False, *, has_named: bool = False
+    ) -> None:
+        """`has_named`: the client has listed the tokens whose log-probabilities it wants."""
         self._vocabulary = vocabulary
         self._as_ids = as_ids
+        self._has_named = has_named
 
     def token(self, token_id: int) -> tuple[str, bytes]:
         """How a token is shown, and its bytes."""
@@ -36,10 +40,9 @@ class LogprobShapes:
 
     def _chat_entry(self, entry: TokenLogprobs) -> ChatLogprob:
         text, data = self.token(entry.token_id)
-        tops = [
-            TopLogprob(*self._shown(token_id, logprob))
-            for token_id, logprob in zip(entry.top_ids, entry.top_logprobs, strict=True)
-        ]
+        pairs = zip(entry.top_ids, entry.top_logprobs, strict=True)
+        shown = _chosen_first(entry) if self._has_named else pairs
+        tops = [TopLogprob(*self._shown(*pair)) for pair in shown]
         return ChatLogprob(text, _finite(entry.logprob), list(data), tops)
 
     def _shown(self, token_id: int, logprob: float) -> tuple[str, float, list[int]]:
@@ -65,12 +68,10 @@ class LogprobShapes:
         return shape
 
     def _top(self, entry: TokenLogprobs) -> dict[str, float]:
-        """The most likely tokens and always the chosen one."""
-        tops = {
-            self.token(token_id)[0]: _finite(logprob)
-            for token_id, logprob in zip(entry.top_ids, entry.top_logprobs, strict=True)
-        }
-        tops.setdefault(self.token(entry.token_id)[0], _finite(entry.logprob))
+        """The chosen token, then the most likely ones. Different tokens may have the same text."""
+        tops: dict[str, float] = {}
+        for token_id, logprob in _chosen_first(entry):
+            tops.setdefault(self.token(token_id)[0], _finite(logprob))
         return tops
 
     def prompt(
@@ -92,6 +93,14 @@ class LogprobShapes:
     def _prompt_cell(self, token_id: int, logprob: float, rank: int) -> dict[str, Any]:
         text = self.token(token_id)[0]
         return {"logprob": _finite(logprob), "rank": rank, "decoded_token": text}
+
+
+def _chosen_first(entry: TokenLogprobs) -> Iterator[tuple[int, float]]:
+    """The chosen token and its log-probability, then the others in their order."""
+    yield entry.token_id, entry.logprob
+    for token_id, logprob in zip(entry.top_ids, entry.top_logprobs, strict=True):
+        if token_id != entry.token_id:
+            yield token_id, logprob
 
 
 def _finite(logprob: float) -> float:
