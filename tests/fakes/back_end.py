@@ -243,6 +243,7 @@ class BackEnd:
             created_s=1.0,
             hidden_size=4,
             eos_token_ids=[eos_id()],
+            block_size=16,
         )
         worker = FakeWorker(
             bus,

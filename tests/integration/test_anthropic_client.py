@@ -126,9 +126,10 @@ async def test_tokens_are_counted_as_they_are_generated_from(
     }
     count = await client.messages.count_tokens(**asked)
     message = await client.messages.create(max_tokens=5, **asked)
-    cached = message.usage.cache_read_input_tokens
-    assert cached is not None
-    assert count.input_tokens == message.usage.input_tokens + cached
+    read, written = message.usage.cache_read_input_tokens, message.usage.cache_creation_input_tokens
+    assert read
+    assert written
+    assert count.input_tokens == message.usage.input_tokens + read + written
     shorter = await client.messages.count_tokens(model=mesh.model, messages=MESSAGES)
     assert shorter.input_tokens < count.input_tokens
 

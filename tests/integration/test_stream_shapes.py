@@ -8,12 +8,12 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from tests.fakes.back_end import BackEnd, fake_tokenizer
+from tests.fakes.back_end import MAX_MODEL_LEN, BackEnd, fake_tokenizer
 from tests.servers import Server, bus_settings_of, redis_settings_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
+CHAT, PLAIN, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
 USAGE = {"include_usage": True, "continuous_usage_stats": True}
 TALK = [{"role": "user", "content": "Hi"}]
 
@@ -108,3 +108,22 @@ async def test_the_chosen_token_stands_first_in_top_logprobs_of_completions(
         body = {"model": mesh.model, "prompt": "One", "logprobs": count}
         shape = (await client.post(PLAIN, json=body)).json()["choices"][0]["logprobs"]
         assert [next(iter(top)) for top in shape["top_logprobs"]] == shape["tokens"]
+
+
+@pytest.mark.parametrize("num_words", [1, 40])
+async def test_a_message_counts_the_blocks_that_its_prompt_added_to_the_cache(
+    mesh: BackEnd, client: httpx.AsyncClient, num_words: int
+) -> None:
+    talk = [{"role": "user", "content": "word " * num_words}]
+    body = {"model": mesh.model, "messages": talk, "max_tokens": 20}
+    whole = (await client.post(MESSAGES, json=body)).json()["usage"]
+    told = await events(client, MESSAGES, body)
+    begun, ended = told[0]["message"]["usage"], told[-2]["usage"]
+    asked = {"model": mesh.model, "messages": talk}
+    count = (await client.post(f"{MESSAGES}/count_tokens", json=asked)).json()["input_tokens"]
+    read, written = whole["cache_read_input_tokens"], whole["cache_creation_input_tokens"]
+    assert count < MAX_MODEL_LEN
+    assert written == count // 16 * 16 - read
+    assert whole["input_tokens"] == count - read - written
+    assert begun == {**whole, "output_tokens": 0}
+    assert ended == whole

@@ -27,7 +27,10 @@ class Delivery:
         choices: Sequence[Choice],
         inbox: Inbox,
         detokenizing: Tally,
+        block_size: int = 0,
     ) -> None:
+        """`block_size`: tokens of a block in the worker's prefix cache; 0: it has none."""
+        self._block_size = block_size
         self.prompts = prompts
         self.choices = choices
         self._inbox = inbox
@@ -47,7 +50,15 @@ class Delivery:
             sum(choice.num_tokens for choice in self.choices),
             _sum_known(cached),
             _sum_known(choice.reasoning_tokens for choice in self.choices),
+            _sum_known(self._created(*pair) for pair in zip(self.prompts, cached, strict=True)),
         )
+
+    def _created(self, prompt: Prompt, cached_tokens: int | None) -> int | None:
+        """Tokens of the prompt's full blocks that were not in the prefix cache before."""
+        if not self._block_size or cached_tokens is None:
+            return None
+        in_blocks = prompt.num_tokens - prompt.num_tokens % self._block_size
+        return max(0, in_blocks - cached_tokens)
 
     def _first_choices(self) -> Sequence[Choice]:
         """Of each prompt: the others find its blocks in the cache and would hide the truth."""
@@ -97,20 +108,22 @@ async def deliver(
     """
     inbox = Inbox(max_tokens)
     detokenizing = Tally("detokenize")
+    block_size = jobs[0].card.block_size
     late = DeadlineExceeded("the answer was not complete in time")
     remaining_s = max(0.0, jobs[0].deadline_s - now_s())
     timer = asyncio.get_running_loop().call_later(remaining_s, inbox.fail, late)
     try:
         if len(jobs) == 1:
             async with pipeline.run(jobs[0], inbox) as prompt:
-                delivery = Delivery([prompt], make_choices(jobs[0], prompt), inbox, detokenizing)
+                choices = make_choices(jobs[0], prompt)
+                delivery = Delivery([prompt], choices, inbox, detokenizing, block_size)
                 with _charged(delivery, jobs[0], admission):
                     yield delivery
         else:
             async with _run_all(pipeline, jobs, inbox) as prompts:
                 pairs = zip(jobs, prompts, strict=True)
                 choices = [choice for pair in pairs for choice in make_choices(*pair)]
-                delivery = Delivery(prompts, choices, inbox, detokenizing)
+                delivery = Delivery(prompts, choices, inbox, detokenizing, block_size)
                 with _charged(delivery, jobs[0], admission):
                     yield delivery
     finally:

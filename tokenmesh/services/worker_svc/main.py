@@ -70,7 +70,7 @@ async def build(mesh: Mesh) -> None:
         await mesh.listen(BlockEventsActor(block_events), subjects.worker_blocks(worker_id))
     await mesh.listen(actor, subjects.worker_generate(worker_id))
     await mesh.listen(actor, subjects.worker_control(worker_id))
-    card = card_of(names, loaded)
+    card = card_of(names, loaded, settings.block_size if settings.enable_prefix_caching else 0)
     mesh.set_beat(lambda: ([card], actor.load()))
     mesh.on_drain(actor.drain)
 
@@ -114,8 +114,8 @@ def grammars_of(
     return GrammarCompiler(file, loaded.vocab_size, loaded.eos_token_ids, settings)
 
 
-def card_of(names: tuple[ModelName, ...], loaded: Loaded) -> ModelCard:
-    """How the worker presents its model."""
+def card_of(names: tuple[ModelName, ...], loaded: Loaded, block_size: int = 0) -> ModelCard:
+    """How the worker presents its model. `block_size`: see `ModelCard`."""
     return ModelCard(
         name=names[0],
         aliases=list(names[1:]),
@@ -125,6 +125,7 @@ def card_of(names: tuple[ModelName, ...], loaded: Loaded) -> ModelCard:
         takes_images=loaded.takes_images,
         hidden_size=loaded.hidden_size,
         eos_token_ids=sorted(loaded.eos_token_ids),
+        block_size=block_size,
     )
 
 

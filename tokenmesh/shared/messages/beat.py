@@ -24,6 +24,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Width of a token's embedding; 0: none can be given."""
     eos_token_ids: list[int] = []
     """Tokens that end an answer."""
+    block_size: int = 0
+    """Tokens of a block of the prefix cache; 0: the worker has no prefix cache."""
 
 
 class WorkerLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

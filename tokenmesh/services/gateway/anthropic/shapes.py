@@ -49,14 +49,16 @@ class TokenCount(msgspec.Struct):
 
 
 def message_usage(usage: Usage) -> MessageUsage:
-    """The counts as Anthropic divides them: what was found in the cache is not part of the rest."""
+    """The counts as Anthropic divides them: `input_tokens` are the tokens of the prompt that were
+    neither read from the prefix cache nor written to it."""
     prompt, output = usage.prompt_tokens_details, usage.completion_tokens_details
     cached = 0 if prompt is None else prompt.cached_tokens
+    created = 0 if prompt is None else prompt.created_cache_tokens or 0
     return MessageUsage(
-        input_tokens=usage.prompt_tokens - cached,
+        input_tokens=usage.prompt_tokens - cached - created,
         cache_read_input_tokens=cached,
         output_tokens=usage.completion_tokens,
-        cache_creation_input_tokens=0,
+        cache_creation_input_tokens=created,
         output_tokens_details=(
             None if output is None else OutputTokensDetails(output.reasoning_tokens)
         ),

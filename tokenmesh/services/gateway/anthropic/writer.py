@@ -29,6 +29,7 @@ class MessagesWriter:
     def begin(self, delivery: Delivery) -> bytes:
         """See `Writer.begin`."""
         message = self._message(delivery, [])
+        message.usage.output_tokens = 0
         return _frame({"type": "message_start", "message": message})
 
     def write(self, delivery: Delivery, pieces: list[Piece]) -> bytes:

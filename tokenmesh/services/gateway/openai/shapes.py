@@ -12,6 +12,8 @@ class PromptTokensDetails(msgspec.Struct):
     """Where prompt tokens came from."""
 
     cached_tokens: int
+    created_cache_tokens: int | None = None
+    """Tokens of full blocks that this prompt added to the prefix cache; None: not known."""
 
 
 class CompletionTokensDetails(msgspec.Struct):
@@ -223,11 +225,14 @@ def usage_of(
     cached_tokens: int | None,
     reasoning_tokens: int | None = None,
 ) -> Usage:
+    created_cache_tokens: int | None = None,
     """The counts of a response.
 
     `cached_tokens` None: no worker has told; `reasoning_tokens` None: nobody looked for any.
     """
-    cached = None if cached_tokens is None else PromptTokensDetails(cached_tokens)
+    cached = None
+    if cached_tokens is not None:
+        cached = PromptTokensDetails(cached_tokens, created_cache_tokens)
     reasoning = None if reasoning_tokens is None else CompletionTokensDetails(reasoning_tokens)
     total = prompt_tokens + completion_tokens
     return Usage(prompt_tokens, total, completion_tokens, cached, reasoning)
