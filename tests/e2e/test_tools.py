@@ -125,7 +125,7 @@ def test_a_call_its_result_and_the_answer(client: openai.OpenAI) -> None:
 
 def test_a_model_without_tools_calls_none(client: openai.OpenAI) -> None:
     choice = ask(client, tool_choice="none")
-    assert (choice.message.tool_calls, choice.finish_reason) == ([], "stop")
+    assert (choice.message.tool_calls, choice.finish_reason) == (None, "stop")
 
 
 def test_a_call_is_required_though_nobody_asked(client: openai.OpenAI) -> None:

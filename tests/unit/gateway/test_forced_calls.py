@@ -52,15 +52,16 @@ def call(name: str, parameters: Any) -> dict[str, Any]:
     ],
 )
 def test_a_list_of_declared_calls_is_required(calls: Any, is_right: bool) -> None:
-    constraint = required_calls([TREE, NOTE], many=True)
+    constraint = required_calls([TREE, NOTE], max_calls=9)
     assert accepts(constraint.text, calls) is is_right
     assert (constraint.kind, constraint.field) == ("json", "tools")
 
 
-def test_one_call_only() -> None:
-    twice = [call("note", {}), call("note", {})]
-    assert accepts(required_calls([NOTE], many=True).text, twice)
-    assert not accepts(required_calls([NOTE], many=False).text, twice)
+@pytest.mark.parametrize("most", [1, 3])
+def test_a_list_of_calls_is_bounded(most: int) -> None:
+    schema = required_calls([NOTE], max_calls=most).text
+    assert accepts(schema, [call("note", {})] * most)
+    assert not accepts(schema, [call("note", {})] * (most + 1))
 
 
 def test_the_arguments_of_a_named_function() -> None:

@@ -118,6 +118,12 @@ class GatewaySettings(ListenerSettings, RealtimeSettings, TenancySettings):
     max_tools_bytes: int = Field(
         default=1024 * 1024, ge=0, description="Size of tools as JSON, all functions together."
     )
+    max_forced_calls: int = Field(
+        default=32,
+        ge=1,
+        description="Calls of one answer with tool_choice required; without a bound a model that "
+        "has nothing to call may go on until its context is full.",
+    )
     max_request_id_chars: int = Field(
         default=128, ge=1, description="Length of an X-Request-Id or request_id."
     )

@@ -46,7 +46,11 @@ def test_of_a_named_function_all_is_arguments(name: str) -> None:
     [
         ('[{"name": "f", "parameters": {"a": 1', [("f", '{"a": 1')], ""),
         ('[{"name": "f", "para', [("f", "")], ""),
-        ('[{"name": "f', [], '[{"name": "f'),
+        ('[{"name": "f', [], ""),
+        ("[", [], ""),
+        ('[{"', [], ""),
+        ('[{"name": "f", "parameters": {}}, ', [("f", "{}")], ""),
+        ('[{"name": "f", "parameters": {}}, {"name', [("f", "{}")], ""),
         ("[]", [], "[]"),
         ("no calls", [], "no calls"),
         ('[{"name": "f", "parameters": {}}] [1]', [("f", "{}")], " [1]"),

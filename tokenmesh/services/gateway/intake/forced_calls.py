@@ -32,9 +32,8 @@ def constraint_of(body: ChatRequest, tools: ToolUse, limits: GatewaySettings) ->
     if tools.mode == "named":
         constraint = forced_calls.named_call(tools.schemas[0])
     else:
-        constraint = forced_calls.required_calls(
-            tools.schemas, many=body.parallel_tool_calls is not False
-        )
+        max_calls = 1 if body.parallel_tool_calls is False else limits.max_forced_calls
+        constraint = forced_calls.required_calls(tools.schemas, max_calls=max_calls)
     check_structured(constraint, limits)
     return constraint
 

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import msgspec
+
 from tokenmesh.services.gateway.openai.call_ids import call_id
 from tokenmesh.services.gateway.openai.shapes import ChatMessageOut, FunctionOut, ToolCallOut
 from tokenmesh.services.gateway.parsers.events import CallBegin, Content, Event, Reasoning
@@ -50,7 +52,7 @@ def message_of(piece: Piece, response_id: str, role: str, echo: str) -> ChatMess
     return ChatMessageOut(
         content=None if has_more and not content else content,
         role=role,
-        tool_calls=list(calls.values()),
+        tool_calls=list(calls.values()) or msgspec.UNSET,
         reasoning=reasoning,
     )
 

@@ -8,7 +8,7 @@ Json = Any
 """A value that is already plain JSON data."""
 
 
-class PromptTokensDetails(msgspec.Struct):
+class PromptTokensDetails(msgspec.Struct, omit_defaults=True):
     """Where prompt tokens came from."""
 
     cached_tokens: int
@@ -81,7 +81,8 @@ class ChatMessageOut(msgspec.Struct):
     annotations: None = None
     audio: None = None
     function_call: None = None
-    tool_calls: list[ToolCallOut] = []
+    tool_calls: list[ToolCallOut] | msgspec.UnsetType = msgspec.UNSET
+    """Left out where there are none."""
     reasoning: str | None = None
 
 
@@ -224,8 +225,8 @@ def usage_of(
     completion_tokens: int,
     cached_tokens: int | None,
     reasoning_tokens: int | None = None,
-) -> Usage:
     created_cache_tokens: int | None = None,
+) -> Usage:
     """The counts of a response.
 
     `cached_tokens` None: no worker has told; `reasoning_tokens` None: nobody looked for any.

@@ -14,8 +14,8 @@ def named_call(tool: ToolSchema) -> Structured:
     return _json(tool.parameters)
 
 
-def required_calls(tools: Sequence[ToolSchema], *, many: bool) -> Structured:
-    """The answer is a list of {"name": ..., "parameters": ...}, of at least one and `many` or one.
+def required_calls(tools: Sequence[ToolSchema], *, max_calls: int) -> Structured:
+    """The answer is a list of 1 to `max_calls` objects {"name": ..., "parameters": ...}.
 
     Definitions that a function's schema refers to move with it to the root of the whole.
     """
@@ -32,10 +32,9 @@ def required_calls(tools: Sequence[ToolSchema], *, many: bool) -> Structured:
     schema: dict[str, Any] = {
         "type": "array",
         "minItems": 1,
+        "maxItems": max_calls,
         "items": calls[0] if len(calls) == 1 else {"anyOf": calls},
     }
-    if not many:
-        schema["maxItems"] = 1
     if definitions:
         schema["$defs"] = definitions
     return _json(schema)

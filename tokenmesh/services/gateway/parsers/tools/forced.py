@@ -2,7 +2,7 @@
 
 With `tool_choice: "required"` the model writes [{"name": ..., "parameters": {...}}, ...], with a
 named function only its arguments. What is not that, which only a model without the constraint can
-write, is content.
+write, is content; the beginning of a call whose name was not complete is dropped.
 """
 
 from tokenmesh.services.gateway.parsers.formats import MakeId
@@ -19,7 +19,7 @@ from tokenmesh.services.gateway.parsers.tools.stream import Stream, copy_content
 
 def required_calls(make_id: MakeId | None = None) -> Parser:
     """The parser of one choice with `tool_choice: "required"`."""
-    shape = CallShape(make_id=make_id)
+    shape = CallShape(make_id=make_id, drops_cut=True)
 
     def script(stream: Stream) -> Steps[None]:
         stream.keep()

@@ -35,6 +35,8 @@ class CallShape:
     name_key: str = "name"
     make_id: MakeId | None = None
     """The id of the call at that place, in families that need one of their own form."""
+    drops_cut: bool = False
+    """Where a grammar allows nothing but calls, text that ends within one is no content."""
 
 
 class _Call:
@@ -70,6 +72,8 @@ class _Call:
         if self._name and is_bare:
             self._begin()
             self.write("{}" if is_complete else "")
+        if not is_complete:
+            _drop_cut(self._stream, self._shape)
         self._stream.give_back()
 
     def _begin_if_known(self) -> None:
@@ -106,7 +110,13 @@ def read_calls(stream: Stream, shape: CallShape) -> Steps[None]:
             break
     if came and shape.ends is not None and (yield from stream.at(shape.ends)):
         stream.drop_kept()
+    _drop_cut(stream, shape)
     stream.give_back()
+
+
+def _drop_cut(stream: Stream, shape: CallShape) -> None:
+    if shape.drops_cut and stream.is_over:
+        stream.drop_kept()
 
 
 def _read_call(stream: Stream, shape: CallShape) -> Steps[None]:
