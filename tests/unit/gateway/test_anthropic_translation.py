@@ -278,7 +278,7 @@ WRONG: list[tuple[Json, str]] = [
     ({"metadata": {"user_id": 1}}, "metadata.user_id"),
     ({"stop_sequences": "END"}, "stop_sequences"),
     ({"stop_sequences": [1]}, "stop_sequences[0]"),
-    ({"stream": "yes"}, "stream"),
+    ({"stream": "maybe"}, "stream"),
     ({"temperature": -1}, "temperature"),
     ({"top_k": 1.5}, "top_k"),
     ({"top_p": 0}, "top_p"),

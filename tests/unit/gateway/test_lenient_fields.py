@@ -10,6 +10,7 @@ from tokenmesh.services.gateway.anthropic.request import MessagesRequest
 from tokenmesh.services.gateway.openai.batch_request import BatchChatRequest
 from tokenmesh.services.gateway.openai.chat_request import ChatRequest
 from tokenmesh.services.gateway.openai.completion_request import CompletionRequest
+from tokenmesh.services.gateway.openai.lenient import Conversions
 from tokenmesh.services.gateway.openai.tokenize_request import TokenizeRequest
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
 
@@ -72,11 +73,57 @@ def test_eight_is_a_whole_number_with_a_point_too(
 ) -> None:
     value = getattr(model.model_validate_json(json.dumps({**body, name: 8.0})), name)
     assert (value, type(value)) == (8, int)
-    for wrong in ("8.5", '"8"', "true", "1e300", "1e999"):
+    for text in ("8", "+8", "8.0", " 8 "):
+        value = getattr(model.model_validate_json(json.dumps({**body, name: text})), name)
+        assert (value, type(value)) == (8, int)
+    for wrong in ("8.5", '"8.5"', '"8_0"', '"\u0668"', '""', '"x"', "true", "1e300", "1e999"):
         text = json.dumps(body)[:-1] + f', "{name}": {wrong}}}'
         with pytest.raises(ValidationError) as error:
             model.model_validate_json(text)
         assert error.value.errors()[0]["loc"] == (name,), wrong
+
+
+@pytest.mark.parametrize(
+    ("fields", "read_as"),
+    [
+        ({"temperature": "0.5"}, {"temperature": 0.5}),
+        ({"top_p": " .5 ", "min_p": "5e-1"}, {"top_p": 0.5, "min_p": 0.5}),
+        ({"logprobs": "true", "stream": "False"}, {"logprobs": True, "stream": False}),
+        ({"ignore_eos": "1", "include_reasoning": "off"}, {"ignore_eos": True}),
+        ({"temperature": 0.5, "logprobs": True, "n": 1}, {}),
+    ],
+)
+def test_a_number_or_a_boolean_in_a_string_is_read_and_named(
+    fields: dict[str, Any], read_as: dict[str, Any]
+) -> None:
+    names = Conversions()
+    text = json.dumps({"messages": CHAT, **fields})
+    body = ChatRequest.model_validate_json(text, context=names)
+    for name, value in read_as.items():
+        assert (getattr(body, name), type(getattr(body, name))) == (value, type(value))
+    assert list(names) == [name for name in ChatRequest.model_fields if name in names]
+    assert set(names) == {name for name, value in fields.items() if isinstance(value, str)}
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("temperature", "hot"),
+        ("temperature", "nan"),
+        ("temperature", "inf"),
+        ("temperature", "1_0"),
+        ("temperature", "101"),
+        ("temperature", "1" * 100_000),
+        ("n", "1" * 100_000),
+        ("logprobs", "maybe"),
+        ("logprobs", 2),
+        ("stop_token_ids", ["1"]),
+    ],
+)
+def test_other_strings_are_neither_numbers_nor_booleans(name: str, wrong: object) -> None:
+    with pytest.raises(ValidationError) as error:
+        ChatRequest.model_validate_json(json.dumps({"messages": CHAT, name: wrong}))
+    assert error.value.errors()[0]["loc"][0] == name
 
 
 def test_the_bounds_of_numbers_are_in_the_document() -> None:
@@ -88,3 +135,4 @@ def test_the_bounds_of_numbers_are_in_the_document() -> None:
         "type": "integer",
     }
     assert properties["length_penalty"]["anyOf"][0]["maximum"] == 10
+    assert properties["temperature"]["anyOf"][0]["maximum"] == 100

@@ -9,7 +9,9 @@ from typing import Final, TypeVar
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
+from tokenmesh.services.gateway.exchange import exchange_of
 from tokenmesh.services.gateway.openai.errors import UnsupportedMediaType, invalid_fields
+from tokenmesh.services.gateway.openai.lenient import Conversions
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import (
     Cancelled,
@@ -30,10 +32,16 @@ async def read_json(request: Request, model: type[_Body], limits: GatewaySetting
     _check_is_plain(request)
     data = await read_bytes(request, limits.max_body_bytes, limits.body_timeout_s)
     check_depth(data, limits.max_json_depth)
+    converted = Conversions()
     try:
-        return model.model_validate_json(data)
+        body = model.model_validate_json(data, context=converted)
     except ValidationError as error:
         raise invalid_fields(error) from None
+    if converted:
+        names = ", ".join(converted)
+        warnings = exchange_of(request.scope).warnings
+        warnings.append(f"strings read as numbers or booleans: {names}")
+    return body
 
 
 async def read_bytes(request: Request, max_bytes: int, timeout_s: float) -> bytes:

@@ -8,7 +8,13 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tokenmesh.services.gateway.openai.lenient import MinusOneOrMore, Positive
+from tokenmesh.services.gateway.openai.lenient import (
+    Flag,
+    MinusOneOrMore,
+    Positive,
+    Temperature,
+    TopP,
+)
 
 
 class _Part(BaseModel):
@@ -30,7 +36,7 @@ class ToolChoice(_Part):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     """Of the tool, with type `tool`."""
-    disable_parallel_tool_use: bool | None = None
+    disable_parallel_tool_use: Flag | None = None
 
 
 class Thinking(_Part):
@@ -91,10 +97,10 @@ class MessagesRequest(CountTokensRequest):
     max_tokens: Positive
     metadata: Metadata | None = None
     stop_sequences: list[str] | None = None
-    stream: bool | None = False
-    temperature: float | None = Field(default=None, ge=0, le=100)
+    stream: Flag | None = False
+    temperature: Temperature | None = None
     top_k: MinusOneOrMore | None = None
-    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_p: TopP | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     cache_control: dict[str, Any] | None = None
     """Prompts are cached without being asked."""
@@ -103,7 +109,7 @@ class MessagesRequest(CountTokensRequest):
 
     cache_salt: str | None = Field(default=None, min_length=1, max_length=1024)
     mm_payload: str | None = None
-    return_mm_kwargs: bool | None = None
+    return_mm_kwargs: Flag | None = None
     watermarking: Any = None
     kv_transfer_params: dict[str, Any] | None = None
     ec_transfer_params: dict[str, Any] | None = None

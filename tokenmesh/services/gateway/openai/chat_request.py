@@ -5,7 +5,7 @@ from typing import Any, Literal, Required
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
-from tokenmesh.services.gateway.openai.lenient import MinusOneOrMore, Off, On, Positive
+from tokenmesh.services.gateway.openai.lenient import Flag, MinusOneOrMore, Off, On, Positive
 from tokenmesh.services.gateway.openai.sampling_fields import SamplingFields
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -35,11 +35,11 @@ class ChatRequest(SamplingFields):
     messages: list[ChatMessage] = Field(min_length=1)
     max_tokens: Positive | None = None
     max_completion_tokens: Positive | None = None
-    logprobs: bool | None = False
+    logprobs: Flag | None = False
     top_logprobs: MinusOneOrMore | None = None
     tools: list[Tool] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = True
+    parallel_tool_calls: Flag | None = True
     documents: list[dict[str, Any]] | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -48,7 +48,7 @@ class ChatRequest(SamplingFields):
     add_special_tokens: Off = False
     reasoning_effort: ReasoningEffort | None = None
     include_reasoning: On = True
-    return_prompt_text: bool | None = None
+    return_prompt_text: Flag | None = None
 
     # Known and not served yet.
     media_io_kwargs: dict[str, Any] | None = None

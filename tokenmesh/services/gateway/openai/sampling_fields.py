@@ -9,19 +9,25 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tokenmesh.services.gateway.openai.lenient import (
     Count,
+    Flag,
+    LengthPenalty,
+    MinP,
     MinusOneOrMore,
     Off,
     On,
+    Penalty,
     Positive,
     Priority,
+    RepetitionPenalty,
     Seed,
+    Temperature,
+    TopP,
     default_for_null,
 )
 from tokenmesh.services.gateway.openai.rule_fields import RepetitionDetection
 from tokenmesh.services.gateway.openai.structured_fields import ResponseFormat, StructuredOutputs
 
 TokenId = Annotated[int, Field(ge=0, lt=2**32)]
-_LengthPenalty = Annotated[float, Field(ge=-10, le=10)]
 
 
 class StreamOptions(BaseModel):
@@ -39,13 +45,13 @@ class SamplingFields(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
     model: str | None = None
-    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(default=None, gt=0, le=100)
-    temperature: float | None = Field(default=None, ge=0, le=100)
-    top_p: float | None = Field(default=None, gt=0, le=1)
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
     top_k: MinusOneOrMore | None = None
-    min_p: float | None = Field(default=None, ge=0, le=1)
+    min_p: MinP | None = None
     seed: Seed | None = None
     n: Positive | None = None
     stop: str | list[str] | None = None
@@ -57,7 +63,7 @@ class SamplingFields(BaseModel):
     allowed_token_ids: list[TokenId] | None = None
     bad_words: list[str] | None = None
     use_beam_search: Off = False
-    length_penalty: Annotated[_LengthPenalty, default_for_null(_LengthPenalty, 1.0)] = 1.0
+    length_penalty: Annotated[LengthPenalty, default_for_null(LengthPenalty, 1.0)] = 1.0
     prompt_logprobs: MinusOneOrMore | None = None
     logprob_token_ids: list[TokenId] | None = Field(default=None, min_length=1)
     thinking_token_budget: MinusOneOrMore | None = None
@@ -66,12 +72,12 @@ class SamplingFields(BaseModel):
     spaces_between_special_tokens: On = True
     truncate_prompt_tokens: MinusOneOrMore | None = None
     truncation_side: Literal["left", "right"] | None = None
-    stream: bool | None = False
+    stream: Flag | None = False
     stream_options: StreamOptions | None = None
     stream_interval: Positive | None = None
     echo: Off = False
-    return_token_ids: bool | None = None
-    return_tokens_as_token_ids: bool | None = None
+    return_token_ids: Flag | None = None
+    return_tokens_as_token_ids: Flag | None = None
     cache_salt: str | None = Field(default=None, min_length=1, max_length=1024)
     priority: Priority = 0
     request_id: str | None = Field(default=None, min_length=1)
@@ -89,7 +95,7 @@ class SamplingFields(BaseModel):
     kv_transfer_params: dict[str, Any] | None = None
     ec_transfer_params: dict[str, Any] | None = None
     vllm_xargs: dict[str, Any] | None = None
-    return_mm_kwargs: bool | None = None
+    return_mm_kwargs: Flag | None = None
     mm_payload: str | None = None
     routed_experts_prompt_start: int | None = None
 

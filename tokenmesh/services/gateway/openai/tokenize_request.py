@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from tokenmesh.services.gateway.openai.chat_request import ChatMessage, Tool
-from tokenmesh.services.gateway.openai.lenient import Off, On
+from tokenmesh.services.gateway.openai.lenient import Flag, Off, On
 from tokenmesh.services.gateway.openai.sampling_fields import TokenId
 
 
@@ -17,9 +17,9 @@ class TokenizeRequest(BaseModel):
     model: str | None = None
     prompt: str | None = None
     messages: list[ChatMessage] | None = Field(default=None, min_length=1)
-    add_special_tokens: bool | None = None
+    add_special_tokens: Flag | None = None
     """Default: true for a prompt, false for a conversation."""
-    return_token_strs: bool | None = False
+    return_token_strs: Flag | None = False
     add_generation_prompt: On = True
     continue_final_message: Off = False
     chat_template: str | None = None

@@ -5,13 +5,19 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from tokenmesh.services.gateway.openai.lenient import (
+    Flag,
+    MinP,
     MinusOneOrMore,
     NotNegative,
     Off,
     On,
+    Penalty,
     Positive,
     Priority,
+    RepetitionPenalty,
     Seed,
+    Temperature,
+    TopP,
 )
 from tokenmesh.services.gateway.openai.sampling_fields import TokenId
 
@@ -55,7 +61,7 @@ class TextFormat(BaseModel):
     name: str | None = Field(default=None, min_length=1, max_length=64)
     json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
     description: str | None = None
-    strict: bool | None = None
+    strict: Flag | None = None
 
 
 class TextFields(BaseModel):
@@ -72,7 +78,7 @@ class ResponseStreamOptions(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    include_obfuscation: bool | None = None
+    include_obfuscation: Flag | None = None
 
 
 class ResponsesRequest(BaseModel):
@@ -82,7 +88,7 @@ class ResponsesRequest(BaseModel):
 
     input: str | list[dict[str, Any]]
     model: str | None = None
-    background: bool | None = False
+    background: Flag | None = False
     conversation: str | dict[str, Any] | None = None
     include: list[Include] | None = None
     include_reasoning: On = True
@@ -90,7 +96,7 @@ class ResponsesRequest(BaseModel):
     max_output_tokens: Positive | None = None
     max_tool_calls: Positive | None = None
     metadata: Metadata | None = None
-    parallel_tool_calls: bool | None = True
+    parallel_tool_calls: Flag | None = True
     previous_input_messages: list[Any] | None = None
     previous_response_id: str | None = Field(default=None, min_length=1, max_length=256)
     prompt: dict[str, Any] | None = None
@@ -99,8 +105,8 @@ class ResponsesRequest(BaseModel):
     reasoning: ReasoningFields | None = None
     safety_identifier: str | None = Field(default=None, max_length=1024)
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = "auto"
-    store: bool | None = None
-    stream: bool | None = False
+    store: Flag | None = None
+    stream: Flag | None = False
     stream_options: ResponseStreamOptions | None = None
     text: TextFields | None = None
     tool_choice: str | dict[str, Any] | None = "auto"
@@ -110,13 +116,13 @@ class ResponsesRequest(BaseModel):
     user: str | None = None
     enable_response_messages: Off = False
 
-    temperature: float | None = Field(default=None, ge=0, le=100)
-    top_p: float | None = Field(default=None, gt=0, le=1)
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
     top_k: MinusOneOrMore | None = None
-    min_p: float | None = Field(default=None, ge=0, le=1)
-    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(default=None, gt=0, le=100)
+    min_p: MinP | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     seed: Seed | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[TokenId] | None = None
@@ -136,7 +142,7 @@ class ResponsesRequest(BaseModel):
     session_id: str | None = None
     watermarking: Any = None
     mm_payload: str | None = None
-    return_mm_kwargs: bool | None = None
+    return_mm_kwargs: Flag | None = None
     vllm_xargs: dict[str, Any] | None = None
     kv_transfer_params: dict[str, Any] | None = None
     ec_transfer_params: dict[str, Any] | None = None
