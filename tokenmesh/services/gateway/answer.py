@@ -5,6 +5,7 @@ a stream that waits for longer than the keep-alive's interval begins without the
 """
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 from starlette.responses import Response
@@ -14,7 +15,7 @@ from tokenmesh.services.gateway import sse
 from tokenmesh.services.gateway.ask import Ask
 from tokenmesh.services.gateway.client_watch import ClientWatch
 from tokenmesh.services.gateway.delivery import Delivery, deliver
-from tokenmesh.services.gateway.exchange import exchange_of
+from tokenmesh.services.gateway.exchange import Exchange, exchange_of
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.outlet import Outlet
 from tokenmesh.services.gateway.piece import Piece
@@ -68,11 +69,11 @@ class Answer(Response):
                 self._admission.admitted(exchange),
                 ClientWatch(receive, self._settings.write_timeout_s) as watch,
             ):
-                await self._run(Outlet(send, watch, self._flushing))
+                await self._run(Outlet(send, watch, self._flushing), exchange)
         except Cancelled:
             exchange.has_client_left = True
 
-    async def _run(self, outlet: Outlet) -> None:
+    async def _run(self, outlet: Outlet, exchange: Exchange) -> None:
         ask, limit = self._ask, self._settings.max_buffered_tokens
         if ask.is_stream:
             outlet.keep_alive(self._settings.sse_keep_alive_s, self._writer.keep_alive)
@@ -81,6 +82,7 @@ class Answer(Response):
                 async with deliver(
                     self._pipeline, ask.jobs, ask.make_choices, limit, self._admission
                 ) as delivery:
+                    exchange.warnings.extend(_cuts(ask, delivery))
                     if ask.is_stream:
                         await self._stream(delivery, outlet)
                     else:
@@ -120,6 +122,16 @@ class Answer(Response):
 
     def _whole(self, delivery: Delivery, pieces: list[Piece]) -> bytes:
         return sse.encode_json(self._writer.whole(delivery, pieces))
+
+
+def _cuts(ask: Ask, delivery: Delivery) -> Iterator[str]:
+    """Warnings of prompts that left less room than max_tokens asked for."""
+    for job, prompt in zip(ask.jobs, delivery.prompts, strict=True):
+        if job.max_tokens is not None and prompt.max_tokens < job.max_tokens:
+            yield (
+                f"max_tokens cut from {job.max_tokens} to {prompt.max_tokens}: the context of "
+                f"{job.card.max_model_len} tokens has no more room"
+            )
 
 
 def _num_logprobs(delivery: Delivery, pieces: list[Piece]) -> int:

@@ -30,6 +30,8 @@ class Job:
     n: int = 1
     first_choice: int = 0
     """Index of this prompt's first choice in the response."""
+    cuts_max_tokens: bool = False
+    """Whether more `max_tokens` than there is room for are cut instead of refused."""
     delivered: tuple[int, ...] = ()
     """Output that the client has: the only choice goes on after it."""
     bad_words: tuple[str, ...] = ()

@@ -213,10 +213,11 @@ def _place_of(job: Job, prompt: Prompt) -> Place:
 def _room(job: Job, num_tokens: int) -> int:
     """How many tokens may be generated. Raises PromptTooLong."""
     limit = job.card.max_model_len
-    wanted = job.max_tokens
-    if num_tokens >= limit or (wanted is not None and num_tokens + wanted > limit):
+    room, wanted = limit - num_tokens, job.max_tokens
+    is_too_much = wanted is not None and wanted > room and not job.cuts_max_tokens
+    if room <= 0 or is_too_much:
         raise _too_long(job, num_tokens, limit)
-    return limit - num_tokens if wanted is None else wanted
+    return room if wanted is None else min(wanted, room)
 
 
 def _field(job: Job) -> str:

@@ -1,5 +1,6 @@
 """POST /v1/messages and /v1/messages/count_tokens."""
 
+from dataclasses import replace
 from typing import Final
 
 from fastapi import APIRouter
@@ -42,6 +43,8 @@ def messages_endpoint(gateway: Gateway) -> Endpoint:
             except TokenMeshError as error:
                 raise translation.places.rename(error) from None
         is_omitted = body.thinking is not None and body.thinking.display == "omitted"
+        # Clients ask for as much as the largest models can write, without asking what this one can.
+        ask = replace(ask, jobs=tuple(replace(job, cuts_max_tokens=True) for job in ask.jobs))
         writer = MessagesWriter(ask, translation.places, shows_thinking=not is_omitted)
         answer = Answer(ask, gateway, writer, exchange.started_s)
         return RenamedAnswer(answer, translation.places.rename)
