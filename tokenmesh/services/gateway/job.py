@@ -1,7 +1,7 @@
 """Job: one prompt of a request with all that the mesh must know of it, free of OpenAI's names."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -15,6 +15,9 @@ from tokenmesh.shared.messages.media import MediaItem
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.messages.tokenize import ChatPrompt, IdsPrompt, TextPrompt
 
+EMPTY_PROMPT: Final = "Either prompt or prompt_embeds must be provided and non-empty."
+"""vLLM's words, which clients look for."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
@@ -27,11 +30,11 @@ class Job:
     """`max_tokens` is meaningless here, `seed` is that of the first choice."""
     max_tokens: int | None
     """None: as many as there is room for."""
+    cuts_max_tokens: bool = False
+    """Whether more `max_tokens` than there is room for are cut instead of refused."""
     n: int = 1
     first_choice: int = 0
     """Index of this prompt's first choice in the response."""
-    cuts_max_tokens: bool = False
-    """Whether more `max_tokens` than there is room for are cut instead of refused."""
     delivered: tuple[int, ...] = ()
     """Output that the client has: the only choice goes on after it."""
     bad_words: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ import msgspec
 
 from tokenmesh.services.gateway.calls import Calls
 from tokenmesh.services.gateway.inbox import Inbox
-from tokenmesh.services.gateway.job import Job, Prompt
+from tokenmesh.services.gateway.job import EMPTY_PROMPT, Job, Prompt
 from tokenmesh.services.gateway.launcher import Launcher
 from tokenmesh.services.gateway.placement_trace import trace_placement
 from tokenmesh.services.gateway.prompt_logprobs import check_fits
@@ -64,7 +64,7 @@ class Stages:
                 raise _too_long(job, answer.too_many, job.card.max_model_len)
             num_tokens = count_ids(answer.token_ids)
             if not num_tokens:
-                raise InvalidInput(f"the {_field(job)} holds no token", param=_field(job))
+                raise _no_token(job)
             current.set_attribute("tokenmesh.prompt_tokens", num_tokens)
         check_fits(job.sampling.prompt_logprobs, num_tokens, self._calls.max_message_bytes)
         return Prompt(
@@ -223,6 +223,14 @@ def _room(job: Job, num_tokens: int) -> int:
 def _field(job: Job) -> str:
     """Where the client wrote the prompt."""
     return "messages" if isinstance(job.prompt, ChatPrompt) else "prompt"
+
+
+def _no_token(job: Job) -> InvalidInput:
+    where = _field(job)
+    message = f"the {where} holds no token"
+    if where == "prompt":
+        message = f"{message}. {EMPTY_PROMPT}"
+    return InvalidInput(message, param=where)
 
 
 def _too_long(job: Job, num_tokens: int, limit: int) -> PromptTooLong:

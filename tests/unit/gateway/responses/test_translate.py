@@ -354,7 +354,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"user": 5}, "user"),
     ({"enable_response_messages": "x"}, "enable_response_messages"),
     ({"temperature": -1}, "temperature"),
-    ({"temperature": "1"}, "temperature"),
+    ({"temperature": "warm"}, "temperature"),
     ({"top_p": 0}, "top_p"),
     ({"top_k": -2}, "top_k"),
     ({"min_p": 2}, "min_p"),

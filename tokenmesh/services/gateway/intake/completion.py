@@ -8,12 +8,12 @@ from tokenmesh.services.gateway.exchange import Exchange
 from tokenmesh.services.gateway.fill_in import fill_in_prompt
 from tokenmesh.services.gateway.intake.desk import Desk, chunk_options, head_of, text_options
 from tokenmesh.services.gateway.intake.embeds import EmbedsPrompt, read_embeds
-from tokenmesh.services.gateway.job import Job
+from tokenmesh.services.gateway.job import EMPTY_PROMPT, Job
 from tokenmesh.services.gateway.openai.completion_request import (
     DEFAULT_MAX_TOKENS,
     CompletionRequest,
 )
-from tokenmesh.services.gateway.openai.rule_fields import read_budget
+from tokenmesh.services.gateway.openai.rule_fields import out_of_vocabulary, read_budget
 from tokenmesh.services.gateway.parsing import Parsing
 from tokenmesh.services.gateway.vocabularies import ModelText
 from tokenmesh.shared.errors import InvalidInput
@@ -97,8 +97,10 @@ class CompletionIntake:
             body.n or 1,
             self._desk.settings.max_choices,
         )
-        if count == 0:
-            raise InvalidInput("prompt is empty", param="prompt")
+        # What one kind of prompt leaves out the other has to bring.
+        is_empty = body.prompt == "" and body.prompt_embeds is not None and not num_embeds
+        if count == 0 or is_empty:
+            raise InvalidInput(EMPTY_PROMPT, param="prompt")
         if count * n > limit:
             raise InvalidInput(
                 f"{count} prompts times n = {n} are over the limit of {limit} choices",
@@ -120,8 +122,5 @@ def _plain_prompt(
     if not prompt:
         raise InvalidInput("prompt is an empty list of token ids", param="prompt")
     if max(prompt) >= vocab_size:
-        raise InvalidInput(
-            f"prompt: {max(prompt)} is no token id of the model (0 to {vocab_size - 1})",
-            param="prompt",
-        )
+        raise out_of_vocabulary("prompt", max(prompt), vocab_size)
     return IdsPrompt(token_ids=pack_ids(prompt))

@@ -112,10 +112,10 @@ def _sentence(detail: Any, place: str) -> str:
     if detail["type"] == "missing":
         return f"{path} is missing"
     where = f"{path}: " if path else ""
-    shown = repr(detail["input"])
+    shown, kind = repr(detail["input"]), f"[type={detail['type']}]"
     if len(shown) > _MAX_SHOWN or isinstance(detail["input"], dict | list):
-        return f"{where}{message}"
-    return f"{where}{message} (got {shown})"
+        return f"{where}{message} {kind}"
+    return f"{where}{message} (got {shown}) {kind}"
 
 
 def field_path(location: Sequence[str | int]) -> str:

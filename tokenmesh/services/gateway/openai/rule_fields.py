@@ -73,10 +73,14 @@ def check_named_tokens(
         limit = limits.max_logprob_token_ids
         raise InvalidInput(f"{name} holds {len(token_ids)} ids, at most {limit}", param=name)
     if max(token_ids) >= vocab_size:
-        raise InvalidInput(
-            f"{name}: {max(token_ids)} is no token id of the model (0 to {vocab_size - 1})",
-            param=name,
-        )
+        raise out_of_vocabulary(name, max(token_ids), vocab_size)
+
+
+def out_of_vocabulary(name: str, token_id: int, vocab_size: int) -> InvalidInput:
+    """The error for a token id that the model does not have."""
+    return InvalidInput(
+        f"{name}: token id {token_id} is out of vocabulary (0 to {vocab_size - 1})", param=name
+    )
 
 
 def count_logprobs(name: str, asked: int | None, vocab_size: int, limit: int) -> int | None:

@@ -9,6 +9,7 @@ from typing import Final
 from tokenmesh.services.gateway.openai.rule_fields import (
     check_named_tokens,
     count_logprobs,
+    out_of_vocabulary,
     repetition_rule,
 )
 from tokenmesh.services.gateway.openai.sampling_fields import SamplingFields
@@ -20,6 +21,9 @@ from tokenmesh.shared.messages.sampling import SamplingParams
 
 _SEED_MASK: Final = (1 << SEED_BITS) - 1
 _MAX_BIAS: Final = 100.0
+_MAX_KEYS: Final = 64
+"""Wrong keys of logit_bias that an error names."""
+_MAX_KEY_CHARS: Final = 20
 
 _NEUTRAL: Final[dict[str, float]] = {
     "temperature": 1.0,
@@ -129,16 +133,21 @@ def _logit_bias(body: SamplingFields, vocab_size: int, limits: GatewaySettings) 
             f"logit_bias holds {len(entries)} entries, at most {limits.max_logit_bias}",
             param="logit_bias",
         )
-    biases = {}
-    for key, bias in entries.items():
-        # Python would also take "1_0" and digits of other scripts.
-        if not (key.isascii() and key.isdigit()) or int(key) >= vocab_size:
-            raise InvalidInput(
-                f"logit_bias: {key!r} is no token id of the model (0 to {vocab_size - 1})",
-                param="logit_bias",
-            )
-        biases[int(key)] = max(-_MAX_BIAS, min(_MAX_BIAS, bias))
-    return biases
+    wrong = [key for key in entries if not _is_id(key, vocab_size)]
+    if wrong:
+        shown = ", ".join(key[:_MAX_KEY_CHARS] for key in wrong[:_MAX_KEYS])
+        raise InvalidInput(
+            f"logit_bias: token_id(s) [{shown}] are out of vocabulary. "
+            f"Vocabulary size: {vocab_size}",
+            param="logit_bias",
+        )
+    return {int(key): max(-_MAX_BIAS, min(_MAX_BIAS, bias)) for key, bias in entries.items()}
+
+
+def _is_id(key: str, vocab_size: int) -> bool:
+    # int() would also take "1_0", digits of other scripts and, slowly, thousands of digits.
+    is_number = len(key) <= _MAX_KEY_CHARS and key.isascii() and key.isdigit()
+    return is_number and int(key) < vocab_size
 
 
 def _allowed_ids(body: SamplingFields, vocab_size: int) -> list[int] | None:
@@ -165,6 +174,4 @@ def _stop_ids(body: SamplingFields, vocab_size: int, limits: GatewaySettings) ->
 def _check_ids(ids: list[int], vocab_size: int, name: str) -> None:
     highest = max(ids, default=0)
     if highest >= vocab_size:
-        raise InvalidInput(
-            f"{name}: {highest} is no token id of the model (0 to {vocab_size - 1})", param=name
-        )
+        raise out_of_vocabulary(name, highest, vocab_size)

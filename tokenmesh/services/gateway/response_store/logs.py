@@ -104,4 +104,4 @@ def _checked(given: str, param: str) -> ResponseId:
 
 
 def _unknown(given: str, param: str) -> NotFound:
-    return NotFound(f"there is no response {given[:_SHOWN_CHARS]!r}", param=param)
+    return NotFound(f"Response with id {given[:_SHOWN_CHARS]!r} not found.", param=param)

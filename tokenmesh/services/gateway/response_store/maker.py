@@ -62,7 +62,7 @@ class ResponseMaker:
             name = "background" if body.background else "store"
             raise NotSupported(f"{name}: responses are not kept here", param=name)
         if body.background and body.store is False:
-            raise InvalidInput("background needs store to be true", param="store")
+            raise InvalidInput("background can only be used when `store` is true", param="store")
         is_kept = body.store if body.store is not None else self._settings.store
         return body.model_copy(update={"store": bool(is_kept and self._logs is not None)})
 

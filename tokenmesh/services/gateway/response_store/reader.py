@@ -59,8 +59,8 @@ class ResponseReader:
         ends = await self._logs.ends(response_id, access)
         if not ends.begun.is_background:
             raise InvalidInput(
-                f"response {response_id!r} was not created with background: only those can be "
-                "cancelled",
+                "Cannot cancel a synchronous response. Only a response created with background "
+                "true can be cancelled.",
                 param="response_id",
             )
         if ends.ended is None:

@@ -28,7 +28,7 @@ def stored_responses_router(gateway: Gateway) -> APIRouter:
 
     def reader(response_id: str) -> ResponseReader:
         if gateway.responses.reader is None:
-            raise NotFound(f"there is no response {response_id[:80]!r}", param="response_id")
+            raise NotFound(f"Response with id {response_id[:80]!r} not found.", param="response_id")
         return gateway.responses.reader
 
     @router.get(_PATH)
