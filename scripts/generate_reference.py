@@ -76,7 +76,7 @@ def metrics_page() -> str:
     for metric in METRICS:
         labels = ", ".join(metric.labels)
         lines.append(
-            f"| `{PREFIX}{metric.name}` | {metric.kind} | {labels} | {_cell(metric.help)} |"
+            f"| `{PREFIX}:{metric.name}` | {metric.kind} | {labels} | {_cell(metric.help)} |"
         )
     return "\n".join(lines) + "\n"
 

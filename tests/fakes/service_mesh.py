@@ -9,6 +9,8 @@ from tokenmesh.shared.ids import new_instance_id
 from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.redis import open_redis
 from tokenmesh.shared.service import Mesh
+from tokenmesh.shared.service.control import ProcessControl
+from tokenmesh.shared.subjects import process_control
 
 
 @asynccontextmanager
@@ -22,9 +24,12 @@ async def running(
         stack.push_async_callback(bus.close)
         redis = open_redis(settings.redis)
         stack.push_async_callback(redis.close)
-        mesh = Mesh(service, instance_id, settings, bus, redis, Metrics())
+        metrics = Metrics(settings.telemetry.metrics_prefix)
+        mesh = Mesh(service, instance_id, settings, bus, redis, metrics)
         stack.push_async_callback(mesh.leave)
         await mesh.start()
         await build(mesh)
+        control = ProcessControl(lambda: None, mesh.metrics)
+        await mesh.listen(control, process_control(instance_id))
         await mesh.join()
         yield mesh

@@ -16,6 +16,7 @@ from tokenmesh.shared import subjects
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.service import Mesh
 from tokenmesh.shared.service.control import ProcessControl
 from tokenmesh.shared.subject_table import SUBJECTS
@@ -29,7 +30,7 @@ async def mesh(
     async with SmallMesh(tmp_path, bus_settings, redis_settings, block_events=events) as small:
         for each in services(small).values():
             subject = subjects.process_control(each.instance_id)
-            await each.listen(ProcessControl(lambda: None), subject)
+            await each.listen(ProcessControl(lambda: None, Metrics()), subject)
         yield small
 
 

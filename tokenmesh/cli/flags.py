@@ -143,6 +143,7 @@ FLAGS: Final = (
     Flag("--uvicorn-log-level", ("telemetry", "log_level"), convert=log_level),
     Flag("--nats", ("bus", "url")),
     Flag("--redis", ("redis", "url")),
+    Flag("--metrics-prefix", ("telemetry", "metrics_prefix")),
     Flag("--otlp-traces-endpoint", ("telemetry", "otlp_endpoint")),
 )
 

@@ -56,7 +56,11 @@ SUBJECTS: Final = (
         "one worker",
         "ReplayBlockEvents -> BlockEventsReplayed, ReadBlocks -> BlocksRead",
     ),
-    Subject("tm.process.<id>.control", "one process of any service", "Drain -> Done"),
+    Subject(
+        "tm.process.<id>.control",
+        "one process of any service",
+        "Drain -> Done, ReadMetrics -> MetricsRead",
+    ),
     Subject("tm.gateway.<id>.tokens", "one gateway", "Tokens"),
     Subject(
         "tm.gateway.<id>.cancels",

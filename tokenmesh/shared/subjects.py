@@ -84,7 +84,7 @@ def block_events(model: ModelName, worker: WorkerId) -> str:
 
 
 def process_control(instance: InstanceId) -> str:
-    """Drain for one process of any service."""
+    """Drain and ReadMetrics for one process of any service."""
     return f"{PREFIX}.process.{instance}.control"
 
 

@@ -6,11 +6,19 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 import tokenmesh
 from tokenmesh.shared.config.telemetry import TelemetrySettings
 from tokenmesh.shared.errors import ConfigError
-from tokenmesh.shared.metrics import METRICS, Metric, Metrics
+from tokenmesh.shared.metrics import (
+    ENGINE_METRICS,
+    METRICS,
+    Metric,
+    Metrics,
+    join_samples,
+    sample_lines,
+)
 from tokenmesh.shared.metrics.endpoint import MetricsEndpoint, start_metrics_endpoint
 
 MODEL = {"model_name": "demo", "engine": "worker-1"}
@@ -45,6 +53,24 @@ def test_the_metrics_that_dashboards_of_vllm_read_are_there() -> None:
         "request_generation_tokens",
         "iteration_tokens_total",
     }
+
+
+def test_samples_of_several_processes_are_one_text_with_each_head_once() -> None:
+    first, second = Metrics(), Metrics("other")
+    for metrics, engine in ((first, "a"), (second, 'b"\n#')):
+        labels = {"model_name": "m", "engine": engine}
+        metrics.counter("generation_tokens", **labels).inc(3)
+        metrics.histogram("iteration_tokens_total", **labels).observe(9)
+        metrics.gauge("worker_sleep_level", **labels).set(1)
+    lines = [sample_lines(each, ENGINE_METRICS) for each in (first, second)]
+    text = join_samples(ENGINE_METRICS, [*lines, {}], "vllm:").decode()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert families.keys() == {"vllm:generation_tokens", "vllm:iteration_tokens_total"}
+    assert text.count("# TYPE") == 2
+    for family in families.values():
+        assert {sample.labels["engine"] for sample in family.samples} == {"a", 'b"\n#'}
+    counts = families["vllm:iteration_tokens_total"].samples
+    assert sum(sample.value for sample in counts if sample.name.endswith("_count")) == 2
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)

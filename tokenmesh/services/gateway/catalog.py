@@ -18,6 +18,7 @@ from tokenmesh.shared.membership import Members
 from tokenmesh.shared.messages.beat import Beat, ModelCard
 
 WORKER = "worker"
+ENCODER = "encoder"
 _LOOK_S: Final = 0.05
 """Between two looks whether a model has been heard of."""
 _MAX_REMEMBERED: Final = 1024

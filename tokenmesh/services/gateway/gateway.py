@@ -8,7 +8,7 @@ from tokenmesh.services.gateway.admin import Admin
 from tokenmesh.services.gateway.breaker import Breaker
 from tokenmesh.services.gateway.calls import Calls
 from tokenmesh.services.gateway.cancels import Cancels
-from tokenmesh.services.gateway.catalog import WORKER, Catalog
+from tokenmesh.services.gateway.catalog import ENCODER, WORKER, Catalog
 from tokenmesh.services.gateway.http_meters import HttpMeters
 from tokenmesh.services.gateway.intake.desk import Desk
 from tokenmesh.services.gateway.intake.intake import Intake
@@ -27,13 +27,13 @@ from tokenmesh.services.gateway.traces import TraceStore
 from tokenmesh.services.gateway.vocabularies import Vocabularies
 from tokenmesh.services.gateway.watch_times import WatchTimes
 from tokenmesh.services.gateway.watchdog import Watchdog
-from tokenmesh.services.gateway.worker_metrics import measure_workers
+from tokenmesh.services.gateway.worker_metrics import EngineMetrics, measure_workers
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.bus.base import Bus, Subscription
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.ids import GatewayId, InstanceId, WorkerId
 from tokenmesh.shared.journal import Journal
-from tokenmesh.shared.membership import Members
+from tokenmesh.shared.membership import Member, Members
 from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.redis import Redis
 from tokenmesh.shared.subjects import gateway_tokens
@@ -138,6 +138,15 @@ class Gateway:
         metrics.gauge_of("traces_kept", lambda: len(self.traces))
         metrics.gauge_of("open_streams", lambda: len(self.streams))
         measure_workers(metrics, lambda: self.members.service(WORKER), limits.max_metric_workers)
+        self._engine_metrics = EngineMetrics(self._bus, self._engine_members, limits)
+
+    def _engine_members(self) -> list[Member]:
+        return [*self.members.service(WORKER), *self.members.service(ENCODER)]
+
+    async def render_metrics(self) -> bytes:
+        """This process's metrics, and those of the engines of the mesh."""
+        engines = await self._engine_metrics.render(self.metrics.prefix)
+        return self.metrics.render() + engines
 
     def _last_beat_s(self, worker_id: WorkerId) -> float:
         member = self.members.get(InstanceId(worker_id))

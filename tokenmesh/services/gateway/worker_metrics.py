@@ -1,15 +1,23 @@
-"""WorkerMetrics: the load of the workers as their beats tell it, in a gateway's /metrics.
+"""Metrics of workers in a gateway's /metrics, for those who scrape only gateways.
 
-Read at each scrape, so that a worker that is gone is gone from here too. Each worker's own
-endpoint has more; this is for those who scrape gateways only.
+Their load is in their beats; all else is asked of them when somebody scrapes. A worker that is gone
+is gone from here too.
 """
 
+import asyncio
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from tokenmesh.shared.bus.base import Bus
+from tokenmesh.shared.clock import monotonic_s, now_s
+from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.errors import TokenMeshError
+from tokenmesh.shared.ids import InstanceId
 from tokenmesh.shared.membership import Member
+from tokenmesh.shared.messages import MetricsRead, ReadMetrics
 from tokenmesh.shared.messages.beat import WorkerLoad
-from tokenmesh.shared.metrics import Metrics, Sample
+from tokenmesh.shared.metrics import ENGINE_METRICS, Metrics, Sample, join_samples
+from tokenmesh.shared.subjects import process_control
 
 _READ_BY_NAME: Final[dict[str, Callable[[WorkerLoad], float]]] = {
     "worker_requests_running": lambda load: load.running,
@@ -38,3 +46,50 @@ def measure_workers(
                 yield Sample(name, labels, value_of(load))
 
     metrics.watch(tuple(_READ_BY_NAME), read)
+
+
+class EngineMetrics:
+    """What workers and encoders have measured of their engines, under vLLM's names."""
+
+    def __init__(
+        self, bus: Bus, members: Callable[[], list[Member]], settings: GatewaySettings
+    ) -> None:
+        self._bus = bus
+        self._members = members
+        self._settings = settings
+        self._lines: dict[InstanceId, dict[str, bytes]] = {}
+        """The last answer of each process that is still there."""
+        self._asking = asyncio.Lock()
+        self._asked_s = float("-inf")
+
+    async def render(self, prefix: str) -> bytes:
+        """Text for a scrape; a process that does not answer in time is shown as it was before."""
+        async with self._asking:
+            # Who waited here while others were answered is served with the same numbers.
+            if monotonic_s() - self._asked_s >= self._settings.metrics_interval_s:
+                await self._ask_all()
+                self._asked_s = monotonic_s()
+        return join_samples(ENGINE_METRICS, self._lines.values(), prefix)
+
+    async def _ask_all(self) -> None:
+        ids = sorted(member.beat.instance_id for member in self._members())
+        ids = ids[: self._settings.max_metric_workers]
+        answers = await asyncio.gather(*(self._ask(each) for each in ids))
+        known = self._lines
+        self._lines = {
+            each: known.get(each, {}) if lines is None else lines
+            for each, lines in zip(ids, answers, strict=True)
+        }
+
+    async def _ask(self, instance: InstanceId) -> dict[str, bytes] | None:
+        deadline_s = now_s() + self._settings.metrics_wait_s
+        try:
+            answer = await self._bus.request(
+                process_control(instance), ReadMetrics(), deadline_s=deadline_s
+            )
+        except TokenMeshError:
+            return None
+        if not isinstance(answer, MetricsRead):
+            return None
+        num_bytes = sum(map(len, answer.lines.values()))
+        return answer.lines if num_bytes <= self._settings.max_metrics_bytes else None

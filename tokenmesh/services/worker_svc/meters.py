@@ -31,6 +31,9 @@ class WorkerMeters:
         by_source = partial(metrics.counter, "prompt_tokens_by_source", **labels)
         self._from_compute = by_source(source="local_compute")
         self._from_cache = by_source(source="local_cache_hit")
+        self._cached_locally = metrics.counter(
+            "prompt_tokens_cached_by_source", **labels, source="local_cache_hit"
+        )
         self._computed = metrics.histogram("request_prefill_kv_computed_tokens", **labels)
         self._stream_preemptions = metrics.histogram("request_num_preemptions", **labels)
         self._preemptions = metrics.counter("num_preemptions", **labels)
@@ -76,6 +79,7 @@ class WorkerMeters:
             self._queries.inc(request.num_prompt)
             self._hits.inc(request.num_cached)
             self._from_cache.inc(request.num_cached)
+            self._cached_locally.inc(request.num_cached)
             self._from_compute.inc(request.num_prompt - request.num_cached)
             self._computed.observe(request.num_prompt - request.num_cached)
             self._stream_preemptions.observe(request.num_preemptions)

@@ -44,7 +44,18 @@ class GatewaySettings(ListenerSettings, RealtimeSettings, TenancySettings):
         default=5.0, gt=0, description="Time for a process to say that it drains."
     )
     max_metric_workers: int = Field(
-        default=64, ge=0, description="Workers whose load is told in this gateway's /metrics."
+        default=64,
+        ge=0,
+        description="Workers and encoders whose metrics are in this gateway's /metrics.",
+    )
+    metrics_wait_s: float = Field(
+        default=1.0, gt=0, description="How long a scrape waits for their answers."
+    )
+    metrics_interval_s: float = Field(
+        default=0.25, ge=0, description="How often they are asked at most, however many scrape."
+    )
+    max_metrics_bytes: int = Field(
+        default=1024 * 1024, ge=0, description="Size of one such answer; a larger one is ignored."
     )
     model_aliases: dict[str, str] = Field(
         default={}, description="Further names of models: alias to served name."

@@ -60,6 +60,11 @@ class TelemetrySettings(BaseModel):
         le=65535,
         description="Port for GET /metrics of this process; 0: none. The gateway has a route.",
     )
+    metrics_prefix: str = Field(
+        default="tokenmesh",
+        pattern=r"^[a-zA-Z_][a-zA-Z0-9_]{0,31}$",
+        description="Names of metrics begin with it and a colon; vllm suits dashboards of vLLM.",
+    )
     metrics_host: str = Field(
         default="127.0.0.1", description="Address that the metrics port is bound to."
     )

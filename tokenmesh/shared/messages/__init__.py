@@ -35,6 +35,7 @@ from tokenmesh.shared.messages.generate import (
     Resend,
     StreamUnknown,
 )
+from tokenmesh.shared.messages.metrics import MetricsRead, ReadMetrics
 from tokenmesh.shared.messages.place import Place, Placed, Queued, Refused
 from tokenmesh.shared.messages.tokenize import (
     Describe,
@@ -82,6 +83,8 @@ Message = (
     | StartProfile
     | StopProfile
     | Profiled
+    | ReadMetrics
+    | MetricsRead
     | Beat
     | BlockEvents
     | BlocksHeld
@@ -112,12 +115,14 @@ __all__ = [
     "Failed",
     "Generate",
     "Message",
+    "MetricsRead",
     "Ping",
     "Place",
     "Placed",
     "Profiled",
     "Queued",
     "ReadBlocks",
+    "ReadMetrics",
     "ReadTokenizer",
     "ReadTokenizerConfig",
     "Refused",

@@ -18,6 +18,7 @@ from prometheus_client import (
     generate_latest,
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import Metric as Family
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
@@ -44,7 +45,9 @@ class Metrics:
     KeyError or ValueError. Keep what `counter` and the others return where it is used often.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: str = PREFIX) -> None:
+        """`prefix`: what names begin with, before a colon."""
+        self.prefix = f"{prefix}:"
         self.registry = CollectorRegistry()
         self._made: dict[str, Counter | Gauge | Histogram] = {}
 
@@ -76,13 +79,18 @@ class Metrics:
 
     def watch(self, names: tuple[str, ...], read: Callable[[], Iterable[Sample]]) -> None:
         """Gauges and counters whose label values come and go: asked for at each scrape."""
-        self.registry.register(_Watched(names, read))
+        self.registry.register(_Watched(self.prefix, names, read))
 
     def watch_process(self) -> None:
         """Add memory, CPU and garbage collection of this process."""
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         GCCollector(registry=self.registry)
+
+    def families(self, name: str) -> Iterable[Family]:
+        """What was measured of one metric; nothing before it is made. Not for `watch`ed ones."""
+        made = self._made.get(name)
+        return () if made is None else made.collect()
 
     def render(self) -> bytes:
         """The text that Prometheus scrapes; its media type is `CONTENT_TYPE`."""
@@ -95,7 +103,7 @@ class Metrics:
         return made
 
     def _make(self, metric: Metric) -> Counter | Gauge | Histogram:
-        full_name = PREFIX + metric.name
+        full_name = self.prefix + metric.name
         if metric.kind == "counter":
             return Counter(full_name, metric.help, metric.labels, registry=self.registry)
         if metric.kind == "gauge":
@@ -112,7 +120,10 @@ class Metrics:
 class _Watched(Collector):
     """What `Metrics.watch` adds."""
 
-    def __init__(self, names: tuple[str, ...], read: Callable[[], Iterable[Sample]]) -> None:
+    def __init__(
+        self, prefix: str, names: tuple[str, ...], read: Callable[[], Iterable[Sample]]
+    ) -> None:
+        self._prefix = prefix
         self._metrics = [_METRIC_BY_NAME[name] for name in names]
         self._read = read
 
@@ -120,7 +131,7 @@ class _Watched(Collector):
         """See prometheus_client."""
         families = {
             metric.name: (CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily)(
-                PREFIX + metric.name, metric.help, labels=metric.labels
+                self._prefix + metric.name, metric.help, labels=metric.labels
             )
             for metric in self._metrics
         }

@@ -7,7 +7,8 @@ that its dashboards work; `engine` is the worker's id. Times are seconds.
 from dataclasses import dataclass
 from typing import Final, Literal
 
-PREFIX: Final = "tokenmesh:"
+PREFIX: Final = "tokenmesh"
+"""Before a colon and the name, unless `telemetry.metrics_prefix` says otherwise."""
 
 Kind = Literal["counter", "gauge", "histogram"]
 
@@ -61,7 +62,7 @@ def _histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -
     return Metric(name, "histogram", text, labels, buckets)
 
 
-_ENGINE: Final = (
+ENGINE_METRICS: Final = (
     _gauge("num_requests_running", "Streams in the engine's batch.", *_MODEL),
     _gauge("num_requests_waiting", "Streams that wait for a row of the batch.", *_MODEL),
     _gauge(
@@ -118,6 +119,12 @@ _ENGINE: Final = (
         *_MODEL,
         "source",
     ),
+    _counter(
+        "prompt_tokens_cached_by_source",
+        "Prompt tokens found in a cache, by which: local_cache_hit.",
+        *_MODEL,
+        "source",
+    ),
     _counter("generation_tokens", "Tokens generated.", *_MODEL),
     _counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", *_MODEL),
     _counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.", *_MODEL),
@@ -138,7 +145,7 @@ _ENGINE: Final = (
     _histogram("request_decode_time_seconds", "From first to last token.", _REQUEST_S, *_MODEL),
     _histogram("request_inference_time_seconds", "Prefill and decode.", _REQUEST_S, *_MODEL),
 )
-"""Measured by workers (and the mm_cache ones by encoders)."""
+"""Measured by workers (and the mm_cache ones by encoders); gateways show them too."""
 
 _EDGE: Final = (
     _counter("request_success", "Finished choices.", *_MODEL, "finished_reason"),
@@ -238,4 +245,4 @@ _MESH: Final = (
 )
 """Measured by whoever does it."""
 
-METRICS: Final = (*_ENGINE, *_EDGE, *_MESH)
+METRICS: Final = (*ENGINE_METRICS, *_EDGE, *_MESH)

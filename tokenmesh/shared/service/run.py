@@ -68,7 +68,7 @@ async def _enter(
     name: str, instance_id: InstanceId, settings: "Settings", stack: AsyncExitStack
 ) -> Mesh:
     """Connect everything; `stack` gets what closes it, in the order of leaving."""
-    metrics = Metrics()
+    metrics = Metrics(settings.telemetry.metrics_prefix)
     metrics.watch_process()
     bus = await connect(settings.bus, instance_id)
     stack.push_async_callback(bus.close)
@@ -100,7 +100,8 @@ async def _live(mesh: Mesh, build: Build, stops: StopSignals) -> int:
         return exit_codes.CLEAN
     if error := building.exception():
         return _explain(mesh, error)
-    await mesh.listen(ProcessControl(stops.drain), subjects.process_control(mesh.instance_id))
+    control = ProcessControl(stops.drain, mesh.metrics)
+    await mesh.listen(control, subjects.process_control(mesh.instance_id))
     await mesh.join()
     logger.info("%s is ready", mesh.instance_id)
     stop = asyncio.create_task(stops.first.wait())

@@ -34,8 +34,8 @@ def health_router(gateway: Gateway) -> APIRouter:
 
     @router.get("/metrics", dependencies=[Depends(require_admin)])
     async def metrics() -> Response:
-        """This process's metrics for Prometheus."""
-        return Response(gateway.metrics.render(), media_type=CONTENT_TYPE)
+        """Metrics of this process and of the mesh's engines for Prometheus."""
+        return Response(await gateway.render_metrics(), media_type=CONTENT_TYPE)
 
     @router.get("/load")
     async def load() -> Response:
