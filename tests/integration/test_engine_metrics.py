@@ -1,6 +1,7 @@
 """A gateway's /metrics has what workers measure, under the names that dashboards of vLLM read."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -103,6 +104,29 @@ async def test_a_gateway_has_the_engines_metrics_by_the_names_of_vllm(mesh: Smal
     assert generated - total(before["generation_tokens"], "_total") == 6 * 8
     steps = total(after["iteration_tokens_total"], "_count")
     assert steps > total(before["iteration_tokens_total"], "_count")
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_response_tells_the_load_that_a_proxy_asks_for(
+    mesh: SmallMesh, is_stream: bool
+) -> None:
+    async def header(asked: str) -> Any:
+        body = {"model": mesh.model, "prompt": "Hi", "max_tokens": 2, "stream": is_stream}
+        headers = {"endpoint-load-metrics-format": asked}
+        response = await mesh.client.post("/v1/completions", json=body, headers=headers)
+        assert response.status_code == 200
+        return response.headers.get("endpoint-load-metrics")
+
+    names = ["kv_cache_usage_perc", "num_requests_waiting"]
+    told = await header("JSON")
+    values = json.loads(told.removeprefix("JSON "))["named_metrics"]
+    assert list(values) == names
+    assert all(0 <= value <= 1 for value in values.values())
+    text = await header("text")
+    assert text.startswith("TEXT ")
+    pairs = [each.split("=") for each in text.removeprefix("TEXT ").split(", ")]
+    assert [name for name, _ in pairs] == [f"named_metrics.{name}" for name in names]
+    assert await header("BINARY") is None
 
 
 async def test_a_worker_that_does_not_answer_is_shown_as_before(mesh: SmallMesh) -> None:

@@ -6,6 +6,7 @@ a stream that waits for longer than the keep-alive's interval begins without the
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Protocol
 
 from starlette.responses import Response
@@ -17,6 +18,7 @@ from tokenmesh.services.gateway.client_watch import ClientWatch
 from tokenmesh.services.gateway.delivery import Delivery, deliver
 from tokenmesh.services.gateway.exchange import Exchange, exchange_of
 from tokenmesh.services.gateway.gateway import Gateway
+from tokenmesh.services.gateway.load_header import Headers, load_header
 from tokenmesh.services.gateway.outlet import Outlet
 from tokenmesh.services.gateway.piece import Piece
 from tokenmesh.shared.errors import Cancelled, TokenMeshError
@@ -55,6 +57,7 @@ class Answer(Response):
         self._ask = ask
         self._pipeline = gateway.pipeline
         self._admission = gateway.admission
+        self._members = gateway.members
         self._settings = gateway.settings
         self._writer = writer
         self._meter = gateway.meters.start(ask.head.model, started_s)
@@ -69,9 +72,13 @@ class Answer(Response):
                 self._admission.admitted(exchange),
                 ClientWatch(receive, self._settings.write_timeout_s) as watch,
             ):
-                await self._run(Outlet(send, watch, self._flushing), exchange)
+                outlet = Outlet(send, watch, self._flushing, partial(self._load_header, scope))
+                await self._run(outlet, exchange)
         except Cancelled:
             exchange.has_client_left = True
+
+    def _load_header(self, scope: Scope) -> Headers:
+        return load_header(scope, self._members.workers(self._ask.jobs[0].card.name))
 
     async def _run(self, outlet: Outlet, exchange: Exchange) -> None:
         ask, limit = self._ask, self._settings.max_buffered_tokens

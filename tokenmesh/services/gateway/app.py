@@ -76,6 +76,7 @@ _EXPOSED: Final = [
     "x-tokenmesh-warning",
     "retry-after",
     *(
+    "endpoint-load-metrics",
         f"x-ratelimit-{what}-{of}"
         for of in ("requests", "tokens")
         for what in ("limit", "remaining", "reset")

@@ -1,7 +1,7 @@
 """Outlet: one response's way to its client. Headers once, bytes in order, somebody who watches."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -30,8 +30,15 @@ def leaving() -> Draining:
 class Outlet:
     """Of a stream of events or of one JSON body."""
 
-    def __init__(self, send: Send, watch: ClientWatch, flushing: Tally) -> None:
-        """`flushing` is told the time that writes take."""
+    def __init__(
+        self,
+        send: Send,
+        watch: ClientWatch,
+        flushing: Tally,
+        more_headers: Callable[[], list[tuple[bytes, bytes]]] = list,
+    ) -> None:
+        """`flushing` is told the time that writes take; `more_headers` is asked at the status."""
+        self._more_headers = more_headers
         self._send = send
         self._watch = watch
         self._flushing = flushing
@@ -90,6 +97,7 @@ class Outlet:
 
     async def _begin(self, headers: list[tuple[bytes, bytes]]) -> None:
         self.has_begun = True
+        headers = [*headers, *self._more_headers()]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def _write(self, data: bytes, *, more: bool) -> None:
