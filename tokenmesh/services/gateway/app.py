@@ -37,6 +37,7 @@ from tokenmesh.services.gateway.routes.messages import messages_endpoint, messag
 from tokenmesh.services.gateway.routes.models import models_router
 from tokenmesh.services.gateway.routes.realtime import realtime_router
 from tokenmesh.services.gateway.routes.responses import response_endpoint
+from tokenmesh.services.gateway.routes.sagemaker import sagemaker_router
 from tokenmesh.services.gateway.routes.server_info import server_info_router
 from tokenmesh.services.gateway.routes.stored_responses import stored_responses_router
 from tokenmesh.services.gateway.routes.tokenize import tokenize_router
@@ -75,8 +76,8 @@ _EXPOSED: Final = [
     "traceparent",
     "x-tokenmesh-warning",
     "retry-after",
-    *(
     "endpoint-load-metrics",
+    *(
         f"x-ratelimit-{what}-{of}"
         for of in ("requests", "tokens")
         for what in ("limit", "remaining", "reset")
@@ -128,6 +129,7 @@ def _make_routes(gateway: Gateway, endpoints: Mapping[str, Endpoint]) -> FastAPI
         app.post(path, tags=["generate"], response_model=None, openapi_extra=schema)(endpoint)
     for make_router in _ROUTERS:
         app.include_router(make_router(gateway))
+    app.include_router(sagemaker_router(gateway, endpoints))
     app.include_router(traces_router(gateway.traces))
     if docs:
         app.include_router(docs_router(gateway))

@@ -13,7 +13,16 @@ _REF: Final = "#/components/schemas/{model}"
 
 def body_schema(model: type[BaseModel]) -> dict[str, Any]:
     """What a route passes as `openapi_extra`."""
-    content = {"application/json": {"schema": {"$ref": _REF.format(model=model.__name__)}}}
+    return _body({"$ref": _REF.format(model=model.__name__)})
+
+
+def any_body_schema(models: Iterable[type[BaseModel]]) -> dict[str, Any]:
+    """The same for a route that takes any of several bodies."""
+    return _body({"anyOf": [{"$ref": _REF.format(model=each.__name__)} for each in models]})
+
+
+def _body(schema: dict[str, Any]) -> dict[str, Any]:
+    content = {"application/json": {"schema": schema}}
     return {"requestBody": {"required": True, "content": content}}
 
 

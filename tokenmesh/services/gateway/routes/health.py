@@ -25,12 +25,12 @@ def health_router(gateway: Gateway) -> APIRouter:
     @router.get("/health")
     async def health() -> Response:
         """200 while requests can be served; vLLM's name for /readyz."""
-        return _readiness(gateway)
+        return readiness(gateway)
 
     @router.get("/readyz")
     async def readyz() -> Response:
         """200 while a tokenizer, a scheduler and an awake worker live; else 503 and why not."""
-        return _readiness(gateway)
+        return readiness(gateway)
 
     @router.get("/metrics", dependencies=[Depends(require_admin)])
     async def metrics() -> Response:
@@ -50,7 +50,8 @@ def health_router(gateway: Gateway) -> APIRouter:
     return router
 
 
-def _readiness(gateway: Gateway) -> Response:
+def readiness(gateway: Gateway) -> Response:
+    """200 while requests can be served, else 503 and why not."""
     missing = [service for service in _NEEDED if not gateway.members.service(service)]
     if gateway.draining.is_set():
         return json_response({"ready": False, "draining": True}, 503)
