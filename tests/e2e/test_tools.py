@@ -128,8 +128,23 @@ def test_a_model_without_tools_calls_none(client: openai.OpenAI) -> None:
     assert (choice.message.tool_calls, choice.finish_reason) == (None, "stop")
 
 
+@pytest.mark.parametrize("thinks", [False, True])
+def test_required_calls_are_made_and_end(client: openai.OpenAI, thinks: bool) -> None:
+    # A model that has nothing to call sees no reason to end a list of calls, nor to call.
+    hello = [{"role": "user", "content": "hello"}]
+    fields = {
+        "temperature": 1.0,
+        "extra_body": {"chat_template_kwargs": {"enable_thinking": thinks}},
+    }
+    for seed in range(3):
+        choice = ask(client, hello, tool_choice="required", seed=seed, **fields)
+        calls = calls_of(choice.message)
+        assert 1 <= len(calls) <= 32
+        assert {name for name, _ in calls} <= {"get_weather", "get_time", "multiply"}
+        assert choice.finish_reason == "tool_calls"
+
+
 def test_a_call_is_required_though_nobody_asked(client: openai.OpenAI) -> None:
-    # Nothing ends a list of calls for a model that has nothing to call.
     hello = [{"role": "user", "content": "hello"}]
     choice = ask(client, hello, tool_choice="required", parallel_tool_calls=False)
     [(name, arguments)] = calls_of(choice.message)
