@@ -100,16 +100,6 @@ async def test_the_ids_of_an_echoed_completion_are_the_generated_ones(
     assert text == "One" + fake_tokenizer().decode(ids)
 
 
-async def test_the_chosen_token_stands_first_in_top_logprobs_of_completions(
-    mesh: BackEnd, client: httpx.AsyncClient
-) -> None:
-    # The worker's table has the chosen token first: with none asked for it stands alone.
-    for count in (0, 2):
-        body = {"model": mesh.model, "prompt": "One", "logprobs": count}
-        shape = (await client.post(PLAIN, json=body)).json()["choices"][0]["logprobs"]
-        assert [next(iter(top)) for top in shape["top_logprobs"]] == shape["tokens"]
-
-
 @pytest.mark.parametrize("num_words", [1, 40])
 async def test_a_message_counts_the_blocks_that_its_prompt_added_to_the_cache(
     mesh: BackEnd, client: httpx.AsyncClient, num_words: int

@@ -134,6 +134,25 @@ def test_text_offsets_go_on_over_chunks_and_after_an_echo(shapes: LogprobShapes)
     assert offsets == [[0, 1], [2], [3]]
 
 
+def test_the_chosen_token_stands_first_in_top_logprobs_of_completions(
+    shapes: LogprobShapes,
+) -> None:
+    for entry in (
+        TokenLogprobs(1, -2.0, 2, [0], [-0.1]),
+        TokenLogprobs(1, -2.0, 2, [0, 1], [-0.1, -2.0]),
+    ):
+        [tops] = shapes.completion([entry], [1], 0).top_logprobs
+        assert list((tops or {}).items()) == [("b", -2.0), ("a", -0.1)]
+
+
+def test_named_tokens_of_a_chat_come_after_the_chosen_one() -> None:
+    tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1}, []))
+    tokenizer.decoder = decoders.ByteLevel()
+    named = LogprobShapes(Vocabulary(tokenizer, []), has_named=True)
+    [shown] = named.chat([TokenLogprobs(1, -2.0, 2, [0], [-0.1])]).content
+    assert [(top.token, top.logprob) for top in shown.top_logprobs] == [("b", -2.0), ("a", -0.1)]
+
+
 def test_tokens_can_be_shown_as_ids() -> None:
     shapes = LogprobShapes(Vocabulary(Tokenizer(models.BPE()), []), as_ids=True)
     assert shapes.chat([TokenLogprobs(7, -1.0, 3)]).content[0].token == "token_id:7"
