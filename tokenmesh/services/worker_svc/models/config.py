@@ -28,16 +28,16 @@ class RopeConfig:
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
 
-    def scope(self, num_prompt: int) -> str | None:
-        """What keys of a prompt of that length have in common with no other; None: nothing.
+    @property
+    def boundary(self) -> int | None:
+        """Sequences longer than this turn all of their keys by other factors than shorter ones."""
+        return self.original_max_position if self.kind == "longrope" else None
 
-        Kinds whose angles depend on the length may not share cached keys across it.
-        """
-        if self.kind == "dynamic" and num_prompt > self.max_position:
-            return f"length {num_prompt}"
-        if self.kind == "longrope" and num_prompt > self.original_max_position:
-            return "long"
-        return None
+    def scope(self, num_prompt: int) -> str | None:
+        """What keys of a prompt of that length share with no other length; None: nothing."""
+        if self.kind != "dynamic":
+            return None
+        return f"length {max(num_prompt, self.max_position)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +84,12 @@ class DecoderConfig:
     residual_multiplier: float = 1.0
     logits_divisor: float = 1.0
     query_scaling: QueryScaling | None = None
+
+    def min_length(self, num_prompt: int, num_known: int) -> int:
+        """The length that the first tokens of a row count with, where keys depend on it.
+
+        num_known tokens are known when its KV is computed from the start. Past a boundary every key
+        is one of the whole sequence; else an output token's is that of the length it made.
+        """
+        has_boundary = any(rope.boundary is not None for rope in self.ropes)
+        return num_known if has_boundary else num_prompt

@@ -16,15 +16,24 @@ class RawConfig:
     ) -> None:
         self.values = values
         self.origin = origin
+        self.read: set[str] = set()
+        """Keys that somebody has looked at."""
         self._defaults = defaults or {}
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> "RawConfig":
         """The same object, with values for keys that it lacks altogether."""
-        return RawConfig(self.values, self.origin, defaults)
+        other = RawConfig(self.values, self.origin, defaults)
+        other.read = self.read
+        return other
 
     def get(self, key: str) -> Any:
         """The value, the family's default when the key is absent, or None."""
+        self.read.add(key)
         return self.values[key] if key in self.values else self._defaults.get(key)
+
+    def default(self, key: str) -> Any:
+        """The family's default, whatever the file has."""
+        return self._defaults.get(key)
 
     def error(self, key: str, problem: str) -> CheckpointError:
         """An error that names the file and the key."""
@@ -59,8 +68,9 @@ class RawConfig:
         return value
 
     def part(self, key: str) -> "RawConfig | None":
-        """A nested object, or None."""
+        """A nested object, the family's default when there is none, or None."""
         value = self.get(key)
+        value = self.default(key) if value is None else value
         if value is None:
             return None
         if not isinstance(value, Mapping):

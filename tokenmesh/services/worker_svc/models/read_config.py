@@ -4,15 +4,10 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from tokenmesh.services.worker_svc.models.config import DecoderConfig, RopeConfig
-from tokenmesh.services.worker_svc.models.layer_patterns import FULL, SLIDING
+from tokenmesh.services.worker_svc.models.config import DecoderConfig
 from tokenmesh.services.worker_svc.models.names import Names
 from tokenmesh.services.worker_svc.models.raw_config import RawConfig
-from tokenmesh.services.worker_svc.models.read_rope import (
-    longest_position,
-    read_rope,
-    rope_parameters,
-)
+from tokenmesh.services.worker_svc.models.read_rope import longest_position, read_ropes
 from tokenmesh.services.worker_svc.models.registry import (
     FAMILIES,
     IMAGE_ARCHITECTURES,
@@ -107,7 +102,7 @@ def _decoder_config(raw: RawConfig, family: Family) -> DecoderConfig:
     if num_heads % num_kv_heads:
         raise raw.error("num_key_value_heads", f"is {num_kv_heads}, no divisor of {num_heads}")
     head_dim = raw.integer("head_dim", hidden_size // num_heads)
-    ropes = _ropes(raw, family, head_dim)
+    ropes = read_ropes(raw, family.rope, head_dim)
     switches: dict[str, Any] = {"attention_scale": head_dim**-0.5, **family.switches(raw)}
     return DecoderConfig(
         vocab_size=raw.integer("vocab_size"),
@@ -123,27 +118,3 @@ def _decoder_config(raw: RawConfig, family: Family) -> DecoderConfig:
         tied_embeddings=raw.flag("tie_word_embeddings"),
         **switches,
     )
-
-
-def _ropes(raw: RawConfig, family: Family, head_dim: int) -> tuple[RopeConfig, ...]:
-    def read(parameters: RawConfig) -> RopeConfig:
-        kind = parameters.get("rope_type") or parameters.get("type")
-        if kind == "dynamic" and parameters.get("alpha"):
-            return _fixed_alpha(raw, parameters, head_dim)
-        return read_rope(raw, parameters, head_dim, partial_default=family.partial_rotary)
-
-    if not family.rope_by_type:
-        return (read(rope_parameters(raw)),)
-    parameters = rope_parameters(raw)
-    is_nested = FULL in parameters.values or SLIDING in parameters.values
-    plain = RawConfig({}, parameters.origin, {"rope_theta": raw.number("rope_theta")})
-    sliding = rope_parameters(raw, SLIDING) if is_nested else plain
-    return (read(rope_parameters(raw, FULL)), read(sliding))
-
-
-def _fixed_alpha(raw: RawConfig, parameters: RawConfig, head_dim: int) -> RopeConfig:
-    """HunYuan labels a fixed stretch of the base "dynamic"."""
-    theta, alpha = parameters.number("rope_theta", 10000.0), parameters.number("alpha")
-    stretched = theta * alpha ** (head_dim / (head_dim - 2))
-    plain = RawConfig({"rope_theta": stretched}, parameters.origin)
-    return read_rope(raw, plain, head_dim, partial_default=False)

@@ -2,53 +2,85 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, get_args
 
 from tokenmesh.services.worker_svc.models.config import RopeConfig, RopeKind
+from tokenmesh.services.worker_svc.models.layer_patterns import FULL, SLIDING
 from tokenmesh.services.worker_svc.models.raw_config import RawConfig
 
-KINDS: Final[tuple[RopeKind, ...]] = get_args(RopeKind)
+_KINDS: Final[Mapping[str, RopeKind]] = {kind: kind for kind in get_args(RopeKind)}
+
+KEYS: Final = frozenset(
+    {
+        "rope_type",
+        "type",
+        "rope_theta",
+        "partial_rotary_factor",
+        "factor",
+        "original_max_position_embeddings",
+        "attention_factor",
+        "beta_fast",
+        "beta_slow",
+        "short_factor",
+        "long_factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        "mscale",
+        "mscale_all_dim",
+        "truncate",
+        "finetuned",
+        "max_position_embeddings",
+    }
+)
+"""Keys that a rope object may have. A kind ignores those that are meant for others, and all kinds
+ignore the last two, as transformers does."""
+
+_THETA: Final = 10000.0
 
 
-def rope_parameters(raw: RawConfig, layer_type: str | None = None) -> RawConfig:
-    """The object that describes rope: rope_scaling wins over rope_parameters, as in transformers.
+@dataclass(frozen=True, slots=True)
+class RopeRules:
+    """How a family reads its rope."""
 
-    `layer_type` picks an entry where the parameters are nested by layer type.
-    """
-    part = raw.part("rope_scaling") or raw.part("rope_parameters")
-    values: Mapping[str, Any] = part.values if part else {}
-    origin = part.origin if part else f"{raw.origin}: rope_parameters"
-    if layer_type is not None and isinstance(values.get(layer_type), Mapping):
-        values, origin = values[layer_type], f"{origin}: {layer_type}"
+    kinds: Mapping[str, RopeKind] = field(default_factory=lambda: _KINDS)
+    """Kind by its name in config.json."""
+    keys: frozenset[str] = frozenset()
+    """Keys that only this family's rope objects may have."""
+    default_is_partial: bool = False
+    """The default kind, too, may turn only a part of each head."""
+    by_type: bool = False
+    """Sliding layers have their own rope, without scaling unless it is given for them."""
+
+
+def read_ropes(raw: RawConfig, rules: RopeRules, head_dim: int) -> tuple[RopeConfig, ...]:
+    """The family's ropes: one, or one of full and one of sliding layers."""
+    if not rules.by_type:
+        return (_read(raw, rope_parameters(raw), rules, head_dim),)
+    ropes = tuple(_read(raw, part, rules, head_dim) for part in _by_type(raw))
+    if len({rope.boundary for rope in ropes} | {None}) > 2:
+        raise raw.error("rope_parameters", "has longrope of two different original lengths")
+    if "longrope" in {rope.kind for rope in ropes} and "dynamic" in {rope.kind for rope in ropes}:
+        raise raw.error("rope_parameters", "mixes longrope and dynamic, which is not supported")
+    return ropes
+
+
+def rope_parameters(raw: RawConfig) -> RawConfig:
+    """The object that describes rope: rope_scaling unless it is empty, else rope_parameters."""
+    part = _filled(raw, "rope_scaling") or _filled(raw, "rope_parameters")
     shared = {key: raw.get(key) for key in ("rope_theta", "partial_rotary_factor")}
-    return RawConfig(values, origin, {k: v for k, v in shared.items() if v is not None})
+    defaults = {key: value for key, value in shared.items() if value is not None}
+    if part is None:
+        return RawConfig({}, f"{raw.origin}: rope_parameters", defaults)
+    return part.with_defaults(defaults)
 
 
-def read_rope(
-    raw: RawConfig, parameters: RawConfig, head_dim: int, *, partial_default: bool
-) -> RopeConfig:
-    """Build the RopeConfig. `partial_default`: the family's default kind may be partial too."""
-    kind = _kind(parameters)
-    fraction = parameters.number("partial_rotary_factor", 1.0)
-    if kind == "default" and not partial_default:
-        fraction = 1.0
-    # An odd partial dimension is rounded up to whole pairs.
-    rotary_dim = 2 * ((int(head_dim * fraction) + 1) // 2)
-    if head_dim % 2 or not 0 < rotary_dim <= head_dim:
-        raise raw.error("head_dim", f"is {head_dim}; rope needs an even number of at least 2")
-    max_position = raw.integer("max_position_embeddings")
-    original = raw.integer("original_max_position_embeddings", max_position)
-    if raw.get("original_max_position_embeddings") is None:
-        original = parameters.integer("original_max_position_embeddings", max_position)
-    rope = RopeConfig(
-        kind=kind,
-        theta=parameters.number("rope_theta", 10000.0),
-        rotary_dim=rotary_dim,
-        max_position=max_position,
-        original_max_position=original,
-    )
-    return rope if kind == "default" else _scaled(rope, parameters)
+def original_length(raw: RawConfig, parameters: RawConfig) -> int:
+    """The length before scaling: that of the whole file comes before that of the rope object."""
+    for source in (raw, parameters):
+        if source.get("original_max_position_embeddings") is not None:
+            return source.integer("original_max_position_embeddings")
+    return raw.integer("max_position_embeddings")
 
 
 def longest_position(rope: RopeConfig) -> int:
@@ -60,13 +92,86 @@ def longest_position(rope: RopeConfig) -> int:
     return rope.max_position
 
 
-def _kind(parameters: RawConfig) -> RopeKind:
+def _filled(raw: RawConfig, key: str) -> RawConfig | None:
+    """A nested object; None when there is none or it is empty."""
+    part = raw.part(key)
+    return part if part is not None and part.values else None
+
+
+def _by_type(raw: RawConfig) -> tuple[RawConfig, RawConfig]:
+    """The rope objects of full and of sliding layers.
+
+    In the old spelling, scaling and theta stand for full layers only, so a theta that is not the
+    family's leaves open what sliding layers were trained with.
+    """
+    nested, scaling = _filled(raw, "rope_parameters"), _filled(raw, "rope_scaling")
+    values: Mapping[str, Any] = {} if nested is None else nested.values
+    for key in values:
+        if key not in (FULL, SLIDING):
+            raise raw.error("rope_parameters", f"holds {key!r}; this family has it by layer type")
+    if raw.get("original_max_position_embeddings") is not None:
+        raise raw.error("original_max_position_embeddings", "belongs into rope_parameters")
+    theta = raw.number("rope_theta")
+    if theta != raw.default("rope_theta") and any(
+        (values.get(kind) or {}).get("rope_theta") is None for kind in (FULL, SLIDING)
+    ):
+        raise raw.error("rope_theta", f"is {theta}; give it in rope_parameters by layer type")
+    parts = []
+    for kind in (FULL, SLIDING):
+        part = None if nested is None else nested.part(kind)
+        own = dict(part.values) if part is not None else {}
+        if kind == FULL and scaling is not None:
+            own |= scaling.values
+        if own.get("truncate") is False:
+            raise raw.error("truncate", "is false, which this family does not support")
+        parts.append(
+            RawConfig(own, f"{raw.origin}: rope_parameters: {kind}", {"rope_theta": theta})
+        )
+    return parts[0], parts[1]
+
+
+def _read(raw: RawConfig, parameters: RawConfig, rules: RopeRules, head_dim: int) -> RopeConfig:
+    """Build the RopeConfig of one rope object."""
+    for key, value in parameters.values.items():
+        if value is not None and key not in KEYS | rules.keys:
+            raise parameters.error(key, "is not a supported key of a rope object")
+    kind = _kind(parameters, rules)
+    if kind == "dynamic" and "alpha" in rules.keys and parameters.get("alpha"):
+        return _fixed_alpha(raw, parameters, head_dim)
+    fraction = parameters.number("partial_rotary_factor", 1.0)
+    if not rules.default_is_partial:
+        if kind != "default" and fraction != 1.0:
+            raise parameters.error("partial_rotary_factor", f"is {fraction}; supported is 1.0")
+        fraction = 1.0
+    # An odd partial dimension is rounded up to whole pairs.
+    rotary_dim = 2 * ((int(head_dim * fraction) + 1) // 2)
+    if head_dim % 2 or not 0 < rotary_dim <= head_dim:
+        raise raw.error("head_dim", f"is {head_dim}; rope needs an even number of at least 2")
+    rope = RopeConfig(
+        kind=kind,
+        theta=parameters.number("rope_theta", _THETA),
+        rotary_dim=rotary_dim,
+        max_position=raw.integer("max_position_embeddings"),
+        original_max_position=original_length(raw, parameters),
+    )
+    return rope if kind == "default" else _scaled(rope, parameters)
+
+
+def _fixed_alpha(raw: RawConfig, parameters: RawConfig, head_dim: int) -> RopeConfig:
+    """HunYuan labels a fixed stretch of the base "dynamic"."""
+    theta, alpha = parameters.number("rope_theta", _THETA), parameters.number("alpha")
+    stretched = theta * alpha ** (head_dim / (head_dim - 2))
+    plain = RawConfig({"rope_theta": stretched}, parameters.origin)
+    return _read(raw, plain, RopeRules(), head_dim)
+
+
+def _kind(parameters: RawConfig, rules: RopeRules) -> RopeKind:
     name = parameters.get("rope_type") or parameters.get("type") or "default"
-    name = "longrope" if name == "su" else name
-    for kind in KINDS:
-        if kind == name:
-            return kind
-    raise parameters.error("rope_type", f"is {name!r}; supported are {', '.join(KINDS)}")
+    kind = rules.kinds.get(name) if isinstance(name, str) else None
+    if kind is None:
+        supported = ", ".join(rules.kinds)
+        raise parameters.error("rope_type", f"is {name!r}; supported are {supported}")
+    return kind
 
 
 def _scaled(rope: RopeConfig, parameters: RawConfig) -> RopeConfig:

@@ -11,6 +11,7 @@ from tokenmesh.services.worker_svc.models import layer_patterns, switches
 from tokenmesh.services.worker_svc.models.config import LayerConfig
 from tokenmesh.services.worker_svc.models.names import LayerNames
 from tokenmesh.services.worker_svc.models.raw_config import RawConfig
+from tokenmesh.services.worker_svc.models.read_rope import RopeRules
 
 _PLAIN: Final = LayerNames()
 
@@ -25,12 +26,9 @@ class Family:
     layers: Callable[[RawConfig, int], tuple[LayerConfig, ...]] = layer_patterns.full
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values of keys that config.json may leave out, as transformers has them."""
-    partial_rotary: bool = False
-    """Its default rope may turn a part of each head only."""
+    rope: RopeRules = RopeRules()
     interleaved_rope: bool = False
     """Its checkpoints pair feature 2i with 2i + 1 rather than i with i + half."""
-    rope_by_type: bool = False
-    """Sliding layers have their own rope, without scaling unless it is given for them."""
 
 
 _FUSED: Final = LayerNames(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",))
@@ -45,13 +43,17 @@ _POST_NORM: Final = LayerNames(
     mlp_norm=None,
     mlp_post_norm="post_feedforward_layernorm",
 )
+_PHI3_ROPE: Final = RopeRules(
+    kinds={"default": "default", "longrope": "longrope", "su": "longrope", "yarn": "longrope"},
+    default_is_partial=True,
+)
 _HUNYUAN: Final = LayerNames(q_norm="self_attn.query_layernorm", k_norm="self_attn.key_layernorm")
 
 FAMILIES: Final[Mapping[str, Family]] = {
     "LlamaForCausalLM": Family(),
     "MistralForCausalLM": Family(
         switches=switches.no_bias,
-        layers=layer_patterns.window_everywhere,
+        layers=layer_patterns.window_by_type,
         defaults={"sliding_window": 4096, "num_key_value_heads": 8},
     ),
     "MinistralForCausalLM": Family(
@@ -68,6 +70,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "rms_norm_eps": 1e-5,
             "rope_parameters": switches.MINISTRAL3_ROPE,
         },
+        rope=RopeRules(keys=frozenset({"llama_4_scaling_beta"})),
     ),
     "Qwen2ForCausalLM": Family(
         switches=switches.qwen2,
@@ -88,8 +91,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
         names=_FUSED,
         switches=switches.no_bias,
         layers=layer_patterns.window_everywhere,
-        defaults={"rms_norm_eps": 1e-5},
-        partial_rotary=True,
+        defaults={"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
+        rope=_PHI3_ROPE,
     ),
     "SmolLM3ForCausalLM": Family(
         layers=layer_patterns.rope_interval,
@@ -108,7 +111,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         switches=switches.olmo,
         layers=layer_patterns.rope_by_type,
         defaults={"rms_norm_eps": 1e-5, "sliding_window": 4096, "rope_theta": 500000.0},
-        rope_by_type=True,
+        rope=RopeRules(by_type=True),
     ),
     "GlmForCausalLM": Family(
         names=LayerNames(gate_up=("mlp.gate_up_proj",)),
@@ -120,7 +123,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "attention_bias": True,
             "partial_rotary_factor": 0.5,
         },
-        partial_rotary=True,
+        rope=RopeRules(default_is_partial=True),
         interleaved_rope=True,
     ),
     "Glm4ForCausalLM": Family(
@@ -133,7 +136,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "attention_bias": True,
             "partial_rotary_factor": 0.5,
         },
-        partial_rotary=True,
+        rope=RopeRules(default_is_partial=True),
         interleaved_rope=True,
     ),
     "SeedOssForCausalLM": Family(
@@ -141,7 +144,10 @@ FAMILIES: Final[Mapping[str, Family]] = {
         defaults={"head_dim": 128, "num_key_value_heads": 8, "attention_bias": True},
     ),
     "HunYuanDenseV1ForCausalLM": Family(
-        names=_HUNYUAN, switches=switches.hunyuan, defaults={"rms_norm_eps": 1e-5}
+        names=_HUNYUAN,
+        switches=switches.hunyuan,
+        defaults={"rms_norm_eps": 1e-5},
+        rope=RopeRules(keys=frozenset({"alpha"})),
     ),
     "Exaone4ForCausalLM": Family(
         names=_POST_NORM,

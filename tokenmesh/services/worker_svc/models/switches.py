@@ -4,6 +4,7 @@ from typing import Any, Final
 
 from tokenmesh.services.worker_svc.models.config import QueryScaling
 from tokenmesh.services.worker_svc.models.raw_config import RawConfig
+from tokenmesh.services.worker_svc.models.read_rope import original_length, rope_parameters
 
 MINISTRAL3_ROPE: Final = {
     "rope_type": "yarn",
@@ -47,12 +48,11 @@ def qwen3(raw: RawConfig) -> dict[str, Any]:
 
 def ministral3(raw: RawConfig) -> dict[str, Any]:
     """Queries that grow with the position."""
-    rope = raw.part("rope_parameters")
-    beta = 0.0 if rope is None else rope.number("llama_4_scaling_beta", 0.0)
-    if rope is None or not beta:
+    rope = rope_parameters(raw)
+    beta = rope.number("llama_4_scaling_beta", 0.0)
+    if not beta:
         return {}
-    period = rope.integer("original_max_position_embeddings")
-    return {"query_scaling": QueryScaling(beta=beta, period=period)}
+    return {"query_scaling": QueryScaling(beta=beta, period=original_length(raw, rope))}
 
 
 def granite(raw: RawConfig) -> dict[str, Any]:

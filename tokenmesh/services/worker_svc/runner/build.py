@@ -55,7 +55,7 @@ class LoadedModel:
     hidden_size: int
     eos_token_ids: frozenset[int]
     takes_images: bool
-    rope: RopeConfig
+    ropes: tuple[RopeConfig, ...]
     resident: TorchResident
     times: LoadTimes
     pool_s: float
@@ -65,8 +65,14 @@ class LoadedModel:
 
     def cache_salt(self, salt: str | None, num_prompt: int) -> str | None:
         """The prefix cache's salt of a request: the client's own and the model's reasons."""
-        scope = self.rope.scope(num_prompt)
-        return salt if scope is None else f"{scope}: {salt or ''}"
+        scopes = [rope.scope(num_prompt) for rope in self.ropes]
+        scope = ", ".join(each for each in scopes if each is not None)
+        return f"{scope}: {salt or ''}" if scope else salt
+
+    @property
+    def rope_boundary(self) -> int | None:
+        """See `Loaded.rope_boundary`."""
+        return next((rope.boundary for rope in self.ropes if rope.boundary is not None), None)
 
 
 def build_runner(model: ModelSettings, worker: WorkerSettings, progress: Progress) -> LoadedModel:
@@ -109,7 +115,7 @@ def build_runner(model: ModelSettings, worker: WorkerSettings, progress: Progres
         hidden_size=facts.config.hidden_size,
         eos_token_ids=maker.eos_token_ids,
         takes_images=facts.takes_images,
-        rope=facts.config.ropes[0],
+        ropes=facts.config.ropes,
         resident=TorchResident(runner, decoder, pool, partial(_reload, maker)),
         times=times,
         pool_s=pool_s,

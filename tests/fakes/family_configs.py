@@ -1,0 +1,105 @@
+"""config.json as a checkpoint has it, with transformers' own reading of it as the oracle."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tests.fakes.engine_driver import greedy
+from tests.fakes.models import randomized
+from tests.fakes.tiny import TinyCheckpoint
+from tests.ops.native import FOLDER
+from tokenmesh.kernels import native as native_kernels
+from tokenmesh.services.worker_svc.engine.plan import NewRow, ScheduledRow
+from tokenmesh.services.worker_svc.models.build_decoder import build_decoder
+from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
+from tokenmesh.services.worker_svc.models.raw_config import read_json
+from tokenmesh.services.worker_svc.models.read_config import read_facts
+from tokenmesh.services.worker_svc.runner.inputs import build_inputs
+from tokenmesh.services.worker_svc.runner.memory import make_pool
+from tokenmesh.services.worker_svc.runner.rows import Rows
+
+SIZES: Final[Mapping[str, Any]] = {
+    "vocab_size": 160,
+    "hidden_size": 64,
+    "intermediate_size": 80,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+
+MODEL_TYPES: Final[Mapping[str, str]] = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "MinistralForCausalLM": "ministral",
+    "Ministral3ForCausalLM": "ministral3",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "Phi3ForCausalLM": "phi3",
+    "SmolLM3ForCausalLM": "smollm3",
+    "GraniteForCausalLM": "granite",
+    "Olmo2ForCausalLM": "olmo2",
+    "Olmo3ForCausalLM": "olmo3",
+    "GlmForCausalLM": "glm",
+    "Glm4ForCausalLM": "glm4",
+    "SeedOssForCausalLM": "seed_oss",
+    "HunYuanDenseV1ForCausalLM": "hunyuan_v1_dense",
+    "Exaone4ForCausalLM": "exaone4",
+}
+"""By architecture, as config.json has it."""
+
+
+def config_of(architecture: str, **values: Any) -> dict[str, Any]:
+    """A small config.json; None as a value stands for null."""
+    model_type = MODEL_TYPES[architecture]
+    return {"architectures": [architecture], "model_type": model_type, **SIZES, **values}
+
+
+def checkpoint_of(directory: Path, config: dict[str, Any]) -> TinyCheckpoint:
+    """A checkpoint with this very config.json, and what transformers makes of it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "config.json"
+    path.write_text(json.dumps(config))
+
+    def make() -> Any:
+        read = AutoConfig.from_pretrained(directory)
+        return randomized(AutoModelForCausalLM.from_config(read).float())
+
+    make().save_pretrained(directory)
+    # transformers has written its own reading of it
+    path.write_text(json.dumps(config))
+    (directory / "generation_config.json").unlink(missing_ok=True)
+    return TinyCheckpoint(directory, make)
+
+
+def logits_of(directory: Path, prompt: list[int], *, native: bool, chunk: int) -> torch.Tensor:
+    """Ours at every position, float32 [len(prompt), vocab]."""
+    native = native and native_kernels.start(1, 0, FOLDER)
+    facts, weights = read_facts(read_json(directory / "config.json")), Checkpoint(directory)
+    num_blocks = -(-len(prompt) // 16)
+    logits = []
+    with torch.inference_mode():
+        decoder = build_decoder(facts, weights, torch.float32, lambda done, total: None, native)
+        pool = make_pool(facts.config, num_blocks + 1, 16, torch.float32, torch.device("cpu"))
+        pool.zero_()
+        rows = Rows(1, num_blocks, facts.config)
+        rows.add(NewRow(0, prompt, len(prompt), greedy(1), [], False))
+        for start in range(0, len(prompt), chunk):
+            count = min(chunk, len(prompt) - start)
+            blocks = [] if start else list(range(1, num_blocks + 1))
+            entry = ScheduledRow(0, start, count, blocks, start + count == len(prompt))
+            if blocks:
+                rows.append_blocks(entry, 16)
+            inputs = build_inputs([entry], rows, decoder, pool.shape[1:])
+            hidden = decoder.embed(inputs.token_ids)
+            logits.append(decoder.logits(decoder.forward(hidden, inputs.step, pool)))
+    return torch.cat(logits)
