@@ -56,7 +56,9 @@ class CudaDriver(EngineDriver):
         self.device = FakeDevice(on=on)
         self.runner = make_runner(directory, self.settings, self.device)
         self.model: Any = SimpleNamespace(
-            eos_token_ids=EOS, cache_salt=lambda salt, num_prompt: salt
+            eos_token_ids=EOS,
+            cache_salt=lambda salt, num_prompt: salt,
+            rope_boundary=self.runner._forward.decoder.config.ropes[0].boundary,
         )
         self._engine = Engine(self.runner, self.settings)
         self._num_streams = 0

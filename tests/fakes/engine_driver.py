@@ -141,6 +141,7 @@ class EngineDriver:
             sampling=job.sampling,
             eos_ids=self.model.eos_token_ids,
             cache_salt=self.model.cache_salt(None, len(job.prompt)),
+            rope_boundary=self.model.rope_boundary,
             media=list(job.media),
             embeddings=dict(job.embeddings),
             grammar=job.grammar,

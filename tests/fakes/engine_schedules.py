@@ -11,6 +11,7 @@ from tests.fakes.kv_runner import (
     KvRunner,
     cell_after,
     draw_from,
+    first_cell,
     media_mark,
 )
 from tokenmesh.services.worker_svc.engine.block_log import BlockChange
@@ -43,6 +44,13 @@ class Case:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     is_cancelled: bool = False
 
+    @property
+    def has_crossed(self) -> bool:
+        """Whether it outgrew its rope boundary while it was decoded here."""
+        start, boundary = self.request.num_prompt, self.request.rope_boundary
+        resumed = start + self.request.num_resumed
+        return boundary is not None and resumed <= boundary < start + len(self.received) - 1
+
     def receive(self, delta: Delta) -> None:
         assert not self.finishes, "something came after the end"
         assert delta.offset == len(self.received), "a gap or a duplicate"
@@ -61,9 +69,12 @@ def unbatched(request: Request, prompt: list[int]) -> tuple[list[int], Ending]:
     tokens = list(prompt)
     cells: Cells = []
     sampling = request.sampling
+    boundary = request.rope_boundary
     while True:
+        if len(tokens) - 1 == boundary:
+            cells.clear()
         for at in range(len(cells), len(tokens)):
-            before = cells[-1] if cells else 7
+            before = cells[-1] if cells else first_cell(boundary, len(tokens))
             cells.append(cell_after(before, tokens[at], media_mark(request.media, at)))
         token = draw_from(cells)
         tokens.append(token)
@@ -113,7 +124,9 @@ def random_owner(rng: Random) -> Owner:
     return Owner(rng.choice("ab"), weight, group) if rng.random() < 0.8 else NOBODY
 
 
-def random_case(rng: Random, stream: int, capacity: int, spread: int, *, alike: bool) -> Case:
+def random_case(
+    rng: Random, stream: int, capacity: int, spread: int, boundary: int | None, *, alike: bool
+) -> Case:
     num_prompt = rng.randint(1, min(20, capacity))
     kind = 0 if alike else rng.randrange(2)
     prompt = [(at * (3 + kind)) % VOCAB for at in range(num_prompt)]
@@ -138,6 +151,7 @@ def random_case(rng: Random, stream: int, capacity: int, spread: int, *, alike: 
         media=[] if alike else random_media(rng, num_prompt),
         priority=rng.choice([0, 0, 0, 1, -1]),
         cache_salt=None if alike else rng.choice([None, None, None, "s"]),
+        rope_boundary=boundary,
     )
     expected, ending = unbatched(request, prompt)
     resumed = expected[: rng.randint(0, len(expected))] if rng.random() < 0.2 else []
@@ -156,20 +170,23 @@ class Schedule:
         is_async: bool,
         may_cancel: bool = True,
         has_tenants: bool = False,
+        has_boundary: bool = False,
     ) -> None:
         rng = self._rng = Random(seed)
         self.settings = random_settings(rng, is_async)
         num_blocks = rng.randint(2, rng.choice([10, 20]))
         capacity = (num_blocks - 1) * self.settings.block_size
         num_cases, spread, alike = rng.randint(1, 9), rng.choice([1, 3, 8]), rng.random() < 0.4
+        boundary = rng.randint(1, 30) if has_boundary else None
         self.cases = [
-            random_case(rng, stream, capacity, spread, alike=alike) for stream in range(num_cases)
+            random_case(rng, stream, capacity, spread, boundary, alike=alike)
+            for stream in range(num_cases)
         ]
         if has_tenants:
             for case in self.cases:
                 case.request.owner = random_owner(rng)
         rows, steps = rng.choice([(trouble, 0.0), (0.0, trouble), (trouble / 4, trouble / 2)])
-        self.runner = KvRunner(self.settings, num_blocks, Random(seed + 1), rows, steps)
+        self.runner = KvRunner(self.settings, num_blocks, Random(seed + 1), rows, steps, boundary)
         self.engine = Engine(self.runner, self.settings)
         self._may_cancel = may_cancel
         self._added: list[Case] = []
@@ -200,6 +217,7 @@ class Schedule:
         counts["preempted"] = sum(case.request.num_preemptions for case in self.cases)
         counts["cached"] = sum(case.request.num_cached or 0 for case in self.cases)
         counts["wasted"] = self.runner.num_wasted
+        counts["crossed"] = sum(case.has_crossed for case in self.cases)
         counts["overlapped"] = self.runner.max_in_flight > 1
         return counts
 
@@ -241,8 +259,10 @@ class Schedule:
                 request.sampling,
                 media=request.media,
                 cache_salt=request.cache_salt,
+                rope_boundary=request.rope_boundary,
                 lora=request.lora,
             )
+            fresh.is_long = request.is_long
             cache._hash_up_to(fresh, num_full)
             hashes = [pool.hash_of(block) for block in request.blocks]
             assert not any(hashes[num_full:]), "a block without known tokens can be found"

@@ -30,6 +30,11 @@ def cell_after(previous: int, token: int, media: int) -> int:
     return (previous * 1_000_003 + token * 8191 + media + 3) % MODULUS
 
 
+def first_cell(boundary: int | None, num_known: int) -> int:
+    """What comes before the first position: on the other side of the boundary, something else."""
+    return 7 if boundary is None or num_known <= boundary else 11
+
+
 def draw_from(cells: Cells) -> int:
     """The token after a context."""
     return ((sum(cells) * 1_000_003) % MODULUS >> 17) % VOCAB
@@ -91,6 +96,7 @@ class KvRunner:
         rng: Random,
         row_trouble: float,
         step_trouble: float,
+        boundary: int | None = None,
     ) -> None:
         self.has_own_device = True
         self.num_blocks = num_blocks
@@ -104,6 +110,7 @@ class KvRunner:
         self._rng = rng
         self._row_trouble = row_trouble
         self._step_trouble = step_trouble
+        self._boundary = boundary
         self._rows: dict[int, KvRow] = {}
         self._cells: dict[tuple[int, int], int] = {}
         self._queue: deque[KvLaunch] = deque()
@@ -204,7 +211,8 @@ class KvRunner:
                 raise MemoryError("forward failed")
             row = self._rows[entry.row]
             for position in range(entry.start, entry.start + entry.num_tokens):
-                before = self._read(row, position - 1) if position else 7
+                first = first_cell(self._boundary, len(row.new.token_ids))
+                before = self._read(row, position - 1) if position else first
                 mark = media_mark(row.new.media, position)
                 cell = cell_after(before, row.tokens[position], mark)
                 place = (row.blocks[position // self._size], position % self._size)

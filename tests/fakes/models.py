@@ -116,6 +116,11 @@ FAKES: Final[Mapping[str, Fake]] = {
         {"original_max_position_embeddings": 128, "partial_rotary_factor": 0.5},
         _LONGROPE,
     ),
+    "phi3_longrope_short": Fake(
+        "Phi3",
+        {"original_max_position_embeddings": 40, "partial_rotary_factor": 0.5},
+        _LONGROPE,
+    ),
     "smollm3": Fake("SmolLM3", {"no_rope_layer_interval": 2}),
     "granite": Fake(
         "Granite",

@@ -49,7 +49,7 @@ class Mirror:
         self.requests[row] = Request(prompt, num_cached)
         self._stage(state.address(state.token_ids, row), prompt)
         self._stage(state.address(state.num_computed, row), [num_cached])
-        self._stage(state.address(state.num_prompt, row), [num_prompt])
+        self._stage(state.address(state.min_length, row), [num_prompt])
 
     def step(self, counts: dict[int, int], num_padding: int) -> None:
         """Compute so many tokens of each row, behind some padding; check all that comes out."""

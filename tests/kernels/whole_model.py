@@ -55,7 +55,7 @@ class _Run:
         destinations = [
             state.address(state.token_ids, ROW),
             state.address(state.tables, ROW),
-            state.address(state.num_prompt, ROW),
+            state.address(state.min_length, ROW),
         ]
         values = [*prompt, *BLOCKS, len(prompt)]
         starts = [0, len(prompt), len(prompt) + len(BLOCKS), len(values)]

@@ -20,6 +20,7 @@ from tokenmesh.services.worker_svc.engine.block_tables import BlockTables
 from tokenmesh.services.worker_svc.engine.decoding import Decoding
 from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
+from tokenmesh.services.worker_svc.engine.request import Request
 from tokenmesh.services.worker_svc.engine.row_table import RowTable
 from tokenmesh.services.worker_svc.engine.scheduler import Scheduler
 
@@ -34,11 +35,13 @@ class Mutant(NamedTuple):
     piece: str
     planted: str
     trouble: float = 0.0
+    has_boundary: bool = False
+    """Whether keys change past a length, as those of longrope do."""
 
 
 MUTANTS = {
     "no limit of what is scheduled ahead": Mutant(
-        Scheduler, "_pass_border", "length == request.max_len:", "False:"
+        Scheduler, "_pass_border", "length == request.decode_end:", "False:"
     ),
     "blocks published before their tokens are known": Mutant(
         Scheduler, "_pass_border", "length <= len(request.token_ids)", "True"
@@ -89,6 +92,15 @@ MUTANTS = {
     "half of the prompt's logprobs": Mutant(
         outputs, "_take_prompt_logprobs", "not is_whole", "request.is_prefilling"
     ),
+    "a sequence that outgrows its keys goes on with them": Mutant(
+        Decoding, "expect_border", "request.decode_end < border", "False", has_boundary=True
+    ),
+    "keys of a shorter sequence are found by a longer one": Mutant(
+        PrefixCache, "_hash_up_to", "request.block_salt", "request.cache_salt", has_boundary=True
+    ),
+    "hashes outlive the keys they stand for": Mutant(
+        Request, "choose_side", "self.hashes = []", "pass", has_boundary=True
+    ),
     "a device that does not keep the order": Mutant(
         KvRunner, "run_until", "self._queue.popleft()", "self._queue.pop()"
     ),
@@ -120,7 +132,9 @@ def test_a_planted_bug_is_noticed(
     plant(mutant, monkeypatch)
     for seed in range(MAX_SCHEDULES):
         try:
-            Schedule(2_000_000 + seed, mutant.trouble, is_async=True).run()
+            Schedule(
+                2_000_000 + seed, mutant.trouble, is_async=True, has_boundary=mutant.has_boundary
+            ).run()
         except Exception:
             return
     raise AssertionError(f"{MAX_SCHEDULES} schedules did not notice")

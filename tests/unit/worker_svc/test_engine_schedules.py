@@ -47,6 +47,22 @@ def test_failing_rows_and_steps_never_change_the_tokens_of_others(
 
 
 @pytest.mark.parametrize("trouble", [0.0, 0.15])
+@pytest.mark.parametrize("chunk", range(3))
+def test_requests_that_outgrow_their_rope_boundary_are_computed_again(
+    chunk: int, trouble: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, logger=engine_module.__name__)
+    counts: Counter[str] = Counter()
+    for seed in range(5_000_000 + 300 * chunk, 5_000_300 + 300 * chunk):
+        is_async, has_tenants = chunk > 0, chunk > 1
+        schedule = Schedule(
+            seed, trouble, is_async=is_async, has_tenants=has_tenants, has_boundary=True
+        )
+        counts += schedule.run()
+    assert min(counts[kind] for kind in ("crossed", "preempted", "cached")) > 25
+
+
+@pytest.mark.parametrize("trouble", [0.0, 0.15])
 @pytest.mark.parametrize("chunk", range(6))
 def test_who_gives_way_to_another_tenant_goes_on_with_the_same_tokens(
     chunk: int, trouble: float, caplog: pytest.LogCaptureFixture

@@ -28,7 +28,7 @@ def step_inputs_reference(
         blocks = state.tables[row].long()[positions // page_size]
         out.token_ids[tokens] = state.token_ids[row].long()[positions]
         out.positions[tokens] = positions
-        out.lengths[tokens] = (positions + 1).clamp(min=int(state.num_prompt[row]))
+        out.lengths[tokens] = (positions + 1).clamp(min=int(state.min_length[row]))
         out.slots[tokens] = blocks * page_size + positions % page_size
         out.seq_lens[index] = length
         columns = -(-length // page_size)

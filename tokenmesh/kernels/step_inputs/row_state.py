@@ -23,8 +23,8 @@ class RowState:
     """int32 [R, C]: block ids; 0, the null block, past a row's end."""
     num_computed: torch.Tensor
     """int32 [R]: tokens whose keys and values are in the pages."""
-    num_prompt: torch.Tensor
-    """int32 [R]: tokens that did not come from sampling."""
+    min_length: torch.Tensor
+    """int32 [R]: the least length that tokens of the row count with, see `StepTensors.lengths`."""
 
     @classmethod
     def zeros(cls, num_rows: int, max_tokens: int, max_blocks: int, device: torch.device) -> Self:
@@ -32,13 +32,13 @@ class RowState:
         widths = [padded(max_tokens), padded(max_blocks)]
         sizes = [num_rows * width for width in widths] + [padded(num_rows)] * 2
         flat = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
-        token_ids, tables, num_computed, num_prompt = torch.split(flat, sizes)
+        token_ids, tables, num_computed, min_length = torch.split(flat, sizes)
         return cls(
             flat,
             token_ids.view(num_rows, -1)[:, :max_tokens],
             tables.view(num_rows, -1)[:, :max_blocks],
             num_computed[:num_rows],
-            num_prompt[:num_rows],
+            min_length[:num_rows],
         )
 
     def address(self, table: torch.Tensor, row: int, column: int = 0) -> int:

@@ -30,7 +30,7 @@ def step_inputs(
         state.token_ids,
         state.tables,
         state.num_computed,
-        state.num_prompt,
+        state.min_length,
         out.token_ids,
         out.positions,
         out.lengths,
@@ -64,7 +64,7 @@ def _step_inputs_kernel(
     state_token_ids_ptr,  # [R, L] int32
     state_tables_ptr,  # [R, C] int32
     num_computed_ptr,  # [R] int32
-    num_prompt_ptr,  # [R] int32
+    min_length_ptr,  # [R] int32
     token_ids_ptr,  # [T] int64, as the next three
     positions_ptr,
     lengths_ptr,
@@ -91,7 +91,7 @@ def _step_inputs_kernel(
     row = tl.load(rows_ptr + index).to(tl.int64)
     is_row = row >= 0
     first = tl.load(num_computed_ptr + row, mask=is_row, other=0)
-    num_prompt = tl.load(num_prompt_ptr + row, mask=is_row, other=0)
+    min_length = tl.load(min_length_ptr + row, mask=is_row, other=0)
     row_tokens = state_token_ids_ptr + row * stride_token_ids
     row_table = state_tables_ptr + row * stride_state_tables
     known_end = tl.where(is_row, end, begin)
@@ -105,7 +105,7 @@ def _step_inputs_kernel(
         block = tl.load(row_table + at // PAGE, mask=known, other=0).to(tl.int64)
         tl.store(token_ids_ptr + offs, token_id.to(tl.int64), mask=mask)
         tl.store(positions_ptr + offs, tl.where(known, at, 0).to(tl.int64), mask=mask)
-        length = tl.where(known, tl.maximum(num_prompt, at + 1), 0)
+        length = tl.where(known, tl.maximum(min_length, at + 1), 0)
         tl.store(lengths_ptr + offs, length.to(tl.int64), mask=mask)
         slot = tl.where(known, block * PAGE + at % PAGE, 0)
         tl.store(slots_ptr + offs, slot, mask=mask)
@@ -175,7 +175,7 @@ def random_state(
         (state.token_ids, 0, 152_000),
         (state.tables, 1, 1 << 27),
         (state.num_computed, 0, 50),
-        (state.num_prompt, 1, 70),
+        (state.min_length, 1, 70),
     ):
         table.random_(least, end, generator=generator)
     return state
@@ -202,7 +202,7 @@ def _outputs(a: Inputs) -> Outputs:
 def compilations() -> list[Compilation]:
     """Pages of 16 slots."""
     inputs = ("rows", "query_starts", "state_token_ids", "state_tables", "num_computed")
-    pointers = {f"{name}_ptr": "*i32" for name in (*inputs, "num_prompt", "seq_lens", "tables")}
+    pointers = {f"{name}_ptr": "*i32" for name in (*inputs, "min_length", "seq_lens", "tables")}
     wide = ("token_ids", "positions", "lengths", "slots")
     pointers |= {f"{name}_ptr": "*i64" for name in wide}
     strides = ("stride_token_ids", "stride_state_tables", "stride_tables")

@@ -58,6 +58,7 @@ def admit(message: Generate, loaded: Loaded, block_size: int) -> Request:
         ),
         priority=message.priority,
         cache_salt=loaded.cache_salt(message.cache_salt, len(prompt_ids)),
+        rope_boundary=loaded.rope_boundary,
         route_head=message.route_head,
         route_salt=message.cache_salt,
         reservation=message.reservation[:_MAX_RESERVATION],

@@ -103,6 +103,10 @@ class Loaded(Protocol):
     def make_trace(self) -> Callable[[], Trace] | None:
         """Makes a trace of what it does; None where nothing is computed."""
 
+    @property
+    def rope_boundary(self) -> int | None:
+        """See `Request.rope_boundary`."""
+
     def cache_salt(self, salt: str | None, num_prompt: int) -> str | None:
         """The prefix cache's salt of a request: the client's own and the model's reasons."""
 
@@ -120,6 +124,7 @@ class SimModel:
     has_grammars: bool = False
     resident: SimResident = field(default_factory=SimResident)
     make_trace: None = None
+    rope_boundary: None = None
 
     def cache_salt(self, salt: str | None, _num_prompt: int) -> str | None:
         """The client's own."""

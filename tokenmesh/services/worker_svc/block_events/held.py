@@ -60,14 +60,14 @@ class HeldBlocks:
 
     def _blocks_of(self, change: Stored) -> Iterator[Block]:
         request, size = change.request, self._block_size
-        salt, lora, media = request.cache_salt, request.lora, request.media
+        salt, lora, media = change.salt, request.lora, request.media
         has_extras = bool(media) or lora is not None or salt is not None
-        parent = request.hashes[change.first - 1] if change.first else None
+        parent = change.hashes[change.first - 1] if change.first else None
         for index in range(change.first, change.end):
             start, end = index * size, (index + 1) * size
             extras: list[ExtraKey] = []
             if has_extras:
                 extras = extra_keys_of(start, end, lora=lora, salt=salt, media=media)
-            block_hash = request.hashes[index]
+            block_hash = change.hashes[index]
             yield Block(block_hash, parent, pack_ids(request.token_ids[start:end]), lora, extras)
             parent = block_hash

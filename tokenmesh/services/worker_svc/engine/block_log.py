@@ -14,6 +14,9 @@ class Stored:
     """Blocks [first, end) of a request can be found."""
 
     request: Request
+    hashes: list[bytes]
+    """The request's when this was written; they may be others by now."""
+    salt: str | None
     first: int
     end: int
 
@@ -42,10 +45,12 @@ class BlockLog:
     def stored(self, request: Request, index: int) -> None:
         """A block of the request can be found from now on."""
         last = self._changes[-1] if self._changes else None
-        if isinstance(last, Stored) and last.request is request and last.end == index:
+        is_next = isinstance(last, Stored) and last.hashes is request.hashes and last.end == index
+        if isinstance(last, Stored) and is_next:
             last.end += 1
         else:
-            self._changes.append(Stored(request, index, index + 1))
+            stored = Stored(request, request.hashes, request.block_salt, index, index + 1)
+            self._changes.append(stored)
 
     def removed(self, block_hash: bytes) -> None:
         """A block can no longer be found."""

@@ -17,7 +17,7 @@ class Decoding:
     """Members have a row, and all tokens but the one after the last step's are computed.
 
     Borders are the lengths at which there is something to do: a block is full, one more is needed,
-    the last token is drawn, nothing is left to compute.
+    the last token is drawn, nothing is left to compute from the KV that there is.
     """
 
     def __init__(self) -> None:
@@ -27,6 +27,8 @@ class Decoding:
         self._arriving: defaultdict[int, list[Request]] = defaultdict(list)
         """Who reaches a border at a tick; whoever has left, or is due at another one, is skipped.
         No border is further away than a block, so this stays small."""
+        self._outgrown: list[Request] = []
+        """Whose next token takes it over its rope boundary; it is drawn, or on its way."""
 
     def __contains__(self, request: Request) -> bool:
         return self._members.get(request.row) is request
@@ -45,12 +47,29 @@ class Decoding:
 
     def leave(self, request: Request) -> None:
         """Stop; nothing happens when it is no member."""
+        if request in self._outgrown:
+            self._outgrown.remove(request)
         if request in self:
             length = request.num_computed
             request.clock = STILL
             request.num_computed = length
             request.due = _NEVER
             del self._members[request.row]
+
+    def leave_at_end(self, request: Request) -> None:
+        """Stop at the token that cannot be computed from the KV that there is.
+
+        It is the request's last, or the first one past its boundary; it may still be on its way.
+        """
+        length = request.num_computed
+        self.leave(request)
+        request.num_computed = length - 1
+        if length < request.max_len:
+            self._outgrown.append(request)
+
+    def outgrown(self) -> list[Request]:
+        """Those that know the token past their boundary: all they know is to be computed again."""
+        return [each for each in self._outgrown if each.num_known == each.decode_end]
 
     def tick(self) -> list[Request]:
         """Every member computes a token; those that reach a border by that, in no order.
@@ -74,5 +93,7 @@ class Decoding:
         end = max_len - 1 if length < max_len - 1 else max_len
         if end < border:
             border = end
+        if request.decode_end < border:
+            border = request.decode_end
         due = request.due = self._clock.now + border - length
         self._arriving[due].append(request)

@@ -77,6 +77,7 @@ class PrefixCache:
         """
         # what was noted before a preemption may be gone
         request.num_routed = 0
+        request.choose_side()
         if not self._enabled or request.wants_prompt_logprobs:
             return []
         num_blocks = (request.num_known - 1) // self._block_size
@@ -146,7 +147,7 @@ class PrefixCache:
     def _hash_up_to(self, request: Request, num_blocks: int) -> None:
         size = self._block_size
         hashes = request.hashes
-        salt, lora, media = request.cache_salt, request.lora, request.media
+        salt, lora, media = request.block_salt, request.lora, request.media
         parent = hashes[-1] if hashes else _ROOT
         for start in range(len(hashes) * size, num_blocks * size, size):
             end = start + size

@@ -70,6 +70,10 @@ class Request:
     priority: int = 0
     """Among its owner's own."""
     cache_salt: str | None = None
+    rope_boundary: int | None = None
+    """Sequences longer than this have keys that differ from those of shorter ones from the first
+    position on, so KV is computed again where the request outgrows it; None: there is no such length.
+    """
     route_head: bytes = b""
     """What the chain of route hashes begins with; empty: the request is not in the index."""
     route_salt: str | None = None
@@ -89,6 +93,8 @@ class Request:
     stop_ids: frozenset[int] = field(init=False)
     wants_prompt_logprobs: bool = field(init=False)
 
+    is_long: bool = field(default=False, init=False)
+    """Whether its KV is that of a sequence beyond the boundary."""
     status: Status = Status.NEW
     arrival: int = 0
     """Order of arrival; set when the scheduler takes the request, kept over preemptions."""
@@ -139,6 +145,20 @@ class Request:
         return (self.priority, self.arrival)
 
     @property
+    def block_salt(self) -> str | None:
+        """The salt of its blocks: those of the two sides of the boundary are never shared."""
+        if self.rope_boundary is None:
+            return self.cache_salt
+        return f"{'long' if self.is_long else 'short'}: {self.cache_salt or ''}"
+
+    @property
+    def decode_end(self) -> int:
+        """The first length that it cannot compute from the KV it has."""
+        if self.rope_boundary is None or self.is_long:
+            return self.max_len
+        return min(self.max_len, self.rope_boundary + 1)
+
+    @property
     def num_known(self) -> int:
         """Prompt and output tokens so far."""
         return len(self.token_ids)
@@ -161,6 +181,14 @@ class Request:
         """
         done = max(self.num_computed, self.num_expected)
         return len(self.token_ids) - done if self.is_prefilling else 0
+
+    def choose_side(self) -> None:
+        """Before any of its KV is found or computed: what it knows tells the side of the boundary."""
+        is_long = self.rope_boundary is not None and self.num_known > self.rope_boundary
+        if is_long != self.is_long:
+            self.is_long = is_long
+            # whoever was told of blocks under the old hashes keeps the old list
+            self.hashes = []
 
     def ending(self) -> Ending | None:
         """Whether the last known token, or a refusal, ends the stream. None while it goes on."""

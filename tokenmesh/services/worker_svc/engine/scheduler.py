@@ -103,6 +103,9 @@ class Scheduler:
         is_short = self._sharing.begin_step(budget, self._limits.block_size)
         num_gave_way = len(self.notes.preempted)
         self._decode(plan)
+        for request in self._decoding.outgrown():
+            self._running.remove(request)
+            self._send_back(request)
         budget -= len(plan.decodes)
         if len(self._prefilling):
             budget -= self._continue_prefills(plan, budget)
@@ -157,10 +160,8 @@ class Scheduler:
     def _pass_border(self, plan: StepPlan, request: Request, *, is_short: bool) -> None:
         """A decoding request fills a block, needs one, or comes to its end."""
         length = request.num_computed
-        if length == request.max_len:
-            # that token is its last, and on its way
-            self._decoding.leave(request)
-            request.num_computed = length - 1
+        if length == request.decode_end:
+            self._decoding.leave_at_end(request)
             return
         if length > request.capacity:
             if is_short and not self._make_room(request):
@@ -185,8 +186,7 @@ class Scheduler:
             start = request.num_computed
             pending = len(request.token_ids) - start
             num_tokens = self._chunk(request, pending, left, is_alone=is_alone)
-            # nothing when the tenant's share of the step is used up
-            if num_tokens:
+            if num_tokens:  # else the tenant's share of the step is used up
                 plan.scheduled.append(self._compute_chunk(request, num_tokens, []))
                 left -= num_tokens
                 if num_tokens == pending:
@@ -274,15 +274,19 @@ class Scheduler:
         self.notes.registered += self._cache.register(request, start, end)
 
     def _requeue(self, request: Request) -> None:
-        """Give row and blocks back and wait; the request has left the running ones already."""
+        """Give way to others; the request has left the running ones already."""
+        self._send_back(request)
+        request.num_preemptions += 1
+        self.notes.preempted.append(request)
+
+    def _send_back(self, request: Request) -> None:
+        """Give row and blocks back, and wait for others to compute everything again."""
         self._release(request)
         self.num_queued_tokens -= request.backlog
         request.num_computed = 0
         request.is_prefilling = True
         request.status = Status.WAITING
-        request.num_preemptions += 1
         request.prompt_logprobs.clear()
-        self.notes.preempted.append(request)
         self.num_queued_tokens += request.backlog
         self._waiting.add(request)
 

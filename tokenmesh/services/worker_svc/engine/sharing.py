@@ -111,4 +111,4 @@ class Sharing:
 def _grows(request: Request) -> bool:
     """Whether the next token of a decoding request needs a block."""
     end = request.num_computed + 1
-    return not request.is_prefilling and request.capacity < end < request.max_len
+    return not request.is_prefilling and request.capacity < end < request.decode_end

@@ -27,8 +27,9 @@ class Rotary:
     def turns(self, positions: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """positions [T] -> [T, 1, pairs] complex64.
 
-        lengths [T] is the length of the sequence that each token was first computed in; kinds
-        that depend on it (dynamic, longrope) stay the same under any chunking.
+        lengths [T] is the length of the sequence that each token was first computed in, for kinds
+        that depend on it (dynamic, longrope). It does not depend on chunks; rows compute all keys
+        again where they cross the boundary of longrope, so that one row never mixes its factors.
         """
         return self._turned(positions, self._at_length(lengths))
 

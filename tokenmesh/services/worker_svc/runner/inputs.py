@@ -57,8 +57,7 @@ def build_inputs(
         row, first = rows[entry.row], len(token_ids)
         end = entry.start + entry.num_tokens
         token_ids += row.token_ids[entry.start : end]
-        # A prompt counts with its whole length, an output token with the length it made.
-        lengths += [max(row.num_prompt, p + 1) for p in range(entry.start, end)]
+        lengths += [max(row.min_length, p + 1) for p in range(entry.start, end)]
         for patch in row.patches:
             overlap = patch.overlap(entry.start, end)
             if overlap is not None:

@@ -19,6 +19,8 @@ class Row:
 
     token_ids: list[int]
     num_prompt: int
+    min_length: int
+    """See `DecoderConfig.min_length`."""
     num_blocks: int
     patches: list[MediaPatch]
     prompt_logprobs: int | None
@@ -52,6 +54,7 @@ class Rows:
         self._row_by_number[new.row] = Row(
             token_ids=token_ids,
             num_prompt=new.num_prompt,
+            min_length=self._config.min_length(new.num_prompt, len(token_ids)),
             num_blocks=0,
             patches=patches,
             prompt_logprobs=new.sampling.prompt_logprobs if new.wants_prompt_logprobs else None,

@@ -72,7 +72,8 @@ class CudaRows:
             error=error,
         )
         self._write(state.token_ids, new.row, 0, token_ids)
-        self._write(state.num_prompt, new.row, 0, [new.num_prompt])
+        min_length = self._config.min_length(new.num_prompt, len(token_ids))
+        self._write(state.min_length, new.row, 0, [min_length])
 
     def advance(self, numbers: Sequence[int]) -> list[ScheduledRow]:
         """What rows that decode have to do; the device knows where they stand."""
