@@ -92,6 +92,27 @@ def test_logits_that_are_not_finite_fail_their_request_and_spoil_no_block(
         assert [outcomes[1].token_ids] == expected
 
 
+@pytest.mark.parametrize("native", [True, False], ids=["native", "torch"])
+def test_a_score_that_overflows_ends_its_row_alone(
+    tiny: Tiny, tmp_path: Path, native: bool
+) -> None:
+    for file in tiny("llama").directory.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(tmp_path / "model.safetensors")
+    embedding = tensors["model.embed_tokens.weight"]
+    # only token 120 has the feature that the keys of the first layer overflow with
+    embedding[:, 0], embedding[120] = 0.0, 0.0
+    embedding[120, 0] = 1.0
+    tensors["model.layers.0.self_attn.k_proj.weight"][:, 0] = 3e38
+    save_file(tensors, tmp_path / "model.safetensors")
+    driver = EngineDriver(tmp_path, native_kernels=native)
+    prompt = prompt_of(30, seed=1)
+    bad = Job([*prompt[:9], 120, *prompt[9:]], greedy(4))
+    outcomes = driver.run([Job(prompt, greedy(4)), bad])
+    assert outcomes[0].error is None
+    assert "not finite" in (outcomes[1].error or "")
+
+
 def test_a_stream_stops_at_the_end_of_sequence_token(tiny: Tiny) -> None:
     sampling = SamplingParams(seed=0, max_tokens=50, temperature=0.0, logit_bias={2: 6.0})
     (outcome,) = EngineDriver(tiny("llama").directory).run([Job(prompt_of(9), sampling)])

@@ -100,6 +100,23 @@ def test_it_equals_the_reference(
     torch.testing.assert_close(result, case.expected(window), atol=TOLERANCE[dtype], rtol=0)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["decode", "chunks"])
+def test_a_score_that_is_not_a_number_reaches_the_result(
+    name: str, broken: float, dtype: torch.dtype
+) -> None:
+    case = Case(name, (2, 1, 16), 16, dtype)
+    # one key of the last row; its value stays finite
+    case.qkv[-1, 2 * 16] = broken
+    case.qkv[-1, 0] = case.qkv[-1, 16] = 1.0
+    case.pages = case.written()
+    result = case.run(None, case.starts, case.counts)
+    assert case.expected(None)[-1].isnan().all()
+    assert result[-1].isnan().all()
+    assert result[: -case.counts[-1]].isfinite().all()
+
+
 @pytest.mark.parametrize("page_size", [5, 8, 32])
 @pytest.mark.parametrize("name", ["decode", "chunks"])
 def test_pages_of_any_size_will_do(name: str, page_size: int) -> None:

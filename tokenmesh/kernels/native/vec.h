@@ -34,9 +34,10 @@ TM_INLINE __m512i spread_bf16(const bf16 *p) {
 /* The lanes of a group of 16 that exist when only `left` numbers are left. */
 TM_INLINE __mmask16 lanes(long left) { return left >= 16 ? 0xffff : (__mmask16)((1u << left) - 1); }
 
-/* e to the v, within 2 units in the last place; 0 below -87, for arguments up to 88. */
+/* e to the v, within 2 units in the last place; 0 below -87, for arguments up to 88; NaN for NaN:
+ * of two operands the maximum is the second when either is NaN. */
 TM_INLINE __m512 exp16(__m512 v) {
-    v = _mm512_max_ps(v, _mm512_set1_ps(-104.0f));
+    v = _mm512_max_ps(_mm512_set1_ps(-104.0f), v);
     __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(v, _mm512_set1_ps(1.44269504088896341f)), 0);
     __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), v);
     r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
