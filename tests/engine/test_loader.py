@@ -14,7 +14,7 @@ from tests.fakes.tiny import Tiny, prompt_of
 from tokenmesh.services.worker_svc.models.raw_config import read_json
 from tokenmesh.services.worker_svc.models.read_config import read_facts
 from tokenmesh.services.worker_svc.runner.build import build_runner, choose_dtype
-from tokenmesh.shared.config.model import ModelSettings
+from tokenmesh.shared.config.model import Dtype, ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import CheckpointError, ConfigError
 
@@ -338,9 +338,26 @@ def test_auto_takes_the_checkpoints_type_where_the_processor_is_good_at_it(
     assert choose_dtype(model, facts, directory, torch.device("cuda")) is stored
 
 
-def test_a_processor_has_no_float16(tiny: Tiny) -> None:
-    with pytest.raises(ConfigError, match="float16 is for GPUs"):
-        load(tiny("llama").directory, dtype="float16")
+@pytest.mark.parametrize("asked", ["float16", "auto"])
+@pytest.mark.parametrize("computed", ["float32", "bfloat16"])
+def test_what_stands_for_float16_on_a_cpu_is_logged(
+    copy: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    asked: Dtype,
+    computed: str,
+) -> None:
+    directory = copy("llama")
+    edit_config(directory, dtype="float16")
+    size = 0 if computed == "bfloat16" else 1 << 40
+    monkeypatch.setattr("tokenmesh.services.worker_svc.runner.build.SMALL_CHECKPOINT_BYTES", size)
+    monkeypatch.setattr("tokenmesh.services.worker_svc.runner.build.can_pack", lambda dtype: True)
+    facts = read_facts(read_json(directory / "config.json"))
+    model = ModelSettings(model=str(directory), dtype=asked)
+    chosen = choose_dtype(model, facts, directory, torch.device("cpu"))
+    assert str(chosen) == f"torch.{computed}"
+    assert f"float16 is computed in {computed} on a CPU" in caplog.text
+    assert ("3 bits" in caplog.text) == (computed == "bfloat16")
 
 
 def test_loading_reports_its_progress(tiny: Tiny) -> None:

@@ -21,7 +21,8 @@ class ModelSettings(BaseModel):
     )
     revision: str | None = Field(default=None, description="Hub revision.")
     dtype: Dtype = Field(
-        default="auto", description="Weights and activations; float16 on GPUs only."
+        default="auto",
+        description="Weights and activations; a CPU computes float16 in bfloat16 or float32.",
     )
     max_model_len: int | None = Field(
         default=None, ge=1, description="Longest prompt plus output; default: the checkpoint's."

@@ -200,20 +200,24 @@ def choose_dtype(
 ) -> torch.dtype:
     """What the settings say; with "auto" half the size if the checkpoint is, where that is fast.
 
-    A GPU takes the checkpoint's own type, a CPU has no float16. Raises ConfigError.
+    A GPU takes the checkpoint's own type. A CPU does not compute in float16 and says so in the log.
     """
     chosen = facts.dtype if model.dtype == "auto" else model.dtype
     if device.type == "cuda":
         return _DTYPES.get(chosen or "", torch.float32)
-    if model.dtype == "float16":
-        raise ConfigError(
-            "float16 is for GPUs; on a CPU choose bfloat16, float32 or auto", param="model.dtype"
-        )
-    if model.dtype != "auto":
+    if model.dtype in ("float32", "bfloat16"):
         return _DTYPES[model.dtype]
     size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
     is_fast = size >= SMALL_CHECKPOINT_BYTES and can_pack(torch.bfloat16)
-    return torch.bfloat16 if chosen in _HALVES and is_fast else torch.float32
+    dtype = torch.bfloat16 if chosen in _HALVES and is_fast else torch.float32
+    if chosen == "float16":
+        loss = ", which drops 3 bits of each weight; float32 drops none"
+        logger.warning(
+            "float16 is computed in %s on a CPU%s",
+            str(dtype).removeprefix("torch."),
+            loss if dtype == torch.bfloat16 else "",
+        )
+    return dtype
 
 
 def _max_model_len(model: ModelSettings, facts: ModelFacts) -> int:
