@@ -8,10 +8,12 @@ from tests.fakes.engine_schedules import Schedule
 from tests.fakes.guide_code import module_of
 from tokenmesh.services.worker_svc.engine.block_log import BlockChange, BlockLog
 from tokenmesh.services.worker_svc.engine.engine import Engine
+from tokenmesh.shared.hashing import Adapter
 
 GUIDE = "subscribe-to-block-events.md"
 follow = module_of(GUIDE)
 
+ADAPTERS = (Adapter("a", "1f"), Adapter("a", "2e"), Adapter("b", "1f"))
 _TAGS = {"lora": b"L", "salt": b"S", "media": b"M"}
 
 
@@ -38,7 +40,7 @@ class LoggedSchedule(Schedule):
         self.engine = Engine(self.runner, self.settings, log=BlockLog())
         for case in self.cases:
             # the fake model has no adapters: the same tokens, other blocks
-            case.request.lora = self._rng.choice([None, None, "a", "b"])
+            case.request.lora = self._rng.choice([None, None, *ADAPTERS])
 
     @abstractmethod
     def note_blocks(self, changes: list[BlockChange]) -> None:

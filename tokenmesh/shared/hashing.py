@@ -6,7 +6,7 @@ engine checks hashes of its own.
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import xxhash
 
@@ -23,6 +23,15 @@ _HASH_VERSION: Final = 1
 _TAG_BY_KIND: Final = {"lora": b"L", "salt": b"S", "media": b"M"}
 
 
+class Adapter(NamedTuple):
+    """Which adapter computes a block."""
+
+    name: str
+    content_hash: str = ""
+    """Of its weights: another one under the same name has other KV. Empty in route hashes, which
+    are made where weights are not known and only guess what a worker holds."""
+
+
 def route_scope(model: str, fingerprint: str, block_size: int) -> bytes:
     """Where two prompts with equal ids may share a prefix at all: the head of every chain."""
     fields = (model.encode(), fingerprint.encode(), str(block_size).encode())
@@ -35,7 +44,7 @@ def chain_head(scope: bytes) -> bytes:
 
 
 def extra_keys_for_block(
-    start: int, end: int, *, lora: str | None, salt: str | None, media: Sequence[MediaItem]
+    start: int, end: int, *, lora: Adapter | None, salt: str | None, media: Sequence[MediaItem]
 ) -> bytes:
     """What the block of positions [start, end) holds besides its ids; empty for most blocks.
 
@@ -46,7 +55,7 @@ def extra_keys_for_block(
 
 
 def extra_keys_of(
-    start: int, end: int, *, lora: str | None, salt: str | None, media: Sequence[MediaItem]
+    start: int, end: int, *, lora: Adapter | None, salt: str | None, media: Sequence[MediaItem]
 ) -> list[ExtraKey]:
     """The same in words.
 
@@ -54,7 +63,8 @@ def extra_keys_of(
     """
     keys = []
     if lora is not None:
-        keys.append(ExtraKey(kind="lora", value=lora))
+        value = f"{lora.name}@{lora.content_hash}" if lora.content_hash else lora.name
+        keys.append(ExtraKey(kind="lora", value=value))
     if salt is not None and start == 0:
         keys.append(ExtraKey(kind="salt", value=salt))
     for item in media:
@@ -76,13 +86,14 @@ def route_hashes(
     block_bytes = block_size * BYTES_PER_ID
     hashes = []
     parent = chain_head(scope)
+    adapter = None if lora is None else Adapter(lora)
     has_extras = lora is not None or salt is not None or bool(media)
     for index in range(len(token_ids) // block_bytes):
         block = parent + token_ids[index * block_bytes : (index + 1) * block_bytes]
         if has_extras:
             start = index * block_size
             block += extra_keys_for_block(
-                start, start + block_size, lora=lora, salt=salt, media=media
+                start, start + block_size, lora=adapter, salt=salt, media=media
             )
         parent = xxhash.xxh3_64_digest(block)
         # xxhash's canonical digest is big-endian; the wire and Lua want little-endian.

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from tokenmesh.shared.hashing import (
     HASH_BYTES,
+    Adapter,
     extra_keys_for_block,
     route_hashes,
     route_scope,
@@ -82,8 +83,8 @@ def test_the_same_media_at_another_place_in_the_block_differs() -> None:
 
 @given(st.text(), st.text(), st.text(), st.text())
 def test_extras_are_injective(lora: str, salt: str, other_lora: str, other_salt: str) -> None:
-    first = extra_keys_for_block(0, 4, lora=lora, salt=salt, media=())
-    second = extra_keys_for_block(0, 4, lora=other_lora, salt=other_salt, media=())
+    first = extra_keys_for_block(0, 4, lora=Adapter(lora, "1f"), salt=salt, media=())
+    second = extra_keys_for_block(0, 4, lora=Adapter(other_lora, "1f"), salt=other_salt, media=())
     assert (first == second) == ((lora, salt) == (other_lora, other_salt))
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
 from tokenmesh.services.worker_svc.engine.prefix_cache import HASH_BYTES, PrefixCache, hash_block
 from tokenmesh.services.worker_svc.engine.request import Request
+from tokenmesh.shared.hashing import Adapter
 from tokenmesh.shared.ids import BlobKey
 from tokenmesh.shared.messages.media import MediaItem
 
@@ -112,8 +113,10 @@ def test_a_block_is_not_registered_before_its_tokens_are_known(
         ({"cache_salt": "a"}, {"cache_salt": "a"}, 3),
         ({"cache_salt": "a"}, {"cache_salt": "b"}, 0),
         ({"cache_salt": "a"}, {}, 0),
-        ({"lora": "a"}, {"lora": "b"}, 0),
-        ({"lora": "a"}, {"cache_salt": "a"}, 0),
+        ({"lora": Adapter("a", "1f")}, {"lora": Adapter("a", "1f")}, 3),
+        ({"lora": Adapter("a", "1f")}, {"lora": Adapter("b", "1f")}, 0),
+        ({"lora": Adapter("a", "1f")}, {"lora": Adapter("a", "2e")}, 0),
+        ({"lora": Adapter("a", "1f")}, {"cache_salt": "a@1f"}, 0),
         ({"media": [image("aa", 5)]}, {"media": [image("aa", 5)]}, 3),
         ({"media": [image("aa", 5)]}, {"media": [image("ab", 5)]}, 1),
         ({"media": [image("aa", 5)]}, {"media": [image("aa", 6)]}, 1),

@@ -20,7 +20,8 @@ class ExtraKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What makes a block another one than its token ids and its parent tell."""
 
     kind: ExtraKind
-    """An adapter's name, a cache salt (first block only), or the content hash of a media item."""
+    """An adapter's name and, after an @, its content hash; a cache salt (first block only); or the
+    content hash of a media item."""
     value: str
     offset: int = 0
     """media: where its first placeholder is, in tokens from the block's first one."""

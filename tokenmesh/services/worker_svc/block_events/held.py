@@ -69,5 +69,7 @@ class HeldBlocks:
             if has_extras:
                 extras = extra_keys_of(start, end, lora=lora, salt=salt, media=media)
             block_hash = change.hashes[index]
-            yield Block(block_hash, parent, pack_ids(request.token_ids[start:end]), lora, extras)
+            token_ids = pack_ids(request.token_ids[start:end])
+            name = None if lora is None else lora.name
+            yield Block(block_hash, parent, token_ids, name, extras)
             parent = block_hash

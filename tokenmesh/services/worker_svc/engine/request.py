@@ -13,6 +13,7 @@ from tokenmesh.services.worker_svc.engine.owner import NOBODY, Owner
 from tokenmesh.services.worker_svc.engine.repetition import ends_in_loop
 from tokenmesh.services.worker_svc.engine.timeline import Timeline
 from tokenmesh.services.worker_svc.grammar.matcher import Grammar
+from tokenmesh.shared.hashing import Adapter
 from tokenmesh.shared.ids import GatewayId, RequestId
 from tokenmesh.shared.messages.failed import Failed
 from tokenmesh.shared.messages.media import MediaItem
@@ -71,16 +72,15 @@ class Request:
     """Among its owner's own."""
     cache_salt: str | None = None
     rope_boundary: int | None = None
-    """Sequences longer than this have keys that differ from those of shorter ones from the first
-    position on, so KV is computed again where the request outgrows it; None: there is no such length.
-    """
+    """All keys of a sequence longer than this differ from those of shorter ones, so KV is computed
+    again where the request outgrows it; None: there is no such length."""
     route_head: bytes = b""
     """What the chain of route hashes begins with; empty: the request is not in the index."""
     route_salt: str | None = None
     """The salt as the tokenizer hashed it."""
     reservation: str = ""
     """What its placement reserved on this worker."""
-    lora: str | None = None
+    lora: Adapter | None = None
     traceparent: str | None = None
     grammar: Grammar | None = None
     refusal: Failed | None = None
@@ -183,7 +183,7 @@ class Request:
         return len(self.token_ids) - done if self.is_prefilling else 0
 
     def choose_side(self) -> None:
-        """Before any of its KV is found or computed: what it knows tells the side of the boundary."""
+        """Before any of its KV is found or computed: its length decides the side."""
         is_long = self.rope_boundary is not None and self.num_known > self.rope_boundary
         if is_long != self.is_long:
             self.is_long = is_long

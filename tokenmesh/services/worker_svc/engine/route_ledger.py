@@ -11,7 +11,7 @@ import xxhash
 
 from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
 from tokenmesh.services.worker_svc.engine.request import Request
-from tokenmesh.shared.hashing import extra_keys_for_block
+from tokenmesh.shared.hashing import Adapter, extra_keys_for_block
 from tokenmesh.shared.tokens import pack_ids
 
 _GONE: Final = False
@@ -104,7 +104,8 @@ class RouteLedger:
         # the wire is little-endian, the chain is over xxhash's own big-endian digests
         parent = request.route_hashes[-1][::-1] if index else request.route_head
         block = parent + pack_ids(request.token_ids[start:end])
+        lora = None if request.lora is None else Adapter(request.lora.name)
         block += extra_keys_for_block(
-            start, end, lora=request.lora, salt=request.route_salt, media=request.media
+            start, end, lora=lora, salt=request.route_salt, media=request.media
         )
         return xxhash.xxh3_64_digest(block)[::-1]
