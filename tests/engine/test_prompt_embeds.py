@@ -1,10 +1,16 @@
 """A prompt of embeddings: that of a prompt's own embeddings is answered like the prompt."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from tests.fakes.engine_driver import EngineDriver, Job, greedy
 from tests.fakes.tiny import Tiny, prompt_of
+from tokenmesh.services.worker_svc.models.build_decoder import build_decoder
+from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
+from tokenmesh.services.worker_svc.models.raw_config import read_json
+from tokenmesh.services.worker_svc.models.read_config import read_facts
 from tokenmesh.shared.ids import BlobKey
 from tokenmesh.shared.messages.media import EMBEDS, MediaItem
 from tokenmesh.shared.tensor_blob import TensorBlob
@@ -22,8 +28,25 @@ def embeds_job(tiny: Tiny, name: str, prompt: list[int], num_tokens: int) -> Job
     return Job(placeholders, greedy(num_tokens), media=[item], embeddings={"e": blob})
 
 
+@pytest.mark.parametrize("multiplies", [True, False])
+def test_the_multiplier_counts_for_patches_only_where_the_family_says_so(
+    tiny: Tiny, multiplies: bool
+) -> None:
+    directory = tiny("granite").directory
+    facts = read_facts(read_json(directory / "config.json"))
+    config = replace(facts.config, multiplies_patches=multiplies)
+    facts = replace(facts, config=config)
+    decoder = build_decoder(facts, Checkpoint(directory), torch.float32, lambda done, total: None)
+    patch = torch.ones(2, config.hidden_size)
+    hidden = decoder.embed(torch.tensor([5, 6, 7]), [(slice(1, 3), patch)])
+    factor = config.embedding_multiplier
+    assert factor == 3.0
+    assert torch.equal(hidden[0], decoder.embedding[5] * factor)
+    assert torch.equal(hidden[1:], patch * (factor if multiplies else 1.0))
+
+
 @pytest.mark.parametrize("chunk", [5, 1024])
-@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "granite"])
 def test_the_answer_is_that_of_the_tokens(tiny: Tiny, name: str, chunk: int) -> None:
     prompt = prompt_of(37)
     driver = EngineDriver(tiny(name).directory, max_num_batched_tokens=chunk)

@@ -81,6 +81,8 @@ class DecoderConfig:
     norms_after_rope: bool = False
     attention_scale: float = 1.0
     embedding_multiplier: float = 1.0
+    multiplies_patches: bool = False
+    """Whether that counts for embeddings that do not come from the table, such as images."""
     residual_multiplier: float = 1.0
     logits_divisor: float = 1.0
     query_scaling: QueryScaling | None = None

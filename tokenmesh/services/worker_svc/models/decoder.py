@@ -17,6 +17,9 @@ from tokenmesh.services.worker_svc.layers.rotary import Rotary
 from tokenmesh.services.worker_svc.layers.step import AnyStep
 from tokenmesh.services.worker_svc.models.config import DecoderConfig
 
+Patch = tuple[slice, torch.Tensor]
+"""Tokens of a batch and the embeddings [length, hidden] that replace theirs."""
+
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
@@ -86,9 +89,20 @@ class Decoder:
         """Of weights, activations and the KV pool."""
         return self.embedding.dtype
 
-    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """token_ids [T] -> [T, hidden], a new tensor."""
-        return self.embedding.index_select(0, token_ids)
+    def embed(self, token_ids: torch.Tensor, patches: Sequence[Patch] = ()) -> torch.Tensor:
+        """token_ids [T] -> [T, hidden], a new tensor; patches replace the embeddings of tokens.
+
+        Whether the multiplier counts for those as well is the family's choice.
+        """
+        hidden = self.embedding.index_select(0, token_ids)
+        multiplier = self.config.embedding_multiplier
+        if multiplier != 1.0 and not self.config.multiplies_patches:
+            hidden.mul_(multiplier)
+        for tokens, values in patches:
+            hidden[tokens] = values.to(hidden.dtype)
+        if multiplier != 1.0 and self.config.multiplies_patches:
+            hidden.mul_(multiplier)
+        return hidden
 
     def forward(
         self, hidden: torch.Tensor, step: AnyStep | ProgramInputs, pool: torch.Tensor
@@ -98,8 +112,6 @@ class Decoder:
         step is ProgramInputs where there is a program.
         pool is [layers, 2, blocks, kv_heads, page_size, head_dim].
         """
-        if self.config.embedding_multiplier != 1.0:
-            hidden.mul_(self.config.embedding_multiplier)
         if isinstance(step, ProgramInputs):
             assert self.program is not None
             self.program.run(hidden, step, pool)

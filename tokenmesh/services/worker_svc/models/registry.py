@@ -26,7 +26,7 @@ class Family:
     layers: Callable[[RawConfig, int], tuple[LayerConfig, ...]] = layer_patterns.full
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values of keys that config.json may leave out, as transformers has them."""
-    rope: RopeRules = RopeRules()
+    rope: RopeRules = field(default_factory=RopeRules)
     interleaved_rope: bool = False
     """Its checkpoints pair feature 2i with 2i + 1 rather than i with i + half."""
 

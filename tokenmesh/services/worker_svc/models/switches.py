@@ -61,6 +61,7 @@ def granite(raw: RawConfig) -> dict[str, Any]:
         **llama(raw),
         "attention_scale": raw.number("attention_multiplier", 1.0),
         "embedding_multiplier": raw.number("embedding_multiplier", 1.0),
+        "multiplies_patches": True,
         "residual_multiplier": raw.number("residual_multiplier", 1.0),
         "logits_divisor": raw.number("logits_scaling", 1.0),
     }

@@ -13,7 +13,7 @@ from tokenmesh.kernels.native import ProgramInputs, Turns
 from tokenmesh.kernels.paged_attention import Rows as AttentionRows
 from tokenmesh.services.worker_svc.engine.plan import ScheduledRow
 from tokenmesh.services.worker_svc.layers.step import Step, query_scale
-from tokenmesh.services.worker_svc.models.decoder import Decoder
+from tokenmesh.services.worker_svc.models.decoder import Decoder, Patch
 from tokenmesh.services.worker_svc.runner.rows import Rows
 
 
@@ -35,8 +35,7 @@ class StepInputs:
 
     token_ids: torch.Tensor
     """[T] int64"""
-    patches: list[tuple[slice, torch.Tensor]]
-    """Batch tokens and the embeddings that replace theirs."""
+    patches: list[Patch]
     step: Step | ProgramInputs
     sampled_rows: list[int]
     last_tokens: torch.Tensor | None

@@ -98,9 +98,7 @@ class TorchRunner:
         """Write the step's keys and values; compute logits only where a token is drawn."""
         if inputs is None:
             return StepLogits(sampled=None, prompt={})
-        hidden = self._decoder.embed(inputs.token_ids)
-        for tokens, values in inputs.patches:
-            hidden[tokens] = values.to(hidden.dtype)
+        hidden = self._decoder.embed(inputs.token_ids, inputs.patches)
         hidden = self._decoder.forward(hidden, inputs.step, self._pool)
         prompt = {
             span.row: prompt_logprobs(self._decoder, hidden[span.tokens], span)

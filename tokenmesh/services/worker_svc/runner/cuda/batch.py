@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass, field
 
-import torch
-
 from tokenmesh.services.worker_svc.engine.plan import ScheduledRow
+from tokenmesh.services.worker_svc.models.decoder import Patch
 from tokenmesh.services.worker_svc.runner.cuda.rows import CudaRows
 from tokenmesh.services.worker_svc.runner.cuda.step_buffer import StepBuffer, fill
 
@@ -38,8 +37,7 @@ class Batch:
     positions: list[int] = field(default_factory=list)
     last_tokens: list[int] = field(default_factory=list)
     query_starts: list[int] = field(default_factory=lambda: [0])
-    patches: list[tuple[slice, torch.Tensor]] = field(default_factory=list)
-    """Tokens of the batch and the embeddings that replace theirs."""
+    patches: list[Patch] = field(default_factory=list)
     spans: list[PromptSpan] = field(default_factory=list)
     errors: dict[int, str] = field(default_factory=dict)
 

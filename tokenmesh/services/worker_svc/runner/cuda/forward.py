@@ -36,9 +36,7 @@ class Forward:
         splits = choose_splits(batch.num_short, self.pool.shape[3], batch.longest_short)
         starts = self.buffer.query_starts[: num_rows + 1]
         step = self._step(num_tokens, starts, batch.num_short, splits)
-        hidden = self.decoder.embed(self.tensors.token_ids[:num_tokens])
-        for tokens, values in batch.patches:
-            hidden[tokens] = values.to(hidden.dtype)
+        hidden = self.decoder.embed(self.tensors.token_ids[:num_tokens], batch.patches)
         return self.decoder.forward(hidden, step, self.pool)
 
     def decode_logits(self, size: int, out: torch.Tensor | None = None) -> torch.Tensor:
