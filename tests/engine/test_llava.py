@@ -1,5 +1,6 @@
 """Images in prompts: embeddings take the place of placeholders, at their positions."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,12 +8,15 @@ import pytest
 import torch
 from transformers import LlavaForConditionalGeneration
 
+from tests.fakes.cuda_driver import CudaDriver
 from tests.fakes.engine_driver import EngineDriver, Job, greedy
 from tests.fakes.llava import IMAGE_SIZE, NUM_PATCHES, llava
 from tests.fakes.models import randomized
+from tests.fakes.reference_layers import reference_layers
 from tests.fakes.tiny import prompt_of
 from tokenmesh.shared.ids import BlobKey
 from tokenmesh.shared.messages.media import MediaItem
+from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.tensor_blob import TensorBlob
 
 IMAGE_ID = 3
@@ -83,6 +87,33 @@ def expected(oracle: Any, images: list[int], seed: int) -> list[int]:
         pad_token_id=0,
     )
     return ids[0, len(prompt) :].tolist()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["native", "torch"])
+def test_placeholders_need_not_be_in_the_vocabulary(
+    directory: Path, oracle: Any, native: bool
+) -> None:
+    job = job_of(oracle, [1, 2], seed=3)
+    outside = [1 << 20 if token == IMAGE_ID else token for token in job.prompt]
+    sampling = SamplingParams(
+        seed=0, max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True, repetition_penalty=1.3
+    )
+    driver = EngineDriver(directory, native_kernels=native)
+    # a token that the prompt has besides, so that penalties see the same set of tokens
+    inside = [job.prompt[0] if token == IMAGE_ID else token for token in job.prompt]
+    expected = driver.tokens([replace(job, prompt=inside, sampling=sampling)])
+    assert driver.tokens([replace(job, prompt=outside, sampling=sampling)]) == expected
+
+
+def test_the_device_runner_takes_placeholders_that_are_no_token(
+    directory: Path, oracle: Any
+) -> None:
+    job = job_of(oracle, [1], seed=3)
+    outside = [1 << 20 if token == IMAGE_ID else token for token in job.prompt]
+    with torch.inference_mode(), reference_layers():
+        driver = CudaDriver(directory)
+        tokens = driver.tokens([job, replace(job, prompt=outside)])
+    assert tokens == [expected(oracle, [1], seed=3)] * 2
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 7, 16, 1024])

@@ -56,6 +56,17 @@ def test_a_good_message_becomes_a_request() -> None:
     assert (request.cache_salt, request.stop_ids) == ("s", frozenset({2}))
 
 
+def test_ids_beyond_the_vocabulary_are_placeholders_of_media_or_refused() -> None:
+    seeing = SimModel(LOADED.runner, 128, VOCAB, frozenset(), takes_images=True)
+    ids = [1, *[VOCAB + 7] * 3, 2, *[VOCAB] * 2, 3]
+    media = [image(5, 2), image(1, 3)]
+    message = changed(prompt_ids=pack_ids(ids), media=media)
+    assert admit(message, seeing, 8).token_ids == ids
+    for fields in ({"media": media[:1]}, {"media": media[1:]}, {"output_ids": pack_ids([VOCAB])}):
+        with pytest.raises(InvalidInput, match="the model has 100 ids"):
+            admit(msgspec.structs.replace(message, **fields), seeing, 8)
+
+
 def test_media_are_put_in_order() -> None:
     with_images = msgspec.structs.replace(MESSAGE, media=[image(9, 3), image(0, 9)])
     seeing = SimModel(LOADED.runner, 128, VOCAB, frozenset(), takes_images=True)

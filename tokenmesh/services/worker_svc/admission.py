@@ -7,6 +7,7 @@ must not be able to hurt the engine.
 import msgspec
 
 from tokenmesh.services.worker_svc.engine.owner import Owner
+from tokenmesh.services.worker_svc.engine.placeholders import largest_text_id
 from tokenmesh.services.worker_svc.engine.request import Request, StreamKey
 from tokenmesh.services.worker_svc.loaded import Loaded
 from tokenmesh.services.worker_svc.sampling_limits import check_sampling
@@ -36,13 +37,16 @@ def admit(message: Generate, loaded: Loaded, block_size: int) -> Request:
         raise InvalidInput("stream, attempt and priorities must be in range", param="stream")
     if len(message.route_head) not in (0, HASH_BYTES):
         raise InvalidInput(f"route_head is not {HASH_BYTES} bytes long", param="route_head")
-    prompt_ids = _read_ids(message.prompt_ids, "prompt_ids", loaded.vocab_size)
-    output_ids = _read_ids(message.output_ids, "output_ids", loaded.vocab_size)
+    prompt_ids = _read_ids(message.prompt_ids, "prompt_ids")
+    output_ids = _read_ids(message.output_ids, "output_ids")
     if not prompt_ids:
         raise InvalidInput("the prompt holds no token", param="prompt_ids")
     check_sampling(message.sampling, loaded.vocab_size)
     _check_length(len(prompt_ids), message.sampling.max_tokens, loaded, block_size)
     _check_media(message.media, len(prompt_ids), loaded)
+    media = sorted(message.media, key=lambda item: item.offset)
+    _check_ids(prompt_ids, media, "prompt_ids", loaded.vocab_size)
+    _check_ids(output_ids, [], "output_ids", loaded.vocab_size)
     return Request(
         key=StreamKey(message.gateway, message.stream, message.attempt),
         request_id=message.request_id,
@@ -50,7 +54,7 @@ def admit(message: Generate, loaded: Loaded, block_size: int) -> Request:
         num_prompt=len(prompt_ids),
         sampling=_in_range(message.sampling, loaded.vocab_size),
         eos_ids=loaded.eos_token_ids,
-        media=sorted(message.media, key=lambda item: item.offset),
+        media=media,
         owner=Owner(
             message.tenant[:_MAX_TENANT],
             bounded_weight(message.weight),
@@ -75,16 +79,20 @@ def check_embeddings(item: MediaItem, blob: TensorBlob, hidden_size: int) -> Non
         )
 
 
-def _read_ids(packed: bytes, name: str, vocab_size: int) -> list[int]:
+def _read_ids(packed: bytes, name: str) -> list[int]:
     try:
-        ids = unpack_ids(packed)
+        return unpack_ids(packed)
     except ValueError as error:
         raise InvalidInput(f"{name} is no multiple of four bytes", param=name) from error
-    if ids and max(ids) >= vocab_size:
+
+
+def _check_ids(ids: list[int], media: list[MediaItem], name: str, vocab_size: int) -> None:
+    """Placeholders of media may be any id."""
+    largest = largest_text_id(ids, media)
+    if largest >= vocab_size:
         raise InvalidInput(
-            f"{name} holds the id {max(ids)}; the model has {vocab_size} ids", param=name
+            f"{name} holds the id {largest}; the model has {vocab_size} ids", param=name
         )
-    return ids
 
 
 def _check_length(num_prompt: int, max_tokens: int, loaded: Loaded, block_size: int) -> None:

@@ -5,6 +5,7 @@ from functools import partial
 
 import torch
 
+from tokenmesh.services.worker_svc.engine.placeholders import within_vocabulary
 from tokenmesh.services.worker_svc.engine.plan import StepPlan, StepResult
 from tokenmesh.services.worker_svc.models.decoder import Decoder
 from tokenmesh.services.worker_svc.runner.compute_thread import ComputeHere, ComputeThread, Task
@@ -78,7 +79,8 @@ class TorchRunner:
         for number in plan.removed_rows:
             self._rows.remove(number)
             self._sampler.remove(number)
-        for new in plan.new_rows:
+        for each in plan.new_rows:
+            new = within_vocabulary(each, self._decoder.config.vocab_size)
             self._rows.add(new)
             self._sampler.add(new)
         fresh = [self._rows.append_block(number, block) for number, block in plan.grown]

@@ -11,6 +11,7 @@ import torch
 
 from tokenmesh.kernels.post_update import post_update
 from tokenmesh.kernels.step_inputs import RowState, StepTensors
+from tokenmesh.services.worker_svc.engine.placeholders import within_vocabulary
 from tokenmesh.services.worker_svc.engine.plan import StepPlan, StepResult
 from tokenmesh.services.worker_svc.models.decoder import Decoder
 from tokenmesh.services.worker_svc.runner.compute_thread import Skipped
@@ -127,7 +128,8 @@ class CudaRunner:
         for number in plan.removed_rows:
             rows.remove(number)
             sampler.remove(number)
-        for new in plan.new_rows:
+        for each in plan.new_rows:
+            new = within_vocabulary(each, self._forward.decoder.config.vocab_size)
             rows.add(new)
             sampler.add(new)
         for number, block in plan.grown:
