@@ -4,6 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from tokenmesh.services.worker_svc.models import refused_keys
 from tokenmesh.services.worker_svc.models.config import DecoderConfig
 from tokenmesh.services.worker_svc.models.names import Names
 from tokenmesh.services.worker_svc.models.raw_config import RawConfig
@@ -45,6 +46,8 @@ def read_facts(raw: RawConfig) -> ModelFacts:
     if takes_images:
         tied = raw.flag("tie_word_embeddings") or config.tied_embeddings
         config = dataclasses.replace(config, tied_embeddings=tied)
+    for part in (text, raw):
+        refused_keys.refuse(part, refused_keys.CONFIG)
     dtype = raw.get("dtype") or raw.get("torch_dtype") or text.get("dtype")
     return ModelFacts(
         architecture=architecture,
@@ -88,6 +91,8 @@ def _text_model(raw: RawConfig) -> tuple[RawConfig, Family]:
     if model is None:
         supported = ", ".join(TEXT_MODELS)
         raise text.error("model_type", f"is {kind!r}; supported are {supported}")
+    if kind == "mistral" and text.get("layer_types") is not None:
+        raise text.error("layer_types", "is set, which transformers ignores in a vision model")
     family = FAMILIES[model.architecture]
     return text.with_defaults({**model.sizes, **family.defaults}), family
 

@@ -111,6 +111,9 @@ def _by_type(raw: RawConfig) -> tuple[RawConfig, RawConfig]:
             raise raw.error("rope_parameters", f"holds {key!r}; this family has it by layer type")
     if raw.get("original_max_position_embeddings") is not None:
         raise raw.error("original_max_position_embeddings", "belongs into rope_parameters")
+    fraction = raw.number("partial_rotary_factor", 1.0)
+    if fraction != 1.0:
+        raise raw.error("partial_rotary_factor", f"is {fraction}; supported is 1.0")
     theta = raw.number("rope_theta")
     if theta != raw.default("rope_theta") and any(
         (values.get(kind) or {}).get("rope_theta") is None for kind in (FULL, SLIDING)

@@ -1,0 +1,251 @@
+"""Every key that transformers reads of a served model is read here, has no effect, or is refused.
+
+A new release of transformers that reads another key fails here: read it in models/, or write down
+why it changes nothing, or refuse values that change the result in models/refused_keys.py.
+"""
+
+import ast
+import importlib
+import inspect
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import pytest
+import transformers
+from transformers.models.clip import modeling_clip
+from transformers.models.llava import modeling_llava
+
+from tests.fakes.family_configs import MODEL_TYPES, config_of
+from tests.fakes.transformers_keys import generation_keys, keys_read, rope_keys
+from tokenmesh.services.mm_encoder_svc.models import clip, llava
+from tokenmesh.services.tokenizer_svc import loading
+from tokenmesh.services.tokenizer_svc.media import vision
+from tokenmesh.services.worker_svc.models import refused_keys
+from tokenmesh.services.worker_svc.models.raw_config import RawConfig
+from tokenmesh.services.worker_svc.models.read_config import read_facts
+from tokenmesh.services.worker_svc.models.read_eos import read_eos
+from tokenmesh.services.worker_svc.models.read_rope import KEYS as ROPE_KEYS
+from tokenmesh.services.worker_svc.models.registry import FAMILIES
+from tokenmesh.shared.config.model import ModelSettings
+from tokenmesh.shared.errors import CheckpointError
+
+NO_EFFECT: Final[Mapping[str, str]] = {
+    **dict.fromkeys(
+        ["attention_dropout", "embd_pdrop", "resid_pdrop", "residual_dropout"],
+        "dropout is for training",
+    ),
+    **dict.fromkeys(
+        ["initializer_range", "initializer_factor"], "weights come from the checkpoint"
+    ),
+    **dict.fromkeys(
+        ["id2label", "label2id", "num_labels", "problem_type"], "of classifiers, which need a head"
+    ),
+    **dict.fromkeys(
+        ["output_attentions", "output_hidden_states", "return_dict", "use_cache"],
+        "what a call of transformers returns or keeps",
+    ),
+    **dict.fromkeys(
+        ["attn_implementation", "experts_implementation"], "which kernels transformers takes"
+    ),
+    **dict.fromkeys(["name_or_path", "transformers_version"], "where the file comes from"),
+    **dict.fromkeys(["bos_token_id", "eod_token_id"], "prompts come as ids from the tokenizer"),
+    "eos_token_id": "read by read_eos, together with generation_config.json",
+    "pad_token_id": "nothing is padded, and a padding index only matters to gradients",
+    "chunk_size_feed_forward": "computes the same in pieces",
+    "pretraining_tp": "how it was trained; transformers no longer computes in slices",
+    "number_of_conv_states": "of convolution layers, which no served family has",
+    "projection_dim": "of CLIP's text-image head, which a vision tower lacks",
+    "image_seq_length": "placeholders are counted from the tower's own sizes",
+    "logit_scale_init_value": "of CLIP's text-image head",
+}
+"""Keys of config.json that do not change what a model answers, and why."""
+
+GENERATION_NO_EFFECT: Final[Mapping[str, str]] = {
+    **dict.fromkeys(
+        ["do_sample", "max_length"], "a request says it, or has the API's default, as with vLLM"
+    ),
+    **dict.fromkeys(
+        ["early_stopping", "length_penalty", "low_memory"], "of beam search, which is refused here"
+    ),
+    **dict.fromkeys(
+        [
+            "max_time",
+            "use_cache",
+            "cache_implementation",
+            "cache_config",
+            "max_cache_len",
+            "prefill_chunk_size",
+            "compile_config",
+            "disable_compile",
+            "continuous_batching_config",
+        ],
+        "how transformers runs",
+    ),
+    **dict.fromkeys(
+        [
+            "output_attentions",
+            "output_hidden_states",
+            "output_scores",
+            "output_logits",
+            "return_dict_in_generate",
+        ],
+        "what a call of transformers returns",
+    ),
+    **dict.fromkeys(
+        [
+            "use_mtp",
+            "is_assistant",
+            "num_assistant_tokens",
+            "num_assistant_tokens_schedule",
+            "assistant_confidence_threshold",
+            "prompt_lookup_num_tokens",
+            "assistant_early_exit",
+            "max_matching_ngram_size",
+            "assistant_lookbehind",
+            "target_lookbehind",
+            "assistant_ensemble_weight",
+            "speculation_type",
+        ],
+        "speculation does not change the distribution",
+    ),
+    **dict.fromkeys(
+        ["pad_token_id", "bos_token_id", "decoder_start_token_id"], "prompts come as ids"
+    ),
+    "remove_invalid_values": "logits that are not finite end their stream",
+    "transformers_version": "where the file comes from",
+}
+
+
+def keys_of_family(architecture: str) -> set[str]:
+    model_type = MODEL_TYPES[architecture]
+    modeling = importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}")
+    name = architecture.replace("ForCausalLM", "Config")
+    return keys_read(getattr(transformers, name), modeling)
+
+
+def read_keys(values: dict[str, Any]) -> set[str]:
+    """What our reader looks at."""
+    raw = RawConfig(values, "config.json")
+    read_facts(raw)
+    return raw.read
+
+
+def test_every_family_is_compared() -> None:
+    assert MODEL_TYPES.keys() == FAMILIES.keys()
+
+
+@pytest.mark.parametrize("architecture", MODEL_TYPES)
+def test_every_key_of_a_family_is_read_or_harmless_or_refused(architecture: str) -> None:
+    keys = keys_of_family(architecture)
+    assert {"hidden_act", "rope_parameters", "num_hidden_layers", "is_causal"} <= keys
+    known = read_keys(config_of(architecture)) | NO_EFFECT.keys() | refused_keys.CONFIG.keys()
+    assert not keys - known
+
+
+@pytest.mark.parametrize("architecture", MODEL_TYPES)
+@pytest.mark.parametrize("key", refused_keys.CONFIG)
+def test_a_value_that_would_change_the_result_is_refused_by_name(
+    architecture: str, key: str
+) -> None:
+    neutral = refused_keys.CONFIG[key]
+    is_read = key in read_keys(config_of(architecture, **{key: neutral}))
+    # four keys are refused by all families but the one that they are for
+    assert is_read == (architecture == "GraniteForCausalLM" and isinstance(neutral, float))
+    value = not neutral if isinstance(neutral, bool) else 7.5
+    config = config_of(architecture, **{key: value})
+    if is_read:
+        assert read_facts(RawConfig(config, "config.json"))
+        return
+    with pytest.raises(CheckpointError, match=rf"config\.json: {key} is {value}") as caught:
+        read_facts(RawConfig(config, "config.json"))
+    assert caught.value.param == key
+
+
+def test_keys_of_rope_objects_are_those_of_transformers() -> None:
+    # sections of several axes: no served family turns by more than one
+    assert rope_keys() - {"mrope_section"} <= ROPE_KEYS
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("quantization_config", {"quant_method": "gptq"}),
+        ("hidden_act", "gelu"),
+        ("layer_types", ["chunked_attention"] * 4),
+        ("rope_scaling", {"rope_type": "ntk", "factor": 2.0}),
+        ("num_key_value_heads", 3),
+    ],
+)
+@pytest.mark.parametrize("architecture", MODEL_TYPES)
+def test_values_of_read_keys_that_are_not_supported_are_refused_by_name(
+    architecture: str, key: str, value: Any
+) -> None:
+    config = config_of(architecture, **{key: value})
+    with pytest.raises(CheckpointError, match=key if key != "rope_scaling" else "rope_type"):
+        read_facts(RawConfig(config, "config.json"))
+
+
+OF_TEXT: Final = frozenset(
+    [
+        "rope_parameters",
+        "rope_scaling",
+        "rope_theta",
+        "partial_rotary_factor",
+        "original_max_position_embeddings",
+        "max_position_embeddings",
+        "vocab_size",
+        "sliding_window",
+        "layer_types",
+        "head_dim",
+    ]
+)
+"""Keys that transformers' shared code reads of text models, and the same source of text towers."""
+
+
+def strings_of(module: ModuleType) -> set[str]:
+    """Every string that a module writes: the keys that it reads are among them."""
+    tree = ast.walk(ast.parse(inspect.getsource(module)))
+    return {n.value for n in tree if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+
+
+@pytest.mark.parametrize(
+    ("config_class", "modeling"),
+    [
+        (transformers.CLIPVisionConfig, modeling_clip),
+        (transformers.LlavaConfig, modeling_llava),
+    ],
+)
+def test_every_key_of_a_vision_model_is_read_or_harmless_or_refused(
+    config_class: Any, modeling: ModuleType
+) -> None:
+    text = {"model_type": "llama", "max_position_embeddings": 256}
+    values = {"architectures": ["LlavaForConditionalGeneration"], "text_config": text}
+    known = strings_of(clip) | strings_of(llava) | strings_of(vision) | read_keys(values)
+    known |= NO_EFFECT.keys() | refused_keys.CONFIG.keys() | OF_TEXT
+    assert not keys_read(config_class, modeling) - known
+
+
+def test_every_key_of_generation_config_is_read_or_harmless_or_refused() -> None:
+    known = set(loading._SAMPLING_FIELDS) | {"eos_token_id"}
+    listed = GENERATION_NO_EFFECT.keys() | refused_keys.GENERATION.keys()
+    assert not known & listed
+    assert generation_keys() == known | listed
+
+
+@pytest.mark.parametrize("key", refused_keys.GENERATION)
+def test_a_default_that_would_change_what_is_drawn_is_refused_by_name(
+    tmp_path: Path, key: str
+) -> None:
+    raw, neutral = RawConfig({}, "config.json"), refused_keys.GENERATION[key]
+    path = tmp_path / "generation_config.json"
+    path.write_text(json.dumps({"eos_token_id": 2, key: neutral}))
+    model = ModelSettings(model=str(tmp_path))
+    assert 2 in read_eos(raw, tmp_path, model, 10)
+    path.write_text(json.dumps({"eos_token_id": 2, key: 3}))
+    with pytest.raises(CheckpointError, match=f"{key} is 3.*--generation-config vllm"):
+        read_eos(raw, tmp_path, model, 10)
+    ignoring = ModelSettings(model=str(tmp_path), generation_config="vllm")
+    assert 2 in read_eos(raw, tmp_path, ignoring, 10)
