@@ -31,6 +31,7 @@ def cache(pool: BlockPool) -> PrefixCache:
 
 def compute(cache: PrefixCache, pool: BlockPool, request: Request) -> Request:
     """Let a request hold and register all of its prompt."""
+    request.choose_side()
     request.blocks = pool.allocate(-(-request.num_known // SIZE))
     cache.register(request, 0, request.num_known)
     return request
@@ -117,6 +118,11 @@ def test_a_block_is_not_registered_before_its_tokens_are_known(
         ({"lora": Adapter("a", "1f")}, {"lora": Adapter("b", "1f")}, 0),
         ({"lora": Adapter("a", "1f")}, {"lora": Adapter("a", "2e")}, 0),
         ({"lora": Adapter("a", "1f")}, {"cache_salt": "a@1f"}, 0),
+        # on the two sides of a rope boundary, and a client's salt that looks like the mark of one
+        ({"rope_boundary": 4}, {"rope_boundary": 4}, 3),
+        ({"rope_boundary": 4}, {"rope_boundary": 400}, 0),
+        ({"rope_boundary": 4}, {"rope_boundary": 400, "cache_salt": "long: "}, 0),
+        ({"rope_boundary": 400}, {}, 3),
         ({"media": [image("aa", 5)]}, {"media": [image("aa", 5)]}, 3),
         ({"media": [image("aa", 5)]}, {"media": [image("ab", 5)]}, 1),
         ({"media": [image("aa", 5)]}, {"media": [image("aa", 6)]}, 1),

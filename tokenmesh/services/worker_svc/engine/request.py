@@ -147,7 +147,7 @@ class Request:
     @property
     def block_salt(self) -> str | None:
         """The salt of its blocks: those of the two sides of the boundary are never shared."""
-        if self.rope_boundary is None:
+        if self.rope_boundary is None or (self.cache_salt is None and not self.is_long):
             return self.cache_salt
         return f"{'long' if self.is_long else 'short'}: {self.cache_salt or ''}"
 

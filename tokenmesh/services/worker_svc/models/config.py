@@ -33,11 +33,12 @@ class RopeConfig:
         """Sequences longer than this turn all of their keys by other factors than shorter ones."""
         return self.original_max_position if self.kind == "longrope" else None
 
-    def scope(self, num_prompt: int) -> str | None:
-        """What keys of a prompt of that length share with no other length; None: nothing."""
-        if self.kind != "dynamic":
-            return None
-        return f"length {max(num_prompt, self.max_position)}"
+    def cache_salt(self, salt: str | None, num_prompt: int) -> str | None:
+        """The prefix cache's salt of a prompt: its own, and its length where keys depend on it."""
+        is_plain = salt is None and num_prompt <= self.max_position
+        if self.kind != "dynamic" or is_plain:
+            return salt
+        return f"length {max(num_prompt, self.max_position)}: {salt or ''}"
 
 
 @dataclass(frozen=True, slots=True)

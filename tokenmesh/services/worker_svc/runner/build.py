@@ -65,9 +65,9 @@ class LoadedModel:
 
     def cache_salt(self, salt: str | None, num_prompt: int) -> str | None:
         """The prefix cache's salt of a request: the client's own and the model's reasons."""
-        scopes = [rope.scope(num_prompt) for rope in self.ropes]
-        scope = ", ".join(each for each in scopes if each is not None)
-        return f"{scope}: {salt or ''}" if scope else salt
+        for rope in self.ropes:
+            salt = rope.cache_salt(salt, num_prompt)
+        return salt
 
     @property
     def rope_boundary(self) -> int | None:
