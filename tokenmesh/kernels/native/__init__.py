@@ -1,12 +1,13 @@
-"""C kernels for the CPU: linear layers of any size and whole forward passes in one call.
+"""C kernels for the CPU: linear layers, whole forward passes in one call, noise of draws.
 
 For x86-64 with AVX-512 BF16 under Linux, compiled at first use; `start` says whether they are
 there. Every number they compute depends on its own inputs alone: not on the number of tokens, the
 batch, the chunk of a prompt, or the threads.
 """
 
+from tokenmesh.kernels.native.noise import native_noise
 from tokenmesh.kernels.native.program import Program, ProgramInputs, Turns
-from tokenmesh.kernels.native.start import start
+from tokenmesh.kernels.native.start import has_started, start
 from tokenmesh.kernels.native.structs import MAX_HEAD_DIM, MAX_QUERIES, Kind, Model, Op
 from tokenmesh.kernels.native.weight import NativeWeight, native_linear
 
@@ -20,6 +21,8 @@ __all__ = [
     "Program",
     "ProgramInputs",
     "Turns",
+    "has_started",
     "native_linear",
+    "native_noise",
     "start",
 ]

@@ -36,6 +36,11 @@ def start(num_threads: int, spin_us: float, folder: Path) -> bool:
     return True
 
 
+def has_started() -> bool:
+    """Whether this process has the kernels."""
+    return _process.kernels is not None
+
+
 def library() -> ctypes.CDLL:
     """The kernels, once they have been started."""
     assert _process.kernels is not None, "the C kernels have not been started"

@@ -2,7 +2,7 @@
 
 import torch
 
-from tokenmesh.kernels.exponential_noise.cpu import exponential_noise, token_keys
+from tokenmesh.kernels.exponential_noise.cpu import exponential_noise
 from tokenmesh.kernels.sample.rows import (
     HID_DEFECT,
     HID_NUMBER,
@@ -49,9 +49,9 @@ def _token(logits_V: torch.Tensor, rows: ChoiceRows, row: int, position: torch.T
     scaled_V = logits_V / temperature
     weights_V = (scaled_V - scaled_V.max()).exp()
     floor = _floor(weights_V, float(rows.min_p[row]), int(rows.top_k[row]), float(rows.top_p[row]))
-    keys_V = token_keys(torch.arange(len(logits_V), dtype=torch.int32, device=logits_V.device))
-    noise_V = exponential_noise(rows.seed[row].view(1), position.view(1), keys_V)[0]
-    return int((weights_V * (weights_V >= floor) / noise_V).argmax())
+    seed = rows.seed[row].view(1).cpu()
+    noise_V = exponential_noise(seed, position.view(1).cpu(), len(logits_V))[0]
+    return int((weights_V * (weights_V >= floor) / noise_V.to(weights_V.device)).argmax())
 
 
 def _floor(weights_V: torch.Tensor, min_p: float, top_k: int, top_p: float) -> float:

@@ -151,7 +151,7 @@ def compilations() -> list[Compilation]:
     """A vocabulary of 152k, bfloat16 logits in rows of padded stride."""
     wide = (r"LDG\.E\.128",)
     return [
-        _compilation("race", race_kernel, Limits(64, 1024), required=wide),
+        _compilation("race", race_kernel, Limits(64, 2048), required=wide),
         _compilation("survey", survey_kernel, Limits(80, 1024), required=wide),
         _compilation("start", start_kernel, Limits(64, 1024)),
         _compilation("pick", pick_kernel, Limits(64, 1024)),

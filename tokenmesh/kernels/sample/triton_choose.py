@@ -8,7 +8,7 @@ bits of t, which sort like floats, among the candidates or, when there are too m
 import triton
 import triton.language as tl
 
-from tokenmesh.kernels.exponential_noise.triton import exponential, stream_keys
+from tokenmesh.kernels.exponential_noise.triton import exponential_from, exponential_of
 from tokenmesh.kernels.sample.rows import HID_DEFECT, HID_NUMBER, NOT_FINITE, NOTHING_ALLOWED
 from tokenmesh.kernels.sample.triton_filters import bits_of, lowest, mass_of, share_of
 from tokenmesh.kernels.sample.triton_race import load_scaled
@@ -129,9 +129,9 @@ def _join(best_ptr, score_ptr, token_ptr, n, num_blocks, temperature, BLOCKS: tl
 
 
 @triton.jit
-def _race(weight, ids, is_kept, low, high):
+def _race(weight, noise, is_kept):
     """-> the best score of the tokens that are kept, and its place."""
-    score = tl.where(is_kept, weight / exponential(low, high, ids), -1.0)
+    score = tl.where(is_kept, weight / noise, -1.0)
     return tl.max(score, axis=0, return_indices=True, return_indices_tie_break_left=True)
 
 
@@ -156,15 +156,15 @@ def _choose_filtered(
     CANDIDATES: tl.constexpr,
 ):
     """The token of a row with filters."""
-    low, high = stream_keys(seed, position)
     token = tl.zeros((), tl.int32)
     if num_above <= CANDIDATES:
         offs = tl.arange(0, CANDIDATES)
         mask = offs < num_above
         weight = tl.load(weight_ptr + n * CANDIDATES + offs, mask=mask, other=0.0)
-        ids = tl.load(id_ptr + n * CANDIDATES + offs, mask=mask, other=0)
         floor = _floor_among(pivot, min_p, top_k, top_p, total, weight, mask, vocab_size)
-        _, place = _race(weight, ids, mask & (bits_of(weight) >= floor), low, high)
+        ids = tl.load(id_ptr + n * CANDIDATES + offs, mask=mask, other=0)
+        noise = exponential_of(seed, position, ids)
+        _, place = _race(weight, noise, mask & (bits_of(weight) >= floor))
         token = tl.load(id_ptr + n * CANDIDATES + place)
     else:
         floor = _floor_of_row(
@@ -173,8 +173,8 @@ def _choose_filtered(
         most = tl.zeros((), tl.float32) - 1.0
         for start in range(0, vocab_size, BLOCK):
             weight, bits = _weights(row_ptr, start, temperature, best, vocab_size, BLOCK)
-            ids = start + tl.arange(0, BLOCK)
-            score, place = _race(weight, ids, bits >= floor, low, high)
+            noise = exponential_from(seed, position, start, BLOCK)
+            score, place = _race(weight, noise, bits >= floor)
             token = tl.where(score > most, start + place, token)
             most = tl.maximum(score, most)
     return token

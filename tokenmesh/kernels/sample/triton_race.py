@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from tokenmesh.kernels.exponential_noise.triton import exponential, stream_keys
+from tokenmesh.kernels.exponential_noise.triton import exponential_from
 
 
 @triton.jit
@@ -47,7 +47,8 @@ def race_kernel(
     if row < 0:
         return
     temperature = tl.load(temperature_ptr + row)
-    offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    start = tl.program_id(1) * BLOCK
+    offs = start + tl.arange(0, BLOCK)
     x = load_scaled(logits_ptr + n * stride_n, offs, vocab_size, temperature)
     is_broken = (x != x) | (x == float("inf"))
     x = tl.where(is_broken, float("-inf"), x)
@@ -55,11 +56,11 @@ def race_kernel(
     score = tl.zeros((), tl.float32)
     if temperature > 0:
         if has_filter(row, vocab_size, temperature_ptr, min_p_ptr, top_k_ptr, top_p_ptr) == 0:
-            low, high = stream_keys(tl.load(seed_ptr + row), tl.load(positions_ptr + n))
+            seed, position = tl.load(seed_ptr + row), tl.load(positions_ptr + n)
             # a block where nothing is allowed has no best to subtract
             weight = tl.exp(x - tl.where(best == float("-inf"), 0.0, best))
             score, place = tl.max(
-                weight / exponential(low, high, offs),
+                weight / exponential_from(seed, position, start, BLOCK),
                 axis=0,
                 return_indices=True,
                 return_indices_tie_break_left=True,
@@ -68,4 +69,4 @@ def race_kernel(
     partial = n * tl.num_programs(1) + tl.program_id(1)
     tl.store(best_ptr + partial, tl.where(is_any_broken, float("inf"), best))
     tl.store(score_ptr + partial, score)
-    tl.store(token_ptr + partial, tl.program_id(1) * BLOCK + place)
+    tl.store(token_ptr + partial, start + place)

@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from tokenmesh.kernels.exponential_noise import exponential_noise, token_keys
+from tokenmesh.kernels.exponential_noise import exponential_noise, exponential_noise_of
 from tokenmesh.services.worker_svc.engine.plan import NewRow
 from tokenmesh.services.worker_svc.sampling.filters import (
     Filters,
@@ -44,7 +44,6 @@ class ChoiceState:
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._keys = token_keys(torch.arange(vocab_size, dtype=torch.int32))
         self._row_by_number: dict[int, _Row] = {}
         self._num_random = 0
 
@@ -94,7 +93,7 @@ class ChoiceState:
     def _draw_plain(self, logits: torch.Tensor, rows: Sequence[_Row]) -> torch.Tensor:
         weights = _tempered(logits, rows)
         weights.sub_(weights.amax(-1, keepdim=True)).exp_()
-        return first_max(weights.div_(_noise(rows, self._keys)))
+        return first_max(weights.div_(exponential_noise(*_keys(rows), self._vocab_size)))
 
     def _draw_filtered(self, logits: torch.Tensor, rows: Sequence[_Row]) -> torch.Tensor:
         largest = max(row.params.top_k for row in rows)
@@ -111,7 +110,7 @@ class ChoiceState:
         floors, is_right = candidate_floors(
             weights, totals, Filters.of([row.params for row in rows])
         )
-        weights.mul_(weights >= floors).div_(_noise(rows, self._keys[ids]))
+        weights.mul_(weights >= floors).div_(exponential_noise_of(*_keys(rows), ids))
         tokens = ids.gather(1, weights.argmax(-1, keepdim=True)).squeeze(1)
         if count < self._vocab_size:
             for i in (~is_right).nonzero().flatten().tolist():
@@ -123,7 +122,7 @@ class ChoiceState:
         """scaled [1, V], the best 0 -> [1] token id."""
         weights = scaled.exp_()
         weights.mul_(weights >= exact_floor(weights[0], row.params))
-        return first_max(weights.div_(_noise([row], self._keys)))
+        return first_max(weights.div_(exponential_noise(*_keys([row]), self._vocab_size)))
 
 
 def _tempered(logits: torch.Tensor, rows: Sequence[_Row]) -> torch.Tensor:
@@ -131,11 +130,10 @@ def _tempered(logits: torch.Tensor, rows: Sequence[_Row]) -> torch.Tensor:
     return logits / temperature
 
 
-def _noise(rows: Sequence[_Row], keys: torch.Tensor) -> torch.Tensor:
-    """keys [n] or [N, n] -> [N, n]."""
+def _keys(rows: Sequence[_Row]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Seeds and output positions, int64 [N]."""
     seeds = torch.tensor([signed64(row.params.seed) for row in rows])
-    positions = torch.tensor([row.position for row in rows])
-    return exponential_noise(seeds, positions, keys)
+    return seeds, torch.tensor([row.position for row in rows])
 
 
 def signed64(seed: int) -> int:
