@@ -11,6 +11,8 @@ from tokenmesh.shared.config.gateway import GatewaySettings
 _COUNT: Final = re.compile(r"\{(\d*)(,?)(\d*)\}", re.ASCII)
 _DIGITS: Final = 9
 """Longer counts are over any limit."""
+_MOST: Final = 10**18
+"""Products are not made larger: the work must not grow with the digits."""
 
 
 def check_regex(pattern: str, limits: GatewaySettings) -> None:
@@ -54,7 +56,9 @@ class _Scan:
             self._last = 1
             return _class_length(pattern, position)
         elif char == "{" and (count := _COUNT.match(pattern, position)):
-            self._note(self._last * _largest(count))
+            # a count repeats what stands before it with its own counts
+            self._last = min(self._last * _largest(count), _MOST)
+            self._note(self._last)
             return count.end() - position
         elif char not in "*+?":
             self._last = 1
