@@ -145,6 +145,58 @@ def test_folders_of_killed_meshes_are_swept_and_those_of_others_are_not(
             assert living.exists()
 
 
+@pytest.mark.parametrize("link", ["lock", "folder", "hard link"])
+def test_sweeping_never_touches_a_file_that_a_planted_link_points_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: str
+) -> None:
+    shared, home = tmp_path / "shared", tmp_path / "home"
+    shared.mkdir()
+    home.mkdir()
+    victim = home / "lock"
+    victim.write_text("precious")
+    planted = shared / "tokenmesh-evil"
+    if link == "folder":
+        planted.symlink_to(home)
+    else:
+        planted.mkdir()
+        make = (planted / "lock").symlink_to if link == "lock" else (planted / "lock").hardlink_to
+        make(victim)
+    os.utime(victim, (0, 0))
+    monkeypatch.setattr("tempfile.tempdir", str(shared))
+    with private_folder():
+        assert victim.read_text() == "precious"
+    assert victim.read_text() == "precious"
+
+
+@pytest.mark.parametrize("owner_or_mode", ["owner", "mode"])
+def test_a_folder_that_others_may_write_to_is_not_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner_or_mode: str
+) -> None:
+    foreign = tmp_path / "tokenmesh-foreign"
+    foreign.mkdir()
+    (foreign / "lock").touch()
+    os.utime(foreign / "lock", (0, 0))
+    if owner_or_mode == "mode":
+        foreign.chmod(0o777)
+    else:
+        user = os.getuid()
+        monkeypatch.setattr("os.getuid", lambda: user + 1)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with private_folder():
+        assert foreign.exists()
+
+
+def test_a_planted_pipe_does_not_hold_up_the_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stale = tmp_path / "tokenmesh-pipe"
+    stale.mkdir()
+    os.mkfifo(stale / "lock")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with private_folder():
+        assert stale.exists()
+
+
 def test_a_port_in_use_is_named_with_a_free_one_to_take() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

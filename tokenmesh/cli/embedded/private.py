@@ -3,9 +3,10 @@
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +26,7 @@ def private_folder() -> Iterator[Path]:
     _sweep()
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
     try:
-        with (folder / _LOCK).open("w") as lock:
+        with write_private(folder / _LOCK, "").open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield folder
     finally:
@@ -41,13 +42,38 @@ def write_private(path: Path, text: str) -> Path:
 
 
 def _sweep() -> None:
-    for lock in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_LOCK}"):
+    """Remove the folders of killed meshes; other users may have put anything into the parent."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            _remove_if_abandoned(folder)
+
+
+def _remove_if_abandoned(folder: Path) -> None:
+    """Raises OSError for a folder of another user, and for one whose lock is held.
+
+    Both are opened without following a link, and examined once open: what is checked is what is
+    used. Only this user may write to the folder, so the lock is this user's.
+    """
+    parent = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        status = os.fstat(parent)
+        if status.st_uid != os.getuid() or status.st_mode & 0o022:
+            return
+        # O_NONBLOCK: opening a FIFO must not wait for its other end.
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
+        lock = os.open(_LOCK, flags, dir_fd=parent)
         try:
-            # A young one may be about to be locked.
-            is_old = wall_s() - lock.stat().st_mtime > _YOUNG_S
-            if is_old and lock.stat().st_uid == os.getuid():
-                with lock.open("w") as file:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(lock.parent, ignore_errors=True)
-        except OSError:
-            continue
+            _lock_old_file(lock)
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(lock)
+    finally:
+        os.close(parent)
+
+
+def _lock_old_file(lock: int) -> None:
+    """Raises OSError when it is locked, young or no plain file; a young one may be locked soon."""
+    status = os.fstat(lock)
+    if not stat.S_ISREG(status.st_mode) or wall_s() - status.st_mtime <= _YOUNG_S:
+        raise BlockingIOError("not the lock of a mesh that has ended")
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
