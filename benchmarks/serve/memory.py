@@ -9,7 +9,7 @@ from statistics import fmean, median
 import psutil
 
 _MIB = 1024 * 1024
-_NAMES = ("tokenmesh", "nats-server", "redis-server")
+_NAMES = ("tokenmesh", "nats-server", "redis-server", "valkey-server")
 
 
 @dataclass(slots=True)

@@ -37,11 +37,12 @@ class MeshProcess:
         return list(self.process.children(recursive=True))
 
     def service(self, name: str) -> psutil.Process:
-        """The process of a service or server."""
+        """The process of a service or server; `redis-server` may be a Valkey."""
+        names = ("redis-server", "valkey-server") if name == "redis-server" else (name,)
         for child in self.process.children():
-            # redis-server writes a title of its own over its arguments.
+            # These two write a title of their own over their arguments.
             words = " ".join(child.cmdline()).split()
-            if name in words or words[0].endswith(name):
+            if words and (not set(names).isdisjoint(words) or words[0].endswith(names)):
                 return child
         raise LookupError(name)
 

