@@ -109,6 +109,16 @@ def test_a_restart_says_why() -> None:
     assert shown.text == "worker died (exit code 1), starting it again in 0.25 s: ValueError: x\n"
 
 
+def test_a_child_that_dies_on_and_on_is_mentioned_ever_more_rarely() -> None:
+    shown = Shown()
+    for number in range(1, 101):
+        shown.screen.restarting(Death("worker", 1, ("why",), number), 10.0)
+    shown.screen.recovered("worker", 100)
+    assert len(shown.text.splitlines()) == 9
+    assert "worker died, 64 times in a row (exit code 1), starting it again in 10 s" in shown.text
+    assert shown.text.endswith("worker runs again after it died 100 times\n")
+
+
 def test_text_in_brackets_is_not_taken_for_markup() -> None:
     shown = Shown()
     shown.screen.warn("set [red] in [bus]")

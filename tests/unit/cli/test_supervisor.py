@@ -12,7 +12,7 @@ import pytest
 from tokenmesh.cli.embedded.child import Child, child_environment
 from tokenmesh.cli.embedded.output import explanation, parse_line
 from tokenmesh.cli.embedded.spec import ChildSpec, Phase
-from tokenmesh.cli.embedded.supervisor import Supervisor
+from tokenmesh.cli.embedded.supervisor import Supervisor, pause_s
 from tokenmesh.shared.config.up import UpSettings
 from tokenmesh.shared.service import exit_codes
 
@@ -101,6 +101,53 @@ async def test_a_child_that_dies_again_and_again_is_given_up_with_its_last_words
     death = await watched.supervisor.dead
     assert (death.name, death.exit_code, death.tail) == ("child", 9, ("why",))
     assert len(watched.restarts) == LIMITS.max_restarts
+
+
+async def test_once_the_mesh_runs_a_child_that_keeps_dying_does_not_end_it(
+    watched: Watched,
+) -> None:
+    watched.supervisor.never_give_up()
+    await watched.supervisor.start(
+        [spec("import sys; sys.exit(2)", "broken"), spec(SLEEP, "healthy")]
+    )
+    while len(watched.restarts) < 3 * LIMITS.max_restarts:  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+    assert set(watched.restarts) == {("broken", 2)}
+    assert not watched.supervisor.dead.done()
+    healthy = watched.supervisor.children[1]
+    assert healthy.is_running
+
+
+def test_the_pause_between_restarts_grows_up_to_its_bound() -> None:
+    pauses = [pause_s(UpSettings(), deaths) for deaths in (1, 2, 3, 10, 10**6)]
+    assert pauses == [0.25, 0.5, 1.0, 10.0, 10.0]
+
+
+async def test_a_child_that_lives_again_is_mentioned_and_its_deaths_forgotten(
+    tmp_path: Path,
+) -> None:
+    recovered: list[tuple[str, int]] = []
+    deaths: list[int] = []
+    limits = LIMITS.model_copy(update={"restart_reset_s": 0.5})
+    supervisor = Supervisor(
+        limits,
+        lambda *_: None,
+        lambda death, _: deaths.append(death.in_a_row),
+        on_recovered=lambda name, deaths: recovered.append((name, deaths)),
+    )
+    counter = tmp_path / "counter"
+    code = (
+        f"import pathlib, sys, time; counter = pathlib.Path({str(counter)!r})\n"
+        "lives = len(counter.read_text()) if counter.exists() else 0\n"
+        "counter.write_text('x' * (lives + 1))\n"
+        "time.sleep(1.0 if lives == 2 else 0); sys.exit(7)"
+    )
+    await supervisor.start([spec(code)])
+    while len(deaths) < 3:  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+    await supervisor.stop(0.0, asyncio.Event())
+    assert recovered == [("child", 2)]
+    assert deaths[:3] == [1, 2, 1]
 
 
 async def test_a_machine_without_room_for_a_while_costs_no_child(
@@ -196,8 +243,10 @@ async def test_children_die_when_their_parent_is_killed() -> None:
 
 async def test_a_child_sees_no_settings_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKENMESH_GATEWAY__PORT", "1")
+    monkeypatch.setenv("NOTIFY_SOCKET", "/run/systemd/notify")
     environment = child_environment(ChildSpec("c", ("true",), Phase.MESH, {"OMP_NUM_THREADS": "2"}))
     assert "TOKENMESH_GATEWAY__PORT" not in environment
+    assert "NOTIFY_SOCKET" not in environment
     assert environment["OMP_NUM_THREADS"] == "2"
     assert environment["PATH"]
 

@@ -10,6 +10,8 @@ from typing import Final
 
 from tokenmesh.cli.embedded.parent_death import dies_with_parent
 from tokenmesh.cli.embedded.spec import ChildSpec
+from tokenmesh.shared.clock import monotonic_s
+from tokenmesh.shared.config.notify import VARIABLES
 from tokenmesh.shared.config.settings import ENV_PREFIX
 
 _CHUNK_BYTES: Final = 65536
@@ -29,6 +31,9 @@ class Child:
     def __init__(self, spec: ChildSpec, tail_lines: int, on_line: OnLine) -> None:
         self.spec = spec
         self.tail: deque[str] = deque(maxlen=tail_lines)
+        self.began_s = monotonic_s()
+        self.answered_s: float | None = None
+        """When it last showed that it works; None: not yet."""
         self._on_line = on_line
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -37,6 +42,11 @@ class Child:
     def pid(self) -> int | None:
         """The process id, once started."""
         return self._process.pid if self._process else None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has started and has not been seen to end."""
+        return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
         """Start the process in a group of its own: a Ctrl-C at the terminal is not for it.
@@ -75,12 +85,14 @@ class Child:
 
     def terminate(self) -> None:
         """Ask it to leave."""
-        if self._process is not None and self._process.returncode is None:
+        if self._process is not None and self.is_running:
             self._process.terminate()
 
-    def kill(self) -> None:
-        """End it and its whole group at once."""
-        if self._process is not None and self._process.returncode is None:
+    def kill(self, reason: str = "") -> None:
+        """End it and its whole group at once; `reason` becomes the last line of its output."""
+        if reason:
+            self.tail.append(reason)
+        if self._process is not None and self.is_running:
             _kill_group(self._process.pid)
 
     async def _read(self, read_end: int) -> None:
@@ -110,8 +122,15 @@ class Child:
 
 
 def child_environment(spec: ChildSpec) -> dict[str, str]:
-    """The parent's environment without its settings: they are in the child's file already."""
-    inherited = {name: text for name, text in os.environ.items() if not name.startswith(ENV_PREFIX)}
+    """The parent's environment without its settings: they are in the child's file already.
+
+    Nor is the parent's supervisor for its children.
+    """
+    inherited = {
+        name: text
+        for name, text in os.environ.items()
+        if not name.startswith(ENV_PREFIX) and name not in VARIABLES
+    }
     return {**inherited, "PYTHONUNBUFFERED": "1", **spec.environment}
 
 

@@ -17,8 +17,11 @@ from tokenmesh.cli.embedded.spec import ChildSpec, Phase
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.layers import environment_name
 from tokenmesh.shared.config.loader import changed, plain_values
+from tokenmesh.shared.config.notify import notify_environment
 
 NATS_USER: Final = "tokenmesh"
+NOTIFY_SOCKET: Final = "notify"
+"""The file name of the socket on which `up` hears that its services live."""
 _PASSWORD_BYTES: Final = 24
 
 
@@ -99,6 +102,7 @@ def _services(settings: Settings, folder: Path) -> Iterator[ChildSpec]:
         for number in range(1, count + 1):
             name = f"{service} {number}" if count > 1 else service
             environment = _environment(service, threads)
+            environment |= notify_environment(str(folder / NOTIFY_SOCKET), up.hung_s)
             if service == "worker":
                 environment |= _model_of_worker(settings, number - 1)
             yield ChildSpec(name, command, phase, environment)

@@ -2,16 +2,18 @@
 
 import asyncio
 import signal
+from functools import partial
 from typing import Any
 
 from tokenmesh.cli.api import DEFAULT_URL
-from tokenmesh.cli.embedded.plan import Plan, make_plan
+from tokenmesh.cli.embedded.plan import NOTIFY_SOCKET, Plan, make_plan
 from tokenmesh.cli.embedded.ports import check_free, free_port
 from tokenmesh.cli.embedded.precheck import check_address, check_models, warn_if_open
 from tokenmesh.cli.embedded.private import private_folder
 from tokenmesh.cli.embedded.readiness import base_url, wait_ready
 from tokenmesh.cli.embedded.screen import Screen
 from tokenmesh.cli.embedded.supervisor import Supervisor
+from tokenmesh.cli.embedded.watch import Watch
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.loader import changed
 from tokenmesh.shared.service import exit_codes
@@ -32,13 +34,26 @@ async def run_mesh(settings: Settings, screen: Screen) -> int:
     with private_folder() as folder, stops.installed():
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, stops.stop, "SIGHUP")
         plan = make_plan(settings, folder)
-        supervisor = Supervisor(settings.up, screen.line, screen.restarting, screen.drained)
-        try:
-            return await _live(plan, supervisor, screen, stops)
-        finally:
-            screen.end_progress()
-            grace_s = settings.service.drain_grace_s + settings.up.stop_margin_s
-            await supervisor.stop(grace_s, stops.second)
+        supervisor = Supervisor(
+            settings.up, screen.line, screen.restarting, screen.drained, screen.recovered
+        )
+        watch = Watch(settings.up, lambda: supervisor.children)
+        with watch.listening(folder / NOTIFY_SOCKET):
+            watching = asyncio.create_task(watch.run(), name="watch")
+            watching.add_done_callback(partial(_complain, screen))
+            try:
+                return await _live(plan, supervisor, screen, stops)
+            finally:
+                watching.cancel()
+                screen.end_progress()
+                grace_s = settings.service.drain_grace_s + settings.up.stop_margin_s
+                await supervisor.stop(grace_s, stops.second)
+
+
+def _complain(screen: Screen, task: "asyncio.Task[None]") -> None:
+    """A task that should run as long as the mesh ended: the mesh goes on without it."""
+    if not task.cancelled() and task.exception() is not None:
+        screen.warn(f"{task.get_name()} stopped: {task.exception()!r}")
 
 
 async def _live(plan: Plan, supervisor: Supervisor, screen: Screen, stops: StopSignals) -> int:
@@ -50,6 +65,7 @@ async def _live(plan: Plan, supervisor: Supervisor, screen: Screen, stops: StopS
         done = await _first_of(plan.settings.up.ready_s, starting, stop, supervisor.dead)
         if starting in done:
             starting.result()
+            supervisor.never_give_up()
             _show_ready(plan, screen)
             done = await _first_of(None, stop, supervisor.dead)
     finally:

@@ -16,6 +16,8 @@ from tokenmesh.shared.clock import monotonic_s
 
 _MAX_DETAIL: Final = 60
 _BAR_WIDTH: Final = 24
+_MENTIONED: Final = 4
+"""Deaths of a child in a row that are all shown; of the later ones the 8th, the 16th and so on."""
 
 
 class Screen:
@@ -63,13 +65,21 @@ class Screen:
                 self._say(line.exception, "dim")
 
     def restarting(self, death: Death, pause_s: float) -> None:
-        """A child died and comes back."""
+        """A child died and comes back. One that dies on and on is mentioned ever more rarely."""
+        if death.in_a_row > _MENTIONED and death.in_a_row & (death.in_a_row - 1):
+            return
         reason = explanation(death.tail).rpartition("\n")[2]
+        often = f", {death.in_a_row} times in a row" if death.in_a_row > 1 else ""
         self._say(
-            f"{death.name} died (exit code {death.exit_code}), "
+            f"{death.name} died{often} (exit code {death.exit_code}), "
             f"starting it again in {pause_s:.2g} s: {reason}",
             "yellow",
         )
+
+    def recovered(self, name: str, deaths: int) -> None:
+        """A child that kept dying lives again."""
+        if deaths > 1:
+            self._say(f"{name} runs again after it died {deaths} times")
 
     def drained(self, name: str) -> None:
         """A child was told to leave for good, and has."""

@@ -48,6 +48,7 @@ def nats_server(
         Phase.SERVER,
         {"GOMAXPROCS": str(threads)},
         port=port,
+        greeting=b"",
     )
 
 
@@ -59,7 +60,8 @@ def redis_server(folder: Path, limits: UpSettings, port: int, password: str) -> 
         f'daemonize no\ndir "{folder}"\nsave ""\nappendonly no\n'
         f"maxmemory {limits.redis_memory_bytes}\nmaxmemory-policy volatile-lru\n",
     )
-    return ChildSpec("redis", (find_redis(limits), str(config)), Phase.SERVER, port=port)
+    command = (find_redis(limits), str(config))
+    return ChildSpec("redis", command, Phase.SERVER, port=port, greeting=b"PING\r\n")
 
 
 def _nats_program() -> str:

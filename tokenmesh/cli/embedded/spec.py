@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from tokenmesh.shared.config.notify import SOCKET
+
 
 class Phase(IntEnum):
     """What stops together; lower ones first. The gateway goes before those it asks."""
@@ -24,3 +26,11 @@ class ChildSpec:
     """Added to the environment of `up`."""
     port: int | None = None
     """Loopback port that it accepts on once it has started."""
+    greeting: bytes | None = None
+    """What a client writes to `port` so that a server which works answers with a line; None: no
+    such question is asked."""
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether it shows that it works, once it does."""
+        return self.greeting is not None or SOCKET in self.environment

@@ -8,11 +8,11 @@ from typing import Final
 from tokenmesh.cli.embedded.child import Child, OnLine
 from tokenmesh.cli.embedded.ports import wait_accepting
 from tokenmesh.cli.embedded.spec import ChildSpec, Phase
-from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.up import UpSettings
 from tokenmesh.shared.service import exit_codes
 
 _KILL_WAIT_S: Final = 5.0
+_MAX_DOUBLINGS: Final = 32
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,15 @@ class Death:
     exit_code: int
     tail: tuple[str, ...]
     """The last lines it wrote."""
+    in_a_row: int = 1
+    """How often the child has died without `up.restart_reset_s` of life in between."""
 
 
 OnRestart = Callable[[Death, float], None]
 """Called with a death and the pause before the child starts again."""
+
+OnRecovered = Callable[[str, int], None]
+"""Called with the name of a child that lives again for long enough, and how often it had died."""
 
 
 class Supervisor:
@@ -38,17 +43,35 @@ class Supervisor:
         on_line: OnLine,
         on_restart: OnRestart,
         on_drained: Callable[[str], None] = lambda _name: None,
+        on_recovered: OnRecovered = lambda _name, _deaths: None,
     ) -> None:
         """`on_drained` is called with a child's name that was told to leave for good."""
         self._limits = limits
         self._on_line = on_line
         self._on_restart = on_restart
         self._on_drained = on_drained
+        self._on_recovered = on_recovered
+        self._never_gives_up = False
         self._children: dict[ChildSpec, Child] = {}
         self._keepers: dict[ChildSpec, asyncio.Task[None]] = {}
         self._stopping = asyncio.Event()
         self.dead: asyncio.Future[Death] = asyncio.get_running_loop().create_future()
-        """The first child that could not be kept alive."""
+        """The first child that could not be started, see `never_give_up`."""
+
+    @property
+    def children(self) -> tuple[Child, ...]:
+        """The children as they run now."""
+        return tuple(self._children.values())
+
+    def never_give_up(self) -> None:
+        """The mesh has started: from now on no child that keeps dying ends it."""
+        self._never_gives_up = True
+
+    def kill(self, name: str, reason: str) -> None:
+        """End a child, to be started again."""
+        for child in self.children:
+            if child.spec.name == name:
+                child.kill(reason)
 
     async def start(self, specs: Iterable[ChildSpec]) -> None:
         """Start children; those with a port have started when it accepts connections."""
@@ -100,30 +123,39 @@ class Supervisor:
         """Wait for the child's death and start it again, until it is hopeless or stopped."""
         deaths = 0
         while True:
-            began_s = monotonic_s()
-            code = await self._children[spec].wait()
+            code, is_recovered = await self._wait(spec, deaths)
             if self._stopping.is_set():
                 return
             if code == exit_codes.DRAINED:
                 self._on_drained(spec.name)
                 return
-            if monotonic_s() - began_s >= self._limits.restart_reset_s:
-                deaths = 0
-            deaths += 1
-            death = Death(spec.name, code, tuple(self._children[spec].tail))
-            if code == exit_codes.BAD_CONFIG or deaths > self._limits.max_restarts:
+            deaths = 1 if is_recovered else deaths + 1
+            death = Death(spec.name, code, tuple(self._children[spec].tail), deaths)
+            if self._is_hopeless(death):
                 if not self.dead.done():
                     self.dead.set_result(death)
                 return
-            pause_s = min(
-                self._limits.restart_min_s * 2 ** (deaths - 1), self._limits.restart_max_s
-            )
-            self._on_restart(death, pause_s)
-            if await self._stops_within(pause_s):
+            wait_s = pause_s(self._limits, deaths)
+            self._on_restart(death, wait_s)
+            if await self._stops_within(wait_s):
                 return
             await self._start_again(spec)
             if self._stopping.is_set():
                 self._children[spec].kill()
+
+    async def _wait(self, spec: ChildSpec, deaths: int) -> tuple[int, bool]:
+        """The exit code, and whether it ran long enough for earlier deaths to be forgotten."""
+        waiting = asyncio.create_task(self._children[spec].wait())
+        done, _ = await asyncio.wait((waiting,), timeout=self._limits.restart_reset_s)
+        is_recovered = not done
+        if is_recovered and deaths and not self._stopping.is_set():
+            self._on_recovered(spec.name, deaths)
+        return await waiting, is_recovered
+
+    def _is_hopeless(self, death: Death) -> bool:
+        is_wrong = death.exit_code == exit_codes.BAD_CONFIG
+        too_often = death.in_a_row > self._limits.max_restarts
+        return (is_wrong or too_often) and not self._never_gives_up
 
     async def _start_again(self, spec: ChildSpec) -> None:
         """Where the machine has no room for it, that is one more death."""
@@ -138,3 +170,9 @@ class Supervisor:
         except TimeoutError:
             return False
         return True
+
+
+def pause_s(limits: UpSettings, deaths: int) -> float:
+    """How long to wait after so many deaths in a row."""
+    doublings = min(deaths - 1, _MAX_DOUBLINGS)
+    return min(limits.restart_min_s * 2**doublings, limits.restart_max_s)

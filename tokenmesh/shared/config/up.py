@@ -32,7 +32,16 @@ class UpSettings(BaseModel):
     )
     restart_max_s: float = Field(default=10.0, gt=0, description="Longest such pause.")
     max_restarts: int = Field(
-        default=5, ge=0, description="Deaths of one process in a row before `up` gives up."
+        default=5,
+        ge=0,
+        description="Deaths of one process in a row before a start is given up. Once the mesh is "
+        "ready, its processes are started again without end.",
+    )
+    hung_s: float = Field(
+        default=15.0,
+        gt=0,
+        description="A process that has answered and is silent for so long is killed and started "
+        "again; one that has not answered yet has ready_s.",
     )
     restart_reset_s: float = Field(
         default=60.0, gt=0, description="Running this long makes earlier deaths forgotten."

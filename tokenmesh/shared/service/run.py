@@ -20,6 +20,7 @@ from tokenmesh.shared.service import exit_codes
 from tokenmesh.shared.service.control import ProcessControl
 from tokenmesh.shared.service.mesh import Mesh
 from tokenmesh.shared.service.stops import StopSignals
+from tokenmesh.shared.service.watchdog import Watchdog
 from tokenmesh.shared.telemetry import start_telemetry
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ async def serve(
 ) -> int:
     """`run_service` inside a running loop; `stops` takes the place of signals."""
     async with AsyncExitStack() as stack:
+        # The first to enter: the last steps of leaving are watched, too.
+        watchdog = stack.enter_context(Watchdog())
         try:
             mesh = await _enter(name, instance_id, settings, stack)
         except BusLost as error:
@@ -61,7 +64,7 @@ async def serve(
         if limits.exit_with_parent:
             watch = asyncio.create_task(stops.watch_parent(limits.parent_poll_s))
             stack.callback(watch.cancel)
-        return await _live(mesh, build, stops)
+        return await _live(mesh, build, stops, watchdog)
 
 
 async def _enter(
@@ -94,7 +97,7 @@ async def _check_redis(redis: Redis) -> None:
         logger.warning("going on without Redis: %s", error.message)
 
 
-async def _live(mesh: Mesh, build: Build, stops: StopSignals) -> int:
+async def _live(mesh: Mesh, build: Build, stops: StopSignals, watchdog: Watchdog) -> int:
     building = asyncio.create_task(build(mesh))
     if await _first_of(building, stops.first.wait()) is not building:
         return exit_codes.CLEAN
@@ -103,6 +106,7 @@ async def _live(mesh: Mesh, build: Build, stops: StopSignals) -> int:
     control = ProcessControl(stops.drain, mesh.metrics)
     await mesh.listen(control, subjects.process_control(mesh.instance_id))
     await mesh.join()
+    watchdog.ready()
     logger.info("%s is ready", mesh.instance_id)
     stop = asyncio.create_task(stops.first.wait())
     if await _first_of(stop, mesh.crashed.wait(), mesh.bus.wait_lost()) is not stop:

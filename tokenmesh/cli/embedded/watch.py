@@ -1,0 +1,121 @@
+"""Watch: kills a child that runs and answers no more; the supervisor then starts it again.
+
+Services send signs of life from their event loops, servers are asked over their port. A child that
+has not answered yet may load for `up.ready_s`; one that has may be silent for `up.hung_s`.
+"""
+
+import asyncio
+import os
+import socket
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from tokenmesh.cli.embedded.child import Child
+from tokenmesh.cli.embedded.ports import LOOPBACK
+from tokenmesh.shared.clock import monotonic_s
+from tokenmesh.shared.config.up import UpSettings
+from tokenmesh.shared.errors import ConfigError
+
+_LOOKS: Final = 10
+"""How often a child is looked at within the time that it may be silent."""
+_SIGN_BYTES: Final = 256
+_CREDENTIALS: Final = struct.Struct("3i")
+"""Process, user and group of a datagram's sender, from the kernel."""
+
+Children = Callable[[], Iterable[Child]]
+
+
+class Watch:
+    """Looks after children as long as `run` runs."""
+
+    def __init__(self, limits: UpSettings, children: Children) -> None:
+        self._limits = limits
+        self._children = children
+        self._pause_s = limits.hung_s / _LOOKS
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        looked_s = monotonic_s()
+        while True:
+            await asyncio.sleep(self._pause_s)
+            self._excuse(monotonic_s() - looked_s - self._pause_s)
+            await asyncio.gather(*(self._ask(child) for child in self._children()))
+            looked_s = monotonic_s()
+            for child in self._children():
+                self._judge(child, looked_s)
+
+    @contextmanager
+    def listening(self, path: Path) -> Iterator[None]:
+        """Take signs of life from a socket at `path`. Raises ConfigError when it is too long."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as signs:
+            signs.setblocking(False)
+            signs.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            try:
+                signs.bind(os.fspath(path))
+            except OSError as error:
+                raise ConfigError(
+                    f"cannot listen on {path}: {error}; set TMPDIR to a shorter path"
+                ) from error
+            loop = asyncio.get_running_loop()
+            loop.add_reader(signs, self._take, signs)
+            try:
+                yield
+            finally:
+                loop.remove_reader(signs)
+
+    def _take(self, signs: socket.socket) -> None:
+        room = socket.CMSG_SPACE(_CREDENTIALS.size)
+        with suppress(BlockingIOError):
+            _, ancillary, _, _ = signs.recvmsg(_SIGN_BYTES, room)
+            senders = {
+                _CREDENTIALS.unpack(data)[0]
+                for level, kind, data in ancillary
+                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS)
+            }
+            for child in self._children():
+                if child.pid in senders:
+                    child.answered_s = monotonic_s()
+
+    def _excuse(self, late_s: float) -> None:
+        """When this process did not run for a while, no child is to blame for what it missed."""
+        if late_s < self._pause_s:
+            return
+        for child in self._children():
+            child.began_s += late_s
+            if child.answered_s is not None:
+                child.answered_s += late_s
+
+    async def _ask(self, child: Child) -> None:
+        port, greeting = child.spec.port, child.spec.greeting
+        if (
+            port is not None
+            and greeting is not None
+            and await _answers(port, greeting, self._pause_s)
+        ):
+            child.answered_s = monotonic_s()
+
+    def _judge(self, child: Child, now: float) -> None:
+        if not child.spec.is_watched or not child.is_running:
+            return
+        if child.answered_s is None:
+            if now - child.began_s >= self._limits.ready_s:
+                child.kill(f"killed: not ready after up.ready_s = {self._limits.ready_s:.0f} s")
+        elif now - child.answered_s >= self._limits.hung_s:
+            child.kill(f"killed: it did not answer for up.hung_s = {self._limits.hung_s:g} s")
+
+
+async def _answers(port: int, greeting: bytes, timeout_s: float) -> bool:
+    """Whether a server sends a line in time."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_connection(LOOPBACK, port)
+            try:
+                writer.write(greeting)
+                return bool(await reader.readline())
+            finally:
+                writer.close()
+    except (OSError, TimeoutError, ValueError):
+        return False

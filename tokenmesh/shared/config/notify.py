@@ -1,0 +1,38 @@
+"""Where a supervisor wants to hear that this process lives, in systemd's notify protocol."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+SOCKET: Final = "NOTIFY_SOCKET"
+WATCHDOG_US: Final = "WATCHDOG_USEC"
+WATCHDOG_PID: Final = "WATCHDOG_PID"
+VARIABLES: Final = frozenset((SOCKET, WATCHDOG_US, WATCHDOG_PID))
+_US: Final = 1_000_000
+
+
+@dataclass(frozen=True)
+class NotifyTarget:
+    """A supervisor that listens on a datagram socket."""
+
+    address: str
+    silence_s: float | None
+    """How long it lets the process be silent; None: it does not watch."""
+
+
+def notify_target(environment: Mapping[str, str] = os.environ) -> NotifyTarget | None:
+    """What the environment says; None: nobody listens."""
+    address = environment.get(SOCKET, "")
+    if not address.startswith(("/", "@")):
+        return None
+    # An address with @ is in Linux' abstract namespace.
+    address = "\0" + address[1:] if address[0] == "@" else address
+    silence, process = environment.get(WATCHDOG_US, ""), environment.get(WATCHDOG_PID)
+    is_watched = silence.isdecimal() and int(silence) > 0 and process in (None, str(os.getpid()))
+    return NotifyTarget(address, int(silence) / _US if is_watched else None)
+
+
+def notify_environment(address: str, silence_s: float) -> dict[str, str]:
+    """The variables for a child that shall report to `address`."""
+    return {SOCKET: address, WATCHDOG_US: str(int(silence_s * _US))}
