@@ -12,8 +12,9 @@ from tests.servers import Server, bus_settings_of
 from tokenmesh.shared.bus.jetstream import JetStreamJournal, StreamSpec
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.bus.nats import connect
+from tokenmesh.shared.bus.raw_questions import RawReply
 from tokenmesh.shared.clock import now_s
-from tokenmesh.shared.errors import Conflict, PayloadTooLarge, Unavailable
+from tokenmesh.shared.errors import Conflict, DeadlineExceeded, PayloadTooLarge, Unavailable
 
 Start = Callable[[], Server]
 
@@ -248,4 +249,42 @@ async def test_appends_that_nobody_answers_are_given_up_early(bus: MessageBus) -
     await set_acks(journal, is_mute=False)
     assert await journal.append(key_of(journal), b"y", last) > last
     assert await journal.append(key_of(journal, "d"), b"x", 0) > last
+    await bus.raw.ask(f"$JS.API.STREAM.DELETE.{spec.name}", b"", deadline_s=2e9)
+
+
+async def test_a_small_entry_that_fits_does_not_hide_that_the_disk_is_full(
+    bus: MessageBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = spec_of(f"t{secrets.token_hex(4)}")
+    journal = JetStreamJournal(bus, spec, timeout_s=0.1, patience_s=60.0, mute_s=1.0)
+    last = await fill(journal, key_of(journal), 1)
+    ask = bus.raw.ask
+
+    async def ask_with_little_room(
+        subject: str, data: bytes, *, deadline_s: float, headers: dict[str, str] | None = None
+    ) -> RawReply:
+        if subject.startswith(spec.subjects.removesuffix(">")) and len(data) > 100:
+            await asyncio.sleep(deadline_s - now_s())
+            raise DeadlineExceeded("no acknowledgement")
+        return await ask(subject, data, headers=headers, deadline_s=deadline_s)
+
+    async def try_to_keep(name: str) -> float:
+        began_s = now_s()
+        # A small entry is kept, and one that follows another entry than the last is refused.
+        await journal.append(key_of(journal, f"small-{name}"), b"", 0)
+        with pytest.raises(Conflict):
+            await journal.append(key_of(journal), b"late", last + 1000)
+        with pytest.raises(Unavailable, match="kept nothing"):
+            await journal.append(key_of(journal, name), bytes(1000), 0)
+        return now_s() - began_s
+
+    monkeypatch.setattr(bus.raw, "ask", ask_with_little_room)
+    async with asyncio.timeout(15):
+        assert await try_to_keep("first") >= 1.0
+        assert await try_to_keep("second") < 0.8
+    monkeypatch.undo()
+    await journal.append(key_of(journal, "third"), bytes(1000), 0)
+    monkeypatch.setattr(bus.raw, "ask", ask_with_little_room)
+    assert await try_to_keep("fourth") >= 1.0
+    monkeypatch.undo()
     await bus.raw.ask(f"$JS.API.STREAM.DELETE.{spec.name}", b"", deadline_s=2e9)

@@ -94,7 +94,9 @@ class JetStreamJournal(Journal):
         self._patience_s = patience_s
         self._mute_s = mute_s
         self._mute_since_s: float | None = None
-        """When the first append was sent of those that have not been answered since."""
+        """When the first append was sent of those that were not answered, with none kept since."""
+        self._mute_bytes = 0
+        """The smallest of them: on a full disk an entry that is smaller may still find room."""
         self._is_prepared = False
 
     @property
@@ -132,22 +134,25 @@ class JetStreamJournal(Journal):
             self._is_prepared = False
             raise
         except DeadlineExceeded:
-            await self._note_silence(key, asked_s)
+            await self._note_silence(key, len(data), asked_s)
             raise
-        self._mute_since_s = None
         try:
-            return int(answer_of(reply)["seq"])
+            number = int(answer_of(reply)["seq"])
         except Conflict:
             # The attempt before may have arrived, and only its acknowledgement been lost.
             last = await self._get({"last_by_subj": key}) if is_retry else None
             if last is None or last.data != data:
                 raise
             return _entry_of(last).sequence
+        if len(data) >= self._mute_bytes:
+            self._mute_since_s = None
+        return number
 
-    async def _note_silence(self, key: str, asked_s: float) -> None:
+    async def _note_silence(self, key: str, size: int, asked_s: float) -> None:
         """Raises Unavailable when it has lasted, and JetStream answers when it is asked to read."""
         if self._mute_since_s is None:
-            self._mute_since_s = asked_s
+            self._mute_since_s, self._mute_bytes = asked_s, size
+        self._mute_bytes = min(self._mute_bytes, size)
         silent_s = now_s() - self._mute_since_s
         if silent_s >= self._mute_s:
             await self._get({"last_by_subj": key})
