@@ -1,6 +1,7 @@
 """`tokenmesh up`: the whole mesh on this machine."""
 
 import asyncio
+import logging
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,6 +31,8 @@ def up(
     overrides: dict[str, Any],
 ) -> None:
     """Serve a model: NATS, Redis and all services on this machine. Ctrl-C ends them."""
+    # The services report what happens to the bus: this process need not repeat it.
+    logging.getLogger("tokenmesh").addHandler(logging.NullHandler())
     name_model(overrides, model_tag)
     settings = load_settings(config, overrides)
     screen = Screen(Console(highlight=False), is_verbose=verbose)

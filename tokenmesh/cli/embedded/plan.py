@@ -12,7 +12,7 @@ from typing import Final
 
 from tokenmesh.cli.embedded.ports import LOOPBACK, free_port
 from tokenmesh.cli.embedded.private import write_private
-from tokenmesh.cli.embedded.servers import EVENTS_USER, nats_server, redis_server
+from tokenmesh.cli.embedded.servers import EVENTS_USER, STORE, nats_server, redis_server
 from tokenmesh.cli.embedded.spec import ChildSpec, Phase
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.layers import environment_name
@@ -35,6 +35,8 @@ class Plan:
     events_url: Path | None = None
     """The file with the URL for subscribers to block events; None: there are none, or the
     operator's own NATS says who may subscribe."""
+    store: Path | None = None
+    """Where the embedded NATS keeps its streams; None: NATS is not embedded."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -49,6 +51,7 @@ def make_plan(settings: Settings, folder: Path) -> Plan:
     """
     servers: list[ChildSpec] = []
     events_url: Path | None = None
+    store: Path | None = None
     changes: dict[str, dict[str, object]] = {"service": {"exit_with_parent": True}}
     if "url" not in settings.bus.model_fields_set:
         port, password = free_port(), secrets.token_hex(_PASSWORD_BYTES)
@@ -57,6 +60,7 @@ def make_plan(settings: Settings, folder: Path) -> Plan:
             passwords[EVENTS_USER] = secrets.token_hex(_PASSWORD_BYTES)
             url = f"nats://{EVENTS_USER}:{passwords[EVENTS_USER]}@{LOOPBACK}:{port}\n"
             events_url = write_private(folder / "events-url", url)
+        store = folder / STORE
         servers.append(nats_server(folder, settings.up, port, passwords))
         changes["bus"] = {
             "url": f"nats://{LOOPBACK}:{port}",
@@ -70,7 +74,7 @@ def make_plan(settings: Settings, folder: Path) -> Plan:
     if settings.up.gateways > 1:
         changes["gateway"] = {"reuse_port": True}
     settings = changed(settings, changes)
-    return Plan(settings, tuple(servers), tuple(_services(settings, folder)), events_url)
+    return Plan(settings, tuple(servers), tuple(_services(settings, folder)), events_url, store)
 
 
 def _services(settings: Settings, folder: Path) -> Iterator[ChildSpec]:

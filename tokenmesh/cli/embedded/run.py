@@ -2,6 +2,8 @@
 
 import asyncio
 import signal
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -12,10 +14,13 @@ from tokenmesh.cli.embedded.precheck import check_address, check_models, warn_if
 from tokenmesh.cli.embedded.private import private_folder
 from tokenmesh.cli.embedded.readiness import base_url, wait_ready
 from tokenmesh.cli.embedded.screen import Screen
+from tokenmesh.cli.embedded.store_watch import StoreWatch
 from tokenmesh.cli.embedded.supervisor import Supervisor
 from tokenmesh.cli.embedded.watch import Watch
+from tokenmesh.shared.bus.nats import connect
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.loader import changed
+from tokenmesh.shared.errors import BusLost
 from tokenmesh.shared.service import exit_codes
 from tokenmesh.shared.service.stops import StopSignals
 
@@ -39,21 +44,32 @@ async def run_mesh(settings: Settings, screen: Screen) -> int:
         )
         watch = Watch(settings.up, lambda: supervisor.children)
         with watch.listening(folder / NOTIFY_SOCKET):
-            watching = asyncio.create_task(watch.run(), name="watch")
-            watching.add_done_callback(partial(_complain, screen))
             try:
-                return await _live(plan, supervisor, screen, stops)
+                async with _running("the watch over processes", watch.run(), screen):
+                    return await _live(plan, supervisor, screen, stops)
             finally:
-                watching.cancel()
                 screen.end_progress()
                 grace_s = settings.service.drain_grace_s + settings.up.stop_margin_s
                 await supervisor.stop(grace_s, stops.second)
 
 
-def _complain(screen: Screen, task: "asyncio.Task[None]") -> None:
-    """A task that should run as long as the mesh ended: the mesh goes on without it."""
-    if not task.cancelled() and task.exception() is not None:
-        screen.warn(f"{task.get_name()} stopped: {task.exception()!r}")
+@asynccontextmanager
+async def _running(
+    name: str, work: Coroutine[Any, Any, None], screen: Screen
+) -> AsyncIterator[None]:
+    """Do `work` during the block. Should it fail, the mesh goes on without it."""
+
+    def complain(task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            screen.warn(f"{name} has failed: {error!r}")
+
+    task = asyncio.create_task(work, name=name)
+    task.add_done_callback(complain)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait((task,))
 
 
 async def _live(plan: Plan, supervisor: Supervisor, screen: Screen, stops: StopSignals) -> int:
@@ -67,7 +83,9 @@ async def _live(plan: Plan, supervisor: Supervisor, screen: Screen, stops: StopS
             starting.result()
             supervisor.never_give_up()
             _show_ready(plan, screen)
-            done = await _first_of(None, stop, supervisor.dead)
+            watching = _watch_store(plan, supervisor, screen)
+            async with _running("the watch over JetStream", watching, screen):
+                done = await _first_of(None, stop, supervisor.dead)
     finally:
         starting.cancel()
         await asyncio.wait((starting,))
@@ -87,6 +105,26 @@ async def _start(plan: Plan, supervisor: Supervisor, screen: Screen) -> None:
     await supervisor.start(plan.servers)
     await supervisor.start(plan.services)
     await wait_ready(plan, screen.progress)
+
+
+async def _watch_store(plan: Plan, supervisor: Supervisor, screen: Screen) -> None:
+    """As long as the mesh runs, see `StoreWatch`; a NATS that is joined is its operator's."""
+    if plan.store is None:
+        return
+    bus = None
+    while bus is None:
+        with suppress(BusLost):
+            bus = await connect(plan.settings.bus, "up")
+    try:
+        await StoreWatch(
+            bus,
+            plan.store,
+            plan.settings.up,
+            restart=partial(supervisor.kill, "nats"),
+            warn=screen.warn,
+        ).run()
+    finally:
+        await bus.close()
 
 
 async def _first_of(

@@ -16,6 +16,8 @@ from tokenmesh.shared.config.up import UpSettings
 from tokenmesh.shared.errors import ConfigError
 
 EVENTS_USER: Final = "events"
+STORE: Final = "jetstream"
+"""Where the streams of the embedded NATS are, below its folder."""
 _RIGHTS: Final = {
     EVENTS_USER: ', permissions: { publish: { allow: ["tm.worker.*.blocks"] }, '
     'subscribe: { allow: ["tm.kv.>", "_INBOX_EVENTS.>"] } }'
@@ -38,7 +40,7 @@ def nats_server(
         f'listen: "{LOOPBACK}:{port}"\n'
         f"max_payload: {limits.nats_max_payload_bytes}\n"
         f"authorization {{ users: [\n{users}\n] }}\n"
-        f'jetstream {{ store_dir: "{folder / "jetstream"}", '
+        f'jetstream {{ store_dir: "{folder / STORE}", '
         f"max_file_store: {limits.nats_store_bytes} }}\n",
     )
     threads = max(1, len(os.sched_getaffinity(0)) // _NATS_PART)

@@ -62,6 +62,15 @@ class UpSettings(BaseModel):
     nats_store_bytes: int = Field(
         default=1024**3, ge=1024 * 1024, description="Disk that JetStream may use."
     )
+    store_probe_s: float = Field(
+        default=5.0,
+        gt=0,
+        description="How often JetStream is asked whether it can still write. After two refusals "
+        "in a row NATS is started again, as soon as its disk has room.",
+    )
+    store_min_free_bytes: int = Field(
+        default=16 * 1024 * 1024, ge=0, description="Free disk that counts as room for JetStream."
+    )
     redis_memory_bytes: int = Field(
         default=512 * 1024 * 1024, ge=1024 * 1024, description="maxmemory of redis-server."
     )
