@@ -11,6 +11,7 @@ from transformers import AutoTokenizer
 from tests.fakes.tokenizers import byte_level_bpe, sentencepiece, tekken, wordpiece, write_json
 from tokenmesh.services.tokenizer_svc.encoding import encode_text
 from tokenmesh.services.tokenizer_svc.loading import load_model
+from tokenmesh.shared.config.loader import DEMO_MODEL
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.errors import CheckpointError, ConfigError
 
@@ -81,6 +82,11 @@ def test_facts_come_from_the_checkpoint(tmp_path: Path) -> None:
     assert list(loaded.templates) == ["default"]
     neutral = load_model(ModelSettings(model=str(directory), generation_config="vllm"))
     assert neutral.default_sampling == {}
+
+
+def test_the_demo_model_answers_greedily_unless_asked_otherwise() -> None:
+    loaded = load_model(ModelSettings(model=str(DEMO_MODEL)))
+    assert loaded.default_sampling["temperature"] == 0.0
 
 
 def test_a_vocabulary_larger_than_the_config_says_counts(tmp_path: Path) -> None:
