@@ -1,5 +1,8 @@
 """`tokenmesh up` starts a mesh that answers, survives deaths, and leaves nothing behind."""
 
+import os
+import pty
+import select
 import shutil
 import signal
 import subprocess
@@ -17,6 +20,8 @@ from tests.e2e.mesh_process import MeshProcess, alive, chat, mesh
 from tokenmesh.cli.embedded.ports import free_port
 from tokenmesh.shared.config.loader import DEMO_MODEL
 
+HUNG_S = 5.0
+
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
 
@@ -25,14 +30,53 @@ def cli(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60)
 
 
+class Terminal:
+    """A command on a terminal of its own."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.shown = ""
+        """What it has written since the last `forget`."""
+        self._master, slave = pty.openpty()
+        environment = {**os.environ, "TERM": "xterm", "INPUTRC": "/dev/null"}
+        command = [sys.executable, "-m", "tokenmesh", *arguments]
+        self._process = subprocess.Popen(
+            command, stdin=slave, stdout=slave, stderr=slave, env=environment, close_fds=True
+        )
+        os.close(slave)
+
+    def __enter__(self) -> "Terminal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait(10)
+        os.close(self._master)
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def forget(self) -> None:
+        self.shown = self.shown.rpartition("\n")[2]
+
+    def wait_for(self, text: str) -> None:
+        give_up = time.monotonic() + 30
+        while text not in self.shown:
+            assert time.monotonic() < give_up, self.shown
+            if select.select([self._master], [], [], 0.1)[0]:
+                self.shown += os.read(self._master, 4096).decode(errors="replace")
+
+
 def private_folders() -> set[Path]:
     return set(Path(tempfile.gettempdir()).glob("tokenmesh-*"))
 
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[MeshProcess]:
-    with mesh(free_port()) as process:
-        yield process
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TOKENMESH_UP__HUNG_S", str(HUNG_S))
+        patch.setenv("TOKENMESH_UP__RESTART_MAX_S", "1")
+        with mesh(free_port()) as process:
+            yield process
 
 
 def test_the_demo_model_answers_with_sensible_text(running: MeshProcess) -> None:
@@ -56,6 +100,21 @@ def test_chat_works_through_a_pipe(running: MeshProcess) -> None:
     answer = cli("chat", "--url", running.url, "--temperature", "0", text="What is 17 + 25?\n")
     assert answer.returncode == 0, answer.stderr
     assert "42" in answer.stdout
+
+
+def test_chat_has_line_editing_and_history_and_names_its_gateway(running: MeshProcess) -> None:
+    with Terminal("chat", "--url", running.url, "--temperature", "0") as chat:
+        chat.wait_for("> ")
+        # A mistake that the left arrow and backspace put right.
+        chat.type("What is 17 + 95?" + "\x1b[D" * 2 + "\x7f2" + "\n")
+        chat.wait_for(f"--url {running.url}")
+        assert "17 + 25 = 42" in chat.shown
+        chat.forget()
+        chat.wait_for("> ")
+        chat.type("\x1b[A\n")
+        chat.wait_for(f"--url {running.url}")
+        assert "17 + 25 = 42" in chat.shown
+        assert "^[" not in chat.shown
 
 
 def test_a_trace_is_drawn_for_the_id_of_an_answer(running: MeshProcess) -> None:
@@ -96,6 +155,42 @@ def test_whatever_dies_is_replaced_and_said_so(
     while f"{name} died" not in running.output or not _answers(running.url):
         assert time.monotonic() < give_up, running.output
         time.sleep(0.2)
+
+
+@pytest.mark.parametrize("program", ["gateway", "worker", "nats-server", "redis-server"])
+def test_what_answers_no_more_is_replaced_and_said_so(running: MeshProcess, program: str) -> None:
+    frozen = running.service(program)
+    frozen.suspend()
+    give_up = time.monotonic() + 60
+    while frozen.is_running() or not _answers(running.url):
+        assert time.monotonic() < give_up, running.output
+        time.sleep(0.2)
+    assert "did not answer for up.hung_s" in running.output
+
+
+def test_a_process_that_pauses_for_a_moment_goes_on(running: MeshProcess) -> None:
+    gateway = running.service("gateway")
+    gateway.suspend()
+    time.sleep(1)
+    gateway.resume()
+    assert _answers(running.url)
+    assert running.service("gateway") == gateway
+
+
+def test_a_process_that_keeps_dying_does_not_take_the_mesh_down(running: MeshProcess) -> None:
+    gateway = running.service("gateway")
+    begun, deaths = len(running.output), 7
+    give_up = time.monotonic() + 90
+    for _ in range(deaths):
+        while (victim := _find(running, "encoder")) is None:
+            assert time.monotonic() < give_up, running.output
+            time.sleep(0.05)
+        victim.kill()
+        victim.wait(10)
+    assert running.process.poll() is None
+    assert "encoder died, 4 times in a row" in running.output[begun:]
+    assert running.service("gateway") == gateway
+    assert _answers(running.url)
 
 
 def test_no_secret_is_in_the_arguments_of_a_process(running: MeshProcess) -> None:
@@ -209,6 +304,13 @@ def test_local_runner_starts_the_commands_of_the_compose_file() -> None:
     finally:
         if process.is_running():
             process.kill()
+
+
+def _find(running: MeshProcess, name: str) -> psutil.Process | None:
+    try:
+        return running.service(name)
+    except (LookupError, psutil.NoSuchProcess):
+        return None
 
 
 def _answers(url: str) -> bool:
