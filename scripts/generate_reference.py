@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from tokenmesh.cli.flags import FLAGS, UP_FLAGS
+from tokenmesh.cli.vllm_flags import FIXED
 from tokenmesh.shared.config.catalog import Key, fields, is_section
 from tokenmesh.shared.config.layers import environment_name
 from tokenmesh.shared.metrics.table import METRICS, PREFIX
@@ -67,6 +68,20 @@ def flags_page() -> str:
         meaning = flag.help or by_key[flag.key].description or ""
         names = f"`{flag.name}`" + (f", `{flag.alias}`" if flag.alias else "")
         lines.append(f"| {names}{star} | `{'.'.join(flag.key)}` | {_cell(meaning)} |")
+    lines += [
+        "\n## Flags of vLLM without effect\n",
+        "They ask for what TokenMesh does anyway. Another value of theirs, and any other flag of "
+        "vLLM, is an error that names it; switching off what does not exist here is none. "
+        "As in vLLM a flag may be shortened as long as one flag alone begins so, and "
+        "`VLLM_API_KEY` in the environment is an API key where nothing else names one.\n",
+        "| flag | values | because |",
+        "|---|---|---|",
+    ]
+    for name, fixed in FIXED.items():
+        values = (
+            "any" if fixed.values == () else ", ".join(f"`{each}`" for each in fixed.values or ())
+        )
+        lines.append(f"| `--{name}` | {values or 'none'} | {_cell(fixed.meaning)} |")
     return "\n".join(lines) + "\n"
 
 

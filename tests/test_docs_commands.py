@@ -15,6 +15,7 @@ from tests.fakes.pages import PAGES, ROOT, blocks, commands, name_of, spans
 from tokenmesh.cli.arguments import arrange
 from tokenmesh.cli.main import WITH_SETTINGS, known_flags
 from tokenmesh.cli.serve import PACKAGES
+from tokenmesh.cli.vllm_flags import FIXED
 from tokenmesh.services.gateway.tenancy.key_file import read_key_file
 from tokenmesh.shared.config import load_settings
 
@@ -159,6 +160,7 @@ def test_python_in_pages_parses(page: Path) -> None:
 @on_every_page
 def test_options_in_the_text_are_somebodys(page: Path) -> None:
     ours = {flag for command in COMMANDS for flag in known_flags(command)}
+    ours |= {flag.partition(".")[0] for flag in ours} | {f"--{name}" for name in FIXED}
     others = "\n".join(
         path.read_text(encoding="utf-8")
         for folder in ("benchmarks", "scripts", "tokenmesh/cli")

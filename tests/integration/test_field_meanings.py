@@ -140,6 +140,30 @@ async def test_tokens_are_shown_as_ids_on_request(mesh: BackEnd, client: httpx.A
     assert plain["logprobs"]["tokens"] == [f"token_id:{each}" for each in plain["token_ids"]]
 
 
+@pytest.mark.parametrize("path", [CHAT, PLAIN])
+async def test_an_operator_may_give_usage_and_token_ids_unasked(
+    bus_settings: BusSettings, redis_settings: RedisSettings, path: str
+) -> None:
+    gateway = {"force_include_usage": True, "return_tokens_as_token_ids": True}
+    logprobs: dict[str, Any] = {"logprobs": True} if path == CHAT else {"logprobs": 0}
+    async with (
+        BackEnd(bus_settings, redis_settings, **gateway) as mesh,
+        httpx.AsyncClient(base_url=mesh.url, timeout=10) as client,
+    ):
+        events = await chunks(client, mesh, path, max_tokens=3, **logprobs)
+        assert [bool(event.get("usage")) for event in events] == [False] * (len(events) - 1) + [
+            True
+        ]
+        assert '"token_id:' in json.dumps(events)
+        continuous = {"stream_options": {"continuous_usage_stats": True}}
+        events = await chunks(client, mesh, path, max_tokens=3, **continuous)
+        assert all(event["usage"] for event in events)
+        plain = await chunks(
+            client, mesh, path, max_tokens=3, return_tokens_as_token_ids=False, **logprobs
+        )
+        assert '"token_id:' not in json.dumps(plain)
+
+
 async def test_priority_salt_and_bad_words_reach_those_who_use_them(
     mesh: BackEnd, client: httpx.AsyncClient
 ) -> None:

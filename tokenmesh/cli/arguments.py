@@ -1,21 +1,24 @@
-"""What typer cannot do with a `vllm serve` line: several words after a flag, and kind errors."""
+"""What typer cannot do with a `vllm serve` line: argparse's habits, vLLM's flags, kind errors."""
 
 import difflib
+import json
 from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
-from tokenmesh.cli import vllm_flags
 from tokenmesh.cli.flags import FLAGS
+from tokenmesh.cli.vllm_flags import ADVICE, FIXED, NAMES, SHORT, Fixed
 from tokenmesh.shared.errors import ConfigError
 
 _SEVERAL: Final = frozenset(flag.name for flag in FLAGS if flag.takes_several)
+_NEGATION: Final = "--no-"
 
 
 def arrange(arguments: Sequence[str], known: Collection[str]) -> list[str]:
     """The arguments of a command, as typer wants them.
 
-    `--served-model-name a b` becomes two flags, `--max_model_len` is spelled with hyphens, and a
-    flag that is not in `known` raises ConfigError with a suggestion.
+    `--served-model-name a b` becomes two flags, `--max_model_len` is spelled with hyphens,
+    `--max-model 1k` is completed, flags of vLLM that ask for what is so anyway are left out, and
+    one that is not in `known` raises ConfigError.
     """
     arranged: list[str] = []
     words = list(arguments)
@@ -26,14 +29,26 @@ def arrange(arguments: Sequence[str], known: Collection[str]) -> list[str]:
         if not _is_flag(word):
             arranged.append(word)
             continue
-        name, equals, value = word.partition("=")
-        name = _check(name, known)
-        if name in _SEVERAL and not equals:
-            for value in _leading_values(words):
-                arranged += [name, value]
-        else:
-            arranged.append(f"{name}{equals}{value}")
+        given, equals, value = word.partition("=")
+        name = _name_of(given, known)
+        bare = name.removeprefix("--")
+        if name in known:
+            arranged += _with_values(name, equals, value, words)
+        elif bare in FIXED:
+            _take_fixed(given, FIXED[bare], equals, value, words)
+        elif (equals or words) and any(each.startswith(f"{name}.") for each in known):
+            words[:0] = _dotted(name, value if equals else words.pop(0))
+        elif not _asks_for_less(name):
+            raise _refusal(given, name, known)
     return arranged
+
+
+def _with_values(name: str, equals: str, value: str, words: list[str]) -> Iterator[str]:
+    if name not in _SEVERAL or equals:
+        yield f"{name}{equals}{value}"
+        return
+    for each in _leading_values(words):
+        yield from (name, each)
 
 
 def _is_flag(word: str) -> bool:
@@ -47,19 +62,63 @@ def _leading_values(words: list[str]) -> Iterator[str]:
         yield words.pop(0)
 
 
-def _check(name: str, known: Collection[str]) -> str:
-    spelled = name.replace("_", "-") if name.startswith("--") else name
-    if spelled in known:
-        return spelled
-    bare = vllm_flags.SHORT.get(name, spelled.lstrip("-").partition(".")[0])
-    bare = bare.removeprefix("no-") if bare not in vllm_flags.NAMES else bare
-    if bare not in vllm_flags.NAMES:
-        raise ConfigError(f"unknown flag {name}{_nearest(spelled, known)}", param=name)
-    advice = vllm_flags.ADVICE.get(bare)
-    hint = f": {advice}" if advice else _nearest(spelled, known)
-    raise ConfigError(f"{name} is a flag of vLLM that TokenMesh does not have{hint}", param=name)
+def _name_of(given: str, known: Collection[str]) -> str:
+    """The flag as it is spelled in a table; a beginning that only one flag has will do.
+
+    Raises ConfigError when several have it.
+    """
+    if not given.startswith("--"):
+        return f"--{SHORT[given]}" if given in SHORT else given
+    name = given.replace("_", "-")
+    stem, dot, key = name.partition(".")
+    if name in known or stem.removeprefix("--") in NAMES:
+        return name
+    begun = sorted(
+        each for each in {*known, *(f"--{other}" for other in NAMES)} if each.startswith(stem)
+    )
+    if len(begun) > 1 and len(stem) > len(_NEGATION):
+        raise ConfigError(f"{given} may be any of {', '.join(begun)}", param=given)
+    return f"{begun[0]}{dot}{key}" if len(begun) == 1 else name
 
 
-def _nearest(name: str, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
-    return f"; did you mean {near[0]}?" if near else ""
+def _take_fixed(given: str, fixed: Fixed, equals: str, value: str, words: list[str]) -> None:
+    """Leave a flag out that changes nothing. Raises ConfigError for a value that would."""
+    if fixed.values is None:
+        return
+    if not equals:
+        if not words or _is_flag(words[0]):
+            raise ConfigError(f"{given} needs a value", param=given)
+        value = words.pop(0)
+    if fixed.values and value not in fixed.values:
+        allowed = " or ".join(fixed.values)
+        raise ConfigError(f"{given} can only be {allowed}: {fixed.meaning}", param=given)
+
+
+def _dotted(name: str, text: str) -> list[str]:
+    """`--a '{"b": 1}'` as vLLM reads it: `--a.b=1`."""
+    try:
+        values = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{name} takes a JSON object: {error}", param=name) from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{name} takes a JSON object", param=name)
+    return [f"{name}.{key}={value}" for key, value in values.items()]
+
+
+def _asks_for_less(name: str) -> bool:
+    """`--no-enable-x` of something that does not exist here is what the mesh does anyway."""
+    positive = name.removeprefix(_NEGATION)
+    return name.startswith("--no-enable-") and positive in NAMES and positive not in FIXED
+
+
+def _refusal(given: str, name: str, known: Collection[str]) -> ConfigError:
+    """Of a flag that vLLM has by its name; of any other with the nearest one."""
+    stem = name.partition(".")[0]
+    bare = stem.removeprefix(_NEGATION).removeprefix("--")
+    if bare not in NAMES:
+        near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        return ConfigError(f"unknown flag {given}{hint}", param=given)
+    reason = FIXED[bare].meaning if bare in FIXED else ADVICE.get(bare)
+    hint = f": {reason}" if reason else ""
+    return ConfigError(f"{given} is a flag of vLLM that TokenMesh does not have{hint}", param=given)

@@ -37,7 +37,7 @@ class Flag:
     @property
     def parameter(self) -> str:
         """The Python name under which typer hands the value over."""
-        return self.name.removeprefix("--").replace("-", "_")
+        return self.name.removeprefix("--").replace("-", "_").replace(".", "_")
 
 
 def human_number(text: str) -> str:
@@ -101,6 +101,7 @@ FLAGS: Final = (
         convert=human_number,
     ),
     Flag("--batch-invariant", ("worker", "batch_invariant"), is_switch=True),
+    Flag("--structured-outputs-config.backend", ("worker", "structured_outputs_backend")),
     Flag("--block-size", ("worker", "block_size")),
     Flag("--enable-prefix-caching", ("worker", "enable_prefix_caching"), is_switch=True),
     Flag(
@@ -116,6 +117,8 @@ FLAGS: Final = (
     Flag("--enable-admin-routes", ("gateway", "admin_routes"), is_switch=True),
     Flag("--enable-tokenizer-info-endpoint", ("gateway", "tokenizer_info"), is_switch=True),
     Flag("--enable-prompt-embeds", ("gateway", "prompt_embeds"), is_switch=True),
+    Flag("--enable-force-include-usage", ("gateway", "force_include_usage"), is_switch=True),
+    Flag("--return-tokens-as-token-ids", ("gateway", "return_tokens_as_token_ids"), is_switch=True),
     Flag("--host", ("gateway", "host")),
     Flag("--port", ("gateway", "port")),
     Flag("--uds", ("gateway", "uds")),
@@ -153,7 +156,7 @@ UP_FLAGS: Final = (
     Flag("--tokenizers", ("up", "tokenizers")),
     Flag("--encoders", ("up", "encoders")),
     Flag("--schedulers", ("up", "schedulers")),
-    Flag("--gateways", ("up", "gateways")),
+    Flag("--gateways", ("up", "gateways"), alias="--api-server-count"),
 )
 
 

@@ -16,7 +16,7 @@ from tokenmesh.cli.serve import serve
 from tokenmesh.cli.top import top
 from tokenmesh.cli.trace import trace
 from tokenmesh.cli.up import up
-from tokenmesh.shared.errors import TokenMeshError
+from tokenmesh.shared.errors import ConfigError, TokenMeshError
 
 MISUSE: Final = 2
 INTERRUPTED: Final = 130
@@ -55,6 +55,20 @@ app.command("top")(top)
 app.command("drain")(drain)
 
 
+_ELSEWHERE: Final = {
+    "run": "`tokenmesh up MODEL` serves a model, `tokenmesh chat` talks to it",
+    "pull": "`tokenmesh up MODEL` downloads what is missing and serves it",
+    "list": "GET /v1/models lists the models that are served",
+    "ls": "GET /v1/models lists the models that are served",
+    "show": "GET /v1/models shows the models that are served",
+    "ps": "`tokenmesh top` shows what runs",
+    "stop": "Ctrl-C ends `tokenmesh up`, `tokenmesh drain ID` takes one process out",
+    "rm": "models are in Hugging Face's cache: `hf cache` manages it",
+    "complete": "POST /v1/completions completes a text, `tokenmesh chat` chats",
+}
+"""Commands of Ollama and vLLM, and what does that here."""
+
+
 def known_flags(command: str) -> frozenset[str]:
     """Every flag that a command takes."""
     group = typer.main.get_command(app)
@@ -68,6 +82,8 @@ def run(arguments: Sequence[str]) -> int:
     """Run a command line without the program's name; the exit code."""
     try:
         words = list(arguments)
+        if words[:1] and (hint := _ELSEWHERE.get(words[0])):
+            raise ConfigError(f"there is no command {words[0]} here: {hint}", param=words[0])
         if words[:1] and words[0] in WITH_SETTINGS:
             words[1:] = arrange(words[1:], known_flags(words[0]))
         app(words, prog_name="tokenmesh")

@@ -31,9 +31,9 @@ def up(
     overrides: dict[str, Any],
 ) -> None:
     """Serve a model: NATS, Redis and all services on this machine. Ctrl-C ends them."""
-    # The services report what happens to the bus: this process need not repeat it.
-    logging.getLogger("tokenmesh").addHandler(logging.NullHandler())
     name_model(overrides, model_tag)
     settings = load_settings(config, overrides)
+    # The services report what happens to the bus: this process need not repeat it.
+    logging.getLogger("tokenmesh").addHandler(logging.NullHandler())
     screen = Screen(Console(highlight=False), is_verbose=verbose)
     raise typer.Exit(asyncio.run(run_mesh(settings, screen)))

@@ -1,22 +1,93 @@
-"""vLLM's flags that TokenMesh does not have, so that an error can say so."""
+"""vLLM's flags that are no settings here: those that ask for what is so anyway, and the others.
 
-from typing import Final
+An error names the flag and what to do; it never guesses another flag by its spelling.
+"""
+
+from typing import Final, NamedTuple
+
+
+class Fixed(NamedTuple):
+    """A flag that asks for something TokenMesh always does, or does with some values only."""
+
+    meaning: str
+    values: tuple[str, ...] | None = None
+    """What may stand behind it; None: nothing, it is a switch; empty: anything."""
+
+
+_ONE_DEVICE: Final = "a worker uses one device; --workers N starts N replicas"
+
+FIXED: Final = {
+    "chat-template-content-format": Fixed("told from the template", ("auto",)),
+    "config-format": Fixed("checkpoints are in Hugging Face's format", ("auto", "hf")),
+    "convert": Fixed("only generation is served: no embeddings, no pooling", ("auto", "none")),
+    "cpu-offload-gb": Fixed("weights are on one device", ("0",)),
+    "data-parallel-size": Fixed(_ONE_DEVICE, ("1",)),
+    "disable-cascade-attn": Fixed("there is no cascade attention"),
+    "disable-custom-all-reduce": Fixed("a model uses one device"),
+    "disable-log-requests": Fixed("requests are traced, not logged"),
+    "disable-log-stats": Fixed("statistics are at GET /metrics, not in the log"),
+    "disable-uvicorn-access-log": Fixed("requests are traced, not logged"),
+    "enable-auto-tool-choice": Fixed("tool calls are always parsed"),
+    "enable-chunked-prefill": Fixed("prefill is always chunked"),
+    "enable-prompt-tokens-details": Fixed("usage always has prompt_tokens_details"),
+    "enable-request-id-headers": Fixed("X-Request-Id is always sent back"),
+    "enable-server-load-tracking": Fixed("GET /load always counts"),
+    "enable-ssl-refresh": Fixed("certificates are read again when they change"),
+    "kv-cache-dtype": Fixed("the KV cache has the model's type", ("auto",)),
+    "load-format": Fixed("checkpoints are read from safetensors", ("auto", "hf", "safetensors")),
+    "logprobs-mode": Fixed("log-probabilities are the model's own", ("raw_logprobs",)),
+    "model-impl": Fixed("the model's own code here", ("auto",)),
+    "nnodes": Fixed("a model uses one machine; more workers may join from others", ("1",)),
+    "pipeline-parallel-size": Fixed(_ONE_DEVICE, ("1",)),
+    "response-role": Fixed("answers are the assistant's", ("assistant",)),
+    "runner": Fixed("only generation is served: no embeddings, no pooling", ("auto", "generate")),
+    "scheduling-policy": Fixed(
+        "requests go by their `priority`, then by their arrival", ("fcfs", "priority")
+    ),
+    "show-hidden-metrics-for-version": Fixed("no metric is hidden", ()),
+    "stream-interval": Fixed("a request may set `stream_interval`", ("1",)),
+    "task": Fixed("only generation is served: no embeddings, no pooling", ("auto", "generate")),
+    "tensor-parallel-size": Fixed(_ONE_DEVICE, ("1",)),
+    "tokenizer-mode": Fixed("tokenizers are Hugging Face's", ("auto", "hf")),
+    "trust-remote-code": Fixed("code from checkpoints is never run"),
+}
+"""Taken without any effect; a value that is not named here is refused."""
 
 ADVICE: Final = {
-    "tensor-parallel-size": "a worker uses one device; --workers N starts N replicas",
-    "pipeline-parallel-size": "a worker uses one device; --workers N starts N replicas",
-    "data-parallel-size": "--workers N starts N replicas",
     "api-server-count": "`up --gateways N` runs N of them on one port",
-    "enable-chunked-prefill": "prefill is always chunked; leave the flag out",
-    "disable-log-requests": "requests are traced, not logged; leave the flag out",
-    "disable-log-stats": "see GET /metrics; leave the flag out",
-    "trust-remote-code": "code from checkpoints is never run",
-    "swap-space": "preempted streams are recomputed; leave the flag out",
-    "enable-auto-tool-choice": "tool calls are always parsed; leave the flag out",
-    "enable-ssl-refresh": "certificates are read again when they change; leave the flag out",
+    "allowed-local-media-path": "files of the server are never read for a request",
+    "allowed-media-domains": "settings of `tokenizer.media` bound what is fetched",
+    "attention-backend": "there is one, chosen by the device; leave the flag out",
+    "compilation-config": "kernels are compiled ahead; --enforce-eager turns CUDA graphs off",
+    "disable-fastapi-docs": "set `gateway.docs` to false",
+    "download-dir": "set the environment variable HF_HOME",
+    "enable-expert-parallel": "mixtures of experts are not served",
+    "enable-log-outputs": "outputs are not logged",
+    "enable-log-requests": "requests are traced, not logged: `tokenmesh trace`",
+    "enable-lora": "adapters are not served; merge them into the checkpoint",
     "enable-sleep-mode": "--enable-admin-routes serves /sleep and /wake_up",
+    "guided-decoding-backend": "use --structured-outputs-config.backend",
+    "hf-overrides": "edit the checkpoint's config.json",
+    "hf-token": "set the environment variable HF_TOKEN",
+    "kv-offloading-size": "the KV cache is on one device",
+    "kv-transfer-config": "prefill and decode are not separated",
+    "limit-mm-per-prompt": "set `tokenizer.media.max_images`",
+    "lora-modules": "adapters are not served; merge them into the checkpoint",
+    "max-log-len": "requests are traced, not logged; leave the flag out",
+    "max-lora-rank": "adapters are not served; merge them into the checkpoint",
+    "max-loras": "adapters are not served; merge them into the checkpoint",
+    "middleware": "put a proxy in front",
+    "optimization-level": "kernels are compiled ahead; --enforce-eager turns CUDA graphs off",
+    "override-generation-config": "edit the checkpoint's generation_config.json",
     "profiler-config": "--profiler-dir is where /stop_profile writes, with --enable-admin-routes",
-    "load-format": "checkpoints are read from safetensors; leave the flag out",
+    "quantization": "only unquantized checkpoints are served",
+    "reasoning-config": "--reasoning-parser names the parser",
+    "rope-scaling": "edit the checkpoint's config.json",
+    "speculative-config": "there is no speculative decoding; leave the flag out",
+    "speculative-model": "there is no speculative decoding; leave the flag out",
+    "structured-outputs-config": "of its keys there is `backend`",
+    "swap-space": "preempted streams are recomputed; leave the flag out",
+    "tokenizer-revision": "--revision is the tokenizer's, too",
 }
 """What to do instead, for the flags that people have in their scripts."""
 
@@ -34,43 +105,30 @@ SHORT: Final = {
 }
 
 _OTHERS: Final = """
-additional-config all2all-backend allow-credentials allow-deprecated-quantization
-allowed-headers allowed-local-media-path allowed-media-domains allowed-methods
-attention-backend attention-config calculate-kv-scales chat-template-content-format
-code-revision collect-detailed-traces compilation-config config-format convert cpu-offload-gb
+additional-config all2all-backend allow-credentials allow-deprecated-quantization allowed-headers
+allowed-methods attention-config calculate-kv-scales code-revision collect-detailed-traces
 data-parallel-address data-parallel-backend data-parallel-hybrid-lb data-parallel-rank
 data-parallel-rpc-port data-parallel-size-local data-parallel-start-rank dcp-comm-backend
 decode-context-parallel-size default-chat-template-kwargs default-mm-loras
-disable-access-log-for-endpoints disable-cascade-attn disable-chunked-mm-input
-disable-custom-all-reduce disable-fastapi-docs disable-frontend-multiprocessing
+disable-access-log-for-endpoints disable-chunked-mm-input disable-frontend-multiprocessing
 disable-hybrid-kv-cache-manager disable-nccl-for-dp-sync disable-sliding-window
-disable-uvicorn-access-log distributed-executor-backend distributed-timeout-seconds
-download-dir ec-transfer-config enable-dbo enable-eplb enable-expert-parallel
-enable-force-include-usage enable-log-outputs enable-log-requests enable-lora enable-lora-bias
-enable-mfu-metrics enable-mm-embeds enable-prompt-tokens-details
-enable-request-id-headers enable-return-routed-experts enable-server-load-tracking
+distributed-executor-backend distributed-timeout-seconds ec-transfer-config enable-dbo enable-eplb
+enable-lora-bias enable-mfu-metrics enable-mm-embeds enable-return-routed-experts
 enable-tower-connector-lora eplb-config exclude-tools-when-tool-choice-none
-expert-placement-strategy fully-sharded-loras guided-decoding-backend h11-max-header-count
-h11-max-incomplete-event-size headless hf-config-path hf-overrides hf-token ignore-patterns
-interleave-mm-strings io-processor-plugin kernel-config kv-cache-dtype kv-cache-metrics
-kv-events-config kv-offloading-backend kv-offloading-size kv-sharing-fast-prefill
-kv-transfer-config language-model-only limit-mm-per-prompt log-config-file log-error-stack
-logits-processor-pattern logits-processors logprobs-mode lora-dtype lora-modules
+expert-placement-strategy fully-sharded-loras h11-max-header-count h11-max-incomplete-event-size
+headless hf-config-path ignore-patterns interleave-mm-strings io-processor-plugin kernel-config
+kv-cache-metrics kv-events-config kv-offloading-backend kv-sharing-fast-prefill language-model-only
+log-config-file log-error-stack logits-processor-pattern logits-processors lora-dtype
 lora-target-modules mamba-block-size mamba-cache-dtype mamba-cache-mode mamba-ssm-cache-dtype
-master-addr master-port max-cpu-loras max-log-len max-long-partial-prefills max-lora-rank
-max-loras max-num-partial-prefills max-parallel-loading-workers middleware
-mm-encoder-attn-backend mm-encoder-tp-mode mm-processor-cache-gb mm-processor-cache-type
-mm-processor-kwargs mm-shm-cache-max-object-size-mb model-impl model-loader-extra-config nnodes
-node-rank numa-bind optimization-level override-attention-dtype override-generation-config
-performance-mode pooler-config prefill-context-parallel-size prefix-caching-hash-algo
-pt-load-map-location quantization ray-workers-use-nsight reasoning-config
-reasoning-parser-plugin response-role return-tokens-as-token-ids rope-scaling rope-theta runner
-safetensors-load-strategy scheduler-cls scheduler-reserve-full-isl scheduling-policy
-show-hidden-metrics-for-version skip-mm-profiling skip-tokenizer-init specialize-active-lora
-speculative-config speculative-model ssl-cert-reqs ssl-ciphers stream-interval
-structured-outputs-config task tokenizer-mode tokenizer-revision tokens-only tool-parser-plugin
-tool-server use-tqdm-on-load video-pruning-rate weight-transfer-config worker-cls
-worker-extension-cls
+master-addr master-port max-cpu-loras max-long-partial-prefills max-num-partial-prefills
+max-parallel-loading-workers mm-encoder-attn-backend mm-encoder-tp-mode mm-processor-cache-gb
+mm-processor-cache-type mm-processor-kwargs mm-shm-cache-max-object-size-mb
+model-loader-extra-config node-rank numa-bind override-attention-dtype performance-mode
+pooler-config prefill-context-parallel-size prefix-caching-hash-algo pt-load-map-location
+ray-workers-use-nsight reasoning-parser-plugin rope-theta safetensors-load-strategy scheduler-cls
+scheduler-reserve-full-isl skip-mm-profiling skip-tokenizer-init specialize-active-lora
+ssl-cert-reqs ssl-ciphers tokens-only tool-parser-plugin tool-server use-tqdm-on-load
+video-pruning-rate weight-transfer-config worker-cls worker-extension-cls
 """
 
-NAMES: Final = frozenset(ADVICE) | frozenset(_OTHERS.split())
+NAMES: Final = frozenset(ADVICE) | frozenset(FIXED) | frozenset(_OTHERS.split())

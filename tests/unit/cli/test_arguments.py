@@ -113,9 +113,17 @@ def test_words_after_two_hyphens_and_negative_numbers_are_no_flags() -> None:
         ("--tensor-parallel-size", "--workers N starts N replicas"),
         ("-tp", "--workers N starts N replicas"),
         ("--speculative-config.method", "is a flag of vLLM"),
-        ("--no-enable-eplb", "is a flag of vLLM"),
+        ("--quantization", "--quantization is a flag of vLLM that TokenMesh does not have: only"),
+        ("-q", "-q is a flag of vLLM that TokenMesh does not have: only unquantized"),
+        ("--lora-module", "--lora-module is a flag of vLLM that TokenMesh does not have: adapters"),
+        ("--enable_lora", "--enable_lora is a flag of vLLM"),
+        ("--no-enable-chunked-prefill", "prefill is always chunked"),
+        ("--tensor-parallel-size=2", "can only be 1: a worker uses one device"),
+        ("--runner=pooling", "can only be auto or generate: only generation is served"),
+        ("--max-num", "may be any of --max-num-batched-tokens, --max-num-partial-prefills"),
+        ("--structured-outputs-config.disable-any-whitespace", "of its keys there is `backend`"),
         ("--max-modle-len", "unknown flag --max-modle-len; did you mean --max-model-len?"),
-        ("--tokenizer-mode", "did you mean --tokenizer"),
+        ("--tokenizer-mode", "can only be auto or hf"),
         ("--zzz", "unknown flag --zzz"),
     ],
 )
@@ -123,6 +131,83 @@ def test_a_flag_we_do_not_have_says_so_and_suggests_the_nearest(flag: str, expec
     with pytest.raises(ConfigError) as caught:
         overrides_of(f"{flag} 3")
     assert expected in caught.value.message
+
+
+@pytest.mark.parametrize("flag", sorted(vllm_flags.NAMES))
+def test_no_flag_of_vllm_is_taken_for_another_one(flag: str) -> None:
+    taken, complaint = ["refused"], ""
+    try:
+        taken = arrange([f"--{flag}", "no such value"], known_flags("serve"))
+    except ConfigError as error:
+        complaint = error.message
+    assert taken in (["refused"], [], ["no such value"])
+    assert "did you mean" not in complaint
+
+
+def test_flags_of_vllm_for_what_is_so_anyway_are_taken() -> None:
+    line = (
+        "m --enable-auto-tool-choice --enable-chunked-prefill --enable-prompt-tokens-details "
+        "--enable-server-load-tracking --runner generate --show-hidden-metrics-for-version 0.1 "
+        "--enable-request-id-headers -tp 1 --kv-cache-dtype=auto --no-enable-eplb "
+        "--disable_log_requests --trust-remote-code --tokenizer-mode auto"
+    )
+    assert overrides_of(line) == {"model": {"model": "m"}}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--structured-outputs-config.backend guidance",
+        '--structured-outputs-config {"backend":"guidance"}',
+        '--structured_outputs_config={"backend":"guidance"}',
+    ],
+)
+def test_the_library_of_grammars_is_named_as_in_vllm(line: str) -> None:
+    worker = load_settings(overrides=overrides_of(line)).worker
+    assert worker.structured_outputs_backend == "guidance"
+
+
+def test_a_json_flag_that_is_no_object_is_explained() -> None:
+    for text in ("{", "[]"):
+        with pytest.raises(ConfigError, match="takes a JSON object"):
+            overrides_of(f"--structured-outputs-config {text}")
+
+
+def test_a_flag_may_be_shortened_as_long_as_it_is_the_only_one() -> None:
+    assert overrides_of("--max-model 4k --served a b --no-async") == {
+        "model": {"max_model_len": "4000", "served_model_name": ["a", "b"]},
+        "worker": {"async_scheduling": False},
+    }
+
+
+def test_gateways_have_vllms_name_too() -> None:
+    for flag in ("--gateways", "--api-server-count", "-asc"):
+        assert load_settings(overrides=overrides_of(f"{flag} 3")).up.gateways == 3
+
+
+def test_what_answers_contain_unasked_is_set_by_flags() -> None:
+    gateway = load_settings(
+        overrides=overrides_of("--enable-force-include-usage --return-tokens-as-token-ids")
+    ).gateway
+    assert gateway.force_include_usage
+    assert gateway.return_tokens_as_token_ids
+
+
+def test_the_key_in_vllms_variable_guards_where_nothing_else_does(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    hashed = hashlib.sha256(b"secret").hexdigest()
+    assert load_settings().gateway.api_key_hashes == (hashed,)
+    assert "VLLM_API_KEY is used" in caplog.text
+    assert "secret" not in caplog.text
+    other = load_settings(overrides=overrides_of("--api-key other")).gateway.api_key_hashes
+    assert other == (hashlib.sha256(b"other").hexdigest(),)
+    file = tmp_path / "mesh.toml"
+    file.write_text("[gateway]\napi_key_hashes = []\n")
+    assert load_settings(file).gateway.api_key_hashes == ()
+    monkeypatch.setenv("VLLM_API_KEY", "")
+    assert load_settings().gateway.api_key_hashes == ()
 
 
 def test_no_flag_is_both_ours_and_missing() -> None:
@@ -165,6 +250,25 @@ def test_a_wrong_command_line_is_a_sentence_and_exit_code_2(
 def test_an_unknown_command_is_misuse(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["sreve"]) == 2
     assert "sreve" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [
+        ("run", "`tokenmesh up MODEL`"),
+        ("pull", "`tokenmesh up MODEL`"),
+        ("list", "/v1/models"),
+        ("ps", "`tokenmesh top`"),
+        ("stop", "Ctrl-C"),
+    ],
+)
+def test_a_command_of_another_server_leads_to_ours(
+    command: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([command, "some/model"]) == 2
+    shown = capsys.readouterr().err
+    assert f"no command {command}" in shown
+    assert hint in shown
 
 
 def test_a_broken_config_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

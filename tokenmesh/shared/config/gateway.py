@@ -4,6 +4,7 @@ from math import inf
 
 from pydantic import Field, field_validator, model_validator
 
+from tokenmesh.shared.config.answers import AnswerSettings
 from tokenmesh.shared.config.listener import ListenerSettings
 from tokenmesh.shared.config.realtime import RealtimeSettings
 from tokenmesh.shared.config.tenancy import TenancySettings
@@ -11,7 +12,7 @@ from tokenmesh.shared.config.tenancy import TenancySettings
 _HASH_CHARS = 64
 
 
-class GatewaySettings(ListenerSettings, RealtimeSettings, TenancySettings):
+class GatewaySettings(ListenerSettings, RealtimeSettings, TenancySettings, AnswerSettings):
     """One gateway process. Times are seconds, sizes bytes."""
 
     api_key_hashes: tuple[str, ...] = Field(

@@ -1,5 +1,6 @@
 """Layers: what one source (flags, environment, file) says, and how that source spells a key."""
 
+import hashlib
 import json
 import os
 import tomllib
@@ -17,6 +18,8 @@ from tokenmesh.shared.errors import ConfigError
 
 Location = tuple[str | int, ...]
 """Path of a key, such as ("gateway", "port")."""
+
+_VLLM_KEY: Final = "VLLM_API_KEY"
 
 MODEL: Final = "model"
 """Shorthand section for a mesh with one model: [model] in a file, TOKENMESH_MODEL__* outside."""
@@ -65,6 +68,12 @@ def environment_layer() -> Layer:
         if is_ours and section.partition(ENV_DELIMITER)[0] not in values:
             values[section] = text
     return Layer(values, environment_name)
+
+
+def vllm_keys() -> tuple[str, ...]:
+    """The hash of the API key that vLLM would read from the environment; none without one."""
+    key = os.environ.get(_VLLM_KEY)
+    return (hashlib.sha256(key.encode()).hexdigest(),) if key else ()
 
 
 def environment_name(location: Location) -> str:

@@ -3,6 +3,7 @@
 An unknown key is an error in every source. A wrong value is never replaced by a default.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -17,9 +18,14 @@ from tokenmesh.shared.config.layers import (
     environment_layer,
     file_layer,
     flag_layer,
+    vllm_keys,
 )
 from tokenmesh.shared.config.settings import Settings
 from tokenmesh.shared.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+_KEYS: Final = frozenset(("api_key_hashes", "keys_file"))
 
 DEMO_MODEL: Final = Path(tokenmesh.__file__).parent / "demo_model"
 DEMO_MODEL_NAME: Final = "tokenmesh-demo"
@@ -41,10 +47,21 @@ def load_settings(
     merged = _merge(layers)
     if len(merged.get("models") or [{}]) == 1:
         merged["models"] = [_demo_unless_named(*(merged.get("models") or [{}]))]
+    _guard_like_vllm(merged)
     try:
         return Settings.model_validate(merged)
     except ValidationError as error:
         raise complain(error, layers) from error
+
+
+def _guard_like_vllm(merged: dict[str, Any]) -> None:
+    """A key in VLLM_API_KEY guards the API when no source says anything about keys."""
+    gateway = merged.get("gateway", {})
+    if not isinstance(gateway, Mapping) or not _KEYS.isdisjoint(gateway):
+        return
+    if hashes := vllm_keys():
+        logger.warning("VLLM_API_KEY is used as the API key: --api-key takes its place")
+        merged["gateway"] = {**gateway, "api_key_hashes": hashes}
 
 
 def _demo_unless_named(model: Any) -> Any:

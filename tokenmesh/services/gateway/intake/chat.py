@@ -7,7 +7,13 @@ import msgspec
 from tokenmesh.services.gateway.ask import Ask
 from tokenmesh.services.gateway.exchange import Exchange
 from tokenmesh.services.gateway.inline_media import move_inline_media
-from tokenmesh.services.gateway.intake.desk import Desk, chunk_options, head_of, text_options
+from tokenmesh.services.gateway.intake.desk import (
+    Desk,
+    chunk_options,
+    head_of,
+    shows_tokens_as_ids,
+    text_options,
+)
 from tokenmesh.services.gateway.intake.forced_calls import clear_formats, constraint_of, family_of
 from tokenmesh.services.gateway.intake.strict_calls import strict_calls, wants_strict_calls
 from tokenmesh.services.gateway.intake.thinking import template_kwargs, thinking_told
@@ -54,9 +60,9 @@ class ChatIntake:
             jobs=(job,),
             text=text,
             options=text_options(body, shows_special=parsing.shows_special),
-            chunks=chunk_options(body, bool(body.logprobs)),
+            chunks=chunk_options(body, bool(body.logprobs), self._desk.settings),
             is_stream=bool(body.stream),
-            shows_tokens_as_ids=bool(body.return_tokens_as_token_ids),
+            shows_tokens_as_ids=shows_tokens_as_ids(body, self._desk.settings),
             role=role,
             echo=echo,
             shows_prompt_logprobs=body.prompt_logprobs is not None,

@@ -6,7 +6,13 @@ from dataclasses import replace
 from tokenmesh.services.gateway.ask import Ask
 from tokenmesh.services.gateway.exchange import Exchange
 from tokenmesh.services.gateway.fill_in import fill_in_prompt
-from tokenmesh.services.gateway.intake.desk import Desk, chunk_options, head_of, text_options
+from tokenmesh.services.gateway.intake.desk import (
+    Desk,
+    chunk_options,
+    head_of,
+    shows_tokens_as_ids,
+    text_options,
+)
 from tokenmesh.services.gateway.intake.embeds import EmbedsPrompt, read_embeds
 from tokenmesh.services.gateway.job import EMPTY_PROMPT, Job
 from tokenmesh.services.gateway.openai.completion_request import (
@@ -51,9 +57,9 @@ class CompletionIntake:
             jobs=tuple(jobs),
             text=text,
             options=text_options(body, drops_output=max_tokens == 0),
-            chunks=chunk_options(body, body.logprobs is not None),
+            chunks=chunk_options(body, body.logprobs is not None, self._desk.settings),
             is_stream=bool(body.stream),
-            shows_tokens_as_ids=bool(body.return_tokens_as_token_ids),
+            shows_tokens_as_ids=shows_tokens_as_ids(body, self._desk.settings),
             echoes_prompt=body.echo,
             shows_prompt_logprobs=body.prompt_logprobs is not None,
         )

@@ -15,6 +15,7 @@ from tokenmesh.services.gateway.parsing import Parsing
 from tokenmesh.services.gateway.vocabularies import ModelText, Vocabularies
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.clock import now_s, wall_s
+from tokenmesh.shared.config.answers import AnswerSettings
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.ids import RequestId, SeedSource
 from tokenmesh.shared.messages.beat import ModelCard
@@ -143,12 +144,19 @@ def text_options(
     )
 
 
-def chunk_options(body: SamplingFields, logprobs: bool) -> ChunkOptions:
+def chunk_options(body: SamplingFields, logprobs: bool, defaults: AnswerSettings) -> ChunkOptions:
     """What is to be told besides text."""
     told = body.stream_options or StreamOptions()
+    has_usage = told.include_usage or defaults.force_include_usage
     return ChunkOptions(
         logprobs=logprobs,
         token_ids=bool(body.return_token_ids),
-        usage=told.include_usage,
-        running_usage=told.include_usage and told.continuous_usage_stats,
+        usage=has_usage,
+        running_usage=has_usage and told.continuous_usage_stats,
     )
+
+
+def shows_tokens_as_ids(body: SamplingFields, defaults: AnswerSettings) -> bool:
+    """Whether logprobs name tokens by their ids."""
+    asked = body.return_tokens_as_token_ids
+    return defaults.return_tokens_as_token_ids if asked is None else asked
