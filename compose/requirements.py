@@ -1,7 +1,7 @@
 """What one service needs, as a requirements file: its extra and the command line, nothing else.
 
-`pip install tokenmesh` brings all services. An image of one service installs these requirements and
-then the wheel with --no-deps. `python compose/requirements.py gateway` prints them.
+An image of one service installs these requirements and then the wheel with --no-deps.
+`python compose/requirements.py gateway` prints them.
 """
 
 import re
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 COMMAND_LINE: Final = "cli"
-_OWN: Final = re.compile(r"^tokenmesh\[([\w,]+)\]$")
+_EXTRAS: Final = re.compile(r"\[([\w,]+)\]$")
 
 
 def requirements(pyproject: Path, service: str) -> list[str]:
@@ -19,9 +19,8 @@ def requirements(pyproject: Path, service: str) -> list[str]:
 
     KeyError when there is no such extra.
     """
-    extras: dict[str, list[str]] = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"][
-        "optional-dependencies"
-    ]
+    project = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]
+    extras: dict[str, list[str]] = project["optional-dependencies"]
     found: set[str] = set()
     waiting, seen = [service, COMMAND_LINE], set()
     while waiting:
@@ -30,9 +29,9 @@ def requirements(pyproject: Path, service: str) -> list[str]:
             continue
         seen.add(extra)
         for requirement in extras[extra]:
-            own = _OWN.match(requirement)
-            if own:
-                waiting += own[1].split(",")
+            name, *own = _EXTRAS.split(requirement)[:2]
+            if own and name == project["name"]:
+                waiting += own[0].split(",")
             else:
                 found.add(requirement)
     return sorted(found)

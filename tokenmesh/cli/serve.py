@@ -46,7 +46,8 @@ def _entry(service: str, package: str) -> Callable[[Settings], int]:
         if str(error.name).startswith("tokenmesh"):
             raise
         raise ConfigError(
-            f"the {service} needs {error.name}: pip install 'tokenmesh[{service}]'"
+            f"the {service} needs {error.name}: run `pip install '.[{service},cli]'` in the folder "
+            "of TokenMesh's source"
         ) from error
     run: Callable[[Settings], int] = module.run
     return run

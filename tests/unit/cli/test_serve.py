@@ -38,4 +38,5 @@ def test_a_missing_library_is_named_with_the_extra_that_brings_it(
 
     monkeypatch.setattr(importlib, "import_module", absent)
     assert run(["serve", "worker"]) == 2
-    assert "the worker needs torch: pip install 'tokenmesh[worker]'" in capsys.readouterr().err
+    output = " ".join(capsys.readouterr().err.split())
+    assert "the worker needs torch: run `pip install '.[worker,cli]'`" in output
