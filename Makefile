@@ -1,21 +1,32 @@
 # The same commands for people, pre-commit and CI.
-PYTHON ?= python3.11
+# PYTHON names the interpreter; without it the first supported one is taken.
+PYTHON ?=
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: install check test test-gpu test-oldest-triton bench docs
+.PHONY: install dev check test test-gpu test-oldest-triton bench docs FORCE
 .DEFAULT_GOAL := check
 
-$(VENV)/.installed: pyproject.toml
-	$(PYTHON) -m venv $(VENV)
+# What `tokenmesh up` needs.
+install: $(VENV)/.installed
+
+# And what the other targets need; each of them asks for it.
+dev: $(VENV)/.installed-dev
+
+$(VENV)/.python: FORCE
+	@scripts/make_venv.sh "$(VENV)" "$(PYTHON)"
+
+$(VENV)/.installed: pyproject.toml $(VENV)/.python
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet torch==2.13.0
+	$(BIN)/pip install --quiet --editable .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/pip install --quiet --editable '.[dev]'
 	touch $@
 
-install: $(VENV)/.installed
-
-check: install
+check: dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -24,17 +35,17 @@ check: install
 	$(BIN)/python scripts/generate_reference.py --check
 
 # Every test but those that need a GPU or more than 20 seconds.
-test: install
+test: dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu and not slow"
 
 # The others: kernels and whole models on a GPU, where torch has found one.
-test-gpu: install
+test-gpu: dev
 	$(BIN)/python -c 'import torch; assert torch.cuda.is_available(), "no GPU"'
 	$(BIN)/python -m pytest -m gpu
 
 # The kernels once more, with the oldest Triton that we support laid over the environment.
 OLDEST := $(VENV)/oldest-triton
-$(OLDEST)/.installed: $(VENV)/.installed
+$(OLDEST)/.installed: $(VENV)/.installed-dev
 	$(BIN)/pip install --quiet --no-deps --target $(OLDEST) 'triton==3.6.*' 'numpy<2.4'
 	touch $@
 
@@ -46,7 +57,7 @@ test-oldest-triton: $(OLDEST)/.installed
 # On a quiet machine; about three quarters of an hour, more with VLLM_PYTHON=its python and
 # LLAMA_BENCH=path of llama-batched-bench.
 RESULTS := benchmarks/results
-bench: install
+bench: dev
 	mkdir -p $(RESULTS)
 	$(BIN)/python -m benchmarks.bench_peers --out $(RESULTS)/peers.json \
 	  $(if $(VLLM_PYTHON),--vllm-python $(VLLM_PYTHON)) \
@@ -63,5 +74,5 @@ bench: install
 	$(BIN)/python -m benchmarks.trace_cost --out $(RESULTS)/tracing.json -- --engine sim
 	$(BIN)/python -m benchmarks.write_page
 
-docs: install
+docs: dev
 	$(BIN)/python scripts/generate_reference.py
