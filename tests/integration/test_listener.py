@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ import pytest
 
 from tests.fakes import certificates
 from tests.fakes.back_end import BackEnd
+from tests.servers import free_port
 from tokenmesh.services.gateway.listener import listen
 from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.gateway import GatewaySettings
@@ -58,6 +60,19 @@ async def test_a_socket_left_from_a_killed_process_is_taken_over(tmp_path: Path)
     listen(GatewaySettings(uds=path)).close()
     assert path.is_socket()
     listen(GatewaySettings(uds=path)).close()
+
+
+async def test_small_writes_on_a_connection_are_sent_at_once() -> None:
+    with listen(GatewaySettings(port=free_port())) as bound:
+        accepted: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
+        async with await asyncio.start_server(lambda _, out: accepted.put(out), sock=bound):
+            _, client = await asyncio.open_connection(*bound.getsockname())
+            server = await asyncio.wait_for(accepted.get(), 5)
+            connection = server.get_extra_info("socket")
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            for each in (client, server):
+                each.close()
+                await each.wait_closed()
 
 
 async def test_a_file_is_not_taken_for_a_socket(tmp_path: Path) -> None:

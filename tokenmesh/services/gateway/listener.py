@@ -13,7 +13,8 @@ def listen(settings: ListenerSettings) -> socket.socket:
     if settings.uds is not None:
         return _listen_unix(settings.uds, settings.backlog)
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    bound = socket.socket(family)
+    # named, since asyncio turns Nagle off for this protocol only, and not for 0
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if settings.reuse_port:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
