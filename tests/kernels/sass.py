@@ -1,5 +1,10 @@
-"""Compile a kernel for Hopper without a GPU and read what the assembler made of it."""
+"""Compile a kernel for Hopper without a GPU and read what the assembler made of it.
 
+Triton keeps what it compiled in its cache, by the hash of the source, the target and its version;
+what the disassembler prints is kept there too, by the hash of the machine code.
+"""
+
+import hashlib
 import re
 import subprocess
 from collections.abc import Mapping
@@ -11,11 +16,12 @@ from typing import Any, Final
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.runtime.cache import get_cache_manager
 
 from tokenmesh.kernels.specimen import Compilation
 
 HOPPER: Final = GPUTarget("cuda", 90, 32)
-_TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+_CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+ +)?([A-Z][\w.]*)", re.MULTILINE)
 
 
@@ -58,18 +64,31 @@ def compile_for_hopper(compilation: Compilation) -> MachineCode:
 def machine_code_of(source: ASTSource, options: Mapping[str, Any]) -> MachineCode:
     """Compile with options of a launch and take the machine code apart."""
     compiled = triton.compile(source, target=HOPPER, options=dict(options))
+    text = _disassembled(compiled.asm["cubin"])
+    registers = re.search(r"REG:(\d+)", text)
+    assert registers is not None, text
+    return MachineCode(int(registers[1]), compiled.metadata.shared, _INSTRUCTION.findall(text))
+
+
+def _disassembled(cubin: bytes) -> str:
+    """Resources and instructions of the kernel in a cubin, as `cuobjdump` prints them."""
+    version = f"cuobjdump of Triton {triton.__version__}".encode()
+    cache = get_cache_manager(hashlib.sha256(version + cubin).hexdigest())
+    found = cache.get_file("kernel.sass")
+    if found is None:
+        found = cache.put(_cuobjdump(cubin), "kernel.sass", binary=False)
+    return Path(found).read_text(encoding="utf-8")
+
+
+def _cuobjdump(cubin: bytes) -> str:
     with TemporaryDirectory() as folder:
-        cubin = Path(folder) / "kernel.cubin"
-        cubin.write_bytes(compiled.asm["cubin"])
-        usage = _run("cuobjdump", "-res-usage", str(cubin))
-        listing = _run("cuobjdump", "-sass", str(cubin))
-    registers = re.search(r"REG:(\d+)", usage)
-    assert registers is not None, usage
-    return MachineCode(int(registers[1]), compiled.metadata.shared, _INSTRUCTION.findall(listing))
-
-
-def _run(tool: str, *arguments: str) -> str:
-    result = subprocess.run(
-        [str(_TOOLS / tool), *arguments], capture_output=True, text=True, check=True, timeout=60
-    )
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(cubin)
+        result = subprocess.run(
+            [_CUOBJDUMP, "-res-usage", "-sass", str(path)],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        )
     return result.stdout
