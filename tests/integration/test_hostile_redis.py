@@ -60,9 +60,9 @@ async def mesh(
 
 
 async def put(redis: Redis, key: str, kind: str) -> None:
-    """Replace whatever is there."""
+    """Replace whatever is there, in one step: the key's owner may write at any time."""
     command = [str(part).replace("{}", key) for part in GARBAGE[kind]]
-    await redis.call_all([["DEL", key], [*command]])
+    await redis.transact([["DEL", key], [*command]])
 
 
 def keys_of(mesh: SmallMesh) -> list[str]:
