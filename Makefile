@@ -4,8 +4,10 @@ PYTHON ?=
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: install dev check test test-gpu test-oldest-triton bench docs FORCE
+.PHONY: install dev check test test-long test-gpu test-oldest-triton bench docs FORCE
 .DEFAULT_GOAL := check
+# Processes that tests start would compile the whole package again, each time.
+unexport PYTHONDONTWRITEBYTECODE
 
 # What `tokenmesh up` needs.
 install: $(VENV)/.installed
@@ -34,9 +36,21 @@ check: dev
 	$(BIN)/python scripts/budget.py
 	$(BIN)/python scripts/generate_reference.py --check
 
-# Every test but those that need a GPU or more than 20 seconds.
+# Tests run in PROCESSES at a time, each with a NATS and a Redis of its own; more than there are
+# cores, because many tests wait. Those that compare times come last, one after the other.
+PROCESSES ?= 3
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+PARALLEL := -n $(PROCESSES) --dist worksteal
+
+# Every test but those that need a GPU and the long runs.
 test: dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu and not slow"
+	$(PYTEST) $(PARALLEL) -m "not gpu and not slow and not alone"
+	$(PYTEST) -m "alone and not gpu and not slow"
+
+# And the long runs: everything that needs no GPU.
+test-long: dev
+	$(PYTEST) $(PARALLEL) -m "not gpu and not alone"
+	$(PYTEST) -m "alone and not gpu"
 
 # The others: kernels and whole models on a GPU, where torch has found one.
 test-gpu: dev
@@ -52,7 +66,7 @@ $(OLDEST)/.installed: $(VENV)/.installed-dev
 test-oldest-triton: $(OLDEST)/.installed
 	PYTHONPATH=$(OLDEST) $(BIN)/python -c \
 	  'import triton; assert triton.__version__.startswith("3.6."), triton.__version__'
-	PYTHONPATH=$(OLDEST) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu and not slow" tests/kernels
+	PYTHONPATH=$(OLDEST) $(PYTEST) $(PARALLEL) -m "not gpu and not slow" tests/kernels
 
 # On a quiet machine; about three quarters of an hour, more with VLLM_PYTHON=its python and
 # LLAMA_BENCH=path of llama-batched-bench.

@@ -21,6 +21,7 @@ from tokenmesh.shared.config.up import UpSettings
 from tokenmesh.shared.errors import ConfigError
 
 START_TIMEOUT_S = 5.0
+_LISTENING_PORTS = range(10_000, 32_000)
 MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
 
 
@@ -58,10 +59,20 @@ def _accepts(port: int) -> bool:
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on right now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A loopback port that is free right now.
+
+    It lies below the ports that the kernel gives to outgoing connections: one of those may take an
+    ephemeral port between this call and the listener's start, the more so where tests run in
+    parallel.
+    """
+    while True:
+        port = _LISTENING_PORTS[secrets.randbelow(len(_LISTENING_PORTS))]
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
 
 
 def _nats_program() -> str:

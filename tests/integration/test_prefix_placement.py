@@ -62,6 +62,7 @@ def make_mesh(
     return make
 
 
+@pytest.mark.alone  # placement weighs measured times
 async def test_a_prompt_goes_where_it_is_cached(make_mesh: Callable[..., SmallMesh]) -> None:
     async with make_mesh() as mesh:
         for _ in range(2):
