@@ -45,7 +45,7 @@ def _join(first: Event, second: Event) -> Event | None:
     return None
 
 
-def chunkings(text: str, count: int = 1000, seed: int = 7) -> Iterator[list[str]]:
+def chunkings(text: str, count: int, seed: int = 7) -> Iterator[list[str]]:
     """Character by character, every single split, and `count` random ones."""
     yield list(text)
     for at in range(1, len(text)):
@@ -57,7 +57,7 @@ def chunkings(text: str, count: int = 1000, seed: int = 7) -> Iterator[list[str]
         yield [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
 
-def check_chunkings(make: Make, text: str, count: int = 1000) -> list[Event]:
+def check_chunkings(make: Make, text: str, count: int = 50) -> list[Event]:
     """The events of the whole text, after all chunkings gave the same."""
     whole = parse(make, [text])
     for portions in chunkings(text, count):

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.rounds import counts
 from tests.unit.gateway.parsers.harness import check_chunkings, parse
 from tokenmesh.services.gateway.parsers.events import (
     CallArguments,
@@ -67,18 +68,20 @@ def text_of(events: list[Event], kind: type[Reasoning] | type[Content]) -> str:
     return "".join(event.text for event in events if isinstance(event, kind)).strip()
 
 
+@counts("chunkings", 50, 1000)
 @pytest.mark.parametrize("pair", FAMILIES)
-def test_a_model_reasons_speaks_and_calls(pair: tuple[str, str]) -> None:
+def test_a_model_reasons_speaks_and_calls(pair: tuple[str, str], chunkings: int) -> None:
     text = f"<think>\nI ask.\n</think>\nLet me look.\n{FAMILIES[pair]}"
-    events = check_chunkings(lambda: make(*pair), text)
+    events = check_chunkings(lambda: make(*pair), text, chunkings)
     assert text_of(events, Reasoning) == "I ask."
     assert text_of(events, Content) == "Let me look."
     assert calls(events) == [("weather", '{"city":"Rome"}')]
 
 
+@counts("chunkings", 50, 1000)
 @pytest.mark.parametrize("pair", ENDS_WITH_CALL)
-def test_a_call_may_end_the_reasoning(pair: tuple[str, str]) -> None:
-    events = check_chunkings(lambda: make(*pair), f"<think>I ask.{FAMILIES[pair]}")
+def test_a_call_may_end_the_reasoning(pair: tuple[str, str], chunkings: int) -> None:
+    events = check_chunkings(lambda: make(*pair), f"<think>I ask.{FAMILIES[pair]}", chunkings)
     assert text_of(events, Reasoning) == "I ask."
     assert text_of(events, Content) == ""
     assert calls(events) == [("weather", '{"city":"Rome"}')]

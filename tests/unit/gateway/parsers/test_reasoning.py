@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.rounds import counts
 from tests.unit.gateway.parsers.harness import (
     check_chunkings,
     check_nothing_lost,
@@ -190,9 +191,13 @@ def test_every_family_has_a_sample() -> None:
     assert set(SAMPLES) == set(REASONING)
 
 
+@counts("chunkings", 50, 1000)
 @pytest.mark.parametrize(("name", "sample"), CASES)
-def test_a_familys_text_is_told_apart_for_any_chunking(name: str, sample: Sample) -> None:
-    assert check_chunkings(lambda: make(name, sample.context), sample.text) == sample.events
+def test_a_familys_text_is_told_apart_for_any_chunking(
+    name: str, sample: Sample, chunkings: int
+) -> None:
+    events = check_chunkings(lambda: make(name, sample.context), sample.text, chunkings)
+    assert events == sample.events
 
 
 # These two have tests of their own: one takes off words with a header, the other adds a marker.

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from tests.rounds import counts
 from tests.unit.gateway.parsers.harness import check_chunkings, parse
 from tests.unit.gateway.parsers.tool_formats import (
     ONLY_AT_START,
@@ -49,13 +50,14 @@ def test_typical_calls_are_read_however_the_text_is_cut(family: str, write: Writ
 DISTINCT = list({TOOLS[family]: family for family in WRITERS}.values())
 
 
+@counts("chunkings", 50, 1000)
 @pytest.mark.parametrize(
     ("family", "write"), [(family, WRITERS[family]) for family in DISTINCT], ids=DISTINCT
 )
-def test_a_thousand_chunkings_give_the_same(family: str, write: Write) -> None:
+def test_random_chunkings_give_the_same(family: str, write: Write, chunkings: int) -> None:
     calls = [call for name in ("parallel", "nested", "escapes") for call in TYPICAL_CALLS[name]]
     before = "" if family in ONLY_AT_START else "Let me <b>see</b>.\n\n"
-    events = check_chunkings(maker(family), before + write(calls) + "\n")
+    events = check_chunkings(maker(family), before + write(calls) + "\n", chunkings)
     assert content_of(events) == before.rstrip()
     got = [(name, json.loads(text)) for name, text in calls_of(events)]
     assert got == [tuple(call) for call in calls]
