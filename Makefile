@@ -57,7 +57,8 @@ test-gpu: dev
 	$(BIN)/python -c 'import torch; assert torch.cuda.is_available(), "no GPU"'
 	$(BIN)/python -m pytest -m gpu
 
-# The kernels once more, with the oldest Triton that we support laid over the environment.
+# The kernels once more, with the oldest Triton that we support laid over the environment. Commit
+# what it records, so that .ci/run does not have to repeat it.
 OLDEST := $(VENV)/oldest-triton
 $(OLDEST)/.installed: $(VENV)/.installed-dev
 	$(BIN)/pip install --quiet --no-deps --target $(OLDEST) 'triton==3.6.*' 'numpy<2.4'
@@ -67,6 +68,7 @@ test-oldest-triton: $(OLDEST)/.installed
 	PYTHONPATH=$(OLDEST) $(BIN)/python -c \
 	  'import triton; assert triton.__version__.startswith("3.6."), triton.__version__'
 	PYTHONPATH=$(OLDEST) $(PYTEST) $(PARALLEL) -m "not gpu and not slow" tests/kernels
+	.ci/kernel_inputs > .ci/kernel_inputs.sha256
 
 # On a quiet machine; about three quarters of an hour, more with VLLM_PYTHON=its python and
 # LLAMA_BENCH=path of llama-batched-bench.
