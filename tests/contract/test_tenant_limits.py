@@ -24,7 +24,7 @@ from tokenmesh.services.gateway.tenancy.tenant import Access, Tenant
 from tokenmesh.shared.clock import monotonic_s, now_s
 from tokenmesh.shared.config.redis import RedisSettings
 from tokenmesh.shared.config.tenancy import TenancySettings
-from tokenmesh.shared.errors import Overloaded, Unavailable
+from tokenmesh.shared.errors import InvalidInput, Overloaded, Unavailable
 from tokenmesh.shared.ids import RequestId
 from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.redis import Part, Redis, open_redis
@@ -88,6 +88,30 @@ async def test_requests_at_a_time_are_given_back_also_for_a_gateway_that_is_gone
         await first.admit(exchange_of(tenant))
     await asyncio.sleep(0.1)
     await first.admit(exchange_of(tenant))
+
+
+@pytest.mark.parametrize("is_alone", [False, True], ids=["with redis", "without redis"])
+async def test_a_wide_request_counts_its_prompts_and_its_sequences(
+    redis: Redis, is_alone: bool
+) -> None:
+    tenant = tenant_of(requests_per_minute=5, max_concurrent=6)
+    gateway = admission_of(None if is_alone else redis)
+    first = await gateway.admit(exchange_of(tenant))
+    await first.widen(requests=2, sequences=4)
+    second = await gateway.admit(exchange_of(tenant))
+    with pytest.raises(RateLimited, match="6 requests at a time"):
+        await second.widen(requests=1, sequences=3)
+    first.release()
+    await gateway.settle()
+    await second.widen(requests=1, sequences=6)
+    second.release()
+    await gateway.settle()
+    third = await gateway.admit(exchange_of(tenant))
+    with pytest.raises(RateLimited, match="5 requests a minute"):
+        await third.widen(requests=4, sequences=4)
+    for requests, sequences in ((6, 1), (1, 7)):
+        with pytest.raises(InvalidInput, match="more than"):
+            await third.widen(requests, sequences)
 
 
 async def test_what_runs_for_long_is_renewed(redis: Redis) -> None:
@@ -306,9 +330,9 @@ def test_a_gateway_alone_never_admits_more_than_the_rates(
     )
     for pause_s, tokens in steps:
         now += pause_s
-        if buckets.refusal(tenant, now, "m") is None:
+        if buckets.refusal(tenant, 1, 1, now, "m") is None:
             assert charged < tpm + now * tpm / 60 + 1e-6
-            buckets.admit(tenant, str(now), now, "m")
+            buckets.admit(tenant, 1, [str(now)], now, "m")
             admitted += 1
             buckets.charge(tenant, tokens, now, "m")
             charged += tokens

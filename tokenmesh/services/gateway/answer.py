@@ -68,10 +68,8 @@ class Answer(Response):
         """See ASGI."""
         exchange = exchange_of(scope)
         try:
-            async with (
-                self._admission.admitted(exchange),
-                ClientWatch(receive, self._settings.write_timeout_s) as watch,
-            ):
+            await exchange.widen(len(self._ask.jobs), self._ask.num_choices)
+            async with ClientWatch(receive, self._settings.write_timeout_s) as watch:
                 outlet = Outlet(send, watch, self._flushing, partial(self._load_header, scope))
                 await self._run(outlet, exchange)
         except Cancelled:

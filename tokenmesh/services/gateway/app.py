@@ -10,6 +10,7 @@ from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.types import ASGIApp
 
 import tokenmesh
+from tokenmesh.services.gateway.admitted_routes import AdmittedRoutes
 from tokenmesh.services.gateway.anthropic.request import CountTokensRequest, MessagesRequest
 from tokenmesh.services.gateway.document.bodies import body_schema
 from tokenmesh.services.gateway.document.document import complete
@@ -86,7 +87,7 @@ _EXPOSED: Final = [
 
 
 def make_app(gateway: Gateway) -> ASGIApp:
-    """Everything that HTTP clients see: errors, edge, shortcut, routes, from outside to inside."""
+    """Everything that HTTP clients see, outermost first: edge, admission, shortcut, routes."""
     settings = gateway.settings
     endpoints = {
         chat.PATH: chat_endpoint(gateway),
@@ -97,6 +98,7 @@ def make_app(gateway: Gateway) -> ASGIApp:
     }
     turnstile = Turnstile(settings.requests_per_turn)
     app: ASGIApp = Shortcut(_make_routes(gateway, endpoints), endpoints, turnstile)
+    app = AdmittedRoutes(app, gateway.admission, endpoints)
     app = Edge(app, gateway.keys, settings, gateway.http_meters)
     app = HeadAsGet(ServerErrorMiddleware(app, handler=crash_response))
     if settings.root_path:

@@ -5,6 +5,7 @@ from typing import Final, cast
 
 from starlette.types import Scope
 
+from tokenmesh.services.gateway.tenancy.lease import Lease
 from tokenmesh.services.gateway.tenancy.standing import Standing
 from tokenmesh.services.gateway.tenancy.tenant import DEFAULT_ACCESS, Access
 from tokenmesh.shared.config.gateway import GatewaySettings
@@ -28,6 +29,8 @@ class Exchange:
     """As whom its client comes."""
     standing: Standing | None = None
     """How the tenant stands to its limits, once that was asked."""
+    lease: Lease | None = None
+    """What the request counts for while it runs."""
     warnings: list[str] = field(default_factory=list)
     """Sent back as X-TokenMesh-Warning."""
     route: str = "other"
@@ -40,6 +43,21 @@ class Exchange:
     response_bytes: int = 0
     """Of the body, so far."""
     has_client_left: bool = False
+
+    async def widen(self, requests: int, sequences: int) -> None:
+        """Count as that many requests and sequences. Raises Overloaded or InvalidInput."""
+        if self.lease is not None:
+            await self.lease.widen(requests, sequences)
+
+    def take_lease(self) -> Lease | None:
+        """For work that outlives the request: whoever takes it releases it."""
+        lease, self.lease = self.lease, None
+        return lease
+
+    def release(self) -> None:
+        """The request is over."""
+        if (lease := self.take_lease()) is not None:
+            lease.release()
 
 
 def attach(scope: Scope, exchange: Exchange) -> None:

@@ -58,9 +58,13 @@ class Response:
         return self._task is not None and not self._task.done()
 
     async def start(self, group: asyncio.TaskGroup) -> None:
-        """Begin, in a task that ends with Cancelled when the client is gone."""
+        """Begin, in a task that ends with Cancelled when the client is gone.
+
+        The lease of the exchange is released with the task.
+        """
         await self._tell("response.created", "in_progress")
         self._task = group.create_task(self._run())
+        self._task.add_done_callback(lambda _: self._exchange.release())
         # A task that is cancelled before its first step never takes one.
         await asyncio.sleep(0)
 
@@ -100,10 +104,9 @@ class Response:
         gateway, ask = self._gateway, self._ask
         limit, admission = gateway.settings.max_buffered_tokens, gateway.admission
         reason: str | None = None
-        async with (
-            admission.admitted(self._exchange),
-            deliver(gateway.pipeline, ask.jobs, ask.make_choices, limit, admission) as delivery,
-        ):
+        async with deliver(
+            gateway.pipeline, ask.jobs, ask.make_choices, limit, admission
+        ) as delivery:
             self._delivery = delivery
             async for pieces in delivery.pieces():
                 self._meter.flush(delivery)

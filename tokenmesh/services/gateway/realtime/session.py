@@ -207,13 +207,24 @@ class Session:
             raise NotFound("response.conversation is unknown", param="response.conversation")
         if not is_apart:
             self._conversation.check_room()
-        prompt = Prompt(config, self._input(fields))
         exchange = Exchange(RequestId(new_request_id("resp")), True, monotonic_s(), self._access)
+        exchange.lease = await self._gateway.admission.admit(exchange)
+        try:
+            self._response = await self._make_response(config, fields, exchange, is_apart=is_apart)
+            await self._response.start(self._group)
+        except BaseException:
+            exchange.release()
+            raise
+
+    async def _make_response(
+        self, config: SessionConfig, fields: ResponseFields, exchange: Exchange, *, is_apart: bool
+    ) -> Response:
+        prompt = Prompt(config, self._input(fields))
         try:
             ask = await self._gateway.intake.chat(prompt.body, exchange)
         except TokenMeshError as error:
             raise prompt.places.rename(error) from None
-        self._response = Response(
+        return Response(
             ask,
             self._gateway,
             self._channel,
@@ -226,7 +237,6 @@ class Session:
             },
             exchange,
         )
-        await self._response.start(self._group)
 
     def _input(self, fields: ResponseFields) -> list[Item]:
         """What a response is made from."""

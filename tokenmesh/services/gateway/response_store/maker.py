@@ -27,7 +27,6 @@ from tokenmesh.services.gateway.response_store.references import (
 )
 from tokenmesh.services.gateway.response_store.runs import Runs
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
-from tokenmesh.services.gateway.tenancy.admission import Admission
 from tokenmesh.services.gateway.tenancy.tenant import Access
 from tokenmesh.shared.clock import now_s, wall_s
 from tokenmesh.shared.config.gateway import GatewaySettings
@@ -45,14 +44,12 @@ class ResponseMaker:
         logs: ResponseLogs | None,
         runs: Runs,
         planner: Planner,
-        admission: Admission,
         limits: GatewaySettings,
         settings: ResponseSettings,
     ) -> None:
         self._logs = logs
         self._runs = runs
         self._planner = planner
-        self._admission = admission
         self._limits = limits
         self._settings = settings
 
@@ -85,12 +82,14 @@ class ResponseMaker:
         `may_forget`: the client did not ask for it to be kept, so that it is no error if it is not.
         """
         plan = await self._plan(body, response_id, exchange)
-        lease = await self._admission.admit(exchange)
+        # What is made outlives the request, so it has the lease from here on.
+        lease = exchange.take_lease()
         try:
             plan = replace(plan, order=replace(plan.order, lease=lease))
             return await self._begin_and_answer(plan, may_forget=may_forget)
         except BaseException:
-            lease.release()
+            if lease is not None:
+                lease.release()
             raise
 
     async def recall(

@@ -6,7 +6,7 @@ from typing import Any
 
 from tokenmesh.services.gateway.exchange import Exchange
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
-from tokenmesh.services.gateway.tenancy.admission import Lease
+from tokenmesh.services.gateway.tenancy.lease import Lease
 from tokenmesh.shared.ids import ResponseId
 
 

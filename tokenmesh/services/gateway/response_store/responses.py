@@ -60,9 +60,7 @@ class Responses:
         )
         self._runs = Runs(gateway_id, logs, means, self.settings, meters, metrics)
         planner = Planner(intake, McpServers(self.settings, metrics), self.settings)
-        self.maker = ResponseMaker(
-            logs, self._runs, planner, admission, settings.gateway, self.settings
-        )
+        self.maker = ResponseMaker(logs, self._runs, planner, settings.gateway, self.settings)
         self.reader = ResponseReader(logs, self._runs, bus) if logs is not None else None
         self._adopter = (
             Adopter(self._runs, logs, planner, self.settings, self._is_alive, tenant_of)

@@ -6,8 +6,9 @@ may then have as much at every gateway.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from itertools import count
 
 from tokenmesh.services.gateway.exchange import Exchange
@@ -15,6 +16,7 @@ from tokenmesh.services.gateway.openai.shapes import Usage
 from tokenmesh.services.gateway.tenancy.batch import Tokens
 from tokenmesh.services.gateway.tenancy.buckets import Buckets
 from tokenmesh.services.gateway.tenancy.keys import open_key, state_key, usage_key
+from tokenmesh.services.gateway.tenancy.lease import Lease
 from tokenmesh.services.gateway.tenancy.ledger import Ledger
 from tokenmesh.services.gateway.tenancy.month import month_of, seconds_left
 from tokenmesh.services.gateway.tenancy.scripts import Scripts
@@ -23,26 +25,11 @@ from tokenmesh.services.gateway.tenancy.tenant import Tenant
 from tokenmesh.services.gateway.tenancy.tenant_meters import TenantMeters
 from tokenmesh.shared.clock import monotonic_s, wall_s
 from tokenmesh.shared.config.tenancy import TenancySettings
-from tokenmesh.shared.errors import Overloaded, TokenMeshError
+from tokenmesh.shared.errors import InvalidInput, Overloaded, TokenMeshError
 from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.redis import Redis
 
 logger = logging.getLogger(__name__)
-
-
-class Lease:
-    """A request that runs. Whoever has it gives it back once; more often does no harm."""
-
-    def __init__(self, admission: "Admission", tenant: Tenant, name: str) -> None:
-        self._admission = admission
-        self._tenant = tenant
-        self._name: str | None = name
-
-    def release(self) -> None:
-        """The request is over."""
-        if self._name is not None:
-            self._admission.release(self._tenant, self._name)
-            self._name = None
 
 
 class Admission:
@@ -60,7 +47,7 @@ class Admission:
         self._buckets = Buckets()
         self._numbers = count(1)
         self._running: dict[str, Tenant] = {}
-        """Tenants with a bound on what runs, by lease."""
+        """Tenants with a bound on what runs, by the name of each sequence."""
         self._alone_until_s = 0.0
         self._ledger = (
             Ledger(gateway, self._scripts, settings, metrics) if self._scripts is not None else None
@@ -68,35 +55,65 @@ class Admission:
 
     @asynccontextmanager
     async def admitted(self, exchange: Exchange) -> AsyncIterator[None]:
-        """A request runs inside the block. Raises RateLimited or QuotaExceeded before it."""
-        lease = await self.admit(exchange)
+        """A request runs inside the block, with `exchange.lease` unless somebody takes it over.
+
+        Raises RateLimited or QuotaExceeded before it.
+        """
+        exchange.lease = await self.admit(exchange)
         try:
             yield
         finally:
-            lease.release()
+            exchange.release()
 
     async def admit(self, exchange: Exchange) -> Lease:
         """Raises RateLimited or QuotaExceeded."""
         tenant = exchange.access.tenant
-        name = f"{self._gateway}:{next(self._numbers)}"
+        lease = Lease(
+            tenant,
+            f"{self._gateway}:{next(self._numbers)}",
+            self._release,
+            partial(self._widen, exchange),
+        )
+        await self._take(exchange, tenant, 1, [lease.name])
+        self._meters.count_request(tenant.name, "admitted")
+        return lease
+
+    async def _widen(self, exchange: Exchange, lease: Lease, requests: int, sequences: int) -> None:
+        tenant = lease.tenant
+        for wanted, limit, what in (
+            (requests, tenant.requests_per_minute, "prompts, more than its requests a minute"),
+            (sequences, tenant.max_concurrent, "sequences, more than it may have at a time"),
+        ):
+            if limit is not None and wanted > limit:
+                raise InvalidInput(
+                    f"the request holds {wanted} {what}: the limit of the tenant {tenant.name} "
+                    f"is {limit}"
+                )
+        names = [f"{lease.name}/{index}" for index in range(1, sequences)]
+        if requests > 1 or names:
+            await self._take(exchange, tenant, requests - 1, names)
+            lease.add(names)
+
+    async def _take(
+        self, exchange: Exchange, tenant: Tenant, requests: int, names: list[str]
+    ) -> None:
+        """Count requests, and sequences by their names. Raises RateLimited or QuotaExceeded."""
         try:
             if tenant.has_limits:
-                exchange.standing = await self._ask(tenant, name)
+                exchange.standing = await self._ask(tenant, requests, names)
         except Overloaded as error:
             exchange.standing = self._buckets.standing(tenant, monotonic_s(), month_of(wall_s()))
             self._meters.count_request(tenant.name, error.code)
             raise
-        self._meters.count_request(tenant.name, "admitted")
-        self._buckets.admit(tenant, name, monotonic_s(), month_of(wall_s()))
+        self._buckets.admit(tenant, requests, names, monotonic_s(), month_of(wall_s()))
         if tenant.max_concurrent is not None:
-            self._running[name] = tenant
-        return Lease(self, tenant, name)
+            self._running.update(dict.fromkeys(names, tenant))
 
-    def release(self, tenant: Tenant, lease: str) -> None:
-        """See `Lease`."""
-        self._buckets.release(tenant, lease)
-        if self._running.pop(lease, None) is not None and self._ledger is not None:
-            self._ledger.release(tenant, month_of(wall_s()), lease)
+    def _release(self, tenant: Tenant, names: Sequence[str]) -> None:
+        self._buckets.release(tenant, names)
+        held = [name for name in names if self._running.pop(name, None) is not None]
+        if held and self._ledger is not None:
+            self._ledger.release(tenant, month_of(wall_s()), held)
 
     def charge(self, tenant: Tenant, model: str, usages: Iterable[Usage], name: str = "") -> None:
         """A response has ended: the very usage that its client is told, or would have been.
@@ -159,10 +176,10 @@ class Admission:
                     return
             await asyncio.sleep(pause_s)
 
-    async def _ask(self, tenant: Tenant, lease: str) -> Standing:
+    async def _ask(self, tenant: Tenant, requests: int, names: list[str]) -> Standing:
         """Raises RateLimited or QuotaExceeded."""
         if self._scripts is None or monotonic_s() < self._alone_until_s:
-            return self._decide_alone(tenant)
+            return self._decide_alone(tenant, requests, len(names))
         month = month_of(wall_s())
         keys = (state_key(tenant.name), open_key(tenant.name), usage_key(tenant.name, month))
         limits = (
@@ -173,20 +190,21 @@ class Admission:
         )
         try:
             async with asyncio.timeout(self._settings.limits_timeout_s):
-                answer = await self._scripts.admit(keys, (lease, self._settings.lease_s, *limits))
-            reason, wait_s, requests, tokens = _read(answer)
+                arguments = (self._settings.lease_s, *limits, requests, *names)
+                answer = await self._scripts.admit(keys, arguments)
+            reason, wait_s, requests_left, tokens_left = _read(answer)
         except (TokenMeshError, TimeoutError, ValueError) as error:
             logger.warning("this gateway keeps the limits alone: %s", error)
             self._alone_until_s = monotonic_s() + self._settings.limits_retry_s
-            return self._decide_alone(tenant)
+            return self._decide_alone(tenant, requests, len(names))
         if reason != "ok":
             raise _refusal(tenant, reason, wait_s)
-        return Standing(tenant=tenant, requests=requests, tokens=tokens)
+        return Standing(tenant=tenant, requests=requests_left, tokens=tokens_left)
 
-    def _decide_alone(self, tenant: Tenant) -> Standing:
+    def _decide_alone(self, tenant: Tenant, requests: int, sequences: int) -> Standing:
         self._metrics.counter("limits_kept_alone").inc()
         now, month = monotonic_s(), month_of(wall_s())
-        met = self._buckets.refusal(tenant, now, month)
+        met = self._buckets.refusal(tenant, requests, sequences, now, month)
         if met is not None:
             raise _refusal(tenant, *met)
         return self._buckets.standing(tenant, now, month)

@@ -4,6 +4,7 @@ They follow what is admitted and charged at all times, so that a gateway that is
 from where it was.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from tokenmesh.services.gateway.tenancy.standing import Standing
@@ -27,30 +28,34 @@ class Buckets:
         self._states: dict[str, _State] = {}
 
     def leases(self, tenant: Tenant) -> set[str]:
-        """Requests of the tenant that run here."""
+        """Sequences of the tenant that run here, by name."""
         state = self._states.get(tenant.name)
         return state.leases if state is not None else set()
 
-    def refusal(self, tenant: Tenant, now: float, month: str) -> tuple[str, float] | None:
-        """The limit that a request would meet and the seconds to wait, if it would meet one."""
+    def refusal(
+        self, tenant: Tenant, requests: int, sequences: int, now: float, month: str
+    ) -> tuple[str, float] | None:
+        """The limit that they would meet and the seconds to wait, if they would meet one."""
         state = self._refilled(tenant, now, month)
         rpm, tpm = tenant.requests_per_minute, tenant.tokens_per_minute
         most, monthly = tenant.max_concurrent, tenant.monthly_tokens
         if monthly is not None and state.used >= monthly:
             return "budget", 0.0
-        if most is not None and len(state.leases) >= most:
+        if most is not None and len(state.leases) + sequences > most:
             return "concurrency", 1.0
-        if rpm is not None and state.requests < 1:
-            return "requests", (1 - state.requests) * 60 / rpm
+        if rpm is not None and requests and state.requests < requests:
+            return "requests", (requests - state.requests) * 60 / rpm
         if tpm is not None and state.tokens <= 0:
             return "tokens", (1 - state.tokens) * 60 / tpm
         return None
 
-    def admit(self, tenant: Tenant, lease: str, now: float, month: str) -> None:
-        """A request has begun, whoever said that it may."""
+    def admit(
+        self, tenant: Tenant, requests: int, names: Iterable[str], now: float, month: str
+    ) -> None:
+        """Requests and sequences have begun, whoever said that they may."""
         state = self._refilled(tenant, now, month)
-        state.requests -= 1
-        state.leases.add(lease)
+        state.requests -= requests
+        state.leases.update(names)
 
     def charge(self, tenant: Tenant, tokens: int, now: float, month: str) -> None:
         """A response has ended."""
@@ -58,9 +63,9 @@ class Buckets:
         state.tokens -= tokens
         state.used += tokens
 
-    def release(self, tenant: Tenant, lease: str) -> None:
-        """A request is over."""
-        self.leases(tenant).discard(lease)
+    def release(self, tenant: Tenant, names: Iterable[str]) -> None:
+        """Sequences are over."""
+        self.leases(tenant).difference_update(names)
 
     def standing(self, tenant: Tenant, now: float, month: str) -> Standing:
         """How it is by this gateway's counts."""

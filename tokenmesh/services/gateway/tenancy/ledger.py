@@ -9,6 +9,7 @@ name: kept responses, whose logs others read.
 import asyncio
 import logging
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Final
 
 from tokenmesh.services.gateway.tenancy.batch import Batch, Tokens
@@ -81,10 +82,10 @@ class Ledger:
         async with self._told:
             await self._told.wait_for(lambda: not self.waits(name))
 
-    def release(self, tenant: Tenant, month: str, lease: str) -> None:
+    def release(self, tenant: Tenant, month: str, names: Sequence[str]) -> None:
         """To be told soon."""
         batch = self._batch(tenant, month)
-        batch.leases.append(lease)
+        batch.leases.extend(names)
         # What is not told in time is forgotten by Redis of its own.
         del batch.leases[: -self._settings.max_untold_leases]
         self._news.set()
