@@ -15,7 +15,7 @@ from tokenmesh.services.gateway.openai.shapes import usage_of
 from tokenmesh.services.gateway.tenancy.admission import Admission
 from tokenmesh.services.gateway.tenancy.batch import Tokens
 from tokenmesh.services.gateway.tenancy.buckets import Buckets
-from tokenmesh.services.gateway.tenancy.keys import open_key, state_key, usage_key
+from tokenmesh.services.gateway.tenancy.keys import expiry_key, open_key, state_key, usage_key
 from tokenmesh.services.gateway.tenancy.ledger import Ledger
 from tokenmesh.services.gateway.tenancy.month import month_of
 from tokenmesh.services.gateway.tenancy.scripts import Scripts
@@ -369,4 +369,77 @@ async def test_a_leaving_gateway_waits_a_while_for_redis_to_take_its_usage(
     impatient.charge(tenant, "m", [usage_of(5, 6, 0, None)])
     async with asyncio.timeout(10):
         await impatient.stop()
+    await redis.close()
+
+
+async def tenant_keys(redis: Redis) -> list[bytes]:
+    found = await redis.call("KEYS", "tm:tenant*")
+    assert isinstance(found, list)
+    return [each for each in found if isinstance(each, bytes)]
+
+
+async def test_a_full_redis_evicts_nothing_of_a_tenant(start_redis: Callable[[], Server]) -> None:
+    redis = open_redis(redis_settings_of(start_redis()))
+    await redis.call("CONFIG", "SET", "maxmemory-policy", "volatile-lru")
+    tenant = tenant_of(requests_per_minute=5, tokens_per_minute=1000, max_concurrent=3)
+    gateway = admission_of(redis)
+    await gateway.admit(exchange_of(tenant))
+    gateway.charge(tenant, "m", [usage_of(900, 15, 0, None)], "resp_1")
+    await gateway.settle()
+    before = await tenant_keys(redis)
+    assert len(before) == 6
+    await redis.call("CONFIG", "SET", "maxmemory", "16mb")
+    for index in range(64):
+        await redis.call("SET", f"blob:{index}", bytes(2**20), "EX", 86400)
+    assert await redis.call("EXISTS", "blob:0") == 0
+    assert sorted(await tenant_keys(redis)) == sorted(before)
+    assert (await usage_of_tenant(redis, tenant))[b"tokens"] == 915
+    await redis.close()
+
+
+async def test_usage_that_an_older_version_let_expire_is_kept_from_now_on(redis: Redis) -> None:
+    tenant, gateway = tenant_of(), admission_of(redis)
+    key = usage_key(tenant.name, month_of(now_s()))
+    await redis.call("HSET", key, "tokens", 5)
+    await redis.call("EXPIRE", key, 1000)
+    gateway.charge(tenant, "m", [usage_of(5, 6, 0, None)])
+    await gateway.settle()
+    assert await redis.call("TTL", key) == -1
+    assert (await usage_of_tenant(redis, tenant))[b"tokens"] == 16
+
+
+async def test_what_is_due_is_deleted_and_nothing_else(start_redis: Callable[[], Server]) -> None:
+    redis = open_redis(redis_settings_of(start_redis()))
+    tenant, gateway = tenant_of(), admission_of(redis, tenant_sweep_s=0.05)
+    gateway.charge(tenant, "m", [usage_of(5, 6, 0, None)])
+    await gateway.settle()
+    name, month = tenant.name, month_of(now_s())
+    old, held = usage_key(name, "2020-01"), usage_key(name, month)
+    await redis.call("HSET", old, "tokens", 7)
+    await redis.call("ZADD", expiry_key(name), now_s() - 1, old)
+    await redis.call("HSET", usage_key("other", "2020-01"), "tokens", 7)
+    running = asyncio.create_task(gateway.run())
+    async with asyncio.timeout(5):
+        while await redis.call("EXISTS", old):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert await redis.call("EXISTS", held, usage_key("other", "2020-01")) == 2
+    score = await redis.call("ZSCORE", expiry_key(name), held)
+    assert isinstance(score, bytes)
+    assert float(score) - now_s() == pytest.approx(400 * 86400, abs=60)
+    await redis.close()
+
+
+async def test_a_policy_that_evicts_usage_is_an_error_in_the_log(
+    start_redis: Callable[[], Server], caplog: pytest.LogCaptureFixture
+) -> None:
+    redis = open_redis(redis_settings_of(start_redis()))
+    await redis.call("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    running = asyncio.create_task(admission_of(redis).run())
+    async with asyncio.timeout(5):
+        while "may evict tenants' usage" not in caplog.text:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
     await redis.close()

@@ -49,6 +49,14 @@ class TenancySettings(BaseModel):
     max_usage_models: int = Field(
         default=256, ge=1, description="Models of a tenant's usage; further ones are one: other."
     )
+    usage_kept_days: int = Field(
+        default=400, ge=31, description="Days after its last request that usage of a month stays."
+    )
+    tenant_sweep_s: float = Field(
+        default=3600.0,
+        gt=0,
+        description="How often a gateway deletes tenants' keys in Redis whose time has passed.",
+    )
     separate_prefix_caches: bool = Field(
         default=False,
         description="A cached prefix serves the tenant that sent it only: nobody can tell by the "

@@ -15,19 +15,20 @@ from tokenmesh.services.gateway.exchange import Exchange
 from tokenmesh.services.gateway.openai.shapes import Usage
 from tokenmesh.services.gateway.tenancy.batch import Tokens
 from tokenmesh.services.gateway.tenancy.buckets import Buckets
-from tokenmesh.services.gateway.tenancy.keys import open_key, state_key, usage_key
+from tokenmesh.services.gateway.tenancy.keys import expiry_key, open_key, state_key, usage_key
 from tokenmesh.services.gateway.tenancy.lease import Lease
 from tokenmesh.services.gateway.tenancy.ledger import Ledger
 from tokenmesh.services.gateway.tenancy.month import month_of, seconds_left
 from tokenmesh.services.gateway.tenancy.scripts import Scripts
 from tokenmesh.services.gateway.tenancy.standing import Standing, refusal
+from tokenmesh.services.gateway.tenancy.sweeper import Sweeper
 from tokenmesh.services.gateway.tenancy.tenant import Tenant
 from tokenmesh.services.gateway.tenancy.tenant_meters import TenantMeters
 from tokenmesh.shared.clock import monotonic_s, wall_s
 from tokenmesh.shared.config.tenancy import TenancySettings
 from tokenmesh.shared.errors import InvalidInput, Overloaded, TokenMeshError
 from tokenmesh.shared.metrics import Metrics
-from tokenmesh.shared.redis import Redis
+from tokenmesh.shared.redis import Part, Redis
 
 logger = logging.getLogger(__name__)
 
@@ -49,9 +50,11 @@ class Admission:
         self._running: dict[str, Tenant] = {}
         """Tenants with a bound on what runs, by the name of each sequence."""
         self._alone_until_s = 0.0
-        self._ledger = (
-            Ledger(gateway, self._scripts, settings, metrics) if self._scripts is not None else None
-        )
+        self._ledger: Ledger | None = None
+        self._sweeper: Sweeper | None = None
+        if redis is not None and self._scripts is not None:
+            self._ledger = Ledger(gateway, self._scripts, settings, metrics)
+            self._sweeper = Sweeper(redis, self._scripts, settings)
 
     @asynccontextmanager
     async def admitted(self, exchange: Exchange) -> AsyncIterator[None]:
@@ -100,6 +103,7 @@ class Admission:
         """Count requests, and sequences by their names. Raises RateLimited or QuotaExceeded."""
         try:
             if tenant.has_limits:
+                self._note(tenant)
                 exchange.standing = await self._ask(tenant, requests, names)
         except Overloaded as error:
             exchange.standing = self._buckets.standing(tenant, monotonic_s(), month_of(wall_s()))
@@ -128,6 +132,7 @@ class Admission:
         self._meters.count_tokens(tenant.name, total)
         self._buckets.charge(tenant, total.charged, monotonic_s(), month)
         if self._ledger is not None:
+            self._note(tenant)
             self._ledger.charge(tenant, month, model, total, name)
 
     async def told(self, name: str) -> None:
@@ -147,15 +152,17 @@ class Admission:
         Raises Unavailable or ConfigError when it cannot be told now.
         """
         if self._ledger is not None:
+            self._note(tenant)
             self._ledger.charge(tenant, month_of(wall_s()), model, tokens, name)
             await self._ledger.flush()
 
     async def run(self) -> None:
         """Tell Redis what has ended and what goes on, for ever."""
-        if self._ledger is None:
+        if self._ledger is None or self._sweeper is None:
             return
         async with asyncio.TaskGroup() as group:
             group.create_task(self._ledger.run())
+            group.create_task(self._sweeper.run())
             group.create_task(self._renew_forever())
 
     async def settle(self) -> None:
@@ -176,12 +183,17 @@ class Admission:
                     return
             await asyncio.sleep(pause_s)
 
+    def _note(self, tenant: Tenant) -> None:
+        if self._sweeper is not None:
+            self._sweeper.note(tenant.name)
+
     async def _ask(self, tenant: Tenant, requests: int, names: list[str]) -> Standing:
         """Raises RateLimited or QuotaExceeded."""
         if self._scripts is None or monotonic_s() < self._alone_until_s:
             return self._decide_alone(tenant, requests, len(names))
         month = month_of(wall_s())
-        keys = (state_key(tenant.name), open_key(tenant.name), usage_key(tenant.name, month))
+        name = tenant.name
+        keys = (state_key(name), open_key(name), usage_key(name, month), expiry_key(name))
         limits = (
             tenant.requests_per_minute or 0,
             tenant.tokens_per_minute or 0,
@@ -190,7 +202,7 @@ class Admission:
         )
         try:
             async with asyncio.timeout(self._settings.limits_timeout_s):
-                arguments = (self._settings.lease_s, *limits, requests, *names)
+                arguments: list[Part] = [self._settings.lease_s, *limits, requests, *names]
                 answer = await self._scripts.admit(keys, arguments)
             reason, wait_s, requests_left, tokens_left = _read(answer)
         except (TokenMeshError, TimeoutError, ValueError) as error:
@@ -221,7 +233,8 @@ class Admission:
     async def _renew(self, name: str, leases: list[str]) -> None:
         assert self._scripts is not None, "only a gateway with Redis renews"
         try:
-            await self._scripts.renew((open_key(name),), (self._settings.lease_s, *leases))
+            keys = (open_key(name), expiry_key(name))
+            await self._scripts.renew(keys, (self._settings.lease_s, *leases))
         except TokenMeshError as error:
             logger.debug("leases are not renewed: %s", error.message)
 

@@ -1,5 +1,5 @@
 -- May a tenant's requests and sequences begin? If so, they are counted.
--- KEYS: state, open, usage of the month. ARGV: the seconds of a lease, then the limits, 0 for none:
+-- KEYS: state, open, usage of the month, expiry. ARGV: the seconds of a lease, then the limits, 0 for none:
 -- requests and tokens a minute, sequences at a time, tokens a month; then how many requests, and
 -- the names of the sequences.
 local lease_s, rpm, tpm = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -7,6 +7,7 @@ local most, monthly, wanted = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARG
 expect(KEYS[1], 'hash')
 expect(KEYS[2], 'zset')
 expect(KEYS[3], 'hash')
+expect(KEYS[4], 'zset')
 local requests, tokens = levels(KEYS[1], rpm, tpm)
 local verdict, wait = 'ok', 0
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
@@ -20,10 +21,10 @@ elseif tpm > 0 and tokens <= 0 then
   verdict, wait = 'tokens', (1 - tokens) * 60 / tpm
 else
   if rpm > 0 then requests = requests - wanted end
-  keep(KEYS[1], requests, tokens, tpm)
+  keep(KEYS[4], KEYS[1], requests, tokens, tpm)
   if most > 0 then
     for index = 7, #ARGV do redis.call('ZADD', KEYS[2], now + lease_s, ARGV[index]) end
-    redis.call('EXPIRE', KEYS[2], math.ceil(lease_s) + 60)
+    keep_for(KEYS[4], KEYS[2], lease_s + 60)
   end
 end
 return {verdict, tostring(wait), tostring(requests), tostring(tokens)}

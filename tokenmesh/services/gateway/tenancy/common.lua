@@ -22,9 +22,16 @@ local function levels(key, rpm, tpm)
   return level(kept[1], rpm), level(kept[2], tpm)
 end
 
-local function keep(key, requests, tokens, tpm)
+-- Tenants' keys have no EXPIRE, since policies such as volatile-lru evict keys that have one first.
+-- The keys and when each may be deleted are in a sorted set; gateways delete what is due.
+local function keep_for(expiry, key, seconds)
+  redis.call('PERSIST', key)
+  redis.call('ZADD', expiry, now + seconds, key)
+end
+
+local function keep(expiry, key, requests, tokens, tpm)
   redis.call('HSET', key, 'requests', string.format('%.6f', requests),
     'tokens', string.format('%.6f', tokens), 'at', string.format('%.6f', now))
   local debt_s = tpm > 0 and math.max(0, -tokens) * 60 / tpm or 0
-  redis.call('EXPIRE', key, math.min(31536000, math.ceil(3600 + debt_s)))
+  keep_for(expiry, key, math.min(31536000, 3600 + debt_s))
 end

@@ -1,5 +1,10 @@
 """The keys of Redis that hold a tenant's counts; the braces keep them on one node of a cluster."""
 
+from typing import Final
+
+TENANTS_KEY: Final = "tm:tenants"
+"""SET: names of all tenants that ever had a key here."""
+
 
 def state_key(tenant: str) -> str:
     """HASH: the levels of its buckets, and when they were so."""
@@ -19,6 +24,11 @@ def usage_key(tenant: str, month: str) -> str:
 def counted_key(tenant: str) -> str:
     """ZSET: responses that are in the counts, by when they were put there."""
     return f"tm:tenant:{{{tenant}}}:counted"
+
+
+def expiry_key(tenant: str) -> str:
+    """ZSET: all of its keys, by when they may be deleted."""
+    return f"tm:tenant:{{{tenant}}}:expiry"
 
 
 def sequence_key(tenant: str, writer: str) -> str:

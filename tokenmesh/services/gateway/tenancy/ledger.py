@@ -15,6 +15,7 @@ from typing import Final
 from tokenmesh.services.gateway.tenancy.batch import Batch, Tokens
 from tokenmesh.services.gateway.tenancy.keys import (
     counted_key,
+    expiry_key,
     open_key,
     sequence_key,
     state_key,
@@ -28,7 +29,7 @@ from tokenmesh.shared.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
-_KEPT_S: Final = 400 * 24 * 3600
+_DAY_S: Final = 24 * 3600
 _MAX_NAMED: Final = 1024
 """Of one batch; what is more waits without its name."""
 
@@ -131,9 +132,13 @@ class Ledger:
             usage_key(name, batch.month),
             sequence_key(name, self._writer),
             counted_key(name),
+            expiry_key(name),
         )
         arguments = batch.arguments(
-            number, limits.max_usage_models, _KEPT_S, limits.counted_responses_s
+            number,
+            limits.max_usage_models,
+            limits.usage_kept_days * _DAY_S,
+            limits.counted_responses_s,
         )
         try:
             await self._scripts.settle(keys, list(arguments))

@@ -1,6 +1,7 @@
 -- Requests that go on. Also those that a Redis without memory has forgotten.
--- KEYS: open. ARGV: seconds, the leases.
+-- KEYS: open, expiry. ARGV: seconds, the leases.
 expect(KEYS[1], 'zset')
+expect(KEYS[2], 'zset')
 for index = 2, #ARGV do redis.call('ZADD', KEYS[1], now + tonumber(ARGV[1]), ARGV[index]) end
-redis.call('EXPIRE', KEYS[1], math.ceil(tonumber(ARGV[1])) + 60)
+keep_for(KEYS[2], KEYS[1], tonumber(ARGV[1]) + 60)
 return #ARGV - 1

@@ -1,6 +1,6 @@
 -- What has ended: leases are given back, tokens are charged. A batch counts once, however often
 -- it is sent.
--- KEYS: state, open, usage of the month, sequence, counted. ARGV: number of the batch, requests and
+-- KEYS: state, open, usage of the month, sequence, counted, expiry. ARGV: number of the batch, requests and
 -- tokens a minute (0: no limit), models at most, how long usage and names are kept, how many leases,
 -- the leases; then name, model, requests, prompt, cached and completion tokens, for each entry. What
 -- has a name counts once, whichever gateway says it.
@@ -9,6 +9,7 @@ expect(KEYS[2], 'zset')
 expect(KEYS[3], 'hash')
 expect(KEYS[4], 'string')
 expect(KEYS[5], 'zset')
+expect(KEYS[6], 'zset')
 local number = tonumber(ARGV[1])
 if (tonumber(redis.call('GET', KEYS[4])) or 0) >= number then return 0 end
 local rpm, tpm = tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -25,7 +26,7 @@ local function is_counted(name)
   if name == '' then return false end
   redis.call('ZREMRANGEBYSCORE', KEYS[5], '-inf', now - names_s)
   local is_new = redis.call('ZADD', KEYS[5], 'NX', now, name) == 1
-  redis.call('EXPIRE', KEYS[5], math.ceil(names_s))
+  keep_for(KEYS[6], KEYS[5], names_s)
   return not is_new
 end
 
@@ -48,11 +49,12 @@ for index = 8 + num_leases, #ARGV, 6 do
 end
 if charged > 0 then
   add('tokens', charged)
-  redis.call('EXPIRE', KEYS[3], ARGV[5])
+  keep_for(KEYS[6], KEYS[3], tonumber(ARGV[5]))
   if tpm > 0 then
     local requests, tokens = levels(KEYS[1], rpm, tpm)
-    keep(KEYS[1], requests, tokens - charged, tpm)
+    keep(KEYS[6], KEYS[1], requests, tokens - charged, tpm)
   end
 end
-redis.call('SET', KEYS[4], number, 'EX', 86400)
+redis.call('SET', KEYS[4], number)
+keep_for(KEYS[6], KEYS[4], 86400)
 return 1
