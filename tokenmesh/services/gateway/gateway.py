@@ -22,6 +22,7 @@ from tokenmesh.services.gateway.stages import Stages
 from tokenmesh.services.gateway.streams import Streams
 from tokenmesh.services.gateway.tenancy.admission import Admission
 from tokenmesh.services.gateway.tenancy.key_ring import KeyRing
+from tokenmesh.services.gateway.tenancy.upload_quota import UploadQuota
 from tokenmesh.services.gateway.tenancy.usage_reader import UsageReader
 from tokenmesh.services.gateway.traces import TraceStore
 from tokenmesh.services.gateway.vocabularies import Vocabularies
@@ -95,6 +96,7 @@ class Gateway:
     def _make_tenancy(self, redis: Redis | None) -> None:
         self.keys = KeyRing(self.settings, self.metrics)
         self.admission = Admission(self.id, redis, self.settings, self.metrics)
+        self.upload_quota = UploadQuota(redis, self.settings)
         self.usage = UsageReader(redis, self.keys, self.admission)
 
     def _make_streams(self) -> Streams:

@@ -20,6 +20,11 @@ _MAX_NAME_CHARS: Final = 256
 _MAX_ID_CHARS: Final = 64
 
 
+def new_file_id() -> str:
+    """For a file that is about to be kept."""
+    return new_request_id(ID_PREFIX)
+
+
 def data_key(file_id: str) -> BlobKey:
     """Where the bytes are; the tokenizer looks here."""
     return BlobKey(f"tm:file:{file_id}")
@@ -39,8 +44,10 @@ class Uploads:
         self._blobs = blobs
         self._settings = settings
 
-    async def add(self, data: bytes, filename: str, purpose: str, access: Access) -> FileObject:
-        """Keep a file. Raises InvalidInput, PayloadTooLarge."""
+    async def add(
+        self, file_id: str, data: bytes, filename: str, purpose: str, access: Access
+    ) -> FileObject:
+        """Keep a file under an id of `new_file_id`. Raises InvalidInput, PayloadTooLarge."""
         if not data:
             raise InvalidInput("the file is empty", param="file")
         if len(data) > self._settings.max_media_bytes:
@@ -48,7 +55,7 @@ class Uploads:
             raise PayloadTooLarge(f"the file has {len(data)} bytes, at most {limit}", param="file")
         ttl_s, created_s = self._settings.file_ttl_s, int(wall_s())
         facts = FileObject(
-            id=new_request_id(ID_PREFIX),
+            id=file_id,
             bytes=len(data),
             created_at=created_s,
             expires_at=created_s + ttl_s,
@@ -62,6 +69,10 @@ class Uploads:
 
     async def get(self, file_id: str, access: Access) -> FileObject:
         """What is known of a file. Raises NotFound, also for another tenant's."""
+        return (await self._find(file_id, access))[0]
+
+    async def _find(self, file_id: str, access: Access) -> tuple[FileObject, str]:
+        """A file and its owner."""
         unknown = NotFound(
             f"the file {file_id[:_MAX_ID_CHARS]!r} does not exist or has expired", param="file_id"
         )
@@ -72,17 +83,18 @@ class Uploads:
         owned = msgspec.json.decode(data, type=_Owned)
         if not access.may_see(owned.owner):
             raise unknown
-        return msgspec.json.decode(data, type=FileObject)
+        return msgspec.json.decode(data, type=FileObject), owned.owner
 
     async def content(self, file_id: str) -> bytes:
         """The bytes of a file that `get` knows."""
         return await self._blobs.get(data_key(file_id))
 
-    async def remove(self, file_id: str, access: Access) -> None:
-        """Forget a file. Raises NotFound."""
-        facts = await self.get(file_id, access)
+    async def remove(self, file_id: str, access: Access) -> str:
+        """Forget a file; its owner. Raises NotFound."""
+        facts, owner = await self._find(file_id, access)
         await self._blobs.remove(_facts_key(facts.id))
         await self._blobs.remove(data_key(facts.id))
+        return owner
 
 
 def _facts_key(file_id: str) -> BlobKey:

@@ -49,6 +49,16 @@ class TenancySettings(BaseModel):
     max_usage_models: int = Field(
         default=256, ge=1, description="Models of a tenant's usage; further ones are one: other."
     )
+    upload_bytes_per_tenant: int = Field(
+        default=128 * 1024 * 1024,
+        ge=0,
+        description="Uploads of a tenant together; the key file may say max_upload_bytes for it.",
+    )
+    upload_bytes_total: int = Field(
+        default=256 * 1024 * 1024,
+        ge=0,
+        description="Uploads of all tenants together: the rest of Redis' memory is for others.",
+    )
     usage_kept_days: int = Field(
         default=400, ge=31, description="Days after its last request that usage of a month stays."
     )

@@ -11,12 +11,16 @@ from tokenmesh.services.gateway.error_response import json_response
 from tokenmesh.services.gateway.exchange import exchange_of
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.openai.errors import UnsupportedMediaType
-from tokenmesh.services.gateway.openai.shapes import FileDeleted
-from tokenmesh.services.gateway.uploads import Uploads
+from tokenmesh.services.gateway.openai.shapes import FileDeleted, FileObject
+from tokenmesh.services.gateway.tenancy.upload_quota import Reservation
+from tokenmesh.services.gateway.uploads import Uploads, new_file_id
+from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
 
 _FORM_BYTES = 64 * 1024
 """Room for boundaries, headers and the other fields of a form."""
+_USUAL_FORM_BYTES = 4 * 1024
+"""Of these, what is not reserved: it is not kept."""
 _MAX_FIELDS = 8
 
 _PURPOSES = ("assistants", "batch", "evals", "fine-tune", "user_data", "vision")
@@ -36,24 +40,31 @@ def files_router(gateway: Gateway) -> APIRouter:
     router = APIRouter(tags=["files"])
     uploads = Uploads(gateway.blobs, gateway.settings)
 
+    async def keep(
+        form: FormData, file_id: str, reservation: Reservation, request: Request
+    ) -> FileObject:
+        file, purpose = _read(form)
+        data, name = await file.read(), file.filename or "file"
+        await reservation.keep(len(data), gateway.settings.file_ttl_s)
+        return await uploads.add(file_id, data, name, purpose, exchange_of(request.scope).access)
+
     @router.post("/v1/files", openapi_extra=_BODY)
     async def create_file(request: Request) -> Response:
         """Keep an image for a day; chats name it by its id in place of an image URL."""
         if not request.headers.get("content-type", "").startswith("multipart/form-data"):
             raise UnsupportedMediaType("send the file as multipart/form-data")
-        bounded = _bounded(request, gateway.settings.max_media_bytes + _FORM_BYTES)
+        file_id, tenant = new_file_id(), exchange_of(request.scope).access.tenant
+        timeout_s = gateway.settings.body_timeout_s
+        reservation = Reservation(gateway.upload_quota, tenant, file_id, timeout_s)
         try:
-            async with arriving(gateway.settings.body_timeout_s):
-                form = await bounded.form(max_files=1, max_fields=_MAX_FIELDS)
-        except HTTPException as error:
-            raise InvalidInput(f"the form is broken: {error.detail}") from error
-        try:
-            file, purpose = _read(form)
-            name, access = file.filename or "file", exchange_of(request.scope).access
-            facts = await uploads.add(await file.read(), name, purpose, access)
-        finally:
-            await form.close()
-        return json_response(facts)
+            form = await _receive(request, gateway.settings, reservation)
+            try:
+                return json_response(await keep(form, file_id, reservation, request))
+            finally:
+                await form.close()
+        except BaseException:
+            await reservation.release()
+            raise
 
     @router.get("/v1/files/{file_id}")
     async def get_file(request: Request, file_id: str) -> Response:
@@ -72,7 +83,13 @@ def files_router(gateway: Gateway) -> APIRouter:
     @router.delete("/v1/files/{file_id}")
     async def delete_file(request: Request, file_id: str) -> Response:
         """Forget an upload."""
-        await uploads.remove(file_id, exchange_of(request.scope).access)
+        access = exchange_of(request.scope).access
+        owner = access.tenant.name
+        try:
+            owner = await uploads.remove(file_id, access)
+        finally:
+            # Also for one that Redis has evicted: its bytes would count until it expires.
+            await gateway.upload_quota.release(owner, file_id)
         return json_response(FileDeleted(id=file_id))
 
     return router
@@ -90,12 +107,23 @@ def _read(form: FormData) -> tuple[UploadFile, str]:
     return file, purpose
 
 
-def _bounded(request: Request, max_bytes: int) -> Request:
-    """The same request, refused as soon as its body is too large."""
+async def _receive(request: Request, limits: GatewaySettings, reservation: Reservation) -> FormData:
+    """The form, whose bytes are reserved before they are read where their number is known."""
+    bounded = await _bounded(request, limits.max_media_bytes + _FORM_BYTES, reservation)
+    try:
+        async with arriving(limits.body_timeout_s):
+            return await bounded.form(max_files=1, max_fields=_MAX_FIELDS)
+    except HTTPException as error:
+        raise InvalidInput(f"the form is broken: {error.detail}") from error
+
+
+async def _bounded(request: Request, max_bytes: int, reservation: Reservation) -> Request:
+    """The same request, refused as soon as its body is too large or over the quota."""
     told = request.headers.get("content-length", "")
     too_large = PayloadTooLarge(f"the body is larger than {max_bytes} bytes", param="file")
     if told.isdigit() and int(told) > max_bytes:
         raise too_large
+    await reservation.grow(max(1, int(told) - _USUAL_FORM_BYTES) if told.isdigit() else 1)
     num_bytes = 0
 
     async def receive() -> Message:
@@ -104,6 +132,7 @@ def _bounded(request: Request, max_bytes: int) -> Request:
         num_bytes += len(message.get("body", b""))
         if num_bytes > max_bytes:
             raise too_large
+        await reservation.grow(num_bytes - _USUAL_FORM_BYTES)
         return message
 
     return Request(request.scope, receive)

@@ -101,9 +101,9 @@ class Admission:
         self, exchange: Exchange, tenant: Tenant, requests: int, names: list[str]
     ) -> None:
         """Count requests, and sequences by their names. Raises RateLimited or QuotaExceeded."""
+        self._note(tenant)
         try:
             if tenant.has_limits:
-                self._note(tenant)
                 exchange.standing = await self._ask(tenant, requests, names)
         except Overloaded as error:
             exchange.standing = self._buckets.standing(tenant, monotonic_s(), month_of(wall_s()))

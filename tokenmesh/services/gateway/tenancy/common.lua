@@ -26,7 +26,7 @@ end
 -- The keys and when each may be deleted are in a sorted set; gateways delete what is due.
 local function keep_for(expiry, key, seconds)
   redis.call('PERSIST', key)
-  redis.call('ZADD', expiry, now + seconds, key)
+  redis.call('ZADD', expiry, 'GT', now + seconds, key)
 end
 
 local function keep(expiry, key, requests, tokens, tpm)

@@ -34,6 +34,7 @@ class _Tenant(_Entry):
     max_concurrent: _Limit | None = None
     monthly_tokens: _Limit | None = None
     max_sessions: _Limit | None = None
+    max_upload_bytes: _Limit | None = None
     admin: bool = False
 
 

@@ -4,6 +4,8 @@ from typing import Final
 
 TENANTS_KEY: Final = "tm:tenants"
 """SET: names of all tenants that ever had a key here."""
+ALL_TENANTS: Final = "*"
+"""Stands for all tenants together in a key; no tenant can have this name."""
 
 
 def state_key(tenant: str) -> str:
@@ -29,6 +31,16 @@ def counted_key(tenant: str) -> str:
 def expiry_key(tenant: str) -> str:
     """ZSET: all of its keys, by when they may be deleted."""
     return f"tm:tenant:{{{tenant}}}:expiry"
+
+
+def uploads_key(tenant: str) -> str:
+    """ZSET: its uploads, by when they expire."""
+    return f"tm:tenant:{{{tenant}}}:uploads"
+
+
+def upload_bytes_key(tenant: str) -> str:
+    """HASH: bytes of each upload, and their sum under the empty name."""
+    return f"tm:tenant:{{{tenant}}}:upload-bytes"
 
 
 def sequence_key(tenant: str, writer: str) -> str:

@@ -12,6 +12,7 @@ class Scripts:
         self.admit = _script(redis, "admit")
         self.settle = _script(redis, "settle")
         self.renew = _script(redis, "renew")
+        self.uploads = _script(redis, "uploads")
         self.forget = _script(redis, "forget")
 
 

@@ -7,7 +7,7 @@ import asyncio
 import logging
 from typing import Final
 
-from tokenmesh.services.gateway.tenancy.keys import TENANTS_KEY, expiry_key
+from tokenmesh.services.gateway.tenancy.keys import ALL_TENANTS, TENANTS_KEY, expiry_key
 from tokenmesh.services.gateway.tenancy.scripts import Scripts
 from tokenmesh.shared.clock import monotonic_s, wall_s
 from tokenmesh.shared.config.tenancy import TenancySettings
@@ -60,7 +60,7 @@ class Sweeper:
     async def sweep(self) -> None:
         """Delete what is due, of all tenants. Raises TokenMeshError."""
         await self._check_policy()
-        for tenant in _texts(await self._redis.call("SMEMBERS", TENANTS_KEY)):
+        for tenant in (ALL_TENANTS, *_texts(await self._redis.call("SMEMBERS", TENANTS_KEY))):
             key, until = expiry_key(tenant), wall_s()
             due = _texts(
                 await self._redis.call("ZRANGEBYSCORE", key, "-inf", until, "LIMIT", 0, _MOST_KEYS)

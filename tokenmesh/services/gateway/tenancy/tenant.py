@@ -21,6 +21,9 @@ class Tenant:
     max_sessions: int | None = None
     """Realtime sessions at one gateway at a time, idle ones included."""
 
+    max_upload_bytes: int | None = None
+    """Of all its uploads together; None: the mesh's default."""
+
     @property
     def has_limits(self) -> bool:
         """Whether there is anything to ask Redis before a request."""

@@ -1,0 +1,130 @@
+"""UploadQuota: the bytes that uploads may take, of each tenant and of all together.
+
+Bytes are reserved before they are read where the length is known, and while they arrive otherwise.
+A reservation ends by itself, so that a gateway that dies gives back what it has reserved.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from tokenmesh.services.gateway.tenancy.keys import (
+    ALL_TENANTS,
+    expiry_key,
+    upload_bytes_key,
+    uploads_key,
+)
+from tokenmesh.services.gateway.tenancy.scripts import Scripts
+from tokenmesh.services.gateway.tenancy.tenant import Tenant
+from tokenmesh.shared.config.tenancy import TenancySettings
+from tokenmesh.shared.errors import Overloaded, PayloadTooLarge, TokenMeshError
+from tokenmesh.shared.redis import Redis
+
+_OVERHEAD_BYTES: Final = 4096
+"""What an upload counts for besides its bytes: many empty files fill Redis as well."""
+_STEP_BYTES: Final = 1 << 20
+"""By how much a reservation grows at least."""
+_GRACE_S: Final = 60
+
+
+class UploadQuotaExceeded(Overloaded):
+    """The tenant's uploads take all the bytes that they may."""
+
+    code = "upload_quota_exceeded"
+
+
+class UploadQuota:
+    """Of one gateway. `redis` None: nothing is counted, and nothing can be stored either."""
+
+    def __init__(self, redis: Redis | None, settings: TenancySettings) -> None:
+        self._script = Scripts(redis).uploads if redis is not None else None
+        self._settings = settings
+
+    def of(self, tenant: Tenant) -> int:
+        """Bytes that the tenant's uploads may take."""
+        own = tenant.max_upload_bytes
+        return self._settings.upload_bytes_per_tenant if own is None else own
+
+    async def take(self, tenant: Tenant, upload: str, num_bytes: int, ttl_s: float) -> None:
+        """Let an upload take that many bytes for that long, in place of what it took before.
+
+        Raises PayloadTooLarge, UploadQuotaExceeded or Overloaded.
+        """
+        quota, counted = self.of(tenant), num_bytes + _OVERHEAD_BYTES
+        if counted > quota:
+            raise PayloadTooLarge(
+                f"the file has {num_bytes} bytes, all uploads of the tenant {tenant.name} may have "
+                f"{quota}",
+                param="file",
+            )
+        found = await self._count(tenant.name, quota, upload, counted, ttl_s)
+        if not found.fits:
+            raise UploadQuotaExceeded(
+                f"uploads of the tenant {tenant.name} have {found.others} of {quota} bytes: "
+                "delete some, or wait until they expire",
+                retry_after_s=found.wait_s,
+            )
+        total = self._settings.upload_bytes_total
+        found = await self._count(ALL_TENANTS, total, upload, counted, ttl_s)
+        if not found.fits:
+            raise Overloaded(
+                f"uploads of all tenants have {found.others} of {total} bytes",
+                retry_after_s=found.wait_s,
+            )
+
+    async def release(self, tenant: str, upload: str) -> None:
+        """An upload is gone. Where Redis is away its bytes come back when it would expire."""
+        try:
+            # What the tenant does not have may be another one's.
+            if (await self._count(tenant, 0, upload, 0, 0)).held:
+                await self._count(ALL_TENANTS, 0, upload, 0, 0)
+        except TokenMeshError:
+            pass
+
+    async def _count(
+        self, name: str, quota: int, upload: str, num_bytes: int, ttl_s: float
+    ) -> "_Count":
+        if self._script is None:
+            return _Count()
+        keys = (uploads_key(name), upload_bytes_key(name), expiry_key(name))
+        match await self._script(keys, (quota, upload, num_bytes, ttl_s)):
+            case [int() as fits, int() as others, int() as held, int() as wait_s]:
+                return _Count(fits == 1, others, held, wait_s)
+            case answer:
+                raise TokenMeshError(f"unexpected answer: {answer!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Count:
+    fits: bool = True
+    others: int = 0
+    """Bytes of the other uploads."""
+    held: int = 0
+    """Bytes of this one until now."""
+    wait_s: int = 0
+
+
+class Reservation:
+    """The bytes of one upload while it arrives. Released unless `keep` is called."""
+
+    def __init__(self, quota: UploadQuota, tenant: Tenant, upload: str, timeout_s: float) -> None:
+        self._quota = quota
+        self._tenant = tenant
+        self._upload = upload
+        self._ttl_s = timeout_s + _GRACE_S
+        self._num_bytes = 0
+
+    async def grow(self, num_bytes: int) -> None:
+        """Have that many bytes at least. Raises as `UploadQuota.take`."""
+        if num_bytes > self._num_bytes:
+            step = _STEP_BYTES if self._num_bytes else 0
+            wanted = max(num_bytes, self._num_bytes + step)
+            await self._quota.take(self._tenant, self._upload, wanted, self._ttl_s)
+            self._num_bytes = wanted
+
+    async def keep(self, num_bytes: int, ttl_s: float) -> None:
+        """The upload is complete: count what it has, for as long as it is kept."""
+        await self._quota.take(self._tenant, self._upload, num_bytes, ttl_s)
+
+    async def release(self) -> None:
+        """The upload has failed."""
+        await self._quota.release(self._tenant.name, self._upload)
