@@ -1,13 +1,12 @@
 """ActorRuntime: takes envelopes from the bus, runs handlers, and answers every one exactly once.
 
 The way of a message: `receive` -> a free slot or the mailbox -> `_run` in a task of its own ->
-`_answer` (the handler, its deadline, its errors) -> the reply. Handlers start in order of arrival
-and then run side by side.
+`_answer` (the handler, its deadline, its errors) -> the reply. Handlers of a tenant start in order
+of arrival, tenants take turns, and all run side by side.
 """
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -26,6 +25,7 @@ from tokenmesh.shared.errors import (
     ProtocolError,
     TokenMeshError,
 )
+from tokenmesh.shared.fair_queue import FairQueue
 from tokenmesh.shared.ids import RequestId
 from tokenmesh.shared.logs import bind_request
 from tokenmesh.shared.messages import Done, Message, Tokens
@@ -75,7 +75,7 @@ class ActorRuntime:
         self._meters = ActorMeters(self.name, metrics or Metrics())
         self._bus = bus
         self._limits = limits
-        self._mailbox: deque[Envelope] = deque()
+        self._mailbox: FairQueue[Envelope] = FairQueue(limits.mailbox_size)
         self._running: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -124,13 +124,15 @@ class ActorRuntime:
         self.counts.received += 1
         if len(self._running) < self._limits.concurrency:
             self._start(envelope)
-        elif len(self._mailbox) < self._limits.mailbox_size:
-            self._mailbox.append(envelope)
-        else:
+            return
+        # Senders without a tenant are one.
+        tenant = getattr(envelope.message, "tenant", "")
+        refused = self._mailbox.push(tenant, envelope)
+        if refused is not None:
             self.counts.refused += 1
             wait_s = self._limits.overloaded_retry_after_s
             full = Overloaded("the mailbox is full", retry_after_s=wait_s)
-            await self._send(envelope, to_failed(full))
+            await self._send(refused, to_failed(full))
 
     async def stop(self, grace_s: float) -> None:
         """Take nothing new, finish for `grace_s`, answer what is left with Failed(draining).
@@ -160,8 +162,7 @@ class ActorRuntime:
 
     async def _abandon(self) -> None:
         self._is_stopping = True
-        waiting = tuple(self._mailbox)
-        self._mailbox.clear()
+        waiting = self._mailbox.drain()
         # A task that is canceled before its first step never answers.
         await asyncio.sleep(0)
         running = tuple(self._running)
@@ -181,8 +182,8 @@ class ActorRuntime:
 
     def _finish(self, task: "asyncio.Task[None]") -> None:
         self._running.discard(task)
-        if self._mailbox:
-            self._start(self._mailbox.popleft())
+        if (envelope := self._mailbox.pop()) is not None:
+            self._start(envelope)
         elif not self._running:
             self._idle.set()
 
