@@ -33,7 +33,7 @@ async def refusal(url: str, **changes: object) -> str:
     fetcher = Fetcher(LIMITS.model_copy(update=changes))
     try:
         with pytest.raises(InvalidInput) as refused:
-            await fetcher.fetch(url)
+            await fetcher.fetch(url, "a")
         return refused.value.message
     finally:
         await fetcher.stop()
@@ -41,7 +41,7 @@ async def refusal(url: str, **changes: object) -> str:
 
 async def test_a_body_is_fetched(server: ImageServer, fetcher: Fetcher) -> None:
     url = server.serve("/a?b=c%20d", b"body")
-    assert await fetcher.fetch(url) == b"body"
+    assert await fetcher.fetch(url, "a") == b"body"
     assert server.hits == ["/a?b=c%20d"]
     assert server.hosts == [f"127.0.0.1:{server.port}"]
 
@@ -56,7 +56,7 @@ async def test_the_host_is_named_and_the_checked_address_connected_to(
     server.serve("/a", b"body")
     # Only our own resolution knows this name: a second one would fail.
     url = f"http://user:pass@images.example:{server.port}/a"
-    assert await fetcher.fetch(url) == b"body"
+    assert await fetcher.fetch(url, "a") == b"body"
     assert server.hosts == [f"images.example:{server.port}"]
 
 
@@ -65,7 +65,7 @@ async def test_no_cookie_travels_from_one_fetch_to_the_next(
 ) -> None:
     server.answers["/a"] = b"HTTP/1.1 200 OK\r\nset-cookie: a=b\r\ncontent-length: 0\r\n\r\n"
     for _ in range(2):
-        await fetcher.fetch(server.url("/a"))
+        await fetcher.fetch(server.url("/a"), "a")
     assert len(server.heads) == 2
     assert not any("cookie" in head.lower() for head in server.heads)
 
@@ -109,7 +109,7 @@ async def test_redirects_are_followed_relative_ones_too(
     server.redirect("/a", "b", status)
     server.redirect("/b", server.url("/c"), status)
     server.serve("/c", b"body")
-    assert await fetcher.fetch(server.url("/a")) == b"body"
+    assert await fetcher.fetch(server.url("/a"), "a") == b"body"
 
 
 async def test_redirects_end(server: ImageServer) -> None:
@@ -131,13 +131,13 @@ async def test_a_size_over_the_limit_is_refused_before_the_body(server: ImageSer
     server.answers["/big"] = b"HTTP/1.1 200 OK\r\ncontent-length: 1001\r\n\r\n"
     fetcher = Fetcher(LIMITS)
     with pytest.raises(PayloadTooLarge, match="1001 bytes, at most 1000"):
-        await fetcher.fetch(url)
+        await fetcher.fetch(url, "a")
     await fetcher.stop()
 
 
 async def test_a_body_that_never_ends_is_cut_off(server: ImageServer, fetcher: Fetcher) -> None:
     with pytest.raises(PayloadTooLarge, match="more than 1000 bytes"):
-        await fetcher.fetch(server.url("/endless"))
+        await fetcher.fetch(server.url("/endless"), "a")
 
 
 @pytest.mark.parametrize("path", ["/slow", "/trickle"])
@@ -145,11 +145,29 @@ async def test_a_slow_server_is_given_up(path: str, server: ImageServer) -> None
     assert "longer than 0.1 s" in await refusal(server.url(path), fetch_timeout_s=0.1)
 
 
-async def test_waiting_for_a_slot_counts_as_time(server: ImageServer) -> None:
-    fetcher = Fetcher(LIMITS.model_copy(update={"max_concurrent_fetches": 1}))
-    urls = [server.url("/slow")] * 2
-    results = await asyncio.gather(*map(fetcher.fetch, urls), return_exceptions=True)
-    assert [type(result) for result in results] == [InvalidInput] * 2
+async def test_waiting_for_a_slot_does_not_count_as_time(server: ImageServer) -> None:
+    changes = {"max_concurrent_fetches": 1, "fetch_timeout_s": 0.5}
+    fetcher = Fetcher(LIMITS.model_copy(update=changes))
+    slow = [asyncio.create_task(fetcher.fetch(server.url("/slow"), "b")) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert await fetcher.fetch(server.serve("/a", b"body"), "a") == b"body"
+    # It was its turn after the first of the other tenant's.
+    assert not slow[2].done()
+    results = await asyncio.gather(*slow, return_exceptions=True)
+    assert [type(each) for each in results] == [InvalidInput] * 3
+    await fetcher.stop()
+
+
+async def test_slow_hosts_of_a_tenant_leave_slots_to_others(server: ImageServer) -> None:
+    changes = {"max_concurrent_fetches": 4, "max_fetches_per_tenant": 2, "fetch_timeout_s": 5.0}
+    fetcher = Fetcher(LIMITS.model_copy(update=changes))
+    slow = [asyncio.create_task(fetcher.fetch(server.url("/slow"), "b")) for _ in range(8)]
+    await asyncio.sleep(0)
+    assert await fetcher.fetch(server.serve("/a", b"body"), "a") == b"body"
+    assert not any(task.done() for task in slow)
+    for task in slow:
+        task.cancel()
+    await asyncio.gather(*slow, return_exceptions=True)
     await fetcher.stop()
 
 
@@ -200,5 +218,5 @@ async def test_hosts_can_be_limited(server: ImageServer) -> None:
     url = server.serve("/a", b"body")
     assert "are not allowed" in await refusal(url, allowed_domains=("images.example",))
     fetcher = Fetcher(LIMITS.model_copy(update={"allowed_domains": ("127.0.0.1",)}))
-    assert await fetcher.fetch(url) == b"body"
+    assert await fetcher.fetch(url, "a") == b"body"
     await fetcher.stop()

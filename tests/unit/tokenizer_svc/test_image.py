@@ -118,6 +118,26 @@ def test_a_jpeg_that_goes_over_its_pixels_again_and_again_is_refused() -> None:
         decode_image(data[:-2] + 100 * last_scan + data[-2:], MAX_PIXELS)
 
 
+def multi_picture(data: bytes) -> bytes:
+    """A JPEG with the marker of a file that holds two pictures: pillow calls that MPO."""
+    entry = struct.pack("<IIIHH", 0x00030000, len(data), 0, 0, 0)
+    tags = struct.pack("<HHI4s", 0xB000, 7, 4, b"0100")
+    tags += struct.pack("<HHII", 0xB001, 4, 1, 2) + struct.pack("<HHII", 0xB002, 7, 32, 50)
+    body = b"MPF\0II*\0" + struct.pack("<IH", 8, 3) + tags + bytes(4) + entry + entry
+    return data[:2] + b"\xff\xe2" + struct.pack(">H", len(body) + 2) + body + data[2:]
+
+
+def test_a_jpeg_of_several_pictures_has_the_same_bounds() -> None:
+    data = image_file(picture(9), "JPEG", progressive=True)
+    sound = multi_picture(data)
+    with Image.open(io.BytesIO(sound)) as image:
+        assert image.format == "MPO"
+    assert decode_image(sound, MAX_PIXELS).size == picture(9).size
+    last_scan = data[data.rindex(b"\xff\xda") : -2]
+    with pytest.raises(PayloadTooLarge, match="scans"):
+        decode_image(multi_picture(data[:-2] + 100 * last_scan + data[-2:]), MAX_PIXELS)
+
+
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF"])
 def test_a_truncated_image_is_damaged(kind: str) -> None:
     data = image_file(picture(6), kind)

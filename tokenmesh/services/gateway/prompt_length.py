@@ -16,6 +16,7 @@ async def count_prompt_tokens(gateway: Gateway, body: ChatRequest, exchange: Exc
         request_id=exchange.request_id,
         model=card.name,
         tenant=exchange.access.tenant.name,
+        context_tokens=card.max_model_len,
         prompt=await gateway.intake.chat_prompt(body, exchange.access),
     )
     deadline_s = now_s() + gateway.settings.tokenize_timeout_s

@@ -56,7 +56,7 @@ class TokenizerActor(Actor):
             ids = unpack_ids(message.token_ids)
         except ValueError as error:
             raise InvalidInput("token_ids is no list of 32-bit ids", param="tokens") from error
-        return Detokenized(text=await model.detokenize(ids))
+        return Detokenized(text=await model.detokenize(ids, message.tenant))
 
     @handles(Describe)
     async def describe(self, message: Describe, context: Context) -> Described:

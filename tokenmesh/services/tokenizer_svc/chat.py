@@ -15,6 +15,7 @@ from tokenmesh.shared.errors import (
     PayloadTooLarge,
     TokenMeshError,
 )
+from tokenmesh.shared.fair_queue import FairSlots
 from tokenmesh.shared.messages.tokenize import ChatPrompt
 
 logger = logging.getLogger(__name__)
@@ -29,6 +30,13 @@ class ChatRenderer:
         self._limits = limits
         self._own = Renderer(limits, limits.render_processes)
         self._foreign = Renderer(limits, 1)
+        self._slots = {
+            renderer: FairSlots("chat templates to be rendered", num_processes, limits.render_queue)
+            for renderer, num_processes in (
+                (self._own, limits.render_processes),
+                (self._foreign, 1),
+            )
+        }
 
     async def stop(self) -> None:
         """End the rendering processes."""
@@ -57,8 +65,12 @@ class ChatRenderer:
         prompt: ChatPrompt,
         conversation: Conversation,
         image_placeholder: str,
+        tenant: str,
     ) -> str:
-        """The prompt's text. Raises InvalidInput, or CheckpointError for a broken template."""
+        """The prompt's text; tenants take turns.
+
+        Raises InvalidInput, or CheckpointError for a broken template.
+        """
         template, is_foreign = self._choose(model, prompt, bool(conversation.tools))
         job = RenderJob(
             template=template,
@@ -71,7 +83,9 @@ class ChatRenderer:
             image_placeholder=image_placeholder,
             max_chars=self._limits.max_prompt_chars,
         )
-        answer = await (self._foreign if is_foreign else self._own).render(job)
+        renderer = self._foreign if is_foreign else self._own
+        async with self._slots[renderer].slot(tenant, len(prompt.messages_json)):
+            answer = await renderer.render(job)
         if isinstance(answer, Rendered):
             return answer.text
         _fail(answer, is_foreign)

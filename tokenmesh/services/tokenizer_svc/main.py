@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import sys
 from contextlib import AsyncExitStack
 
 from tokenmesh.services.tokenizer_svc.actor import TokenizerActor
@@ -14,6 +13,7 @@ from tokenmesh.services.tokenizer_svc.media.vision import vision_model
 from tokenmesh.services.tokenizer_svc.parser_choice import choose_parsers
 from tokenmesh.services.tokenizer_svc.prompt import PromptTokenizer
 from tokenmesh.services.tokenizer_svc.threads import Threads
+from tokenmesh.services.tokenizer_svc.torch_free import forbid_torch
 from tokenmesh.shared import subjects
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.config import Settings
@@ -48,7 +48,7 @@ class Tools:
     def __init__(self, settings: Settings, blobs: Blobs) -> None:
         self._limits = settings.tokenizer
         self._parser_plugins = frozenset(settings.gateway.parser_plugins)
-        self._threads = Threads(self._limits.threads, self._limits.inline_chars)
+        self._threads = Threads(self._limits)
         self._chat = ChatRenderer(self._limits)
         self._fetcher = Fetcher(self._limits.media)
         self._media = MediaLoader(self._limits.media, blobs, self._fetcher, self._threads)
@@ -81,6 +81,7 @@ class Tools:
     async def stop(self) -> None:
         """End processes, connections and threads."""
         await self._chat.stop()
+        await self._media.stop()
         await self._fetcher.stop()
         self._threads.stop()
 
@@ -93,14 +94,3 @@ def run(settings: Settings) -> int:
 
 def _names(settings: ModelSettings) -> list[ModelName]:
     return [ModelName(name) for name in settings.served_model_name or (settings.name,)]
-
-
-def forbid_torch() -> None:
-    """transformers brings torch along wherever it is installed: 180 MB and two seconds for nothing.
-
-    None in sys.modules is Python's own way to say that a module is not to be had.
-    """
-    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
-    logging.getLogger("transformers").addFilter(
-        lambda record: "PyTorch was not found" not in record.getMessage()
-    )

@@ -4,6 +4,7 @@
 """
 
 from functools import partial
+from typing import Final
 
 from tokenmesh.services.tokenizer_svc.chat import ChatRenderer
 from tokenmesh.services.tokenizer_svc.encoding import (
@@ -25,7 +26,7 @@ from tokenmesh.services.tokenizer_svc.media.vision import VisionModel
 from tokenmesh.services.tokenizer_svc.messages import Conversation, read_conversation
 from tokenmesh.services.tokenizer_svc.parser_choice import ParserNames
 from tokenmesh.services.tokenizer_svc.threads import Threads
-from tokenmesh.services.tokenizer_svc.token_length import chars_per_token
+from tokenmesh.services.tokenizer_svc.token_length import length_bound
 from tokenmesh.shared.config.tokenizer import TokenizerSettings
 from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge, PromptTooLong
 from tokenmesh.shared.hashing import chain_head, route_hashes, route_scope
@@ -40,6 +41,11 @@ from tokenmesh.shared.messages.tokenize import (
 )
 from tokenmesh.shared.telemetry.span import span
 from tokenmesh.shared.tokens import pack_ids, unpack_ids
+
+_INLINE_JSON_BYTES: Final = 64 * 1024
+"""Messages up to this length are decoded on the event loop, within a millisecond."""
+_JSON_BYTES_PER_CHAR: Final = 20
+"""Bytes of JSON that are decoded while one character is encoded."""
 
 
 class PromptTokenizer:
@@ -65,14 +71,14 @@ class PromptTokenizer:
         self._chat = chat
         self._media = media
         self._threads = threads
-        self._chars_per_token = chars_per_token(model.tokenizer_json)
+        self._length_bound = length_bound(model.tokenizer_json)
         self._scope = route_scope(name, model.fingerprint, limits.route_block_tokens)
         self._route_head = chain_head(self._scope)
 
     async def tokenize(self, message: Tokenize) -> Tokenized:
         """The answer. Raises InvalidInput and its kin."""
         limit = token_limit(message.truncate_prompt_tokens, self.model.max_model_len)
-        banned = await self._bad_words(message.bad_words)
+        banned = await self._bad_words(message)
         ids, images = await self._ids(message, limit)
         items: list[MediaItem] = []
         if self._vision is not None:
@@ -86,7 +92,10 @@ class PromptTokenizer:
             num_lost = len(ids) - len(kept) if message.truncation_side == "left" else 0
             items = shift_items(items, num_lost, len(kept))
         packed = pack_ids(kept)
-        strings = token_strings(self.model.tokenizer, kept) if message.return_token_strs else None
+        strings: list[str] | None = None
+        if message.return_token_strs:
+            work = partial(token_strings, self.model.tokenizer, kept)
+            strings = await self._threads.run_text(message.tenant, len(kept), work)
         return Tokenized(
             token_ids=packed,
             route_hashes=self._hash(packed, message, items),
@@ -96,11 +105,14 @@ class PromptTokenizer:
             token_strs=strings,
         )
 
-    async def detokenize(self, ids: list[int]) -> str:
+    async def detokenize(self, ids: list[int], tenant: str) -> str:
         """The text of the ids, special tokens included."""
+        limit = self._limits.max_prompt_chars
+        if len(ids) > limit:
+            raise InvalidInput(f"tokens holds {len(ids)} ids, at most {limit}", param="tokens")
         check_ids(ids, self.model.vocab_size, param="tokens")
         work = partial(self.model.tokenizer.decode, ids, skip_special_tokens=False)
-        return await self._threads.run_text(len(ids), work)
+        return await self._threads.run_text(tenant, len(ids), work)
 
     async def _ids(self, message: Tokenize, limit: int | None) -> tuple[list[int], list[Pixels]]:
         """The ids with one placeholder an image, and the images."""
@@ -121,11 +133,19 @@ class PromptTokenizer:
     async def _chat_ids(
         self, message: Tokenize, prompt: ChatPrompt
     ) -> tuple[list[int], list[Pixels]]:
-        conversation = read_conversation(prompt, self._limits)
+        read = partial(read_conversation, prompt, self._limits)
+        num_bytes = len(prompt.messages_json)
+        conversation = (
+            read()
+            if num_bytes <= _INLINE_JSON_BYTES
+            else await self._threads.run(message.tenant, num_bytes / _JSON_BYTES_PER_CHAR, read)
+        )
         images = await self._load_media(conversation, message)
         placeholder = self._vision.placeholder if self._vision is not None else ""
         with span("render", {"tokenmesh.messages": len(conversation.messages)}):
-            text = await self._chat.render(self.model, prompt, conversation, placeholder)
+            text = await self._chat.render(
+                self.model, prompt, conversation, placeholder, message.tenant
+            )
         # Truncation comes after the placeholders have their length.
         return await self._encode(text, prompt.add_special_tokens, None, message), images
 
@@ -138,13 +158,13 @@ class PromptTokenizer:
                 param="messages",
             )
         scope = f"{self._name}\0{message.tenant}\0{message.cache_salt or ''}"
-        return await self._media.load(conversation.media, self._vision.processor, scope)
+        return await self._media.load(conversation.media, self._vision, scope, message.tenant)
 
     async def _encode(
         self, text: str, add_special_tokens: bool, limit: int | None, message: Tokenize
     ) -> list[int]:
-        if limit is None:
-            self._refuse_hopeless(len(text), message)
+        if message.truncate_prompt_tokens is None:
+            self._refuse_hopeless(text, message)
         with span("encode", {"tokenmesh.chars": len(text)}) as current:
             work = partial(
                 encode_text,
@@ -154,20 +174,22 @@ class PromptTokenizer:
                 max_tokens=limit,
                 side=message.truncation_side,
             )
-            ids = await self._threads.run_text(len(text), work)
+            ids = await self._threads.run_text(message.tenant, len(text), work)
             current.set_attribute("tokenmesh.tokens", len(ids))
         return ids
 
-    def _refuse_hopeless(self, num_chars: int, message: Tokenize) -> None:
+    def _refuse_hopeless(self, text: str, message: Tokenize) -> None:
         """What is too long however it is encoded must not take a thread for seconds."""
-        limit, longest = message.max_tokens, self._chars_per_token
-        if limit is None or longest is None or num_chars <= limit * longest:
+        limit = message.max_tokens or message.context_tokens
+        if limit is None or self._length_bound is None:
+            return
+        num_tokens = self._length_bound.least_tokens(text, limit)
+        if not num_tokens:
             return
         where = "messages" if isinstance(message.prompt, ChatPrompt) else "prompt"
-        num_tokens = -(-num_chars // longest)
         raise PromptTooLong.over(
             limit,
-            f"your {where} of {num_chars} characters resulted in at least {num_tokens} tokens",
+            f"your {where} of {len(text)} characters resulted in at least {num_tokens} tokens",
             f"the length of the {where}",
             param=where,
         )
@@ -180,7 +202,8 @@ class PromptTokenizer:
         check_ids(ids, self.model.vocab_size)
         return ids
 
-    async def _bad_words(self, words: list[str]) -> list[list[int]]:
+    async def _bad_words(self, message: Tokenize) -> list[list[int]]:
+        words = message.bad_words
         if not words:
             return []
         if len(words) > self._limits.max_bad_words:
@@ -189,7 +212,7 @@ class PromptTokenizer:
                 param="bad_words",
             )
         work = partial(bad_words_ids, self.model.tokenizer, words)
-        return await self._threads.run_text(sum(map(len, words)), work)
+        return await self._threads.run_text(message.tenant, sum(map(len, words)), work)
 
     def _hash(self, packed: bytes, message: Tokenize, items: list[MediaItem]) -> bytes:
         with span("hash"):

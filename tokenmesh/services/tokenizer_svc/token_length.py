@@ -1,47 +1,157 @@
 """How many characters a token stands for at most: a text can be too long before it is encoded."""
 
+import math
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 from tokenizers.pre_tokenizers import ByteLevel
 
-_HARMLESS: Final = {"ByteLevel", "Digits", "Sequence", "Split"}
+_KEEP_EVERYTHING: Final = {"ByteLevel", "Digits", "Metaspace", "Sequence", "Split"}
+"""Pre-tokenizers; but for a Split whose behaviour is Removed."""
+_COMPOSED: Final = 4
+"""Characters that NFC and NFKC make one of at most (U+1F82)."""
+_DECOMPOSED: Final = 18
+"""Characters that NFKD makes of one at most (U+FDFA)."""
+_SHRINK_BY_FORM: Final = {"NFC": _COMPOSED, "NFKC": _COMPOSED, "NFD": 1, "NFKD": 1, "Lowercase": 1}
 
 
-def chars_per_token(tokenizer_json: bytes) -> int | None:
-    """None where a token may stand for any number: of characters that are dropped, say.
+@dataclass(frozen=True, slots=True)
+class LengthBound:
+    """What holds for every text of a tokenizer."""
 
-    Known of byte-level BPE without a normalizer, which is what large models have.
+    chars_per_token: int
+    drops_spaces: bool = False
+    """Whether white space may vanish: it counts for nothing then."""
+
+    def least_tokens(self, text: str, limit: int) -> int:
+        """A number of tokens that the text has at least; 0 where it may have `limit` or fewer."""
+        if len(text) <= limit * self.chars_per_token:
+            return 0
+        num_chars = sum(map(len, text.split())) if self.drops_spaces else len(text)
+        least = -(-num_chars // self.chars_per_token)
+        return least if least > limit else 0
+
+
+def length_bound(tokenizer_json: bytes) -> LengthBound | None:
+    """None where a token may stand for any number of characters: of some that are dropped, say.
+
+    Known of BPE and Unigram models that can write every byte, behind normalizers of which we know
+    how far they shrink a text.
     """
     try:
         found: Any = msgspec.json.decode(tokenizer_json)
-        return _longest(found) if _keeps_every_byte(found) else None
-    except (KeyError, TypeError, AttributeError, msgspec.DecodeError):
+        effect = _effect(found["normalizer"])
+        if effect is None or not _drops_nothing(found["pre_tokenizer"]):
+            return None
+        vocabulary = _vocabulary(found)
+        if vocabulary is None:
+            return None
+        added = found["added_tokens"]
+        longest = max((*map(len, vocabulary), *(_added_chars(each, effect) for each in added)))
+        strips = any(each["lstrip"] or each["rstrip"] for each in added)
+        return LengthBound(math.ceil(longest * effect.shrink), strips or effect.strips)
+    except (KeyError, TypeError, AttributeError, ValueError, msgspec.DecodeError):
         return None
 
 
-def _keeps_every_byte(found: Any) -> bool:
-    model, added = found["model"], found["added_tokens"]
-    return bool(
-        found["normalizer"] is None
-        and found["decoder"]["type"] == "ByteLevel"
-        and _drops_nothing(found["pre_tokenizer"])
-        and model["type"] == "BPE"
-        and set(ByteLevel.alphabet()) <= set(model["vocab"])
-        and not any(each["lstrip"] or each["rstrip"] for each in added)
-    )
+@dataclass(frozen=True, slots=True)
+class _Effect:
+    """What a normalizer does to a text at most."""
+
+    shrink: float = 1.0
+    """Characters that become one."""
+    growth: float = 1.0
+    """Characters that one becomes, of ASCII."""
+    extra: int = 0
+    """Characters put in front."""
+    strips: bool = False
+    is_form: bool = False
+    """Whether it decomposes what is not ASCII."""
+
+
+def _effect(normalizer: Any) -> _Effect | None:
+    """None for one that may drop characters, or that we do not know."""
+    if normalizer is None:
+        return _Effect()
+    kind = normalizer["type"]
+    if kind in _SHRINK_BY_FORM:
+        return _Effect(shrink=_SHRINK_BY_FORM[kind], is_form=True)
+    if kind == "Prepend":
+        return _Effect(extra=len(normalizer["prepend"]))
+    if kind == "Strip":
+        return _Effect(strips=True)
+    if kind == "Replace":
+        pattern, content = normalizer["pattern"].get("String"), normalizer["content"]
+        if not pattern or not content:
+            return None
+        ratio = len(pattern) / len(content)
+        return _Effect(shrink=max(1.0, ratio), growth=max(1.0, 1 / ratio))
+    if kind == "Sequence":
+        return _joined([_effect(each) for each in normalizer["normalizers"]])
+    return None
+
+
+def _joined(effects: list[_Effect | None]) -> _Effect | None:
+    whole = _Effect()
+    for each in effects:
+        if each is None:
+            return None
+        whole = _Effect(
+            whole.shrink * each.shrink,
+            whole.growth * each.growth,
+            math.ceil(whole.extra * each.growth) + each.extra,
+            whole.strips or each.strips,
+            whole.is_form or each.is_form,
+        )
+    return whole
+
+
+def _added_chars(token: Any, effect: _Effect) -> int:
+    """Characters of a normalized text that an added token stands for."""
+    content: str = token["content"]
+    if not token.get("normalized", True):
+        return len(content)
+    growth = effect.growth
+    if effect.is_form and not content.isascii():
+        growth *= _DECOMPOSED
+    return math.ceil(len(content) * growth) + effect.extra
 
 
 def _drops_nothing(pre_tokenizer: Any) -> bool:
+    if pre_tokenizer is None:
+        return True
     parts = pre_tokenizer.get("pretokenizers", ())
     return bool(
-        pre_tokenizer["type"] in _HARMLESS
+        pre_tokenizer["type"] in _KEEP_EVERYTHING
         and pre_tokenizer.get("behavior") != "Removed"
         and all(_drops_nothing(each) for each in parts)
     )
 
 
-def _longest(found: Any) -> int:
-    """In the vocabulary a character stands for a byte; a text's has one at least."""
-    added = (len(each["content"]) for each in found["added_tokens"])
-    return max((*map(len, found["model"]["vocab"]), *added))
+def _vocabulary(found: Any) -> list[str] | None:
+    """The entries of a model that can write every byte; None for others."""
+    model = found["model"]
+    kind, entries = model["type"], model["vocab"]
+    if kind == "Unigram":
+        entries = [entry for entry, _ in entries]
+    elif kind != "BPE":
+        return None
+    names = set(entries)
+    if model.get("byte_fallback") and all(f"<0x{byte:02X}>" in names for byte in range(256)):
+        return list(entries)
+    # In such a vocabulary a character stands for a byte; a text's has one at least.
+    is_byte_level = (
+        kind == "BPE"
+        and (found["decoder"] or {}).get("type") == "ByteLevel"
+        and _has_byte_level(found["pre_tokenizer"])
+        and set(ByteLevel.alphabet()) <= names
+    )
+    return list(entries) if is_byte_level else None
+
+
+def _has_byte_level(pre_tokenizer: Any) -> bool:
+    if pre_tokenizer is None:
+        return False
+    parts = pre_tokenizer.get("pretokenizers", ())
+    return pre_tokenizer["type"] == "ByteLevel" or any(_has_byte_level(each) for each in parts)

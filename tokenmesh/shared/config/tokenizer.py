@@ -18,7 +18,9 @@ class MediaSettings(BaseModel):
         default=50_000_000, ge=1, description="Width times height of an image, before decoding it."
     )
     fetch_timeout_s: float = Field(
-        default=10.0, gt=0, description="Time for one URL, redirects included."
+        default=10.0,
+        gt=0,
+        description="Time for one URL, redirects included, from when it is its turn.",
     )
     max_redirects: int = Field(default=3, ge=0, description="Redirects followed for one URL.")
     max_concurrent_fetches: int = Field(
@@ -33,6 +35,28 @@ class MediaSettings(BaseModel):
         default=False,
         description="Fetch from loopback, private and link-local addresses too. Lets clients "
         "reach whatever this process can reach: only where all clients are trusted.",
+    )
+    max_fetches_per_tenant: int = Field(
+        default=16, ge=1, description="Of these, URLs of one tenant."
+    )
+    fetch_queue: int = Field(
+        default=1024, ge=1, description="URLs that wait to be fetched; above: overloaded."
+    )
+    decode_processes: int = Field(
+        default=2, ge=1, description="Processes that decode images, started when first needed."
+    )
+    decode_timeout_s: float = Field(
+        default=10.0,
+        gt=0,
+        description="Time to decode and preprocess one image; its process is killed after it.",
+    )
+    decode_memory_bytes: int = Field(
+        default=4 * 1024 * 1024 * 1024,
+        ge=1,
+        description="Address space of a process that decodes images.",
+    )
+    decode_queue: int = Field(
+        default=1024, ge=1, description="Images that wait for a process; above: overloaded."
     )
     ttl_s: int = Field(
         default=900, ge=1, description="How long pixels stay in Redis for encoder and retries."
@@ -49,6 +73,15 @@ class TokenizerSettings(BaseModel):
         default=500,
         ge=0,
         description="Text up to this length is encoded on the event loop: a thread costs more.",
+    )
+    text_queue: int = Field(
+        default=1024, ge=1, description="Texts and images that wait for a thread; then: overloaded."
+    )
+    long_text_chars: int = Field(
+        default=65536,
+        ge=1,
+        description="Texts from this length on leave one thread to shorter ones, where there are "
+        "several threads.",
     )
     max_prompt_chars: int = Field(
         default=4_000_000, ge=1, description="Characters in a prompt, rendered or not."

@@ -55,8 +55,11 @@ class Tokenize(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_default
     return_token_strs: bool = False
     max_tokens: int | None = None
     """Ids of a longer prompt are of no use, as `Tokenized.too_many` says; None: of any."""
+    context_tokens: int | None = None
+    """What the model can take: a text that has more for certain is refused before it is encoded."""
     tenant: str = ""
-    """Whose request it is: what a client calls its images is known to its tenant only."""
+    """Whose request it is: tenants take turns, and what a client calls its images is known to its
+    tenant only."""
 
 
 class Tokenized(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -80,6 +83,8 @@ class Detokenize(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defau
     request_id: RequestId
     model: ModelName
     token_ids: bytes
+    tenant: str = ""
+    """Whose request it is: tenants take turns."""
 
 
 class Detokenized(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

@@ -38,6 +38,7 @@ def tokenize_router(gateway: Gateway) -> APIRouter:
             model=card.name,
             tenant=exchange.access.tenant.name,
             prompt=_prompt(body),
+            context_tokens=card.max_model_len,
             return_token_strs=bool(body.return_token_strs),
         )
         answer = await gateway.calls.tokenize(question, now_s() + timeout_s)
@@ -49,10 +50,16 @@ def tokenize_router(gateway: Gateway) -> APIRouter:
         """The text of ids, special tokens included."""
         body = await read_json(request, DetokenizeRequest, gateway.settings)
         card = await gateway.catalog.find_soon(body.model)
+        exchange, limit = exchange_of(request.scope), card.max_model_len
+        if len(body.tokens) > limit:
+            raise InvalidInput(
+                f"tokens holds {len(body.tokens)} ids, the model can take {limit}", param="tokens"
+            )
         question = Detokenize(
-            request_id=exchange_of(request.scope).request_id,
+            request_id=exchange.request_id,
             model=card.name,
             token_ids=pack_ids(body.tokens),
+            tenant=exchange.access.tenant.name,
         )
         answer = await gateway.calls.ask(
             subjects.tokenize(card.name),

@@ -10,6 +10,7 @@ import httpx
 from tokenmesh.services.tokenizer_svc.media.address import resolve_public
 from tokenmesh.shared.config.tokenizer import MediaSettings
 from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
+from tokenmesh.shared.fair_queue import FairSlots
 
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
 _PORT_BY_SCHEME: Final = {"http": 80, "https": 443}
@@ -20,7 +21,12 @@ class Fetcher:
 
     def __init__(self, limits: MediaSettings) -> None:
         self._limits = limits
-        self._slots = asyncio.Semaphore(limits.max_concurrent_fetches)
+        self._slots = FairSlots(
+            "media to be fetched",
+            limits.max_concurrent_fetches,
+            limits.fetch_queue,
+            most_each=limits.max_fetches_per_tenant,
+        )
         # Redirects are followed by hand, so that each target is checked; proxies from the
         # environment would connect to addresses that nobody checked. One client's cookies must
         # not travel with another's request, and a kept connection was verified for one host only.
@@ -37,10 +43,14 @@ class Fetcher:
         """Close every connection."""
         await self._client.aclose()
 
-    async def fetch(self, url: str) -> bytes:
-        """The body. Raises InvalidInput, or PayloadTooLarge, that says why there is none."""
+    async def fetch(self, url: str, tenant: str) -> bytes:
+        """The body. Raises InvalidInput, or PayloadTooLarge, that says why there is none.
+
+        Tenants take turns, and none may have all slots: the time of one's slow URLs is not that of
+        another's. Raises Overloaded when too many wait.
+        """
         try:
-            async with asyncio.timeout(self._limits.fetch_timeout_s), self._slots:
+            async with self._slots.slot(tenant), asyncio.timeout(self._limits.fetch_timeout_s):
                 return await self._follow(url)
         except TimeoutError as error:
             raise InvalidInput(

@@ -8,9 +8,11 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 
 from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
 
-_FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")
+FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")
 """OpenAI's. Of the others pillow runs programs for some, decodes run lengths of BMP in Python, byte
 by byte, and takes the memory of TIFF's tiles, which may be larger than the image by any factor."""
+_JPEGS: Final = ("JPEG", "MPO")
+"""pillow opens a JPEG that holds several pictures, as phones write them, as the second."""
 _MAX_SCANS: Final = 64
 """Of a progressive JPEG; encoders write a dozen. Each is a pass over all pixels for a few bytes."""
 _SCAN: Final = b"\xff\xda"
@@ -30,19 +32,21 @@ _TURN_BY_ORIENTATION: Final[dict[object, Image.Transpose]] = {
 def decode_image(data: bytes, max_pixels: int) -> Image.Image:
     """The first frame, upright, in RGB. Raises InvalidInput or PayloadTooLarge."""
     try:
-        with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            if image.format not in (*FORMATS, *_JPEGS):
+                raise InvalidInput(f"the format {image.format} is not supported")
             width, height = image.size
             if width * height > max_pixels:
                 raise PayloadTooLarge(
                     f"the image has {width}x{height} pixels, at most {max_pixels} in all"
                 )
-            if image.format == "JPEG" and data.count(_SCAN) > _MAX_SCANS:
+            if image.format in _JPEGS and data.count(_SCAN) > _MAX_SCANS:
                 raise PayloadTooLarge(f"the image has more than {_MAX_SCANS} scans")
             return _upright(image).convert("RGB")
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise PayloadTooLarge(f"the image is too large: {error}") from error
     except UnidentifiedImageError as error:
-        known = ", ".join(_FORMATS)
+        known = ", ".join(FORMATS)
         raise InvalidInput(f"the file is no image of a known format ({known})") from error
     # What pillow raises for damaged files depends on the format.
     except (

@@ -7,15 +7,15 @@ Pixels are stored under that identity, so an image of an earlier turn is not pre
 import asyncio
 import hashlib
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import Final
 
-import numpy
-
-from tokenmesh.services.tokenizer_svc.loading import ImageProcessor
+from tokenmesh.services.tokenizer_svc.media.decoder import ImageDecoder
 from tokenmesh.services.tokenizer_svc.media.fetch import Fetcher
-from tokenmesh.services.tokenizer_svc.media.image import decode_image
 from tokenmesh.services.tokenizer_svc.media.placeholders import Pixels
-from tokenmesh.services.tokenizer_svc.media.source import read_source
+from tokenmesh.services.tokenizer_svc.media.source import DATA_SCHEME, decode_data_uri, read_source
+from tokenmesh.services.tokenizer_svc.media.vision import VisionModel
 from tokenmesh.services.tokenizer_svc.messages import MediaPart
 from tokenmesh.services.tokenizer_svc.threads import Threads
 from tokenmesh.shared.blobs import Blobs
@@ -23,10 +23,11 @@ from tokenmesh.shared.config.tokenizer import MediaSettings
 from tokenmesh.shared.errors import InvalidInput, NotFound
 from tokenmesh.shared.ids import BlobKey
 from tokenmesh.shared.telemetry.span import span
-from tokenmesh.shared.tensor_blob import TensorBlob
 
 _PIXELS: Final = "pixels:"
 _ALIAS: Final = "media-uuid:"
+_BYTES_PER_CHAR: Final = 100
+"""Bytes that are hashed, or decoded from base64, while one character is encoded."""
 
 
 class MediaLoader:
@@ -39,9 +40,16 @@ class MediaLoader:
         self._blobs = blobs
         self._fetcher = fetcher
         self._threads = threads
+        self._decoders: dict[Path, ImageDecoder] = {}
+        """By checkpoint."""
+
+    async def stop(self) -> None:
+        """End the processes that decode."""
+        for decoder in self._decoders.values():
+            await decoder.stop()
 
     async def load(
-        self, parts: Sequence[MediaPart], processor: ImageProcessor, scope: str
+        self, parts: Sequence[MediaPart], vision: VisionModel, scope: str, tenant: str
     ) -> list[Pixels]:
         """Pixels for each part, in order; a source that is named twice is read once.
 
@@ -55,7 +63,7 @@ class MediaLoader:
         with span("media", {"tokenmesh.images": len(parts)}):
             first_by_source = {(part.url, part.uuid): part for part in reversed(parts)}
             tasks = {
-                source: asyncio.create_task(self._load_part(part, processor, scope))
+                source: asyncio.create_task(self._load_part(part, vision, scope, tenant))
                 for source, part in first_by_source.items()
             }
             try:
@@ -65,15 +73,15 @@ class MediaLoader:
                     task.cancel()
             return [tasks[part.url, part.uuid].result() for part in parts]
 
-    async def _load_part(self, part: MediaPart, processor: ImageProcessor, scope: str) -> Pixels:
+    async def _load_part(
+        self, part: MediaPart, vision: VisionModel, scope: str, tenant: str
+    ) -> Pixels:
         try:
             if part.url is None:
                 return await self._recall(part.uuid or "", scope)
             with span("fetch"):
-                data = await read_source(
-                    part.url, self._fetcher, self._blobs, self._limits.max_bytes
-                )
-            pixels = await self._preprocess(data, processor)
+                data = await self._read(part.url, tenant)
+            pixels = await self._preprocess(data, vision, tenant)
             if part.uuid is not None:
                 await self._remember(part.uuid, scope, pixels)
             return pixels
@@ -81,15 +89,28 @@ class MediaLoader:
             # All of these errors are the client's: say which of its images is meant.
             raise type(error)(f"{part.place}: {error.message}", param="messages") from error
 
-    async def _preprocess(self, data: bytes, processor: ImageProcessor) -> Pixels:
-        content_hash = await self._threads.run(_content_hash, data, processor.options)
+    async def _read(self, url: str, tenant: str) -> bytes:
+        limit = self._limits.max_bytes
+        if url.startswith(DATA_SCHEME):
+            work = partial(decode_data_uri, url, limit)
+            return await self._threads.run_text(tenant, len(url) // _BYTES_PER_CHAR, work)
+        return await read_source(url, self._fetcher, self._blobs, limit, tenant)
+
+    async def _preprocess(self, data: bytes, vision: VisionModel, tenant: str) -> Pixels:
+        work = partial(_content_hash, data, vision.processor.options)
+        content_hash = await self._threads.run_text(tenant, len(data) // _BYTES_PER_CHAR, work)
         pixels = Pixels(content_hash, BlobKey(_PIXELS + content_hash))
         if await self._blobs.renew(pixels.key, self._limits.ttl_s):
             return pixels
         with span("preprocess", {"tokenmesh.bytes": len(data)}):
-            blob = await self._threads.run(_pixel_blob, data, processor, self._limits.max_pixels)
+            blob = await self._decoder(vision.checkpoint).decode(data, tenant)
         await self._blobs.put(blob, key=pixels.key, ttl_s=self._limits.ttl_s)
         return pixels
+
+    def _decoder(self, checkpoint: Path) -> ImageDecoder:
+        if checkpoint not in self._decoders:
+            self._decoders[checkpoint] = ImageDecoder(self._limits, checkpoint)
+        return self._decoders[checkpoint]
 
     async def _remember(self, uuid: str, scope: str, pixels: Pixels) -> None:
         key = self._alias(uuid, scope)
@@ -120,13 +141,3 @@ def _content_hash(data: bytes, options: bytes) -> str:
     digest.update(options)
     digest.update(data)
     return digest.hexdigest()
-
-
-def _pixel_blob(data: bytes, processor: ImageProcessor, max_pixels: int) -> bytes:
-    image = decode_image(data, max_pixels)
-    try:
-        pixels = processor(image)
-    except (ValueError, TypeError, MemoryError) as error:
-        raise InvalidInput(f"the image cannot be preprocessed: {error}") from error
-    little = numpy.ascontiguousarray(pixels, dtype="<f4")
-    return TensorBlob("float32", little.shape, little.tobytes()).encode()

@@ -9,6 +9,7 @@ from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.errors import InvalidInput, NotFound, PayloadTooLarge
 from tokenmesh.shared.ids import BlobKey
 
+DATA_SCHEME: Final = "data:"
 BLOB_SCHEME: Final = "blob:"
 """Written by the gateway in place of large data URIs; it refuses the scheme from clients."""
 
@@ -20,10 +21,11 @@ def upload_key(upload_id: str) -> BlobKey:
     return BlobKey(f"tm:file:{upload_id}")
 
 
-async def read_source(url: str, fetcher: Fetcher, blobs: Blobs, max_bytes: int) -> bytes:
-    """The bytes behind `url`. Raises InvalidInput, NotFound or PayloadTooLarge."""
-    if url.startswith("data:"):
-        return decode_data_uri(url, max_bytes)
+async def read_source(
+    url: str, fetcher: Fetcher, blobs: Blobs, max_bytes: int, tenant: str
+) -> bytes:
+    """The bytes behind a `url` that is no data URI. Raises InvalidInput, NotFound or
+    PayloadTooLarge."""
     if url.startswith(BLOB_SCHEME):
         return _bounded(await blobs.get(BlobKey(url.removeprefix(BLOB_SCHEME))), max_bytes)
     if url.startswith(UPLOAD_PREFIX):
@@ -31,7 +33,7 @@ async def read_source(url: str, fetcher: Fetcher, blobs: Blobs, max_bytes: int) 
             return _bounded(await blobs.get(upload_key(url)), max_bytes)
         except NotFound as error:
             raise NotFound(f"the upload {url!r} does not exist or has expired") from error
-    return await fetcher.fetch(url)
+    return await fetcher.fetch(url, tenant)
 
 
 def decode_data_uri(uri: str, max_bytes: int) -> bytes:

@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 
 from PIL import Image
 
@@ -26,6 +27,8 @@ class VisionModel:
     """The image token as text."""
     tokens_per_image: int
     processor: ImageProcessor
+    checkpoint: Path
+    """Where the processor was loaded from."""
 
 
 def vision_model(loaded: LoadedModel) -> VisionModel | None:
@@ -70,4 +73,5 @@ def _llava(loaded: LoadedModel, vision: JsonObject) -> VisionModel:
         placeholder=placeholder,
         tokens_per_image=(size // patch) ** 2 + has_class_token,
         processor=processor,
+        checkpoint=loaded.directory,
     )
