@@ -95,8 +95,8 @@ class BodyMaker:
         return value
 
     def _number(self, schema: dict[str, Json], *, is_whole: bool) -> Json:
-        low = schema.get("minimum", schema.get("exclusiveMinimum", 0))
-        high = schema.get("maximum", schema.get("exclusiveMaximum", low + 16))
+        low = float(schema.get("minimum", schema.get("exclusiveMinimum", 0)))
+        high = float(schema.get("maximum", schema.get("exclusiveMaximum", low + 16)))
         if is_whole:
             return self._random.randint(int(low), max(int(low), min(int(high), int(low) + 64)))
         return self._random.uniform(low, high)
