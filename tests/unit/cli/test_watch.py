@@ -1,6 +1,7 @@
 """What runs and answers no more is killed and started again; what is only slow is left alone."""
 
 import asyncio
+import io
 import os
 import signal
 import sys
@@ -11,9 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from tokenmesh.cli.embedded.child import Child
 from tokenmesh.cli.embedded.ports import free_port
+from tokenmesh.cli.embedded.run import running
+from tokenmesh.cli.embedded.screen import Screen
 from tokenmesh.cli.embedded.spec import ChildSpec, Phase
 from tokenmesh.cli.embedded.supervisor import Death, Supervisor
 from tokenmesh.cli.embedded.watch import Watch
@@ -108,7 +112,7 @@ async def test_a_service_that_works_loads_long_or_pauses_is_left_alone(watched: 
     assert child.pid is not None
     for _ in range(2):
         os.kill(child.pid, signal.SIGSTOP)
-        await asyncio.sleep(LIMITS.hung_s / 3)
+        await asyncio.sleep(LIMITS.hung_s / 4)
         os.kill(child.pid, signal.SIGCONT)
         await asyncio.sleep(LIMITS.hung_s / 2)
     assert watched.deaths == []
@@ -178,3 +182,15 @@ async def test_a_supervisor_that_is_gone_does_not_disturb_a_service(tmp_path: Pa
     with Watchdog(NotifyTarget(str(tmp_path / "absent"), 0.01)) as watchdog:
         watchdog.ready()
         await asyncio.sleep(0.05)
+
+
+async def test_a_watch_that_fails_is_reported_and_the_mesh_goes_on() -> None:
+    file = io.StringIO()
+
+    async def fail() -> None:
+        raise ValueError("a mistake of ours")
+
+    async with running("the watch", fail(), Screen(Console(file=file), is_verbose=False)):
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    assert "the watch has failed: ValueError('a mistake of ours')" in file.getvalue()

@@ -45,7 +45,7 @@ async def run_mesh(settings: Settings, screen: Screen) -> int:
         watch = Watch(settings.up, lambda: supervisor.children)
         with watch.listening(folder / NOTIFY_SOCKET):
             try:
-                async with _running("the watch over processes", watch.run(), screen):
+                async with running("the watch over processes", watch.run(), screen):
                     return await _live(plan, supervisor, screen, stops)
             finally:
                 screen.end_progress()
@@ -54,7 +54,7 @@ async def run_mesh(settings: Settings, screen: Screen) -> int:
 
 
 @asynccontextmanager
-async def _running(
+async def running(
     name: str, work: Coroutine[Any, Any, None], screen: Screen
 ) -> AsyncIterator[None]:
     """Do `work` during the block. Should it fail, the mesh goes on without it."""
@@ -84,7 +84,7 @@ async def _live(plan: Plan, supervisor: Supervisor, screen: Screen, stops: StopS
             supervisor.never_give_up()
             _show_ready(plan, screen)
             watching = _watch_store(plan, supervisor, screen)
-            async with _running("the watch over JetStream", watching, screen):
+            async with running("the watch over JetStream", watching, screen):
                 done = await _first_of(None, stop, supervisor.dead)
     finally:
         starting.cancel()
