@@ -68,7 +68,9 @@ def _name_of(given: str, known: Collection[str]) -> str:
     Raises ConfigError when several have it.
     """
     if not given.startswith("--"):
-        return f"--{SHORT[given]}" if given in SHORT else given
+        # -O3 and -cc.mode are flags with their values.
+        stem = given.partition(".")[0].rstrip("0123456789")
+        return f"--{SHORT[stem]}" if stem in SHORT else given
     name = given.replace("_", "-")
     stem, dot, key = name.partition(".")
     if name in known or stem.removeprefix("--") in NAMES:

@@ -115,6 +115,8 @@ def test_words_after_two_hyphens_and_negative_numbers_are_no_flags() -> None:
         ("--speculative-config.method", "is a flag of vLLM"),
         ("--quantization", "--quantization is a flag of vLLM that TokenMesh does not have: only"),
         ("-q", "-q is a flag of vLLM that TokenMesh does not have: only unquantized"),
+        ("-O3", "-O3 is a flag of vLLM that TokenMesh does not have: kernels are compiled"),
+        ("-cc.mode=3", "-cc.mode is a flag of vLLM that TokenMesh does not have: kernels"),
         ("--lora-module", "--lora-module is a flag of vLLM that TokenMesh does not have: adapters"),
         ("--enable_lora", "--enable_lora is a flag of vLLM"),
         ("--no-enable-chunked-prefill", "prefill is always chunked"),
