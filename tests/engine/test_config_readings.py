@@ -121,6 +121,11 @@ REFUSED: Final[dict[str, tuple[str, dict[str, Any], str]]] = {
         {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
         "rope_parameters",
     ),
+    "olmo3 with a rope that is not an object": (
+        "Olmo3ForCausalLM",
+        {"rope_parameters": {_FULL: [1]}},
+        "full_attention is not an object",
+    ),
     "a window in a family that slides none": ("LlamaForCausalLM", {"sliding_window": 9}, "window"),
     "sliding layers in a family that slides none": (
         "GraniteForCausalLM",

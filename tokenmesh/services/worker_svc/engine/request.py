@@ -187,7 +187,7 @@ class Request:
         is_long = self.rope_boundary is not None and self.num_known > self.rope_boundary
         if is_long != self.is_long:
             self.is_long = is_long
-            # whoever was told of blocks under the old hashes keeps the old list
+            # a new list, because the block log still refers to the old one
             self.hashes = []
 
     def ending(self) -> Ending | None:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, get_args
+from typing import Final, get_args
 
 from tokenmesh.services.worker_svc.models.config import RopeConfig, RopeKind
 from tokenmesh.services.worker_svc.models.layer_patterns import FULL, SLIDING
@@ -104,9 +104,8 @@ def _by_type(raw: RawConfig) -> tuple[RawConfig, RawConfig]:
     In the old spelling, scaling and theta stand for full layers only, so a theta that is not the
     family's leaves open what sliding layers were trained with.
     """
-    nested, scaling = _filled(raw, "rope_parameters"), _filled(raw, "rope_scaling")
-    values: Mapping[str, Any] = {} if nested is None else nested.values
-    for key in values:
+    nested, scaling = raw.part("rope_parameters"), raw.part("rope_scaling")
+    for key in nested.values if nested is not None else ():
         if key not in (FULL, SLIDING):
             raise raw.error("rope_parameters", f"holds {key!r}; this family has it by layer type")
     if raw.get("original_max_position_embeddings") is not None:
@@ -115,10 +114,6 @@ def _by_type(raw: RawConfig) -> tuple[RawConfig, RawConfig]:
     if fraction != 1.0:
         raise raw.error("partial_rotary_factor", f"is {fraction}; supported is 1.0")
     theta = raw.number("rope_theta")
-    if theta != raw.default("rope_theta") and any(
-        (values.get(kind) or {}).get("rope_theta") is None for kind in (FULL, SLIDING)
-    ):
-        raise raw.error("rope_theta", f"is {theta}; give it in rope_parameters by layer type")
     parts = []
     for kind in (FULL, SLIDING):
         part = None if nested is None else nested.part(kind)
@@ -127,9 +122,10 @@ def _by_type(raw: RawConfig) -> tuple[RawConfig, RawConfig]:
             own |= scaling.values
         if own.get("truncate") is False:
             raise raw.error("truncate", "is false, which this family does not support")
-        parts.append(
-            RawConfig(own, f"{raw.origin}: rope_parameters: {kind}", {"rope_theta": theta})
-        )
+        if own.get("rope_theta") is None and theta != raw.default("rope_theta"):
+            raise raw.error("rope_theta", f"is {theta}; give it in rope_parameters by layer type")
+        origin = f"{raw.origin}: rope_parameters: {kind}"
+        parts.append(RawConfig(own, origin, {"rope_theta": theta}))
     return parts[0], parts[1]
 
 
