@@ -4,6 +4,9 @@ The reader has one token of its own, so it stands before the writer in the batch
 a row's attention before all rows have written their keys and values draws other tokens here.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
@@ -12,6 +15,8 @@ from tests.fakes.engine_driver import EngineDriver, Job, Outcome, greedy
 from tests.fakes.models import FAKES
 from tests.fakes.reference_layers import reference_layers
 from tests.fakes.tiny import Tiny, TinyCheckpoint, prompt_of
+from tokenmesh.services.worker_svc.engine.plan import StepPlan, StepResult
+from tokenmesh.services.worker_svc.runner.runner import TorchRunner
 
 NUM_TOKENS = 6
 WRITER = prompt_of(37, seed=5)
@@ -43,3 +48,28 @@ def test_rows_of_the_device_runner_may_read_what_others_write(tiny: Tiny, name: 
         driver = CudaDriver(tiny(name).directory, max_num_batched_tokens=128)
         jobs = [Job(prompt, greedy(NUM_TOKENS)) for prompt in (WRITER, *READERS)]
         check(tiny(name), driver.run(jobs))
+
+
+def row_after_row(whole: Callable[[TorchRunner, StepPlan], StepResult]) -> Any:
+    """A runner that computes each row of a step by itself, in the order of the batch."""
+
+    def carry_out(runner: TorchRunner, plan: StepPlan) -> StepResult:
+        result = StepResult()
+        order = sorted(plan.scheduled, key=lambda entry: (entry.num_tokens > 1, entry.start))
+        for entry in order:
+            alone = StepPlan(plan.step, plan.removed_rows, plan.new_rows, scheduled=[entry])
+            result.tokens.update(whole(runner, alone).tokens)
+            plan.removed_rows, plan.new_rows = [], []
+        return result if order else whole(runner, plan)
+
+    return carry_out
+
+
+def test_a_runner_that_computes_row_after_row_is_noticed(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TorchRunner, "carry_out", row_after_row(TorchRunner.carry_out))
+    driver = EngineDriver(tiny("llama").directory)
+    outcomes = driver.run([Job(prompt, greedy(NUM_TOKENS)) for prompt in (WRITER, *READERS)])
+    with pytest.raises(AssertionError, match="At index 1 diff"):
+        check(tiny("llama"), outcomes)
