@@ -232,7 +232,7 @@ def test_every_key_of_generation_config_is_read_or_harmless_or_refused() -> None
     known = set(loading._SAMPLING_FIELDS) | {"eos_token_id"}
     listed = GENERATION_NO_EFFECT.keys() | refused_keys.GENERATION.keys()
     assert not known & listed
-    assert generation_keys() == known | listed
+    assert not generation_keys() - known - listed
 
 
 @pytest.mark.parametrize("key", refused_keys.GENERATION)
