@@ -36,7 +36,7 @@ class LoggedSchedule(Schedule):
     """Random requests, adapters among them, on an engine that logs its blocks."""
 
     def __init__(self, seed: int, trouble: float = 0.1) -> None:
-        super().__init__(seed, trouble, is_async=seed % 2 == 0)
+        super().__init__(seed, trouble, is_async=seed % 2 == 0, has_boundary=seed % 3 == 0)
         self.engine = Engine(self.runner, self.settings, log=BlockLog())
         for case in self.cases:
             # the fake model has no adapters: the same tokens, other blocks
