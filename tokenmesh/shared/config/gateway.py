@@ -7,12 +7,15 @@ from pydantic import Field, field_validator, model_validator
 from tokenmesh.shared.config.answers import AnswerSettings
 from tokenmesh.shared.config.listener import ListenerSettings
 from tokenmesh.shared.config.realtime import RealtimeSettings
+from tokenmesh.shared.config.structured_limits import StructuredLimits
 from tokenmesh.shared.config.tenancy import TenancySettings
 
 _HASH_CHARS = 64
 
 
-class GatewaySettings(ListenerSettings, RealtimeSettings, TenancySettings, AnswerSettings):
+class GatewaySettings(
+    ListenerSettings, RealtimeSettings, StructuredLimits, TenancySettings, AnswerSettings
+):
     """One gateway process. Times are seconds, sizes bytes."""
 
     api_key_hashes: tuple[str, ...] = Field(
@@ -84,26 +87,6 @@ class GatewaySettings(ListenerSettings, RealtimeSettings, TenancySettings, Answe
     max_stop_strings: int = Field(default=32, ge=0, description="Stop strings of one request.")
     max_stop_chars: int = Field(default=256, ge=1, description="Length of one stop string.")
     max_stop_token_ids: int = Field(default=1024, ge=0, description="stop_token_ids of a request.")
-    max_schema_bytes: int = Field(
-        default=256 * 1024, ge=2, description="JSON schema, or choices, of structured output."
-    )
-    max_schema_depth: int = Field(default=64, ge=1, description="Nesting of such a schema's JSON.")
-    max_schema_nodes: int = Field(
-        default=20_000, ge=1, description="Parts (objects, lists, values) of such a schema."
-    )
-    max_structured_choices: int = Field(
-        default=2048, ge=1, description="Strings of structured_outputs.choice."
-    )
-    max_grammar_bytes: int = Field(
-        default=64 * 1024, ge=1, description="EBNF grammar or structural tag."
-    )
-    max_regex_chars: int = Field(
-        default=4096, ge=1, description="Regular expression of structured output, or a pattern."
-    )
-    max_regex_depth: int = Field(default=32, ge=0, description="Nested groups of it.")
-    max_regex_repetitions: int = Field(
-        default=10_000, ge=1, description="What the counts of its nested repetitions multiply to."
-    )
     seed: int | None = Field(
         default=None,
         description="Makes the seeds of requests that bring none the same in every run.",
@@ -126,16 +109,6 @@ class GatewaySettings(ListenerSettings, RealtimeSettings, TenancySettings, Answe
         default=256, ge=0, le=1024, description="Largest max_pattern_size of repetition_detection."
     )
     max_logit_bias: int = Field(default=1024, ge=0, description="Entries of logit_bias.")
-    max_tools: int = Field(default=512, ge=0, description="Functions in tools.")
-    max_tools_bytes: int = Field(
-        default=1024 * 1024, ge=0, description="Size of tools as JSON, all functions together."
-    )
-    max_forced_calls: int = Field(
-        default=32,
-        ge=1,
-        description="Calls of one answer with tool_choice required; without a bound a model that "
-        "has nothing to call may go on until its context is full.",
-    )
     max_request_id_chars: int = Field(
         default=128, ge=1, description="Length of an X-Request-Id or request_id."
     )
