@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import inspect
 import textwrap
+from functools import cache
 from types import ModuleType
 from typing import Any, Final, TypeGuard
 
@@ -38,6 +39,7 @@ def generation_keys() -> set[str]:
     return {key for key in keys if not key.startswith("_")}
 
 
+@cache
 def _attributes(module: ModuleType) -> set[str]:
     """`config.x`, `self.config.x` and `getattr(config, "x")`, for values that are no methods."""
     tree = ast.parse(inspect.getsource(module))
