@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -143,3 +144,21 @@ def test_a_grammar_that_explodes_takes_no_other_row_with_it(
     assert "longer than 0.01 s" in str(ended.error)
     assert ended.code == "invalid_request_error"
     assert other.error is None
+
+
+def test_reasoning_does_not_end_a_stream_on_a_device_either(
+    checkpoint: Path, grammars: Grammars
+) -> None:
+    end = grammars.ids("z.")
+    structured = msgspec.structs.replace(KINDS[2], after=[end])
+    favored = {EOS: 12.0, **dict.fromkeys(end, 10.0)}
+    jobs = [
+        job_of(grammars, structured, seed, logit_bias=favored, max_tokens=40) for seed in range(4)
+    ]
+    expected = EngineDriver(checkpoint, max_model_len=96, native_kernels=False, **SIZES).run(jobs)
+    outcomes = CudaDriver(checkpoint, **SIZES).run(jobs)
+    assert [each.token_ids for each in outcomes] == [each.token_ids for each in expected]
+    ended = [outcome for outcome in outcomes if outcome.reason == "stop"]
+    assert ended
+    answers = {grammars.text(each.token_ids).rpartition("z.")[2] for each in ended}
+    assert answers <= {"yes", "no", "maybe"}
