@@ -29,7 +29,7 @@ class Conversions(dict[str, None]):
 
 _WHOLE_TEXT: Final = re.compile(r"[+-]?[0-9]{1,19}(?:\.0{1,19})?")
 _REAL_TEXT: Final = re.compile(
-    r"[+-]?(?:[0-9]{1,19}\.?[0-9]{0,19}|\.[0-9]{1,19})(?:[eE][+-]?[0-9]{1,3})?"
+    r"[+-]?(?:[0-9]{1,19}(?:\.[0-9]{0,19})?|\.[0-9]{1,19})(?:[eE][+-]?[0-9]{1,3})?"
 )
 _FLAG_BY_TEXT: Final = {
     **dict.fromkeys(("true", "1", "yes", "on", "t", "y"), True),
