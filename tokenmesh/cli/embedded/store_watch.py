@@ -8,7 +8,7 @@ import asyncio
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -83,7 +83,7 @@ class StoreWatch:
                 return f"stream {name}: {error.message}"
         return None
 
-    async def _ask(self, subject: str, question: dict[str, str]) -> dict[str, object]:
+    async def _ask(self, subject: str, question: dict[str, str]) -> dict[str, Any]:
         deadline_s = now_s() + self._limits.store_probe_s
         data = msgspec.json.encode(question)
         return answer_of(await self._bus.raw.ask(subject, data, deadline_s=deadline_s))
