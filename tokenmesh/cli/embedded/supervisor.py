@@ -175,4 +175,4 @@ class Supervisor:
 def pause_s(limits: UpSettings, deaths: int) -> float:
     """How long to wait after so many deaths in a row."""
     doublings = min(deaths - 1, _MAX_DOUBLINGS)
-    return min(limits.restart_min_s * 2**doublings, limits.restart_max_s)
+    return min(limits.restart_min_s * 2.0**doublings, limits.restart_max_s)
