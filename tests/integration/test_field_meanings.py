@@ -144,7 +144,7 @@ async def test_tokens_are_shown_as_ids_on_request(mesh: BackEnd, client: httpx.A
 async def test_an_operator_may_give_usage_and_token_ids_unasked(
     bus_settings: BusSettings, redis_settings: RedisSettings, path: str
 ) -> None:
-    gateway = {"force_include_usage": True, "return_tokens_as_token_ids": True}
+    gateway: dict[str, Any] = {"force_include_usage": True, "return_tokens_as_token_ids": True}
     logprobs: dict[str, Any] = {"logprobs": True} if path == CHAT else {"logprobs": 0}
     async with (
         BackEnd(bus_settings, redis_settings, **gateway) as mesh,
