@@ -1,6 +1,5 @@
 """Fixtures for the whole tree: a NATS and a Redis for the session, connections for each test."""
 
-import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -19,14 +18,11 @@ from tokenmesh.shared.redis import open_redis
 @pytest.fixture(scope="session", autouse=True)
 def _own_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """One for each process of pytest: tests look for what a mesh has left in it."""
-    # the folders of `tmp_path` stay where they are: the path of a Unix socket has to be short
-    tmp_path_factory.getbasetemp()
-    folder = tempfile.mkdtemp(prefix="tests-")
+    folder = str(tmp_path_factory.mktemp("temporary"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", folder)
         patch.setattr(tempfile, "tempdir", folder)
         yield
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
