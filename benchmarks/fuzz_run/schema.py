@@ -11,6 +11,8 @@ _MAX_DEPTH: Final = 6
 """Below it only what is required is made."""
 _WORDS: Final = ("a", "rivers and stones", "27 + 45", "\u00e9t\u00e9", "", "\U0001f600", "x" * 300)
 _OPTIONAL_SHARE: Final = 0.25
+_LOWEST: Final = ("minimum", "exclusiveMinimum")
+_HIGHEST: Final = ("maximum", "exclusiveMaximum")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +97,8 @@ class BodyMaker:
         return value
 
     def _number(self, schema: dict[str, Json], *, is_whole: bool) -> Json:
-        low = float(schema.get("minimum", schema.get("exclusiveMinimum", 0)))
-        high = float(schema.get("maximum", schema.get("exclusiveMaximum", low + 16)))
+        low = next((float(schema[key]) for key in _LOWEST if key in schema), 0.0)
+        high = next((float(schema[key]) for key in _HIGHEST if key in schema), low + 16)
         if is_whole:
             return self._random.randint(int(low), max(int(low), min(int(high), int(low) + 64)))
         return self._random.uniform(low, high)
