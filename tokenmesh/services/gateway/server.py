@@ -5,12 +5,13 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from tokenmesh.services.gateway.certificate import Certificate
+from tokenmesh.services.gateway.handshakes import Handshakes
 from tokenmesh.services.gateway.http_connection import HttpConnection
 from tokenmesh.services.gateway.listener import forget, listen
 from tokenmesh.services.gateway.open_files import connections_allowed
@@ -20,6 +21,18 @@ from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.metrics import Metrics
 
 logger = logging.getLogger(__name__)
+
+
+def _connect(
+    handshakes: Handshakes | None,
+    settings: GatewaySettings,
+    max_connections: int,
+    refusals: Complaints,
+    **uvicorns: Any,
+) -> asyncio.Protocol:
+    """The protocol of a connection that was accepted."""
+    connection = HttpConnection(settings, max_connections, refusals, **uvicorns)
+    return connection if handshakes is None else handshakes.before(connection)
 
 
 class _Uvicorn(uvicorn.Server):
@@ -37,11 +50,16 @@ class Server:
         self._settings = settings
         refusals = Complaints(logger, settings.refusal_log_interval_s)
         refusals.on_note = lambda kind: metrics.counter("refused_connections", kind=kind).inc()
-        connection = partial(
-            HttpConnection, settings, connections_allowed(settings.max_connections), refusals
-        )
         self._certificate = (
             Certificate(settings.ssl_certfile, settings) if settings.ssl_certfile else None
+        )
+        self._handshakes = (
+            Handshakes(self._certificate.context, settings, refusals) if self._certificate else None
+        )
+        num_shaking = settings.max_handshakes if self._handshakes is not None else 0
+        max_connections = connections_allowed(settings.max_connections + num_shaking) - num_shaking
+        connection = partial(
+            _connect, self._handshakes, settings, max(1, max_connections), refusals
         )
         self._socket = listen(settings)
         config = uvicorn.Config(
@@ -64,8 +82,6 @@ class Server:
             backlog=settings.backlog,
         )
         config.load()
-        if self._certificate is not None:
-            config.ssl = self._certificate.context
         self._uvicorn = _Uvicorn(config)
 
     @property
@@ -90,3 +106,5 @@ class Server:
         """
         self._uvicorn.config.timeout_graceful_shutdown = max(0, int(grace_s - 1.0))
         self._uvicorn.should_exit = True
+        if self._handshakes is not None:
+            self._handshakes.stop()

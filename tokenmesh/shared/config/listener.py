@@ -34,6 +34,15 @@ class ListenerSettings(BaseModel):
     header_timeout_s: float = Field(
         default=20.0, gt=0, description="Receiving a request's header, also a connection's first."
     )
+    linger_s: float = Field(
+        default=2.0,
+        gt=0,
+        description="How long bytes are read and dropped after an answer that did not wait for "
+        "the end of its request: a client that is still sending reads the answer first.",
+    )
+    linger_bytes: int = Field(
+        default=32 * 1024 * 1024, ge=0, description="How many bytes are dropped so."
+    )
     max_pipelined: int = Field(
         default=16,
         ge=0,
@@ -52,6 +61,12 @@ class ListenerSettings(BaseModel):
     ssl_keyfile: Path | None = Field(default=None, description="Its private key (PEM).")
     ssl_ca_certs: Path | None = Field(
         default=None, description="Clients must show a certificate that one of these has signed."
+    )
+    handshake_timeout_s: float = Field(default=10.0, gt=0, description="Time for a TLS handshake.")
+    max_handshakes: int = Field(
+        default=512,
+        ge=1,
+        description="TLS handshakes at a time; beyond it the oldest is closed.",
     )
     ssl_refresh_s: float = Field(
         default=60.0,
