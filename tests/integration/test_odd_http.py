@@ -113,3 +113,26 @@ async def test_a_route_that_is_not_there_is_named(client: httpx.AsyncClient) -> 
     assert "POST /v1/embeddings" in answer.json()["error"]["message"]
     long = await client.get("/x" * 2000)
     assert len(long.json()["error"]["message"]) < 300
+
+
+@pytest.mark.parametrize(
+    "field", ["Authorization", "X-Api-Key", "Host", "Origin", "X-Request-Id", "Content-Type"]
+)
+async def test_a_header_that_decides_something_is_there_once(mesh: BackEnd, field: str) -> None:
+    fields = f"{field}: a\n{field}: b\n"
+    host = "" if field == "Host" else "Host: x\n"
+    answer = await _exchange(mesh, f"GET /v1/models HTTP/1.1\n{host}{fields}Connection: close\n\n")
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert f"the header {field.lower()} is there 2 times".encode() in answer
+
+
+@pytest.mark.parametrize("root_path", ["", "/llm"])
+async def test_the_bare_address_leads_to_the_console(
+    bus_settings: BusSettings, redis_settings: RedisSettings, root_path: str
+) -> None:
+    async with BackEnd(
+        bus_settings, redis_settings, root_path=root_path, api_key_hashes=("0" * 64,)
+    ) as mesh:
+        answer = await _exchange(mesh, "GET / HTTP/1.1\nHost: x\nConnection: close\n\n")
+        assert answer.startswith(b"HTTP/1.1 307 ")
+        assert f"location: {root_path}/console\r\n".encode() in answer

@@ -1,15 +1,38 @@
 """The key that a request brings, and what only an admin's opens."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from starlette.requests import HTTPConnection
 
 from tokenmesh.services.gateway.exchange import exchange_of
-from tokenmesh.shared.errors import Forbidden
+from tokenmesh.shared.errors import Forbidden, InvalidInput
 
 _SCHEME: Final = "bearer "
 _PROTOCOL: Final = "openai-insecure-api-key."
+_SINGLE: Final = frozenset(
+    (
+        b"authorization",
+        b"x-api-key",
+        b"sec-websocket-protocol",
+        b"host",
+        b"origin",
+        b"x-request-id",
+        b"content-type",
+        b"content-encoding",
+        b"content-length",
+    )
+)
+"""Headers that decide something: of two, a proxy may have judged the other one."""
+
+
+def check_single(fields: Iterable[tuple[bytes, bytes]]) -> None:
+    """Raises InvalidInput for a header that decides something and is there twice."""
+    counts = Counter(name for name, _ in fields if name in _SINGLE)
+    for name, count in counts.items():
+        if count > 1:
+            raise InvalidInput(f"the header {name.decode()} is there {count} times")
 
 
 def key_of(headers: Mapping[bytes, bytes]) -> str | None:

@@ -10,7 +10,7 @@ from typing import Final
 from opentelemetry.trace import Span
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tokenmesh.services.gateway.auth import key_of
+from tokenmesh.services.gateway.auth import check_single, key_of
 from tokenmesh.services.gateway.error_response import error_response
 from tokenmesh.services.gateway.exchange import Exchange, attach, check_request_id
 from tokenmesh.services.gateway.http_meters import HttpMeters
@@ -52,6 +52,7 @@ class Edge:
             return
         headers = dict(scope["headers"])
         try:
+            check_single(scope["headers"])
             self._check_page(scope["method"], headers)
             exchange, refusal = self._open(scope["path"], headers), None
         except TokenMeshError as error:
@@ -74,6 +75,7 @@ class Edge:
         """A websocket: refused with a status of HTTP before it is one."""
         headers = dict(scope["headers"])
         try:
+            check_single(scope["headers"])
             self._check_page("", headers)
             access = self._keys.access(scope["path"], key_of(headers))
         except TokenMeshError as error:

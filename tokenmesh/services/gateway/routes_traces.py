@@ -4,6 +4,7 @@ from typing import Annotated, Final
 
 import msgspec
 from fastapi import APIRouter, Path, Query, Request, Response
+from starlette.responses import RedirectResponse
 
 from tokenmesh.services.gateway.console import HEADERS, PAGE
 from tokenmesh.services.gateway.exchange import exchange_of
@@ -37,6 +38,11 @@ def traces_router(store: TraceStore) -> APIRouter:
         """Every span of one trace. Spans arrive within half a second after they end."""
         trace = store.get(trace_or_request_id, exchange_of(request.scope).access)
         return Response(msgspec.json.encode(trace), media_type=_JSON)
+
+    @router.get("/", include_in_schema=False)
+    async def root(request: Request) -> Response:
+        """A browser that was given the bare address finds the console."""
+        return RedirectResponse(f"{request.scope.get('root_path', '')}/console", status_code=307)
 
     @router.get("/console", include_in_schema=False)
     async def console() -> Response:

@@ -19,7 +19,7 @@ from tokenmesh.shared.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
-OPEN_PATHS: Final = frozenset(("/health", "/livez", "/readyz", "/ping", "/console"))
+OPEN_PATHS: Final = frozenset(("/", "/health", "/livez", "/readyz", "/ping", "/console"))
 """What a load balancer asks without a key, and a page without data (a browser opens it without)."""
 
 _EVERYBODY: Final = Access(DEFAULT_TENANT, is_admin=True)
