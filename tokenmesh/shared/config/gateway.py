@@ -78,6 +78,18 @@ class GatewaySettings(
 
     max_body_bytes: int = Field(default=8 * 1024 * 1024, ge=1024, description="Largest JSON body.")
     max_json_depth: int = Field(default=64, ge=4, description="Deepest nesting of a JSON body.")
+    max_json_values: int = Field(
+        default=262_144,
+        ge=16,
+        description="Values in a JSON body: numbers, strings, lists and objects. Long lists of "
+        "token ids are not counted.",
+    )
+    max_json_strings: int = Field(
+        default=200_000, ge=16, description="Strings in a JSON body, names of fields included."
+    )
+    max_json_objects: int = Field(
+        default=50_000, ge=4, description="Objects and lists in a JSON body."
+    )
     max_n: int = Field(default=128, ge=1, description="Largest n.")
     prompt_embeds: bool = Field(
         default=False, description="Take prompt_embeds: prompts as tensors, for those one trusts."

@@ -46,6 +46,9 @@ class ServiceSettings(BaseModel):
         description="How much of a time without any beat counts against those who were silent: "
         "a process that could not read must not take all others for gone.",
     )
+    lag_interval_s: float = Field(
+        default=0.02, gt=0, description="How often the event loop measures how late it is."
+    )
     max_members: int = Field(
         default=4096, ge=1, description="Processes that the membership view holds at most."
     )

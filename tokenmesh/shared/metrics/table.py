@@ -210,6 +210,9 @@ _EDGE: Final = (
 """Measured by gateways."""
 
 _MESH: Final = (
+    _histogram(
+        "event_loop_lag_seconds", "How late a timer of the process's event loop goes off.", _HOP_S
+    ),
     _counter("actor_messages", "Messages answered by an actor.", "actor", "outcome"),
     _histogram("actor_seconds", "Time in a handler.", _HOP_S, "actor", "message"),
     _gauge("actor_running", "Handlers at work.", "actor"),

@@ -18,6 +18,7 @@ from tokenmesh.shared.metrics.endpoint import start_metrics_endpoint
 from tokenmesh.shared.redis import Redis, open_redis
 from tokenmesh.shared.service import exit_codes
 from tokenmesh.shared.service.control import ProcessControl
+from tokenmesh.shared.service.loop_lag import LoopLag
 from tokenmesh.shared.service.mesh import Mesh
 from tokenmesh.shared.service.stops import StopSignals
 from tokenmesh.shared.service.watchdog import Watchdog
@@ -73,6 +74,7 @@ async def _enter(
     """Connect everything; `stack` gets what closes it, in the order of leaving."""
     metrics = Metrics(settings.telemetry.metrics_prefix)
     metrics.watch_process()
+    stack.callback(LoopLag(metrics, settings.service.lag_interval_s).stop)
     bus = await connect(settings.bus, instance_id)
     stack.push_async_callback(bus.close)
     telemetry = start_telemetry(name, instance_id, settings.telemetry, bus, metrics)
