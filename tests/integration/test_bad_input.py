@@ -291,3 +291,23 @@ async def test_uploads_have_limits(
         assert broken.status_code == 400
         assert (await client.get("/v1/files/file-none")).status_code == 404
         assert (await client.delete("/v1/files/file-none")).status_code == 404
+
+
+@pytest.mark.parametrize("key", ["9" * 5000, "\u00b2", "messages[0].a" * 50_000])
+async def test_a_key_of_logit_bias_that_is_no_number_is_refused(
+    mesh: BackEnd, client: httpx.AsyncClient, key: str
+) -> None:
+    body = {"model": mesh.model, "messages": [{"role": "user"}], "logit_bias": {key: 1.0}}
+    response = await client.post(CHAT, json=body)
+    assert response.status_code == 400
+    assert len(response.content) < 500
+
+
+async def test_a_request_that_earns_many_warnings_is_answered(
+    mesh: BackEnd, client: httpx.AsyncClient
+) -> None:
+    include = ["web_search_call.results"] * 20_000
+    body = {"model": mesh.model, "input": "Hi", "include": include, "store": False}
+    response = await client.post("/v1/responses", json=body)
+    assert response.status_code == 200
+    assert len(response.headers.get_list("x-tokenmesh-warning")) == 1

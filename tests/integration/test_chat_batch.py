@@ -7,6 +7,8 @@ import httpx
 import pytest
 
 from tests.fakes.back_end import BackEnd, eos_id, fake_tokenizer
+from tokenmesh.services.gateway.intake import desk
+from tokenmesh.services.gateway.openai.batch_request import BatchChatRequest
 from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.redis import RedisSettings
 from tokenmesh.shared.messages import Generate
@@ -125,3 +127,33 @@ async def test_media_of_a_later_conversation_are_named_there(
     talks = [TALKS[0], [{"role": "user", "content": [part]}]]
     error = (await client.post(PATH, json=ask(mesh, messages=talks))).json()["error"]
     assert "messages[1][0].content[0]" in error["message"]
+
+
+async def test_what_conversations_share_is_checked_once(
+    mesh: BackEnd, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[str] = []
+    monkeypatch.setattr(desk, "check_structured", lambda each, _limits: checked.append(each.text))
+    response = await client.post(PATH, json=ask(mesh, structured_outputs={"regex": "a"}, seed=3))
+    assert response.status_code == 200, response.text
+    assert checked == ["a"]
+    sent = mesh.workers[0].generates
+    assert len(sent) == 3
+    assert {each.sampling.seed for each in sent} == {3}
+
+
+async def test_each_conversation_draws_its_own_seed(
+    mesh: BackEnd, client: httpx.AsyncClient
+) -> None:
+    response = await client.post(PATH, json=ask(mesh, temperature=1))
+    assert response.status_code == 200, response.text
+    assert len({each.sampling.seed for each in mesh.workers[0].generates}) == 3
+
+
+async def test_too_many_conversations_are_refused_before_they_are_made(
+    mesh: BackEnd, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BatchChatRequest, "conversations", lambda _self: pytest.fail("made"))
+    response = await client.post(PATH, json=ask(mesh, messages=TALKS * 3))
+    assert response.status_code == 400
+    assert "9 conversations" in response.json()["error"]["message"]

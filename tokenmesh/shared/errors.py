@@ -24,7 +24,11 @@
 A `Failed` message is the same facts on the wire: `messages.failed.to_failed / from_failed`.
 """
 
-from typing import ClassVar, Self
+from typing import ClassVar, Final, Self
+
+_MAX_MESSAGE: Final = 4096
+_MAX_PARAM: Final = 256
+"""Characters."""
 
 
 class TokenMeshError(Exception):
@@ -37,6 +41,9 @@ class TokenMeshError(Exception):
     def __init__(
         self, message: str, *, param: str | None = None, retry_after_s: float | None = None
     ) -> None:
+        # Parts of both may be a client's words, which others search, copy and log.
+        message = message[:_MAX_MESSAGE]
+        param = param and param[:_MAX_PARAM]
         super().__init__(message)
         self.message = message
         self.param = param

@@ -1,13 +1,38 @@
-"""How deep a body is nested is told before it is parsed, in time that its length bounds."""
+"""What a body holds is told before it is parsed, and what is wrong in it costs a few errors."""
 
+import json
+import random
 import time
+import tracemalloc
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import pytest
+from pydantic import ValidationError
 
-from tokenmesh.services.gateway.body import check_depth
-from tokenmesh.shared.errors import InvalidInput
+from tokenmesh.services.gateway.anthropic.request import MessagesRequest
+from tokenmesh.services.gateway.body import parse_body
+from tokenmesh.services.gateway.json_bounds import check_bounds, check_bounds_now
+from tokenmesh.services.gateway.openai.batch_request import BatchChatRequest
+from tokenmesh.services.gateway.openai.bounded import Bounded
+from tokenmesh.services.gateway.openai.chat_request import ChatRequest
+from tokenmesh.services.gateway.openai.completion_request import CompletionRequest
+from tokenmesh.services.gateway.openai.lenient import Conversions
+from tokenmesh.services.gateway.openai.tokenize_request import DetokenizeRequest
+from tokenmesh.services.gateway.responses.request import ResponsesRequest
+from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
 
 LIMIT = 8
+SETTINGS = GatewaySettings(
+    max_json_depth=LIMIT, max_json_values=1000, max_json_strings=400, max_json_objects=300
+)
+DEFAULTS = GatewaySettings()
+Body = TypeVar("Body", bound=Bounded)
+
+
+async def parsed(model: type[Body], data: bytes) -> Body:
+    return await parse_body(data, model, DEFAULTS, Conversions())
 
 
 @pytest.mark.parametrize(
@@ -23,19 +48,164 @@ LIMIT = 8
         b"[]" * 100 + b'"' + b"[" * 100 + b"\\",
     ],
 )
-def test_brackets_in_strings_and_side_by_side_are_no_depth(data: bytes) -> None:
-    check_depth(data, LIMIT)
+async def test_brackets_in_strings_and_side_by_side_are_no_depth(data: bytes) -> None:
+    check_bounds_now(data, SETTINGS)
+    await check_bounds(data, SETTINGS)
 
 
 @pytest.mark.parametrize("data", [b"[" * (LIMIT + 1), b'["\\"", ' + b'{"a": ' * LIMIT])
 def test_too_deep_a_body_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidInput, match="nested deeper than 8 levels"):
-        check_depth(data, LIMIT)
+        check_bounds_now(data, SETTINGS)
 
 
-@pytest.mark.parametrize("end", [b"", b"\\"])
-def test_a_string_without_an_end_is_read_once(end: bytes) -> None:
-    data = b"[]" * 100 + b'"' + b'\\"' * 20_000 + end
-    began_s = time.process_time()
-    check_depth(data, LIMIT)
-    assert time.process_time() - began_s < 0.5
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (b"[" + b"1," * 1000 + b"1]", "values"),
+        (b"[" + b'"",' * 500 + b'""]', "strings"),
+        (b"{" + b'"":1,' * 500 + b'"":1}', "strings"),
+        (b"[" + b"{}," * 400 + b"{}]", "objects"),
+        (b"[" + b"[]," * 400 + b"[]]", "objects"),
+    ],
+)
+def test_a_body_of_too_many_parts_is_refused(data: bytes, what: str) -> None:
+    with pytest.raises(PayloadTooLarge, match=f"more than .* {what}"):
+        check_bounds_now(data, SETTINGS)
+
+
+@pytest.mark.parametrize("shift", range(8))
+def test_parts_are_counted_right_wherever_portions_end(shift: int) -> None:
+    """The portions are of 64 KiB; before each end there are escapes of all lengths."""
+    text = "x" * (64 * 1024 - 12 + shift) + '\\"[,{' * 40_000
+    check_bounds_now(json.dumps({"a": text}).encode(), SETTINGS)
+    with pytest.raises(InvalidInput, match="nested deeper"):
+        check_bounds_now(json.dumps([text, [[[[[[[[[]]]]]]]]]]).encode(), SETTINGS)
+
+
+def _growth(of: Callable[[int], bytes], run: Callable[[bytes], object]) -> float:
+    """How much longer it takes for twice as much; the best of a few."""
+
+    def best_s(data: bytes) -> float:
+        times = []
+        for _ in range(5):
+            began_s = time.process_time()
+            run(data)
+            times.append(time.process_time() - began_s)
+        return min(times)
+
+    small, large = of(400_000), of(800_000)
+    return best_s(large) / best_s(small)
+
+
+@pytest.mark.parametrize("piece", [b"[],", b'"', b'\\"', b"\\", b"]", b"1,", b'"\\\\",'])
+def test_the_time_grows_with_the_size(piece: bytes) -> None:
+    no_limits = GatewaySettings(
+        max_json_depth=10**9, max_json_values=10**9, max_json_strings=10**9, max_json_objects=10**9
+    )
+    begun = b'["' if piece == b'\\"' else b"["
+    growth = _growth(
+        lambda size: begun + piece * (size // len(piece)),
+        lambda data: check_bounds_now(data, no_limits),
+    )
+    assert growth < 3
+
+
+HOSTILE: list[tuple[type[Bounded], bytes]] = [
+    (CompletionRequest, b'{"prompt":[%s-1]}' % (b"-1," * 100_000)),
+    (CompletionRequest, b'{"prompt":[%s[-1]]}' % (b"[-1]," * 40_000)),
+    (ChatRequest, b'{"messages":[%s1]}' % (b"1," * 200_000)),
+    (ChatRequest, b'{"messages":[%s{}]}' % (b"{}," * 40_000)),
+    (ChatRequest, b'{"messages":[{"role":"a","content":[%s1]}]}' % (b"1," * 200_000)),
+    (ChatRequest, b'{"messages":[{"role":"a"}],"stop":[%s1]}' % (b"1," * 200_000)),
+    (BatchChatRequest, b'{"messages":[[%s1]]}' % (b"1," * 200_000)),
+    (MessagesRequest, b'{"model":"m","max_tokens":1,"messages":[%s1]}' % (b"{}," * 40_000)),
+    (ResponsesRequest, b'{"input":[%s1]}' % (b"1," * 200_000)),
+    (ResponsesRequest, b'{"input":"","include":[%s1]}' % (b'"x",' * 90_000)),
+]
+ENTRIES = b",".join(b'"%d":""' % index for index in range(60_000))
+HOSTILE += [
+    (ChatRequest, b'{"messages":[{"role":"a"}],"%s":{%s}}' % (name, ENTRIES))
+    for name in (b"logit_bias", b"repetition_detection", b"structured_outputs", b"response_format")
+]
+HOSTILE += [(ResponsesRequest, b'{"input":"","metadata":{%s}}' % ENTRIES)]
+
+
+@pytest.mark.parametrize(("model", "data"), HOSTILE)
+async def test_wrong_elements_cost_a_few_errors(model: type[Bounded], data: bytes) -> None:
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate_json(data)
+    assert caught.value.error_count() < 200
+    tracemalloc.start()
+    with pytest.raises(InvalidInput):
+        await parsed(model, data)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 40 * len(data) + 2**20
+
+
+def _schemas(schema: Any) -> list[dict[str, Any]]:
+    """Every schema within."""
+    if isinstance(schema, list | tuple):
+        return [found for each in schema for found in _schemas(each)]
+    if not isinstance(schema, dict):
+        return []
+    return [schema, *(found for each in schema.values() for found in _schemas(each))]
+
+
+def _models(base: type[Bounded] = Bounded) -> list[type[Bounded]]:
+    return [base, *(found for each in base.__subclasses__() for found in _models(each))]
+
+
+def test_every_list_that_clients_send_ends_with_its_first_error() -> None:
+    lists = [
+        (model.__name__, schema)
+        for model in _models()
+        for schema in _schemas(model.__pydantic_core_schema__)
+        if schema.get("type") == "list"
+    ]
+    assert len(lists) > 30
+    assert [name for name, schema in lists if not schema.get("fail_fast")] == []
+
+
+IDS = [random.Random(1).randrange(150_000) for _ in range(60_000)]
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [IDS, [IDS[:20_000], IDS[20_000:], [7]], [[2**32 - 1], IDS], [IDS, []], [IDS] * 3],
+    ids=["one", "several", "a placeholder", "an empty one", "equal ones"],
+)
+async def test_long_lists_of_ids_are_read_in_portions_and_are_the_same(prompt: Any) -> None:
+    for indent in (None, 1):
+        data = json.dumps({"prompt": prompt, "stop": ["a"]}, indent=indent).encode()
+        body = await parsed(CompletionRequest, data)
+        assert body.prompt == prompt
+        assert body.stop == ["a"]
+        assert body.prompts == (prompt if isinstance(prompt[0], list) else [prompt])
+
+
+async def test_more_ids_than_values_are_allowed() -> None:
+    tokens = IDS * 6
+    data = json.dumps({"tokens": tokens}).encode()
+    assert (await parsed(DetokenizeRequest, data)).tokens == tokens
+    with pytest.raises(PayloadTooLarge, match="values"):
+        await parsed(DetokenizeRequest, json.dumps({"tokens": [], "x": tokens}).encode())
+
+
+async def test_what_looks_like_a_list_of_ids_in_a_text_stays_text() -> None:
+    text = json.dumps(IDS[:20_000])
+    messages = [{"role": "user", "content": text}]
+    body = await parsed(
+        ChatRequest, json.dumps({"messages": messages, "stop_token_ids": [1]}).encode()
+    )
+    assert body.messages == messages
+    data = json.dumps({"prompt": [text, text], "stop_token_ids": IDS[:900]}).encode()
+    assert (await parsed(CompletionRequest, data)).prompts == [text, text]
+
+
+@pytest.mark.parametrize("wrong", ["-1", "1.5", "true", "01", "1 2", "", "4294967296"])
+async def test_a_wrong_id_in_a_long_list_is_refused(wrong: str) -> None:
+    data = '{"prompt":[' + "5," * 50_000 + wrong + ",5" * 50_000 + "]}"
+    with pytest.raises(InvalidInput):
+        await parsed(CompletionRequest, data.encode())

@@ -1,5 +1,6 @@
 """Bodies and events that no decent client sends: refused with the name of a field, or served."""
 
+import asyncio
 import copy
 import json
 from typing import Any
@@ -13,7 +14,10 @@ from tokenmesh.services.gateway.anthropic.translation import translate
 from tokenmesh.services.gateway.openai.errors import invalid_fields
 from tokenmesh.services.gateway.realtime.client_events import decode_event, read_event
 from tokenmesh.services.gateway.realtime.items import read_item
+from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput
+
+LIMITS = GatewaySettings()
 
 VALID: Any = {
     "model": "m",
@@ -138,7 +142,7 @@ def test_a_broken_message_names_a_field_or_is_served(data: st.DataObject) -> Non
 def test_a_broken_event_names_a_field_or_is_read(data: st.DataObject) -> None:
     text = json.dumps(_broken(data.draw(st.sampled_from(EVENTS)), data))
     try:
-        read_event(decode_event(text, 64))
+        read_event(asyncio.run(decode_event(text, LIMITS)))
     except InvalidInput as error:
         _check(error)
 
@@ -161,7 +165,7 @@ def test_a_broken_item_names_a_field_or_is_read(data: st.DataObject) -> None:
 def test_any_text_is_an_event_or_refused(text: str, data: bytes) -> None:
     for each in (text, data.decode("utf-8", "replace")):
         try:
-            read_event(decode_event(each, 64))
+            read_event(asyncio.run(decode_event(each, LIMITS)))
         except InvalidInput as error:
             _check(error)
 

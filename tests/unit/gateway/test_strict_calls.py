@@ -14,6 +14,7 @@ from tokenmesh.services.gateway.openai.tool_use import Mode, ToolUse
 from tokenmesh.services.gateway.parsers.events import CallArguments, CallBegin, Content
 from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser, ToolSchema
 from tokenmesh.services.gateway.parsers.registry import ParserRegistry
+from tokenmesh.services.gateway.structured.limits import check_structured
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.text import Vocabulary
@@ -33,7 +34,9 @@ def constraint(parser: str, *tools: ToolSchema, special: str = "x", **limits: An
     )
     text: Any = SimpleNamespace(family=ParserRegistry().family("", parser), vocabulary=told)
     use = ToolUse(mode="auto", schemas=tools)
-    found = strict_calls(use, text, LIMITS.model_copy(update=limits))
+    found = strict_calls(use, text)
+    if found is not None:
+        check_structured(found, LIMITS.model_copy(update=limits))
     return None if found is None else json.loads(found.text)
 
 

@@ -1,12 +1,15 @@
 """response_format and structured_outputs become one constraint, or a refusal that names a field."""
 
 import json
+import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from tokenmesh.services.gateway.openai.structured_fields import ResponseFormat, StructuredOutputs
+from tokenmesh.services.gateway.structured.limits import check_structured
 from tokenmesh.services.gateway.structured.read import read_structured
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput
@@ -26,12 +29,16 @@ SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "intege
 
 
 def of_format(**fields: Any) -> Structured | None:
-    return read_structured(ResponseFormat.model_validate(fields), None, LIMITS)
+    structured = read_structured(ResponseFormat.model_validate(fields), None)
+    if structured is not None:
+        check_structured(structured, LIMITS)
+    return structured
 
 
 def of_outputs(**fields: Any) -> Structured:
-    structured = read_structured(None, StructuredOutputs.model_validate(fields), LIMITS)
+    structured = read_structured(None, StructuredOutputs.model_validate(fields))
     assert structured is not None
+    check_structured(structured, LIMITS)
     return structured
 
 
@@ -50,7 +57,7 @@ def nested(depth: int) -> dict[str, Any]:
 
 def test_text_is_no_constraint() -> None:
     assert of_format(type="text") is None
-    assert read_structured(None, None, LIMITS) is None
+    assert read_structured(None, None) is None
 
 
 def test_a_json_schema_is_followed_strict_or_not() -> None:
@@ -143,10 +150,10 @@ def test_exactly_one_constraint_is_taken(fields: dict[str, Any]) -> None:
 
 def test_both_fields_at_a_time_are_refused() -> None:
     with pytest.raises(InvalidInput) as caught:
-        read_structured(ResponseFormat(type="json_object"), StructuredOutputs(regex="a"), LIMITS)
+        read_structured(ResponseFormat(type="json_object"), StructuredOutputs(regex="a"))
     assert caught.value.param == "structured_outputs"
     text = ResponseFormat(type="text")
-    assert read_structured(text, StructuredOutputs(regex="a"), LIMITS) is not None
+    assert read_structured(text, StructuredOutputs(regex="a")) is not None
 
 
 @pytest.mark.parametrize(
@@ -239,3 +246,40 @@ def test_references_of_a_structural_tag_are_those_of_its_schemas() -> None:
     assert of_outputs(structural_tag=json.dumps(tag))
     del schema["$defs"]
     assert "nowhere" in refusal(structural_tag=json.dumps(tag)).message
+
+
+def _check_s(schema: dict[str, Any]) -> float:
+    structured = Structured(kind="json", text=json.dumps(schema), field="f")
+    began_s = time.process_time()
+    with suppress(InvalidInput):
+        check_structured(structured, GatewaySettings())
+    return time.process_time() - began_s
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda n: {"anyOf": [{"pattern": "{" + "1" * 4000} for _ in range(n)]},
+        lambda n: {"anyOf": [{"pattern": "{1,1" * 1000} for _ in range(n)]},
+        lambda n: {"anyOf": [{"pattern": "[" * 4000} for _ in range(n)]},
+        lambda n: {"$defs": {"a": {}}, "anyOf": [{"$ref": "#/$defs/a"} for _ in range(100 * n)]},
+        lambda n: {"a": {"a": {}}, "anyOf": [{"$ref": "#" + "/a" * 1900} for _ in range(n)]},
+        lambda n: {"required": ["a"] * 200 * n, "type": "object", "properties": {"a": {}}},
+    ],
+)
+def test_the_time_of_a_check_grows_with_the_schema(make: Any) -> None:
+    small, large = make(15), make(60)
+    assert min(_check_s(large) for _ in range(3)) < 12 * min(_check_s(small) for _ in range(3))
+
+
+def test_digits_without_a_brace_are_looked_at_once() -> None:
+    def best_s(length: int) -> float:
+        return min(_check_s({"pattern": "{" + "1" * length}) for _ in range(5))
+
+    assert best_s(4000) < 10 * best_s(500) + 0.001
+
+
+def test_repetitions_of_repetitions_multiply() -> None:
+    assert "multiply to 1000000" in refusal(regex="a{1000}{1000}").message
+    assert "multiply to 8000" in refusal(regex="(?:a{20}b{20}){20}{20}").message
+    of_outputs(regex="a{10}b{10}{10}")

@@ -1,29 +1,30 @@
-"""Reading a JSON body: media type, size, nesting, then the fields; each with its own refusal."""
+"""Reading a JSON body: media type, size, what it holds, then the fields; each with its refusal."""
 
 import asyncio
-import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from tokenmesh.services.gateway.exchange import exchange_of
+from tokenmesh.services.gateway.id_lists import IdLists
+from tokenmesh.services.gateway.json_bounds import check_bounds, check_bounds_now
+from tokenmesh.services.gateway.openai.bounded import Bounded
 from tokenmesh.services.gateway.openai.errors import UnsupportedMediaType, invalid_fields
 from tokenmesh.services.gateway.openai.lenient import Conversions
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import (
     Cancelled,
     DeadlineExceeded,
-    InvalidInput,
     PayloadTooLarge,
 )
 
-_Body = TypeVar("_Body", bound=BaseModel)
+_Body = TypeVar("_Body", bound=Bounded)
 
-_STRING_OR_BRACKET: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
-"""A string without an end is one, too: else each of its quotes would be looked at up to the end."""
+_SHORT_BYTES: Final = 64 * 1024
+"""A body up to here is read at once."""
 
 
 async def read_json(request: Request, model: type[_Body], limits: GatewaySettings) -> _Body:
@@ -31,17 +32,37 @@ async def read_json(request: Request, model: type[_Body], limits: GatewaySetting
     _check_json_type(request)
     _check_is_plain(request)
     data = await read_bytes(request, limits.max_body_bytes, limits.body_timeout_s)
-    check_depth(data, limits.max_json_depth)
     converted = Conversions()
-    try:
-        body = model.model_validate_json(data, context=converted)
-    except ValidationError as error:
-        raise invalid_fields(error) from None
+    body = await parse_body(data, model, limits, converted)
     if converted:
         names = ", ".join(converted)
         warnings = exchange_of(request.scope).warnings
         warnings.append(f"strings read as numbers or booleans: {names}")
     return body
+
+
+async def parse_body(
+    data: bytes, model: type[_Body], limits: GatewaySettings, converted: Conversions
+) -> _Body:
+    """The same of the bytes: bounds first, then the fields; a large body gives way to others."""
+    lists = IdLists()
+    if len(data) <= _SHORT_BYTES:
+        check_bounds_now(data, limits)
+        return _validated(model, data, converted)
+    rest = await lists.cut(data)
+    await check_bounds(rest, limits)
+    body = _validated(model, rest, converted)
+    if lists and not lists.fill(body):
+        await check_bounds(data, limits)
+        body = _validated(model, data, converted)
+    return body
+
+
+def _validated(model: type[_Body], data: bytes, converted: Conversions) -> _Body:
+    try:
+        return model.model_validate_json(data, context=converted)
+    except ValidationError as error:
+        raise invalid_fields(error) from None
 
 
 async def read_bytes(request: Request, max_bytes: int, timeout_s: float) -> bytes:
@@ -91,21 +112,3 @@ def _check_is_plain(request: Request) -> None:
     given = request.headers.get("content-encoding", "identity")
     if given.strip().lower() not in ("identity", ""):
         raise UnsupportedMediaType(f"the body must be sent as it is, not in {given[:60]!r}")
-
-
-def check_depth(data: bytes, limit: int) -> None:
-    """Raises InvalidInput for JSON that is nested too deep.
-
-    The parser has a limit of its own; templates and other services want a lower one.
-    """
-    if data.count(b"[") + data.count(b"{") <= limit:
-        return
-    depth = 0
-    for match in _STRING_OR_BRACKET.finditer(data):
-        char = data[match.start()]
-        if char in b"[{":
-            depth += 1
-            if depth > limit:
-                raise InvalidInput(f"the body is nested deeper than {limit} levels")
-        elif char in b"]}":
-            depth -= 1

@@ -30,6 +30,8 @@ _PREFIX_BY_PATH: Final = {
     "/v1/messages": "msg",
     "/v1/responses": "resp",
 }
+_MAX_WARNINGS: Final = 16
+_MAX_WARNING_CHARS: Final = 2048
 _CLIENT_LEFT: Final = 499
 _UNANSWERED: Final = 500
 
@@ -165,12 +167,14 @@ def _headers(exchange: Exchange) -> list[tuple[bytes, bytes]]:
         headers.append((b"traceparent", traceparent.encode()))
     if exchange.standing is not None:
         headers.extend(exchange.standing.headers())
-    headers.extend((b"x-tokenmesh-warning", _header_text(warning)) for warning in exchange.warnings)
+    warnings = exchange.warnings[:_MAX_WARNINGS]
+    headers.extend((b"x-tokenmesh-warning", _header_text(each)) for each in warnings)
     return headers
 
 
 def _header_text(text: str) -> bytes:
     """Clients choose parts of it: nothing that could end the header line."""
+    text = text[:_MAX_WARNING_CHARS]
     return "".join(char if char.isprintable() else "?" for char in text).encode("ascii", "replace")
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from tokenmesh.services.gateway.tenancy.tenant import Access
+from tokenmesh.services.gateway.turns import Turns
 from tokenmesh.services.gateway.uploads import ID_PREFIX, Uploads
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.config.gateway import GatewaySettings
@@ -28,7 +29,9 @@ async def move_inline_media(
 
     Raises InvalidInput, and NotFound for a file that is not there for `access`.
     """
-    for place, holder, key in list(_sources(messages)):
+    turns = Turns()
+    for place, holder, key in _sources(messages):
+        await turns.rest()
         url = holder[key]
         if url.startswith(BLOB_SCHEME):
             raise InvalidInput(f"{place}: the scheme blob: is not for clients", param="messages")

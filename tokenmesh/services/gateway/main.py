@@ -2,10 +2,12 @@
 
 import asyncio
 import gc
+import sys
 from typing import Final
 
 from tokenmesh.services.gateway.app import make_app
 from tokenmesh.services.gateway.gateway import Gateway
+from tokenmesh.services.gateway.off_loop import SWITCH_S
 from tokenmesh.services.gateway.response_store.journal import open_journal
 from tokenmesh.services.gateway.server import Server
 from tokenmesh.services.gateway.unused_placements import UnusedPlacements
@@ -52,6 +54,7 @@ async def build(mesh: Mesh) -> None:
         await supervisor.stop()
 
     mesh.on_drain(drain)
+    sys.setswitchinterval(SWITCH_S)
     # What is loaded stays: looking through it again and again would cost more than a request.
     gc.collect()
     gc.freeze()

@@ -4,13 +4,14 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from tokenmesh.services.gateway.openai.bounded import Bounded
 from tokenmesh.services.gateway.openai.errors import NotSupported, invalid_fields
 from tokenmesh.shared.errors import InvalidInput
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
-class _Block(BaseModel):
+class _Block(Bounded):
     """Fields that are no matter for the model (cache_control, citations, ...) pass."""
 
     model_config = ConfigDict(extra="allow", strict=True)

@@ -6,8 +6,9 @@ of them is then told under its own path, not under that of a union of all.
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
+from tokenmesh.services.gateway.openai.bounded import Bounded
 from tokenmesh.services.gateway.openai.lenient import (
     Flag,
     MinusOneOrMore,
@@ -17,7 +18,7 @@ from tokenmesh.services.gateway.openai.lenient import (
 )
 
 
-class _Part(BaseModel):
+class _Part(Bounded):
     """Fields that we do not know are the client's business: a newer API has more of them."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)

@@ -2,15 +2,16 @@
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from tokenmesh.services.gateway.anthropic.blocks import read_part
 from tokenmesh.services.gateway.anthropic.request import ToolChoice
+from tokenmesh.services.gateway.openai.bounded import Bounded
 from tokenmesh.services.gateway.openai.errors import NotSupported
 from tokenmesh.shared.errors import InvalidInput
 
 
-class Tool(BaseModel):
+class Tool(Bounded):
     """A client's own tool: the model asks, the client does."""
 
     model_config = ConfigDict(extra="allow", strict=True)

@@ -42,6 +42,7 @@ _NAMES: Final = {
 }
 """Fields of a chat request that go by another name here."""
 
+_FEW_BLOCKS: Final = 128
 _NOT_SERVED: Final = ("container", "mcp_servers")
 
 _SWITCHES: Final = ("enable_thinking", "thinking")
@@ -54,6 +55,13 @@ class Translation:
 
     body: ChatRequest
     places: Places
+
+
+def is_long(body: CountTokensRequest) -> bool:
+    """Whether `translate` takes more than a few milliseconds."""
+    contents = [each.content for each in body.messages]
+    lists = (contents, body.tools or (), body.system or (), *contents)
+    return any(len(each) > _FEW_BLOCKS for each in lists if not isinstance(each, str))
 
 
 def translate(body: CountTokensRequest) -> Translation:

@@ -7,6 +7,7 @@ from tokenmesh.services.gateway.ask import Ask
 from tokenmesh.services.gateway.exchange import Exchange
 from tokenmesh.services.gateway.intake.chat import ChatIntake
 from tokenmesh.services.gateway.openai.batch_request import BatchChatRequest
+from tokenmesh.services.gateway.turns import Turns
 from tokenmesh.services.gateway.where import located
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput
@@ -17,18 +18,25 @@ async def batch_asks(
     chats: ChatIntake, body: BatchChatRequest, exchange: Exchange, limits: GatewaySettings
 ) -> list[Ask]:
     """Choice i of a conversation is number `conversation * n + i`. Raises InvalidInput."""
-    conversations, n = body.conversations(), body.n or 1
-    if len(conversations) * n > limits.max_choices:
+    num_conversations, n = len(body.messages), body.n or 1
+    if num_conversations * n > limits.max_choices:
         raise InvalidInput(
-            f"{len(conversations)} conversations times n = {n} are over the limit of "
+            f"{num_conversations} conversations times n = {n} are over the limit of "
             f"{limits.max_choices} choices",
             param="messages",
         )
-    asks = []
-    for index, conversation in enumerate(conversations):
+    asks: list[Ask] = []
+    turns = Turns()
+    for index, conversation in enumerate(body.conversations()):
+        await turns.rest()
         where = f"messages[{index}]"
         try:
-            ask = await chats.ask(conversation, exchange)
+            # What all have in common is read and checked with the first.
+            ask = (
+                await chats.again(asks[0], conversation, exchange)
+                if asks
+                else await chats.ask(conversation, exchange)
+            )
         except InvalidInput as error:
             raise located(error, where) from error
         job = replace(

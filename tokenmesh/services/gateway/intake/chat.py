@@ -1,6 +1,8 @@
 """ChatIntake: a chat body becomes an Ask."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
 
 import msgspec
 
@@ -17,6 +19,7 @@ from tokenmesh.services.gateway.intake.desk import (
 from tokenmesh.services.gateway.intake.forced_calls import clear_formats, constraint_of, family_of
 from tokenmesh.services.gateway.intake.strict_calls import strict_calls, wants_strict_calls
 from tokenmesh.services.gateway.intake.thinking import template_kwargs, thinking_told
+from tokenmesh.services.gateway.off_loop import off_loop
 from tokenmesh.services.gateway.openai.chat_request import ChatRequest
 from tokenmesh.services.gateway.openai.tool_use import ToolUse, read_tools
 from tokenmesh.services.gateway.parsing import Parsing
@@ -25,6 +28,8 @@ from tokenmesh.services.gateway.vocabularies import ModelText
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.messages.structured import Structured
 from tokenmesh.shared.messages.tokenize import ChatPrompt
+
+_FEW_TOOLS: Final = 8
 
 
 class ChatIntake:
@@ -49,8 +54,12 @@ class ChatIntake:
             prompt_logprobs=_num_prompt_logprobs(body),
         )
         if sampling.structured is None:
-            structured = self._calls_constraint(body, tools, text, exchange)
+            is_long = len(tools.schemas) > _FEW_TOOLS
+            structured = await off_loop(
+                is_long, self._calls_constraint, body, tools, text, exchange
+            )
             sampling = msgspec.structs.replace(sampling, structured=structured)
+        await self._desk.check(sampling.structured)
         parsing = _parsing(body, tools, text)
         prompt = await self._prompt(body, tools, exchange.access)
         job = self._desk.job(body, card, prompt, sampling, max_tokens, exchange, parsing=parsing)
@@ -70,17 +79,27 @@ class ChatIntake:
             names_tool=tools.mode == "named",
         )
 
+    async def again(self, first: Ask, body: ChatRequest, exchange: Exchange) -> Ask:
+        """The same of another conversation. Raises InvalidInput and its kin."""
+        (job,) = first.jobs
+        prompt = await self._prompt(body, ToolUse(), exchange.access)
+        sampling = job.sampling
+        if body.seed is None:
+            sampling = msgspec.structs.replace(sampling, seed=self._desk.draw_seed())
+        role, echo = _opening(body)
+        job = replace(job, prompt=prompt, sampling=sampling)
+        return replace(first, jobs=(job,), role=role, echo=echo)
+
     def _calls_constraint(
         self, body: ChatRequest, tools: ToolUse, text: ModelText, exchange: Exchange
     ) -> Structured | None:
         """What binds the calls of the answer."""
-        limits = self._desk.settings
         if tools.is_forced:
-            return constraint_of(body, tools, limits)
+            return constraint_of(body, tools, self._desk.settings)
         if tools.mode == "auto" and text.family.tools is None:
             exchange.warnings.append("tools: the model has no tool_call_parser, calls stay text")
         elif wants_strict_calls(tools):
-            structured = strict_calls(tools, text, limits)
+            structured = strict_calls(tools, text)
             if structured is None:
                 exchange.warnings.append("tools: strict has no effect with this model's calls")
             return structured

@@ -50,6 +50,7 @@ class CompletionIntake:
             logprobs=body.logprobs,
             prompt_logprobs=body.logprobs if body.echo else body.prompt_logprobs,
         )
+        await self._desk.check(sampling.structured)
         embeds = await read_embeds(body, card, self._desk.blobs, self._desk.settings)
         jobs = self._jobs(body, card, sampling, exchange, text, embeds)
         return Ask(

@@ -1,9 +1,12 @@
 """Desk: what all kinds of request have in common on their way to an Ask."""
 
+from typing import Final
+
 from tokenmesh.services.gateway.catalog import Catalog
 from tokenmesh.services.gateway.choice import TextOptions
 from tokenmesh.services.gateway.exchange import Exchange, check_request_id
 from tokenmesh.services.gateway.job import Job
+from tokenmesh.services.gateway.off_loop import off_loop
 from tokenmesh.services.gateway.openai.beam_fields import beam_options
 from tokenmesh.services.gateway.openai.chat_stream import ChunkOptions
 from tokenmesh.services.gateway.openai.head import Head
@@ -12,6 +15,7 @@ from tokenmesh.services.gateway.openai.rule_fields import read_budget
 from tokenmesh.services.gateway.openai.sampling_fields import SamplingFields, StreamOptions
 from tokenmesh.services.gateway.openai.to_sampling import check_limits, to_sampling
 from tokenmesh.services.gateway.parsing import Parsing
+from tokenmesh.services.gateway.structured.limits import check_structured
 from tokenmesh.services.gateway.vocabularies import ModelText, Vocabularies
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.clock import now_s, wall_s
@@ -20,8 +24,12 @@ from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.ids import RequestId, SeedSource
 from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.messages.sampling import SamplingParams
+from tokenmesh.shared.messages.structured import Structured
 from tokenmesh.shared.messages.tokenize import ChatPrompt, IdsPrompt, TextPrompt
 from tokenmesh.shared.text import StopStrings
+
+_SHORT_CHARS: Final = 2048
+"""A constraint of up to so many is checked at once."""
 
 
 class Desk:
@@ -71,10 +79,20 @@ class Desk:
             text.defaults,
             text.described.vocab_size,
             self.settings,
-            seed=self._seeds.draw(),
+            seed=self.draw_seed(),
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
         )
+
+    async def check(self, structured: Structured | None) -> None:
+        """Raises InvalidInput for a constraint that is over the limits."""
+        if structured is not None:
+            is_long = len(structured.text) > _SHORT_CHARS
+            await off_loop(is_long, check_structured, structured, self.settings)
+
+    def draw_seed(self) -> int:
+        """For a request that brings none."""
+        return self._seeds.draw()
 
     def job(
         self,

@@ -7,7 +7,6 @@ from tokenmesh.services.gateway.parsers.formats import Family, ToolFormat
 from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser
 from tokenmesh.services.gateway.parsers.tools import forced
 from tokenmesh.services.gateway.structured import forced_calls
-from tokenmesh.services.gateway.structured.limits import check_structured
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.messages.structured import Structured
@@ -34,7 +33,6 @@ def constraint_of(body: ChatRequest, tools: ToolUse, limits: GatewaySettings) ->
     else:
         max_calls = 1 if body.parallel_tool_calls is False else limits.max_forced_calls
         constraint = forced_calls.required_calls(tools.schemas, max_calls=max_calls)
-    check_structured(constraint, limits)
     return constraint
 
 

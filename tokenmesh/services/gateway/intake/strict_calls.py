@@ -11,9 +11,7 @@ import msgspec
 from tokenmesh.services.gateway.openai.tool_use import ToolUse
 from tokenmesh.services.gateway.parsers.formats import CallFrame
 from tokenmesh.services.gateway.parsers.parser import ToolSchema
-from tokenmesh.services.gateway.structured.limits import check_structured
 from tokenmesh.services.gateway.vocabularies import ModelText
-from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.messages.structured import Structured
 
 
@@ -22,7 +20,7 @@ def wants_strict_calls(tools: ToolUse) -> bool:
     return tools.mode == "auto" and any(tool.strict for tool in tools.schemas)
 
 
-def strict_calls(tools: ToolUse, text: ModelText, limits: GatewaySettings) -> Structured | None:
+def strict_calls(tools: ToolUse, text: ModelText) -> Structured | None:
     """The constraint; None: this model's calls cannot be bound. Raises InvalidInput."""
     frame = None if text.family.tools is None else text.family.tools.frame
     if frame is None or not _is_text(text, frame):
@@ -32,7 +30,6 @@ def strict_calls(tools: ToolUse, text: ModelText, limits: GatewaySettings) -> St
     structured = Structured(
         kind="structural_tag", text=msgspec.json.encode(tag).decode(), field="tools"
     )
-    check_structured(structured, limits)
     return structured
 
 

@@ -27,19 +27,12 @@ class BatchChatRequest(ChatRequest):
     }
 
     def conversations(self) -> list[ChatRequest]:
-        """A request for each. Raises NotSupported.
-
-        Fields that nobody knows stay in the first only: one warning is enough.
-        """
+        """A request for each, of values that are validated. Raises NotSupported."""
         self._refuse()
-        given: dict[str, Any] = self.model_dump(
-            by_alias=True, exclude_unset=True, exclude=self._OWN
-        )
-        known = {name: value for name, value in given.items() if name in ChatRequest.model_fields}
-        return [
-            ChatRequest.model_validate({**(known if index else given), "messages": messages})
-            for index, messages in enumerate(self.messages)
-        ]
+        names = self.model_fields_set - self._OWN
+        shared: dict[str, Any] = {name: getattr(self, name) for name in names}
+        first = ChatRequest.model_construct(**shared, messages=self.messages[0])
+        return [first.model_copy(update={"messages": messages}) for messages in self.messages]
 
     def _refuse(self) -> None:
         """What makes no sense for several conversations at once."""

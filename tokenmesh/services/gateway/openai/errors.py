@@ -112,10 +112,22 @@ def _sentence(detail: Any, place: str) -> str:
     if detail["type"] == "missing":
         return f"{path} is missing"
     where = f"{path}: " if path else ""
-    shown, kind = repr(detail["input"]), f"[type={detail['type']}]"
-    if len(shown) > _MAX_SHOWN or isinstance(detail["input"], dict | list):
+    shown, kind = _shown(detail["input"]), f"[type={detail['type']}]"
+    if shown is None:
         return f"{where}{message} {kind}"
     return f"{where}{message} (got {shown}) {kind}"
+
+
+def _shown(given: object) -> str | None:
+    """None for what is too long to be shown, or to be turned into text at all."""
+    if isinstance(given, str) and len(given) > _MAX_SHOWN:
+        return None
+    if not isinstance(given, str | int | float | None) or (
+        isinstance(given, int) and given.bit_length() > 64
+    ):
+        return None
+    shown = repr(given)
+    return shown if len(shown) <= _MAX_SHOWN else None
 
 
 def field_path(location: Sequence[str | int]) -> str:

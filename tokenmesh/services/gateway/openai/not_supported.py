@@ -13,6 +13,7 @@ from tokenmesh.services.gateway.openai.sampling_fields import SamplingFields
 
 _Test = Callable[[Any], bool]
 
+_SHOWN: Final = 80
 _HINTS: Final = {
     "functions": "is not supported: OpenAI has replaced it by tools",
     "function_call": "is not supported: OpenAI has replaced it by tool_choice",
@@ -72,6 +73,8 @@ def refuse_not_supported(body: SamplingFields) -> None:
     for name in body.model_fields_set:
         value = getattr(body, name)
         if name in is_harmless and not is_harmless[name](value):
-            shown = f" {value!r}" if isinstance(value, str | int | float) else ""
+            shown = f" {value!r}" if isinstance(value, int | float) else ""
+            if isinstance(value, str) and len(value) < _SHOWN:
+                shown = f" {value!r}"
             hint = _HINTS.get(name, "is not supported yet")
             raise NotSupported(f"{name}{shown} {hint}", param=name)

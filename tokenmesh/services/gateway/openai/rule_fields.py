@@ -5,9 +5,10 @@ Every refusal names its field.
 
 from typing import Final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from tokenmesh.services.gateway.budget import Budget
+from tokenmesh.services.gateway.openai.bounded import Bounded
 from tokenmesh.services.gateway.parsing import Parsing
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput
@@ -16,7 +17,7 @@ from tokenmesh.shared.messages.sampling import RepetitionRule
 _INT32_MAX: Final = 2**31 - 1
 
 
-class RepetitionDetection(BaseModel):
+class RepetitionDetection(Bounded):
     """vLLM's: an output ends when its last tokens are one pattern `min_count` times in a row."""
 
     model_config = ConfigDict(extra="forbid", strict=True)

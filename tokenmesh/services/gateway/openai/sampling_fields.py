@@ -5,8 +5,9 @@ Types are strict: a number in a string is a mistake of the client that is better
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
+from tokenmesh.services.gateway.openai.bounded import Bounded
 from tokenmesh.services.gateway.openai.lenient import (
     Count,
     Flag,
@@ -30,7 +31,7 @@ from tokenmesh.services.gateway.openai.structured_fields import ResponseFormat, 
 TokenId = Annotated[int, Field(ge=0, lt=2**32)]
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(Bounded):
     """What a stream tells besides text."""
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -39,7 +40,7 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: Off = False
 
 
-class SamplingFields(BaseModel):
+class SamplingFields(Bounded):
     """Names, ranges and meanings are vLLM's. None: the model's default."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)

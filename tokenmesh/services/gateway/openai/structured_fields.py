@@ -2,13 +2,15 @@
 
 from typing import Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
+
+from tokenmesh.services.gateway.openai.bounded import Bounded
 
 CONSTRAINTS: Final = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 """The fields of structured_outputs of which a request has one."""
 
 
-class JsonSchemaFormat(BaseModel):
+class JsonSchemaFormat(Bounded):
     """OpenAI's `json_schema`. A schema is followed whether `strict` or not."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -19,7 +21,7 @@ class JsonSchemaFormat(BaseModel):
     strict: bool | None = None
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(Bounded):
     """OpenAI's, and the structural tags of vLLM."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -44,7 +46,7 @@ class ResponseFormat(BaseModel):
         return self
 
 
-class StructuredOutputs(BaseModel):
+class StructuredOutputs(Bounded):
     """vLLM's: exactly one of the first six."""
 
     model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=True)

@@ -48,8 +48,8 @@ def to_sampling(
 ) -> SamplingParams:
     """`seed` is for a request that brings none.
 
-    `max_tokens` is left at 1 and `bad_words_ids` empty: the pipeline fills them in.
-    Raises InvalidInput.
+    `max_tokens` is left at 1 and `bad_words_ids` empty: the pipeline fills them in; `structured` is
+    not checked, which may take long. Raises InvalidInput.
     """
     named = body.logprob_token_ids or []
     if named:
@@ -75,7 +75,7 @@ def to_sampling(
         logprob_token_ids=named,
         prompt_logprobs=count_logprobs("prompt_logprobs", prompt_logprobs, vocab_size, most),
         repetition=repetition_rule(body.repetition_detection, limits),
-        structured=read_structured(body.response_format, body.structured_outputs, limits),
+        structured=read_structured(body.response_format, body.structured_outputs),
     )
 
 
@@ -156,6 +156,11 @@ def _allowed_ids(body: SamplingFields, vocab_size: int) -> list[int] | None:
         return None
     if not allowed:
         raise InvalidInput("allowed_token_ids is empty", param="allowed_token_ids")
+    if len(allowed) > vocab_size:
+        raise InvalidInput(
+            f"allowed_token_ids holds {len(allowed)} ids, the model has {vocab_size}",
+            param="allowed_token_ids",
+        )
     _check_ids(allowed, vocab_size, "allowed_token_ids")
     return sorted(set(allowed))
 

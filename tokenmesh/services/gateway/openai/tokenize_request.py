@@ -2,14 +2,15 @@
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
+from tokenmesh.services.gateway.openai.bounded import Bounded
 from tokenmesh.services.gateway.openai.chat_request import ChatMessage, Tool
 from tokenmesh.services.gateway.openai.lenient import Flag, Off, On
 from tokenmesh.services.gateway.openai.sampling_fields import TokenId
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(Bounded):
     """Either a prompt or a conversation."""
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -27,7 +28,7 @@ class TokenizeRequest(BaseModel):
     tools: list[Tool] | None = None
 
 
-class DetokenizeRequest(BaseModel):
+class DetokenizeRequest(Bounded):
     """Token ids of one text."""
 
     model_config = ConfigDict(extra="allow", strict=True)

@@ -3,11 +3,13 @@
 from typing import Any, Final, Literal
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
-from tokenmesh.services.gateway.body import check_depth
+from tokenmesh.services.gateway.json_bounds import check_bounds
+from tokenmesh.services.gateway.openai.bounded import Bounded
 from tokenmesh.services.gateway.openai.errors import NotSupported, invalid_fields
 from tokenmesh.services.gateway.realtime.fields import ResponseFields, SessionFields
+from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput
 
 _MAX_ID_CHARS: Final = 512
@@ -25,7 +27,7 @@ class UnknownEvent(InvalidInput):
     code = "unknown_event"
 
 
-class ClientEvent(BaseModel):
+class ClientEvent(Bounded):
     """What all have."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -91,10 +93,10 @@ _MODEL_BY_TYPE: Final[dict[str, type[ClientEvent]]] = {
 _AUDIO: Final = ("input_audio_buffer.", "output_audio_buffer.")
 
 
-def decode_event(text: str, max_depth: int) -> dict[str, Any]:
-    """The object in a message. Raises InvalidJson."""
+async def decode_event(text: str, limits: GatewaySettings) -> dict[str, Any]:
+    """The object in a message. Raises InvalidJson, and InvalidInput for one with too much in it."""
     data = text.encode("utf-8", "surrogatepass")
-    check_depth(data, max_depth)
+    await check_bounds(data, limits)
     try:
         value = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -2,8 +2,9 @@
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
+from tokenmesh.services.gateway.openai.bounded import Bounded
 from tokenmesh.services.gateway.openai.errors import NotSupported
 from tokenmesh.services.gateway.openai.lenient import INT32_MAX
 from tokenmesh.shared.errors import InvalidInput
@@ -11,7 +12,7 @@ from tokenmesh.shared.errors import InvalidInput
 _STRICT: Final = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class Tool(BaseModel):
+class Tool(Bounded):
     """A function that the model may call."""
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -22,7 +23,7 @@ class Tool(BaseModel):
     parameters: dict[str, Any] | None = None
 
 
-class Reasoning(BaseModel):
+class Reasoning(Bounded):
     """How much to think."""
 
     model_config = _STRICT
@@ -30,7 +31,7 @@ class Reasoning(BaseModel):
     effort: str | None = None
 
 
-class GenerationFields(BaseModel):
+class GenerationFields(Bounded):
     """What sessions and responses have in common. None: as it was."""
 
     model_config = _STRICT

@@ -4,6 +4,7 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from tokenmesh.services.gateway.openai.bounded import Bounded
 from tokenmesh.services.gateway.openai.errors import NotSupported, invalid_fields
 from tokenmesh.services.gateway.sse import encode_json
 from tokenmesh.shared.errors import InvalidInput
@@ -39,7 +40,7 @@ class Item:
         self._num_bytes = None
 
 
-class _Fields(BaseModel):
+class _Fields(Bounded):
     """`object` and `status` come back from clients that copy an item."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -66,14 +67,14 @@ class _CallOutput(_Fields):
     output: str
 
 
-class _Text(BaseModel):
+class _Text(Bounded):
     model_config = ConfigDict(extra="ignore", strict=True)
 
     type: Literal["input_text", "output_text"]
     text: str
 
 
-class _Image(BaseModel):
+class _Image(Bounded):
     model_config = ConfigDict(extra="ignore", strict=True)
 
     type: Literal["input_image"]

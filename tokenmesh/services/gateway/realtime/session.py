@@ -130,7 +130,7 @@ class Session:
     async def _take(self, text: str) -> None:
         event_id: str | None = None
         try:
-            value = events.decode_event(text, self._limits.max_json_depth)
+            value = await events.decode_event(text, self._limits)
             given_id = value.get("event_id")
             event_id = given_id if isinstance(given_id, str) else None
             event = events.read_event(value)

@@ -7,13 +7,14 @@ from typing import Any
 from tokenmesh.services.gateway.ask import Ask
 from tokenmesh.services.gateway.exchange import Exchange
 from tokenmesh.services.gateway.intake.intake import Intake
+from tokenmesh.services.gateway.off_loop import off_loop
 from tokenmesh.services.gateway.responses.events import ResponseEvents
 from tokenmesh.services.gateway.responses.items import Item
 from tokenmesh.services.gateway.responses.raw_messages import RawMessages
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
 from tokenmesh.services.gateway.responses.shapes import response_object
 from tokenmesh.services.gateway.responses.tools import ServerTool
-from tokenmesh.services.gateway.responses.translate import Translation, translate
+from tokenmesh.services.gateway.responses.translate import Translation, is_long, translate
 from tokenmesh.shared.errors import TokenMeshError
 
 
@@ -41,7 +42,7 @@ async def draft(
 
     Raises InvalidInput that names the client's own field.
     """
-    translation = translate(body, previous, served)
+    translation = await off_loop(is_long(body, previous), translate, body, previous, served)
     exchange.warnings.extend(translation.warnings)
     try:
         ask = await intake.chat(translation.chat, exchange)

@@ -28,6 +28,10 @@ class Conversation:
         self.sources: dict[str, str] = {}
         """Of `messages[3]` and what is in it: where it came from."""
         self._call_ids: set[str] = set()
+        self._leading: list[str] = []
+        """Instructions that are one message, if nothing else has been said."""
+        self._thoughts: list[tuple[Item, list[str]]] = []
+        """Of turns with reasoning, its pieces: joined in `finish`, not with each of them."""
         self._readers: Final[dict[str, Callable[[Item, str], None]]] = {
             "message": self._message,
             "reasoning": self._reasoning,
@@ -45,7 +49,14 @@ class Conversation:
 
     def instruct(self, text: str) -> None:
         """Instructions come first."""
-        self._add({"role": "system", "content": text}, "instructions")
+        self._instruct_more(text, "instructions")
+
+    def finish(self) -> None:
+        """Call it once, after the last item."""
+        if self._leading:
+            self.messages[0]["content"] = "\n\n".join(self._leading)
+        for message, thoughts in self._thoughts:
+            message["reasoning"] = "\n".join(thoughts)
 
     def add(self, item: Item, place: str) -> None:
         """Append an item; `place` is its path. Raises InvalidInput."""
@@ -73,11 +84,13 @@ class Conversation:
     def _instruct_more(self, content: Content, place: str) -> None:
         """Many templates take one system message, and only at the start: leading ones are one."""
         text = content if isinstance(content, str) else _joined(content)
-        first = self.messages[0]["content"] if len(self.messages) == 1 else None
-        if text is not None and isinstance(first, str) and self.messages[0]["role"] == "system":
-            self.messages[0]["content"] = f"{first}\n\n{text}"
+        is_first = not self.messages
+        if text is not None and self._leading and len(self.messages) == 1:
+            self._leading.append(text)
             return
         self._add({"role": "system", "content": content if text is None else text}, place)
+        if text is not None and is_first:
+            self._leading.append(text)
 
     def _say(self, text: str, place: str) -> None:
         message = self._turn(place, ("content", "tool_calls"))
@@ -88,8 +101,9 @@ class Conversation:
         text = read_text(item, name, place)
         if text:
             message = self._turn(place, ("content", "tool_calls"))
-            known = message.get("reasoning")
-            message["reasoning"] = text if known is None else f"{known}\n{text}"
+            if not self._thoughts or self._thoughts[-1][0] is not message:
+                self._thoughts.append((message, []))
+            self._thoughts[-1][1].append(text)
 
     def _function_call(self, item: Item, place: str) -> None:
         arguments = get_string(item, "arguments", place, is_empty_ok=True)

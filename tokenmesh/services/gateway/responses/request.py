@@ -2,8 +2,9 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
+from tokenmesh.services.gateway.openai.bounded import Bounded
 from tokenmesh.services.gateway.openai.lenient import (
     Flag,
     MinP,
@@ -42,7 +43,7 @@ Metadata = Annotated[
 """OpenAI's own limits."""
 
 
-class ReasoningFields(BaseModel):
+class ReasoningFields(Bounded):
     """How much the model is to think."""
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -52,7 +53,7 @@ class ReasoningFields(BaseModel):
     generate_summary: Summary | None = None
 
 
-class TextFormat(BaseModel):
+class TextFormat(Bounded):
     """What the text is to be; the other fields are a json_schema's."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -64,7 +65,7 @@ class TextFormat(BaseModel):
     strict: Flag | None = None
 
 
-class TextFields(BaseModel):
+class TextFields(Bounded):
     """How the answer is to be written."""
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -73,7 +74,7 @@ class TextFields(BaseModel):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class ResponseStreamOptions(BaseModel):
+class ResponseStreamOptions(Bounded):
     """What a stream tells besides its events."""
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -81,7 +82,7 @@ class ResponseStreamOptions(BaseModel):
     include_obfuscation: Flag | None = None
 
 
-class ResponsesRequest(BaseModel):
+class ResponsesRequest(Bounded):
     """Names and meanings are OpenAI's, and vLLM's for the fields that OpenAI does not have."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)

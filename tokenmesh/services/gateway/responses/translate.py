@@ -24,6 +24,7 @@ from tokenmesh.services.gateway.responses.tools import (
 from tokenmesh.shared.errors import InvalidInput
 
 _SERVER_CALL: Final = "mcp_call"
+_FEW_ITEMS: Final = 128
 _PREVIOUS: Final = "previous_response_id"
 _OTHERWISE: Final = frozenset(
     ("tools", "tool_choice", "top_logprobs", "metadata", "stream_options", "store", "reasoning")
@@ -87,6 +88,15 @@ def translate(
     return Translation(chat=chat, places=places, names=tools.names, warnings=_warnings(body))
 
 
+def is_long(body: ResponsesRequest, previous: Sequence[Item] = ()) -> bool:
+    """Whether `translate` takes more than a few milliseconds."""
+    parts = (body.items, previous, body.tools or ())
+    return sum(map(len, parts)) > _FEW_ITEMS or any(
+        isinstance(content := item.get("content"), list) and len(content) > _FEW_ITEMS
+        for item in body.items
+    )
+
+
 def _converse(body: ResponsesRequest, previous: Sequence[Item], tools: ToolSet) -> Conversation:
     conversation = Conversation(
         {(each.server_label, each.name): name for name, each in tools.names.items()}
@@ -97,6 +107,7 @@ def _converse(body: ResponsesRequest, previous: Sequence[Item], tools: ToolSet) 
         conversation.add(item, _PREVIOUS)
     for index, item in enumerate(body.items):
         conversation.add(item, f"input[{index}]" if isinstance(body.input, list) else "input")
+    conversation.finish()
     if not conversation.messages:
         raise InvalidInput("input is empty", param="input")
     return conversation
@@ -167,6 +178,8 @@ def _warnings(body: ResponsesRequest) -> list[str]:
     if reasoning is not None and (reasoning.summary or reasoning.generate_summary):
         warnings.append("reasoning.summary has no effect: reasoning is told in full")
     warnings.extend(
-        f"include {name} has no effect" for name in body.include or () if name != LOGPROBS
+        f"include {name} has no effect"
+        for name in dict.fromkeys(body.include or ())
+        if name != LOGPROBS
     )
     return warnings

@@ -11,10 +11,11 @@ from tokenmesh.services.gateway.document.bodies import body_schema
 from tokenmesh.services.gateway.error_response import json_response
 from tokenmesh.services.gateway.exchange import exchange_of
 from tokenmesh.services.gateway.gateway import Gateway
+from tokenmesh.services.gateway.off_loop import off_loop
 from tokenmesh.services.gateway.prompt_length import count_prompt_tokens
 from tokenmesh.services.gateway.responses.described import InputTokens
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
-from tokenmesh.services.gateway.responses.translate import translate
+from tokenmesh.services.gateway.responses.translate import is_long, translate
 from tokenmesh.shared.errors import TokenMeshError
 
 PATH: Final = "/v1/responses/input_tokens"
@@ -30,7 +31,7 @@ def input_tokens_router(gateway: Gateway) -> APIRouter:
         exchange = exchange_of(request.scope)
         body = await read_json(request, ResponsesRequest, gateway.settings)
         body, previous = await gateway.responses.maker.recall(body, exchange.access)
-        translation = translate(body, previous)
+        translation = await off_loop(is_long(body, previous), translate, body, previous)
         exchange.warnings.extend(translation.warnings)
         try:
             count = await count_prompt_tokens(gateway, translation.chat, exchange)

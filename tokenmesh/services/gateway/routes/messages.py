@@ -10,13 +10,14 @@ from starlette.responses import Response
 from tokenmesh.services.gateway.answer import Answer
 from tokenmesh.services.gateway.anthropic.request import CountTokensRequest, MessagesRequest
 from tokenmesh.services.gateway.anthropic.shapes import TokenCount
-from tokenmesh.services.gateway.anthropic.translation import translate
+from tokenmesh.services.gateway.anthropic.translation import is_long, translate
 from tokenmesh.services.gateway.anthropic.writer import MessagesWriter
 from tokenmesh.services.gateway.body import read_json
 from tokenmesh.services.gateway.document.bodies import body_schema
 from tokenmesh.services.gateway.error_response import json_response
 from tokenmesh.services.gateway.exchange import Exchange, exchange_of
 from tokenmesh.services.gateway.gateway import Gateway
+from tokenmesh.services.gateway.off_loop import off_loop
 from tokenmesh.services.gateway.openai.chat_request import ChatRequest
 from tokenmesh.services.gateway.prompt_length import count_prompt_tokens
 from tokenmesh.services.gateway.renamed_answer import RenamedAnswer
@@ -36,7 +37,7 @@ def messages_endpoint(gateway: Gateway) -> Endpoint:
         with span("validate"):
             body = await read_json(request, MessagesRequest, gateway.settings)
             _warn(body, exchange)
-            translation = translate(body)
+            translation = await off_loop(is_long(body), translate, body)
             await _fit_thinking(gateway, translation.body, exchange)
             try:
                 ask = await gateway.intake.chat(translation.body, exchange)
@@ -62,7 +63,7 @@ def messages_router(gateway: Gateway) -> APIRouter:
         exchange = exchange_of(request.scope)
         body = await read_json(request, CountTokensRequest, gateway.settings)
         _warn(body, exchange)
-        translation = translate(body)
+        translation = await off_loop(is_long(body), translate, body)
         try:
             count = await count_prompt_tokens(gateway, translation.body, exchange)
         except TokenMeshError as error:

@@ -6,8 +6,6 @@ from typing import Any
 import msgspec
 
 from tokenmesh.services.gateway.openai.structured_fields import ResponseFormat, StructuredOutputs
-from tokenmesh.services.gateway.structured.limits import check_structured
-from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.messages.structured import Structured
 
@@ -15,9 +13,8 @@ from tokenmesh.shared.messages.structured import Structured
 def read_structured(
     response_format: ResponseFormat | None,
     structured_outputs: StructuredOutputs | None,
-    limits: GatewaySettings,
 ) -> Structured | None:
-    """The constraint; None: any text. Raises InvalidInput that names the field."""
+    """The constraint, not yet checked; None: any text. Raises InvalidInput that names the field."""
     formatted = None if response_format is None else _of_format(response_format)
     structured = formatted
     if structured_outputs is not None:
@@ -27,8 +24,6 @@ def read_structured(
                 param="structured_outputs",
             )
         structured = _of_outputs(structured_outputs)
-    if structured is not None:
-        check_structured(structured, limits)
     return structured
 
 

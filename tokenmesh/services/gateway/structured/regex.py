@@ -8,7 +8,8 @@ from typing import Final
 
 from tokenmesh.shared.config.gateway import GatewaySettings
 
-_COUNT: Final = re.compile(r"\{(\d*)(,?)(\d*)\}", re.ASCII)
+_COUNT: Final = re.compile(r"\{(\d*+)(,?+)(\d*+)\}", re.ASCII)
+"""Possessive: digits without the brace are looked at once."""
 _DIGITS: Final = 9
 """Longer counts are over any limit."""
 _MOST: Final = 10**18

@@ -9,7 +9,7 @@ from tokenmesh.services.gateway.parsers.tools.script_parser import tool_format
 from tokenmesh.services.gateway.parsers.tools.typed_arguments import Trim
 
 _BAR: Final = "\N{FULLWIDTH VERTICAL LINE}"
-_NAME: Final = re.compile(r"""\s*["']?([^"'<>]*[^"'<>\s])["']?\s*""")
+_NAME: Final = re.compile(r"""\s*+["']?+(\s*+[^"'<>\s]++(?:\s++[^"'<>\s]++)*)["']?\s*""")
 _DSML_NAME: Final = re.compile(r"""\s+name="([^"]+)"(?:\s+string="(true|false)")?\s*""")
 
 
