@@ -14,6 +14,7 @@ from tokenmesh.services.gateway.json_bounds import check_bounds, check_bounds_no
 from tokenmesh.services.gateway.openai.bounded import Bounded
 from tokenmesh.services.gateway.openai.errors import UnsupportedMediaType, invalid_fields
 from tokenmesh.services.gateway.openai.lenient import Conversions
+from tokenmesh.services.gateway.turns import OneByOne
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import (
     Cancelled,
@@ -25,6 +26,8 @@ _Body = TypeVar("_Body", bound=Bounded)
 
 _SHORT_BYTES: Final = 64 * 1024
 """A body up to here is read at once."""
+
+_large: Final = OneByOne()
 
 
 async def read_json(request: Request, model: type[_Body], limits: GatewaySettings) -> _Body:
@@ -45,10 +48,17 @@ async def parse_body(
     data: bytes, model: type[_Body], limits: GatewaySettings, converted: Conversions
 ) -> _Body:
     """The same of the bytes: bounds first, then the fields; a large body gives way to others."""
-    lists = IdLists()
     if len(data) <= _SHORT_BYTES:
         check_bounds_now(data, limits)
         return _validated(model, data, converted)
+    async with _large.turn():
+        return await _parse_large(data, model, limits, converted)
+
+
+async def _parse_large(
+    data: bytes, model: type[_Body], limits: GatewaySettings, converted: Conversions
+) -> _Body:
+    lists = IdLists(limits.max_json_ids)
     rest = await lists.cut(data)
     await check_bounds(rest, limits)
     body = _validated(model, rest, converted)

@@ -58,7 +58,8 @@ class Edge:
             self._check_page(scope["method"], headers)
             exchange, refusal = self._open(scope["path"], headers), None
         except TokenMeshError as error:
-            exchange, refusal = self._unnamed(scope["path"]), error
+            # Its traceback leads to this frame, which would keep what has come of the body.
+            exchange, refusal = self._unnamed(scope["path"]), error.with_traceback(None)
         attach(scope, exchange)
         if scope["method"] != "POST":
             # Scrapes, probes and listings would only push the traces of requests out.

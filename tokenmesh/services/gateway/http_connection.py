@@ -92,6 +92,9 @@ class HttpConnection(HttpToolsProtocol):
                 cycle.message_event.set()
         self.pipeline.clear()
         super().connection_lost(exc)
+        # A request refers to its connection: without the way back its body is freed with it.
+        self._running = None
+        self.cycle = cast("RequestResponseCycle", None)
 
     def data_received(self, data: bytes) -> None:
         """See asyncio."""

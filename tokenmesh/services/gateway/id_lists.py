@@ -11,6 +11,7 @@ import msgspec
 from pydantic import BaseModel
 
 from tokenmesh.services.gateway.turns import Turns
+from tokenmesh.shared.errors import PayloadTooLarge
 
 _MIN_BYTES: Final = 1024
 _MAX_LISTS: Final = 8192
@@ -26,19 +27,24 @@ _decoder: Final = msgspec.json.Decoder(_Ids)
 class IdLists:
     """Those of one body."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_ids: int) -> None:
+        self._max_ids = max_ids
         self._lists: list[list[int]] = []
 
     def __bool__(self) -> bool:
         return bool(self._lists)
 
     async def cut(self, data: bytes) -> bytes:
-        """The body without them. What looks like one within a string is cut, too: see `fill`."""
+        """The body without them. What looks like one within a string is cut, too: see `fill`.
+
+        Raises PayloadTooLarge.
+        """
         turns = Turns()
-        kept, done = [], 0
+        kept, done, room = [], 0, self._max_ids
         for start, end in _candidates(data):
-            ids = await _read(data, start, end, turns)
+            ids = await _read(data, start, end, turns, room)
             if ids is not None:
+                room -= len(ids)
                 kept += [data[done:start], b"%d" % (_HIGHEST - len(self._lists))]
                 done = end
                 self._lists.append(ids)
@@ -72,8 +78,8 @@ def _candidates(data: bytes) -> Iterator[tuple[int, int]]:
         before, end = end + 1, data.find(b"]", end + 1)
 
 
-async def _read(data: bytes, start: int, end: int, turns: Turns) -> list[int] | None:
-    """The ids between two positions; None: there is something else."""
+async def _read(data: bytes, start: int, end: int, turns: Turns, room: int) -> list[int] | None:
+    """The ids between two positions; None: there is something else. Raises PayloadTooLarge."""
     ids: list[int] = []
     while start < end:
         cut = min(start + _PORTION_BYTES, end)
@@ -84,6 +90,8 @@ async def _read(data: bytes, start: int, end: int, turns: Turns) -> list[int] | 
             ids += _decoder.decode(b"[%b]" % data[start:comma])
         except msgspec.DecodeError:
             return None
+        if len(ids) > room:
+            raise PayloadTooLarge("the body holds more token ids than gateway.max_json_ids")
         start = comma + 1
         await turns.rest()
     return ids

@@ -84,6 +84,9 @@ class GatewaySettings(
         description="Values in a JSON body: numbers, strings, lists and objects. Long lists of "
         "token ids are not counted.",
     )
+    max_json_ids: int = Field(
+        default=1_048_576, ge=1, description="Token ids in the long lists of a JSON body."
+    )
     max_json_strings: int = Field(
         default=200_000, ge=16, description="Strings in a JSON body, names of fields included."
     )

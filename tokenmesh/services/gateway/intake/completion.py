@@ -1,6 +1,6 @@
 """CompletionIntake: the body of a plain completion becomes an Ask."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from tokenmesh.services.gateway.ask import Ask
@@ -21,8 +21,9 @@ from tokenmesh.services.gateway.openai.completion_request import (
 )
 from tokenmesh.services.gateway.openai.rule_fields import out_of_vocabulary, read_budget
 from tokenmesh.services.gateway.parsing import Parsing
+from tokenmesh.services.gateway.turns import Turns
 from tokenmesh.services.gateway.vocabularies import ModelText
-from tokenmesh.shared.errors import InvalidInput
+from tokenmesh.shared.errors import InvalidInput, PromptTooLong
 from tokenmesh.shared.ids import RequestId
 from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.messages.sampling import SamplingParams
@@ -52,7 +53,7 @@ class CompletionIntake:
         )
         await self._desk.check(sampling.structured)
         embeds = await read_embeds(body, card, self._desk.blobs, self._desk.settings)
-        jobs = self._jobs(body, card, sampling, exchange, text, embeds)
+        jobs = await self._jobs(body, card, sampling, exchange, text, embeds)
         return Ask(
             head=head_of(body, exchange, card),
             jobs=tuple(jobs),
@@ -65,7 +66,7 @@ class CompletionIntake:
             shows_prompt_logprobs=body.prompt_logprobs is not None,
         )
 
-    def _jobs(
+    async def _jobs(
         self,
         body: CompletionRequest,
         card: ModelCard,
@@ -81,7 +82,12 @@ class CompletionIntake:
         budget = read_budget(body.thinking_token_budget, parsing)
         # max_tokens 0 asks for the prompt alone: the worker has to make one token anyway.
         wanted = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-        prompts = [*(each.placeholders for each in embeds), *_text_prompts(body, text)]
+        is_cut = body.truncate_prompt_tokens is not None
+        most = None if is_cut else card.max_model_len
+        prompts = [
+            *(each.placeholders for each in embeds),
+            *[each async for each in _text_prompts(body, text, most)],
+        ]
         jobs = []
         for index, prompt in enumerate(prompts):
             first_choice = index * (body.n or 1)
@@ -115,9 +121,21 @@ class CompletionIntake:
             )
 
 
-def _text_prompts(body: CompletionRequest, text: ModelText) -> Iterator[TextPrompt | IdsPrompt]:
+async def _text_prompts(
+    body: CompletionRequest, text: ModelText, most: int | None
+) -> AsyncIterator[TextPrompt | IdsPrompt]:
+    """`most`: token ids of one. Raises PromptTooLong, InvalidInput."""
+    turns = Turns()
     for prompt in body.prompts:
+        await turns.rest()
         whole = fill_in_prompt(prompt, body.suffix, text.vocabulary) if body.suffix else prompt
+        if most is not None and not isinstance(whole, str) and len(whole) >= most:
+            raise PromptTooLong.over(
+                most,
+                f"your prompt resulted in {len(whole)} tokens, which leaves no room for an answer",
+                "the length of the prompt",
+                param="prompt",
+            )
         yield _plain_prompt(whole, body.add_special_tokens, text.described.vocab_size)
 
 

@@ -1,0 +1,1 @@
+"""Attacks on a gateway, and what others notice of them."""

@@ -1,0 +1,108 @@
+"""The bytes of each attack. `{model}` and the key are the caller's."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+MEBIBYTE: Final = 1024 * 1024
+
+Make = Callable[[str], bytes]
+"""From a model's name to a body."""
+
+
+def post(path: str, body: bytes, key: str | None, kind: str = "application/json") -> bytes:
+    """A whole request."""
+    fields = [f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Type: {kind}"]
+    fields += [f"Content-Length: {len(body)}", *_authorization(key)]
+    return "\r\n".join([*fields, "", ""]).encode() + body
+
+
+def bare(method: str, target: str, key: str | None) -> bytes:
+    """A request without a body."""
+    fields = [f"{method} {target} HTTP/1.1", "Host: localhost", *_authorization(key)]
+    return "\r\n".join([*fields, "", ""]).encode()
+
+
+def _authorization(key: str | None) -> list[str]:
+    return [] if key is None else [f"Authorization: Bearer {key}"]
+
+
+def _repeat(begun: bytes, piece: bytes, end: bytes, size: int = 8 * MEBIBYTE) -> Make:
+    def make(model: str) -> bytes:
+        head = b'{"model":%s,' % json.dumps(model).encode() + begun
+        return head + piece * ((size - len(head) - len(end)) // len(piece)) + end
+
+    return make
+
+
+def _chat(**fields: Any) -> Make:
+    def make(model: str) -> bytes:
+        messages = [{"role": "user", "content": "Hi"}]
+        return json.dumps({"model": model, "messages": messages, **fields}).encode()
+
+    return make
+
+
+def _schema(pattern: str, count: int) -> dict[str, Any]:
+    schema = {"anyOf": [{"type": "string", "pattern": pattern} for _ in range(count)]}
+    return {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+
+
+def _batch(model: str) -> bytes:
+    body = json.loads(_chat(response_format=_schema("{" + "1" * 4000, 60))(model))
+    return json.dumps({**body, "messages": [body["messages"]] * 1000}).encode()
+
+
+def _upload(_model: str) -> bytes:
+    head = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+    return head + b"x" * (16 * MEBIBYTE) + b"\r\n--b--\r\n"
+
+
+_CHAT: Final = "/v1/chat/completions"
+_PLAIN: Final = "/v1/completions"
+_HI: Final = b'"messages":[{"role":"user","content":"Hi"}],'
+
+BODIES: Final[Mapping[str, tuple[str, Make]]] = {
+    "prompt of -1": (_PLAIN, _repeat(b'"prompt":[', b"-1,", b"-1]}")),
+    "prompt of [-1]": (_PLAIN, _repeat(b'"prompt":[', b"[-1],", b"[-1]]}")),
+    "prompt of 1M ids": (_PLAIN, _repeat(b'"prompt":[', b"12345,", b"1]}", 6 * MEBIBYTE)),
+    "messages of 1": (_CHAT, _repeat(b'"messages":[', b"1,", b"1]}")),
+    "messages of {}": (_CHAT, _repeat(b'"messages":[', b"{},", b"{}]}")),
+    "stop of 1": (_CHAT, _repeat(_HI + b'"stop":[', b"1,", b"1]}")),
+    "extra values": (_CHAT, _repeat(_HI + b'"x":[', b'"",', b'""]}')),
+    "open brackets": (_CHAT, _repeat(b'"messages":', b"[", b"")),
+    "8 MiB text": (_CHAT, _repeat(b'"messages":[{"role":"user","content":"', b"word ", b'"}]}')),
+    "escapes": (_PLAIN, _repeat(b'"prompt":"', rb"\u00e9", b'"}')),
+    "oversize body": (_CHAT, _repeat(b'"x":"', b"y", b'"}', 24 * MEBIBYTE)),
+    "items of system": (
+        "/v1/responses",
+        _repeat(b'"store":false,"input":[', b'{"role":"system","content":"a"},', b"{}]}", MEBIBYTE),
+    ),
+    "regex bombs": (_CHAT, _chat(response_format=_schema("{" + "1" * 4000, 62))),
+    "long regex": (_CHAT, _chat(response_format=_schema("(a{1,9}|[b-z]+)" * 260, 62))),
+    "batch of regex bombs": (f"{_CHAT}/batch", _batch),
+    "logit_bias digits": (_CHAT, _chat(logit_bias={"9" * 5000: 1})),
+    "tokenize 1 MB": ("/tokenize", _repeat(b'"prompt":"', b"word ", b'"}', MEBIBYTE)),
+    "uploads": ("/v1/files", _upload),
+}
+BARE: Final = {
+    "CONNECT": ("CONNECT", "a:80"),
+    "upgrades": (
+        "GET",
+        "/livez HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nX: y\r\n\r\nGET /",
+    ),
+    "pipelined": (
+        "GET",
+        "/livez HTTP/1.1\r\n\r\n" + "GET /livez HTTP/1.1\r\n\r\n" * 10_000 + "GET /",
+    ),
+}
+NAMES: Final = (*BARE, *BODIES)
+
+
+def request(name: str, model: str, key: str | None) -> bytes:
+    """One request of an attack."""
+    if name in BARE:
+        return bare(*BARE[name], key)
+    path, make = BODIES[name]
+    kind = "multipart/form-data; boundary=b" if name == "uploads" else "application/json"
+    return post(path, make(model), key, kind)
