@@ -1,8 +1,8 @@
 """Attacks on one gateway of a real `tokenmesh up --engine sim`, and what others notice of them.
 
-`python -m benchmarks.bench_attacks --seconds 60`. Each attack runs from 8 connections, without
-a key and with one of a tenant of 60 requests a minute, while `/livez` is asked and another tenant has 8
-streams. Exits 1 where a bar of `attacks_run/score.py` is not held.
+`python -m benchmarks.bench_attacks --seconds 60`. Each attack runs from 8 connections, without a
+key and with that of a tenant of 60 requests a minute; meanwhile `/livez` is asked and another
+tenant has 8 streams. Exits 1 where a bar of `attacks_run/score.py` is not held.
 """
 
 import argparse
@@ -138,7 +138,8 @@ async def run(options: argparse.Namespace) -> tuple[list[Score], dict[str, objec
             watch = MemoryWatch(mesh_processes(port))
             await Phase(port, model, watch).run(_SETTLE_S)
             quiet = await Phase(port, model, watch).run(options.seconds)
-            scores = []
+            scores = [score("none", quiet, quiet, 0)]
+            print(table(scores), flush=True)
             for name in options.attack or NAMES:
                 for key in ("", ATTACKER):
                     scores.append(await _one(options, name, key, port, model, watch, quiet))
