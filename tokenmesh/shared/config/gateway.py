@@ -5,6 +5,7 @@ from math import inf
 from pydantic import Field, field_validator, model_validator
 
 from tokenmesh.shared.config.answers import AnswerSettings
+from tokenmesh.shared.config.body import BodySettings
 from tokenmesh.shared.config.listener import ListenerSettings
 from tokenmesh.shared.config.realtime import RealtimeSettings
 from tokenmesh.shared.config.structured_limits import StructuredLimits
@@ -14,7 +15,12 @@ _HASH_CHARS = 64
 
 
 class GatewaySettings(
-    ListenerSettings, RealtimeSettings, StructuredLimits, TenancySettings, AnswerSettings
+    ListenerSettings,
+    RealtimeSettings,
+    StructuredLimits,
+    TenancySettings,
+    AnswerSettings,
+    BodySettings,
 ):
     """One gateway process. Times are seconds, sizes bytes."""
 
@@ -76,23 +82,6 @@ class GatewaySettings(
         "package.module:attribute that is imported for it.",
     )
 
-    max_body_bytes: int = Field(default=8 * 1024 * 1024, ge=1024, description="Largest JSON body.")
-    max_json_depth: int = Field(default=64, ge=4, description="Deepest nesting of a JSON body.")
-    max_json_values: int = Field(
-        default=262_144,
-        ge=16,
-        description="Values in a JSON body: numbers, strings, lists and objects. Long lists of "
-        "token ids are not counted.",
-    )
-    max_json_ids: int = Field(
-        default=1_048_576, ge=1, description="Token ids in the long lists of a JSON body."
-    )
-    max_json_strings: int = Field(
-        default=200_000, ge=16, description="Strings in a JSON body, names of fields included."
-    )
-    max_json_objects: int = Field(
-        default=50_000, ge=4, description="Objects and lists in a JSON body."
-    )
     max_n: int = Field(default=128, ge=1, description="Largest n.")
     prompt_embeds: bool = Field(
         default=False, description="Take prompt_embeds: prompts as tensors, for those one trusts."
