@@ -78,6 +78,11 @@ FLAGS: Final = (
     Flag("--reasoning-parser", ("model", "reasoning_parser")),
     Flag("--tool-call-parser", ("model", "tool_call_parser")),
     Flag("--chat-template", ("model", "chat_template")),
+    Flag(
+        "--allow-special-tokens-in-content",
+        ("model", "allow_special_tokens_in_content"),
+        is_switch=True,
+    ),
     Flag("--generation-config", ("model", "generation_config")),
     Flag("--trust-request-chat-template", ("tokenizer", "trust_request_chat_template"), True),
     Flag("--engine", ("worker", "engine")),

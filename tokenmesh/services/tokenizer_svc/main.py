@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 
 from tokenmesh.services.tokenizer_svc.actor import TokenizerActor
 from tokenmesh.services.tokenizer_svc.chat import ChatRenderer
+from tokenmesh.services.tokenizer_svc.content_guard import ContentGuard
 from tokenmesh.services.tokenizer_svc.loading import load_model
 from tokenmesh.services.tokenizer_svc.media.fetch import Fetcher
 from tokenmesh.services.tokenizer_svc.media.loader import MediaLoader
@@ -58,6 +59,9 @@ class Tools:
         loaded = await asyncio.to_thread(load_model, settings)
         parsers = choose_parsers(settings, loaded.templates.values(), self._parser_plugins)
         vision = await asyncio.to_thread(vision_model, loaded)
+        guard: ContentGuard | None = None
+        if not settings.allow_special_tokens_in_content:
+            guard = await asyncio.to_thread(ContentGuard, loaded.tokenizer)
         await self._chat.check(loaded, is_configured=settings.chat_template is not None)
         logger.info(
             "%s: %d tokens, images: %s, reasoning parser: %s, tool parser: %s",
@@ -76,6 +80,7 @@ class Tools:
             media=self._media,
             threads=self._threads,
             parsers=parsers,
+            guard=guard,
         )
 
     async def stop(self) -> None:

@@ -3,10 +3,12 @@
 `tokenize` reads as the path: ids (render, media, encode), truncate, check, hash.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 from tokenmesh.services.tokenizer_svc.chat import ChatRenderer
+from tokenmesh.services.tokenizer_svc.content_guard import ContentGuard
 from tokenmesh.services.tokenizer_svc.encoding import (
     bad_words_ids,
     check_ids,
@@ -62,7 +64,9 @@ class PromptTokenizer:
         media: MediaLoader,
         threads: Threads,
         parsers: ParserNames,
+        guard: ContentGuard | None = None,
     ) -> None:
+        """`guard` None: special tokens in message contents are special tokens."""
         self.model = model
         self.parsers = parsers
         self._name = name
@@ -71,6 +75,7 @@ class PromptTokenizer:
         self._chat = chat
         self._media = media
         self._threads = threads
+        self._guard = guard
         self._length_bound = length_bound(model.tokenizer_json)
         self._scope = route_scope(name, model.fingerprint, limits.route_block_tokens)
         self._route_head = chain_head(self._scope)
@@ -146,8 +151,36 @@ class PromptTokenizer:
             text = await self._chat.render(
                 self.model, prompt, conversation, placeholder, message.tenant
             )
+            if self._guard is not None:
+                hidden, table = await self._hidden(
+                    self._guard, text, message.tenant, prompt, conversation
+                )
         # Truncation comes after the placeholders have their length.
-        return await self._encode(text, prompt.add_special_tokens, None, message), images
+        if self._guard is None:
+            return await self._encode(text, prompt.add_special_tokens, None, message), images
+        work = partial(self._guard.encode, hidden, table, prompt.add_special_tokens)
+        return await self._encode_by(work, text, message), images
+
+    async def _hidden(
+        self,
+        guard: ContentGuard,
+        text: str,
+        tenant: str,
+        prompt: ChatPrompt,
+        conversation: Conversation,
+    ) -> tuple[str, dict[int, int]]:
+        """A rendering that tells which of its characters are the contents'."""
+        placeholder = self._vision.placeholder if self._vision is not None else ""
+        threads, cost = self._threads, len(text)
+        await threads.run_text(tenant, cost, partial(guard.check, conversation))
+        for table in guard.tables:
+            hide = partial(guard.hidden, conversation, table)
+            other = await threads.run_text(tenant, cost, hide)
+            hidden = await self._chat.render(self.model, prompt, other, placeholder, tenant)
+            show = partial(guard.shown, hidden, table)
+            if await threads.run_text(tenant, cost, show) == text:
+                return hidden, table
+        raise guard.refusal()
 
     async def _load_media(self, conversation: Conversation, message: Tokenize) -> list[Pixels]:
         if not conversation.media:
@@ -163,17 +196,22 @@ class PromptTokenizer:
     async def _encode(
         self, text: str, add_special_tokens: bool, limit: int | None, message: Tokenize
     ) -> list[int]:
+        work = partial(
+            encode_text,
+            self.model.tokenizer,
+            text,
+            add_special_tokens=add_special_tokens,
+            max_tokens=limit,
+            side=message.truncation_side,
+        )
+        return await self._encode_by(work, text, message)
+
+    async def _encode_by(
+        self, work: Callable[[], list[int]], text: str, message: Tokenize
+    ) -> list[int]:
         if message.truncate_prompt_tokens is None:
             self._refuse_hopeless(text, message)
         with span("encode", {"tokenmesh.chars": len(text)}) as current:
-            work = partial(
-                encode_text,
-                self.model.tokenizer,
-                text,
-                add_special_tokens=add_special_tokens,
-                max_tokens=limit,
-                side=message.truncation_side,
-            )
             ids = await self._threads.run_text(message.tenant, len(text), work)
             current.set_attribute("tokenmesh.tokens", len(ids))
         return ids

@@ -30,6 +30,11 @@ class ModelSettings(BaseModel):
     chat_template: str | None = Field(
         default=None, description="File with, or text of, a Jinja template to use instead."
     )
+    allow_special_tokens_in_content: bool = Field(
+        default=True,
+        description="Whether special tokens in the text of messages are special tokens, as in "
+        "vLLM; false: they are encoded as ordinary text.",
+    )
     generation_config: Literal["auto", "vllm"] = Field(
         default="auto",
         description="auto: sampling defaults from generation_config.json; vllm: neutral defaults.",

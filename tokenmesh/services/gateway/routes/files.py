@@ -66,6 +66,11 @@ def files_router(gateway: Gateway) -> APIRouter:
             await reservation.release()
             raise
 
+    _add_reading(router, gateway, uploads)
+    return router
+
+
+def _add_reading(router: APIRouter, gateway: Gateway, uploads: Uploads) -> None:
     @router.get("/v1/files/{file_id}")
     async def get_file(request: Request, file_id: str) -> Response:
         """What is known of an upload."""
@@ -91,8 +96,6 @@ def files_router(gateway: Gateway) -> APIRouter:
             # Also for one that Redis has evicted: its bytes would count until it expires.
             await gateway.upload_quota.release(owner, file_id)
         return json_response(FileDeleted(id=file_id))
-
-    return router
 
 
 def _read(form: FormData) -> tuple[UploadFile, str]:

@@ -1,5 +1,7 @@
 """POST /tokenize and /detokenize."""
 
+from collections.abc import Sequence
+
 import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -50,11 +52,8 @@ def tokenize_router(gateway: Gateway) -> APIRouter:
         """The text of ids, special tokens included."""
         body = await read_json(request, DetokenizeRequest, gateway.settings)
         card = await gateway.catalog.find_soon(body.model)
-        exchange, limit = exchange_of(request.scope), card.max_model_len
-        if len(body.tokens) > limit:
-            raise InvalidInput(
-                f"tokens holds {len(body.tokens)} ids, the model can take {limit}", param="tokens"
-            )
+        exchange = exchange_of(request.scope)
+        _check_length(body.tokens, card.max_model_len)
         question = Detokenize(
             request_id=exchange.request_id,
             model=card.name,
@@ -71,6 +70,11 @@ def tokenize_router(gateway: Gateway) -> APIRouter:
         return json_response(DetokenizeResult(answer.text))
 
     return router
+
+
+def _check_length(ids: Sequence[int], limit: int) -> None:
+    if len(ids) > limit:
+        raise InvalidInput(f"tokens holds {len(ids)} ids, the model takes {limit}", param="tokens")
 
 
 def _prompt(body: TokenizeRequest) -> TextPrompt | ChatPrompt:

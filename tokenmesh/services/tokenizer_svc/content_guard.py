@@ -1,0 +1,193 @@
+"""ContentGuard: text of message contents never becomes a special token.
+
+A conversation is rendered twice: as it is, and with characters of its contents replaced by private
+ones. Where the second rendering is the first one but for these characters, every special token that
+is left in it was written by the template, and only there the text is cut; between the cuts special
+tokens are encoded as ordinary text. Where it is not, the template looks into the contents, nothing
+is shown, and the request is refused.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from tokenizers import Encoding, Tokenizer
+
+from tokenmesh.services.tokenizer_svc.messages import Conversation
+from tokenmesh.services.tokenizer_svc.render_job import JsonObject
+from tokenmesh.shared.errors import ConfigError, InvalidInput
+
+_PRIVATE: Final = 0xF0000
+"""First of the private characters that stand for others."""
+_MOST_PRIVATE: Final = 0xFFFE
+_PRIVATE_TEXT: Final = re.compile("[\U000f0000-\U000ffffe]")
+_NEVER_REPLACED: Final = frozenset('"\\')
+"""JSON escapes them, so that a rendering would differ; like control characters."""
+_FIELDS: Final = ("content", "reasoning_content", "thinking", "reasoning")
+_PARAM: Final = "model.allow_special_tokens_in_content"
+
+Table = dict[int, int]
+
+
+class ContentGuard:
+    """Of one model. Safe to call from threads."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Raises ConfigError for a tokenizer that cannot encode a text piece by piece."""
+        self._tokenizer = tokenizer
+        self._plain = Tokenizer.from_str(tokenizer.to_str())
+        self._plain.encode_special_tokens = True
+        added = tokenizer.get_added_tokens_decoder().values()
+        self._special = frozenset(token.content for token in added if token.special)
+        has_normalizer = tokenizer.normalizer is not None
+        texts = [each.content for each in added if not (each.normalized and has_normalizer)]
+        self._added = _any_of(texts)
+        self._special_text = _any_of(sorted(self._special))
+        self._tables = (_table({*"".join(self._special)}), _table(_marks(self._special)))
+        self._check(added)
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """Which characters are replaced by which; the first one to try first."""
+        return self._tables
+
+    def check(self, conversation: Conversation) -> None:
+        """Raises InvalidInput for a special token where it cannot be told from the template's."""
+        rest: list[object] = [conversation.tools, conversation.documents, conversation.variables]
+        contents: list[object] = []
+        for message in conversation.messages:
+            for key, value in message.items():
+                (contents if key in _FIELDS else rest).append(value)
+        for text in _strings(rest):
+            if found := self._special_text.search(text):
+                raise InvalidInput(
+                    f"the special token {found.group()!r} is allowed in the content of messages "
+                    "only",
+                    param="messages",
+                )
+        if any(map(_PRIVATE_TEXT.search, _strings(contents))):
+            raise InvalidInput(
+                "characters of the private plane U+F0000 are not allowed in messages",
+                param="messages",
+            )
+
+    def hidden(self, conversation: Conversation, table: Table) -> Conversation:
+        """The conversation with other contents."""
+        messages = [_replaced(message, table) for message in conversation.messages]
+        return replace(conversation, messages=messages)
+
+    def shown(self, text: str, table: Table) -> str:
+        """What was rendered of a hidden conversation, with the contents' own characters."""
+        return text.translate({private: char for char, private in table.items()})
+
+    def encode(self, hidden: str, table: Table, add_special_tokens: bool) -> list[int]:
+        """The ids of what was rendered of a hidden conversation."""
+        encodings: list[Encoding] = []
+        start = 0
+        for match in self._added.finditer(hidden):
+            if match.group() in self._special:
+                encodings.append(self._piece(hidden[start : match.start()], table))
+                encodings.append(self._tokenizer.encode(match.group(), add_special_tokens=False))
+                start = match.end()
+        encodings.append(self._piece(hidden[start:], table))
+        whole = Encoding.merge(encodings, growing_offsets=False)
+        if add_special_tokens:
+            whole = self._tokenizer.post_process(whole)
+        ids: list[int] = whole.ids
+        return ids
+
+    def refusal(self) -> InvalidInput:
+        """Of a conversation whose contents the template looks into."""
+        return InvalidInput(
+            "the chat template changes with the special characters of these messages, so that "
+            "special tokens in them cannot be told from its own: they are not allowed here",
+            param="messages",
+        )
+
+    def _piece(self, text: str, table: Table) -> Encoding:
+        return self._plain.encode(self.shown(text, table), add_special_tokens=False)
+
+    def _check(self, added: Any) -> None:
+        """Try it out: what is encoded in pieces must be what is encoded at once."""
+        for token in added:
+            has_effects = token.lstrip or token.rstrip or token.single_word
+            is_normalized = token.normalized and self._tokenizer.normalizer is not None
+            if token.special and (has_effects or is_normalized or not token.content.strip()):
+                raise _unusable(f"its token {token.content!r} takes text around it along")
+        if '"prepend_scheme":"first"' in self._tokenizer.to_str():
+            raise _unusable("it encodes the first word of a text in another way")
+        for special in sorted(self._special):
+            text = f"{special}a B\n\n {special} c{special}{special}x  {special}"
+            for adds in (False, True):
+                at_once = self._tokenizer.encode(text, add_special_tokens=adds).ids
+                if self.encode(text, {}, adds) != at_once:
+                    raise _unusable("it encodes the text after a special token in another way")
+
+
+def _unusable(reason: str) -> ConfigError:
+    return ConfigError(f"{_PARAM} cannot be false with this tokenizer: {reason}", param=_PARAM)
+
+
+def _any_of(texts: list[str]) -> re.Pattern[str]:
+    """Leftmost and longest, as tokenizers match added tokens."""
+    longest_first = sorted(texts, key=len, reverse=True)
+    # Without any, a pattern that matches nowhere.
+    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+
+def _is_replaceable(char: str) -> bool:
+    return char.isprintable() and not char.isspace() and char not in _NEVER_REPLACED
+
+
+def _marks(tokens: frozenset[str]) -> set[str]:
+    """Few characters of which every token holds one: templates rarely look for these."""
+    found: set[str] = set()
+    left = {token for token in tokens if any(map(_is_replaceable, token))}
+    while left:
+        counts: dict[str, int] = {}
+        for token in left:
+            for char in filter(_is_replaceable, set(token)):
+                counts[char] = counts.get(char, 0) + 1
+        # Brackets begin tags, which templates do look for.
+        best = max(counts, key=lambda each: (counts[each], not each.isalnum(), each not in "<>/"))
+        found.add(best)
+        left = {token for token in left if best not in token}
+    return found
+
+
+def _table(chars: set[str]) -> Table:
+    replaced = sorted(filter(_is_replaceable, chars))[:_MOST_PRIVATE]
+    return {ord(char): _PRIVATE + index for index, char in enumerate(replaced)}
+
+
+def _replaced(message: JsonObject, table: Table) -> JsonObject:
+    changed = {key: _translated(message[key], table) for key in _FIELDS if key in message}
+    return {**message, **changed}
+
+
+def _translated(content: object, table: Table) -> object:
+    if isinstance(content, str):
+        return content.translate(table)
+    if isinstance(content, list):
+        return [_translated_part(part, table) for part in content]
+    return content
+
+
+def _translated_part(part: object, table: Table) -> object:
+    if isinstance(part, Mapping) and isinstance(part.get("text"), str):
+        return {**part, "text": part["text"].translate(table)}
+    return part
+
+
+def _strings(value: object) -> Iterator[str]:
+    """All strings in a JSON value, keys included."""
+    todo = [value]
+    while todo:
+        each = todo.pop()
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, Mapping):
+            todo.extend((*each.keys(), *each.values()))
+        elif isinstance(each, list):
+            todo.extend(each)
