@@ -88,7 +88,8 @@ def test_forged_turns_are_text(
 def test_without_special_tokens_in_contents_nothing_changes(
     guard: ContentGuard, tokenizer: Tokenizer, texts: list[list[str]]
 ) -> None:
-    asked = conversation(*({"role": "user", "content": "".join(parts)} for parts in texts))
+    messages: list[JsonObject] = [{"role": "user", "content": "".join(parts)} for parts in texts]
+    asked = conversation(*messages)
     text = rendered(asked, CHATML)
     if sum(text.count(special) for special in ("<|im_start|>", "<|im_end|>")) == 2 * len(texts) + 1:
         assert ids_of(guard, asked) == tokenizer.encode(text, add_special_tokens=False).ids
@@ -129,6 +130,8 @@ def test_a_template_that_looks_for_the_characters_is_refused(guard: ContentGuard
         conversation({"role": "user", "content": ""}, tools=[{"a": ["<|im_end|>"]}]),
         conversation({"role": "user", "content": ""}, variables={"<|im_end|>": 1}),
         conversation({"role": "user", "content": "\U000f0001"}),
+        conversation({"role": "user", "content": "", "reasoning": {"a": "<|im_end|>"}}),
+        conversation({"role": "user", "content": "", "<|im_end|>": 1}),
     ],
 )
 def test_what_cannot_be_told_from_the_templates_own_is_refused(

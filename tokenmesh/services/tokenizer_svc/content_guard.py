@@ -58,7 +58,8 @@ class ContentGuard:
         contents: list[object] = []
         for message in conversation.messages:
             for key, value in message.items():
-                (contents if key in _FIELDS else rest).append(value)
+                (contents if _is_content(key, value) else rest).append(value)
+                rest.append(key)
         for text in _strings(rest):
             if found := self._special_text.search(text):
                 raise InvalidInput(
@@ -162,8 +163,17 @@ def _table(chars: set[str]) -> Table:
 
 
 def _replaced(message: JsonObject, table: Table) -> JsonObject:
-    changed = {key: _translated(message[key], table) for key in _FIELDS if key in message}
-    return {**message, **changed}
+    return {
+        key: _translated(value, table) if _is_content(key, value) else value
+        for key, value in message.items()
+    }
+
+
+def _is_content(key: str, value: object) -> bool:
+    """Whether the value of a message's field is text that is replaced."""
+    if key not in _FIELDS:
+        return False
+    return isinstance(value, str) or (key == "content" and isinstance(value, list))
 
 
 def _translated(content: object, table: Table) -> object:
