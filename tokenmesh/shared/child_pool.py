@@ -2,13 +2,17 @@
 
 A job and its answer are bytes behind a 4-byte little-endian length, over the child's stdin and
 stdout. The child arms an alarm for each job (`serve`); the kernel ends it when that goes off,
-whatever native code it is in.
+whatever native code it is in. A child that takes long to start can fork for each job: then the
+fork ends, and the child stays as it was.
 """
 
 import asyncio
 import contextlib
+import logging
+import os
 import signal
 import sys
+import traceback
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,8 +20,15 @@ from typing import BinaryIO, Final
 
 from tokenmesh.shared.config.child_environment import sandbox_environment
 from tokenmesh.shared.errors import Overloaded, TokenMeshError, Unavailable
+from tokenmesh.shared.fair_slots import FairSlots, Full
+
+logger = logging.getLogger(__name__)
 
 LENGTH_BYTES: Final = 4
+_LATE: Final = b"\xff\xff\xff\xff"
+"""In place of the length of an answer: the fork that worked on the job ran out of time."""
+_DIED: Final = b"\xfe\xff\xff\xff"
+"""The same: the fork died."""
 _OVERLOADED_RETRY_S: Final = 0.5
 
 
@@ -27,6 +38,14 @@ class ChildLate(TokenMeshError):
 
 class ChildDied(TokenMeshError):
     """The process died in the job: of memory, or of what it was given."""
+
+
+class _ForkEnded(Exception):
+    """Instead of an answer: the fork that worked on a job is gone, its parent is as it was."""
+
+    def __init__(self, is_late: bool) -> None:
+        super().__init__()
+        self.is_late = is_late
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +62,9 @@ class ChildLimits:
 
 
 class ChildPool:
-    """Processes that are started when first needed. `stop` ends them all.
+    """Processes that are started by `start` or when first needed. `stop` ends them all.
 
-    A process that dies in a job fails that job only.
+    A process that dies in a job fails that job only. Jobs of several shares take turns.
     """
 
     def __init__(
@@ -60,42 +79,76 @@ class ChildPool:
         self._command = (sys.executable, "-P", "-m", module, *arguments)
         self._limits = limits
         self._hello = hello
-        self._num_waiting = 0
+        self._slots = FairSlots(limits.processes, limits.queue)
         self._children: list[Process] = []
         # None stands for a process that is not started, or is to be replaced.
-        self._idle: asyncio.LifoQueue[Process | None] = asyncio.LifoQueue()
-        for _ in range(limits.processes):
-            self._idle.put_nowait(None)
+        self._idle: list[Process | None] = [None] * limits.processes
+        self._starts: set[asyncio.Task[None]] = set()
 
     @property
     def processes(self) -> tuple[Process, ...]:
         """Those that were started and not replaced since."""
         return tuple(self._children)
 
-    async def ask(self, job: bytes) -> bytes:
-        """The answer. Raises ChildLate, ChildDied; Overloaded when too many jobs wait already."""
-        if self._num_waiting >= self._limits.queue:
-            raise Overloaded(f"too many {self._purpose} wait", retry_after_s=_OVERLOADED_RETRY_S)
-        self._num_waiting += 1
+    async def start(self) -> None:
+        """Start a process, then the others in the background. Raises Unavailable."""
+        await self._start_idle()
+        for _ in range(self._limits.processes - 1):
+            task = asyncio.create_task(self._start_idle())
+            self._starts.add(task)
+            task.add_done_callback(self._note_start)
+
+    def _note_start(self, task: "asyncio.Task[None]") -> None:
+        self._starts.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.warning("%s", error)
+
+    async def _start_idle(self) -> None:
+        # No share has the name of "", so none is kept from the last slot.
+        await self._slots.acquire("")
+        child: Process | None = None
         try:
-            child = await self._idle.get()
+            child = self._idle.pop(0)
+            if child is None or child.returncode is not None:
+                child = None
+                child = await self._start()
         finally:
-            self._num_waiting -= 1
+            self._idle.append(child)
+            self._slots.release("")
+
+    async def ask(self, job: bytes, share: str = "") -> bytes:
+        """The answer. Raises ChildLate, ChildDied; Overloaded when too many jobs wait already.
+
+        share: whose job it is; `FairSlots` says how shares take turns.
+        """
+        try:
+            await self._slots.acquire(share)
+        except Full as error:
+            message = f"too many {self._purpose} wait"
+            raise Overloaded(message, retry_after_s=_OVERLOADED_RETRY_S) from error
+        child = self._idle.pop()
         # Whatever interrupts the job, its child is in the middle of it and of no more use.
         survivor: Process | None = None
         try:
             if child is None or child.returncode is not None:
+                child = None
                 child = await self._start()
             answer = await self._ask(child, job)
             survivor = child
-            return answer
+            if isinstance(answer, bytes):
+                return answer
+            raise answer
         finally:
             if survivor is None and child is not None:
                 _kill(child)
-            self._idle.put_nowait(survivor)
+            self._idle.append(survivor)
+            self._slots.release(share)
 
     async def stop(self) -> None:
         """End every process; a job in flight fails."""
+        for task in self._starts:
+            task.cancel()
+        await asyncio.gather(*self._starts, return_exceptions=True)
         for child in self._children:
             assert child.stdin is not None
             child.stdin.close()
@@ -105,7 +158,11 @@ class ChildPool:
 
     async def _start(self) -> Process:
         child = await asyncio.create_subprocess_exec(
-            *self._command, stdin=PIPE, stdout=PIPE, env=sandbox_environment()
+            *self._command,
+            stdin=PIPE,
+            stdout=PIPE,
+            env=sandbox_environment(),
+            start_new_session=True,
         )
         self._children = [*(old for old in self._children if old.returncode is None), child]
         ready = False
@@ -121,18 +178,22 @@ class ChildPool:
                 _kill(child)
         return child
 
-    async def _ask(self, child: Process, job: bytes) -> bytes:
+    async def _ask(self, child: Process, job: bytes) -> bytes | ChildLate | ChildDied:
+        """What a child answers, or how its fork ended. Raises the same when the child is gone."""
         limits = self._limits
+        late = ChildLate(f"it takes longer than {limits.time_s:g} s")
         try:
             # The child's own alarm comes first; this one is for a child that lost it.
             async with asyncio.timeout(2 * limits.time_s + limits.start_s):
                 return await _exchange(child, job)
+        except _ForkEnded as ended:
+            return late if ended.is_late else ChildDied("its process died")
         except TimeoutError:
             pass
         except (asyncio.IncompleteReadError, ConnectionError):
             if await child.wait() != -signal.SIGALRM:
                 raise ChildDied("its process died") from None
-        raise ChildLate(f"it takes longer than {limits.time_s:g} s")
+        raise late
 
 
 async def _exchange(child: Process, data: bytes) -> bytes:
@@ -141,13 +202,16 @@ async def _exchange(child: Process, data: bytes) -> bytes:
     child.stdin.write(len(data).to_bytes(LENGTH_BYTES, "little") + data)
     await child.stdin.drain()
     length = await child.stdout.readexactly(LENGTH_BYTES)
+    if length in (_LATE, _DIED):
+        raise _ForkEnded(is_late=length == _LATE)
     return await child.stdout.readexactly(int.from_bytes(length, "little"))
 
 
 def _kill(child: Process) -> None:
+    """End a process and its fork, which are a process group."""
     if child.returncode is None:
         with contextlib.suppress(ProcessLookupError):
-            child.kill()
+            os.killpg(child.pid, signal.SIGKILL)
 
 
 def serve(
@@ -155,17 +219,48 @@ def serve(
     answers: BinaryIO,
     time_s: float,
     prepare: Callable[[bytes], Callable[[], bytes]],
+    forks: bool = False,
 ) -> None:
     """In the child: answer jobs in order until `jobs` ends.
 
     `prepare` reads a job and does what is not the job's own time; what it returns is bounded.
+    forks: a fork of this process does the work, so that a job that is ended does not end this
+    process with everything it has loaded.
     """
     # Ctrl-C reaches the whole process group; this one leaves when its parent closes stdin.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while length := jobs.read(LENGTH_BYTES):
         work = prepare(jobs.read(int.from_bytes(length, "little")))
-        signal.setitimer(signal.ITIMER_REAL, time_s)
-        answer = work()
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        answers.write(len(answer).to_bytes(LENGTH_BYTES, "little") + answer)
+        answer = _framed_of_fork(work, time_s) if forks else _framed(work, time_s)
+        answers.write(answer)
         answers.flush()
+
+
+def _framed(work: Callable[[], bytes], time_s: float) -> bytes:
+    signal.setitimer(signal.ITIMER_REAL, time_s)
+    answer = work()
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    return len(answer).to_bytes(LENGTH_BYTES, "little") + answer
+
+
+def _framed_of_fork(work: Callable[[], bytes], time_s: float) -> bytes:
+    source, target = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        # whatever happens here, no code of the parent's runs twice
+        try:
+            os.close(source)
+            with os.fdopen(target, "wb") as out:
+                out.write(_framed(work, time_s))
+            os._exit(0)
+        except Exception:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    os.close(target)
+    with os.fdopen(source, "rb") as answer:
+        framed = answer.read()
+    status = os.waitpid(pid, 0)[1]
+    if status == 0:
+        return framed
+    return _LATE if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM else _DIED
