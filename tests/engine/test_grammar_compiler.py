@@ -12,6 +12,7 @@ import pytest
 from tests.fakes.grammars import EOS, VOCAB, json_schema
 from tests.fakes.tokenizers import byte_level_bpe
 from tokenmesh.services.worker_svc.grammar.compiler import GrammarCompiler
+from tokenmesh.shared.child_pool import ChildPool
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import InvalidInput, Overloaded
 from tokenmesh.shared.messages.structured import Structured
@@ -35,7 +36,13 @@ async def make(directory: Path) -> AsyncIterator[MakeCompiler]:
     made: list[GrammarCompiler] = []
 
     def compiler(**settings: Any) -> GrammarCompiler:
-        limits = {"grammar_compile_s": LIMIT_S, "grammar_processes": 1, **settings}
+        limits = {
+            "grammar_compile_s": LIMIT_S,
+            "grammar_processes": 1,
+            # its processes start in a tenth of the time
+            "structured_outputs_backend": "guidance",
+            **settings,
+        }
         made.append(
             GrammarCompiler(
                 directory / "tokenizer.json",
@@ -68,7 +75,7 @@ async def test_equal_constraints_are_compiled_once_and_kept(make: MakeCompiler) 
 
 
 async def test_the_cache_forgets_what_was_not_used_for_longest(make: MakeCompiler) -> None:
-    compiler = make(grammar_cache_bytes=3 * 70_000, structured_outputs_backend="guidance")
+    compiler = make(grammar_cache_bytes=3 * 70_000)
     for text in ("a", "b", "c", "d"):
         await compiler.compile(regex(text))
         compiler.find(regex("a"))
@@ -76,12 +83,92 @@ async def test_the_cache_forgets_what_was_not_used_for_longest(make: MakeCompile
 
 
 async def test_a_refusal_names_the_field_and_each_library_that_refused(make: MakeCompiler) -> None:
-    compiler = make()
+    compiler = make(structured_outputs_backend="auto")
     with pytest.raises(InvalidInput) as caught:
         await compiler.compile(regex("("))
     assert caught.value.param == "structured_outputs.regex"
     for part in ("structured_outputs.regex: ", "xgrammar: ", "guidance: "):
         assert part in caught.value.message
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The shares of the jobs that any pool of processes was given."""
+    shares: list[str] = []
+    ask = ChildPool.ask
+
+    async def noted(pool: ChildPool, job: bytes, share: str = "") -> bytes:
+        shares.append(share)
+        return await ask(pool, job, share)
+
+    monkeypatch.setattr(ChildPool, "ask", noted)
+    return shares
+
+
+async def test_after_its_start_no_grammar_waits_for_a_process_or_a_library(
+    make: MakeCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = make(structured_outputs_backend="auto", grammar_compile_s=0.3)
+    await compiler.start()
+
+    async def no_start(*_: object) -> None:
+        raise AssertionError("something is started")
+
+    monkeypatch.setattr(ChildPool, "_start", no_start)
+    monkeypatch.setattr(GrammarCompiler, "_make_backend", no_start)
+    # xgrammar is late, and the process that it was late in is needed again for what follows
+    for text in ("(((a{1,100}){1,100}){1,100}){1,100}", "[a-z]+"):
+        assert (await compiler.compile(regex(text))).start() is not None
+
+
+def slow(number: int) -> Structured:
+    """A grammar that takes seconds."""
+    return Structured(kind="grammar", text=f"start: /a{{100000}}b{{{number}}}/")
+
+
+@pytest.mark.parametrize("asked", [regex("("), slow(1)], ids=["wrong", "late"])
+async def test_one_that_failed_is_not_compiled_again(
+    make: MakeCompiler, jobs: list[str], asked: Structured
+) -> None:
+    compiler = make(grammar_compile_s=0.2)
+    messages = set()
+    for _ in range(3):
+        with pytest.raises(InvalidInput) as caught:
+            await compiler.compile(asked)
+        messages.add(caught.value.message)
+    assert len(messages) == 1
+    assert len(jobs) == 1
+
+
+async def test_one_that_was_late_is_tried_again_after_a_while(
+    make: MakeCompiler, jobs: list[str]
+) -> None:
+    compiler = make(grammar_compile_s=0.1, grammar_retry_s=0.2)
+    for _ in range(2):
+        with pytest.raises(InvalidInput, match="longer"):
+            await compiler.compile(slow(1))
+        await asyncio.sleep(0.25)
+    assert len(jobs) == 2
+
+
+async def test_only_the_latest_failures_are_remembered(make: MakeCompiler, jobs: list[str]) -> None:
+    compiler = make(grammar_failures=2)
+    for text in ("(", "((", "(((", "("):
+        with pytest.raises(InvalidInput):
+            await compiler.compile(regex(text))
+    assert len(jobs) == 4
+
+
+async def test_another_tenant_does_not_wait_for_ones_bad_grammars(make: MakeCompiler) -> None:
+    compiler = make(grammar_processes=2)
+    await asyncio.gather(*(compiler.compile(regex(text)) for text in "xy"))
+    bad = [asyncio.create_task(compiler.compile(slow(i), "greedy")) for i in range(4)]
+    await asyncio.sleep(0.1)
+    assert await compiler.compile(regex("[a-z]+"), "other") is not None
+    assert not any(task.done() for task in bad)
+    for task in bad:
+        task.cancel()
+    await asyncio.gather(*bad, return_exceptions=True)
 
 
 async def test_who_stops_waiting_leaves_the_work_to_the_others(make: MakeCompiler) -> None:
@@ -160,13 +247,13 @@ async def endure(compiler: GrammarCompiler, names: Iterable[str]) -> None:
 
 async def test_hostile_constraints_are_done_or_refused_in_time(make: MakeCompiler) -> None:
     names = ("huge nesting", "nested stars", "unions that double", "a circle of references")
-    await endure(make(grammar_memory_bytes=256 << 20), names)
+    await endure(make(grammar_memory_bytes=256 << 20, structured_outputs_backend="auto"), names)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_so_are_all_others(make: MakeCompiler) -> None:
-    await endure(make(grammar_memory_bytes=256 << 20), HOSTILE)
+    await endure(make(grammar_memory_bytes=256 << 20, structured_outputs_backend="auto"), HOSTILE)
 
 
 async def test_one_that_takes_too_long_is_given_up(make: MakeCompiler) -> None:

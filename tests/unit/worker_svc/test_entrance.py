@@ -45,7 +45,7 @@ class FakeCompiler(GrammarCompiler):
     def find(self, structured: Structured) -> Grammar | None:
         return self.known
 
-    async def compile(self, structured: Structured) -> Grammar:
+    async def compile(self, structured: Structured, share: str = "") -> Grammar:
         return await asyncio.shield(self.outcome)
 
 

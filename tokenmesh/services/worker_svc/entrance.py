@@ -84,7 +84,8 @@ class Entrance:
         """Submit once the grammar is there, or with the reason why it is not."""
         self.book.num_preparing += 1
         try:
-            request.grammar = await self._grammars_for(structured).compile(structured)
+            grammars = self._grammars_for(structured)
+            request.grammar = await grammars.compile(structured, request.owner.tenant)
         except TokenMeshError as error:
             request.refusal = to_failed(error)
         # whatever a library may throw, nobody waits for ever

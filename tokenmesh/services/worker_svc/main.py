@@ -34,6 +34,9 @@ async def build(mesh: Mesh) -> None:
     settings = mesh.settings.worker
     model = choose_model(mesh.settings)
     loaded = await load(model, settings)
+    grammars = await asyncio.to_thread(grammars_of, model, loaded, settings)
+    if grammars is not None and settings.grammar_prestart:
+        await grammars.start()
     # what was loaded stays: the collector need never look at it again
     await asyncio.to_thread(gc.collect)
     gc.freeze()
@@ -62,7 +65,7 @@ async def build(mesh: Mesh) -> None:
                 mesh.settings.prefix_index,
                 mesh.metrics,
             ),
-            grammars=await asyncio.to_thread(grammars_of, model, loaded, settings),
+            grammars=grammars,
             block_events=block_events,
         ),
     )

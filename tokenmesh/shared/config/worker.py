@@ -157,10 +157,19 @@ class WorkerSettings(BaseModel):
         "xgrammar cannot do to the letter.",
     )
     grammar_processes: int = Field(
-        default=2, ge=1, description="Processes that compile grammars, started when needed."
+        default=2,
+        ge=1,
+        description="Processes that compile grammars. One tenant's take all but one of them.",
+    )
+    grammar_prestart: bool = Field(
+        default=True,
+        description="Start them, and load the grammar libraries, before the worker says that it is "
+        "ready; off: with the first grammar, which then waits for seconds.",
     )
     grammar_queue: int = Field(
-        default=256, ge=1, description="Grammars that may wait for one; beyond: Refused."
+        default=256,
+        ge=1,
+        description="Grammars that may wait for one; beyond, the tenant with the most is refused.",
     )
     grammar_compile_s: float = Field(
         default=10.0, gt=0, description="Compiling one grammar with one library; then refused."
@@ -173,6 +182,15 @@ class WorkerSettings(BaseModel):
     )
     grammar_cache_bytes: int = Field(
         default=256 << 20, ge=0, description="Compiled grammars kept for later requests."
+    )
+    grammar_failures: int = Field(
+        default=1024, ge=1, description="Grammars that did not compile whose reason is remembered."
+    )
+    grammar_retry_s: float = Field(
+        default=60.0,
+        gt=0,
+        description="A grammar whose compilation took too long or died is not tried again for so "
+        "long; one that is wrong never is while it is remembered.",
     )
     grammar_step_s: float = Field(
         default=0.25,

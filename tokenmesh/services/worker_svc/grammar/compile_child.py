@@ -15,7 +15,6 @@ import numpy as np
 
 from tokenmesh.services.worker_svc.grammar.backends import make_backend
 from tokenmesh.services.worker_svc.grammar.compile_job import (
-    BackendName,
     CompileAnswer,
     Compiled,
     CompileSetup,
@@ -38,24 +37,20 @@ TRIAL_TOKENS: Final = 32
 
 
 class Bench:
-    """The backends of one process, made when first needed."""
+    """The backends of one process."""
 
     def __init__(self, setup: CompileSetup, tokens: TokenTable) -> None:
         self._setup = setup
         self._tokens = tokens
-        self._backends: dict[BackendName, Backend] = {}
+        self._backends = {name: make_backend(name, tokens) for name in setup.backends}
 
     def prepare(self, data: bytes) -> Callable[[], bytes]:
-        """A job, ready to be carried out; imports are not its time, nor its memory."""
+        """A job, ready to be carried out."""
         job = decode_job(data)
         if job.structured is None:
             return lambda: encode(Compiled(b""))
-        backend = self._backends.get(job.backend)
-        if backend is None:
-            _limit_memory(resource.RLIM_INFINITY)
-            backend = self._backends[job.backend] = make_backend(job.backend, self._tokens)
+        backend, structured = self._backends[job.backend], job.structured
         _limit_memory(_data_bytes() + self._setup.memory_bytes)
-        structured = job.structured
         return lambda: encode(self._answer(backend, structured))
 
     def _answer(self, backend: Backend, structured: Structured) -> CompileAnswer:
@@ -107,7 +102,8 @@ def main(argument: str) -> None:
     eos_ids = frozenset(setup.eos_ids)
     tokens = read_token_table(Path(setup.tokenizer_file), setup.vocab_size, eos_ids)
     bench = Bench(setup, tokens)
-    serve(sys.stdin.buffer, sys.stdout.buffer, setup.time_s, bench.prepare)
+    # what the libraries have loaded takes seconds to load: a job that is ended must not cost it
+    serve(sys.stdin.buffer, sys.stdout.buffer, setup.time_s, bench.prepare, forks=True)
 
 
 if __name__ == "__main__":

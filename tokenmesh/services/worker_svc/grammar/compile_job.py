@@ -22,10 +22,12 @@ class CompileSetup(msgspec.Struct, frozen=True):
     memory_bytes: int
     grammar_bytes: int
     """Largest compiled grammar."""
+    backends: list[BackendName]
+    """Those that it may be asked for, loaded at its start."""
 
 
 class CompileJob(msgspec.Struct, frozen=True):
-    """One grammar; None asks whether the process is ready."""
+    """One grammar; None asks whether the process is ready, its libraries loaded."""
 
     backend: BackendName
     structured: Structured | None

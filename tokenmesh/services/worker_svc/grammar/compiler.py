@@ -1,9 +1,11 @@
 """GrammarCompiler: a request's constraint becomes a grammar, off the event loop and the engine.
 
-Equal constraints are compiled once, however many requests ask at a time, and kept for later ones.
+Equal constraints of a tenant are compiled once, however many requests ask at a time, and kept for
+everybody's later ones. So is why one does not compile.
 """
 
 import asyncio
+import hashlib
 import logging
 from collections import OrderedDict
 from pathlib import Path
@@ -21,11 +23,13 @@ from tokenmesh.services.worker_svc.grammar.compile_job import (
     decode_answer,
     encode,
 )
+from tokenmesh.services.worker_svc.grammar.failures import Failures
 from tokenmesh.services.worker_svc.grammar.matcher import Backend, CannotCompile, Grammar
 from tokenmesh.services.worker_svc.grammar.token_table import read_token_table
 from tokenmesh.shared.child_pool import ChildDied, ChildLate, ChildLimits, ChildPool
+from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.worker import WorkerSettings
-from tokenmesh.shared.errors import InvalidInput
+from tokenmesh.shared.errors import InvalidInput, TokenMeshError
 from tokenmesh.shared.messages.structured import Structured
 
 logger = logging.getLogger(__name__)
@@ -34,7 +38,7 @@ _CHILD: Final = "tokenmesh.services.worker_svc.grammar.compile_child"
 
 
 class GrammarCompiler:
-    """For one tokenizer. Nothing is loaded before the first grammar is asked for."""
+    """For one tokenizer. `start` loads the libraries; without it the first grammar does."""
 
     def __init__(
         self,
@@ -50,10 +54,24 @@ class GrammarCompiler:
         self._settings = settings
         self._backends: dict[BackendName, Backend] = {}
         self._loading = asyncio.Lock()
-        self._running: dict[bytes, asyncio.Task[Grammar]] = {}
+        self._running: dict[tuple[str, bytes], asyncio.Task[Grammar]] = {}
         self._cache: OrderedDict[bytes, Grammar] = OrderedDict()
         self._cache_bytes = 0
+        self._failures = Failures(settings.grammar_failures, settings.grammar_retry_s)
         self._pool = self._make_pool()
+
+    async def start(self) -> None:
+        """Load the libraries, here and in the first of the processes, so that no stream waits."""
+        names = backends_of(self._settings.structured_outputs_backend)
+        began_s = monotonic_s()
+        try:
+            loads = map(self._backend, names)
+            await asyncio.gather(self._pool.start(), *loads)
+        # a broken library is no reason to refuse what needs none
+        except (TokenMeshError, ImportError, OSError) as error:
+            logger.warning("grammars cannot be compiled yet: %s", error)
+            return
+        logger.info("ready to compile grammars after %.1f s", monotonic_s() - began_s)
 
     def find(self, structured: Structured) -> Grammar | None:
         """The grammar, when it is there already."""
@@ -63,20 +81,23 @@ class GrammarCompiler:
             self._cache.move_to_end(key)
         return grammar
 
-    async def compile(self, structured: Structured) -> Grammar:
+    async def compile(self, structured: Structured, share: str = "") -> Grammar:
         """The grammar. Raises InvalidInput that says why there is none, Overloaded, Unavailable.
 
-        Who stops waiting does not stop the compilation: others may wait for it.
+        share: who asks; several of them take turns. Who stops waiting does not stop the
+        compilation: others may wait for it.
         """
         found = self.find(structured)
         if found is not None:
             return found
         key = _key_of(structured)
-        task = self._running.get(key)
-        if task is None:
-            task = self._running[key] = asyncio.create_task(self._compile(structured))
-            task.add_done_callback(lambda done: self._note(key, done))
         try:
+            self._failures.check(key)
+            task = self._running.get((share, key))
+            if task is None:
+                task = asyncio.create_task(self._compile(key, structured, share))
+                self._running[share, key] = task
+                task.add_done_callback(lambda done: self._note(share, key, done))
             return await asyncio.shield(task)
         except CannotCompile as error:
             field = structured.field
@@ -99,6 +120,7 @@ class GrammarCompiler:
             time_s=settings.grammar_compile_s,
             memory_bytes=settings.grammar_memory_bytes,
             grammar_bytes=settings.grammar_max_bytes,
+            backends=list(backends_of(settings.structured_outputs_backend)),
         )
         limits = ChildLimits(
             settings.grammar_processes, settings.grammar_queue, settings.grammar_compile_s
@@ -107,19 +129,28 @@ class GrammarCompiler:
         hello = encode(CompileJob(backend="guidance", structured=None))
         return ChildPool("grammars to be compiled", _CHILD, arguments, limits, hello)
 
-    async def _compile(self, structured: Structured) -> Grammar:
-        reasons = []
+    async def _compile(self, key: bytes, structured: Structured, share: str) -> Grammar:
+        name, data = await self._compile_in_child(key, structured, share)
+        backend = await self._backend(name)
+        return await asyncio.to_thread(backend.load, data)
+
+    async def _compile_in_child(
+        self, key: bytes, structured: Structured, share: str
+    ) -> tuple[BackendName, bytes]:
+        reasons, is_final = [], True
         plain = msgspec.structs.replace(structured, after=[], field="")
         for name in backends_of(self._settings.structured_outputs_backend):
+            job = encode(CompileJob(name, plain))
             try:
-                answer = decode_answer(await self._pool.ask(encode(CompileJob(name, plain))))
+                answer = decode_answer(await self._pool.ask(job, share))
             except (ChildLate, ChildDied) as error:
                 logger.warning("a grammar was given up in %s: %s", name, error.message)
                 answer = NotCompiled(error.message)
+                is_final = False
             if isinstance(answer, Compiled):
-                backend = await self._backend(name)
-                return await asyncio.to_thread(backend.load, answer.data)
+                return name, answer.data
             reasons.append(f"{name}: {answer.reason}")
+        self._failures.note(key, "; ".join(reasons), is_final)
         raise CannotCompile("; ".join(reasons))
 
     async def _backend(self, name: BackendName) -> Backend:
@@ -133,9 +164,9 @@ class GrammarCompiler:
         tokens = read_token_table(self._tokenizer_file, self._vocab_size, self._eos_ids)
         return make_backend(name, tokens)
 
-    def _note(self, key: bytes, task: "asyncio.Task[Grammar]") -> None:
-        del self._running[key]
-        if task.cancelled() or task.exception() is not None:
+    def _note(self, share: str, key: bytes, task: "asyncio.Task[Grammar]") -> None:
+        del self._running[share, key]
+        if task.cancelled() or task.exception() is not None or key in self._cache:
             return
         grammar = task.result()
         self._cache[key] = grammar
@@ -147,4 +178,5 @@ class GrammarCompiler:
 
 def _key_of(structured: Structured) -> bytes:
     """Equal for constraints that differ only in when they begin and what the client calls them."""
-    return msgspec.msgpack.encode(msgspec.structs.replace(structured, after=[], field=""))
+    plain = msgspec.structs.replace(structured, after=[], field="")
+    return hashlib.blake2b(msgspec.msgpack.encode(plain), digest_size=32).digest()
