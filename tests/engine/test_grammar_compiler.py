@@ -12,9 +12,11 @@ import pytest
 from tests.fakes.grammars import EOS, VOCAB, json_schema
 from tests.fakes.tokenizers import byte_level_bpe
 from tokenmesh.services.worker_svc.grammar.compiler import GrammarCompiler
+from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.child_pool import ChildPool
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import InvalidInput, Overloaded
+from tokenmesh.shared.ids import BlobKey
 from tokenmesh.shared.messages.structured import Structured
 
 LIMIT_S = 1.0
@@ -35,7 +37,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def make(directory: Path) -> AsyncIterator[MakeCompiler]:
     made: list[GrammarCompiler] = []
 
-    def compiler(**settings: Any) -> GrammarCompiler:
+    def compiler(shared: Blobs | None = None, **settings: Any) -> GrammarCompiler:
         limits = {
             "grammar_compile_s": LIMIT_S,
             "grammar_processes": 1,
@@ -49,6 +51,7 @@ async def make(directory: Path) -> AsyncIterator[MakeCompiler]:
                 VOCAB,
                 frozenset({EOS}),
                 WorkerSettings.model_validate(limits),
+                shared,
             )
         )
         return made[-1]
@@ -169,6 +172,52 @@ async def test_another_tenant_does_not_wait_for_ones_bad_grammars(make: MakeComp
     for task in bad:
         task.cancel()
     await asyncio.gather(*bad, return_exceptions=True)
+
+
+async def test_another_worker_takes_what_the_first_one_compiled(
+    make: MakeCompiler, jobs: list[str], blobs: Blobs
+) -> None:
+    asked = regex("shared [0-9]+")
+    first = make(shared=blobs, structured_outputs_backend="auto")
+    await first.compile(asked)
+    await first.stop()
+    other = make(shared=blobs, structured_outputs_backend="auto")
+    grammar = await other.compile(asked)
+    assert len(jobs) == 1
+    assert type(grammar).__name__ == "XGrammar"
+    # another library allows other tokens
+    assert type(await make(shared=blobs).compile(asked)).__name__ == "GuidanceGrammar"
+
+
+async def test_what_lies_damaged_or_foreign_in_redis_is_compiled_anew(
+    make: MakeCompiler, jobs: list[str], blobs: Blobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_slot: Any = {"shared": blobs, "grammar_shared_slots": 1}
+    stored: list[tuple[BlobKey, bytes]] = []
+    put = Blobs.put
+
+    async def noted(self: Blobs, data: bytes, key: BlobKey, ttl_s: int) -> BlobKey:
+        stored.append((key, data))
+        return await put(self, data, key, ttl_s)
+
+    monkeypatch.setattr(Blobs, "put", noted)
+
+    async def compile_anew(text: str) -> None:
+        compiler = make(**one_slot)
+        await compiler.compile(regex(text))
+        await compiler.stop()
+
+    for text in ("one slot", "for two", "one slot"):
+        await compile_anew(text)
+    assert len({key for key, _ in stored}) == 1
+    assert len(jobs) == 3
+    key, data = stored[-1]
+    for damaged in (b"", data[:-1], data[:-1] + bytes([data[-1] ^ 1])):
+        await put(blobs, damaged, key, 60)
+        await compile_anew("one slot")
+    assert len(jobs) == 6
+    await compile_anew("one slot")
+    assert len(jobs) == 6
 
 
 async def test_who_stops_waiting_leaves_the_work_to_the_others(make: MakeCompiler) -> None:

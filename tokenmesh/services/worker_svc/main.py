@@ -17,6 +17,7 @@ from tokenmesh.services.worker_svc.models.location import locate_tokenizer
 from tokenmesh.services.worker_svc.prefix_index.writer import IndexWriter
 from tokenmesh.services.worker_svc.thread import EngineThread
 from tokenmesh.shared import subjects
+from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.clock import wall_s
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.model import ModelSettings
@@ -34,7 +35,7 @@ async def build(mesh: Mesh) -> None:
     settings = mesh.settings.worker
     model = choose_model(mesh.settings)
     loaded = await load(model, settings)
-    grammars = await asyncio.to_thread(grammars_of, model, loaded, settings)
+    grammars = await asyncio.to_thread(grammars_of, model, loaded, settings, mesh.blobs)
     if grammars is not None and settings.grammar_prestart:
         await grammars.start()
     # what was loaded stays: the collector need never look at it again
@@ -104,7 +105,7 @@ def choose_model(settings: Settings) -> ModelSettings:
 
 
 def grammars_of(
-    model: ModelSettings, loaded: Loaded, settings: WorkerSettings
+    model: ModelSettings, loaded: Loaded, settings: WorkerSettings, blobs: Blobs
 ) -> GrammarCompiler | None:
     """What structured output needs; None for an engine or a tokenizer without it. Blocks."""
     if not loaded.has_grammars or not loaded.eos_token_ids:
@@ -114,7 +115,7 @@ def grammars_of(
     except CheckpointError as error:
         logger.warning("no structured output: %s", error.message)
         return None
-    return GrammarCompiler(file, loaded.vocab_size, loaded.eos_token_ids, settings)
+    return GrammarCompiler(file, loaded.vocab_size, loaded.eos_token_ids, settings, blobs)
 
 
 def card_of(names: tuple[ModelName, ...], loaded: Loaded, block_size: int = 0) -> ModelCard:

@@ -192,6 +192,21 @@ class WorkerSettings(BaseModel):
         description="A grammar whose compilation took too long or died is not tried again for so "
         "long; one that is wrong never is while it is remembered.",
     )
+    grammar_shared_slots: int = Field(
+        default=256,
+        ge=0,
+        description="Compiled grammars of a model kept in Redis, so that a stream that moves finds "
+        "its grammar compiled; 0: none.",
+    )
+    grammar_shared_max_bytes: int = Field(
+        default=1 << 20, ge=1024, description="Largest of them, compressed."
+    )
+    grammar_shared_ttl_s: int = Field(
+        default=86_400, ge=1, description="How long one is kept there after it was compiled."
+    )
+    grammar_shared_wait_s: float = Field(
+        default=0.25, gt=0, description="Deadline for asking Redis before compiling it here."
+    )
     grammar_step_s: float = Field(
         default=0.25,
         gt=0,

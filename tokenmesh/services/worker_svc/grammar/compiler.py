@@ -1,7 +1,7 @@
 """GrammarCompiler: a request's constraint becomes a grammar, off the event loop and the engine.
 
 Equal constraints of a tenant are compiled once, however many requests ask at a time, and kept for
-everybody's later ones. So is why one does not compile.
+everybody's later ones: here, and in Redis for the other workers. So is why one does not compile.
 """
 
 import asyncio
@@ -25,7 +25,9 @@ from tokenmesh.services.worker_svc.grammar.compile_job import (
 )
 from tokenmesh.services.worker_svc.grammar.failures import Failures
 from tokenmesh.services.worker_svc.grammar.matcher import Backend, CannotCompile, Grammar
+from tokenmesh.services.worker_svc.grammar.shared_grammars import SharedGrammars, vocabulary_of
 from tokenmesh.services.worker_svc.grammar.token_table import read_token_table
+from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.child_pool import ChildDied, ChildLate, ChildLimits, ChildPool
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.worker import WorkerSettings
@@ -46,15 +48,22 @@ class GrammarCompiler:
         vocab_size: int,
         eos_ids: frozenset[int],
         settings: WorkerSettings,
+        blobs: Blobs | None = None,
     ) -> None:
-        """vocab_size is the model's: ids past the tokenizer's are never allowed."""
+        """vocab_size is the model's: ids past the tokenizer's are never allowed.
+
+        blobs: where workers share what they compile; None: they do not.
+        """
         self._tokenizer_file = tokenizer_file
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         self._settings = settings
+        self._blobs = blobs
+        self._shared: SharedGrammars | None = None
         self._backends: dict[BackendName, Backend] = {}
         self._loading = asyncio.Lock()
         self._running: dict[tuple[str, bytes], asyncio.Task[Grammar]] = {}
+        self._keeping: set[asyncio.Task[None]] = set()
         self._cache: OrderedDict[bytes, Grammar] = OrderedDict()
         self._cache_bytes = 0
         self._failures = Failures(settings.grammar_failures, settings.grammar_retry_s)
@@ -66,7 +75,7 @@ class GrammarCompiler:
         began_s = monotonic_s()
         try:
             loads = map(self._backend, names)
-            await asyncio.gather(self._pool.start(), *loads)
+            await asyncio.gather(self._pool.start(), self._shared_grammars(), *loads)
         # a broken library is no reason to refuse what needs none
         except (TokenMeshError, ImportError, OSError) as error:
             logger.warning("grammars cannot be compiled yet: %s", error)
@@ -104,11 +113,11 @@ class GrammarCompiler:
             raise InvalidInput(f"{field}: {error.message}", param=field) from error
 
     async def stop(self) -> None:
-        """End the processes and whatever is being compiled."""
+        """End the processes and whatever is being compiled; what is compiled is still shared."""
         tasks = list(self._running.values())
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, *self._keeping, return_exceptions=True)
         await self._pool.stop()
 
     def _make_pool(self) -> ChildPool:
@@ -130,9 +139,16 @@ class GrammarCompiler:
         return ChildPool("grammars to be compiled", _CHILD, arguments, limits, hello)
 
     async def _compile(self, key: bytes, structured: Structured, share: str) -> Grammar:
+        shared = await self._shared_grammars()
+        found = await shared.find(key) if shared is not None else None
+        if found is not None:
+            return await self._load(*found)
         name, data = await self._compile_in_child(key, structured, share)
-        backend = await self._backend(name)
-        return await asyncio.to_thread(backend.load, data)
+        if shared is not None:
+            task = asyncio.create_task(shared.keep(key, name, data))
+            self._keeping.add(task)
+            task.add_done_callback(self._keeping.discard)
+        return await self._load(name, data)
 
     async def _compile_in_child(
         self, key: bytes, structured: Structured, share: str
@@ -152,6 +168,25 @@ class GrammarCompiler:
             reasons.append(f"{name}: {answer.reason}")
         self._failures.note(key, "; ".join(reasons), is_final)
         raise CannotCompile("; ".join(reasons))
+
+    async def _load(self, name: BackendName, data: bytes) -> Grammar:
+        backend = await self._backend(name)
+        return await asyncio.to_thread(backend.load, data)
+
+    async def _shared_grammars(self) -> SharedGrammars | None:
+        if self._blobs is None:
+            return None
+        async with self._loading:
+            if self._shared is None:
+                vocabulary = await asyncio.to_thread(
+                    vocabulary_of,
+                    self._tokenizer_file,
+                    self._vocab_size,
+                    self._eos_ids,
+                    self._settings.structured_outputs_backend,
+                )
+                self._shared = SharedGrammars(self._blobs, vocabulary, self._settings)
+        return self._shared
 
     async def _backend(self, name: BackendName) -> Backend:
         """What loads grammars here; a large vocabulary takes a second, once."""
