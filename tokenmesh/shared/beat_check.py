@@ -29,9 +29,10 @@ def _wrong(beat: Beat, subject: str) -> str | None:
         return "another sender than its subject names"
     if not 0 < beat.interval_s <= _MAX_INTERVAL_S:
         return f"an interval of {beat.interval_s} s"
-    if len(beat.models) > _MAX_MODELS:
-        return f"{len(beat.models)} models"
-    if not all(_is_sane(card) for card in beat.models):
+    cards = [*beat.models, *beat.tokenizes]
+    if len(cards) > _MAX_MODELS:
+        return f"{len(cards)} models"
+    if not all(_is_sane(card) for card in cards):
         return "a model that cannot be"
     return "a load that cannot be" if beat.load is not None and not _is_sane(beat.load) else None
 

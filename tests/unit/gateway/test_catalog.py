@@ -46,6 +46,35 @@ class Mesh:
         self.catalog.on_beat(beat)
 
 
+async def test_models_that_a_tokenizer_knows_count_where_that_is_asked_for() -> None:
+    mesh = Mesh()
+    known, served = (
+        ModelCard(name=ModelName("a"), max_model_len=length, vocab_size=8) for length in (32, 64)
+    )
+    both = Catalog(Members(mesh.view), Settings(), lambda: mesh.now + 60.0, includes_tokenized=True)
+    beat = Beat(
+        service="tokenizer",
+        instance_id=InstanceId("tokenizer-1"),
+        epoch=1,
+        sequence=1,
+        interval_s=1e9,
+        version="1",
+        tokenizes=[known],
+    )
+    mesh.view.observe(beat, mesh.now)
+    for catalog in (mesh.catalog, both):
+        catalog.on_beat(beat)
+        assert catalog.has_tokenizer(ModelName("a"))
+        assert not catalog.has_tokenizer(ModelName("b"))
+    assert both.find("a") == both.find(None) == known
+    assert mesh.catalog.all() == []
+    mesh.now += 60.0
+    with pytest.raises(UnknownModel):
+        mesh.catalog.find("a")
+    mesh.beat("a")
+    assert both.find("a") == served
+
+
 async def test_a_gateway_that_has_just_started_hears_first_who_is_there() -> None:
     mesh = Mesh()
     looking = asyncio.create_task(mesh.catalog.find_soon("a"))

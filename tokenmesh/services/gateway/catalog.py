@@ -19,6 +19,7 @@ from tokenmesh.shared.messages.beat import Beat, ModelCard
 
 WORKER = "worker"
 ENCODER = "encoder"
+TOKENIZER: Final = "tokenizer"
 _LOOK_S: Final = 0.05
 """Between two looks whether a model has been heard of."""
 _MAX_REMEMBERED: Final = 1024
@@ -29,14 +30,24 @@ class Catalog:
     """Give it every beat: `on_beat`."""
 
     def __init__(
-        self, members: Members, settings: Settings, clock: Callable[[], float] = monotonic_s
+        self,
+        members: Members,
+        settings: Settings,
+        clock: Callable[[], float] = monotonic_s,
+        *,
+        includes_tokenized: bool = False,
     ) -> None:
+        """`includes_tokenized`: models that a tokenizer knows count as served, too."""
         self._members = members
+        self._includes_tokenized = includes_tokenized
         self._clock = clock
         self._started_s = clock()
         self._first_heard_s: float | None = None
         self._patience_s = settings.gateway.service_wait_s
-        self._beat_interval_s = settings.service.worker_beat_interval_s
+        limits = settings.service
+        self._beat_interval_s = (
+            limits.beat_interval_s if includes_tokenized else limits.worker_beat_interval_s
+        )
         self._memory_s = settings.scheduler.worker_wait_s
         self._heard: OrderedDict[ModelName, tuple[ModelCard, float]] = OrderedDict()
         self._aliases = settings.gateway.model_aliases
@@ -46,12 +57,15 @@ class Catalog:
         }
 
     def on_beat(self, beat: Beat) -> None:
-        """Remember what a worker serves."""
-        if beat.service != WORKER:
+        """Remember what a process serves."""
+        cards = beat.models if beat.service == WORKER else []
+        if self._includes_tokenized:
+            cards = [*beat.tokenizes, *cards]
+        if beat.service != WORKER and not cards:
             return
         if self._first_heard_s is None:
             self._first_heard_s = self._clock()
-        for card in beat.models:
+        for card in cards:
             self._heard[card.name] = card, self._clock()
             self._heard.move_to_end(card.name)
             if len(self._heard) > _MAX_REMEMBERED:
@@ -126,7 +140,18 @@ class Catalog:
         names = ", ".join(card.name for card in cards)
         raise InvalidInput(f"model is missing; there are: {names}", param="model")
 
+    def has_tokenizer(self, model: ModelName) -> bool:
+        """Whether a live tokenizer says that it knows the model."""
+        return any(card.name == model for card in self._tokenized())
+
+    def _tokenized(self) -> Iterable[ModelCard]:
+        for member in self._members.service(TOKENIZER):
+            yield from member.beat.tokenizes
+
     def _cards(self) -> Iterable[ModelCard]:
+        """Of one model the last one counts: a worker knows better what it serves."""
+        if self._includes_tokenized:
+            yield from self._tokenized()
         for member in self._members.service(WORKER):
             yield from member.beat.models
 

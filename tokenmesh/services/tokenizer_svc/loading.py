@@ -70,6 +70,8 @@ class LoadedModel:
     """By name; `default` is the one that requests get."""
     default_sampling: JsonObject
     max_model_len: int | None
+    eos_token_ids: list[int]
+    """Tokens that end an answer, as the checkpoint names them."""
 
 
 def load_model(settings: ModelSettings) -> LoadedModel:
@@ -101,6 +103,7 @@ def load_model(settings: ModelSettings) -> LoadedModel:
         default_sampling=_default_sampling(settings, directory),
         max_model_len=settings.max_model_len
         or positive_int(text_model.get("max_position_embeddings")),
+        eos_token_ids=_eos_token_ids(directory, text_model, source.eos_token_id),
     )
 
 
@@ -175,6 +178,16 @@ def _read_template(setting: str) -> str:
             f"chat_template is neither a readable file nor a template: {error}",
             param="chat_template",
         ) from error
+
+
+def _eos_token_ids(directory: Path, config: JsonObject, of_tokenizer: object) -> list[int]:
+    """Those of generation_config.json, else of config.json, and the tokenizer's."""
+    configured = read_json(directory / "generation_config.json").get("eos_token_id")
+    if configured is None:
+        configured = config.get("eos_token_id")
+    found = configured if isinstance(configured, list) else [configured]
+    ids = {each for each in (*found, of_tokenizer) if type(each) is int and each >= 0}
+    return sorted(ids)
 
 
 def _default_sampling(settings: ModelSettings, directory: Path) -> JsonObject:

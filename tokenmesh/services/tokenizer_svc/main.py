@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from tokenmesh.services.tokenizer_svc.actor import TokenizerActor
 from tokenmesh.services.tokenizer_svc.chat import ChatRenderer
 from tokenmesh.services.tokenizer_svc.content_guard import ContentGuard
-from tokenmesh.services.tokenizer_svc.loading import load_model
+from tokenmesh.services.tokenizer_svc.loading import LoadedModel, load_model
 from tokenmesh.services.tokenizer_svc.media.fetch import Fetcher
 from tokenmesh.services.tokenizer_svc.media.loader import MediaLoader
 from tokenmesh.services.tokenizer_svc.media.vision import vision_model
@@ -17,9 +17,11 @@ from tokenmesh.services.tokenizer_svc.threads import Threads
 from tokenmesh.services.tokenizer_svc.torch_free import forbid_torch
 from tokenmesh.shared import subjects
 from tokenmesh.shared.blobs import Blobs
+from tokenmesh.shared.clock import wall_s
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.ids import ModelName
+from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.service import Mesh, run_service
 
 logger = logging.getLogger(__name__)
@@ -30,15 +32,17 @@ async def build(mesh: Mesh) -> None:
     tools = Tools(mesh.settings, mesh.blobs)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(tools.stop)
-        models = {}
+        models, cards = {}, []
         for settings in mesh.settings.models:
             tokenizer = await tools.prompt_tokenizer(settings)
             models.update(dict.fromkeys(_names(settings), tokenizer))
+            cards += cards_of(settings, tokenizer.model)
         actor = TokenizerActor(models, tools.stop)
         for name in models:
             subject = subjects.tokenize(name)
             await mesh.listen(actor, subjects.replica(subject, mesh.instance_id))
             await mesh.listen(actor, subject, queue=subjects.TOKENIZER_QUEUE)
+        mesh.set_tokenizes(cards)
         # From here on it is the actor that stops them.
         stack.pop_all()
 
@@ -99,3 +103,19 @@ def run(settings: Settings) -> int:
 
 def _names(settings: ModelSettings) -> list[ModelName]:
     return [ModelName(name) for name in settings.served_model_name or (settings.name,)]
+
+
+def cards_of(settings: ModelSettings, loaded: LoadedModel) -> list[ModelCard]:
+    """The model as this service knows it; none where the checkpoint does not state its length."""
+    if loaded.max_model_len is None:
+        return []
+    name, *aliases = _names(settings)
+    card = ModelCard(
+        name=name,
+        aliases=aliases,
+        max_model_len=loaded.max_model_len,
+        vocab_size=loaded.vocab_size,
+        created_s=wall_s(),
+        eos_token_ids=loaded.eos_token_ids,
+    )
+    return [card]

@@ -82,3 +82,5 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=Tr
     load: WorkerLoad | None = None
     queued: int = 0
     """Requests that wait in a scheduler for a worker."""
+    tokenizes: list[ModelCard] = []
+    """Models that a tokenizer knows, as it knows them: apart from `models`, which workers serve."""

@@ -36,6 +36,7 @@ class Beats:
         self._sequence = 0
         self.content: BeatContent = _nothing
         self.count_queued: Callable[[], int] = int
+        self.tokenizes: list[ModelCard] = []
         self.is_draining = False
 
     async def run(self) -> None:
@@ -63,6 +64,7 @@ class Beats:
             models=models,
             load=load,
             queued=self.count_queued(),
+            tokenizes=self.tokenizes,
         )
         try:
             await self._bus.publish(subjects.beat(self._service, self._instance_id), message)

@@ -13,6 +13,7 @@ from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.ids import InstanceId, new_epoch
 from tokenmesh.shared.membership import Members, MembershipView
+from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.redis import Redis
 from tokenmesh.shared.service.beats import BeatContent, Beats
@@ -120,6 +121,10 @@ class Mesh:
     def count_queue(self, count: Callable[[], int]) -> None:
         """How many requests wait here, for every beat."""
         self._beats.count_queued = count
+
+    def set_tokenizes(self, cards: list[ModelCard]) -> None:
+        """The models that this process tokenizes, for every beat."""
+        self._beats.tokenizes = cards
 
     async def beat_now(self) -> None:
         """Tell the mesh at once what has changed."""
