@@ -20,7 +20,12 @@ KEY = "secret"
 async def mesh(bus_settings: BusSettings, redis_settings: RedisSettings) -> AsyncIterator[BackEnd]:
     hashes = (sha256(KEY.encode()).hexdigest(),)
     async with BackEnd(
-        bus_settings, redis_settings, api_key_hashes=hashes, admin_routes=True, tokenizer_info=True
+        bus_settings,
+        redis_settings,
+        api_key_hashes=hashes,
+        admin_routes=True,
+        tokenizer_info=True,
+        scale_out=True,
     ) as back_end:
         yield back_end
 
@@ -92,6 +97,30 @@ async def test_answers_are_as_described(
         _check(document, answer, path)
         _check(document, await client.post(path, json={"model": 3}), path, "4XX")
     _check(document, await client.get("/v1/models"), "/v1/models")
+
+
+async def test_scale_out_answers_are_as_described(
+    mesh: BackEnd, client: httpx.AsyncClient, document: Any
+) -> None:
+    chat = {"model": mesh.model, "messages": [{"role": "user", "content": "Hi"}]}
+    prompt = {"model": mesh.model, "prompt": "Hi"}
+    rendered = await client.post("/v1/chat/completions/render", json=chat)
+    _check(document, rendered, "/v1/chat/completions/render")
+    several = await client.post("/v1/completions/render", json=prompt)
+    _check(document, several, "/v1/completions/render")
+    body = {**rendered.json(), "stream": False}
+    generated = await client.post("/inference/v1/generate", json=body)
+    _check(document, generated, "/inference/v1/generate")
+    derender = {"generate_response": generated.json(), "prompt_token_ids": body["token_ids"]}
+    path = "/v1/chat/completions/derender"
+    _check(document, await client.post(path, json=derender), path)
+    choice = {"index": 0, "token_ids": [50]}
+    chunk = {"stream": True, "generate_chunk": {"choices": [choice]}}
+    _check(document, await client.post(path, json=chunk), path)
+    abort = await client.post("/inference/v1/abort_requests", json={"request_ids": ["r"]})
+    assert (abort.status_code, abort.content) == (200, b"")
+    for route in ("/inference/v1/generate", path, "/v1/responses/render"):
+        _check(document, await client.post(route, json={"model": 3}), route, "4XX")
 
 
 async def test_kept_responses_and_batches_are_as_described(

@@ -127,7 +127,7 @@ model-loader-extra-config node-rank numa-bind override-attention-dtype performan
 pooler-config prefill-context-parallel-size prefix-caching-hash-algo pt-load-map-location
 ray-workers-use-nsight reasoning-parser-plugin rope-theta safetensors-load-strategy scheduler-cls
 scheduler-reserve-full-isl skip-mm-profiling skip-tokenizer-init specialize-active-lora
-ssl-cert-reqs ssl-ciphers tokens-only tool-parser-plugin tool-server use-tqdm-on-load
+ssl-cert-reqs ssl-ciphers tool-parser-plugin tool-server use-tqdm-on-load
 video-pruning-rate weight-transfer-config worker-cls worker-extension-cls
 """
 

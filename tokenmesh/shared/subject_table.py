@@ -68,6 +68,7 @@ SUBJECTS: Final = (
         "the id of a response that it should end, as text",
         is_ours=False,
     ),
+    Subject("tm.abort", "gateways with the scale-out routes", "AbortRequests"),
     Subject("tm.beat.<service>.<id>", "everybody", "Beat"),
     Subject("tm.kv.<model>.<id>", "subscribers outside", "BlockEvents, BlocksHeld"),
     Subject("tm.span.<service>", "gateways", "finished spans, OTLP protobuf", is_ours=False),

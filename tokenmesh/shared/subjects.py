@@ -93,6 +93,11 @@ def gateway_tokens(gateway: GatewayId) -> str:
     return f"{PREFIX}.gateway.{gateway}.tokens"
 
 
+def aborts() -> str:
+    """Where gateways are told of requests that clients abort by their ids."""
+    return f"{PREFIX}.abort"
+
+
 def response_log(response: ResponseId) -> str:
     """The journal of one response."""
     return f"{PREFIX}.response.log.{response}"

@@ -37,7 +37,7 @@ _EXEMPT: Final = {
     "GET": _any_of(*_PROBES, *_PAGES, *_FACTS, *_KEPT, "is_sleeping"),
     "DELETE": _any_of(*_KEPT[:2]),
     # Ending a response frees what the tenant's other requests wait for.
-    "POST": _any_of(*_FOR_ADMINS, "v1/responses/[^/]+/cancel"),
+    "POST": _any_of(*_FOR_ADMINS, "v1/responses/[^/]+/cancel", "inference/v1/abort_requests"),
     # Answered without a route.
     "OPTIONS": re.compile(".*", re.DOTALL),
 }

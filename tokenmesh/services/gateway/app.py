@@ -39,6 +39,8 @@ from tokenmesh.services.gateway.routes.models import models_router
 from tokenmesh.services.gateway.routes.realtime import realtime_router
 from tokenmesh.services.gateway.routes.responses import response_endpoint
 from tokenmesh.services.gateway.routes.sagemaker import sagemaker_router
+from tokenmesh.services.gateway.routes.scale_out import BODIES as SCALE_OUT_BODIES
+from tokenmesh.services.gateway.routes.scale_out import scale_out_router
 from tokenmesh.services.gateway.routes.server_info import server_info_router
 from tokenmesh.services.gateway.routes.stored_responses import stored_responses_router
 from tokenmesh.services.gateway.routes.tokenize import tokenize_router
@@ -132,6 +134,7 @@ def _make_routes(gateway: Gateway, endpoints: Mapping[str, Endpoint]) -> FastAPI
     for make_router in _ROUTERS:
         app.include_router(make_router(gateway))
     app.include_router(sagemaker_router(gateway, endpoints))
+    app.include_router(scale_out_router(gateway))
     app.include_router(traces_router(gateway.traces))
     if docs:
         app.include_router(docs_router(gateway))
@@ -140,5 +143,8 @@ def _make_routes(gateway: Gateway, endpoints: Mapping[str, Endpoint]) -> FastAPI
     if gateway.settings.admin_routes:
         app.include_router(admin_router(gateway))
         app.include_router(server_info_router(gateway))
-    complete(app, [*_BODIES.values(), *_OTHER_BODIES], has_keys=bool(gateway.keys))
+    bodies = [*_BODIES.values(), *_OTHER_BODIES]
+    if gateway.scale_out.is_enabled:
+        bodies += SCALE_OUT_BODIES.values()
+    complete(app, list(dict.fromkeys(bodies)), has_keys=bool(gateway.keys))
     return app

@@ -78,6 +78,12 @@ class Delivery:
         """What the streams brought, by choice. Raises what made it impossible to go on."""
         return await self._inbox.get()
 
+    def abort(self) -> None:
+        """End every choice that has not ended, with the tokens that are there."""
+        for choice in self.choices:
+            if choice.finish_reason is None:
+                self._inbox.put(choice.index, Output(finish="abort"))
+
     def push(self, outputs: Sequence[tuple[int, Output]]) -> list[Piece]:
         """What `receive` gave, or once gave to somebody else, as pieces."""
         with self._detokenizing:

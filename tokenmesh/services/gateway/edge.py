@@ -29,6 +29,11 @@ _PREFIX_BY_PATH: Final = {
     "/v1/completions": "cmpl",
     "/v1/messages": "msg",
     "/v1/responses": "resp",
+    "/v1/chat/completions/render": "chatcmpl",
+    "/v1/completions/render": "cmpl",
+    "/v1/messages/render": "msg",
+    "/v1/responses/render": "resp",
+    "/inference/v1/generate": "generate-tokens",
 }
 _MAX_WARNINGS: Final = 16
 _MAX_WARNING_CHARS: Final = 2048

@@ -18,6 +18,7 @@ from tokenmesh.services.gateway.metering import Meters
 from tokenmesh.services.gateway.pipeline import Pipeline
 from tokenmesh.services.gateway.replicas import Replicas
 from tokenmesh.services.gateway.response_store.responses import Responses
+from tokenmesh.services.gateway.scale_out.scale_out import ScaleOut
 from tokenmesh.services.gateway.stages import Stages
 from tokenmesh.services.gateway.streams import Streams
 from tokenmesh.services.gateway.tenancy.admission import Admission
@@ -35,6 +36,7 @@ from tokenmesh.shared.config import Settings
 from tokenmesh.shared.ids import GatewayId, InstanceId, WorkerId
 from tokenmesh.shared.journal import Journal
 from tokenmesh.shared.membership import Member, Members
+from tokenmesh.shared.messages import Beat
 from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.redis import Redis
 from tokenmesh.shared.subjects import gateway_tokens
@@ -80,12 +82,12 @@ class Gateway:
         self.streams.on_done = breaker.succeed
         self._watchdog = self._make_watchdog(launcher, count_losses)
         self.catalog = Catalog(members, settings)
-        members.on_beat = self.catalog.on_beat
         self.admin = Admin(bus, members, self.catalog, limits)
         self.mesh_view = MeshView(gateway_id, bus, members, limits)
         self.vocabularies = Vocabularies(self.calls, limits)
         self.intake = Intake(Desk(self.catalog, self.vocabularies, blobs, limits))
         self.pipeline = Pipeline(Stages(gateway_id, self.calls, self.streams, launcher, limits))
+        self.scale_out = self._make_scale_out(settings)
         self.traces = TraceStore(settings.telemetry)
         self.meters = Meters(metrics)
         self.http_meters = HttpMeters(metrics)
@@ -98,6 +100,24 @@ class Gateway:
         self.admission = Admission(self.id, redis, self.settings, self.metrics)
         self.upload_quota = UploadQuota(redis, self.settings)
         self.usage = UsageReader(redis, self.keys, self.admission)
+
+    def _make_scale_out(self, settings: Settings) -> ScaleOut:
+        scale_out = ScaleOut(
+            self._bus,
+            self.members,
+            settings,
+            catalog=self.catalog,
+            vocabularies=self.vocabularies,
+            blobs=self.blobs,
+            pipeline=self.pipeline,
+        )
+
+        def on_beat(beat: Beat) -> None:
+            self.catalog.on_beat(beat)
+            scale_out.on_beat(beat)
+
+        self.members.on_beat = on_beat
+        return scale_out
 
     def _make_streams(self) -> Streams:
         limits = self.settings
@@ -158,6 +178,7 @@ class Gateway:
         """Listen for tokens and spans."""
         tokens = await self._bus.subscribe(gateway_tokens(self.id), self.streams.receive)
         self._subscriptions += [tokens, await self.traces.follow(self._bus)]
+        await self.scale_out.start()
         await self.responses.start()
 
     async def run(self) -> None:
@@ -173,6 +194,7 @@ class Gateway:
         """Leave responses to others, send the last Cancels and usage, stop listening."""
         await self.responses.stop()
         await self.admission.stop()
+        await self.scale_out.stop()
         await self._cancels.flush()
         for subscription in self._subscriptions:
             await subscription.stop()

@@ -13,7 +13,7 @@ from tokenmesh.shared.ids import RequestId, WorkerId
 from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.messages.media import MediaItem
 from tokenmesh.shared.messages.sampling import SamplingParams
-from tokenmesh.shared.messages.tokenize import ChatPrompt, IdsPrompt, TextPrompt
+from tokenmesh.shared.messages.tokenize import ChatPrompt, IdsPrompt, TextPrompt, Tokenized
 
 EMPTY_PROMPT: Final = "Either prompt or prompt_embeds must be provided and non-empty."
 """vLLM's words, which clients look for."""
@@ -53,6 +53,8 @@ class Job:
     """How the answers are read; None: as plain text."""
     budget: Budget | None = None
     """How long the answers may reason; None: without limit."""
+    tokenized: Tokenized | None = None
+    """What a tokenizer would answer, where the client has sent the ids; None: one is asked."""
     beams: BeamOptions | None = None
     """The answers are those of a beam search; its width is `n`."""
     deadline_s: float
@@ -60,13 +62,13 @@ class Job:
 
     def sampling_after(self, packed_ids: bytes) -> SamplingParams:
         """`sampling` with what depends on the tokenized prompt: where reasoning stands in it."""
-        structured, thinking = self.sampling.structured, None
+        structured, thinking = self.sampling.structured, self.sampling.thinking
         if structured is not None and self.parsing is not None:
             after = self.parsing.reasoning_ends(packed_ids)
             structured = msgspec.structs.replace(structured, after=after)
         if self.budget is not None:
             thinking = self.budget.rule(packed_ids)
-        if structured is self.sampling.structured and thinking is None:
+        if structured is self.sampling.structured and thinking is self.sampling.thinking:
             return self.sampling
         return msgspec.structs.replace(self.sampling, structured=structured, thinking=thinking)
 

@@ -28,6 +28,13 @@ class Pipeline:
         async with self.generate(job, await self.prepare(job), inbox) as prompt:
             yield prompt
 
+    async def tokenize(self, job: Job) -> Prompt:
+        """The prompt as ids; errors name its place in the client's body."""
+        try:
+            return await self._stages.tokenize(job)
+        except InvalidInput as error:
+            raise located(error, job.where) from error
+
     async def prepare(self, job: Job) -> Prompt:
         """Tokenize and encode; pixels that have expired in between are made again, once."""
         try:

@@ -59,7 +59,7 @@ class Stages:
             max_tokens=job.card.max_model_len,
         )
         with span("tokenize", {REQUEST_ID: job.request_id}) as current:
-            answer = await self._calls.tokenize(question, job.deadline_s)
+            answer = job.tokenized or await self._calls.tokenize(question, job.deadline_s)
             if answer.too_many:
                 raise _too_long(job, answer.too_many, job.card.max_model_len)
             num_tokens = count_ids(answer.token_ids)
@@ -160,7 +160,7 @@ class Stages:
             sampling,
             seed=(sampling.seed + index) % _SEEDS,
             max_tokens=prompt.max_tokens,
-            bad_words_ids=[list(ids) for ids in prompt.bad_words_ids],
+            bad_words_ids=[*sampling.bad_words_ids, *map(list, prompt.bad_words_ids)],
             # The prompt is the same for all choices: one of them tells about it.
             prompt_logprobs=sampling.prompt_logprobs if index == 0 else None,
         )

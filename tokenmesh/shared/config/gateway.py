@@ -8,6 +8,7 @@ from tokenmesh.shared.config.answers import AnswerSettings
 from tokenmesh.shared.config.body import BodySettings
 from tokenmesh.shared.config.listener import ListenerSettings
 from tokenmesh.shared.config.realtime import RealtimeSettings
+from tokenmesh.shared.config.scale_out import ScaleOutSettings
 from tokenmesh.shared.config.structured_limits import StructuredLimits
 from tokenmesh.shared.config.tenancy import TenancySettings
 
@@ -17,6 +18,7 @@ _HASH_CHARS = 64
 class GatewaySettings(
     ListenerSettings,
     RealtimeSettings,
+    ScaleOutSettings,
     StructuredLimits,
     TenancySettings,
     AnswerSettings,

@@ -26,6 +26,7 @@ from tokenmesh.shared.messages.control import (
 from tokenmesh.shared.messages.encode import Encode, Encoded
 from tokenmesh.shared.messages.failed import Failed
 from tokenmesh.shared.messages.generate import (
+    AbortRequests,
     Accepted,
     Cancel,
     Done,
@@ -71,6 +72,7 @@ Message = (
     | Generate
     | Accepted
     | Cancel
+    | AbortRequests
     | Resend
     | Ping
     | Drain
@@ -97,6 +99,7 @@ Message = (
 """Everything but `Tokens`, which is array-like and travels on a subject of its own."""
 
 __all__ = [
+    "AbortRequests",
     "Accepted",
     "Beat",
     "BlockEvents",

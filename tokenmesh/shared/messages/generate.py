@@ -57,6 +57,13 @@ class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=
     attempt: int
 
 
+class AbortRequests(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """To all gateways: end these requests of a tenant, wherever they run. Not answered."""
+
+    tenant: str
+    request_ids: list[RequestId]
+
+
 class Resend(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     """Publish a stream's output again from `offset` on. Answered with Done or StreamUnknown."""
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from tokenizers import Tokenizer, decoders
+from tokenizers import Tokenizer, decoders, models
 
 _ANCHORS: Final = ("a", "\u2581a", "\u0120a", "e", "\u2581the", "the")
 """Tokens of which one is in nearly every vocabulary and decodes to plain letters."""
@@ -34,6 +34,13 @@ class Vocabulary:
     def load(cls, tokenizer_json: str, special_ids: Iterable[int]) -> "Vocabulary":
         """Parse the text of a `tokenizer.json`; takes a while for a large one."""
         return cls(Tokenizer.from_str(tokenizer_json), special_ids)
+
+    @classmethod
+    def empty(cls) -> "Vocabulary":
+        """Of no tokens: every id is no text. For answers that stay ids."""
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.decoder = decoders.ByteLevel()
+        return cls(tokenizer, ())
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, special ones included. Unknown ids are nothing."""

@@ -1,5 +1,6 @@
 """What each operation answers with, by method and path."""
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -13,6 +14,13 @@ from tokenmesh.services.gateway.responses.described import (
     InputTokens,
     Response,
     ResponseDeleted,
+)
+from tokenmesh.services.gateway.scale_out.shapes import (
+    DerenderedChat,
+    DerenderedChunk,
+    DerenderedCompletion,
+    GenerateResponse,
+    RenderedRequest,
 )
 
 _STREAM: Final = "text/event-stream"
@@ -37,13 +45,29 @@ _STRUCTS: Final[dict[tuple[str, str], type[msgspec.Struct]]] = {
     ("post", "/v1/files"): shapes.FileObject,
     ("get", "/v1/files/{file_id}"): shapes.FileObject,
     ("delete", "/v1/files/{file_id}"): shapes.FileDeleted,
+    ("post", "/v1/chat/completions/render"): RenderedRequest,
+    ("post", "/v1/messages/render"): RenderedRequest,
+    ("post", "/v1/responses/render"): RenderedRequest,
+    ("post", "/inference/v1/generate"): GenerateResponse,
 }
+_SEVERAL: Final[dict[tuple[str, str], Callable[[], dict[str, Any]]]] = {
+    ("post", "/v1/completions/render"): lambda: {"type": "array", "items": _ref(RenderedRequest)},
+    ("post", "/v1/chat/completions/derender"): lambda: {
+        "anyOf": [_ref(DerenderedChat), _ref(DerenderedChunk)]
+    },
+    ("post", "/v1/completions/derender"): lambda: {
+        "anyOf": [_ref(DerenderedCompletion), _ref(DerenderedChunk)]
+    },
+}
+"""Schemas of answers that are not one struct."""
+_MEMBERS: Final = (RenderedRequest, DerenderedChat, DerenderedCompletion, DerenderedChunk)
 _STREAMED: Final = frozenset(
     [
         ("post", "/v1/chat/completions"),
         ("post", "/v1/completions"),
         ("post", "/v1/messages"),
         ("post", "/v1/responses"),
+        ("post", "/inference/v1/generate"),
         ("get", "/v1/responses/{response_id}"),
     ]
 )
@@ -51,14 +75,14 @@ _MEDIA: Final = {
     ("get", "/metrics"): "text/plain",
     ("get", "/v1/files/{file_id}/content"): "application/octet-stream",
 }
-_EMPTY: Final = frozenset({("get", "/livez")})
+_EMPTY: Final = frozenset({("get", "/livez"), ("post", "/inference/v1/abort_requests")})
 _ERRORS: Final = {"4XX": "The request cannot be served.", "5XX": "The mesh cannot serve it now."}
 
 
 def answer_components() -> dict[str, Any]:
     """The schemas of all answers, by name."""
     kinds: list[type[msgspec.Struct]] = [ErrorBody, anthropic_errors.ErrorBody]
-    kinds += dict.fromkeys(_STRUCTS.values())
+    kinds += dict.fromkeys((*_STRUCTS.values(), *_MEMBERS))
     components: dict[str, Any] = {}
     for kind in kinds:
         # one by one: classes of different APIs share names
@@ -86,7 +110,8 @@ def _content(method: str, path: str) -> dict[str, Any]:
     if operation in _MEDIA:
         return {"content": {_MEDIA[operation]: _TEXT}}
     kind = _STRUCTS.get(operation)
-    content: dict[str, Any] = {"application/json": {"schema": _ref(kind) if kind else {}}}
+    schema = _ref(kind) if kind else _SEVERAL.get(operation, dict[str, Any])()
+    content: dict[str, Any] = {"application/json": {"schema": schema}}
     if operation in _STREAMED:
         content[_STREAM] = _TEXT
     return {"content": content}

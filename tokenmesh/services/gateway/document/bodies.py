@@ -31,7 +31,8 @@ def body_components(models: Iterable[type[BaseModel]]) -> dict[str, Any]:
     components: dict[str, Any] = {}
     for model in models:
         schema = model.model_json_schema(ref_template=_REF)
-        components |= schema.pop("$defs", {})
+        # A body inside of another one is described as where it is a body itself.
+        components = schema.pop("$defs", {}) | components
         narrow(schema["properties"], not_served(model))
         components[model.__name__] = schema
     return components

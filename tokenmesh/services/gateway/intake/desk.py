@@ -52,6 +52,13 @@ class Desk:
         self, body: SamplingFields, exchange: Exchange, max_tokens: int | None
     ) -> tuple[ModelCard, ModelText]:
         """Whatever can be refused without asking anybody, and the model."""
+        card = await self.find_model(body, exchange, max_tokens)
+        return card, await self._vocabularies.get(card.name)
+
+    async def find_model(
+        self, body: SamplingFields, exchange: Exchange, max_tokens: int | None
+    ) -> ModelCard:
+        """`begin` without the model's text."""
         if body.request_id is not None and not exchange.is_own_id:
             check_request_id(body.request_id, "request_id", self.settings)
             exchange.request_id = RequestId(body.request_id)
@@ -63,7 +70,7 @@ class Desk:
         card = await self._catalog.find_soon(body.model, exchange.request_id)
         exchange.model, exchange.asked_model = card.name, body.model
         exchange.session_id = body.session_id
-        return card, await self._vocabularies.get(card.name)
+        return card
 
     def sampling(
         self,

@@ -69,7 +69,7 @@ def not_served(model: type[object]) -> frozenset[str]:
 
 def refuse_not_supported(body: SamplingFields) -> None:
     """Raise NotSupported that names the first such field."""
-    is_harmless = _TESTS_BY_REQUEST[type(body)]
+    is_harmless = _TESTS_BY_REQUEST.get(type(body), _HARMLESS)
     for name in body.model_fields_set:
         value = getattr(body, name)
         if name in is_harmless and not is_harmless[name](value):

@@ -40,34 +40,34 @@ def files_router(gateway: Gateway) -> APIRouter:
     router = APIRouter(tags=["files"])
     uploads = Uploads(gateway.blobs, gateway.settings)
 
-    async def keep(
-        form: FormData, file_id: str, reservation: Reservation, request: Request
-    ) -> FileObject:
-        file, purpose = _read(form)
-        data, name = await file.read(), file.filename or "file"
-        await reservation.keep(len(data), gateway.settings.file_ttl_s)
-        return await uploads.add(file_id, data, name, purpose, exchange_of(request.scope).access)
-
     @router.post("/v1/files", openapi_extra=_BODY)
     async def create_file(request: Request) -> Response:
         """Keep an image for a day; chats name it by its id in place of an image URL."""
         if not request.headers.get("content-type", "").startswith("multipart/form-data"):
             raise UnsupportedMediaType("send the file as multipart/form-data")
-        file_id, tenant = new_file_id(), exchange_of(request.scope).access.tenant
-        timeout_s = gateway.settings.body_timeout_s
-        reservation = Reservation(gateway.upload_quota, tenant, file_id, timeout_s)
-        try:
-            form = await _receive(request, gateway.settings, reservation)
-            try:
-                return json_response(await keep(form, file_id, reservation, request))
-            finally:
-                await form.close()
-        except BaseException:
-            await reservation.release()
-            raise
+        return json_response(await _keep(request, gateway, uploads))
 
     _add_reading(router, gateway, uploads)
     return router
+
+
+async def _keep(request: Request, gateway: Gateway, uploads: Uploads) -> FileObject:
+    """Store the form's file; what it has reserved of the quota is given back on any error."""
+    file_id, access = new_file_id(), exchange_of(request.scope).access
+    settings = gateway.settings
+    reservation = Reservation(gateway.upload_quota, access.tenant, file_id, settings.body_timeout_s)
+    try:
+        form = await _receive(request, settings, reservation)
+        try:
+            file, purpose = _read(form)
+            data, name = await file.read(), file.filename or "file"
+            await reservation.keep(len(data), settings.file_ttl_s)
+            return await uploads.add(file_id, data, name, purpose, access)
+        finally:
+            await form.close()
+    except BaseException:
+        await reservation.release()
+        raise
 
 
 def _add_reading(router: APIRouter, gateway: Gateway, uploads: Uploads) -> None:

@@ -10,7 +10,9 @@ from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.shared.membership import Member
 from tokenmesh.shared.metrics.registry import CONTENT_TYPE
 
-_NEEDED = ("tokenizer", "scheduler", "worker")
+_NEEDED: tuple[str, ...] = ("tokenizer", "scheduler", "worker")
+_RENDER_NEEDED = ("tokenizer",)
+_TOKENS_NEEDED = ("scheduler", "worker")
 
 
 def health_router(gateway: Gateway) -> APIRouter:
@@ -29,7 +31,10 @@ def health_router(gateway: Gateway) -> APIRouter:
 
     @router.get("/readyz")
     async def readyz() -> Response:
-        """200 while a tokenizer, a scheduler and an awake worker live; else 503 and why not."""
+        """200 while a tokenizer, a scheduler and an awake worker live; else 503 and why not.
+
+        With --render-only a tokenizer is enough, with --tokens-only none is needed.
+        """
         return readiness(gateway)
 
     @router.get("/metrics", dependencies=[Depends(require_admin)])
@@ -52,12 +57,17 @@ def health_router(gateway: Gateway) -> APIRouter:
 
 def readiness(gateway: Gateway) -> Response:
     """200 while requests can be served, else 503 and why not."""
-    missing = [service for service in _NEEDED if not gateway.members.service(service)]
+    needed, settings = _NEEDED, gateway.settings
+    if settings.render_only or settings.tokens_only:
+        needed = _RENDER_NEEDED if settings.render_only else _TOKENS_NEEDED
+    missing = [service for service in needed if not gateway.members.service(service)]
     if gateway.draining.is_set():
         return json_response({"ready": False, "draining": True}, 503)
     if missing:
         return json_response({"ready": False, "missing": missing}, 503)
-    if not any(_is_awake(member) for member in gateway.members.service("worker")):
+    if "worker" in needed and not any(
+        _is_awake(member) for member in gateway.members.service("worker")
+    ):
         return json_response({"ready": False, "asleep": True}, 503)
     return json_response({"ready": True, "gateway": gateway.id})
 

@@ -13,6 +13,7 @@ from tokenmesh.services.gateway.anthropic.shapes import TokenCount
 from tokenmesh.services.gateway.anthropic.translation import is_long, translate
 from tokenmesh.services.gateway.anthropic.writer import MessagesWriter
 from tokenmesh.services.gateway.body import read_json
+from tokenmesh.services.gateway.catalog import Catalog
 from tokenmesh.services.gateway.document.bodies import body_schema
 from tokenmesh.services.gateway.error_response import json_response
 from tokenmesh.services.gateway.exchange import Exchange, exchange_of
@@ -22,6 +23,7 @@ from tokenmesh.services.gateway.openai.chat_request import ChatRequest
 from tokenmesh.services.gateway.prompt_length import count_prompt_tokens
 from tokenmesh.services.gateway.renamed_answer import RenamedAnswer
 from tokenmesh.services.gateway.shortcut import Endpoint
+from tokenmesh.services.gateway.vocabularies import Vocabularies
 from tokenmesh.shared.errors import TokenMeshError
 from tokenmesh.shared.telemetry import span
 
@@ -36,9 +38,9 @@ def messages_endpoint(gateway: Gateway) -> Endpoint:
         exchange = exchange_of(request.scope)
         with span("validate"):
             body = await read_json(request, MessagesRequest, gateway.settings)
-            _warn(body, exchange)
+            warn_unknown(body, exchange)
             translation = await off_loop(is_long(body), translate, body)
-            await _fit_thinking(gateway, translation.body, exchange)
+            await fit_thinking(gateway.catalog, gateway.vocabularies, translation.body, exchange)
             try:
                 ask = await gateway.intake.chat(translation.body, exchange)
             except TokenMeshError as error:
@@ -62,7 +64,7 @@ def messages_router(gateway: Gateway) -> APIRouter:
         """How many tokens a message's prompt has, system prompt, tools and images included."""
         exchange = exchange_of(request.scope)
         body = await read_json(request, CountTokensRequest, gateway.settings)
-        _warn(body, exchange)
+        warn_unknown(body, exchange)
         translation = await off_loop(is_long(body), translate, body)
         try:
             count = await count_prompt_tokens(gateway, translation.body, exchange)
@@ -73,17 +75,20 @@ def messages_router(gateway: Gateway) -> APIRouter:
     return router
 
 
-async def _fit_thinking(gateway: Gateway, body: ChatRequest, exchange: Exchange) -> None:
+async def fit_thinking(
+    catalog: Catalog, vocabularies: Vocabularies, body: ChatRequest, exchange: Exchange
+) -> None:
     """Clients ask for thinking whatever the model is: one that does not reason needs no bound."""
     if body.thinking_token_budget is None:
         return
-    card = await gateway.catalog.find_soon(body.model, exchange.request_id)
-    if not (await gateway.vocabularies.get(card.name)).family.can_cut_reasoning:
+    card = await catalog.find_soon(body.model, exchange.request_id)
+    if not (await vocabularies.get(card.name)).family.can_cut_reasoning:
         body.thinking_token_budget = None
         exchange.warnings.append("thinking.budget_tokens ignored: the model does not reason")
 
 
-def _warn(body: CountTokensRequest, exchange: Exchange) -> None:
+def warn_unknown(body: CountTokensRequest, exchange: Exchange) -> None:
+    """Name fields that no version knows."""
     names = [name[:64] for name in list(body.model_extra or ())[:16]]
     if names:
         exchange.warnings.append(f"unknown fields ignored: {', '.join(names)}")

@@ -12,14 +12,19 @@ from tokenmesh.shared.messages.beat import ModelCard
 def models_router(gateway: Gateway) -> APIRouter:
     """The routes."""
     router = APIRouter(tags=["models"])
+    scale_out = gateway.scale_out
+    catalog = scale_out.catalog if scale_out.is_enabled else gateway.catalog
 
     @router.get("/v1/models")
     async def list_models() -> Response:
-        """Every model that a live worker serves, once for each of its names."""
-        cards = gateway.catalog.all()
-        names = ((card, name) for card in cards for name in gateway.catalog.names(card))
+        """Every model that a live worker serves, once for each of its names.
+
+        With the scale-out routes also those that a tokenizer alone knows.
+        """
+        cards = catalog.all()
+        names = ((card, name) for card in cards for name in catalog.names(card))
         shapes = [_shape(card, name) for card, name in names]
-        shapes += [_shape(card, name) for name, card in gateway.catalog.splits()]
+        shapes += [_shape(card, name) for name, card in catalog.splits()]
         return json_response(ModelList(data=shapes))
 
     # A model's name may hold slashes.
@@ -28,7 +33,7 @@ def models_router(gateway: Gateway) -> APIRouter:
         """One model by any of its names."""
         if not model_id:
             return await list_models()
-        return json_response(_shape(await gateway.catalog.find_soon(model_id), model_id))
+        return json_response(_shape(await catalog.find_soon(model_id), model_id))
 
     return router
 

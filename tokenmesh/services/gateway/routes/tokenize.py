@@ -60,12 +60,9 @@ def tokenize_router(gateway: Gateway) -> APIRouter:
             token_ids=pack_ids(body.tokens),
             tenant=exchange.access.tenant.name,
         )
+        subject, deadline_s = subjects.tokenize(card.name), now_s() + timeout_s
         answer = await gateway.calls.ask(
-            subjects.tokenize(card.name),
-            question,
-            Detokenized,
-            timeout_s=timeout_s,
-            deadline_s=now_s() + timeout_s,
+            subject, question, Detokenized, timeout_s=timeout_s, deadline_s=deadline_s
         )
         return json_response(DetokenizeResult(answer.text))
 

@@ -1,0 +1,1 @@
+"""Frontend and engine apart: render, generate and derender exchange token ids over HTTP."""

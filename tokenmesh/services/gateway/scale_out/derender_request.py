@@ -1,0 +1,159 @@
+"""Bodies of the derender routes, with vLLM's field names: what generate answered, to be read."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tokenmesh.services.gateway.openai.bounded import Bounded
+from tokenmesh.services.gateway.openai.chat_request import ChatRequest
+from tokenmesh.services.gateway.openai.completion_request import CompletionRequest
+from tokenmesh.services.gateway.openai.lenient import NotNegative, Off
+from tokenmesh.services.gateway.openai.sampling_fields import TokenId
+
+_LENIENT = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
+
+
+class LogprobCandidate(BaseModel):
+    """A token at one position."""
+
+    model_config = _LENIENT
+
+    token_id: TokenId
+    logprob: float
+    rank: int | None = None
+
+
+class SampledLogprob(LogprobCandidate):
+    """The sampled token at one position."""
+
+    top_logprobs: list[LogprobCandidate] = []
+
+
+class ChoiceLogprobs(BaseModel):
+    """Of one choice."""
+
+    model_config = _LENIENT
+
+    content: list[SampledLogprob] | None = None
+
+
+class TokensChoice(BaseModel):
+    """A choice of generate, whole or what one chunk adds to it."""
+
+    model_config = _LENIENT
+
+    index: NotNegative
+    token_ids: list[TokenId] | None = None
+    finish_reason: Literal["stop", "length", "repetition", "abort"] | None = None
+    stop_reason: int | str | None = None
+    logprobs: ChoiceLogprobs | None = None
+
+
+class PromptCell(BaseModel):
+    """One candidate for a prompt's token."""
+
+    model_config = _LENIENT
+
+    logprob: float
+    rank: int | None = None
+
+
+class CachedTokens(BaseModel):
+    """Where prompt tokens came from."""
+
+    model_config = _LENIENT
+
+    cached_tokens: NotNegative | None = None
+    created_cache_tokens: NotNegative | None = None
+
+
+class TokensUsage(BaseModel):
+    """The usage that generate told."""
+
+    model_config = _LENIENT
+
+    prompt_tokens: NotNegative = 0
+    completion_tokens: NotNegative | None = 0
+    prompt_tokens_details: CachedTokens | None = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """None: unknown."""
+        details = self.prompt_tokens_details
+        return None if details is None else details.cached_tokens
+
+    @property
+    def created_cache_tokens(self) -> int | None:
+        """None: unknown."""
+        details = self.prompt_tokens_details
+        return None if details is None else details.created_cache_tokens
+
+
+class TokensChunk(BaseModel):
+    """One chunk of generate's stream."""
+
+    model_config = _LENIENT
+
+    choices: list[TokensChoice]
+    request_id: str | None = Field(default=None, max_length=1024)
+    usage: TokensUsage | None = None
+    prompt_token_ids: list[TokenId] | None = None
+    prompt_logprobs: list[dict[str, PromptCell] | None] | None = None
+    output_mode: Literal["tokens"] = "tokens"
+
+
+class TokensResponse(TokensChunk):
+    """A whole answer of generate."""
+
+    created: NotNegative | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+
+
+class StreamState(BaseModel):
+    """What the client carries between the chunks of one choice.
+
+    It holds what the client was told before and nothing else: who forges it fools nobody but
+    themselves. It is bounded by the model's length.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    created: NotNegative
+    role_sent: bool = False
+    """Whether the first chunk of the choice was written."""
+    output_token_ids: list[TokenId] = []
+
+
+class DerenderRequest(Bounded):
+    """What both routes take. With `stream` a request is one chunk of one choice."""
+
+    model_config = _LENIENT
+
+    model: str | None = None
+    stream: Off = False
+    generate_chunk: TokensChunk | None = None
+    """With `stream`."""
+    stream_state: StreamState | None = None
+    """As the answer to the choice's chunk before told it."""
+
+
+class DerenderChatRequest(DerenderRequest):
+    """The body of /v1/chat/completions/derender."""
+
+    generate_response: TokensResponse | None = None
+    """Without `stream`."""
+    prompt_tokens: NotNegative | None = None
+    prompt_token_ids: list[TokenId] | None = None
+    chat_request: ChatRequest | None = None
+
+
+class DerenderCompletionRequest(DerenderRequest):
+    """The body of /v1/completions/derender. Without `stream` lists have an entry a prompt."""
+
+    generate_responses: list[TokensResponse] | None = None
+    """Without `stream`."""
+    prompt_tokens: NotNegative | list[NotNegative] | None = None
+    prompt_token_ids: list[TokenId] | list[list[TokenId] | None] | None = None
+    prompt_index: NotNegative = 0
+    """With `stream`: which prompt of `completion_request` the chunk belongs to."""
+    completion_request: CompletionRequest | None = None

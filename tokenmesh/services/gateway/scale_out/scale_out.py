@@ -1,0 +1,70 @@
+"""ScaleOut: what a gateway needs beside its own parts to be a frontend or an engine alone."""
+
+import asyncio
+from collections.abc import Sequence
+
+from tokenmesh.services.gateway.ask import Ask
+from tokenmesh.services.gateway.catalog import Catalog
+from tokenmesh.services.gateway.intake.desk import Desk
+from tokenmesh.services.gateway.intake.intake import Intake
+from tokenmesh.services.gateway.job import Prompt
+from tokenmesh.services.gateway.pipeline import Pipeline
+from tokenmesh.services.gateway.scale_out.aborts import Aborts
+from tokenmesh.services.gateway.scale_out.token_intake import TokenIntake
+from tokenmesh.services.gateway.vocabularies import Vocabularies
+from tokenmesh.shared.blobs import Blobs
+from tokenmesh.shared.bus.base import Bus
+from tokenmesh.shared.config import Settings
+from tokenmesh.shared.membership import Members
+from tokenmesh.shared.messages.beat import Beat
+
+
+class ScaleOut:
+    """Of one gateway; does nothing where the routes are disabled."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        members: Members,
+        settings: Settings,
+        *,
+        catalog: Catalog,
+        vocabularies: Vocabularies,
+        blobs: Blobs,
+        pipeline: Pipeline,
+    ) -> None:
+        """`catalog`: of models that workers serve."""
+        limits = settings.gateway
+        self.is_enabled = limits.serves_scale_out
+        self.catalog = Catalog(members, settings, includes_tokenized=True)
+        """Models that a tokenizer knows are enough to render."""
+        self.intake = Intake(Desk(self.catalog, vocabularies, blobs, limits))
+        self.tokens = TokenIntake(
+            Desk(catalog, vocabularies, blobs, limits), catalog, vocabularies, settings
+        )
+        self.aborts = Aborts(bus, limits.max_abort_requests)
+        self._pipeline = pipeline
+
+    def on_beat(self, beat: Beat) -> None:
+        """Remember what a process serves."""
+        if self.is_enabled:
+            self.catalog.on_beat(beat)
+
+    async def start(self) -> None:
+        """Listen for aborts."""
+        if self.is_enabled:
+            await self.aborts.start()
+
+    async def stop(self) -> None:
+        """Stop listening."""
+        await self.aborts.stop()
+
+    async def tokenize(self, ask: Ask) -> Sequence[Prompt]:
+        """The prompts of all jobs. Raises what is wrong with the first that cannot be."""
+        tasks = [asyncio.create_task(self._pipeline.tokenize(job)) for job in ask.jobs]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)

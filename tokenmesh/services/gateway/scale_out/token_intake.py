@@ -1,0 +1,189 @@
+"""TokenIntake: a GenerateRequest becomes an Ask, with a tokenizer or without one."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import msgspec
+
+from tokenmesh.services.gateway.ask import Ask
+from tokenmesh.services.gateway.catalog import Catalog
+from tokenmesh.services.gateway.exchange import Exchange
+from tokenmesh.services.gateway.intake.desk import Desk, chunk_options, head_of, text_options
+from tokenmesh.services.gateway.intake.thinking import thinking_told
+from tokenmesh.services.gateway.openai.rule_fields import read_budget
+from tokenmesh.services.gateway.parsers.formats import Family
+from tokenmesh.services.gateway.parsing import Parsing
+from tokenmesh.services.gateway.scale_out.generate_request import (
+    GenerateRequest,
+    GenerateSampling,
+    Rendered,
+)
+from tokenmesh.services.gateway.vocabularies import ModelText, Vocabularies
+from tokenmesh.shared.config import Settings
+from tokenmesh.shared.errors import InvalidInput, PromptTooLong
+from tokenmesh.shared.hashing import chain_head, route_hashes, route_scope
+from tokenmesh.shared.messages import Described, Tokenized
+from tokenmesh.shared.messages.beat import ModelCard
+from tokenmesh.shared.messages.sampling import SamplingParams
+from tokenmesh.shared.messages.tokenize import IdsPrompt
+from tokenmesh.shared.text import Vocabulary
+from tokenmesh.shared.tokens import pack_ids
+
+
+class TokenIntake:
+    """The only place that reads the fields of a GenerateRequest."""
+
+    def __init__(
+        self, desk: Desk, catalog: Catalog, vocabularies: Vocabularies, settings: Settings
+    ) -> None:
+        self._desk = desk
+        self._catalog = catalog
+        self._vocabularies = vocabularies
+        self._asks_tokenizers = not settings.gateway.tokens_only
+        self._no_vocabulary = Vocabulary.empty()
+        self._route_block_tokens = settings.tokenizer.route_block_tokens
+
+    async def ask(self, body: GenerateRequest, exchange: Exchange) -> Ask:
+        """Raises InvalidInput and its kin."""
+        body.refuse_not_served()
+        fields = body.fields
+        card = await self._desk.find_model(fields, exchange, fields.max_tokens)
+        packed = _packed_prompt(body, card)
+        has_tokenizer = self._asks_tokenizers and self._catalog.has_tokenizer(card.name)
+        needs = tuple(_text_needs(body, fields))
+        if needs and not has_tokenizer:
+            raise _needs_tokenizer(needs[0])
+        wants_text = has_tokenizer and (bool(needs) or _may_reason_first(body, fields))
+        text = await self._text(card, wants_text)
+        sampling = self._desk.sampling(
+            fields,
+            text,
+            logprobs=fields.logprobs,
+            prompt_logprobs=body.sampling_params.prompt_logprobs,
+        )
+        sampling = _with_rules(sampling, body, fields, text, packed)
+        rendered = body.rendered or Rendered()
+        if rendered.bad_words_token_ids is not None:
+            fields = fields.model_copy(update={"bad_words": None})
+        job = self._desk.job(
+            fields, card, IdsPrompt(token_ids=packed), sampling, fields.max_tokens, exchange
+        )
+        if not has_tokenizer:
+            job = replace(job, tokenized=self._tokenized(packed, card, job.cache_salt))
+        return Ask(
+            head=head_of(fields, exchange, card),
+            jobs=(job,),
+            text=text,
+            options=text_options(fields),
+            chunks=chunk_options(fields, fields.logprobs is not None, self._desk.settings),
+            is_stream=bool(fields.stream),
+        )
+
+    async def _text(self, card: ModelCard, wants_text: bool) -> ModelText:
+        """Without the model's sampling defaults: `sampling_params` are complete, as in vLLM."""
+        if wants_text:
+            return replace(await self._vocabularies.get(card.name), defaults={})
+        described = Described(
+            fingerprint="", vocab_size=card.vocab_size, special_ids=[], has_chat_template=False
+        )
+        return ModelText(described, self._no_vocabulary, {}, Family())
+
+    def _tokenized(self, packed: bytes, card: ModelCard, salt: str | None) -> Tokenized:
+        """What a tokenizer would answer. Prompts of this kind are found by each other only."""
+        scope = route_scope(card.name, "", self._route_block_tokens)
+        return Tokenized(
+            token_ids=packed,
+            route_hashes=route_hashes(packed, self._route_block_tokens, scope, salt=salt),
+            route_head=chain_head(scope),
+        )
+
+
+def _packed_prompt(body: GenerateRequest, card: ModelCard) -> bytes:
+    """Raises InvalidInput for ids that the model does not have, or too many."""
+    ids = body.token_ids
+    if len(ids) >= card.max_model_len:
+        raise PromptTooLong.over(
+            card.max_model_len,
+            f"token_ids has {len(ids)} tokens, which leaves no room for an answer",
+            "the length of token_ids",
+            param="token_ids",
+        )
+    named = {"token_ids": max(ids), "rendered": (body.rendered or Rendered()).highest_id}
+    for name, highest in named.items():
+        if highest >= card.vocab_size:
+            raise InvalidInput(
+                f"{name}: token id {highest} is out of vocabulary (0 to {card.vocab_size - 1})",
+                param=name,
+            )
+    return pack_ids(ids)
+
+
+def _text_needs(body: GenerateRequest, fields: GenerateSampling) -> Iterator[str]:
+    """Fields that cannot be served without the model's tokenizer."""
+    rendered = body.rendered or Rendered()
+    if body.output_mode == "text":
+        if not fields.detokenize:
+            raise InvalidInput(
+                "output_mode='text' requires sampling_params.detokenize to be true",
+                param="output_mode",
+            )
+        yield "output_mode"
+    if fields.stops:
+        yield "sampling_params.stop"
+    if fields.bad_words and rendered.bad_words_token_ids is None:
+        yield "sampling_params.bad_words"
+    if fields.thinking_token_budget not in (None, -1) and rendered.thinking is None:
+        yield "sampling_params.thinking_token_budget"
+
+
+def _needs_tokenizer(name: str) -> InvalidInput:
+    hints = {
+        "output_mode": "output_mode='text' requires a tokenizer; use output_mode='tokens'",
+        "sampling_params.stop": "stop strings are not supported without a tokenizer; check them "
+        "where the answer is derendered, or use stop_token_ids",
+        "sampling_params.bad_words": "bad_words requires a tokenizer; send the field `rendered` "
+        "of the render route along",
+        "sampling_params.thinking_token_budget": "thinking_token_budget requires a tokenizer; "
+        "send the field `rendered` of the render route along",
+    }
+    return InvalidInput(f"{hints[name]}: this server has none for the model", param=name)
+
+
+def _may_reason_first(body: GenerateRequest, fields: GenerateSampling) -> bool:
+    """Whether only the model's parser knows where a constraint begins."""
+    rendered = body.rendered or Rendered()
+    is_known = bool(body.reasoning_ended) or rendered.reasoning_end_token_ids is not None
+    return fields.structured_outputs is not None and not is_known
+
+
+def _with_rules(
+    sampling: SamplingParams,
+    body: GenerateRequest,
+    fields: GenerateSampling,
+    text: ModelText,
+    packed: bytes,
+) -> SamplingParams:
+    """With what depends on the prompt: where reasoning ends in it, and what must not be drawn."""
+    rendered, structured = body.rendered or Rendered(), sampling.structured
+    kwargs = body.reasoning_parser_kwargs
+    parsing = Parsing(
+        family=text.family,
+        vocabulary=text.vocabulary,
+        thinking=thinking_told(kwargs.chat_template_kwargs if kwargs is not None else None),
+    )
+    if structured is not None:
+        ends = rendered.reasoning_end_token_ids
+        if ends is None:
+            ends = [] if body.reasoning_ended else parsing.reasoning_ends(packed)
+        structured = msgspec.structs.replace(structured, after=ends)
+    thinking = None
+    if rendered.thinking is not None:
+        thinking = rendered.thinking.budget
+    elif (budget := read_budget(fields.thinking_token_budget, parsing)) is not None:
+        thinking = budget.rule(packed)
+    return msgspec.structs.replace(
+        sampling,
+        structured=structured,
+        thinking=thinking,
+        bad_words_ids=rendered.bad_words_token_ids or [],
+    )

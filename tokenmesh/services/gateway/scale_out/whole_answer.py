@@ -1,0 +1,161 @@
+"""Whole answers: token ids become the body that the base route would have answered."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tokenmesh.services.gateway.ask import Ask
+from tokenmesh.services.gateway.delivery import Delivery
+from tokenmesh.services.gateway.inbox import Inbox
+from tokenmesh.services.gateway.job import Prompt
+from tokenmesh.services.gateway.openai.head import Head
+from tokenmesh.services.gateway.piece import Piece
+from tokenmesh.services.gateway.scale_out.derender_request import TokensChoice, TokensResponse
+from tokenmesh.services.gateway.scale_out.outputs import OutputReader
+from tokenmesh.shared.errors import InvalidInput
+from tokenmesh.shared.messages.beat import ModelCard
+from tokenmesh.shared.telemetry import REQUEST_ID, Tally
+from tokenmesh.shared.tokens import pack_ids
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One prompt's answer."""
+
+    response: TokensResponse
+    prompt_ids: list[int]
+    """Empty: unknown."""
+    prompt_tokens: int | None
+
+    @property
+    def prompt(self) -> Prompt:
+        """As the pipeline would have it."""
+        usage, count = self.response.usage, self.prompt_tokens
+        if count is None:
+            count = usage.prompt_tokens if usage is not None else 0
+        return prompt_of(self.prompt_ids, count)
+
+
+def read_whole(
+    ask: Ask, parts: Sequence[Part], *, is_request_known: bool
+) -> tuple[Ask, Delivery, list[Piece]]:
+    """The Ask as it is to be shown, and everything that its writer needs. May take long.
+
+    Raises InvalidInput.
+    """
+    reader = reader_of(ask, is_request_known=is_request_known)
+    has_logprobs = _have_logprobs([each for part in parts for each in part.response.choices])
+    ask = replace(ask, chunks=replace(ask.chunks, logprobs=ask.chunks.logprobs and has_logprobs))
+    detokenizing = Tally("detokenize")
+    delivery = delivery_of(ask, [part.prompt for part in parts], detokenizing)
+    pieces: list[Piece] = []
+    for index, part in enumerate(parts):
+        n, response = ask.jobs[index].n, part.response
+        first = delivery.choices[index * n]
+        if response.prompt_logprobs is not None:
+            first.prompt_logprobs = reader.prompt_logprobs(
+                response.prompt_logprobs, part.prompt_ids
+            )
+        first.cached_tokens = None if response.usage is None else response.usage.cached_tokens
+        for choice in response.choices:
+            for output in reader.outputs(choice, is_whole=True):
+                pieces += delivery.push([(index * n + choice.index, output)])
+        check_echo(ask, part.prompt_ids, has_prompt_logprobs=first.prompt_logprobs is not None)
+    detokenizing.record({REQUEST_ID: ask.jobs[0].request_id})
+    return ask, delivery, pieces
+
+
+def check_parts(parts: Sequence[Part], card: ModelCard) -> None:
+    """What has no bound of its own in a body. Raises InvalidInput."""
+    for part in parts:
+        check_ids("prompt_token_ids", part.prompt_ids, card)
+        choices = part.response.choices
+        if sorted(each.index for each in choices) != list(range(len(choices))) or not choices:
+            raise InvalidInput(
+                f"choices must have the indexes 0 to n - 1, each once; there are {len(choices)}",
+                param="choices",
+            )
+        for choice in choices:
+            check_choice(choice, card)
+            if not choice.token_ids and choice.finish_reason != "abort":
+                raise InvalidInput(
+                    f"choice {choice.index} has empty or null token_ids", param="token_ids"
+                )
+
+
+def check_choice(choice: TokensChoice, card: ModelCard) -> None:
+    """Raises InvalidInput."""
+    check_ids(f"token_ids of choice {choice.index}", choice.token_ids or [], card)
+
+
+def check_ids(name: str, ids: Sequence[int], card: ModelCard) -> None:
+    """Raises InvalidInput for ids that the model does not have, or too many."""
+    param = name.partition(" ")[0]
+    if len(ids) > card.max_model_len:
+        raise InvalidInput(
+            f"{name}: length ({len(ids)}) exceeds max_model_len ({card.max_model_len})",
+            param=param,
+        )
+    highest = max(ids, default=0)
+    if highest >= card.vocab_size:
+        raise InvalidInput(
+            f"{name}: token id {highest} is out of vocabulary (0 to {card.vocab_size - 1})",
+            param=param,
+        )
+
+
+def check_echo(ask: Ask, prompt_ids: Sequence[int], *, has_prompt_logprobs: bool) -> None:
+    """An echo is of the prompt. Raises InvalidInput."""
+    if not ask.echoes_prompt:
+        return
+    if not prompt_ids:
+        raise InvalidInput("echo needs prompt_token_ids", param="prompt_token_ids")
+    if ask.chunks.logprobs and not has_prompt_logprobs:
+        raise InvalidInput(
+            "echo with logprobs needs the prompt_logprobs that generate answered",
+            param="prompt_logprobs",
+        )
+
+
+def reader_of(ask: Ask, *, is_request_known: bool) -> OutputReader:
+    """Reads the answers to an Ask."""
+    job = ask.jobs[0]
+    ends = frozenset(job.card.eos_token_ids) | frozenset(ask.text.described.special_ids)
+    return OutputReader(job.sampling if is_request_known else None, ends)
+
+
+def delivery_of(ask: Ask, prompts: Sequence[Prompt], detokenizing: Tally) -> Delivery:
+    """A Delivery without streams."""
+    pairs = zip(ask.jobs, prompts, strict=True)
+    choices = [choice for pair in pairs for choice in ask.make_choices(*pair)]
+    inbox = Inbox(0)
+    for choice in choices:
+        inbox.connect(choice.index, _nothing_to_close)
+    return Delivery(prompts, choices, inbox, detokenizing)
+
+
+def prompt_of(ids: list[int], count: int) -> Prompt:
+    """A prompt that was tokenized elsewhere."""
+    return Prompt(packed_ids=pack_ids(ids), num_tokens=count, max_tokens=0)
+
+
+def with_head(ask: Ask, request_id: str | None, created: int | None) -> Ask:
+    """With the identity that generate's answer has."""
+    head = ask.head
+    known = Head(request_id or head.id, created or head.created, head.model, head.service_tier)
+    return replace(ask, head=known)
+
+
+def _have_logprobs(choices: Sequence[TokensChoice]) -> bool:
+    """Raises InvalidInput where some have and some do not."""
+    has = [
+        each.logprobs is not None and each.logprobs.content is not None
+        for each in choices
+        if each.token_ids
+    ]
+    if any(has) and not all(has):
+        raise InvalidInput("logprobs of some choices are missing", param="logprobs")
+    return any(has)
+
+
+def _nothing_to_close() -> None:
+    """No worker runs what is read again."""
