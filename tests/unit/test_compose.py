@@ -12,9 +12,10 @@ from typing import Any, cast
 import psutil
 import pytest
 import yaml
+from packaging.requirements import Requirement
 from pydantic import SecretStr
 
-from compose.requirements import requirements
+from compose.requirements import OWN_INDEX, locked, requirements
 from scripts.run_local_mesh import MissingVariable, Service, interpolate, services_of
 from tests.servers import free_port, make_redis
 from tokenmesh.cli.arguments import arrange
@@ -106,7 +107,24 @@ def test_every_image_installs_what_its_service_needs(services: list[Service]) ->
     found = stages()
     for service in services:
         assert f"requirements.py {service.name} >" in found[service.target]
+        assert "pip install --no-deps --require-hashes" in found[service.target]
         assert "USER tokenmesh" in found[service.target]
+    assert "--extra-index-url" not in (ROOT / "compose/Dockerfile").read_text()
+
+
+@pytest.mark.parametrize("service", sorted(PACKAGES))
+def test_an_image_installs_locked_versions_that_the_requirements_allow(service: str) -> None:
+    wanted = [Requirement(each) for each in requirements(ROOT / "pyproject.toml", service)]
+    lines = locked(ROOT / "uv.lock", [str(each) for each in wanted])
+    pins = [Requirement(each.removesuffix(" \\")) for each in lines if "==" in each]
+    versions: dict[str, list[str]] = {}
+    for pin in pins:
+        versions.setdefault(pin.name, []).append(str(pin.specifier).removeprefix("=="))
+    for each in wanted:
+        if each.name not in OWN_INDEX:
+            name = each.name.replace("_", "-").lower()
+            assert all(each.specifier.contains(version) for version in versions[name]), each
+    assert len([each for each in lines if "--hash=sha256:" in each]) >= len(pins)
 
 
 @pytest.mark.parametrize("service", sorted(PACKAGES))
@@ -217,7 +235,13 @@ def test_the_build_context_holds_what_the_dockerfile_copies() -> None:
     allowed = {
         line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line[0] == "!"
     }
-    assert {"pyproject.toml", "README.md", "tokenmesh", "compose/requirements.py"} <= allowed
+    assert {
+        "pyproject.toml",
+        "uv.lock",
+        "README.md",
+        "tokenmesh",
+        "compose/requirements.py",
+    } <= allowed
     assert not any("env" in name for name in allowed)
 
 
