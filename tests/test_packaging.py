@@ -101,9 +101,11 @@ def private_uses(tree: ast.Module) -> Iterator[str]:
     yield from (full for full in names.values() if any(map(is_private, full.split("."))))
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and is_private(node.attr):
-            root = ast.unparse(node.value).partition(".")[0]
-            if root in names:
-                yield names[root]
+            root = node.value
+            while isinstance(root, ast.Attribute):
+                root = root.value
+            if isinstance(root, ast.Name) and root.id in names:
+                yield names[root.id]
         elif isinstance(node, ast.ClassDef):
             mentioned = {
                 each.attr if isinstance(each, ast.Attribute) else getattr(each, "name", "")
