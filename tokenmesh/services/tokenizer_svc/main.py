@@ -63,6 +63,8 @@ class Tools:
         loaded = await asyncio.to_thread(load_model, settings)
         parsers = choose_parsers(settings, loaded.templates.values(), self._parser_plugins)
         vision = await asyncio.to_thread(vision_model, loaded)
+        if vision is not None:
+            await self._media.prepare(vision)
         guard: ContentGuard | None = None
         if not settings.allow_special_tokens_in_content:
             guard = await asyncio.to_thread(ContentGuard, loaded.tokenizer)

@@ -49,6 +49,10 @@ class ImageDecoder:
             raise InvalidInput(rest.decode())
         raise ProtocolError(f"an unknown answer of a decoding process: {kind!r}")
 
+    async def start(self) -> None:
+        """Start the processes before the first image needs one. Raises Unavailable."""
+        await self._pool.start()
+
     async def stop(self) -> None:
         """End every process."""
         await self._pool.stop()

@@ -43,6 +43,10 @@ class MediaLoader:
         self._decoders: dict[Path, ImageDecoder] = {}
         """By checkpoint."""
 
+    async def prepare(self, vision: VisionModel) -> None:
+        """Start what decodes a model's images. Raises Unavailable."""
+        await self._decoder(vision.checkpoint).start()
+
     async def stop(self) -> None:
         """End the processes that decode."""
         for decoder in self._decoders.values():
