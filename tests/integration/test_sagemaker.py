@@ -59,7 +59,7 @@ async def test_a_body_goes_to_the_route_of_its_task(
         (b'{"prompt": "Hi", "n": 0}', 400, "n: "),
         (b"[]", 400, ""),
         (b'{"messages":', 400, "JSON"),
-        (b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400, "nested"),
+        (b'{"x":' + b"[" * 10_000 + b"]" * 10_000 + b"}", 400, "nested"),
         (b'{"x": "' + b"x" * 9_000_000 + b'"}', 413, "larger"),
     ],
 )

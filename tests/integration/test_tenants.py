@@ -80,8 +80,9 @@ async def test_every_kind_of_request_is_charged_what_its_client_is_told(rig: Rig
         ("/v1/responses", {"input": "Hi", "store": True}),
     ):
         told = (await rig.post("free", path, **body)).json()["usage"]
-        # Anthropic's input_tokens are without those.
-        prompt += told["input_tokens"] + told.get("cache_read_input_tokens", 0)
+        # Anthropic's input_tokens are without those that were read from or written to the cache.
+        of_cache = ("cache_read_input_tokens", "cache_creation_input_tokens")
+        prompt += told["input_tokens"] + sum(told.get(name, 0) for name in of_cache)
         completion += told["output_tokens"]
     usage = await rig.usage()
     (model,) = usage["models"]
