@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import BinaryIO, Final
 
 from tokenmesh.shared.config.child_environment import sandbox_environment
-from tokenmesh.shared.errors import Overloaded, TokenMeshError, Unavailable
-from tokenmesh.shared.fair_slots import FairSlots, Full
+from tokenmesh.shared.errors import TokenMeshError, Unavailable
+from tokenmesh.shared.fair_queue import FairSlots
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,6 @@ _LATE: Final = b"\xff\xff\xff\xff"
 """In place of the length of an answer: the fork that worked on the job ran out of time."""
 _DIED: Final = b"\xfe\xff\xff\xff"
 """The same: the fork died."""
-_OVERLOADED_RETRY_S: Final = 0.5
 
 
 class ChildLate(TokenMeshError):
@@ -59,6 +58,8 @@ class ChildLimits:
     """Of a job; the child's own alarm."""
     start_s: float = 30.0
     """Of a start, and of what a child must do besides the job."""
+    most_each: int | None = None
+    """Processes that one share may have at a time; None: all but one, where there are several."""
 
 
 class ChildPool:
@@ -79,7 +80,8 @@ class ChildPool:
         self._command = (sys.executable, "-P", "-m", module, *arguments)
         self._limits = limits
         self._hello = hello
-        self._slots = FairSlots(limits.processes, limits.queue)
+        most_each = limits.most_each or max(1, limits.processes - 1)
+        self._slots = FairSlots(purpose, limits.processes, limits.queue, most_each=most_each)
         self._children: list[Process] = []
         # None stands for a process that is not started, or is to be replaced.
         self._idle: list[Process | None] = [None] * limits.processes
@@ -104,28 +106,25 @@ class ChildPool:
             logger.warning("%s", error)
 
     async def _start_idle(self) -> None:
-        # No share has the name of "", so none is kept from the last slot.
-        await self._slots.acquire("")
-        child: Process | None = None
-        try:
-            child = self._idle.pop(0)
-            if child is None or child.returncode is not None:
-                child = None
-                child = await self._start()
-        finally:
-            self._idle.append(child)
-            self._slots.release("")
+        async with self._slots.slot(""):
+            child: Process | None = None
+            try:
+                child = self._idle.pop(0)
+                if child is None or child.returncode is not None:
+                    child = None
+                    child = await self._start()
+            finally:
+                self._idle.append(child)
 
-    async def ask(self, job: bytes, share: str = "") -> bytes:
+    async def ask(self, job: bytes, share: str = "", cost: float = 1.0) -> bytes:
         """The answer. Raises ChildLate, ChildDied; Overloaded when too many jobs wait already.
 
-        share: whose job it is; `FairSlots` says how shares take turns.
+        share: whose job it is, such as a tenant's; shares take turns by the cost of their jobs.
         """
-        try:
-            await self._slots.acquire(share)
-        except Full as error:
-            message = f"too many {self._purpose} wait"
-            raise Overloaded(message, retry_after_s=_OVERLOADED_RETRY_S) from error
+        async with self._slots.slot(share, cost):
+            return await self._work(job)
+
+    async def _work(self, job: bytes) -> bytes:
         child = self._idle.pop()
         # Whatever interrupts the job, its child is in the middle of it and of no more use.
         survivor: Process | None = None
@@ -142,7 +141,6 @@ class ChildPool:
             if survivor is None and child is not None:
                 _kill(child)
             self._idle.append(survivor)
-            self._slots.release(share)
 
     async def stop(self) -> None:
         """End every process; a job in flight fails."""

@@ -122,8 +122,9 @@ class FairSlots:
         most_each: int | None = None,
         costly: float | None = None,
     ) -> None:
-        """`purpose` names the work in errors. `most_each`: slots that a tenant may have at a time.
-        Work that costs `costly` or more leaves one slot to others, where there are several."""
+        """`purpose` names the work in errors. `most_each`: slots that a tenant may have at a time;
+        work without a tenant, whose name is empty, may have all. Work that costs `costly` or more
+        leaves one slot to others, where there are several."""
         self._purpose = purpose
         self._num_slots = num_slots
         self._most_each = num_slots if most_each is None else most_each
@@ -195,4 +196,4 @@ class FairSlots:
     def _may_run(self, grant: Grant) -> bool:
         if grant.is_costly and self._num_costly >= self._most_costly:
             return False
-        return self._running.get(grant.tenant, 0) < self._most_each
+        return not grant.tenant or self._running.get(grant.tenant, 0) < self._most_each

@@ -19,8 +19,10 @@ async def make(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MakePool]:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
     pools: list[ChildPool] = []
 
-    def pool(mode: str = "forks", processes: int = 1, queue: int = 9) -> ChildPool:
-        limits = ChildLimits(processes, queue, TIME_S)
+    def pool(
+        mode: str = "forks", processes: int = 1, queue: int = 9, most_each: int | None = None
+    ) -> ChildPool:
+        limits = ChildLimits(processes, queue, TIME_S, most_each=most_each)
         pools.append(ChildPool("tests", "tests.fakes.pool_child", (mode,), limits, b"hello"))
         return pools[-1]
 
@@ -74,6 +76,15 @@ async def test_another_share_does_not_wait_for_a_full_queue(make: MakePool) -> N
     # one of the greedy share's jobs runs, one has made room, the others wait
     assert sum(task.done() for task in greedy) <= 1
     await asyncio.gather(*greedy, return_exceptions=True)
+
+
+@pytest.mark.parametrize(("most_each", "expected"), [(None, 1), (2, 2)])
+async def test_a_share_has_as_many_processes_as_it_may(
+    make: MakePool, most_each: int | None, expected: int
+) -> None:
+    pool = make(processes=2, most_each=most_each)
+    pids = await asyncio.gather(pool.ask(b"pid", "one"), pool.ask(b"pid", "one"))
+    assert len({*pids}) == expected
 
 
 async def test_stopping_ends_a_fork_in_the_middle_of_its_job(make: MakePool) -> None:

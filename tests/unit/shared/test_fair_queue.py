@@ -105,6 +105,30 @@ async def test_a_tenant_has_no_more_slots_than_it_may() -> None:
     slots.release(await third)
 
 
+async def test_work_without_a_tenant_may_have_all_slots() -> None:
+    slots = FairSlots("tests", 3, 100, most_each=2)
+    async with asyncio.timeout(5):
+        held = [await slots.take("") for _ in range(3)]
+    fourth = asyncio.create_task(slots.take(""))
+    await asyncio.sleep(0)
+    assert not fourth.done()
+    slots.release(held[0])
+    slots.release(await fourth)
+
+
+async def test_a_slot_that_was_given_to_a_cancelled_wait_is_given_on() -> None:
+    slots = FairSlots("tests", 1, 100)
+    held = await slots.take("a")
+    first, second = (asyncio.create_task(slots.take(tenant)) for tenant in "ab")
+    await asyncio.sleep(0)
+    slots.release(held)
+    # it has the slot and has not run since
+    first.cancel()
+    async with asyncio.timeout(5):
+        slots.release(await second)
+    assert first.cancelled()
+
+
 async def test_a_full_line_is_overloaded_and_a_wait_can_be_given_up() -> None:
     slots = FairSlots("tests", 1, 2)
     held = await slots.take("b")

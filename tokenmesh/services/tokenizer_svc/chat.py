@@ -15,7 +15,6 @@ from tokenmesh.shared.errors import (
     PayloadTooLarge,
     TokenMeshError,
 )
-from tokenmesh.shared.fair_queue import FairSlots
 from tokenmesh.shared.messages.tokenize import ChatPrompt
 
 logger = logging.getLogger(__name__)
@@ -30,13 +29,6 @@ class ChatRenderer:
         self._limits = limits
         self._own = Renderer(limits, limits.render_processes)
         self._foreign = Renderer(limits, 1)
-        self._slots = {
-            renderer: FairSlots("chat templates to be rendered", num_processes, limits.render_queue)
-            for renderer, num_processes in (
-                (self._own, limits.render_processes),
-                (self._foreign, 1),
-            )
-        }
 
     async def stop(self) -> None:
         """End the rendering processes."""
@@ -84,8 +76,7 @@ class ChatRenderer:
             max_chars=self._limits.max_prompt_chars,
         )
         renderer = self._foreign if is_foreign else self._own
-        async with self._slots[renderer].slot(tenant, len(prompt.messages_json)):
-            answer = await renderer.render(job)
+        answer = await renderer.render(job, tenant, len(prompt.messages_json))
         if isinstance(answer, Rendered):
             return answer.text
         _fail(answer, is_foreign)

@@ -27,7 +27,12 @@ class Renderer:
             "chat templates to be rendered",
             _CHILD,
             (str(limits.render_time_limit_s), str(limits.render_memory_bytes)),
-            ChildLimits(num_processes, limits.render_queue, limits.render_time_limit_s),
+            ChildLimits(
+                num_processes,
+                limits.render_queue,
+                limits.render_time_limit_s,
+                most_each=num_processes,
+            ),
             encode(RenderJob(template="", max_chars=0, compile_only=True)),
         )
 
@@ -36,10 +41,10 @@ class Renderer:
         """Those that were started and not replaced since."""
         return self._pool.processes
 
-    async def render(self, job: RenderJob) -> RenderAnswer:
-        """The child's answer. Raises Overloaded when too many jobs wait already."""
+    async def render(self, job: RenderJob, tenant: str = "", cost: float = 1.0) -> RenderAnswer:
+        """The child's answer; tenants take turns. Raises Overloaded when too many jobs wait."""
         try:
-            return decode_answer(await self._pool.ask(encode(job)))
+            return decode_answer(await self._pool.ask(encode(job), tenant, cost))
         except ChildLate as error:
             return RenderFailed("too_long", error.message)
         except ChildDied as error:

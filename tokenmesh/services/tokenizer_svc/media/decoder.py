@@ -7,19 +7,16 @@ from tokenmesh.services.tokenizer_svc.media.decode_child import INVALID, PIXELS,
 from tokenmesh.shared.child_pool import ChildDied, ChildLate, ChildLimits, ChildPool
 from tokenmesh.shared.config.tokenizer import MediaSettings
 from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge, ProtocolError
-from tokenmesh.shared.fair_queue import FairSlots
 
 _CHILD: Final = "tokenmesh.services.tokenizer_svc.media.decode_child"
-_PURPOSE: Final = "images to be decoded"
 
 
 class ImageDecoder:
     """Of one model. Tenants take turns. `stop` ends the processes."""
 
     def __init__(self, limits: MediaSettings, checkpoint: Path) -> None:
-        self._slots = FairSlots(_PURPOSE, limits.decode_processes, limits.decode_queue)
         self._pool = ChildPool(
-            _PURPOSE,
+            "images to be decoded",
             _CHILD,
             (
                 str(limits.decode_timeout_s),
@@ -27,15 +24,19 @@ class ImageDecoder:
                 str(limits.max_pixels),
                 str(checkpoint),
             ),
-            ChildLimits(limits.decode_processes, limits.decode_queue, limits.decode_timeout_s),
+            ChildLimits(
+                limits.decode_processes,
+                limits.decode_queue,
+                limits.decode_timeout_s,
+                most_each=limits.decode_processes,
+            ),
             b"",
         )
 
     async def decode(self, data: bytes, tenant: str) -> bytes:
         """The pixels as an encoded TensorBlob. Raises InvalidInput, PayloadTooLarge, Overloaded."""
         try:
-            async with self._slots.slot(tenant, len(data)):
-                answer = await self._pool.ask(data)
+            answer = await self._pool.ask(data, tenant, len(data))
         except ChildLate as error:
             raise PayloadTooLarge(f"the image cannot be decoded: {error.message}") from error
         except ChildDied as error:
