@@ -112,7 +112,12 @@ async def test_after_its_start_no_grammar_waits_for_a_process_or_a_library(
     make: MakeCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler = make(structured_outputs_backend="auto", grammar_compile_s=0.3)
-    await compiler.start()
+    may_start = asyncio.Event()
+    started = compiler.start(may_start)
+    assert compiler.is_starting
+    may_start.set()
+    await started
+    assert not compiler.is_starting
 
     async def no_start(*_: object) -> None:
         raise AssertionError("something is started")
@@ -122,6 +127,54 @@ async def test_after_its_start_no_grammar_waits_for_a_process_or_a_library(
     # xgrammar is late, and the process that it was late in is needed again for what follows
     for text in ("(((a{1,100}){1,100}){1,100}){1,100}", "[a-z]+"):
         assert (await compiler.compile(regex(text))).start() is not None
+
+
+async def test_a_grammar_waits_for_the_process_that_is_started_already(
+    make: MakeCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_starts = 0
+    start = ChildPool._start
+
+    async def counted(pool: ChildPool) -> Any:
+        nonlocal num_starts
+        num_starts += 1
+        return await start(pool)
+
+    async def start_one(pool: ChildPool) -> None:
+        await pool._start_idle()
+
+    monkeypatch.setattr(ChildPool, "_start", counted)
+    monkeypatch.setattr(ChildPool, "start", start_one)
+    compiler = make(grammar_processes=2)
+    may_start = asyncio.Event()
+    compiler.start(may_start)
+    asked = asyncio.create_task(compiler.compile(regex("early")))
+    await asyncio.sleep(0)
+    may_start.set()
+    assert (await asked).start() is not None
+    assert num_starts == 1
+
+
+async def test_libraries_that_do_not_load_are_not_waited_for(
+    make: MakeCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ImportError("a library is missing")
+
+    compiler = make()
+    monkeypatch.setattr(GrammarCompiler, "_make_backend", broken)
+    may_start = asyncio.Event()
+    may_start.set()
+    await compiler.start(may_start)
+    assert not compiler.is_starting
+
+
+async def test_a_worker_that_leaves_does_not_wait_to_start_its_compiler(make: MakeCompiler) -> None:
+    compiler = make()
+    compiler.start(asyncio.Event())
+    async with asyncio.timeout(SLACK_S):
+        await compiler.stop()
+    assert not compiler.is_starting
 
 
 def slow(number: int) -> Structured:

@@ -176,6 +176,14 @@ async def test_priority_salt_and_bad_words_reach_those_who_use_them(
     assert generate.sampling.bad_words_ids == wanted
 
 
+async def test_a_placement_says_whether_there_is_a_grammar(
+    mesh: BackEnd, client: httpx.AsyncClient
+) -> None:
+    await whole(client, mesh, PLAIN)
+    await whole(client, mesh, PLAIN, structured_outputs={"regex": "[a-z]+"})
+    assert [each.has_grammar for each in mesh.scheduler.received] == [False, True]
+
+
 @pytest.mark.parametrize("path", [CHAT, PLAIN])
 async def test_harmless_values_of_fields_that_are_not_served_pass(
     mesh: BackEnd, client: httpx.AsyncClient, path: str

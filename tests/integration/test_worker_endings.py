@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -23,12 +24,14 @@ from tokenmesh.services.worker_svc.actor import Identity, Surroundings, WorkerAc
 from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.plan import StepPlan, StepResult
 from tokenmesh.services.worker_svc.engine.sim import SimLaunch, SimRunner
+from tokenmesh.services.worker_svc.grammar.compiler import GrammarCompiler
 from tokenmesh.services.worker_svc.loaded import SimModel
 from tokenmesh.services.worker_svc.thread import EngineThread
 from tokenmesh.shared import subjects
 from tokenmesh.shared.actor import ActorLimits, ActorRuntime
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.bus.message_bus import MessageBus
+from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import Draining
 from tokenmesh.shared.messages import Cancel, Done, Drain, Ping, Sleep
 from tokenmesh.shared.messages.sampling import SamplingParams
@@ -40,6 +43,20 @@ from tokenmesh.shared.tensor_blob import TensorBlob
 async def rig(bus: MessageBus, blobs: Blobs) -> AsyncIterator[Rig]:
     async with running_rig(bus, blobs) as rig:
         yield rig
+
+
+async def test_beats_say_that_grammar_libraries_are_being_loaded(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not rig.actor.load().is_compiler_starting
+    compiler = GrammarCompiler(Path("none"), 10, frozenset({2}), WorkerSettings(engine="sim"))
+    monkeypatch.setattr(rig.actor._entrance, "grammars", compiler)
+    assert not rig.actor.load().is_compiler_starting
+    starting = compiler.start(after=asyncio.Event())
+    assert rig.actor.load().is_compiler_starting
+    await compiler.stop()
+    assert starting.cancelled()
+    assert not rig.actor.load().is_compiler_starting
 
 
 async def test_streams_of_a_vanished_gateway_end(rig: Rig) -> None:

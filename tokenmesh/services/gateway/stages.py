@@ -207,6 +207,7 @@ def _place_of(job: Job, prompt: Prompt) -> Place:
         tenant=job.tenant.name,
         weight=job.tenant.weight,
         tenant_priority=job.tenant.priority,
+        has_grammar=job.sampling.structured is not None,
     )
 
 

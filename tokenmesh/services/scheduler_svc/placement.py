@@ -103,12 +103,21 @@ class Placement:
         """Workers that are not to be left out; those only if there are no others.
 
         Who failed a while ago may be back, the last one to fail hardly. Even a sole worker that has
-        just failed is asked: waiting for ever would be worse.
+        just failed is asked: waiting for ever would be worse. Of those that remain, a request with
+        a grammar prefers workers with room whose grammar libraries are loaded.
         """
         live = [worker for worker in workers if worker.takes_streams]
         fresh = [worker for worker in live if worker.worker_id not in request.exclude]
         others = [worker for worker in live if worker.worker_id not in request.exclude[:1]]
-        return fresh or others or live
+        found = fresh or others or live
+        if not request.has_grammar:
+            return found
+        warm = [
+            worker
+            for worker in found
+            if not worker.load.is_compiler_starting and self.has_room(request, worker)
+        ]
+        return warm or found
 
     def _streams(self, worker: Worker) -> int:
         self.reservations.settle(worker.worker_id, worker.beat_at)

@@ -143,7 +143,7 @@ class WorkerActor(Actor):
     def load(self) -> WorkerLoad:
         """For the beat."""
         is_indexed = self._index is not None and self._index.is_current
-        return self._book.load(self._rest.level, streams=self._streams, is_indexed=is_indexed)
+        return self._entrance.load(self._rest.level, is_indexed=is_indexed)
 
     def stop_taking(self) -> None:
         """Refuse every new stream from now on."""

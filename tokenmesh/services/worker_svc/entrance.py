@@ -15,6 +15,7 @@ from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.clock import now_ns
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import InvalidInput, TokenMeshError
+from tokenmesh.shared.messages.beat import WorkerLoad
 from tokenmesh.shared.messages.failed import to_failed
 from tokenmesh.shared.messages.structured import Structured
 
@@ -34,6 +35,15 @@ class Entrance:
     grammars: GrammarCompiler | None
     """None: this engine follows none."""
     _tasks: set["asyncio.Task[None]"] = field(default_factory=set)
+
+    def load(self, sleep_level: int, *, is_indexed: bool) -> WorkerLoad:
+        """How busy the worker is and whether a grammar would wait for its libraries to load."""
+        return self.book.load(
+            sleep_level,
+            streams=self.streams,
+            is_indexed=is_indexed,
+            is_compiler_starting=self.grammars is not None and self.grammars.is_starting,
+        )
 
     async def begin(self, request: Request) -> None:
         """Open the stream. A grammar that is not there yet is waited for in the background.

@@ -85,7 +85,12 @@ class LoadBook:
         return None
 
     def load(
-        self, sleep_level: int = 0, *, streams: Streams | None = None, is_indexed: bool = False
+        self,
+        sleep_level: int = 0,
+        *,
+        streams: Streams | None = None,
+        is_indexed: bool = False,
+        is_compiler_starting: bool = False,
     ) -> WorkerLoad:
         """For the beat. `streams` tell who has them."""
         stats = self._stats
@@ -110,6 +115,7 @@ class LoadBook:
             tenant_streams=_largest(holders),
             tenant_weight=sum(weights.values()),
             tenant_levels=dict(nlargest(_MAX_TENANTS, stats.tenant_levels.items(), itemgetter(1))),
+            is_compiler_starting=is_compiler_starting,
         )
 
     def _wait_s(self) -> float:

@@ -36,8 +36,6 @@ async def build(mesh: Mesh) -> None:
     model = choose_model(mesh.settings)
     loaded = await load(model, settings)
     grammars = await asyncio.to_thread(grammars_of, model, loaded, settings, mesh.blobs)
-    if grammars is not None and settings.grammar_prestart:
-        await grammars.start()
     # what was loaded stays: the collector need never look at it again
     await asyncio.to_thread(gc.collect)
     gc.freeze()
@@ -75,6 +73,9 @@ async def build(mesh: Mesh) -> None:
     await mesh.listen(actor, subjects.worker_generate(worker_id))
     await mesh.listen(actor, subjects.worker_control(worker_id))
     card = card_of(names, loaded, settings.block_size if settings.enable_prefix_caching else 0)
+    if grammars is not None and settings.grammar_prestart:
+        # not before: imports would hold up the first beats
+        grammars.start(after=mesh.ready).add_done_callback(lambda _: gc.freeze())
     mesh.set_beat(lambda: ([card], actor.load()))
     mesh.on_drain(actor.drain)
 

@@ -163,8 +163,9 @@ class WorkerSettings(BaseModel):
     )
     grammar_prestart: bool = Field(
         default=True,
-        description="Start them, and load the grammar libraries, before the worker says that it is "
-        "ready; off: with the first grammar, which then waits for seconds.",
+        description="Start them, and load the grammar libraries, as soon as the worker is ready; "
+        "until then schedulers place streams with grammars on other workers with room. Off: with "
+        "the first grammar, which then waits for seconds.",
     )
     grammar_queue: int = Field(
         default=256,

@@ -62,6 +62,8 @@ class WorkerLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Sum of the weights of all tenants that have any; 0: the worker does not tell."""
     tenant_levels: dict[str, float] = {}
     """What tenants have had of the worker lately, by weight; of the heaviest ones."""
+    is_compiler_starting: bool = False
+    """A stream with a grammar would wait for the worker's grammar libraries to load."""
 
 
 class Beat(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

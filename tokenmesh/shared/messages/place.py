@@ -29,6 +29,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=T
     """The tenant's share of turns; whoever reads it bounds it."""
     tenant_priority: int = 0
     """The tenant's class, before `priority`; smaller is sooner."""
+    has_grammar: bool = False
+    """Its streams follow a grammar, which the worker must compile first."""
 
 
 class Queued(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

@@ -68,9 +68,20 @@ class GrammarCompiler:
         self._cache_bytes = 0
         self._failures = Failures(settings.grammar_failures, settings.grammar_retry_s)
         self._pool = self._make_pool()
+        self._starting: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        """Load the libraries, here and in the first of the processes, so that no stream waits."""
+    @property
+    def is_starting(self) -> bool:
+        """Whether the libraries are being loaded: a grammar would wait for them."""
+        return self._starting is not None and not self._starting.done()
+
+    def start(self, after: asyncio.Event) -> asyncio.Task[None]:
+        """Load the libraries in the background, here and in the processes, once `after` is set."""
+        self._starting = asyncio.create_task(self._start(after))
+        return self._starting
+
+    async def _start(self, after: asyncio.Event) -> None:
+        await after.wait()
         names = backends_of(self._settings.structured_outputs_backend)
         began_s = monotonic_s()
         try:
@@ -114,7 +125,9 @@ class GrammarCompiler:
 
     async def stop(self) -> None:
         """End the processes and whatever is being compiled; what is compiled is still shared."""
-        tasks = list(self._running.values())
+        tasks: list[asyncio.Task[Grammar] | asyncio.Task[None]] = [*self._running.values()]
+        if self._starting is not None:
+            tasks.append(self._starting)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, *self._keeping, return_exceptions=True)
@@ -153,6 +166,9 @@ class GrammarCompiler:
     async def _compile_in_child(
         self, key: bytes, structured: Structured, share: str
     ) -> tuple[BackendName, bytes]:
+        if self._starting is not None:
+            # a process of its own would be started beside the one that is on its way
+            await asyncio.wait({self._starting})
         reasons, is_final = [], True
         plain = msgspec.structs.replace(structured, after=[], field="")
         for name in backends_of(self._settings.structured_outputs_backend):
