@@ -186,8 +186,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     scores, facts = asyncio.run(run(options))
     print(table(scores))
     if options.out:
-        told = [each.as_json() for each in scores]
-        saved = {"seconds": options.seconds, "scores": told, **facts}
+        rows = [each.as_json() for each in scores]
+        saved = {"seconds": options.seconds, "scores": rows, **facts}
         options.out.write_text(json.dumps(saved, indent=1))
     return 1 if any(each.failures() for each in scores) else 0
 

@@ -24,7 +24,7 @@ class Noticed:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Of one attack, beside the phase without one."""
+    """Of one attack, compared with the phase without one."""
 
     name: str
     livez_p99_s: float

@@ -13,7 +13,7 @@ from tokenmesh.shared.messages import Drain, Message, Sleep, StartProfile, StopP
 from tokenmesh.shared.subject_table import SUBJECTS
 
 _COMMANDS: Final = (Drain, Sleep, StartProfile, StopProfile, WakeUp)
-"""A well-formed one does what it says, whoever sends it."""
+"""A well-formed one is carried out, from any sender."""
 _PAUSE_S: Final = 0.005
 _HEADERS: Final[tuple[dict[str, str] | None, ...]] = (
     None,

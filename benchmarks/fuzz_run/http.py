@@ -102,8 +102,8 @@ class HttpFuzzer:
     def _silence(self, request: bytes) -> str:
         """A request that is not complete is allowed to stay without an answer."""
         head, _, body = request.partition(b"\r\n\r\n")
-        told = f"\r\nContent-Length: {len(body)}\r\n".encode() in head + b"\r\n"
-        return "no answer" if told else "incomplete"
+        has_all = f"\r\nContent-Length: {len(body)}\r\n".encode() in head + b"\r\n"
+        return "no answer" if has_all else "incomplete"
 
     def _odd_head(self) -> bytes:
         random = self._random

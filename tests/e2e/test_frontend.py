@@ -63,9 +63,9 @@ def test_prompts_become_tokens_and_tokens_answers(frontend: str) -> None:
     assert rendered.status_code == 200, rendered.text
     ids = rendered.json()["token_ids"]
     generated = {"choices": [{"index": 0, "token_ids": ids[:3], "finish_reason": "length"}]}
-    told = httpx.post(
+    answer = httpx.post(
         f"{frontend}/v1/chat/completions/derender",
         json={"generate_response": generated, "prompt_token_ids": ids, "chat_request": chat},
     )
-    assert told.status_code == 200, told.text
-    assert told.json()["usage"]["completion_tokens"] == 3
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["completion_tokens"] == 3

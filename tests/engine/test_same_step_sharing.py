@@ -1,6 +1,6 @@
 """Blocks are shared in the very step that fills them: every operation writes before any row reads.
 
-The reader has one token of its own, so it stands before the writer in the batch. Whatever computes
+The reader has one token of its own, so it stands before the writer in the batch. Code that computes
 a row's attention before all rows have written their keys and values draws other tokens here.
 """
 

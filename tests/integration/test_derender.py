@@ -62,10 +62,10 @@ async def test_only_a_token_that_ended_the_answer_is_no_text(client: httpx.Async
 
 async def test_usage_is_what_the_client_says(client: httpx.AsyncClient) -> None:
     body = {"generate_response": answer(finish_reason="length")}
-    told = (await client.post(CHAT, json=body)).json()
-    assert (told["id"], told["usage"]["prompt_tokens"]) == ("r-1", 0)
-    told = (await client.post(CHAT, json=body | {"prompt_tokens": 7})).json()
-    assert told["usage"]["total_tokens"] == 7 + len(IDS)
+    answered = (await client.post(CHAT, json=body)).json()
+    assert (answered["id"], answered["usage"]["prompt_tokens"]) == ("r-1", 0)
+    answered = (await client.post(CHAT, json=body | {"prompt_tokens": 7})).json()
+    assert answered["usage"]["total_tokens"] == 7 + len(IDS)
     body["generate_response"]["kv_transfer_params"] = {"a": 1}
     assert (await client.post(CHAT, json=body)).json()["kv_transfer_params"] == {"a": 1}
 

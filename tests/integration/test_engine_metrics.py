@@ -118,8 +118,8 @@ async def test_a_response_tells_the_load_that_a_proxy_asks_for(
         return response.headers.get("endpoint-load-metrics")
 
     names = ["kv_cache_usage_perc", "num_requests_waiting"]
-    told = await header("JSON")
-    values = json.loads(told.removeprefix("JSON "))["named_metrics"]
+    answer = await header("JSON")
+    values = json.loads(answer.removeprefix("JSON "))["named_metrics"]
     assert list(values) == names
     assert all(0 <= value <= 1 for value in values.values())
     text = await header("text")

@@ -89,12 +89,12 @@ async def test_a_frontend_without_an_engine_and_an_engine_without_a_tokenizer(
         "prompt_token_ids": request["token_ids"],
         "chat_request": body,
     }
-    told = (await post(front, f"{CHAT}/derender", derender)).json()
-    assert told["usage"]["prompt_tokens"] == len(request["token_ids"])
-    assert told["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"] > 0
+    answer = (await post(front, f"{CHAT}/derender", derender)).json()
+    assert answer["usage"]["prompt_tokens"] == len(request["token_ids"])
+    assert answer["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"] > 0
     tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
     text = tokenizer.decode(whole["choices"][0]["token_ids"])
-    assert told["choices"][0]["message"]["content"] == text
+    assert answer["choices"][0]["message"]["content"] == text
     streamed = events_of(await post(engine, GENERATE, {**request, "stream": True}))
     ids = [each for event in streamed for each in event["choices"][0]["token_ids"]]
     assert ids == whole["choices"][0]["token_ids"]

@@ -81,10 +81,10 @@ async def test_tokens_are_answered_without_a_tokenizer(
     assert answer["prompt_token_ids"] == PROMPT
     assert answer["usage"]["prompt_tokens"] == len(PROMPT)
     assert answer["usage"]["completion_tokens"] == len(ANSWER)
-    told = mesh.workers[0].generates[0]
-    assert (told.priority, told.cache_salt, told.request_id) == (3, "s", "r-7")
-    assert unpack_ids(told.prompt_ids) == PROMPT
-    assert told.sampling.max_tokens == MAX_MODEL_LEN - len(PROMPT)
+    answer = mesh.workers[0].generates[0]
+    assert (answer.priority, answer.cache_salt, answer.request_id) == (3, "s", "r-7")
+    assert unpack_ids(answer.prompt_ids) == PROMPT
+    assert answer.sampling.max_tokens == MAX_MODEL_LEN - len(PROMPT)
     assert not mesh.tokenizer.received
 
 

@@ -93,8 +93,8 @@ async def test_a_request_that_waits_for_a_worker_can_be_aborted(rig: Rig, stream
         assert await rig.abort("own", "r-1") == 200
         response = await asyncio.wait_for(answer, 3.0)
     assert response.status_code == 200
-    told = events_of(response) if stream else [response.json()]
-    reasons = [choice["finish_reason"] for each in told for choice in each["choices"]]
+    chunks = events_of(response) if stream else [response.json()]
+    reasons = [choice["finish_reason"] for each in chunks for choice in each["choices"]]
     assert reasons == ["abort", "abort"]
     assert response.text.endswith("[DONE]\n\n") is stream
 

@@ -60,7 +60,7 @@ async def mesh(
 
 
 async def put(redis: Redis, key: str, kind: str) -> None:
-    """Replace whatever is there, in one step: the key's owner may write at any time."""
+    """Replace what is there, in one step: the key's owner may write at any time."""
     command = [str(part).replace("{}", key) for part in GARBAGE[kind]]
     await redis.transact([["DEL", key], [*command]])
 

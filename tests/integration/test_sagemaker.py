@@ -1,4 +1,4 @@
-"""/ping and /invocations: the task's own route answers, whatever the way to it."""
+"""/ping and /invocations: the task's own route answers."""
 
 import json
 from collections.abc import AsyncIterator

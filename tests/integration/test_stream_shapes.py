@@ -45,9 +45,9 @@ async def test_the_chunk_of_the_last_token_says_why_the_choice_ended(
     mesh: BackEnd, client: httpx.AsyncClient, fields: dict[str, Any], n: int
 ) -> None:
     body = {"model": mesh.model, "messages": TALK, "max_tokens": 3, "n": n, **fields}
-    told = await events(client, CHAT, body)
+    answer = await events(client, CHAT, body)
     for index in range(n):
-        mine = [choice for each in told for choice in each["choices"] if choice["index"] == index]
+        mine = [choice for each in answer for choice in each["choices"] if choice["index"] == index]
         assert [choice["finish_reason"] for choice in mine] == [None, None, None, "length"]
         assert all(choice["delta"]["content"] for choice in mine[1:])
         if "logprobs" in fields:
@@ -58,19 +58,19 @@ async def test_the_running_usage_rises_with_every_chunk(
     mesh: BackEnd, client: httpx.AsyncClient
 ) -> None:
     body = {"model": mesh.model, "messages": TALK, "max_tokens": 100, "stream_options": USAGE}
-    told = await events(client, CHAT, body)
-    counts = [each["usage"]["completion_tokens"] for each in told if each["choices"]]
+    answer = await events(client, CHAT, body)
+    counts = [each["usage"]["completion_tokens"] for each in answer if each["choices"]]
     assert counts == list(range(len(counts)))
-    assert told[-1]["choices"] == []
-    assert told[-1]["usage"]["completion_tokens"] == counts[-1]
+    assert answer[-1]["choices"] == []
+    assert answer[-1]["usage"]["completion_tokens"] == counts[-1]
 
 
 async def test_text_held_back_for_a_stop_string_leaves_a_last_chunk_without_text(
     mesh: BackEnd, client: httpx.AsyncClient
 ) -> None:
     body = {"model": mesh.model, "messages": TALK, "max_tokens": 100, "stop": ["the mesh"]}
-    told = await events(client, CHAT, body)
-    choices = [choice for each in told for choice in each["choices"]]
+    answer = await events(client, CHAT, body)
+    choices = [choice for each in answer for choice in each["choices"]]
     assert "".join(choice["delta"].get("content") or "" for choice in choices) == "Hello from "
     assert [choice["finish_reason"] for choice in choices].count("stop") == 1
     assert choices[-1] == {
@@ -107,8 +107,8 @@ async def test_a_message_counts_the_blocks_that_its_prompt_added_to_the_cache(
     talk = [{"role": "user", "content": "word " * num_words}]
     body = {"model": mesh.model, "messages": talk, "max_tokens": 20}
     whole = (await client.post(MESSAGES, json=body)).json()["usage"]
-    told = await events(client, MESSAGES, body)
-    begun, ended = told[0]["message"]["usage"], told[-2]["usage"]
+    answer = await events(client, MESSAGES, body)
+    begun, ended = answer[0]["message"]["usage"], answer[-2]["usage"]
     asked = {"model": mesh.model, "messages": talk}
     count = (await client.post(f"{MESSAGES}/count_tokens", json=asked)).json()["input_tokens"]
     read, written = whole["cache_read_input_tokens"], whole["cache_creation_input_tokens"]

@@ -157,5 +157,5 @@ async def test_several_prompts_are_one_completion(mesh: BackEnd, calls: ThreeCal
     assert timeless(thrice) == timeless(once)
     body = of_completion(mesh, fields | {"logprobs": 2, "stream": True})
     streamed = merged(await calls.stream(COMPLETION, body))
-    told = merged(events_of(await calls.post(COMPLETION, body)))
-    assert {**streamed, "id": "r-1"} == told
+    answer = merged(events_of(await calls.post(COMPLETION, body)))
+    assert {**streamed, "id": "r-1"} == answer

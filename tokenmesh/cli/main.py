@@ -83,7 +83,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         words = list(arguments)
         if words[:1] and (hint := _ELSEWHERE.get(words[0])):
-            raise ConfigError(f"there is no command {words[0]} here: {hint}", param=words[0])
+            raise ConfigError(f"unknown command {words[0]}: {hint}", param=words[0])
         if words[:1] and words[0] in WITH_SETTINGS:
             words[1:] = arrange(words[1:], known_flags(words[0]))
         app(words, prog_name="tokenmesh")

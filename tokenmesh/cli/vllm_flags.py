@@ -17,12 +17,12 @@ class Fixed(NamedTuple):
 _ONE_DEVICE: Final = "a worker uses one device; --workers N starts N replicas"
 
 FIXED: Final = {
-    "chat-template-content-format": Fixed("told from the template", ("auto",)),
+    "chat-template-content-format": Fixed("read from the template", ("auto",)),
     "config-format": Fixed("checkpoints are in Hugging Face's format", ("auto", "hf")),
     "convert": Fixed("only generation is served: no embeddings, no pooling", ("auto", "none")),
     "cpu-offload-gb": Fixed("weights are on one device", ("0",)),
     "data-parallel-size": Fixed(_ONE_DEVICE, ("1",)),
-    "disable-cascade-attn": Fixed("there is no cascade attention"),
+    "disable-cascade-attn": Fixed("cascade attention is not implemented"),
     "disable-custom-all-reduce": Fixed("a model uses one device"),
     "disable-log-requests": Fixed("requests are traced, not logged"),
     "disable-log-stats": Fixed("statistics are at GET /metrics, not in the log"),
@@ -83,8 +83,8 @@ ADVICE: Final = {
     "quantization": "only unquantized checkpoints are served",
     "reasoning-config": "--reasoning-parser names the parser",
     "rope-scaling": "edit the checkpoint's config.json",
-    "speculative-config": "there is no speculative decoding; leave the flag out",
-    "speculative-model": "there is no speculative decoding; leave the flag out",
+    "speculative-config": "speculative decoding is not implemented; leave the flag out",
+    "speculative-model": "speculative decoding is not implemented; leave the flag out",
     "structured-outputs-config": "of its keys there is `backend`",
     "swap-space": "preempted streams are recomputed; leave the flag out",
     "tokenizer-revision": "--revision is the tokenizer's, too",

@@ -245,7 +245,7 @@ def _framed_of_fork(work: Callable[[], bytes], time_s: float) -> bytes:
     source, target = os.pipe()
     pid = os.fork()
     if pid == 0:
-        # whatever happens here, no code of the parent's runs twice
+        # in any case, no code of the parent's may run twice
         try:
             os.close(source)
             with os.fdopen(target, "wb") as out:

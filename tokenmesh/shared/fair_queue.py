@@ -1,8 +1,8 @@
 """FairQueue and FairSlots: tenants in turn, by what their work costs.
 
 Start-time fair queueing: an item is tagged with the time at which its flow would have been served
-if all flows were served side by side, and the item with the least tag is next. Whoever sends little
-passes whoever has sent much, and a tenant that is alone has everything.
+if all flows were served side by side, and the item with the least tag is next. A tenant that sends
+little passes one that has sent much, and a tenant that is alone has everything.
 """
 
 import asyncio

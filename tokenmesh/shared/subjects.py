@@ -94,7 +94,7 @@ def gateway_tokens(gateway: GatewayId) -> str:
 
 
 def aborts() -> str:
-    """Where gateways are told of requests that clients abort by their ids."""
+    """Carries the ids of requests that clients abort to all gateways."""
     return f"{PREFIX}.abort"
 
 

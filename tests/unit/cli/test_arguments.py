@@ -269,7 +269,7 @@ def test_a_command_of_another_server_leads_to_ours(
 ) -> None:
     assert run([command, "some/model"]) == 2
     shown = capsys.readouterr().err
-    assert f"no command {command}" in shown
+    assert f"unknown command {command}" in shown
     assert hint in shown
 
 

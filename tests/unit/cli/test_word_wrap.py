@@ -1,4 +1,4 @@
-"""Streamed text is broken between words, whatever the pieces it comes in."""
+"""Streamed text is broken between words, regardless of the pieces it comes in."""
 
 import pytest
 from rich.cells import cell_len

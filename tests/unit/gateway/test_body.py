@@ -1,4 +1,4 @@
-"""What a body holds is told before it is parsed, and what is wrong in it costs a few errors."""
+"""What a body holds is counted before it is parsed, and a wrong body costs a few errors."""
 
 import json
 import random

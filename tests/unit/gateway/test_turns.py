@@ -1,4 +1,4 @@
-"""Large work goes one by one, whoever gives up meanwhile."""
+"""Large work goes one by one, also when waiting requests give up."""
 
 import asyncio
 

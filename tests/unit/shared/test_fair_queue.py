@@ -1,4 +1,4 @@
-"""Tenants are served in turn, whoever sends how much."""
+"""Tenants are served in turn, regardless of how much each sends."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""The event loop tells how late it is."""
+"""The event loop measures how late it is."""
 
 import asyncio
 import time

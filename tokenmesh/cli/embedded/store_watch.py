@@ -19,7 +19,7 @@ from tokenmesh.shared.config.up import UpSettings
 from tokenmesh.shared.errors import ProtocolError, TokenMeshError
 
 _NOWHERE: Final = "tm.nowhere"
-"""A subject without entries: purging it tells whether a stream can write, and changes nothing."""
+"""A subject without entries: purging it shows whether a stream can write, and changes nothing."""
 _FAILURES: Final = 2
 """Failed probes in a row before the first restart; twice as many before each that follows."""
 _MAX_DOUBLINGS: Final = 6
@@ -37,7 +37,7 @@ class StoreWatch:
         restart: Callable[[str], None],
         warn: Callable[[str], None],
     ) -> None:
-        """`restart` gets the reason and restarts NATS; `warn` is told of a full disk once."""
+        """`restart` gets the reason and restarts NATS; `warn` is called once for a full disk."""
         self._bus = bus
         self._store = store
         self._limits = limits

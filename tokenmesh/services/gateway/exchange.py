@@ -50,7 +50,7 @@ class Exchange:
             await self.lease.widen(requests, sequences)
 
     def take_lease(self) -> Lease | None:
-        """For work that outlives the request: whoever takes it releases it."""
+        """For work that outlives the request; the caller releases it."""
         lease, self.lease = self.lease, None
         return lease
 

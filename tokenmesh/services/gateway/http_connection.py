@@ -203,7 +203,7 @@ class HttpConnection(HttpToolsProtocol):
         if num_bytes > self._limits.max_header_bytes:
             raise Refused(LARGE)
         if self.parser.get_method() == b"CONNECT":
-            # The parser switches protocols after it, whatever its headers are.
+            # The parser switches protocols after it, regardless of its headers.
             raise Refused(TUNNEL)
         self._is_to_stay = self.parser.should_upgrade() and not self._should_upgrade()
         if self._is_to_stay:

@@ -1,4 +1,4 @@
-"""What a JSON text may hold, told before it is parsed: depth, objects, strings, values.
+"""What a JSON text may hold, counted before it is parsed: depth, objects, strings, values.
 
 One pass over the bytes at the speed of C, in portions. It does not parse: of text that is not JSON
 it may count too much, never too little of what a parser reads before it finds the error.

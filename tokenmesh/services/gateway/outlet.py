@@ -37,7 +37,7 @@ class Outlet:
         flushing: Tally,
         more_headers: Callable[[], list[tuple[bytes, bytes]]] = list,
     ) -> None:
-        """`flushing` is told the time that writes take; `more_headers` is asked at the status."""
+        """`flushing` receives the time that writes take; `more_headers` is called at the status."""
         self._more_headers = more_headers
         self._send = send
         self._watch = watch

@@ -1,7 +1,7 @@
 """Metrics of workers in a gateway's /metrics, for those who scrape only gateways.
 
-Their load is in their beats; all else is asked of them when somebody scrapes. A worker that is gone
-is gone from here too.
+Their load is in their heartbeats; all else is requested from them at a scrape. A worker that is
+gone is gone from here too.
 """
 
 import asyncio

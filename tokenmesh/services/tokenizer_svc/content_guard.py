@@ -53,7 +53,7 @@ class ContentGuard:
         return self._tables
 
     def check(self, conversation: Conversation) -> None:
-        """Raises InvalidInput for a special token where it cannot be told from the template's."""
+        """Raises InvalidInput for a special token that could be the template's."""
         rest: list[object] = [conversation.tools, conversation.documents, conversation.variables]
         contents: list[object] = []
         for message in conversation.messages:
@@ -102,7 +102,7 @@ class ContentGuard:
         """Of a conversation whose contents the template looks into."""
         return InvalidInput(
             "the chat template changes with the special characters of these messages, so that "
-            "special tokens in them cannot be told from its own: they are not allowed here",
+            "special tokens in them cannot be distinguished from its own: they are not allowed",
             param="messages",
         )
 

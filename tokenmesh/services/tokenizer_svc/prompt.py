@@ -169,7 +169,7 @@ class PromptTokenizer:
         prompt: ChatPrompt,
         conversation: Conversation,
     ) -> tuple[str, dict[int, int]]:
-        """A rendering that tells which of its characters are the contents'."""
+        """A rendering that marks which of its characters come from the contents."""
         placeholder = self._vision.placeholder if self._vision is not None else ""
         threads, cost = self._threads, len(text)
         await threads.run_text(tenant, cost, partial(guard.check, conversation))

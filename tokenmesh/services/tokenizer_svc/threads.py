@@ -45,7 +45,7 @@ class Threads:
         self, loop: asyncio.AbstractEventLoop, grant: Grant, _done: "Future[Result]"
     ) -> None:
         with suppress(RuntimeError):
-            # Raised by a loop that is closed: nobody waits any more.
+            # Raised by a closed loop: the caller is gone.
             loop.call_soon_threadsafe(self._slots.release, grant)
 
     def stop(self) -> None:

@@ -11,7 +11,7 @@ from tokenmesh.shared.metrics.registry import Metrics
 from tokenmesh.shared.metrics.table import Metric
 
 _CREATED: Final = "_created"
-"""When a series began, a family of its own in this format; nobody needs it of another process."""
+"""When a series began, a family of its own in this format; not needed from other processes."""
 
 
 class _Families(Collector):

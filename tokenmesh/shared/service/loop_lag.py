@@ -1,4 +1,4 @@
-"""LoopLag: how late the event loop of this process is, told by the loop itself.
+"""LoopLag: how late the event loop of this process is, measured by the loop itself.
 
 A timer that goes off every so often observes by how much it was late: what holds the loop, or keeps
 the process from running, shows there.

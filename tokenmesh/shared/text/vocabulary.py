@@ -37,7 +37,7 @@ class Vocabulary:
 
     @classmethod
     def empty(cls) -> "Vocabulary":
-        """Of no tokens: every id is no text. For answers that stay ids."""
+        """Without tokens: every id is an empty text. For answers that stay ids."""
         tokenizer = Tokenizer(models.BPE())
         tokenizer.decoder = decoders.ByteLevel()
         return cls(tokenizer, ())

@@ -19,18 +19,18 @@ def entries(draw: st.DrawFn) -> TokenLogprobs:
 
 @given(entries())
 def test_the_most_likely_tokens_come_back_in_their_order(entry: TokenLogprobs) -> None:
-    told = shown(entry, are_named=False)
-    assert told.top_logprobs[0].token_id == entry.token_id
-    again = read(told, told.top_logprobs, count=len(entry.top_ids), named=())
+    answer = shown(entry, are_named=False)
+    assert answer.top_logprobs[0].token_id == entry.token_id
+    again = read(answer, answer.top_logprobs, count=len(entry.top_ids), named=())
     assert again == entry
 
 
 @given(entries())
 def test_named_tokens_come_back_in_the_order_that_they_were_named(entry: TokenLogprobs) -> None:
     assume(entry.top_ids)
-    told = shown(entry, are_named=True)
-    assert all(each.rank is None for each in told.top_logprobs[1:])
-    again = read(told, told.top_logprobs, count=None, named=entry.top_ids)
+    answer = shown(entry, are_named=True)
+    assert all(each.rank is None for each in answer.top_logprobs[1:])
+    again = read(answer, answer.top_logprobs, count=None, named=entry.top_ids)
     assert again == entry
 
 

@@ -68,7 +68,7 @@ class CachedTokens(BaseModel):
 
 
 class TokensUsage(BaseModel):
-    """The usage that generate told."""
+    """The usage that generate reported."""
 
     model_config = _LENIENT
 
@@ -112,8 +112,8 @@ class TokensResponse(TokensChunk):
 class StreamState(BaseModel):
     """What the client carries between the chunks of one choice.
 
-    It holds what the client was told before and nothing else: who forges it fools nobody but
-    themselves. It is bounded by the model's length.
+    It holds what was sent to the client before and nothing else: a client that forges it misleads
+    only itself. It is bounded by the model's length.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -134,7 +134,7 @@ class DerenderRequest(Bounded):
     generate_chunk: TokensChunk | None = None
     """With `stream`."""
     stream_state: StreamState | None = None
-    """As the answer to the choice's chunk before told it."""
+    """As in the answer to the choice's previous chunk."""
 
 
 class DerenderChatRequest(DerenderRequest):

@@ -32,7 +32,7 @@ _OUTER: Final = (
     "cache_salt",
     "priority",
 )
-"""Fields of the body that a chat has beside its sampling fields."""
+"""Fields of a chat's body besides its sampling fields."""
 _NOT_SERVED: Final = ("features", "content_parts", "ec_transfer_params")
 _SAMPLING_NOT_SERVED: Final = (
     "extra_args",

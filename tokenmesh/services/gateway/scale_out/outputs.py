@@ -57,7 +57,7 @@ class OutputReader:
         own = table.get(str(own_id))
         if own is None or not all(key.isascii() and key.isdigit() for key in table):
             raise InvalidInput(
-                f"prompt_logprobs: there is no entry for the prompt's token {own_id}",
+                f"prompt_logprobs: no entry for the prompt's token {own_id}",
                 param="prompt_logprobs",
             )
         tops = [

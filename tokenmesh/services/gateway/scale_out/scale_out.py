@@ -1,4 +1,4 @@
-"""ScaleOut: what a gateway needs beside its own parts to be a frontend or an engine alone."""
+"""ScaleOut: what a gateway needs besides its own parts to be a frontend or an engine alone."""
 
 import asyncio
 from collections.abc import Sequence

@@ -58,7 +58,7 @@ class Admission:
 
     @asynccontextmanager
     async def admitted(self, exchange: Exchange) -> AsyncIterator[None]:
-        """A request runs inside the block, with `exchange.lease` unless somebody takes it over.
+        """A request runs inside the block, with `exchange.lease` unless it is taken over.
 
         Raises RateLimited or QuotaExceeded before it.
         """

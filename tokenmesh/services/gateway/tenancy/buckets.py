@@ -52,7 +52,7 @@ class Buckets:
     def admit(
         self, tenant: Tenant, requests: int, names: Iterable[str], now: float, month: str
     ) -> None:
-        """Requests and sequences have begun, whoever said that they may."""
+        """Requests and sequences have begun, admitted here or by Redis."""
         state = self._refilled(tenant, now, month)
         state.requests -= requests
         state.leases.update(names)

@@ -38,7 +38,7 @@ class Sweeper:
             self._news.set()
 
     async def run(self) -> None:
-        """List new tenants at once, and sweep every `tenant_sweep_s`, for ever."""
+        """List new tenants at once, and sweep every `tenant_sweep_s` until cancelled."""
         next_s = monotonic_s()
         while True:
             try:

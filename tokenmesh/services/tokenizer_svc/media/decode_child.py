@@ -1,7 +1,7 @@
 """The decoding process: reads image files from stdin, writes pixels to stdout, until stdin ends.
 
-Whatever a file makes the decoders do, the kernel ends it when the alarm of a job goes off, and
-refuses memory beyond its address space, files, connections and further processes.
+Regardless of what a file makes the decoders do, the kernel ends it when the alarm of a job goes
+off, and refuses memory beyond its address space, files, connections and further processes.
 `python -m ...decode_child <seconds> <bytes of memory> <pixels of an image> <checkpoint>`.
 """
 

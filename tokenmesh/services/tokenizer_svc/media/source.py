@@ -24,7 +24,7 @@ def upload_key(upload_id: str) -> BlobKey:
 async def read_source(
     url: str, fetcher: Fetcher, blobs: Blobs, max_bytes: int, tenant: str
 ) -> bytes:
-    """The bytes behind a `url` that is no data URI. Raises InvalidInput, NotFound or
+    """The bytes behind a `url` that is not a data URI. Raises InvalidInput, NotFound or
     PayloadTooLarge."""
     if url.startswith(BLOB_SCHEME):
         return _bounded(await blobs.get(BlobKey(url.removeprefix(BLOB_SCHEME))), max_bytes)

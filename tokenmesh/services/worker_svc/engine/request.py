@@ -73,7 +73,7 @@ class Request:
     cache_salt: str | None = None
     rope_boundary: int | None = None
     """All keys of a sequence longer than this differ from those of shorter ones, so KV is computed
-    again where the request outgrows it; None: there is no such length."""
+    again where the request outgrows it; None: the model has no such length."""
     route_head: bytes = b""
     """What the chain of route hashes begins with; empty: the request is not in the index."""
     route_salt: str | None = None

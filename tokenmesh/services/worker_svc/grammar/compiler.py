@@ -87,7 +87,7 @@ class GrammarCompiler:
         try:
             loads = map(self._backend, names)
             await asyncio.gather(self._pool.start(), self._shared_grammars(), *loads)
-        # a broken library is no reason to refuse what needs none
+        # requests without a grammar do not need the library
         except (TokenMeshError, ImportError, OSError) as error:
             logger.warning("grammars cannot be compiled yet: %s", error)
             return
@@ -124,7 +124,7 @@ class GrammarCompiler:
             raise InvalidInput(f"{field}: {error.message}", param=field) from error
 
     async def stop(self) -> None:
-        """End the processes and whatever is being compiled; what is compiled is still shared."""
+        """End the processes and all compilations; what is compiled is still shared."""
         tasks: list[asyncio.Task[Grammar] | asyncio.Task[None]] = [*self._running.values()]
         if self._starting is not None:
             tasks.append(self._starting)

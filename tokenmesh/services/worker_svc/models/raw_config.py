@@ -17,7 +17,7 @@ class RawConfig:
         self.values = values
         self.origin = origin
         self.read: set[str] = set()
-        """Keys that somebody has looked at."""
+        """Keys that were read."""
         self._defaults = defaults or {}
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> "RawConfig":
@@ -32,7 +32,7 @@ class RawConfig:
         return self.values[key] if key in self.values else self._defaults.get(key)
 
     def default(self, key: str) -> Any:
-        """The family's default, whatever the file has."""
+        """The family's default, regardless of the file."""
         return self._defaults.get(key)
 
     def error(self, key: str, problem: str) -> CheckpointError:

@@ -36,7 +36,7 @@ class CallShape:
     make_id: MakeId | None = None
     """The id of the call at that place, in families that need one of their own form."""
     drops_cut: bool = False
-    """Where a grammar allows nothing but calls, text that ends within one is no content."""
+    """Where a grammar allows nothing but calls, text that ends within one is not content."""
 
 
 class _Call:
