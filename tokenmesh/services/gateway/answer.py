@@ -16,6 +16,7 @@ from tokenmesh.services.gateway import sse
 from tokenmesh.services.gateway.ask import Ask
 from tokenmesh.services.gateway.client_watch import ClientWatch
 from tokenmesh.services.gateway.delivery import Delivery, deliver
+from tokenmesh.services.gateway.error_response import forget_frames
 from tokenmesh.services.gateway.exchange import Exchange, exchange_of
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.load_header import Headers, load_header
@@ -96,6 +97,7 @@ class Answer(Response):
         except TokenMeshError as error:
             if not outlet.has_begun or isinstance(error, Cancelled):
                 raise
+            forget_frames(error)
             await outlet.end(self._writer.fail(error))
         finally:
             outlet.stop()

@@ -31,6 +31,7 @@ def json_response(body: Any, status: int = 200, headers: dict[str, str] | None =
 
 def error_response(error: TokenMeshError, scope: Scope) -> Response:
     """The response for an error of ours, in the shape of the API that was asked."""
+    forget_frames(error)
     headers = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
@@ -42,6 +43,18 @@ def error_response(error: TokenMeshError, scope: Scope) -> Response:
         )
         return json_response(body, anthropic_errors.status_of(error.status), headers)
     return json_response(error_body(error), error.status, headers)
+
+
+def forget_frames(error: BaseException) -> None:
+    """Drop the tracebacks of an error that is answered, and of those behind it.
+
+    Their frames hold the request's body, and a frame that holds its own error would keep it until
+    the collector comes round.
+    """
+    behind: BaseException | None = error
+    while behind is not None and behind.__traceback__ is not None:
+        behind.__traceback__ = None
+        behind = behind.__cause__ or behind.__context__
 
 
 def _is_anthropic(scope: Scope) -> bool:

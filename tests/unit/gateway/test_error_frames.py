@@ -1,0 +1,48 @@
+"""An error that is answered keeps nothing of its request."""
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from tokenmesh.services.gateway.error_response import error_response
+from tokenmesh.shared.errors import InvalidInput, TokenMeshError
+
+
+class Held:
+    """Stands for a body."""
+
+
+@pytest.fixture(autouse=True)
+def no_collector() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def raise_again(error: TokenMeshError, _body: Held) -> None:
+    # The frame holds its own error, whose traceback leads to the frame.
+    raise error
+
+
+def fail(body: Held) -> None:
+    error = InvalidInput("inner")
+    try:
+        raise_again(error, body)
+    except InvalidInput as caught:
+        raise InvalidInput("outer") from caught
+
+
+def test_the_body_of_a_refused_request_is_freed_without_the_collector() -> None:
+    body = Held()
+    freed = weakref.ref(body)
+    response = None
+    try:
+        fail(body)
+    except TokenMeshError as error:
+        response = error_response(error, {"path": "/v1/completions"})
+    assert response is not None
+    assert response.status_code == 400
+    del body
+    assert freed() is None
