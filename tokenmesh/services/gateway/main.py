@@ -12,6 +12,7 @@ from tokenmesh.services.gateway.response_store.journal import open_journal
 from tokenmesh.services.gateway.server import Server
 from tokenmesh.services.gateway.unused_placements import UnusedPlacements
 from tokenmesh.shared.actor.supervisor import RestartPolicy, Supervisor
+from tokenmesh.shared.allocator import give_back_freed_memory
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.ids import GatewayId
 from tokenmesh.shared.service import Mesh, run_service
@@ -55,6 +56,7 @@ async def build(mesh: Mesh) -> None:
 
     mesh.on_drain(drain)
     sys.setswitchinterval(SWITCH_S)
+    give_back_freed_memory()
     # What is loaded stays: looking through it again and again would cost more than a request.
     gc.collect()
     gc.freeze()
