@@ -66,6 +66,7 @@ BODIES: Final[Mapping[str, tuple[str, Make]]] = {
     "prompt of -1": (_PLAIN, _repeat(b'"prompt":[', b"-1,", b"-1]}")),
     "prompt of [-1]": (_PLAIN, _repeat(b'"prompt":[', b"[-1],", b"[-1]]}")),
     "prompt of 1M ids": (_PLAIN, _repeat(b'"prompt":[', b"12345,", b"1]}", 6 * MEBIBYTE)),
+    "prompt of 500k ids": (_PLAIN, _repeat(b'"prompt":[', b"12345,", b"1]}", 3_000_000)),
     "messages of 1": (_CHAT, _repeat(b'"messages":[', b"1,", b"1]}")),
     "messages of {}": (_CHAT, _repeat(b'"messages":[', b"{},", b"{}]}")),
     "stop of 1": (_CHAT, _repeat(_HI + b'"stop":[', b"1,", b"1]}")),

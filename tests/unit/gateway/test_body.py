@@ -144,6 +144,16 @@ async def test_wrong_elements_cost_a_few_errors(model: type[Bounded], data: byte
     assert most < 40 * len(data) + 2**20
 
 
+async def test_too_many_ids_are_refused_before_they_are_read() -> None:
+    data = b'{"model": "m", "prompt": [' + b"12345, " * (DEFAULTS.max_json_ids + 9) + b"1]}"
+    tracemalloc.start()
+    with pytest.raises(PayloadTooLarge, match="max_json_ids"):
+        await parsed(CompletionRequest, data)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < len(data) / 4
+
+
 def _schemas(schema: Any) -> list[dict[str, Any]]:
     """Every schema within."""
     if isinstance(schema, list | tuple):

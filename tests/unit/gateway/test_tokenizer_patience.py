@@ -76,6 +76,7 @@ async def test_patience_grows_with_the_prompt(
     prompt: TextPrompt | IdsPrompt | ChatPrompt, patience_s: float
 ) -> None:
     calls = NotingCalls(Tokenized(token_ids=pack_ids([1, 2])))
+    calls.max_message_bytes = 5000
     await stages_with(calls).tokenize(job_of(prompt))
     assert calls.patience_s == pytest.approx(patience_s)
 
@@ -113,3 +114,20 @@ def test_the_bound_of_log_probabilities_is_one(num_top: int) -> None:
     check_fits(num_top, len(prompt), num_bytes)
     with pytest.raises(PayloadTooLarge):
         check_fits(num_top, len(prompt), num_bytes * 9 // 10)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        TextPrompt(text="Hi" * 501),
+        ChatPrompt(messages_json=b"x" * 1001),
+        IdsPrompt(token_ids=pack_ids([1] * 251)),
+    ],
+)
+async def test_a_prompt_that_no_message_can_hold_is_refused_before_it_is_packed(
+    prompt: TextPrompt | IdsPrompt | ChatPrompt,
+) -> None:
+    calls = NotingCalls(Tokenized(token_ids=b""))
+    with pytest.raises(PayloadTooLarge, match="1000 bytes"):
+        await stages_with(calls).tokenize(job_of(prompt))
+    assert calls.patience_s == 0.0

@@ -19,6 +19,7 @@ from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import (
     DeadlineExceeded,
     Overloaded,
+    PayloadTooLarge,
     ProtocolError,
     TokenMeshError,
 )
@@ -32,10 +33,10 @@ from tokenmesh.shared.messages import (
     Tokenize,
     Tokenized,
 )
-from tokenmesh.shared.messages.tokenize import ChatPrompt, TextPrompt
+from tokenmesh.shared.messages.tokenize import ChatPrompt, IdsPrompt, TextPrompt
 from tokenmesh.shared.subjects import place as place_subject
 from tokenmesh.shared.subjects import tokenize as tokenize_subject
-from tokenmesh.shared.tokens import count_ids
+from tokenmesh.shared.tokens import BYTES_PER_ID, count_ids
 
 _Answer = TypeVar("_Answer")
 
@@ -103,7 +104,10 @@ class Calls:
 
     async def tokenize(self, message: Tokenize, deadline_s: float) -> Tokenized:
         """Any tokenizer's answer. Raises as `ask`, and what is wrong with the prompt."""
-        settings = self._settings
+        settings, most = self._settings, self.max_message_bytes
+        if _num_bytes(message) > most:
+            # Packing it would take twice as much memory before it is refused.
+            raise PayloadTooLarge(f"the prompt is larger than the {most} bytes of a message")
         return await self.ask(
             tokenize_subject(message.model),
             message,
@@ -167,6 +171,12 @@ def _size(message: Tokenize) -> int:
         case ChatPrompt():
             return len(prompt.messages_json) + len(prompt.tools_json or b"")
     return count_ids(prompt.token_ids)
+
+
+def _num_bytes(message: Tokenize) -> int:
+    """Of what is to be encoded, at least."""
+    prompt = message.prompt
+    return _size(message) * (BYTES_PER_ID if isinstance(prompt, IdsPrompt) else 1)
 
 
 def _checked(answer: object, expected: type[_Answer]) -> _Answer:

@@ -90,7 +90,8 @@ async def _read(data: bytes, start: int, end: int, turns: Turns, room: int) -> l
             ids += _decoder.decode(b"[%b]" % data[start:comma])
         except msgspec.DecodeError:
             return None
-        if len(ids) > room:
+        # Once it looks like ids: a list that is too long is refused before it is read.
+        if len(ids) + data.count(b",", comma, end) > room:
             raise PayloadTooLarge("the body holds more token ids than gateway.max_json_ids")
         start = comma + 1
         await turns.rest()

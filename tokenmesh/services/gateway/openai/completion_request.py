@@ -27,5 +27,5 @@ class CompletionRequest(SamplingFields):
         if isinstance(self.prompt, str):
             return [self.prompt]
         if self.prompt and isinstance(self.prompt[0], int):
-            return [list(self.prompt)]
+            return [self.prompt]
         return list(self.prompt)  # type: ignore[arg-type]
