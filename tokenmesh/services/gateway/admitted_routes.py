@@ -9,6 +9,7 @@ from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from tokenmesh.services.gateway.body_budget import Body, BodyBudget
 from tokenmesh.services.gateway.error_response import error_response, log_error
 from tokenmesh.services.gateway.exchange import exchange_of
 from tokenmesh.services.gateway.tenancy.admission import Admission
@@ -52,13 +53,18 @@ def is_exempt(method: str, path: str) -> bool:
 class AdmittedRoutes:
     """ASGI middleware, inside the edge. A request is admitted before its body is read.
 
+    What it lets in of bodies is bounded, by the tenants' requests and by the gateway's memory.
+
     A websocket counts as one request when it is opened; its responses count by themselves.
     """
 
-    def __init__(self, app: ASGIApp, admission: Admission, named: Container[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, admission: Admission, bodies: BodyBudget, named: Container[str]
+    ) -> None:
         """`named`: paths that metrics know by their own names, also when they are refused."""
         self._app = app
         self._admission = admission
+        self._bodies = bodies
         self._named = named
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -80,6 +86,15 @@ class AdmittedRoutes:
         try:
             if scope["type"] == "websocket":
                 exchange.release()
+            else:
+                receive = self._bounded(scope, receive)
             await self._app(scope, receive, send)
         finally:
             exchange.release()
+            exchange.hand_on()
+
+    def _bounded(self, scope: Scope, receive: Receive) -> Receive:
+        exchange = exchange_of(scope)
+        told = dict(scope["headers"]).get(b"content-length", b"").decode("latin-1")
+        exchange.body = Body(self._bodies, exchange.access.tenant.name, told, receive)
+        return exchange.body.receive

@@ -100,7 +100,7 @@ def make_app(gateway: Gateway) -> ASGIApp:
     }
     turnstile = Turnstile(settings.requests_per_turn)
     app: ASGIApp = Shortcut(_make_routes(gateway, endpoints), endpoints, turnstile)
-    app = AdmittedRoutes(app, gateway.admission, endpoints)
+    app = AdmittedRoutes(app, gateway.admission, gateway.bodies, endpoints)
     app = Edge(app, gateway.keys, settings, gateway.http_meters)
     app = HeadAsGet(ServerErrorMiddleware(app, handler=crash_response))
     if settings.root_path:

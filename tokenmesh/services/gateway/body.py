@@ -8,6 +8,7 @@ from typing import Final, TypeVar
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 
+from tokenmesh.services.gateway.body_budget import SHORT_BYTES
 from tokenmesh.services.gateway.exchange import exchange_of
 from tokenmesh.services.gateway.id_lists import IdLists
 from tokenmesh.services.gateway.json_bounds import check_bounds, check_bounds_now
@@ -23,9 +24,6 @@ from tokenmesh.shared.errors import (
 )
 
 _Body = TypeVar("_Body", bound=Bounded)
-
-_SHORT_BYTES: Final = 64 * 1024
-"""A body up to here is read at once."""
 
 _large: Final = OneByOne()
 
@@ -48,19 +46,30 @@ async def parse_body(
     data: bytes, model: type[_Body], limits: GatewaySettings, converted: Conversions
 ) -> _Body:
     """The same of the bytes: bounds first, then the fields; a large body gives way to others."""
-    if len(data) <= _SHORT_BYTES:
+    if len(data) <= SHORT_BYTES:
         check_bounds_now(data, limits)
         return _validated(model, data, converted)
     async with _large.turn():
         return await _parse_large(data, model, limits, converted)
 
 
-async def _parse_large(
-    data: bytes, model: type[_Body], limits: GatewaySettings, converted: Conversions
-) -> _Body:
+async def without_ids(data: bytes, limits: GatewaySettings) -> bytes:
+    """A body's text as far as it may be parsed at once. Raises what `parse_body` does for sizes."""
+    async with _large.turn():
+        return (await _checked(data, limits))[0]
+
+
+async def _checked(data: bytes, limits: GatewaySettings) -> tuple[bytes, IdLists]:
     lists = IdLists(limits.max_json_ids)
     rest = await lists.cut(data)
     await check_bounds(rest, limits)
+    return rest, lists
+
+
+async def _parse_large(
+    data: bytes, model: type[_Body], limits: GatewaySettings, converted: Conversions
+) -> _Body:
+    rest, lists = await _checked(data, limits)
     body = _validated(model, rest, converted)
     if lists and not lists.fill(body):
         await check_bounds(data, limits)

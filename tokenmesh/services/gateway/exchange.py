@@ -5,6 +5,7 @@ from typing import Final, cast
 
 from starlette.types import Scope
 
+from tokenmesh.services.gateway.body_budget import Body
 from tokenmesh.services.gateway.tenancy.lease import Lease
 from tokenmesh.services.gateway.tenancy.standing import Standing
 from tokenmesh.services.gateway.tenancy.tenant import DEFAULT_ACCESS, Access
@@ -31,6 +32,8 @@ class Exchange:
     """How the tenant stands to its limits, once that was asked."""
     lease: Lease | None = None
     """What the request counts for while it runs."""
+    body: Body | None = None
+    """What is being sent, where it counts."""
     warnings: list[str] = field(default_factory=list)
     """Sent back as X-TokenMesh-Warning."""
     route: str = "other"
@@ -53,6 +56,11 @@ class Exchange:
         """For work that outlives the request; the caller releases it."""
         lease, self.lease = self.lease, None
         return lease
+
+    def hand_on(self) -> None:
+        """The body is not needed any more: its prompts are tokenized, or the request is over."""
+        if self.body is not None:
+            self.body.hand_on()
 
     def release(self) -> None:
         """The request is over."""

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from math import inf
 
 from tokenmesh.services.gateway.admin import Admin
+from tokenmesh.services.gateway.body_budget import BodyBudget
 from tokenmesh.services.gateway.breaker import Breaker
 from tokenmesh.services.gateway.calls import Calls
 from tokenmesh.services.gateway.cancels import Cancels
@@ -71,6 +72,7 @@ class Gateway:
         self.blobs = blobs
         self.draining = asyncio.Event()
         """Set: what runs is finished, nothing that lasts is begun."""
+        self.bodies = BodyBudget(limits)
         self._bus = bus
         self._make_tenancy(redis)
         self._cancels = Cancels(bus, gateway_id, limits.max_cancel_queue)
@@ -158,6 +160,7 @@ class Gateway:
         """What is read at each scrape."""
         metrics, limits = self.metrics, self.settings
         metrics.gauge_of("traces_kept", lambda: len(self.traces))
+        metrics.gauge_of("large_body_bytes", lambda: self.bodies.num_held)
         metrics.gauge_of("open_streams", lambda: len(self.streams))
         measure_workers(metrics, lambda: self.members.service(WORKER), limits.max_metric_workers)
         self._engine_metrics = EngineMetrics(self._bus, self._engine_members, limits)

@@ -1,5 +1,6 @@
 """Job: one prompt of a request with all that the mesh must know of it, free of OpenAI's names."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -17,6 +18,10 @@ from tokenmesh.shared.messages.tokenize import ChatPrompt, IdsPrompt, TextPrompt
 
 EMPTY_PROMPT: Final = "Either prompt or prompt_embeds must be provided and non-empty."
 """vLLM's words, which clients look for."""
+
+
+def _nothing() -> None:
+    """Nobody waits for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +64,8 @@ class Job:
     """The answers are those of a beam search; its width is `n`."""
     deadline_s: float
     """Absolute, wall clock."""
+    on_prepared: Callable[[], None] = _nothing
+    """Called when no text of the request has to be tokenized any more."""
 
     def sampling_after(self, packed_ids: bytes) -> SamplingParams:
         """`sampling` with what depends on the tokenized prompt: where reasoning stands in it."""

@@ -50,6 +50,7 @@ class Pipeline:
     @asynccontextmanager
     async def generate(self, job: Job, prompt: Prompt, inbox: Inbox) -> AsyncIterator[Prompt]:
         """The rest of `run`: the prompt with the worker that took it."""
+        job.on_prepared()
         if job.beams is not None:
             async with self._searcher.run(job, job.beams, prompt, inbox):
                 yield prompt

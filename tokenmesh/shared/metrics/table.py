@@ -198,6 +198,7 @@ _EDGE: Final = (
     _counter("limits_kept_alone", "Requests judged without Redis, by this gateway's own counts."),
     _gauge("usage_untold_tokens", "Tokens charged that Redis does not know of yet."),
     _counter("usage_batches_lost", "Sums of usage that Redis has refused."),
+    _gauge("large_body_bytes", "Bytes of gateway.body_budget_bytes in use."),
     _gauge("open_streams", "Streams that this gateway drives now."),
     _gauge("worker_requests_running", "By its beat: streams in a worker's batch.", *_MODEL),
     _gauge("worker_requests_waiting", "By its beat: streams that wait for a row.", *_MODEL),

@@ -131,6 +131,7 @@ class Desk:
             budget=None if parsing is None else read_budget(body.thinking_token_budget, parsing),
             beams=beam_options(body, card, self.settings),
             deadline_s=now_s() + self.settings.request_timeout_s,
+            on_prepared=exchange.hand_on,
         )
 
     def _cache_salt(self, body: SamplingFields, exchange: Exchange) -> str | None:

@@ -1,0 +1,76 @@
+"""Many large bodies at once: each is answered, and together they hold no more than the budget."""
+
+import asyncio
+
+import httpx
+import pytest
+
+from tests.fakes.back_end import BackEnd
+from tokenmesh.shared.config.bus import BusSettings
+from tokenmesh.shared.config.redis import RedisSettings
+
+BUDGET = 1024 * 1024
+LARGE = "x" * (300 * 1024)
+
+
+class Watch:
+    """The most that was held."""
+
+    def __init__(self, mesh: BackEnd) -> None:
+        self._bodies = mesh.gateway.bodies
+        self.most = 0
+
+    async def run(self) -> None:
+        while True:
+            self.most = max(self.most, self._bodies.num_held)
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/invocations", "/tokenize"])
+async def test_large_bodies_hold_no_more_than_the_budget(
+    bus_settings: BusSettings, redis_settings: RedisSettings, path: str
+) -> None:
+    async with BackEnd(bus_settings, redis_settings, body_budget_bytes=BUDGET) as mesh:
+        watch = Watch(mesh)
+        watching = asyncio.create_task(watch.run())
+        talk = [{"role": "user", "content": "Hi"}]
+        body = {"model": mesh.model, "messages": talk, "max_tokens": 2, "metadata": {"a": LARGE}}
+        if path == "/tokenize":
+            body = {"model": mesh.model, "prompt": LARGE}
+        async with httpx.AsyncClient(base_url=mesh.url, timeout=15) as client:
+            answers = await asyncio.gather(*(client.post(path, json=body) for _ in range(20)))
+        watching.cancel()
+        assert {answer.status_code for answer in answers} == {200}
+        assert len(LARGE) < watch.most <= BUDGET // 2
+        assert mesh.gateway.bodies.num_held == 0
+
+
+async def test_a_share_is_given_back_while_the_answer_is_still_made(
+    bus_settings: BusSettings, redis_settings: RedisSettings
+) -> None:
+    async with BackEnd(bus_settings, redis_settings) as mesh:
+        body = {"model": mesh.model, "prompt": "Hi", "user": LARGE, "stream": True}
+        async with (
+            httpx.AsyncClient(base_url=mesh.url, timeout=15) as client,
+            client.stream("POST", "/v1/completions", json=body) as answer,
+        ):
+            assert answer.status_code == 200
+            assert mesh.gateway.bodies.num_held == 0
+
+
+async def test_a_large_body_waits_no_longer_than_it_may(
+    bus_settings: BusSettings, redis_settings: RedisSettings
+) -> None:
+    async with BackEnd(
+        bus_settings, redis_settings, body_budget_bytes=BUDGET, body_wait_s=0.05
+    ) as mesh:
+        share = await mesh.gateway.bodies.take("default", BUDGET)
+        async with httpx.AsyncClient(base_url=mesh.url, timeout=15) as client:
+            body = {"model": mesh.model, "prompt": LARGE}
+            refused = await client.post("/v1/completions", json=body)
+            assert refused.status_code == 429
+            assert refused.headers["retry-after"] == "1"
+            short = await client.post("/v1/completions", json={**body, "prompt": "Hi"})
+            assert short.status_code == 200
+        mesh.gateway.bodies.give_back(share)
+        assert mesh.gateway.bodies.num_held == 0

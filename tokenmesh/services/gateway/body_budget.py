@@ -1,0 +1,142 @@
+"""BodyBudget: how many bytes of large bodies a gateway holds at a time.
+
+A large body takes its share before it is read and keeps it until its request has been handed on,
+so that memory does not grow with the number of connections. Meanwhile nothing is read from those
+that wait: flow control holds their bytes at the client.
+"""
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final
+
+from starlette.types import Message, Receive
+
+from tokenmesh.shared.config.body import BodySettings
+from tokenmesh.shared.errors import Overloaded
+from tokenmesh.shared.fair_queue import FairQueue
+
+SHORT_BYTES: Final = 64 * 1024
+"""A body up to here needs no share."""
+_MOST: Final = 1 << 62
+"""Of a body that comes in chunks: as much as a share may be."""
+_RETRY_AFTER_S: Final = 1.0
+
+
+@dataclass(eq=False, slots=True)
+class Share:
+    """The bytes of one body, or the wait for them."""
+
+    tenant: str
+    num_bytes: int
+    ready: asyncio.Future[None]
+    is_held: bool = False
+
+
+class BodyBudget:
+    """Gives shares to tenants in turn, at most half of the budget to each of them.
+
+    Whoever holds a share needs no second one, so the bytes always come back. A body that is larger
+    than a tenant's half counts as that half.
+    """
+
+    def __init__(self, limits: BodySettings) -> None:
+        self._num_free = limits.body_budget_bytes
+        self._most_each = max(1, limits.body_budget_bytes // 2)
+        self._wait_s = limits.body_wait_s
+        self._waiting: FairQueue[Share] = FairQueue(limits.max_waiting_bodies)
+        self._next: Share | None = None
+        """Its turn has come; smaller ones behind it wait until there is room for it."""
+        self._held: Counter[str] = Counter()
+
+    @property
+    def num_held(self) -> int:
+        """Bytes of all shares."""
+        return self._held.total()
+
+    async def take(self, tenant: str, num_bytes: int) -> Share:
+        """A share, to be given back. Raises Overloaded after `body_wait_s` and when many wait."""
+        ready = asyncio.get_running_loop().create_future()
+        share = Share(tenant, min(num_bytes, self._most_each), ready)
+        refused = self._waiting.push(tenant, share, share.num_bytes)
+        if refused is not None and not refused.ready.done():
+            refused.ready.set_exception(_too_many())
+        self._grant()
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await ready
+        except BaseException as error:
+            self._leave(share)
+            if isinstance(error, TimeoutError):
+                raise _too_many() from None
+            raise
+        return share
+
+    def give_back(self, share: Share) -> None:
+        """The body is not held any more. Further calls do nothing."""
+        if not share.is_held:
+            return
+        share.is_held = False
+        self._num_free += share.num_bytes
+        self._held[share.tenant] -= share.num_bytes
+        if not self._held[share.tenant]:
+            del self._held[share.tenant]
+        self._grant()
+
+    def _leave(self, share: Share) -> None:
+        self.give_back(share)
+        self._waiting.remove(share.tenant, share)
+        if self._next is share:
+            self._next = None
+        self._grant()
+
+    def _grant(self) -> None:
+        while True:
+            if self._next is None:
+                self._next = self._waiting.pop(self._may_hold)
+            share = self._next
+            if share is None or share.num_bytes > self._num_free:
+                return
+            self._next = None
+            if share.ready.done():
+                continue
+            self._num_free -= share.num_bytes
+            self._held[share.tenant] += share.num_bytes
+            share.is_held = True
+            share.ready.set_result(None)
+
+    def _may_hold(self, share: Share) -> bool:
+        return self._held[share.tenant] + share.num_bytes <= self._most_each
+
+
+class Body:
+    """The body of one request: how much of it has come, and its share when it is large."""
+
+    def __init__(self, budget: BodyBudget, tenant: str, told: str, receive: Receive) -> None:
+        """`told`: its Content-Length, where it has one."""
+        self._budget = budget
+        self._tenant = tenant
+        self._receive = receive
+        self._num_told = int(told) if told.isdigit() else None
+        self._num_read = 0
+        self._is_complete = False
+        self._share: Share | None = None
+
+    async def receive(self) -> Message:
+        """See ASGI. Waits for the body's share. Raises Overloaded."""
+        is_large = (self._num_told or self._num_read) > SHORT_BYTES
+        if is_large and self._share is None and not self._is_complete:
+            self._share = await self._budget.take(self._tenant, self._num_told or _MOST)
+        message = await self._receive()
+        self._num_read += len(message.get("body", b""))
+        self._is_complete = not message.get("more_body", False)
+        return message
+
+    def hand_on(self) -> None:
+        """Nothing of the request needs the body any more. Further calls do nothing."""
+        if self._share is not None:
+            self._budget.give_back(self._share)
+
+
+def _too_many() -> Overloaded:
+    return Overloaded("too many large bodies are being sent", retry_after_s=_RETRY_AFTER_S)
