@@ -61,6 +61,8 @@ async def test_a_body_goes_to_the_route_of_its_task(
         (b'{"messages":', 400, "JSON"),
         (b'{"x":' + b"[" * 10_000 + b"]" * 10_000 + b"}", 400, "nested"),
         (b'{"x": "' + b"x" * 9_000_000 + b'"}', 413, "larger"),
+        # Counted before it is looked through for its task.
+        (b'{"x": [' + b"1," * 300_000 + b'"a"]}', 413, "values"),
     ],
 )
 async def test_what_is_wrong_is_told_as_by_that_route(

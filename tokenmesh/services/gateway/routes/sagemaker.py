@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive
 
-from tokenmesh.services.gateway.body import read_bytes
+from tokenmesh.services.gateway.body import read_bytes, without_ids
 from tokenmesh.services.gateway.document.bodies import any_body_schema
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.openai.chat_request import ChatRequest
@@ -49,9 +49,10 @@ def sagemaker_router(gateway: Gateway, endpoints: Mapping[str, Endpoint]) -> API
     @router.post("/invocations", response_model=None, openapi_extra=any_body_schema(_BODIES))
     async def invoke(request: Request) -> Response:
         """Answer `messages` as a chat, `prompt` or `prompt_embeds` as a completion."""
-        data = await read_bytes(request, limits.max_body_bytes, limits.body_timeout_s)
-        endpoint = endpoints[_path_of(data)]
-        return await endpoint(Request(request.scope, _replayed(data, request.receive)))
+        parts = [await read_bytes(request, limits.max_body_bytes, limits.body_timeout_s)]
+        endpoint = endpoints[_path_of(await without_ids(parts[0], limits))]
+        # The list is all that holds the body: it is the endpoint's alone once it is read again.
+        return await endpoint(Request(request.scope, _replayed(parts, request.receive)))
 
     return router
 
@@ -72,11 +73,12 @@ def _path_of(data: bytes) -> str:
     )
 
 
-def _replayed(data: bytes, receive: Receive) -> Receive:
+def _replayed(parts: list[bytes], receive: Receive) -> Receive:
     """What a server would call with, for a body that was read already."""
-    messages: list[Message] = [{"type": "http.request", "body": data, "more_body": False}]
 
     async def replay() -> Message:
-        return messages.pop() if messages else await receive()
+        if parts:
+            return {"type": "http.request", "body": parts.pop(), "more_body": False}
+        return await receive()
 
     return replay
