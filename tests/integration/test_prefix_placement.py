@@ -71,7 +71,7 @@ async def test_a_prompt_goes_where_it_is_cached(make_mesh: Callable[..., SmallMe
         names = [f"p{number}" for number in range(6)]
         for name in names:
             assert await cached_tokens(mesh, prompt(name)) == 0
-        await indexed(mesh, len(names))
+        await indexed(mesh, 6 * len(names))
         assert all([await cached_tokens(mesh, prompt(name)) >= 64 for name in names])
         assert scraped(mesh, "tokenmesh:placement_reasons_total{") > 0
         assert scraped(mesh, "tokenmesh:placement_matched_tokens_total{") >= 64 * len(names)
