@@ -5,8 +5,8 @@ running, and meanwhile kills, freezes and terminates processes and restarts the 
 and whom follows from `--seed`. Gateways die, too: those that serve stored responses only. At the
 end no stream may have failed or said a wrong, lost or doubled token, nothing may be held (blocks,
 streams, reservations, marks, subscriptions) and no process or file be left, and each tenant must
-have been charged what its clients were told, to the token. With `--engine torch` the p99 gap of
-streams with a grammar may be at most 1.5 times that of plain ones. Ends with 1 otherwise.
+have been charged the usage that its clients received, to the token. With `--engine torch` the p99
+gap of streams with a grammar may be at most 1.5 times that of plain ones. Ends with 1 otherwise.
 """
 
 import argparse

@@ -36,8 +36,8 @@ class Share:
 class BodyBudget:
     """Gives shares to tenants in turn, at most half of the budget to each of them.
 
-    Whoever holds a share needs no second one, so the bytes always come back. A body that is larger
-    than a tenant's half counts as that half.
+    A request that holds a share needs no second one, so the bytes always come back. A body that is
+    larger than a tenant's half counts as that half.
     """
 
     def __init__(self, limits: BodySettings) -> None:
