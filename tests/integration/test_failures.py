@@ -387,5 +387,6 @@ async def test_a_stream_without_any_worker_left_ends_with_an_error(servers: Serv
         response = await post(mesh, stream=True)
         lines = [line for line in response.text.splitlines() if line]
         error = json.loads(lines[-2].removeprefix("data: "))["error"]
-        assert error["code"] == "no_responders"
+        # The watchdog may end the last attempt before NATS answers that nobody listens.
+        assert error["code"] in {"no_responders", "unavailable"}
         assert lines[-1] == "data: [DONE]"
