@@ -24,11 +24,11 @@ from tokenmesh.services.mm_encoder_svc.models import clip, llava
 from tokenmesh.services.tokenizer_svc import loading
 from tokenmesh.services.tokenizer_svc.media import vision
 from tokenmesh.services.worker_svc.models import refused_keys
+from tokenmesh.services.worker_svc.models.native.read_config import read_facts
+from tokenmesh.services.worker_svc.models.native.read_rope import KEYS as ROPE_KEYS
+from tokenmesh.services.worker_svc.models.native.registry import FAMILIES
 from tokenmesh.services.worker_svc.models.raw_config import RawConfig
-from tokenmesh.services.worker_svc.models.read_config import read_facts
 from tokenmesh.services.worker_svc.models.read_eos import read_eos
-from tokenmesh.services.worker_svc.models.read_rope import KEYS as ROPE_KEYS
-from tokenmesh.services.worker_svc.models.registry import FAMILIES
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.errors import CheckpointError
 

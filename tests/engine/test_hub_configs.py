@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from tokenmesh.services.worker_svc.models.config import DecoderConfig, LayerConfig
+from tokenmesh.services.worker_svc.models.native.config import DecoderConfig, LayerConfig
+from tokenmesh.services.worker_svc.models.native.read_config import read_facts
 from tokenmesh.services.worker_svc.models.raw_config import RawConfig
-from tokenmesh.services.worker_svc.models.read_config import read_facts
 
 SIZES = {
     "vocab_size": 1000,

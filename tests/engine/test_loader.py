@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from tests.fakes.engine_driver import EngineDriver, Job, greedy, load
 from tests.fakes.tiny import Tiny, prompt_of
+from tokenmesh.services.worker_svc.models.native.read_config import read_facts
 from tokenmesh.services.worker_svc.models.raw_config import read_json
-from tokenmesh.services.worker_svc.models.read_config import read_facts
 from tokenmesh.services.worker_svc.runner.build import build_runner, choose_dtype
 from tokenmesh.shared.config.model import Dtype, ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings

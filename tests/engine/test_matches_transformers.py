@@ -9,10 +9,10 @@ from tests.fakes.tiny import Tiny, TinyCheckpoint, prompt_of
 from tests.ops.native import FOLDER
 from tokenmesh.kernels import native as native_kernels
 from tokenmesh.services.worker_svc.engine.plan import NewRow, ScheduledRow, StepPlan
-from tokenmesh.services.worker_svc.models.build_decoder import build_decoder
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
+from tokenmesh.services.worker_svc.models.native.build_decoder import build_decoder
+from tokenmesh.services.worker_svc.models.native.read_config import read_facts
 from tokenmesh.services.worker_svc.models.raw_config import read_json
-from tokenmesh.services.worker_svc.models.read_config import read_facts
 from tokenmesh.services.worker_svc.runner.inputs import build_inputs
 from tokenmesh.services.worker_svc.runner.memory import make_pool
 from tokenmesh.services.worker_svc.runner.rows import Rows

@@ -18,11 +18,11 @@ from tokenmesh.kernels.dispatch import interpreted_on_cpu, uses_triton
 from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.plan import StepPlan
 from tokenmesh.services.worker_svc.engine.request import Request
-from tokenmesh.services.worker_svc.models.build_decoder import build_decoder
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
-from tokenmesh.services.worker_svc.models.decoder import Decoder
+from tokenmesh.services.worker_svc.models.native.build_decoder import build_decoder
+from tokenmesh.services.worker_svc.models.native.decoder import Decoder
+from tokenmesh.services.worker_svc.models.native.read_config import read_facts
 from tokenmesh.services.worker_svc.models.raw_config import read_json
-from tokenmesh.services.worker_svc.models.read_config import read_facts
 from tokenmesh.services.worker_svc.runner.cuda.launch import CudaLaunch
 from tokenmesh.services.worker_svc.runner.cuda.limits import CudaLimits
 from tokenmesh.services.worker_svc.runner.cuda.runner import CudaRunner

@@ -11,11 +11,11 @@ from tokenmesh.kernels.paged_attention import DeviceRows
 from tokenmesh.kernels.post_update import post_update
 from tokenmesh.kernels.staged_writes import staged_writes
 from tokenmesh.kernels.step_inputs import RowState, StepTensors, step_inputs
-from tokenmesh.services.worker_svc.models.build_decoder import build_decoder
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
-from tokenmesh.services.worker_svc.models.decoder import Decoder
+from tokenmesh.services.worker_svc.models.native.build_decoder import build_decoder
+from tokenmesh.services.worker_svc.models.native.decoder import Decoder
+from tokenmesh.services.worker_svc.models.native.read_config import read_facts
 from tokenmesh.services.worker_svc.models.raw_config import read_json
-from tokenmesh.services.worker_svc.models.read_config import read_facts
 
 PAGE_SIZE, MAX_BLOCKS, MAX_TOKENS = 16, 4, 64
 ROW: Final = 2

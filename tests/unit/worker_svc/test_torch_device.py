@@ -13,7 +13,7 @@ from unittest.mock import create_autospec
 import pytest
 import torch
 
-from tokenmesh.services.worker_svc.models.config import DecoderConfig
+from tokenmesh.services.worker_svc.models.native.config import DecoderConfig
 from tokenmesh.services.worker_svc.runner.cuda import torch_device
 from tokenmesh.services.worker_svc.runner.cuda.decode_steps import DecodeSteps
 from tokenmesh.services.worker_svc.runner.cuda.device import Device

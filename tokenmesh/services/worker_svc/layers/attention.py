@@ -13,7 +13,7 @@ from tokenmesh.kernels.paged_attention import paged_attention
 from tokenmesh.kernels.qk_norm_rope_kv_write import HeadNorm, qk_norm_rope_kv_write
 from tokenmesh.kernels.rms_norm import rms_norm
 from tokenmesh.services.worker_svc.layers.step import AnyStep
-from tokenmesh.services.worker_svc.models.config import DecoderConfig, LayerConfig
+from tokenmesh.services.worker_svc.models.native.config import DecoderConfig, LayerConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import torch
 
 from tokenmesh.kernels.paged_attention import Prepared, Rows, prepare
 from tokenmesh.services.worker_svc.layers.device_step import DeviceStep
-from tokenmesh.services.worker_svc.models.config import QueryScaling
+from tokenmesh.services.worker_svc.models.native.config import QueryScaling
 
 
 @dataclass(frozen=True, slots=True)

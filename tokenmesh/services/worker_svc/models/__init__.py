@@ -1,1 +1,1 @@
-"""Model families: config.json -> DecoderConfig, safetensors -> weights, and the decoder itself."""
+"""Models: what a checkpoint holds, and the kinds of model that run it."""

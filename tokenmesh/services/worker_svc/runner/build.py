@@ -12,12 +12,12 @@ import torch
 
 from tokenmesh.kernels import native as native_kernels
 from tokenmesh.kernels.linear import can_pack
-from tokenmesh.services.worker_svc.models.build_decoder import Progress
-from tokenmesh.services.worker_svc.models.config import RopeConfig
-from tokenmesh.services.worker_svc.models.decoder import Decoder
 from tokenmesh.services.worker_svc.models.location import locate
+from tokenmesh.services.worker_svc.models.native.build_decoder import Progress
+from tokenmesh.services.worker_svc.models.native.config import RopeConfig
+from tokenmesh.services.worker_svc.models.native.decoder import Decoder
+from tokenmesh.services.worker_svc.models.native.read_config import ModelFacts, read_facts
 from tokenmesh.services.worker_svc.models.raw_config import read_json
-from tokenmesh.services.worker_svc.models.read_config import ModelFacts, read_facts
 from tokenmesh.services.worker_svc.models.read_eos import read_eos
 from tokenmesh.services.worker_svc.runner.cuda.graph_progress import GraphProgress
 from tokenmesh.services.worker_svc.runner.cuda.make import check_compiler, check_shapes

@@ -13,7 +13,7 @@ from tokenmesh.kernels.native import ProgramInputs, Turns
 from tokenmesh.kernels.paged_attention import Rows as AttentionRows
 from tokenmesh.services.worker_svc.engine.plan import ScheduledRow
 from tokenmesh.services.worker_svc.layers.step import Step, query_scale
-from tokenmesh.services.worker_svc.models.decoder import Decoder, Patch
+from tokenmesh.services.worker_svc.models.native.decoder import Decoder, Patch
 from tokenmesh.services.worker_svc.runner.rows import Rows
 
 

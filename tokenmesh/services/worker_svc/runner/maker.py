@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
-from tokenmesh.services.worker_svc.models.build_decoder import Progress, build_decoder
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
-from tokenmesh.services.worker_svc.models.decoder import Decoder
-from tokenmesh.services.worker_svc.models.read_config import ModelFacts
+from tokenmesh.services.worker_svc.models.native.build_decoder import Progress, build_decoder
+from tokenmesh.services.worker_svc.models.native.decoder import Decoder
+from tokenmesh.services.worker_svc.models.native.read_config import ModelFacts
 from tokenmesh.services.worker_svc.runner.cuda.decode_steps import KINDS
 from tokenmesh.services.worker_svc.runner.cuda.graph_memory import graph_bytes
 from tokenmesh.services.worker_svc.runner.cuda.make import make_cuda_runner

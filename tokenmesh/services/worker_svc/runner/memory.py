@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 from tokenmesh.kernels import huge_pages
-from tokenmesh.services.worker_svc.models.config import DecoderConfig
+from tokenmesh.services.worker_svc.models.native.config import DecoderConfig
 from tokenmesh.services.worker_svc.runner.device_memory import DeviceMemory
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import ConfigError

@@ -4,7 +4,7 @@ from typing import Final
 
 import torch
 
-from tokenmesh.services.worker_svc.models.decoder import Decoder
+from tokenmesh.services.worker_svc.models.native.decoder import Decoder
 from tokenmesh.services.worker_svc.runner.inputs import PromptSpan
 from tokenmesh.services.worker_svc.sampling.logprobs import token_logprobs
 from tokenmesh.shared.messages.tokens import TokenLogprobs

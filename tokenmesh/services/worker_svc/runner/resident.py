@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 import torch
 
-from tokenmesh.services.worker_svc.models.decoder import Decoder
+from tokenmesh.services.worker_svc.models.native.decoder import Decoder
 from tokenmesh.services.worker_svc.runner.cuda.runner import CudaRunner
 from tokenmesh.services.worker_svc.runner.host_pages import give_back
 from tokenmesh.services.worker_svc.runner.profile_run import AnyRunner

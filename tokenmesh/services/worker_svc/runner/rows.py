@@ -7,7 +7,7 @@ from typing import Final
 import torch
 
 from tokenmesh.services.worker_svc.engine.plan import NewRow, ScheduledRow
-from tokenmesh.services.worker_svc.models.config import DecoderConfig
+from tokenmesh.services.worker_svc.models.native.config import DecoderConfig
 from tokenmesh.services.worker_svc.runner.media import MediaPatch, patches_of
 
 _NO_BLOCKS: Final[list[int]] = []

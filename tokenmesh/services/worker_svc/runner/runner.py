@@ -7,7 +7,7 @@ import torch
 
 from tokenmesh.services.worker_svc.engine.placeholders import within_vocabulary
 from tokenmesh.services.worker_svc.engine.plan import StepPlan, StepResult
-from tokenmesh.services.worker_svc.models.decoder import Decoder
+from tokenmesh.services.worker_svc.models.native.decoder import Decoder
 from tokenmesh.services.worker_svc.runner.compute_thread import ComputeHere, ComputeThread, Task
 from tokenmesh.services.worker_svc.runner.inputs import StepInputs, build_inputs
 from tokenmesh.services.worker_svc.runner.prompt_logprobs import prompt_logprobs

@@ -9,7 +9,7 @@ from tokenmesh.kernels.paged_attention import DeviceRows, choose_splits
 from tokenmesh.kernels.step_inputs import RowState, StepTensors, step_inputs
 from tokenmesh.services.worker_svc.layers.device_step import DeviceStep
 from tokenmesh.services.worker_svc.layers.step import query_scale
-from tokenmesh.services.worker_svc.models.decoder import Decoder
+from tokenmesh.services.worker_svc.models.native.decoder import Decoder
 from tokenmesh.services.worker_svc.runner.cuda.batch import Batch, PromptSpan
 from tokenmesh.services.worker_svc.runner.cuda.step_buffer import StepBuffer
 from tokenmesh.services.worker_svc.runner.prompt_logprobs import POSITIONS_AT_ONCE

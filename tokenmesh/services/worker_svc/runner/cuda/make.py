@@ -5,8 +5,8 @@ from typing import Final
 import torch
 
 from tokenmesh.kernels.triton_start import CannotCompileError, start_triton
-from tokenmesh.services.worker_svc.models.config import DecoderConfig
-from tokenmesh.services.worker_svc.models.decoder import Decoder
+from tokenmesh.services.worker_svc.models.native.config import DecoderConfig
+from tokenmesh.services.worker_svc.models.native.decoder import Decoder
 from tokenmesh.services.worker_svc.runner.cuda.limits import CudaLimits
 from tokenmesh.services.worker_svc.runner.cuda.runner import CudaRunner
 from tokenmesh.services.worker_svc.runner.cuda.torch_device import TorchDevice

@@ -8,7 +8,7 @@ import torch
 
 from tokenmesh.kernels.step_inputs import RowState
 from tokenmesh.services.worker_svc.engine.plan import NewRow, ScheduledRow
-from tokenmesh.services.worker_svc.models.config import DecoderConfig
+from tokenmesh.services.worker_svc.models.native.config import DecoderConfig
 from tokenmesh.services.worker_svc.runner.media import MediaPatch, patches_of
 from tokenmesh.services.worker_svc.sampling.upload import upload
 

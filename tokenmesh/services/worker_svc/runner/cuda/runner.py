@@ -13,7 +13,7 @@ from tokenmesh.kernels.post_update import post_update
 from tokenmesh.kernels.step_inputs import RowState, StepTensors
 from tokenmesh.services.worker_svc.engine.placeholders import within_vocabulary
 from tokenmesh.services.worker_svc.engine.plan import StepPlan, StepResult
-from tokenmesh.services.worker_svc.models.decoder import Decoder
+from tokenmesh.services.worker_svc.models.native.decoder import Decoder
 from tokenmesh.services.worker_svc.runner.compute_thread import Skipped
 from tokenmesh.services.worker_svc.runner.cuda.answer import Answer
 from tokenmesh.services.worker_svc.runner.cuda.batch import Batch, make_batch

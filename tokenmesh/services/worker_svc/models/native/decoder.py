@@ -15,7 +15,7 @@ from tokenmesh.services.worker_svc.layers.attention import Attention
 from tokenmesh.services.worker_svc.layers.mlp import Mlp
 from tokenmesh.services.worker_svc.layers.rotary import Rotary
 from tokenmesh.services.worker_svc.layers.step import AnyStep
-from tokenmesh.services.worker_svc.models.config import DecoderConfig
+from tokenmesh.services.worker_svc.models.native.config import DecoderConfig
 
 Patch = tuple[slice, torch.Tensor]
 """Tokens of a batch and the embeddings [length, hidden] that replace theirs."""

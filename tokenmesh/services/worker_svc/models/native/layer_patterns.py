@@ -1,6 +1,6 @@
 """Which layers slide a window and which know positions, by family."""
 
-from tokenmesh.services.worker_svc.models.config import LayerConfig
+from tokenmesh.services.worker_svc.models.native.config import LayerConfig
 from tokenmesh.services.worker_svc.models.raw_config import RawConfig
 
 FULL = "full_attention"

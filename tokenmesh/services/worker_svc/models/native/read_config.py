@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenmesh.services.worker_svc.models import refused_keys
-from tokenmesh.services.worker_svc.models.config import DecoderConfig
-from tokenmesh.services.worker_svc.models.names import Names
-from tokenmesh.services.worker_svc.models.raw_config import RawConfig
-from tokenmesh.services.worker_svc.models.read_rope import longest_position, read_ropes
-from tokenmesh.services.worker_svc.models.registry import (
+from tokenmesh.services.worker_svc.models.native.config import DecoderConfig
+from tokenmesh.services.worker_svc.models.native.names import Names
+from tokenmesh.services.worker_svc.models.native.read_rope import longest_position, read_ropes
+from tokenmesh.services.worker_svc.models.native.registry import (
     FAMILIES,
     IMAGE_ARCHITECTURES,
     TEXT_MODELS,
     Family,
 )
+from tokenmesh.services.worker_svc.models.raw_config import RawConfig
 
 
 @dataclass(frozen=True, slots=True)

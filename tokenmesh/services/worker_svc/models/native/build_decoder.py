@@ -10,12 +10,12 @@ from tokenmesh.kernels.rope import interleave_rows
 from tokenmesh.services.worker_svc.layers.attention import Attention
 from tokenmesh.services.worker_svc.layers.mlp import Mlp
 from tokenmesh.services.worker_svc.layers.rotary import Rotary
-from tokenmesh.services.worker_svc.models.build_program import build_program
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
-from tokenmesh.services.worker_svc.models.config import LayerConfig
-from tokenmesh.services.worker_svc.models.decoder import Decoder, DecoderLayer
-from tokenmesh.services.worker_svc.models.names import Names
-from tokenmesh.services.worker_svc.models.read_config import ModelFacts
+from tokenmesh.services.worker_svc.models.native.build_program import build_program
+from tokenmesh.services.worker_svc.models.native.config import LayerConfig
+from tokenmesh.services.worker_svc.models.native.decoder import Decoder, DecoderLayer
+from tokenmesh.services.worker_svc.models.native.names import Names
+from tokenmesh.services.worker_svc.models.native.read_config import ModelFacts
 
 Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes in all) after each layer."""

@@ -9,8 +9,8 @@ from tokenmesh.kernels.linear import Linear
 from tokenmesh.kernels.native import MAX_HEAD_DIM, MAX_QUERIES, Kind, Model, Op, Program
 from tokenmesh.services.worker_svc.layers.attention import Attention
 from tokenmesh.services.worker_svc.layers.mlp import Mlp
-from tokenmesh.services.worker_svc.models.config import DecoderConfig, LayerConfig
-from tokenmesh.services.worker_svc.models.decoder import DecoderLayer
+from tokenmesh.services.worker_svc.models.native.config import DecoderConfig, LayerConfig
+from tokenmesh.services.worker_svc.models.native.decoder import DecoderLayer
 
 
 class _Buffer(IntEnum):

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from tokenmesh.services.worker_svc.models import layer_patterns, switches
-from tokenmesh.services.worker_svc.models.config import LayerConfig
-from tokenmesh.services.worker_svc.models.names import LayerNames
+from tokenmesh.services.worker_svc.models.native import layer_patterns, switches
+from tokenmesh.services.worker_svc.models.native.config import LayerConfig
+from tokenmesh.services.worker_svc.models.native.names import LayerNames
+from tokenmesh.services.worker_svc.models.native.read_rope import RopeRules
 from tokenmesh.services.worker_svc.models.raw_config import RawConfig
-from tokenmesh.services.worker_svc.models.read_rope import RopeRules
 
 _PLAIN: Final = LayerNames()
 

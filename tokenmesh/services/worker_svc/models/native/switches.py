@@ -2,9 +2,9 @@
 
 from typing import Any, Final
 
-from tokenmesh.services.worker_svc.models.config import QueryScaling
+from tokenmesh.services.worker_svc.models.native.config import QueryScaling
+from tokenmesh.services.worker_svc.models.native.read_rope import original_length, rope_parameters
 from tokenmesh.services.worker_svc.models.raw_config import RawConfig
-from tokenmesh.services.worker_svc.models.read_rope import original_length, rope_parameters
 
 MINISTRAL3_ROPE: Final = {
     "rope_type": "yarn",
