@@ -166,8 +166,8 @@ def test_new_weights_are_those_that_compute(tiny: Tiny) -> None:
     other = CudaDriver(tiny("llama_yarn").directory)
     driver.run([Job(PROMPTS[3], greedy(4))])
     driver.engine.forget_kv()
-    driver.runner.drop_decoder()
-    driver.runner.take_decoder(other.decoder)
+    driver.runner.drop_model()
+    driver.runner.take_model(other.decoder)
     driver.runner.make_graphs(driver.runner.graph_sizes)
     report = drive(driver, [[Job(PROMPTS[3], greedy(4))]])
     assert report.num_replays > 0

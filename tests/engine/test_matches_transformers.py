@@ -14,7 +14,7 @@ from tokenmesh.services.worker_svc.models.native.build_decoder import build_deco
 from tokenmesh.services.worker_svc.models.native.read_config import read_facts
 from tokenmesh.services.worker_svc.models.raw_config import read_json
 from tokenmesh.services.worker_svc.runner.inputs import build_inputs
-from tokenmesh.services.worker_svc.runner.memory import make_pool
+from tokenmesh.services.worker_svc.runner.kv import make_store
 from tokenmesh.services.worker_svc.runner.rows import Rows
 from tokenmesh.services.worker_svc.runner.runner import TorchRunner
 
@@ -29,13 +29,14 @@ def all_logits(checkpoint: TinyCheckpoint, prompt: list[int], native: bool) -> t
     weights = Checkpoint(checkpoint.directory)
     with torch.inference_mode():
         decoder = build_decoder(facts, weights, torch.float32, lambda done, total: None, native)
-        pool = make_pool(facts.config, 8, 16, torch.float32, torch.device("cpu")).zero_()
-        rows = Rows(1, 8, facts.config)
+        store = make_store(decoder.keeps, 8, 16, 1, torch.float32, torch.device("cpu"))
+        store.clear_blocks(torch.arange(8))
+        rows = Rows(1, 8, facts)
         rows.add(NewRow(0, prompt, len(prompt), greedy(1), [], False))
         entry = ScheduledRow(0, 0, len(prompt), [3, 7, 1, 5], samples=True)
         rows.append_blocks(entry, 16)
-        inputs = build_inputs([entry], rows, decoder, pool.shape[1:])
-        hidden = decoder.forward(decoder.embed(inputs.token_ids), inputs.step, pool)
+        inputs = build_inputs([entry], rows, 16)
+        hidden = decoder.forward(decoder.embed(inputs.token_ids), inputs.step, store)
         return decoder.logits(hidden)
 
 

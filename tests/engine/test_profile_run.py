@@ -8,6 +8,7 @@ import torch
 from tests.fakes.engine_driver import EngineDriver, Job, greedy
 from tests.fakes.tiny import Tiny, prompt_of
 from tokenmesh.services.worker_svc.engine.plan import StepPlan, StepResult
+from tokenmesh.services.worker_svc.models.keeps import KvStore
 from tokenmesh.services.worker_svc.models.native.decoder import Decoder
 from tokenmesh.services.worker_svc.runner.maker import RunnerMaker
 from tokenmesh.services.worker_svc.runner.memory import GpuBudget
@@ -21,7 +22,7 @@ MAX_LEN = 128
 def parts_of(driver: EngineDriver) -> tuple[RunnerMaker, Decoder]:
     """What a driver's runner was made from."""
     resident: Any = driver.model.resident
-    maker, decoder = resident._load_decoder.args[0], resident._decoder
+    maker, decoder = resident._load.args[0], resident._model
     assert isinstance(maker, RunnerMaker)
     assert isinstance(decoder, Decoder)
     return maker, decoder
@@ -36,8 +37,8 @@ class Steps:
         self.results: list[StepResult] = []
         self._settings = settings
 
-    def make_runner(self, num_blocks: int) -> tuple[TorchRunner, torch.Tensor]:
-        runner, pool = self._maker.make_runner(self._decoder, num_blocks)
+    def make_runner(self, num_blocks: int) -> tuple[TorchRunner, KvStore]:
+        runner, store = self._maker.make_runner(self._decoder, num_blocks)
         assert isinstance(runner, TorchRunner)
         carry_out = runner.carry_out
 
@@ -47,7 +48,7 @@ class Steps:
             return self.results[-1]
 
         runner.carry_out = spy  # type: ignore[method-assign]
-        return runner, pool
+        return runner, store
 
     def run(self) -> int:
         with torch.inference_mode():

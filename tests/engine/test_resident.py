@@ -68,7 +68,7 @@ def test_asleep_the_memory_is_really_gone(tiny: Tiny) -> None:
 
 
 def kv_pool(model: Any) -> torch.Tensor:
-    return model.resident._pool  # type: ignore[no-any-return]
+    return model.resident._store.pool  # type: ignore[no-any-return]
 
 
 def resident_bytes() -> int:
@@ -94,7 +94,7 @@ def test_pages_are_given_back_and_only_those_of_the_tensor(make: Callable[..., A
 
 def test_level_2_leaves_no_weight_behind(tiny: Tiny) -> None:
     model, _ = load(tiny("llama").directory)
-    weights = [weakref.ref(each) for each in tensors_of(model.resident._decoder)]
+    weights = [weakref.ref(each) for each in tensors_of(model.resident._model)]
     assert len(weights) > 10
     model.resident.sleep(2)
     assert [each() for each in weights if each() is not None] == []
@@ -150,7 +150,7 @@ def test_memory_that_others_have_taken_is_told(
     def explode(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(driver.model.resident, "_load_decoder", explode)
+    monkeypatch.setattr(driver.model.resident, "_load", explode)
     with pytest.raises(Unavailable, match="not enough memory to wake up: "):
         driver.model.resident.wake(ALL)
     assert driver.model.resident.level == 2
@@ -165,7 +165,7 @@ def test_a_defect_is_not_taken_for_a_lack_of_memory(
     def explode(*_: object) -> None:
         raise RuntimeError("a shape is wrong")
 
-    monkeypatch.setattr(driver.model.resident, "_load_decoder", explode)
+    monkeypatch.setattr(driver.model.resident, "_load", explode)
     with pytest.raises(RuntimeError, match="a shape is wrong"):
         driver.model.resident.wake(ALL)
 

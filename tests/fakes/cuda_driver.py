@@ -26,7 +26,7 @@ from tokenmesh.services.worker_svc.models.raw_config import read_json
 from tokenmesh.services.worker_svc.runner.cuda.launch import CudaLaunch
 from tokenmesh.services.worker_svc.runner.cuda.limits import CudaLimits
 from tokenmesh.services.worker_svc.runner.cuda.runner import CudaRunner
-from tokenmesh.services.worker_svc.runner.memory import make_pool
+from tokenmesh.services.worker_svc.runner.kv import make_store
 from tokenmesh.services.worker_svc.sampling.device_sampler import DeviceSampler
 from tokenmesh.shared.config.worker import WorkerSettings
 
@@ -58,7 +58,7 @@ class CudaDriver(EngineDriver):
         self.model: Any = SimpleNamespace(
             eos_token_ids=EOS,
             cache_salt=lambda salt, num_prompt: salt,
-            rope_boundary=self.runner._forward.decoder.config.ropes[0].boundary,
+            rope_boundary=self.runner._forward.model.facts.rope_boundary,
         )
         self._engine = Engine(self.runner, self.settings)
         self._num_streams = 0
@@ -71,7 +71,9 @@ class CudaDriver(EngineDriver):
     @property
     def decoder(self) -> Decoder:
         """Its weights."""
-        return self.runner._forward.decoder
+        model = self.runner._forward.model
+        assert isinstance(model, Decoder)
+        return model
 
     def request(self, job: Job) -> Request:
         """What `run` would add to the engine."""
@@ -85,9 +87,11 @@ def make_runner(directory: Path, settings: WorkerSettings, device: FakeDevice) -
     decoder = build_decoder(facts, weights, torch.float32, lambda done, total: None)
     assert settings.num_gpu_blocks_override is not None
     num_blocks = settings.num_gpu_blocks_override
-    pool = make_pool(
-        facts.config, num_blocks, settings.block_size, torch.float32, device.device
-    ).fill_(float("nan"))
+    store = make_store(
+        decoder.keeps, num_blocks, settings.block_size, 1, torch.float32, device.device
+    )
+    for tensor in store.tensors:
+        tensor.fill_(float("nan"))
     sampler = DeviceSampler(
         settings.max_num_seqs,
         facts.config.vocab_size,
@@ -96,7 +100,7 @@ def make_runner(directory: Path, settings: WorkerSettings, device: FakeDevice) -
         settings.grammar_step_s,
     )
     limits = CudaLimits.of(settings, MAX_MODEL_LEN)
-    runner = StrictRunner(decoder, pool, sampler, device, limits)
+    runner = StrictRunner(decoder, store, sampler, device, limits)
     runner.make_graphs(runner.graph_sizes)
     return runner
 

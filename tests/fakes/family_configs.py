@@ -19,7 +19,7 @@ from tokenmesh.services.worker_svc.models.native.build_decoder import build_deco
 from tokenmesh.services.worker_svc.models.native.read_config import read_facts
 from tokenmesh.services.worker_svc.models.raw_config import read_json
 from tokenmesh.services.worker_svc.runner.inputs import build_inputs
-from tokenmesh.services.worker_svc.runner.memory import make_pool
+from tokenmesh.services.worker_svc.runner.kv import make_store
 from tokenmesh.services.worker_svc.runner.rows import Rows
 
 SIZES: Final[Mapping[str, Any]] = {
@@ -89,9 +89,10 @@ def logits_of(directory: Path, prompt: list[int], *, native: bool, chunk: int) -
     logits = []
     with torch.inference_mode():
         decoder = build_decoder(facts, weights, torch.float32, lambda done, total: None, native)
-        pool = make_pool(facts.config, num_blocks + 1, 16, torch.float32, torch.device("cpu"))
-        pool.zero_()
-        rows = Rows(1, num_blocks, facts.config)
+        cpu = torch.device("cpu")
+        store = make_store(decoder.keeps, num_blocks + 1, 16, 1, torch.float32, cpu)
+        store.clear_blocks(torch.arange(num_blocks + 1))
+        rows = Rows(1, num_blocks, facts)
         rows.add(NewRow(0, prompt, len(prompt), greedy(1), [], False))
         for start in range(0, len(prompt), chunk):
             count = min(chunk, len(prompt) - start)
@@ -99,7 +100,7 @@ def logits_of(directory: Path, prompt: list[int], *, native: bool, chunk: int) -
             entry = ScheduledRow(0, start, count, blocks, start + count == len(prompt))
             if blocks:
                 rows.append_blocks(entry, 16)
-            inputs = build_inputs([entry], rows, decoder, pool.shape[1:])
+            inputs = build_inputs([entry], rows, 16)
             hidden = decoder.embed(inputs.token_ids)
-            logits.append(decoder.logits(decoder.forward(hidden, inputs.step, pool)))
+            logits.append(decoder.logits(decoder.forward(hidden, inputs.step, store)))
     return torch.cat(logits)

@@ -1,8 +1,7 @@
 """A request through a decoder as a GPU would run it: every op but the GEMMs is a Triton kernel."""
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -11,11 +10,13 @@ from tokenmesh.kernels.paged_attention import DeviceRows
 from tokenmesh.kernels.post_update import post_update
 from tokenmesh.kernels.staged_writes import staged_writes
 from tokenmesh.kernels.step_inputs import RowState, StepTensors, step_inputs
+from tokenmesh.services.worker_svc.layers.device_step import DeviceStep
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
 from tokenmesh.services.worker_svc.models.native.build_decoder import build_decoder
 from tokenmesh.services.worker_svc.models.native.decoder import Decoder
 from tokenmesh.services.worker_svc.models.native.read_config import read_facts
 from tokenmesh.services.worker_svc.models.raw_config import read_json
+from tokenmesh.services.worker_svc.runner.kv import make_store
 
 PAGE_SIZE, MAX_BLOCKS, MAX_TOKENS = 16, 4, 64
 ROW: Final = 2
@@ -45,12 +46,12 @@ class _Run:
     """One request: its row's state and its pages, which start as NaN."""
 
     def __init__(self, decoder: Decoder, prompt: list[int]) -> None:
-        config = decoder.config
         self._decoder = decoder
         self._num_prompt = len(prompt)
         self._computed = 0
-        shape = (6, config.num_kv_heads, PAGE_SIZE, config.head_dim)
-        self._pool = torch.full((len(config.layers), 2, *shape), float("nan"))
+        self._store = make_store(decoder.keeps, 6, PAGE_SIZE, 4, torch.float32, CPU)
+        for tensor in self._store.tensors:
+            tensor.fill_(float("nan"))
         self._state = state = RowState.zeros(4, MAX_TOKENS, MAX_BLOCKS, CPU)
         destinations = [
             state.address(state.token_ids, ROW),
@@ -76,7 +77,7 @@ class _Run:
         step_inputs(rows, starts, self._state, PAGE_SIZE, out)
         step = self._step(out, starts, is_decode)
         hidden = self._decoder.embed(out.token_ids)
-        hidden = self._decoder.forward(hidden, step, self._pool)
+        hidden = self._decoder.forward(hidden, step, self._store)
         logits = self._decoder.logits(hidden[:num_real])
         self._computed += num_real
         is_last = self._computed >= self._num_prompt
@@ -84,10 +85,9 @@ class _Run:
         post_update(rows, starts, draws, logits[-1:].argmax(-1), self._state)
         return logits
 
-    def _step(self, out: StepTensors, starts: torch.Tensor, is_decode: bool) -> Any:
+    def _step(self, out: StepTensors, starts: torch.Tensor, is_decode: bool) -> DeviceStep:
         """What layers read of a step."""
-        decoder = self._decoder
-        device_rows = DeviceRows(
+        rows = DeviceRows(
             cu_q=starts,
             seq_lens=out.seq_lens,
             block_tables=out.tables,
@@ -96,12 +96,4 @@ class _Run:
             num_long_tokens=0 if is_decode else len(out.positions),
             num_splits=2,
         )
-        scaling, scale = decoder.config.query_scaling, None
-        if scaling is not None:
-            scale = 1 + scaling.beta * torch.log(1 + torch.floor(out.positions / scaling.period))
-        return SimpleNamespace(
-            turns=[rotary.turns(out.positions, out.lengths) for rotary in decoder.rotaries],
-            slots=out.slots,
-            query_scale=scale,
-            attention=lambda window, pages: device_rows.for_window(window),
-        )
+        return DeviceStep(out.positions, out.lengths, out.slots, rows)

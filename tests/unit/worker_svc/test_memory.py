@@ -72,7 +72,7 @@ class FakeGpu:
 
 
 def need(max_model_len: int = 32768, block_mib: int = 2) -> Need:
-    return Need(block_bytes=block_mib * MIB, block_size=16, max_model_len=max_model_len)
+    return Need(block_mib * MIB, 16, max_model_len, row_bytes=0)
 
 
 def settings(**values: Any) -> WorkerSettings:

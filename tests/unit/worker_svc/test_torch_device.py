@@ -13,7 +13,7 @@ from unittest.mock import create_autospec
 import pytest
 import torch
 
-from tokenmesh.services.worker_svc.models.native.config import DecoderConfig
+from tokenmesh.services.worker_svc.models.api import ModelFacts
 from tokenmesh.services.worker_svc.runner.cuda import torch_device
 from tokenmesh.services.worker_svc.runner.cuda.decode_steps import DecodeSteps
 from tokenmesh.services.worker_svc.runner.cuda.device import Device
@@ -229,14 +229,14 @@ def test_a_gpu_that_torch_does_not_find_is_refused_or_told(
 
 
 def test_what_does_not_run_on_a_gpu_is_refused_before_weights_are_read() -> None:
-    config = cast(DecoderConfig, SimpleNamespace(head_dim=64))
-    check_shapes(config, WorkerSettings())
+    facts = cast(ModelFacts, SimpleNamespace())
+    check_shapes(facts, WorkerSettings())
     for settings, text in (
         (WorkerSettings(batch_invariant=True), "batch_invariant does not hold on a GPU"),
         (WorkerSettings(block_size=24), "block_size is 24"),
     ):
         with pytest.raises(ConfigError, match=text):
-            check_shapes(config, settings)
+            check_shapes(facts, settings)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,19 @@ from tokenmesh.kernels.linear import Linear, linear
 from tokenmesh.kernels.paged_attention import paged_attention
 from tokenmesh.kernels.qk_norm_rope_kv_write import HeadNorm, qk_norm_rope_kv_write
 from tokenmesh.kernels.rms_norm import rms_norm
-from tokenmesh.services.worker_svc.layers.step import AnyStep
+from tokenmesh.services.worker_svc.layers.step import Step
 from tokenmesh.services.worker_svc.models.native.config import DecoderConfig, LayerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class TurnedStep:
+    """A step with what its positions do to queries and keys. T tokens."""
+
+    step: Step
+    turns: list[torch.Tensor]
+    """For each of DecoderConfig.ropes: [T, 1, pairs] complex64."""
+    query_scale: torch.Tensor | None
+    """[T] float32 factor on queries, for models that grow them with the position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +38,7 @@ class Attention:
     qk_norm: torch.Tensor | None
     """float32 [H + K, D]: the norm weight of each query and key head; None without norms."""
 
-    def forward(self, x: torch.Tensor, step: AnyStep, pages: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, turned: TurnedStep, pages: torch.Tensor) -> torch.Tensor:
         """x [T, hidden] -> [T, hidden]; writes the keys and values of x into `pages`."""
         config = self.config
         heads, kv_heads = config.num_heads, config.num_kv_heads
@@ -37,8 +48,11 @@ class Attention:
             norm = HeadNorm(self.qk_norm, config.rms_norm_eps, config.norms_after_rope)
         elif self.qk_norm is not None:
             self._normalize(buffer, self.qk_norm)
-        turns = None if self.layer.rope is None else step.turns[self.layer.rope]
-        query = qk_norm_rope_kv_write(buffer, pages, step.slots, turns, norm, step.query_scale)
+        step = turned.step
+        turns = None if self.layer.rope is None else turned.turns[self.layer.rope]
+        query = qk_norm_rope_kv_write(
+            buffer, pages, step.slots(pages), turns, norm, turned.query_scale
+        )
         prepared = step.attention(self.layer.window, pages)
         return linear(paged_attention(query, pages, prepared, config.attention_scale), self.out)
 

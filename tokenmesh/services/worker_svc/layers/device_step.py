@@ -1,4 +1,4 @@
-"""DeviceStep: what all layers of one forward pass share on a GPU. Nothing of it is read back."""
+"""DeviceStep: a step on a GPU. Nothing of it is read back."""
 
 from dataclasses import dataclass
 
@@ -9,15 +9,19 @@ from tokenmesh.kernels.paged_attention import DeviceRows
 
 @dataclass(frozen=True, slots=True)
 class DeviceStep:
-    """The twin of `Step`, from tensors that were written on the device. T tokens."""
+    """See `Step`; from tensors that were written on the device. T tokens."""
 
-    turns: list[torch.Tensor]
-    """For each of DecoderConfig.ropes: [T, 1, pairs] complex64."""
-    slots: torch.Tensor
+    positions: torch.Tensor
+    """[T] int64"""
+    lengths: torch.Tensor
+    """[T] int64"""
+    token_slots: torch.Tensor
     """[T] int64, see kv_write."""
     rows: DeviceRows
-    query_scale: torch.Tensor | None
-    """[T] float32 factor on queries, for models that grow them with the position."""
+
+    def slots(self, _pages: torch.Tensor) -> torch.Tensor:
+        """Alike for pages of any shape."""
+        return self.token_slots
 
     def attention(self, window: int | None, _pages: torch.Tensor) -> DeviceRows:
         """The rows as layers of one window see them."""

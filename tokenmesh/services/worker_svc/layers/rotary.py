@@ -6,7 +6,7 @@ from typing import Final
 import torch
 
 from tokenmesh.kernels.dispatch import uses_triton
-from tokenmesh.services.worker_svc.models.native.config import RopeConfig
+from tokenmesh.services.worker_svc.layers.rope_config import RopeConfig
 
 _FIRST_TABLE: Final = 4096
 """Positions of a rope's first table."""

@@ -1,46 +1,110 @@
-"""Step: what all layers of one forward pass share."""
+"""Step: what all layers of one forward pass share, whatever the model."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol
 
 import torch
 
-from tokenmesh.kernels.paged_attention import Prepared, Rows, prepare
-from tokenmesh.services.worker_svc.layers.device_step import DeviceStep
-from tokenmesh.services.worker_svc.models.native.config import QueryScaling
+from tokenmesh.kernels.kv_write import slot_rows
+from tokenmesh.kernels.paged_attention import DeviceRows, Prepared, Rows, prepare
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """Positions, slots and rows of a step. T tokens."""
+class Step(Protocol):
+    """The rows of a step, in batch order. T tokens, R rows."""
 
-    turns: list[torch.Tensor]
-    """For each of DecoderConfig.ropes: [T, 1, pairs] complex64."""
-    slots: torch.Tensor
-    """[T, 2 * kv_heads] rows of the pool that the new keys and values go to."""
-    rows: Rows
-    token_rows: torch.Tensor
-    """[T] int64 index into `rows` of each token."""
-    positions: torch.Tensor
-    """[T] int64"""
-    query_scale: torch.Tensor | None
-    """[T] float32 factor on queries, for models that grow them with the position."""
-    _prepared: dict[int | None, Prepared] = field(default_factory=dict)
+    @property
+    def positions(self) -> torch.Tensor:
+        """[T] int64"""
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        """[T] length of the sequence that each token was first computed in."""
+
+    def slots(self, pages: torch.Tensor) -> torch.Tensor:
+        """Where new keys and values go in pages of this shape, see `kv_write`."""
+
+    def attention(self, window: int | None, pages: torch.Tensor) -> Prepared | DeviceRows:
+        """The work of the layers of one window over pages of this shape."""
+
+
+@dataclass(frozen=True)
+class HostStep:
+    """A step on a CPU. What not every model needs is made when it is first asked for."""
+
+    starts: Sequence[int]
+    """[R] position of each row's first new token."""
+    counts: Sequence[int]
+    """[R] new tokens of each row."""
+    numbers: Sequence[int]
+    """[R] number of each row."""
+    all_tables: torch.Tensor
+    """[*, max_blocks] int64 block ids by row number; past a row's end there is the null block."""
+    page_size: int
+    token_lengths: Sequence[int]
+    """[T], see `Step.lengths`."""
+    _slots: dict[torch.Size, torch.Tensor] = field(default_factory=dict)
+    _prepared: dict[tuple[int | None, torch.Size], Prepared] = field(default_factory=dict)
+
+    @cached_property
+    def longest(self) -> int:
+        """Tokens of the longest row once this step is computed."""
+        return max(start + count for start, count in zip(self.starts, self.counts, strict=True))
+
+    @cached_property
+    def positions(self) -> torch.Tensor:
+        """[T] int64"""
+        if self.is_decode:
+            return torch.tensor(self.starts)
+        spans = zip(self.starts, self.counts, strict=True)
+        return torch.cat([torch.arange(start, start + count) for start, count in spans])
+
+    @cached_property
+    def lengths(self) -> torch.Tensor:
+        """See `Step.lengths`."""
+        return torch.tensor(self.token_lengths)
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether every row has one token."""
+        return len(self.counts) == len(self.token_lengths)
+
+    @cached_property
+    def rows(self) -> Rows:
+        """The rows with the part of their block tables that is in use."""
+        num_columns = -(-self.longest // self.page_size)
+        tables = self.all_tables[torch.tensor(self.numbers), :num_columns]
+        return Rows(self.starts, self.counts, tables)
+
+    @cached_property
+    def token_rows(self) -> torch.Tensor:
+        """[T] int64 index into `rows` of each token."""
+        rows = torch.arange(len(self.counts))
+        return rows if self.is_decode else rows.repeat_interleave(torch.tensor(self.counts))
+
+    @cached_property
+    def blocks(self) -> torch.Tensor:
+        """[T] block of each token."""
+        return self.rows.tables[self.token_rows, self.positions // self.page_size]
+
+    @cached_property
+    def offsets(self) -> torch.Tensor:
+        """[T] place of each token in its block."""
+        return self.positions % self.page_size
+
+    def slots(self, pages: torch.Tensor) -> torch.Tensor:
+        """[T, 2 * kv_heads], see `Step.slots`."""
+        slots = self._slots.get(pages.shape)
+        if slots is None:
+            slots = self._slots[pages.shape] = slot_rows(self.blocks, self.offsets, pages.shape)
+        return slots
 
     def attention(self, window: int | None, pages: torch.Tensor) -> Prepared:
-        """The work of the layers of one window over pages like `pages`; made once for them all."""
-        prepared = self._prepared.get(window)
+        """See `Step.attention`; made once for all layers that ask alike."""
+        key = (window, pages.shape)
+        prepared = self._prepared.get(key)
         if prepared is None:
             prepared = prepare(self.rows, pages.shape, pages.dtype, window)
-            self._prepared[window] = prepared
+            self._prepared[key] = prepared
         return prepared
-
-
-AnyStep = Step | DeviceStep
-"""What a layer takes: of torch's kernels on a CPU, or of a GPU's."""
-
-
-def query_scale(scaling: QueryScaling | None, positions: torch.Tensor) -> torch.Tensor | None:
-    """[T] float32 for positions [T]; None for a model that does not scale its queries."""
-    if scaling is None:
-        return None
-    return 1 + scaling.beta * torch.log(1 + torch.floor(positions / scaling.period))

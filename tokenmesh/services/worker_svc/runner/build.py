@@ -12,11 +12,9 @@ import torch
 
 from tokenmesh.kernels import native as native_kernels
 from tokenmesh.kernels.linear import can_pack
+from tokenmesh.services.worker_svc.models.api import Model, ModelFacts, Progress
 from tokenmesh.services.worker_svc.models.location import locate
-from tokenmesh.services.worker_svc.models.native.build_decoder import Progress
-from tokenmesh.services.worker_svc.models.native.config import RopeConfig
-from tokenmesh.services.worker_svc.models.native.decoder import Decoder
-from tokenmesh.services.worker_svc.models.native.read_config import ModelFacts, read_facts
+from tokenmesh.services.worker_svc.models.native.read_config import read_facts
 from tokenmesh.services.worker_svc.models.raw_config import read_json
 from tokenmesh.services.worker_svc.models.read_eos import read_eos
 from tokenmesh.services.worker_svc.runner.cuda.graph_progress import GraphProgress
@@ -47,15 +45,11 @@ class LoadedModel:
     """A model and what the rest of the worker must know about it."""
 
     runner: AnyRunner
-    architecture: str
+    facts: ModelFacts
     dtype: str
     """"float32", "bfloat16" or "float16"."""
     max_model_len: int
-    vocab_size: int
-    hidden_size: int
     eos_token_ids: frozenset[int]
-    takes_images: bool
-    ropes: tuple[RopeConfig, ...]
     resident: TorchResident
     times: LoadTimes
     pool_s: float
@@ -63,16 +57,29 @@ class LoadedModel:
     make_trace: type[TorchTrace] = TorchTrace
     has_grammars: bool = True
 
-    def cache_salt(self, salt: str | None, num_prompt: int) -> str | None:
-        """The prefix cache's salt of a request: the client's own and the model's reasons."""
-        for rope in self.ropes:
-            salt = rope.cache_salt(salt, num_prompt)
-        return salt
+    @property
+    def vocab_size(self) -> int:
+        """See `Loaded.vocab_size`."""
+        return self.facts.vocab_size
+
+    @property
+    def hidden_size(self) -> int:
+        """See `Loaded.hidden_size`."""
+        return self.facts.hidden_size
+
+    @property
+    def takes_images(self) -> bool:
+        """See `Loaded.takes_images`."""
+        return self.facts.takes_images
 
     @property
     def rope_boundary(self) -> int | None:
         """See `Loaded.rope_boundary`."""
-        return next((rope.boundary for rope in self.ropes if rope.boundary is not None), None)
+        return self.facts.rope_boundary
+
+    def cache_salt(self, salt: str | None, num_prompt: int) -> str | None:
+        """See `Loaded.cache_salt`."""
+        return self.facts.cache_salt(salt, num_prompt)
 
 
 def build_runner(model: ModelSettings, worker: WorkerSettings, progress: Progress) -> LoadedModel:
@@ -90,33 +97,28 @@ def build_runner(model: ModelSettings, worker: WorkerSettings, progress: Progres
         Path(worker.native_cache_dir),
     )
     maker = _maker_of(model, worker, native, device)
-    facts = maker.facts
     with torch.inference_mode():
         gpu = gpu_budget(maker.device, worker)
         with _fitting(f"{_weights_gib(maker)} of weights do not fit the GPU", "model"):
-            decoder, times = maker.load_decoder(progress)
+            loaded, times = maker.load(progress)
         began_s = perf_s()
         # the pool gets a share of what the weights have left
-        num_blocks = maker.count_blocks(lambda: maker.budget_of(decoder, gpu))
+        num_blocks = maker.count_blocks(loaded, lambda: maker.budget_of(loaded, gpu))
         with _fitting(
             "the KV pool does not fit the GPU; lower what sets its size", "gpu_memory_utilization"
         ):
-            runner, pool = maker.make_runner(decoder, num_blocks)
+            runner, store = maker.make_runner(loaded, num_blocks)
         pool_s = perf_s() - began_s
     if isinstance(runner, CudaRunner):
         _get_ready(runner, maker)
-    _log(maker, times, num_blocks, pool.nbytes)
+    _log(maker, times, num_blocks, store.nbytes)
     return LoadedModel(
         runner=runner,
-        architecture=facts.architecture,
+        facts=maker.facts,
         dtype=str(maker.dtype).removeprefix("torch."),
         max_model_len=maker.max_model_len,
-        vocab_size=facts.config.vocab_size,
-        hidden_size=facts.config.hidden_size,
         eos_token_ids=maker.eos_token_ids,
-        takes_images=facts.takes_images,
-        ropes=facts.config.ropes,
-        resident=TorchResident(runner, decoder, pool, partial(_reload, maker)),
+        resident=TorchResident(runner, loaded, store, partial(_reload, maker)),
         times=times,
         pool_s=pool_s,
     )
@@ -153,14 +155,14 @@ def _maker_of(
     raw = read_json(directory / "config.json")
     facts = read_facts(raw)
     if device.type == "cuda":
-        check_shapes(facts.config, worker)
+        check_shapes(facts, worker)
         check_compiler()
     return RunnerMaker(
         facts=facts,
         directory=directory,
         dtype=choose_dtype(model, facts, directory, device),
         max_model_len=_max_model_len(model, facts),
-        eos_token_ids=read_eos(raw, directory, model, facts.config.vocab_size),
+        eos_token_ids=read_eos(raw, directory, model, facts.vocab_size),
         settings=worker,
         native=native,
         device=device,
@@ -168,11 +170,11 @@ def _maker_of(
 
 
 @torch.inference_mode()
-def _reload(maker: RunnerMaker) -> Decoder:
+def _reload(maker: RunnerMaker) -> Model:
     """The weights once more, for a worker that wakes up."""
-    decoder, times = maker.load_decoder(lambda done, total: None)
+    loaded, times = maker.load(lambda done, total: None)
     logger.info("read %s", _speed(times))
-    return decoder
+    return loaded
 
 
 def _log(maker: RunnerMaker, times: LoadTimes, num_blocks: int, pool_bytes: int) -> None:
@@ -221,7 +223,7 @@ def choose_dtype(
 
 
 def _max_model_len(model: ModelSettings, facts: ModelFacts) -> int:
-    longest = facts.config.max_position
+    longest = facts.max_position
     if model.max_model_len is None:
         return longest
     if model.max_model_len > longest:

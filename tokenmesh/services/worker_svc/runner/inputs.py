@@ -8,12 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from tokenmesh.kernels.kv_write import slot_rows
-from tokenmesh.kernels.native import ProgramInputs, Turns
-from tokenmesh.kernels.paged_attention import Rows as AttentionRows
 from tokenmesh.services.worker_svc.engine.plan import ScheduledRow
-from tokenmesh.services.worker_svc.layers.step import Step, query_scale
-from tokenmesh.services.worker_svc.models.native.decoder import Decoder, Patch
+from tokenmesh.services.worker_svc.layers.step import HostStep
+from tokenmesh.services.worker_svc.models.api import Patch
 from tokenmesh.services.worker_svc.runner.rows import Rows
 
 
@@ -36,7 +33,7 @@ class StepInputs:
     token_ids: torch.Tensor
     """[T] int64"""
     patches: list[Patch]
-    step: Step | ProgramInputs
+    step: HostStep
     sampled_rows: list[int]
     last_tokens: torch.Tensor | None
     """[N] batch token whose logits each sampled row draws from; None: each token has its row."""
@@ -44,10 +41,8 @@ class StepInputs:
     errors: dict[int, str]
 
 
-def build_inputs(
-    scheduled: list[ScheduledRow], rows: Rows, decoder: Decoder, pages_shape: torch.Size
-) -> StepInputs:
-    """Gather inputs for at least one scheduled row. pages_shape is that of one layer's pages."""
+def build_inputs(scheduled: list[ScheduledRow], rows: Rows, page_size: int) -> StepInputs:
+    """Gather inputs for at least one scheduled row."""
     order = sorted(scheduled, key=_batch_key)
     token_ids: list[int] = []
     lengths: list[int] = []
@@ -78,10 +73,13 @@ def build_inputs(
     return StepInputs(
         token_ids=torch.tensor(token_ids),
         patches=patches,
-        step=(
-            _step(order, rows, decoder, pages_shape, torch.tensor(lengths))
-            if decoder.program is None
-            else _program_inputs(order, rows, decoder, lengths)
+        step=HostStep(
+            starts=[entry.start for entry in order],
+            counts=[entry.num_tokens for entry in order],
+            numbers=[entry.row for entry in order],
+            all_tables=rows.tables,
+            page_size=page_size,
+            token_lengths=lengths,
         ),
         sampled_rows=sampled_rows,
         last_tokens=None if is_whole else torch.tensor(last_tokens, dtype=torch.int64),
@@ -92,60 +90,3 @@ def build_inputs(
 
 def _batch_key(entry: ScheduledRow) -> tuple[bool, int]:
     return (entry.num_tokens > 1, entry.start)
-
-
-def _step(
-    order: list[ScheduledRow],
-    rows: Rows,
-    decoder: Decoder,
-    pages_shape: torch.Size,
-    lengths: torch.Tensor,
-) -> Step:
-    page_size = pages_shape[3]
-    starts = [entry.start for entry in order]
-    counts = [entry.num_tokens for entry in order]
-    numbers = torch.tensor([entry.row for entry in order])
-    longest = max(entry.start + entry.num_tokens for entry in order)
-    num_columns = -(-longest // page_size)
-    if len(order) == len(lengths):
-        positions = torch.tensor(starts)
-        token_rows = torch.arange(len(order))
-    else:
-        positions = torch.cat([torch.arange(s, s + n) for s, n in zip(starts, counts, strict=True)])
-        token_rows = torch.arange(len(order)).repeat_interleave(torch.tensor(counts))
-    tables = rows.tables[numbers, :num_columns]
-    blocks = tables[token_rows, positions // page_size]
-    return Step(
-        turns=[rotary.turns(positions, lengths) for rotary in decoder.rotaries],
-        slots=slot_rows(blocks, positions % page_size, pages_shape),
-        rows=AttentionRows(starts, counts, tables),
-        token_rows=token_rows,
-        positions=positions,
-        query_scale=query_scale(decoder.config.query_scaling, positions),
-    )
-
-
-def _program_inputs(
-    order: list[ScheduledRow], rows: Rows, decoder: Decoder, lengths: list[int]
-) -> ProgramInputs:
-    starts = [entry.start for entry in order]
-    counts = [entry.num_tokens for entry in order]
-    longest = max(entry.start + entry.num_tokens for entry in order)
-    scaling, rotaries = decoder.config.query_scaling, decoder.rotaries
-    positions = torch.empty(0)
-    if scaling is not None or not all(rotary.has_table for rotary in rotaries):
-        spans = zip(starts, counts, strict=True)
-        positions = torch.cat([torch.arange(start, start + count) for start, count in spans])
-    return ProgramInputs(
-        starts=starts,
-        counts=counts,
-        numbers=[entry.row for entry in order],
-        tables=rows.tables,
-        turns=[
-            Turns(rotary.table(longest), is_by_position=True)
-            if rotary.has_table
-            else Turns(rotary.turns(positions, torch.tensor(lengths)), is_by_position=False)
-            for rotary in rotaries
-        ],
-        query_scale=query_scale(scaling, positions),
-    )

@@ -7,21 +7,21 @@ from pathlib import Path
 
 import torch
 
+from tokenmesh.services.worker_svc.models.api import Model, ModelFacts, Progress
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
-from tokenmesh.services.worker_svc.models.native.build_decoder import Progress, build_decoder
-from tokenmesh.services.worker_svc.models.native.decoder import Decoder
-from tokenmesh.services.worker_svc.models.native.read_config import ModelFacts
+from tokenmesh.services.worker_svc.models.keeps import KvStore
+from tokenmesh.services.worker_svc.models.load import load_model
 from tokenmesh.services.worker_svc.runner.cuda.decode_steps import KINDS
 from tokenmesh.services.worker_svc.runner.cuda.graph_memory import graph_bytes
 from tokenmesh.services.worker_svc.runner.cuda.make import make_cuda_runner
 from tokenmesh.services.worker_svc.runner.cuda.runner import CudaRunner
 from tokenmesh.services.worker_svc.runner.device_memory import CudaMemory, available_host_bytes
+from tokenmesh.services.worker_svc.runner.kv import make_store
 from tokenmesh.services.worker_svc.runner.memory import (
     Budget,
     GpuBudget,
     count_blocks,
     host_budget,
-    make_pool,
     need_of,
 )
 from tokenmesh.services.worker_svc.runner.profile_run import AnyRunner, run_largest_steps
@@ -59,12 +59,12 @@ class RunnerMaker:
     """Whether the C kernels run."""
     device: torch.device
 
-    def load_decoder(self, progress: Progress) -> tuple[Decoder, LoadTimes]:
+    def load(self, progress: Progress) -> tuple[Model, LoadTimes]:
         """Read the weights. Raises CheckpointError, ConfigError, and torch.OutOfMemoryError."""
         began_s = perf_s()
         checkpoint = Checkpoint(self.directory, self.device, self.settings.load_buffer_bytes)
-        decoder = build_decoder(self.facts, checkpoint, self.dtype, progress, self.native)
-        if self.settings.batch_invariant and decoder.program is None:
+        model = load_model(self.facts, checkpoint, self.dtype, progress, self.native)
+        if self.settings.batch_invariant and not model.has_program:
             raise ConfigError(
                 "batch_invariant needs the C kernels: a CPU with AVX-512 BF16, a C compiler, "
                 "native_kernels on, and heads of a multiple of 16 features, at most 256",
@@ -72,46 +72,48 @@ class RunnerMaker:
             )
         read_s = checkpoint.read_s
         times = LoadTimes(checkpoint.bytes_read, read_s, perf_s() - began_s - read_s)
-        return decoder, times
+        return model, times
 
-    def budget_of(self, decoder: Decoder, gpu: GpuBudget | None) -> Budget:
+    def budget_of(self, model: Model, gpu: GpuBudget | None) -> Budget:
         """What the pool may take, once the weights are there."""
         if gpu is None:
             return host_budget(available_host_bytes(), self.settings.cpu_memory_utilization)
-        return gpu.measure(partial(self._profile, decoder))
+        return gpu.measure(partial(self._profile, model))
 
-    def count_blocks(self, measure: Callable[[], Budget]) -> int:
-        """Blocks of the pool. Raises ConfigError when one request would not fit."""
-        need = need_of(self.facts.config, self.settings, self.dtype, self.max_model_len)
+    def count_blocks(self, model: Model, measure: Callable[[], Budget]) -> int:
+        """Blocks of the store. Raises ConfigError when one request would not fit."""
+        need = need_of(model.keeps, self.settings, self.dtype, self.max_model_len)
         return count_blocks(need, self.settings, measure)
 
-    def make_runner(self, decoder: Decoder, num_blocks: int) -> tuple[AnyRunner, torch.Tensor]:
-        """A runner, without graphs yet, and its pool."""
-        config, worker = self.facts.config, self.settings
-        pool = make_pool(config, num_blocks, worker.block_size, self.dtype, self.device)
+    def make_runner(self, model: Model, num_blocks: int) -> tuple[AnyRunner, KvStore]:
+        """A runner, without graphs yet, and its store."""
+        worker = self.settings
+        store = make_store(
+            model.keeps, num_blocks, worker.block_size, worker.num_rows, self.dtype, self.device
+        )
         if self.device.type == "cuda":
             eos = self.eos_token_ids
-            return make_cuda_runner(decoder, pool, eos, worker, self.max_model_len), pool
+            return make_cuda_runner(model, store, eos, worker, self.max_model_len), store
         max_blocks = -(-self.max_model_len // worker.block_size)
-        rows = Rows(worker.num_rows, max_blocks, config)
-        sampler = Sampler(config.vocab_size, self.eos_token_ids, worker.grammar_step_s)
+        rows = Rows(worker.num_rows, max_blocks, self.facts)
+        sampler = Sampler(self.facts.vocab_size, self.eos_token_ids, worker.grammar_step_s)
         is_async = worker.async_scheduling is True
-        return TorchRunner(decoder, pool, rows, sampler, is_async=is_async), pool
+        return TorchRunner(model, store, rows, sampler, is_async=is_async), store
 
-    def _profile(self, decoder: Decoder) -> int:
+    def _profile(self, model: Model) -> int:
         """Take the largest steps beside the largest graphs; bytes that nobody will need again."""
         graphs = 0
 
-        def make(num_blocks: int) -> tuple[AnyRunner, torch.Tensor]:
+        def make(num_blocks: int) -> tuple[AnyRunner, KvStore]:
             nonlocal graphs
-            runner, pool = self.make_runner(decoder, num_blocks)
+            runner, store = self.make_runner(model, num_blocks)
             if isinstance(runner, CudaRunner):
                 graphs = graph_bytes(
                     CudaMemory(self.device),
                     partial(runner.make_graphs, runner.graph_sizes[-1:]),
                     len(KINDS) * len(runner.graph_sizes),
                 )
-            return runner, pool
+            return runner, store
 
         return run_largest_steps(make, self.settings, self.max_model_len) - graphs
 

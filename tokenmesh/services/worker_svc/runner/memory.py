@@ -1,14 +1,13 @@
 """The KV pool: what there is room for, as blocks, and the tensor that holds them."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 
-from tokenmesh.kernels import huge_pages
-from tokenmesh.services.worker_svc.models.native.config import DecoderConfig
+from tokenmesh.services.worker_svc.models.keeps import LayerKeeps, row_bytes, token_elements
 from tokenmesh.services.worker_svc.runner.device_memory import DeviceMemory
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import ConfigError
@@ -41,11 +40,24 @@ class Need:
     block_bytes: int
     block_size: int
     max_model_len: int
+    row_bytes: int
+    """What all rows together keep beside blocks."""
 
     @property
     def num_blocks(self) -> int:
         """For one request of full length, and the null block."""
         return 1 + -(-self.max_model_len // self.block_size)
+
+    @property
+    def num_bytes(self) -> int:
+        """For one request of full length."""
+        return self.num_blocks * self.block_bytes + self.row_bytes
+
+    def blocks_in(self, num_bytes: int) -> int:
+        """How many fit once every row has its own; a model without blocks needs none."""
+        if not self.block_bytes:
+            return self.num_blocks if num_bytes >= self.row_bytes else 0
+        return (num_bytes - self.row_bytes) // self.block_bytes
 
 
 class GpuBudget:
@@ -103,12 +115,16 @@ def host_budget(available_bytes: int, utilization: float) -> Budget:
 
 
 def need_of(
-    config: DecoderConfig, settings: WorkerSettings, dtype: torch.dtype, max_model_len: int
+    keeps: Sequence[LayerKeeps], settings: WorkerSettings, dtype: torch.dtype, max_model_len: int
 ) -> Need:
-    """What a model of this shape asks of the pool."""
-    per_token = 2 * config.num_kv_heads * config.head_dim * dtype.itemsize
-    num_bytes = per_token * settings.block_size * len(config.layers)
-    return Need(num_bytes, settings.block_size, max_model_len)
+    """What layers that keep this ask of memory."""
+    per_token = token_elements(keeps) * dtype.itemsize
+    return Need(
+        block_bytes=per_token * settings.block_size,
+        block_size=settings.block_size,
+        max_model_len=max_model_len,
+        row_bytes=row_bytes(keeps) * (settings.num_rows + 1),
+    )
 
 
 def count_blocks(need: Need, settings: WorkerSettings, measure: Callable[[], Budget]) -> int:
@@ -118,39 +134,25 @@ def count_blocks(need: Need, settings: WorkerSettings, measure: Callable[[], Bud
     """
     if settings.num_gpu_blocks_override is not None:
         count = settings.num_gpu_blocks_override
-        budget = Budget(count * need.block_bytes, "num_gpu_blocks_override", "as set")
+        num_bytes = count * need.block_bytes + need.row_bytes
+        budget = Budget(num_bytes, "num_gpu_blocks_override", "as set")
     elif settings.kv_cache_memory_bytes is not None:
         num_bytes = settings.kv_cache_memory_bytes
         budget = Budget(num_bytes, "kv_cache_memory_bytes", "as set")
-        count = num_bytes // need.block_bytes
+        count = need.blocks_in(num_bytes)
     else:
         budget = measure()
         # More than every row at full length can never be used.
         most = 1 + settings.num_rows * (need.num_blocks - 1)
-        count = min(budget.num_bytes // need.block_bytes, most)
+        count = min(need.blocks_in(budget.num_bytes), most)
     if count < need.num_blocks:
         raise _too_little(need, budget, count)
     return count
 
 
-def make_pool(
-    config: DecoderConfig,
-    num_blocks: int,
-    block_size: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> torch.Tensor:
-    """[layers, 2, blocks, kv_heads, page_size, head_dim], not initialized: on a CPU, pages that no
-    request ever used cost no memory."""
-    shape = (len(config.layers), 2, num_blocks, config.num_kv_heads, block_size, config.head_dim)
-    if device.type == "cpu":
-        return huge_pages.empty(shape, dtype)
-    return torch.empty(shape, dtype=dtype, device=device)
-
-
 def _too_little(need: Need, budget: Budget, count: int) -> ConfigError:
     """Says how much is missing, what to raise to what, and what to lower to what."""
-    wanted = need.num_blocks * need.block_bytes
+    wanted = need.num_bytes
     missing = wanted - budget.num_bytes
     fits = (count - 1) * need.block_size
     lower = [f"max_model_len to {fits}" if fits > 0 else "max_model_len"]
@@ -170,7 +172,7 @@ def _raised(need: Need, budget: Budget, missing: int) -> str:
     if budget.setting == "num_gpu_blocks_override":
         value = need.num_blocks
     elif budget.setting == "kv_cache_memory_bytes":
-        value = need.num_blocks * need.block_bytes
+        value = need.num_bytes
     else:
         percent = 100 * (budget.share + missing / budget.of_bytes)
         value = math.ceil(percent) / 100 if percent <= 100 else 0

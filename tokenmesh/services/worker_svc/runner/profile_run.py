@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from typing import Final
 
-import torch
-
 from tokenmesh.services.worker_svc.engine.plan import NewRow, ScheduledRow, StepPlan
+from tokenmesh.services.worker_svc.models.keeps import KvStore
 from tokenmesh.services.worker_svc.runner.cuda.runner import CudaRunner
 from tokenmesh.services.worker_svc.runner.runner import TorchRunner
 from tokenmesh.shared.config.worker import WorkerSettings
@@ -13,29 +12,29 @@ from tokenmesh.shared.messages.sampling import SamplingParams
 
 AnyRunner = TorchRunner | CudaRunner
 
-MakeRunner = Callable[[int], tuple[AnyRunner, torch.Tensor]]
-"""A runner on a pool of so many blocks, and that pool."""
+MakeRunner = Callable[[int], tuple[AnyRunner, KvStore]]
+"""A runner on a store of so many blocks, and that store."""
 
 _SAMPLING: Final = SamplingParams(seed=0, max_tokens=1, temperature=1.0, top_p=0.9, top_k=50)
 """Takes the way through the sampler that needs most memory."""
 
 
 def run_largest_steps(make_runner: MakeRunner, settings: WorkerSettings, max_model_len: int) -> int:
-    """A step with all rows sampling and one with the longest chunk, on a pool just large enough.
+    """A step with all rows sampling and one with the longest chunk, on a store just large enough.
 
-    Returns the bytes of that pool, which belong to no step.
+    Returns the bytes of that store, which belong to no step.
     """
     longest = min(settings.max_num_batched_tokens, max_model_len)
     num_rows = settings.num_rows
     each = min(settings.max_num_batched_tokens // num_rows, max_model_len)
     # all rows share the same blocks: nobody reads what is computed
-    runner, pool = make_runner(1 + -(-longest // settings.block_size))
-    blocks = list(range(1, pool.shape[2]))
+    runner, store = make_runner(1 + -(-longest // settings.block_size))
+    blocks = list(range(1, store.num_blocks))
     runner.carry_out(_plan(0, range(num_rows), each, blocks[: -(-each // settings.block_size)]))
     alone = _plan(1, range(1), longest, blocks)
     alone.removed_rows = list(range(num_rows))
     runner.carry_out(alone)
-    return pool.nbytes
+    return store.nbytes
 
 
 def _plan(step: int, rows: range, num_tokens: int, blocks: list[int]) -> StepPlan:

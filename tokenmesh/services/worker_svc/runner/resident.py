@@ -11,7 +11,8 @@ from typing import Final, Literal
 
 import torch
 
-from tokenmesh.services.worker_svc.models.native.decoder import Decoder
+from tokenmesh.services.worker_svc.models.api import Model
+from tokenmesh.services.worker_svc.models.keeps import KvStore
 from tokenmesh.services.worker_svc.runner.cuda.runner import CudaRunner
 from tokenmesh.services.worker_svc.runner.host_pages import give_back
 from tokenmesh.services.worker_svc.runner.profile_run import AnyRunner
@@ -33,15 +34,15 @@ class TorchResident:
     def __init__(
         self,
         runner: AnyRunner,
-        decoder: Decoder,
-        pool: torch.Tensor,
-        load_decoder: Callable[[], Decoder],
+        model: Model,
+        store: KvStore,
+        load: Callable[[], Model],
     ) -> None:
         self._runner = runner
-        self._decoder: Decoder | None = decoder
-        self._pool = pool
+        self._model: Model | None = model
+        self._store = store
         self._has_pool = True
-        self._load_decoder = load_decoder
+        self._load = load
         self._weights: _Weights = "here"
         self._aside: list[tuple[torch.UntypedStorage, torch.Tensor]] = []
 
@@ -65,10 +66,10 @@ class TorchResident:
             freed += self._drop_pool()
         if level == 2 and self._weights != "dropped":
             freed += self._drop_weights()
-        elif self._weights == "here" and self._pool.device.type != "cpu":
+        elif self._weights == "here" and self._store.device.type != "cpu":
             with _told_of_memory("put the weights aside"):
                 freed += self._put_weights_aside()
-        if self._pool.device.type == "cuda":
+        if self._store.device.type == "cuda":
             torch.cuda.empty_cache()
         return freed
 
@@ -87,41 +88,42 @@ class TorchResident:
                 self._runner.make_graphs(self._runner.graph_sizes)
 
     def _drop_pool(self) -> int:
-        freed = self._pool.nbytes
-        if self._pool.device.type == "cpu":
-            give_back(self._pool)
-        else:
-            self._pool.untyped_storage().resize_(0)
+        for tensor in self._store.tensors:
+            if tensor.device.type == "cpu":
+                give_back(tensor)
+            else:
+                tensor.untyped_storage().resize_(0)
         self._has_pool = False
-        return freed
+        return self._store.nbytes
 
     def _drop_weights(self) -> int:
-        freed = 0 if self._weights == "aside" or self._decoder is None else _size(self._decoder)
-        self._runner.drop_decoder()
-        self._decoder = None
+        freed = 0 if self._weights == "aside" or self._model is None else _size(self._model)
+        self._runner.drop_model()
+        self._model = None
         self._aside.clear()
         self._weights = "dropped"
         return freed
 
     def _put_weights_aside(self) -> int:
-        assert self._decoder is not None
-        self._aside = put_aside(self._decoder)
+        assert self._model is not None
+        self._aside = put_aside(self._model)
         self._weights = "aside"
         return sum(host.nbytes for _, host in self._aside)
 
     def _wake_weights(self) -> None:
         if self._weights == "dropped":
-            decoder = self._load_decoder()
-            self._runner.take_decoder(decoder)
-            self._decoder = decoder
+            model = self._load()
+            self._runner.take_model(model)
+            self._model = model
         bring_back(self._aside)
         self._weights = "here"
 
     @torch.inference_mode()
     def _wake_pool(self) -> None:
-        if self._pool.device.type != "cpu":
-            self._pool.untyped_storage().resize_(self._pool.nbytes)
-        self._pool[:, :, 0] = 0
+        for tensor in self._store.tensors:
+            if tensor.device.type != "cpu":
+                tensor.untyped_storage().resize_(tensor.nbytes)
+        self._store.clear_blocks(torch.zeros(1, dtype=torch.int64, device=self._store.device))
         self._has_pool = True
 
 
@@ -176,6 +178,6 @@ def tensors_of(part: object) -> Iterator[torch.Tensor]:
             yield from tensors_of(getattr(part, field.name))
 
 
-def _size(decoder: Decoder) -> int:
-    by_id = {id(tensor): tensor for tensor in tensors_of(decoder)}
+def _size(model: Model) -> int:
+    by_id = {id(tensor): tensor for tensor in tensors_of(model)}
     return sum(tensor.numel() * tensor.itemsize for tensor in by_id.values())

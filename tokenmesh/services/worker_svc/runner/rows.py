@@ -7,7 +7,7 @@ from typing import Final
 import torch
 
 from tokenmesh.services.worker_svc.engine.plan import NewRow, ScheduledRow
-from tokenmesh.services.worker_svc.models.native.config import DecoderConfig
+from tokenmesh.services.worker_svc.models.api import ModelFacts
 from tokenmesh.services.worker_svc.runner.media import MediaPatch, patches_of
 
 _NO_BLOCKS: Final[list[int]] = []
@@ -20,7 +20,7 @@ class Row:
     token_ids: list[int]
     num_prompt: int
     min_length: int
-    """See `DecoderConfig.min_length`."""
+    """See `ModelFacts.min_length`."""
     num_blocks: int
     patches: list[MediaPatch]
     prompt_logprobs: int | None
@@ -32,11 +32,11 @@ class Row:
 class Rows:
     """All rows and their block tables. Row numbers are the scheduler's."""
 
-    def __init__(self, max_num_seqs: int, max_blocks: int, config: DecoderConfig) -> None:
+    def __init__(self, max_num_seqs: int, max_blocks: int, facts: ModelFacts) -> None:
         self.tables = torch.zeros((max_num_seqs, max_blocks), dtype=torch.int64)
         """[rows, max_blocks]; entries past a row's end are the null block, 0."""
         self._entries = self.tables.numpy()
-        self._config = config
+        self._facts = facts
         self._row_by_number: dict[int, Row] = {}
 
     def __getitem__(self, number: int) -> Row:
@@ -45,16 +45,16 @@ class Rows:
     def add(self, new: NewRow) -> None:
         """Take a request, whatever the row held before."""
         self.remove(new.row)
-        patches, error = patches_of(new, self._config.hidden_size)
+        patches, error = patches_of(new, self._facts.hidden_size)
         token_ids = list(new.token_ids)
         largest = max(token_ids)
-        if largest >= self._config.vocab_size:
-            error = f"token id {largest} is not in the vocabulary of {self._config.vocab_size}"
+        if largest >= self._facts.vocab_size:
+            error = f"token id {largest} is not in the vocabulary of {self._facts.vocab_size}"
             token_ids = [0] * len(token_ids)
         self._row_by_number[new.row] = Row(
             token_ids=token_ids,
             num_prompt=new.num_prompt,
-            min_length=self._config.min_length(new.num_prompt, len(token_ids)),
+            min_length=self._facts.min_length(new.num_prompt, len(token_ids)),
             num_blocks=0,
             patches=patches,
             prompt_logprobs=new.sampling.prompt_logprobs if new.wants_prompt_logprobs else None,

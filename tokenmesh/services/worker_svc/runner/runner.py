@@ -7,7 +7,8 @@ import torch
 
 from tokenmesh.services.worker_svc.engine.placeholders import within_vocabulary
 from tokenmesh.services.worker_svc.engine.plan import StepPlan, StepResult
-from tokenmesh.services.worker_svc.models.native.decoder import Decoder
+from tokenmesh.services.worker_svc.models.api import Model
+from tokenmesh.services.worker_svc.models.keeps import KvStore
 from tokenmesh.services.worker_svc.runner.compute_thread import ComputeHere, ComputeThread, Task
 from tokenmesh.services.worker_svc.runner.inputs import StepInputs, build_inputs
 from tokenmesh.services.worker_svc.runner.prompt_logprobs import prompt_logprobs
@@ -26,31 +27,27 @@ class StepLogits:
 
 
 class TorchRunner:
-    """One decoder, its KV pool, and the rows of the requests that run on it.
+    """One model, what it keeps, and the rows of the requests that run on it.
 
-    Only the compute thread touches rows, sampling state and pool, so every step finds them as the
+    Only the compute thread touches rows, sampling state and store, so every step finds them as the
     step before it left them.
     """
 
     def __init__(
         self,
-        decoder: Decoder,
-        pool: torch.Tensor,
+        model: Model,
+        store: KvStore,
         rows: Rows,
         sampler: Sampler,
         *,
         is_async: bool,
     ) -> None:
-        """is_async: launches return at once, and a thread of their own carries them out.
-
-        pool is [layers, 2, blocks, kv_heads, page_size, head_dim]; block 0 is the null block.
-        """
+        """is_async: launches return at once, and a thread of their own carries them out."""
         self.has_own_device = False
-        self.num_blocks = pool.shape[2]
-        self._block_size = pool.shape[4]
-        self._decoder = decoder
-        self._pool = pool
-        self._pool[:, :, 0] = 0
+        self.num_blocks = store.num_blocks
+        self._model = model
+        self._store = store
+        store.clear_blocks(torch.zeros(1, dtype=torch.int64))
         self._rows = rows
         self._sampler = sampler
         self._compute = ComputeThread() if is_async else ComputeHere()
@@ -65,13 +62,13 @@ class TorchRunner:
         logits = self.forward(inputs)
         return self.sample(inputs, logits)
 
-    def drop_decoder(self) -> None:
-        """Let go of the weights; nothing may be launched before `take_decoder`."""
-        del self._decoder
+    def drop_model(self) -> None:
+        """Let go of the weights; nothing may be launched before `take_model`."""
+        del self._model
 
-    def take_decoder(self, decoder: Decoder) -> None:
+    def take_model(self, model: Model) -> None:
         """The same model again, loaded anew."""
-        self._decoder = decoder
+        self._model = model
 
     @torch.inference_mode()
     def prepare(self, plan: StepPlan) -> StepInputs | None:
@@ -80,37 +77,38 @@ class TorchRunner:
             self._rows.remove(number)
             self._sampler.remove(number)
         for each in plan.new_rows:
-            new = within_vocabulary(each, self._decoder.config.vocab_size)
+            new = within_vocabulary(each, self._model.facts.vocab_size)
             self._rows.add(new)
             self._sampler.add(new)
+            self._store.clear_row(new.row)
         fresh = [self._rows.append_block(number, block) for number, block in plan.grown]
         for entry in plan.scheduled:
             if entry.new_blocks:
-                fresh += self._rows.append_blocks(entry, self._block_size)
-        if fresh and self._decoder.program is None:
+                fresh += self._rows.append_blocks(entry, self._store.page_size)
+        if fresh and not self._model.has_program:
             # torch multiplies masked keys by zero: what an earlier request left must be finite
-            self._pool.index_fill_(2, torch.tensor(fresh), 0)
+            self._store.clear_blocks(torch.tensor(fresh))
         if not plan.num_rows:
             return None
         scheduled = self._rows.next_tokens(plan.decodes) + plan.scheduled
-        return build_inputs(scheduled, self._rows, self._decoder, self._pool.shape[1:])
+        return build_inputs(scheduled, self._rows, self._store.page_size)
 
     @torch.inference_mode()
     def forward(self, inputs: StepInputs | None) -> StepLogits:
         """Write the step's keys and values; compute logits only where a token is drawn."""
         if inputs is None:
             return StepLogits(sampled=None, prompt={})
-        hidden = self._decoder.embed(inputs.token_ids, inputs.patches)
-        hidden = self._decoder.forward(hidden, inputs.step, self._pool)
+        hidden = self._model.embed(inputs.token_ids, inputs.patches)
+        hidden = self._model.forward(hidden, inputs.step, self._store)
         prompt = {
-            span.row: prompt_logprobs(self._decoder, hidden[span.tokens], span)
+            span.row: prompt_logprobs(self._model, hidden[span.tokens], span)
             for span in inputs.prompt_spans
         }
         sampled = None
         if inputs.sampled_rows:
             if inputs.last_tokens is not None:
                 hidden = hidden.index_select(0, inputs.last_tokens)
-            sampled = self._decoder.logits(hidden)
+            sampled = self._model.logits(hidden)
         return StepLogits(sampled=sampled, prompt=prompt)
 
     @torch.inference_mode()

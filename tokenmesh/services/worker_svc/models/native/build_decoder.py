@@ -1,6 +1,5 @@
 """Checkpoint -> Decoder: merge projections, order rows for rope, pack weights, layer by layer."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,19 +9,17 @@ from tokenmesh.kernels.rope import interleave_rows
 from tokenmesh.services.worker_svc.layers.attention import Attention
 from tokenmesh.services.worker_svc.layers.mlp import Mlp
 from tokenmesh.services.worker_svc.layers.rotary import Rotary
+from tokenmesh.services.worker_svc.models.api import Progress
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
 from tokenmesh.services.worker_svc.models.native.build_program import build_program
 from tokenmesh.services.worker_svc.models.native.config import LayerConfig
 from tokenmesh.services.worker_svc.models.native.decoder import Decoder, DecoderLayer
 from tokenmesh.services.worker_svc.models.native.names import Names
-from tokenmesh.services.worker_svc.models.native.read_config import ModelFacts
-
-Progress = Callable[[int, int], None]
-"""Called with (bytes read, bytes in all) after each layer."""
+from tokenmesh.services.worker_svc.models.native.read_config import NativeFacts
 
 
 def build_decoder(
-    facts: ModelFacts,
+    facts: NativeFacts,
     checkpoint: Checkpoint,
     dtype: torch.dtype,
     progress: Progress,
@@ -54,7 +51,7 @@ def build_decoder(
     checkpoint.finish(names.ignored)
     progress(checkpoint.bytes_read, num_bytes)
     return Decoder(
-        config=config,
+        facts=facts,
         embedding=embedding,
         layers=layers,
         norm=norm,
@@ -68,7 +65,7 @@ def build_decoder(
 class _LayerLoader:
     """Reads one layer at a time."""
 
-    facts: ModelFacts
+    facts: NativeFacts
     names: Names
     checkpoint: Checkpoint
     dtype: torch.dtype

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 import torch
 
 from tokenmesh.kernels.linear import Linear, linear
-from tokenmesh.kernels.native import Program, ProgramInputs
+from tokenmesh.kernels.native import Program, ProgramInputs, Turns
 from tokenmesh.kernels.rms_norm import add_rms_norm, rms_norm
-from tokenmesh.services.worker_svc.layers.attention import Attention
+from tokenmesh.services.worker_svc.layers.attention import Attention, TurnedStep
 from tokenmesh.services.worker_svc.layers.mlp import Mlp
 from tokenmesh.services.worker_svc.layers.rotary import Rotary
-from tokenmesh.services.worker_svc.layers.step import AnyStep
-from tokenmesh.services.worker_svc.models.native.config import DecoderConfig
-
-Patch = tuple[slice, torch.Tensor]
-"""Tokens of a batch and the embeddings [length, hidden] that replace theirs."""
+from tokenmesh.services.worker_svc.layers.step import HostStep, Step
+from tokenmesh.services.worker_svc.models.api import Patch
+from tokenmesh.services.worker_svc.models.keeps import KvStore, LayerKeeps, Pages
+from tokenmesh.services.worker_svc.models.native.config import DecoderConfig, QueryScaling
+from tokenmesh.services.worker_svc.models.native.read_config import NativeFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class DecoderLayer:
         self,
         hidden: torch.Tensor,
         pending: torch.Tensor | None,
-        step: AnyStep,
+        step: TurnedStep,
         pages: torch.Tensor,
         config: DecoderConfig,
     ) -> torch.Tensor:
@@ -72,9 +72,9 @@ def _add_and_norm(
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """All weights of a model, ready to run."""
+    """All weights of a model. Implements `Model`."""
 
-    config: DecoderConfig
+    facts: NativeFacts
     embedding: torch.Tensor
     """[V, hidden]"""
     layers: Sequence[DecoderLayer]
@@ -85,9 +85,26 @@ class Decoder:
     """The layers as C kernels; None where there are none for this model or machine."""
 
     @property
+    def config(self) -> DecoderConfig:
+        """The switches."""
+        return self.facts.config
+
+    @property
+    def keeps(self) -> tuple[LayerKeeps, ...]:
+        """See `Model.keeps`."""
+        config = self.config
+        shape = (config.num_kv_heads, config.head_dim, config.head_dim)
+        return tuple((Pages(*shape, layer.window),) for layer in config.layers)
+
+    @property
     def dtype(self) -> torch.dtype:
-        """Of weights, activations and the KV pool."""
+        """See `Model.dtype`."""
         return self.embedding.dtype
+
+    @property
+    def has_program(self) -> bool:
+        """See `Model.has_program`."""
+        return self.program is not None
 
     def embed(self, token_ids: torch.Tensor, patches: Sequence[Patch] = ()) -> torch.Tensor:
         """token_ids [T] -> [T, hidden], a new tensor; patches replace the embeddings of tokens.
@@ -104,22 +121,36 @@ class Decoder:
             hidden.mul_(multiplier)
         return hidden
 
-    def forward(
-        self, hidden: torch.Tensor, step: AnyStep | ProgramInputs, pool: torch.Tensor
-    ) -> torch.Tensor:
-        """Run layers and final norm over embeddings hidden [T, hidden], which is overwritten.
-
-        step is ProgramInputs where there is a program.
-        pool is [layers, 2, blocks, kv_heads, page_size, head_dim].
-        """
-        if isinstance(step, ProgramInputs):
-            assert self.program is not None
-            self.program.run(hidden, step, pool)
+    def forward(self, hidden: torch.Tensor, step: Step, store: KvStore) -> torch.Tensor:
+        """See `Model.forward`; hidden [T, hidden] is overwritten."""
+        assert store.pool is not None
+        if self.program is not None and isinstance(step, HostStep):
+            self.program.run(hidden, self._program_inputs(step), store.pool)
             return hidden
+        turned = TurnedStep(
+            step,
+            [rotary.turns(step.positions, step.lengths) for rotary in self.rotaries],
+            _query_scale(self.config.query_scaling, step),
+        )
         x = None
-        for layer, pages in zip(self.layers, pool.unbind(0), strict=True):
-            x = layer.forward(hidden, x, step, pages, self.config)
+        for layer, (pages,) in zip(self.layers, store.layers, strict=True):
+            x = layer.forward(hidden, x, turned, pages, self.config)
         return _add_and_norm(hidden, x, self.norm, self.config)
+
+    def _program_inputs(self, step: HostStep) -> ProgramInputs:
+        return ProgramInputs(
+            starts=step.starts,
+            counts=step.counts,
+            numbers=step.numbers,
+            tables=step.all_tables,
+            turns=[
+                Turns(rotary.table(step.longest), is_by_position=True)
+                if rotary.has_table
+                else Turns(rotary.turns(step.positions, step.lengths), is_by_position=False)
+                for rotary in self.rotaries
+            ],
+            query_scale=_query_scale(self.config.query_scaling, step),
+        )
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """hidden [N, hidden] after `forward` -> float32 [N, V]: `out`, or a new tensor."""
@@ -130,3 +161,10 @@ class Decoder:
         if self.config.logits_divisor != 1.0:
             logits.div_(self.config.logits_divisor)
         return logits
+
+
+def _query_scale(scaling: QueryScaling | None, step: Step) -> torch.Tensor | None:
+    """[T] float32; None for a model that does not scale its queries."""
+    if scaling is None:
+        return None
+    return 1 + scaling.beta * torch.log(1 + torch.floor(step.positions / scaling.period))

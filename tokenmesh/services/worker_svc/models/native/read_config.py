@@ -1,10 +1,11 @@
-"""config.json -> ModelFacts: which architecture, which switches, where its tensors are."""
+"""config.json -> NativeFacts: which architecture, which switches, where its tensors are."""
 
 import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
 from tokenmesh.services.worker_svc.models import refused_keys
+from tokenmesh.services.worker_svc.models.api import ModelFacts
 from tokenmesh.services.worker_svc.models.native.config import DecoderConfig
 from tokenmesh.services.worker_svc.models.native.names import Names
 from tokenmesh.services.worker_svc.models.native.read_rope import longest_position, read_ropes
@@ -18,20 +19,16 @@ from tokenmesh.services.worker_svc.models.raw_config import RawConfig
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """What the loader needs to know about a checkpoint."""
+class NativeFacts(ModelFacts):
+    """What the native kind needs to know of a checkpoint beside that."""
 
-    architecture: str
     family: Family
     config: DecoderConfig
     names: tuple[Names, ...]
     """Candidates: the one whose embedding the checkpoint holds applies."""
-    takes_images: bool
-    dtype: str | None
-    """As the checkpoint states it, such as "bfloat16"."""
 
 
-def read_facts(raw: RawConfig) -> ModelFacts:
+def read_facts(raw: RawConfig) -> NativeFacts:
     """Read a whole config.json. Raises CheckpointError that names the key at fault."""
     architecture = _architecture(raw)
     if raw.part("quantization_config") is not None:
@@ -49,8 +46,12 @@ def read_facts(raw: RawConfig) -> ModelFacts:
     for part in (text, raw):
         refused_keys.refuse(part, refused_keys.CONFIG)
     dtype = raw.get("dtype") or raw.get("torch_dtype") or text.get("dtype")
-    return ModelFacts(
+    return NativeFacts(
         architecture=architecture,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        max_position=config.max_position,
+        ropes=config.ropes,
         family=family,
         config=config,
         names=_VISION_NAMES if takes_images else (Names(),),

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from tokenmesh.services.worker_svc.engine.plan import ScheduledRow
-from tokenmesh.services.worker_svc.models.native.decoder import Patch
+from tokenmesh.services.worker_svc.models.api import Patch
 from tokenmesh.services.worker_svc.runner.cuda.rows import CudaRows
 from tokenmesh.services.worker_svc.runner.cuda.step_buffer import StepBuffer, fill
 

@@ -33,8 +33,8 @@ class DecodeSteps:
     @classmethod
     def make(cls, forward: Forward, sampler: DeviceSampler, num_rows: int) -> Self:
         """For batches of up to `num_rows`."""
-        shape = (num_rows, forward.decoder.config.vocab_size)
-        logits = torch.empty(shape, dtype=torch.float32, device=forward.pool.device)
+        shape = (num_rows, forward.model.facts.vocab_size)
+        logits = torch.empty(shape, dtype=torch.float32, device=forward.store.device)
         return cls(forward, sampler, logits)
 
     def of(self, kind: Kind, size: int) -> Callable[[], torch.Tensor]:

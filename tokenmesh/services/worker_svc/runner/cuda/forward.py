@@ -8,8 +8,8 @@ from tokenmesh.kernels.logprobs import Logprobs, logprobs
 from tokenmesh.kernels.paged_attention import DeviceRows, choose_splits
 from tokenmesh.kernels.step_inputs import RowState, StepTensors, step_inputs
 from tokenmesh.services.worker_svc.layers.device_step import DeviceStep
-from tokenmesh.services.worker_svc.layers.step import query_scale
-from tokenmesh.services.worker_svc.models.native.decoder import Decoder
+from tokenmesh.services.worker_svc.models.api import Model
+from tokenmesh.services.worker_svc.models.keeps import KvStore, Pages
 from tokenmesh.services.worker_svc.runner.cuda.batch import Batch, PromptSpan
 from tokenmesh.services.worker_svc.runner.cuda.step_buffer import StepBuffer
 from tokenmesh.services.worker_svc.runner.prompt_logprobs import POSITIONS_AT_ONCE
@@ -17,11 +17,10 @@ from tokenmesh.services.worker_svc.runner.prompt_logprobs import POSITIONS_AT_ON
 
 @dataclass(slots=True)
 class Forward:
-    """A decoder and the memory it runs on, all of which stays where it is."""
+    """A model and the memory it runs on, all of which stays where it is."""
 
-    decoder: Decoder
-    pool: torch.Tensor
-    """[layers, 2, blocks, kv_heads, page_size, head_dim]"""
+    model: Model
+    store: KvStore
     state: RowState
     buffer: StepBuffer
     """The device's."""
@@ -33,21 +32,21 @@ class Forward:
     def hidden(self, batch: Batch) -> torch.Tensor:
         """[T, hidden] of any batch; keys and values are in their pages."""
         num_tokens, num_rows = batch.num_tokens, len(batch.entries)
-        splits = choose_splits(batch.num_short, self.pool.shape[3], batch.longest_short)
+        splits = choose_splits(batch.num_short, self._kv_heads, batch.longest_short)
         starts = self.buffer.query_starts[: num_rows + 1]
         step = self._step(num_tokens, starts, batch.num_short, splits)
-        hidden = self.decoder.embed(self.tensors.token_ids[:num_tokens], batch.patches)
-        return self.decoder.forward(hidden, step, self.pool)
+        hidden = self.model.embed(self.tensors.token_ids[:num_tokens], batch.patches)
+        return self.model.forward(hidden, step, self.store)
 
     def decode_logits(self, size: int, out: torch.Tensor | None = None) -> torch.Tensor:
         """float32 [size, V] of a batch of one token a row, of any lengths, padded to `size`.
 
         They are in `out` when it is given.
         """
-        splits = choose_splits(size, self.pool.shape[3], self.state.token_ids.shape[1])
+        splits = choose_splits(size, self._kv_heads, self.state.token_ids.shape[1])
         step = self._step(size, self.iota[: size + 1], size, splits)
-        hidden = self.decoder.embed(self.tensors.token_ids[:size])
-        return self.decoder.logits(self.decoder.forward(hidden, step, self.pool), out)
+        hidden = self.model.embed(self.tensors.token_ids[:size])
+        return self.model.logits(self.model.forward(hidden, step, self.store), out)
 
     def prompt_logprobs(self, hidden: torch.Tensor, span: PromptSpan) -> list[Logprobs]:
         """A few positions at a time, so that logits stay small."""
@@ -55,7 +54,7 @@ class Forward:
         for first in range(0, len(span.targets), POSITIONS_AT_ONCE):
             count = min(POSITIONS_AT_ONCE, len(span.targets) - first)
             start = span.tokens.start + first
-            logits = self.decoder.logits(hidden[start : start + count])
+            logits = self.model.logits(hidden[start : start + count])
             begin = span.first + first
             targets = self.state.token_ids[span.row, begin : begin + count].long()
             num_top = min(span.count, logits.shape[1])
@@ -74,7 +73,7 @@ class Forward:
             all_of_it.seq_lens[:num_rows],
             all_of_it.tables[:num_rows],
         )
-        step_inputs(self.buffer.rows[:num_rows], starts, self.state, self.pool.shape[4], out)
+        step_inputs(self.buffer.rows[:num_rows], starts, self.state, self.store.page_size, out)
         rows = DeviceRows(
             cu_q=starts,
             seq_lens=out.seq_lens,
@@ -84,9 +83,10 @@ class Forward:
             num_long_tokens=num_tokens - num_short,
             num_splits=num_splits,
         )
-        return DeviceStep(
-            turns=[rotary.turns(out.positions, out.lengths) for rotary in self.decoder.rotaries],
-            slots=out.slots,
-            rows=rows,
-            query_scale=query_scale(self.decoder.config.query_scaling, out.positions),
-        )
+        return DeviceStep(out.positions, out.lengths, out.slots, rows)
+
+    @property
+    def _kv_heads(self) -> int:
+        """The most of any layer, by which long contexts are split."""
+        kept = (each for layer in self.store.keeps for each in layer)
+        return max((each.kv_heads for each in kept if isinstance(each, Pages)), default=1)

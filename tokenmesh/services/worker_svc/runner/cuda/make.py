@@ -1,12 +1,11 @@
-"""make_cuda_runner: a decoder and its pool on a GPU -> a runner."""
+"""make_cuda_runner: a model and its store on a GPU -> a runner."""
 
 from typing import Final
 
-import torch
-
 from tokenmesh.kernels.triton_start import CannotCompileError, start_triton
-from tokenmesh.services.worker_svc.models.native.config import DecoderConfig
-from tokenmesh.services.worker_svc.models.native.decoder import Decoder
+from tokenmesh.services.worker_svc.models.api import Model, ModelFacts
+from tokenmesh.services.worker_svc.models.keeps import KvStore
+from tokenmesh.services.worker_svc.models.native.read_config import NativeFacts
 from tokenmesh.services.worker_svc.runner.cuda.limits import CudaLimits
 from tokenmesh.services.worker_svc.runner.cuda.runner import CudaRunner
 from tokenmesh.services.worker_svc.runner.cuda.torch_device import TorchDevice
@@ -17,7 +16,7 @@ from tokenmesh.shared.errors import ConfigError
 _HEAD_MULTIPLE: Final = 16
 
 
-def check_shapes(config: DecoderConfig, settings: WorkerSettings) -> None:
+def check_shapes(facts: ModelFacts, settings: WorkerSettings) -> None:
     """Raises ConfigError for what does not run on a GPU."""
     if settings.batch_invariant:
         raise ConfigError(
@@ -25,9 +24,9 @@ def check_shapes(config: DecoderConfig, settings: WorkerSettings) -> None:
             "the batch; leave it out or set worker.device to cpu",
             param="worker.batch_invariant",
         )
-    if config.head_dim % _HEAD_MULTIPLE:
+    if isinstance(facts, NativeFacts) and facts.config.head_dim % _HEAD_MULTIPLE:
         raise ConfigError(
-            f"heads of {config.head_dim} features do not run on a GPU: no multiple of "
+            f"heads of {facts.config.head_dim} features do not run on a GPU: no multiple of "
             f"{_HEAD_MULTIPLE}; set worker.device to cpu",
             param="worker.device",
         )
@@ -47,16 +46,20 @@ def check_compiler() -> None:
 
 
 def make_cuda_runner(
-    decoder: Decoder,
-    pool: torch.Tensor,
+    model: Model,
+    store: KvStore,
     eos_token_ids: frozenset[int],
     settings: WorkerSettings,
     max_model_len: int,
 ) -> CudaRunner:
     """Without graphs yet: see `CudaRunner.make_graphs`."""
-    config, device = decoder.config, pool.device
+    device = store.device
     sampler = DeviceSampler(
-        settings.max_num_seqs, config.vocab_size, eos_token_ids, device, settings.grammar_step_s
+        settings.max_num_seqs,
+        model.facts.vocab_size,
+        eos_token_ids,
+        device,
+        settings.grammar_step_s,
     )
     limits = CudaLimits.of(settings, max_model_len)
-    return CudaRunner(decoder, pool, sampler, TorchDevice(device), limits)
+    return CudaRunner(model, store, sampler, TorchDevice(device), limits)

@@ -8,7 +8,7 @@ import torch
 
 from tokenmesh.kernels.step_inputs import RowState
 from tokenmesh.services.worker_svc.engine.plan import NewRow, ScheduledRow
-from tokenmesh.services.worker_svc.models.native.config import DecoderConfig
+from tokenmesh.services.worker_svc.models.api import ModelFacts
 from tokenmesh.services.worker_svc.runner.media import MediaPatch, patches_of
 from tokenmesh.services.worker_svc.sampling.upload import upload
 
@@ -36,11 +36,11 @@ class Row:
 class CudaRows:
     """Keeps the rows and collects what a step has to write into `state`."""
 
-    def __init__(self, state: RowState, config: DecoderConfig) -> None:
+    def __init__(self, state: RowState, facts: ModelFacts) -> None:
         self.state = state
         self.writes: list[tuple[int, list[int]]] = []
         """Addresses in `state.flat` and what goes there; they do not overlap."""
-        self._config = config
+        self._facts = facts
         self._row_by_number: dict[int, Row] = {}
 
     def __getitem__(self, number: int) -> Row:
@@ -58,10 +58,10 @@ class CudaRows:
         """Take a request, whatever the row held before."""
         state, device = self.state, self.state.flat.device
         assert len(new.token_ids) <= state.token_ids.shape[1], "admission lets no longer one in"
-        patches, error = patches_of(new, self._config.hidden_size)
+        patches, error = patches_of(new, self._facts.hidden_size)
         token_ids, largest = new.token_ids, max(new.token_ids)
-        if largest >= self._config.vocab_size:
-            error = f"token id {largest} is not in the vocabulary of {self._config.vocab_size}"
+        if largest >= self._facts.vocab_size:
+            error = f"token id {largest} is not in the vocabulary of {self._facts.vocab_size}"
             token_ids = [0] * len(token_ids)
         wanted = new.sampling.prompt_logprobs if new.wants_prompt_logprobs else None
         self._row_by_number[new.row] = Row(
@@ -72,7 +72,7 @@ class CudaRows:
             error=error,
         )
         self._write(state.token_ids, new.row, 0, token_ids)
-        min_length = self._config.min_length(new.num_prompt, len(token_ids))
+        min_length = self._facts.min_length(new.num_prompt, len(token_ids))
         self._write(state.min_length, new.row, 0, [min_length])
 
     def advance(self, numbers: Sequence[int]) -> list[ScheduledRow]:

@@ -13,7 +13,8 @@ from tokenmesh.kernels.post_update import post_update
 from tokenmesh.kernels.step_inputs import RowState, StepTensors
 from tokenmesh.services.worker_svc.engine.placeholders import within_vocabulary
 from tokenmesh.services.worker_svc.engine.plan import StepPlan, StepResult
-from tokenmesh.services.worker_svc.models.native.decoder import Decoder
+from tokenmesh.services.worker_svc.models.api import Model
+from tokenmesh.services.worker_svc.models.keeps import KvStore
 from tokenmesh.services.worker_svc.runner.compute_thread import Skipped
 from tokenmesh.services.worker_svc.runner.cuda.answer import Answer
 from tokenmesh.services.worker_svc.runner.cuda.batch import Batch, make_batch
@@ -42,26 +43,25 @@ from tokenmesh.services.worker_svc.sampling.upload import upload
 
 
 class CudaRunner:
-    """One decoder, its KV pool, and the rows of its requests, on a device. Implements `Runner`."""
+    """One model, what it keeps, and the rows of its requests, on a device. Implements `Runner`."""
 
     def __init__(
         self,
-        decoder: Decoder,
-        pool: torch.Tensor,
+        model: Model,
+        store: KvStore,
         sampler: DeviceSampler,
         device: Device,
         limits: CudaLimits,
     ) -> None:
-        """pool is [layers, 2, blocks, kv_heads, page_size, head_dim]; block 0 is the null block."""
         self.has_own_device = True
-        self.num_blocks = pool.shape[2]
-        pool[:, :, 0] = 0
+        self.num_blocks = store.num_blocks
+        store.clear_blocks(torch.zeros(1, dtype=torch.int64, device=store.device))
         self._device = device
         self._limits = limits
         self._sampler = sampler
-        self._forward = _make_forward(decoder, pool, device.device, limits)
+        self._forward = _make_forward(model, store, device.device, limits)
         self._nothing = torch.zeros(1, dtype=torch.int64, device=device.device)
-        self._rows = CudaRows(self._forward.state, decoder.config)
+        self._rows = CudaRows(self._forward.state, model.facts)
         self._staging = Staging(device, limits.max_num_seqs, limits.steps_in_flight)
         self._graphs = Graphs()
         self._last: CudaLaunch | None = None
@@ -98,14 +98,14 @@ class CudaRunner:
         """Decode without them, and give their memory back."""
         self._graphs = Graphs()
 
-    def drop_decoder(self) -> None:
-        """Let go of the weights; nothing may be launched before `take_decoder`."""
+    def drop_model(self) -> None:
+        """Let go of the weights; nothing may be launched before `take_model`."""
         self.drop_graphs()
-        del self._forward.decoder
+        del self._forward.model
 
-    def take_decoder(self, decoder: Decoder) -> None:
+    def take_model(self, model: Model) -> None:
         """The same model again, loaded anew."""
-        self._forward.decoder = decoder
+        self._forward.model = model
 
     @torch.inference_mode()
     def _launch(self, plan: StepPlan, below: CudaLaunch | None) -> CudaLaunch:
@@ -129,7 +129,7 @@ class CudaRunner:
             rows.remove(number)
             sampler.remove(number)
         for each in plan.new_rows:
-            new = within_vocabulary(each, self._forward.decoder.config.vocab_size)
+            new = within_vocabulary(each, self._forward.model.facts.vocab_size)
             rows.add(new)
             sampler.add(new)
         for number, block in plan.grown:
@@ -179,7 +179,7 @@ class CudaRunner:
             self._update(batch, self._nothing)
             return None
         last = self._forward.buffer.last_tokens[: len(batch.sampled)]
-        logits = self._forward.decoder.logits(hidden.index_select(0, last))
+        logits = self._forward.model.logits(hidden.index_select(0, last))
         return self._draw_from(batch, needs, logits, below)
 
     def _draw_from(
@@ -217,15 +217,15 @@ def _raise(error: Exception) -> StepResult:
 
 
 def _make_forward(
-    decoder: Decoder, pool: torch.Tensor, device: torch.device, limits: CudaLimits
+    model: Model, store: KvStore, device: torch.device, limits: CudaLimits
 ) -> Forward:
     """With all the memory that the largest step needs."""
-    num_rows, max_blocks = limits.max_num_seqs, -(-limits.max_model_len // pool.shape[4])
+    num_rows, max_blocks = limits.max_num_seqs, -(-limits.max_model_len // store.page_size)
     words = torch.zeros(StepBuffer.num_words(num_rows), dtype=torch.int32, device=device)
     most = max(limits.max_tokens, num_rows)
     return Forward(
-        decoder=decoder,
-        pool=pool,
+        model=model,
+        store=store,
         state=RowState.zeros(num_rows, limits.max_model_len, max_blocks, device),
         buffer=StepBuffer.of(words, num_rows),
         tensors=StepTensors.zeros(most, num_rows, max_blocks, device),

@@ -1,0 +1,84 @@
+"""What every kind of model offers the runner: facts, what its layers keep, embed, forward, logits.
+
+Shapes: T tokens of the step, N rows that need logits, V vocabulary.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from tokenmesh.services.worker_svc.layers.rope_config import RopeConfig
+from tokenmesh.services.worker_svc.layers.step import Step
+from tokenmesh.services.worker_svc.models.keeps import KvStore, LayerKeeps
+
+Patch = tuple[slice, torch.Tensor]
+"""Tokens of a batch and the embeddings [length, hidden] that replace theirs."""
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes read, bytes in all) while weights are read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What config.json says of a checkpoint, before its weights are read."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    max_position: int
+    """Longest sequence the checkpoint was made for, rope scaling included."""
+    ropes: tuple[RopeConfig, ...]
+    """Those whose angles depend on a sequence's length must be here."""
+    takes_images: bool
+    dtype: str | None
+    """As the checkpoint states it, such as "bfloat16"."""
+
+    @property
+    def rope_boundary(self) -> int | None:
+        """Sequences that grow past this length compute all of their keys again."""
+        return next((rope.boundary for rope in self.ropes if rope.boundary is not None), None)
+
+    def min_length(self, num_prompt: int, num_known: int) -> int:
+        """The length that the first tokens of a row count with, where keys depend on it.
+
+        num_known tokens are known when its KV is computed from the start. Past a boundary every key
+        is one of the whole sequence; else an output token's is that of the length it made.
+        """
+        return num_prompt if self.rope_boundary is None else num_known
+
+    def cache_salt(self, salt: str | None, num_prompt: int) -> str | None:
+        """The prefix cache's salt of a request: the client's own and the model's reasons."""
+        for rope in self.ropes:
+            salt = rope.cache_salt(salt, num_prompt)
+        return salt
+
+
+class Model(Protocol):
+    """All weights of a model, ready to run. Only the compute thread calls it."""
+
+    @property
+    def facts(self) -> ModelFacts:
+        """Sizes, as config.json says them."""
+
+    @property
+    def keeps(self) -> tuple[LayerKeeps, ...]:
+        """What each layer keeps between steps."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights, activations and pages."""
+
+    @property
+    def has_program(self) -> bool:
+        """Whether C kernels run all layers: batch-invariant, and they skip pages nobody wrote."""
+
+    def embed(self, token_ids: torch.Tensor, patches: Sequence[Patch] = ()) -> torch.Tensor:
+        """token_ids [T] -> [T, hidden], a new tensor; patches replace the embeddings of tokens."""
+
+    def forward(self, hidden: torch.Tensor, step: Step, store: KvStore) -> torch.Tensor:
+        """Run layers and final norm over embeddings [T, hidden], which may be overwritten."""
+
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """hidden [N, hidden] after `forward` -> float32 [N, V]: `out`, or a new tensor."""

@@ -1,0 +1,130 @@
+"""What the layers of a model keep between steps, and the tensors that hold it."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """Keys and values of each token, in blocks."""
+
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    window: int | None = None
+    """Positions a query sees, its own included; None: all before it."""
+
+    @property
+    def elements(self) -> int:
+        """Of one token. Values are as wide as keys where they lie: one op serves both."""
+        return 2 * self.kv_heads * self.width
+
+    @property
+    def width(self) -> int:
+        """Features of a head's slot."""
+        return max(self.key_dim, self.value_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """The compressed keys and values of multi-head latent attention, in blocks."""
+
+    rank: int
+    rope_dim: int
+
+    @property
+    def elements(self) -> int:
+        """Of one token."""
+        return self.rank + self.rope_dim
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """One tensor of a fixed size for each row, such as the state of a recurrence."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Of one row."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+LayerKeeps = tuple[Pages | Latent | State, ...]
+"""What one layer keeps: any of them, also several."""
+
+
+def token_elements(keeps: Sequence[LayerKeeps]) -> int:
+    """Elements that all layers keep of one token."""
+    return sum(
+        each.elements for layer in keeps for each in layer if isinstance(each, Pages | Latent)
+    )
+
+
+def row_bytes(keeps: Sequence[LayerKeeps]) -> int:
+    """Bytes that all layers keep of one row, whatever its length."""
+    return sum(each.num_bytes for layer in keeps for each in layer if isinstance(each, State))
+
+
+@dataclass(frozen=True, slots=True)
+class KvStore:
+    """Those tensors. Block 0 is the null block: padding is written there, and it stays finite."""
+
+    keeps: Sequence[LayerKeeps]
+    layers: Sequence[Sequence[torch.Tensor]]
+    """For each layer and each thing that it keeps:
+
+    Pages   [2, blocks, kv_heads, page_size, width]
+    Latent  [blocks, page_size, rank + rope_dim]
+    State   [rows + 1, *shape], by row number; the last is what padding writes to
+    """
+    pool: torch.Tensor | None
+    """[layers, 2, blocks, kv_heads, page_size, width], of which `layers` are views, where every
+    layer keeps pages of one shape and nothing else."""
+    num_blocks: int
+    page_size: int
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """All memory, each byte once."""
+        return [self.pool] if self.pool is not None else [t for layer in self.layers for t in layer]
+
+    @property
+    def nbytes(self) -> int:
+        """Of all tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        return self.tensors[0].device
+
+    @property
+    def has_states(self) -> bool:
+        """Whether rows keep something that a shared prefix does not bring."""
+        return row_bytes(self.keeps) > 0
+
+    def clear_blocks(self, blocks: torch.Tensor) -> None:
+        """Zero blocks [n] in all layers."""
+        if self.pool is not None:
+            self.pool.index_fill_(2, blocks, 0)
+            return
+        for kept, tensor in self._each():
+            if isinstance(kept, Pages):
+                tensor.index_fill_(1, blocks, 0)
+            elif isinstance(kept, Latent):
+                tensor.index_fill_(0, blocks, 0)
+
+    def clear_row(self, number: int) -> None:
+        """Zero the states of a row."""
+        for kept, tensor in self._each():
+            if isinstance(kept, State):
+                tensor[number].zero_()
+
+    def _each(self) -> Iterator[tuple[Pages | Latent | State, torch.Tensor]]:
+        for kept, tensors in zip(self.keeps, self.layers, strict=True):
+            yield from zip(kept, tensors, strict=True)
