@@ -51,6 +51,7 @@ class IdleRunner:
     """Draws the same token for every row at no cost."""
 
     num_blocks = NUM_BLOCKS
+    has_states = False
     has_own_device = True
 
     def launch(self, plan: StepPlan) -> Landed:

@@ -9,7 +9,7 @@ from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.request import Request, StreamKey
 from tokenmesh.services.worker_svc.grammar.matcher import Grammar
 from tokenmesh.services.worker_svc.runner.build import LoadedModel, build_runner
-from tokenmesh.shared.config.model import Dtype, ModelSettings
+from tokenmesh.shared.config.model import Dtype, ModelImpl, ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.ids import GatewayId, RequestId
 from tokenmesh.shared.messages.media import MediaItem
@@ -59,13 +59,16 @@ def load(
     *,
     dtype: Dtype = "float32",
     max_model_len: int | None = None,
+    model_impl: ModelImpl = "auto",
     **settings: Any,
 ) -> tuple[LoadedModel, WorkerSettings]:
     """Load a checkpoint, with a small KV pool unless `settings` say otherwise."""
     worker = WorkerSettings.model_validate(
         {"device": "cpu", "num_gpu_blocks_override": 256, "async_scheduling": True, **settings}
     )
-    model = ModelSettings(model=str(directory), dtype=dtype, max_model_len=max_model_len)
+    model = ModelSettings(
+        model=str(directory), dtype=dtype, max_model_len=max_model_len, model_impl=model_impl
+    )
     return build_runner(model, worker, lambda done, total: None), worker
 
 
@@ -78,10 +81,15 @@ class EngineDriver:
         *,
         dtype: Dtype = "float32",
         max_model_len: int | None = None,
+        model_impl: ModelImpl = "auto",
         **settings: Any,
     ) -> None:
         self.model, self.settings = load(
-            directory, dtype=dtype, max_model_len=max_model_len, **settings
+            directory,
+            dtype=dtype,
+            max_model_len=max_model_len,
+            model_impl=model_impl,
+            **settings,
         )
         self._engine = Engine(self.model.runner, self.settings)
         self._num_streams = 0

@@ -98,6 +98,7 @@ class KvRunner:
         step_trouble: float,
         boundary: int | None = None,
     ) -> None:
+        self.has_states = False
         self.has_own_device = True
         self.num_blocks = num_blocks
         self.num_wasted = 0

@@ -74,6 +74,7 @@ FLAGS: Final = (
     Flag("--tokenizer", ("model", "tokenizer")),
     Flag("--revision", ("model", "revision")),
     Flag("--dtype", ("model", "dtype"), convert=dtype_name),
+    Flag("--model-impl", ("model", "model_impl")),
     Flag("--max-model-len", ("model", "max_model_len"), convert=human_number),
     Flag("--reasoning-parser", ("model", "reasoning_parser")),
     Flag("--tool-call-parser", ("model", "tool_call_parser")),

@@ -36,7 +36,6 @@ FIXED: Final = {
     "kv-cache-dtype": Fixed("the KV cache has the model's type", ("auto",)),
     "load-format": Fixed("checkpoints are read from safetensors", ("auto", "hf", "safetensors")),
     "logprobs-mode": Fixed("log-probabilities are the model's own", ("raw_logprobs",)),
-    "model-impl": Fixed("the model's own code here", ("auto",)),
     "nnodes": Fixed("a model uses one machine; more workers may join from others", ("1",)),
     "pipeline-parallel-size": Fixed(_ONE_DEVICE, ("1",)),
     "response-role": Fixed("answers are the assistant's", ("assistant",)),

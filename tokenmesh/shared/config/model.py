@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+ModelImpl = Literal["auto", "native", "transformers"]
 
 
 class ModelSettings(BaseModel):
@@ -23,6 +24,10 @@ class ModelSettings(BaseModel):
     dtype: Dtype = Field(
         default="auto",
         description="Weights and activations; a CPU computes float16 in bfloat16 or float32.",
+    )
+    model_impl: ModelImpl = Field(
+        default="auto",
+        description="native: our own decoder; transformers: its module tree; auto: native first.",
     )
     max_model_len: int | None = Field(
         default=None, ge=1, description="Longest prompt plus output; default: the checkpoint's."

@@ -60,7 +60,7 @@ class Engine:
         self._runner = runner
         self._settings = settings
         self._pool = BlockPool(runner.num_blocks)
-        self._cache = make_cache(self._pool, settings, route_tokens, log)
+        self._cache = make_cache(self._pool, settings, runner.has_states, route_tokens, log)
         self._scheduler = Scheduler(limits_of(settings, runner.num_blocks), self._pool, self._cache)
         self.busy_since_s: float | None = None
         """Since when the oldest step in flight goes on, `monotonic_s`; any thread may look."""

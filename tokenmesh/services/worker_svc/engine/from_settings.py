@@ -9,13 +9,20 @@ from tokenmesh.shared.config.worker import WorkerSettings
 
 
 def make_cache(
-    pool: BlockPool, settings: WorkerSettings, route_tokens: int, log: BlockLog | None
+    pool: BlockPool,
+    settings: WorkerSettings,
+    has_states: bool,
+    route_tokens: int,
+    log: BlockLog | None,
 ) -> PrefixCache:
-    """The prefix cache; blocks that do not fill a route block exactly are not for the index."""
+    """The prefix cache; blocks that do not fill a route block exactly are not for the index.
+
+    It is off for a model whose rows keep states: a shared block does not bring them.
+    """
     size = settings.block_size
     is_indexed = route_tokens and route_tokens % size == 0
     routes = RouteLedger(pool, size, route_tokens) if is_indexed else None
-    enabled = settings.enable_prefix_caching
+    enabled = settings.enable_prefix_caching and not has_states
     return PrefixCache(pool, size, enabled=enabled, routes=routes, log=log)
 
 

@@ -1,11 +1,34 @@
-"""A checkpoint's config.json -> the kind of model that serves it; its weights -> that model."""
+"""A checkpoint's config.json -> the kind of model that serves it; its weights -> that model.
+
+A worker with a native model never imports transformers' modules, which takes seconds.
+"""
+
+import logging
+from pathlib import Path
 
 import torch
 
 from tokenmesh.services.worker_svc.models.api import Model, ModelFacts, Progress
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
 from tokenmesh.services.worker_svc.models.native.build_decoder import build_decoder
-from tokenmesh.services.worker_svc.models.native.read_config import NativeFacts
+from tokenmesh.services.worker_svc.models.native.read_config import (
+    NativeFacts,
+    is_native,
+    read_facts,
+)
+from tokenmesh.services.worker_svc.models.raw_config import RawConfig
+from tokenmesh.shared.config.model import ModelImpl
+
+logger = logging.getLogger(__name__)
+
+
+def read_model_facts(raw: RawConfig, directory: Path, impl: ModelImpl) -> ModelFacts:
+    """Raises CheckpointError that says why a checkpoint cannot be served."""
+    if impl == "native" or (impl == "auto" and is_native(raw)):
+        return read_facts(raw)
+    from tokenmesh.services.worker_svc.models.hf.facts import read_hf_facts
+
+    return read_hf_facts(raw, directory)
 
 
 def load_model(
@@ -19,5 +42,10 @@ def load_model(
 
     Raises CheckpointError for any that is missing, misshapen or unknown.
     """
-    assert isinstance(facts, NativeFacts)
-    return build_decoder(facts, checkpoint, dtype, progress, has_kernels)
+    if isinstance(facts, NativeFacts):
+        return build_decoder(facts, checkpoint, dtype, progress, has_kernels)
+    from tokenmesh.services.worker_svc.models.hf.facts import HfFacts
+    from tokenmesh.services.worker_svc.models.hf.model import build_hf
+
+    assert isinstance(facts, HfFacts)
+    return build_hf(facts, dtype, progress)

@@ -13,8 +13,8 @@ import torch
 from tokenmesh.kernels import native as native_kernels
 from tokenmesh.kernels.linear import can_pack
 from tokenmesh.services.worker_svc.models.api import Model, ModelFacts, Progress
+from tokenmesh.services.worker_svc.models.load import read_model_facts
 from tokenmesh.services.worker_svc.models.location import locate
-from tokenmesh.services.worker_svc.models.native.read_config import read_facts
 from tokenmesh.services.worker_svc.models.raw_config import read_json
 from tokenmesh.services.worker_svc.models.read_eos import read_eos
 from tokenmesh.services.worker_svc.runner.cuda.graph_progress import GraphProgress
@@ -153,7 +153,7 @@ def _maker_of(
 ) -> RunnerMaker:
     directory = locate(model.model, model.revision)
     raw = read_json(directory / "config.json")
-    facts = read_facts(raw)
+    facts = read_model_facts(raw, directory, model.model_impl)
     if device.type == "cuda":
         check_shapes(facts, worker)
         check_compiler()

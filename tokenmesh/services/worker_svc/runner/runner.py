@@ -45,6 +45,7 @@ class TorchRunner:
         """is_async: launches return at once, and a thread of their own carries them out."""
         self.has_own_device = False
         self.num_blocks = store.num_blocks
+        self.has_states = store.has_states
         self._model = model
         self._store = store
         store.clear_blocks(torch.zeros(1, dtype=torch.int64))

@@ -28,6 +28,13 @@ class NativeFacts(ModelFacts):
     """Candidates: the one whose embedding the checkpoint holds applies."""
 
 
+def is_native(raw: RawConfig) -> bool:
+    """Whether the architecture is one of ours."""
+    names = raw.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
+    return name in FAMILIES or name in IMAGE_ARCHITECTURES
+
+
 def read_facts(raw: RawConfig) -> NativeFacts:
     """Read a whole config.json. Raises CheckpointError that names the key at fault."""
     architecture = _architecture(raw)

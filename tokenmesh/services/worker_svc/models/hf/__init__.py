@@ -1,0 +1,4 @@
+"""The general kind: transformers' own module tree on the step's tokens, with our memory under it.
+
+Only this package and tests import transformers in a worker, and only when such a model is loaded.
+"""

@@ -1,0 +1,86 @@
+"""The attention function that transformers' modules call: pages are written, then read.
+
+Registered as ATTENTION. Each attention module gets a port when the probe has seen what it keeps.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from tokenmesh.kernels.kv_write import kv_write
+from tokenmesh.kernels.paged_attention import PLAIN, Variant, paged_attention
+from tokenmesh.services.worker_svc.models.hf.run import Place
+
+ATTENTION: Final = "tokenmesh"
+"""No mask function has this name, which makes transformers build no masks at all."""
+PORT: Final = "tokenmesh_port"
+"""The attribute of a module."""
+
+
+@dataclass(slots=True)
+class Port:
+    """One attention module's pages, and what its probe saw of how it attends."""
+
+    place: Place
+    window: int | None
+    softcap: float | None
+    has_sinks: bool
+    value_dim: int
+    _variant: Variant | None = None
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """query [1, H, T, D], key [1, K, T, D], value [1, K, T, V] -> [1, T, H, V].
+
+        The keys and values of all rows are written before any row reads: a row may hit a block
+        that another row of the same step fills.
+        """
+        step, pages = self.place.run.step, self.place.tensor
+        assert step is not None
+        keys_values = torch.cat([padded(key[0], pages), padded(value[0], pages)]).transpose(0, 1)
+        kv_write(keys_values.contiguous(), pages, step.slots(pages))
+        rows = step.attention(self.window, pages)
+        if self._variant is None:
+            self._variant = variant_of(self.softcap, sinks)
+        mixed = paged_attention(
+            padded(query[0], pages).transpose(0, 1), pages, rows, scale, self._variant
+        )
+        heads = query.shape[1]
+        return mixed.view(1, query.shape[2], heads, -1)[..., : self.value_dim]
+
+
+def padded(heads: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
+    """[*, D] with zeros up to the width of a slot of the pages."""
+    missing = pages.shape[-1] - heads.shape[-1]
+    return torch.nn.functional.pad(heads, (0, missing)) if missing else heads
+
+
+def attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    _mask: object = None,
+    scaling: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **_named: Any,
+) -> tuple[torch.Tensor, None]:
+    """See `Port.attend`. What else a call may pass was checked by the probe."""
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return getattr(module, PORT).attend(query, key, value, scale, s_aux), None
+
+
+def variant_of(softcap: float | None, sinks: torch.Tensor | None) -> Variant:
+    """PLAIN, unless there is something to do."""
+    return PLAIN if softcap is None and sinks is None else Variant(softcap, sinks)
+
+
+ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attention)

@@ -1,0 +1,112 @@
+"""Mixers with a state (gated delta rule, Mamba, short convolution), row by row.
+
+Rows that decode go together as a batch of one token each, longer chunks one by one, through the
+module's own forward: exact by construction.
+"""
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tokenmesh.services.worker_svc.layers.step import HostStep
+from tokenmesh.services.worker_svc.models.hf.cache import RunCache
+from tokenmesh.services.worker_svc.models.hf.run import Run
+from tokenmesh.services.worker_svc.models.hf.unserved import UnservedModel
+
+_CACHE_NAMES = ("cache_params", "past_key_values", "past_key_value")
+
+
+def is_mixer(module: torch.nn.Module) -> bool:
+    """Whether a module's own forward keeps a state in the cache."""
+    forward = type(module).__dict__.get("forward")
+    return forward is not None and "update_conv_state" in _source(type(module))
+
+
+def _source(kind: type) -> str:
+    try:
+        return inspect.getsource(kind)
+    except OSError:
+        return ""
+
+
+@dataclass(slots=True)
+class MixerPort:
+    """One mixer: its module, and where its states are."""
+
+    run: Run
+    cache: RunCache
+    module: torch.nn.Module
+    places: dict[tuple[str, int], tuple[int, int]]
+    """State -> layer and item of the store; empty until the probe has seen them."""
+
+    def forward(self, inner: Any, hidden: torch.Tensor, named: dict[str, Any]) -> torch.Tensor:
+        """hidden [1, T, H] -> [1, T, H]."""
+        step = self.run.step
+        if step is None:  # the probe looks at what this leaves in the run
+            return _mixed(inner(hidden, **named))
+        assert isinstance(step, HostStep)
+        out: torch.Tensor | None = None
+        for tokens, rows in _batches(step):
+            flat = hidden[0, tokens]
+            batch = flat.view(len(rows), -1, hidden.shape[-1])
+            mixed = self._mix(inner, batch, rows, named).flatten(0, 1)
+            if len(flat) == hidden.shape[1]:
+                return mixed[None]
+            if out is None:
+                out = mixed.new_empty(1, hidden.shape[1], mixed.shape[-1])
+            out[0, tokens] = mixed
+        assert out is not None
+        return out
+
+    def _mix(
+        self, inner: Any, batch: torch.Tensor, rows: list[int], named: dict[str, Any]
+    ) -> torch.Tensor:
+        store = self.run.store
+        assert store is not None
+        index = torch.tensor(rows)
+        tensors = {key: store.layers[layer][item] for key, (layer, item) in self.places.items()}
+        self.run.states = {key: tensor[index] for key, tensor in tensors.items()}
+        try:
+            mixed = _mixed(inner(batch, **named))
+            for key, tensor in tensors.items():
+                tensor[index] = self.run.states[key].to(tensor.dtype)
+        finally:
+            self.run.states = {}
+        return mixed
+
+
+def _mixed(result: object) -> torch.Tensor:
+    if not isinstance(result, torch.Tensor):
+        raise UnservedModel("a mixer returns more than one tensor")
+    return result
+
+
+def _batches(step: HostStep) -> list[tuple[slice, list[int]]]:
+    """Tokens and row numbers of rows that are computed together; single tokens come first."""
+    num_single = sum(1 for count in step.counts if count == 1)
+    batches = [(slice(0, num_single), list(step.numbers[:num_single]))] if num_single else []
+    first = num_single
+    for number, count in zip(step.numbers[num_single:], step.counts[num_single:], strict=True):
+        batches.append((slice(first, first + count), [number]))
+        first += count
+    return batches
+
+
+def wrap(module: torch.nn.Module, run: Run, cache: RunCache) -> MixerPort:
+    """Replace the module's forward on this instance; its port has no places yet."""
+    port = MixerPort(run, cache, module, {})
+    inner = module.forward
+    parameters = inspect.signature(inner).parameters
+    cache_name = next((name for name in _CACHE_NAMES if name in parameters), None)
+
+    def forward(hidden_states: torch.Tensor, *args: Any, **named: Any) -> Any:
+        named = {**dict(zip(list(parameters)[1:], args, strict=False)), **named}
+        named.pop("attention_mask", None)
+        if cache_name is not None:
+            named[cache_name] = cache
+        return port.forward(inner, hidden_states, named)
+
+    module.forward = forward
+    return port

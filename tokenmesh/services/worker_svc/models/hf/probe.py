@@ -1,0 +1,203 @@
+"""What each layer of a module tree keeps, found by running the tree on the meta device.
+
+Nothing is read from config.json: windows are those of the masks that transformers' own code asks
+for, widths those of the keys and values it makes. What our attention does not do is refused here,
+by name, before any weight is read.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, NoReturn
+
+import torch
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from tokenmesh.services.worker_svc.models.hf.attention import PORT, Port
+from tokenmesh.services.worker_svc.models.hf.mixers import MixerPort
+from tokenmesh.services.worker_svc.models.hf.mla import LatentPort, is_latent
+from tokenmesh.services.worker_svc.models.hf.run import Place, Run
+from tokenmesh.services.worker_svc.models.hf.unserved import UnservedModel
+from tokenmesh.services.worker_svc.models.keeps import LayerKeeps, Pages, State
+
+PROBE: Final = "tokenmesh_probe"
+_KNOWN: Final = frozenset({"softcap", "s_aux", "sliding_window", "is_causal", "position_ids"})
+"""What a call of attention may pass that matters or is covered by the mask."""
+_HARMLESS: Final = frozenset({"dropout", "use_cache", "output_attentions", "return_dict"})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskSeen:
+    """A mask that was asked for: causal, within a window or not."""
+
+    window: int | None = None
+    refusal: str | None = None
+    """Why it is none of ours; some trees ask for masks that no layer uses."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise UnservedModel("its code computes with attention masks itself")
+
+    __getitem__ = __add__ = __radd__ = __mul__ = __and__ = __invert__ = __eq__ = __getattr__
+
+
+@dataclass(slots=True)
+class Seen:
+    """What one probe has found, by layer_idx."""
+
+    run: Run
+    keeps: dict[int, list[Pages | State]] = field(default_factory=dict)
+    ports: list[tuple[torch.nn.Module, int, int, Callable[[Place], Any]]] = field(
+        default_factory=list
+    )
+    """Module, layer_idx, item, and what makes its port."""
+    mixers: list[tuple[MixerPort, int, int, tuple[str, int]]] = field(default_factory=list)
+
+    def add(self, layer: int, kept: Pages | State) -> int:
+        """The item's number within its layer."""
+        items = self.keeps.setdefault(layer, [])
+        items.append(kept)
+        return len(items) - 1
+
+    def attach(self) -> tuple[LayerKeeps, ...]:
+        """Give every module its port; what the layers keep, in the order of the store."""
+        numbers = {layer: number for number, layer in enumerate(sorted(self.keeps))}
+        for module, layer, item, make in self.ports:
+            setattr(module, PORT, make(Place(self.run, numbers[layer], item)))
+        for port, layer, item, state in self.mixers:
+            port.places[state] = (numbers[layer], item)
+        return tuple(tuple(self.keeps[layer]) for layer in sorted(self.keeps))
+
+
+_seen: Seen | None = None
+"""Of the probe at work: transformers calls functions, not objects. One model loads at a time."""
+
+
+def probe(run: Run, mixers: list[MixerPort], forward: Callable[[], object]) -> Seen:
+    """Run `forward`, whose attention is PROBE; what the layers keep."""
+    global _seen
+    seen = _seen = Seen(run)
+    undo = [_spy(port, seen) for port in mixers]
+    run.cached_layers.clear()
+    try:
+        forward()
+    finally:
+        _seen = None
+        for restore in undo:
+            restore()
+    if own := run.cached_layers - {layer for _, layer, _, _ in seen.ports}:
+        raise UnservedModel(f"layer {min(own)} attends by code of its own")
+    if not seen.keeps:
+        raise UnservedModel("none of its layers keeps anything between steps")
+    return seen
+
+
+def _spy(port: MixerPort, seen: Seen) -> Callable[[], None]:
+    """Note a mixer's states after each call of it."""
+    forward = port.module.forward
+
+    def spied(*args: Any, **named: Any) -> Any:
+        seen.run.states = {}
+        mixed = forward(*args, **named)
+        layer = _layer_of(port.module)
+        if any(each is port for each, *_ in seen.mixers):
+            raise UnservedModel(f"a mixer of layer {layer} runs twice in one pass")
+        for key, state in seen.run.states.items():
+            item = seen.add(layer, State(tuple(state.shape[1:]), state.dtype))
+            seen.mixers.append((port, layer, item, key))
+        seen.run.states = {}
+        return mixed
+
+    port.module.forward = spied  # type: ignore[method-assign]
+    return lambda: setattr(port.module, "forward", forward)
+
+
+def _layer_of(module: torch.nn.Module) -> int:
+    layer = getattr(module, "layer_idx", None)
+    if not isinstance(layer, int):
+        raise UnservedModel(f"{type(module).__name__} does not know its layer")
+    return layer
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: object = None,
+    scaling: float | None = None,
+    **named: Any,
+) -> tuple[torch.Tensor, None]:
+    """Note one call; a result of the right shape."""
+    assert _seen is not None
+    layer, kind = _layer_of(module), type(module).__name__
+    if not isinstance(mask, MaskSeen):
+        what = "no mask" if mask is None else "a mask of its own making"
+        raise UnservedModel(f"{kind} attends with {what}")
+    if mask.refusal is not None:
+        raise UnservedModel(mask.refusal)
+    if any(each is module for each, *_ in _seen.ports):
+        raise UnservedModel(f"{kind} of layer {layer} attends twice in one pass")
+    for name, given in named.items():
+        if given is not None and name not in _KNOWN | _HARMLESS:
+            raise UnservedModel(f"{kind} passes {name} to attention, which is not supported")
+    if named.get("is_causal") is False or getattr(module, "is_causal", True) is False:
+        raise UnservedModel(f"{kind} looks at later tokens")
+    heads, width = query.shape[1], value.shape[-1]
+    make: Callable[[Place], Any]
+    if is_latent(module):
+        width = module.v_head_dim
+        if mask.window is not None or named.get("softcap") or named.get("s_aux") is not None:
+            raise UnservedModel(f"{kind} has latents with a window, softcap or sinks")
+        kept = Pages(1, key.shape[-1] + value.shape[-1], key.shape[-1])
+        make = _latent_port(module)
+    else:
+        kept = Pages(key.shape[1], key.shape[-1], value.shape[-1], mask.window)
+        make = _port(mask.window, named.get("softcap"), named.get("s_aux"), width)
+    _seen.ports.append((module, layer, _seen.add(layer, kept), make))
+    return query.new_empty(1, query.shape[2], heads, width), None
+
+
+def _port(
+    window: int | None, softcap: float | None, sinks: torch.Tensor | None, width: int
+) -> Callable[[Place], Port]:
+    return lambda place: Port(place, window, softcap, sinks is not None, width)
+
+
+def _latent_port(module: torch.nn.Module) -> Callable[[Place], LatentPort]:
+    return lambda place: LatentPort(place, module)
+
+
+def _mask(
+    *, mask_function: Callable[..., Any], local_size: int | None = None, **_named: Any
+) -> MaskSeen:
+    """Read a mask off its function at a few positions: causal, or causal within a window."""
+
+    def sees(query: int, key: int) -> bool:
+        zero = torch.tensor(0)
+        return bool(mask_function(zero, zero, torch.tensor(query), torch.tensor(key)))
+
+    far = 4 * (local_size or 1024) + 3
+    if sees(0, 1) or sees(far, far + 1):
+        return MaskSeen(refusal="its tokens look at later tokens")
+    if local_size is None:
+        if not (sees(far, 0) and sees(far, far // 2) and sees(far, far)):
+            return MaskSeen(refusal="its mask is neither causal nor a window")
+        return MaskSeen()
+    for query in (local_size, local_size + 1, 2 * local_size - 1, far):
+        is_window = sees(query, query - local_size + 1) and not sees(query, query - local_size)
+        if not is_window:
+            return MaskSeen(refusal=f"its mask of size {local_size} is not a sliding window")
+    return MaskSeen(local_size)
+
+
+def _experts(
+    _module: torch.nn.Module, hidden: torch.Tensor, *_routes: torch.Tensor
+) -> torch.Tensor:
+    """A result of the right shape: which experts are hit depends on numbers."""
+    return torch.empty_like(hidden)
+
+
+ALL_ATTENTION_FUNCTIONS.register(PROBE, _attention)
+ALL_EXPERTS_FUNCTIONS.register(PROBE, _experts)
+ALL_MASK_ATTENTION_FUNCTIONS.register(PROBE, _mask)

@@ -1,0 +1,60 @@
+"""Ropes whose angles depend on the length of a sequence, by row.
+
+transformers chooses them by the longest position of the whole batch, which would let the rows of a
+step change each other's numbers.
+"""
+
+from typing import Any, Final
+
+import torch
+
+from tokenmesh.services.worker_svc.layers.rope_config import RopeConfig
+from tokenmesh.services.worker_svc.layers.rotary import Rotary
+from tokenmesh.services.worker_svc.models.hf.run import Run
+from tokenmesh.services.worker_svc.models.hf.unserved import UnservedModel
+from tokenmesh.services.worker_svc.models.native.read_rope import RopeRules, read_ropes
+from tokenmesh.services.worker_svc.models.raw_config import RawConfig
+
+_BY_LENGTH: Final = ("dynamic", "longrope")
+
+
+def length_ropes(raw: RawConfig, text: Any) -> tuple[RopeConfig, ...]:
+    """The checkpoint's rope if it is of such a kind, else none. text is the text config."""
+    parameters = getattr(text, "rope_parameters", None) or {}
+    nested = [part for part in parameters.values() if isinstance(part, dict)]
+    kinds = {part.get("rope_type") for part in [parameters, *nested]}
+    if not kinds & set(_BY_LENGTH):
+        return ()
+    if nested:
+        raise UnservedModel(f"its ropes by layer type include one of {', '.join(_BY_LENGTH)}")
+    values = {**text.to_dict(), "rope_scaling": None, "rope_parameters": parameters}
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    rules = RopeRules(default_is_partial=True)
+    return read_ropes(RawConfig(values, raw.origin), rules, head_dim)
+
+
+class RowRope(torch.nn.Module):
+    """Takes the place of a tree's rotary module."""
+
+    def __init__(self, rope: RopeConfig, run: Run) -> None:
+        super().__init__()
+        self._rotary = Rotary(rope)
+        self._run = run
+
+    def forward(
+        self, x: torch.Tensor, position_ids: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x [1, T, *], position_ids [1, T] -> cos and sin [1, T, rotary_dim] in x's dtype."""
+        step, positions = self._run.step, position_ids[0]
+        lengths = positions + 1 if step is None else step.lengths
+        turns = self._rotary.turns(positions.cpu(), lengths.cpu())[:, 0]
+        both = torch.cat([turns, turns], dim=-1)[None].to(x.device)
+        return both.real.to(x.dtype), both.imag.to(x.dtype)
+
+
+def by_row(body: torch.nn.Module, ropes: tuple[RopeConfig, ...], run: Run) -> None:
+    """Put a RowRope where the tree has a rotary module of such a kind."""
+    for parent in body.modules():
+        for name, module in parent.named_children():
+            if getattr(module, "rope_type", None) in _BY_LENGTH:
+                setattr(parent, name, RowRope(ropes[0], run))

@@ -1,0 +1,43 @@
+"""Run: the step at work, as the parts of one module tree see it."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from tokenmesh.services.worker_svc.layers.step import Step
+from tokenmesh.services.worker_svc.models.keeps import KvStore
+
+
+@dataclass(slots=True)
+class Run:
+    """One for each model; set before each forward pass. Only the compute thread uses it."""
+
+    step: Step | None = None
+    store: KvStore | None = None
+    states: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
+    """Those of the rows that a mixer computes now: ("conv" or "recurrent", index) -> [n, ...]."""
+    cached_layers: set[int] = field(default_factory=set)
+    """Layers that gave keys and values to the cache."""
+
+    def begin(self, step: Step, store: KvStore) -> None:
+        """Before a forward pass."""
+        self.step, self.store = step, store
+
+    def end(self) -> None:
+        """After it: nothing of a step outlives it here."""
+        self.step = None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one module's memory is in the store."""
+
+    run: Run
+    layer: int
+    item: int
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The layer's tensor, see `KvStore.layers`."""
+        assert self.run.store is not None
+        return self.run.store.layers[self.layer][self.item]

@@ -1,0 +1,98 @@
+"""Tree: transformers' module tree of a checkpoint, with our attention and cache under it."""
+
+import inspect
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from tokenmesh.services.worker_svc.layers.rope_config import RopeConfig
+from tokenmesh.services.worker_svc.models.hf.attention import ATTENTION
+from tokenmesh.services.worker_svc.models.hf.cache import RunCache
+from tokenmesh.services.worker_svc.models.hf.mixers import MixerPort, is_mixer, wrap
+from tokenmesh.services.worker_svc.models.hf.mla import is_latent, keep_latents
+from tokenmesh.services.worker_svc.models.hf.probe import PROBE, probe
+from tokenmesh.services.worker_svc.models.hf.rope import by_row
+from tokenmesh.services.worker_svc.models.hf.run import Run
+from tokenmesh.services.worker_svc.models.hf.unserved import UnservedModel
+from tokenmesh.services.worker_svc.models.keeps import LayerKeeps
+
+logger = logging.getLogger(__name__)
+_PROBE_TOKENS = 3
+
+
+@dataclass(slots=True)
+class Tree:
+    """A `...ForCausalLM` of transformers, adapted. Its weights may still be on the meta device."""
+
+    model: PreTrainedModel
+    body: torch.nn.Module
+    """Everything but the head."""
+    embedding: torch.nn.Module
+    run: Run
+    cache: RunCache
+    cache_name: str
+    mixers: list[MixerPort]
+
+    def hidden_of(self, embeddings: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """embeddings [1, T, H], positions [1, T] -> final hidden states [1, T, H]."""
+        named: dict[str, Any] = {self.cache_name: self.cache}
+        out = self.body(inputs_embeds=embeddings, position_ids=positions, use_cache=True, **named)
+        return out.last_hidden_state  # type: ignore[no-any-return]
+
+    def probe(self) -> tuple[LayerKeeps, ...]:
+        """Attach every port; what the layers keep. Raises UnservedModel."""
+        device = next(self.body.parameters()).device
+        width = self.embedding.weight.shape[-1]
+        embeddings = torch.empty(1, _PROBE_TOKENS, width, device=device, dtype=self.model.dtype)
+        positions = torch.arange(_PROBE_TOKENS, device=device)[None]
+        self._run_by(PROBE, PROBE)
+        try:
+            seen = probe(self.run, self.mixers, lambda: self.hidden_of(embeddings, positions))
+        except UnservedModel:
+            raise
+        except Exception as error:
+            logger.info("the probe failed", exc_info=error)
+            raise UnservedModel(f"its code fails over a paged cache: {error}") from error
+        self._run_by(ATTENTION, "eager")
+        return seen.attach()
+
+    def _run_by(self, attention: str, experts: str) -> None:
+        """Name the functions to every module: each reads its own config object."""
+        for module in self.model.modules():
+            config = getattr(module, "config", None)
+            if isinstance(config, PreTrainedConfig):
+                config._attn_implementation = attention
+                config._experts_implementation = experts
+
+
+def adapt(model: PreTrainedModel, ropes: tuple[RopeConfig, ...] = ()) -> Tree:
+    """Replace what touches the cache. Raises UnservedModel."""
+    run = Run()
+    cache = RunCache(run)
+    mixers = []
+    for module in model.modules():
+        if is_mixer(module):
+            mixers.append(wrap(module, run, cache))
+        elif is_latent(module):
+            keep_latents(module)
+    by_row(model.base_model, ropes, run)
+    return Tree(
+        model,
+        model.base_model,
+        model.get_input_embeddings(),
+        run,
+        cache,
+        _cache_name(model.base_model),
+        mixers,
+    )
+
+
+def _cache_name(body: torch.nn.Module) -> str:
+    parameters = inspect.signature(body.forward).parameters
+    for name in ("past_key_values", "cache_params"):
+        if name in parameters:
+            return name
+    raise UnservedModel("its code in transformers has no cache")
