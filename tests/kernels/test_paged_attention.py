@@ -14,7 +14,6 @@ from tokenmesh.kernels.paged_attention import (
     attention_and_lse_reference,
     choose_splits,
     paged_attention,
-    prepare,
 )
 from tokenmesh.kernels.paged_attention.device import MIN_SPLIT_KEYS, TARGET_PROGRAMS
 
@@ -89,15 +88,6 @@ def test_attention_over_two_parts_of_the_keys_merges_into_the_whole(cut: int) ->
     out, lse = merge_attention_reference(*first, *late)
     torch.testing.assert_close(out, expected[0])
     torch.testing.assert_close(lse, expected[1])
-
-
-def test_cpu_path_refuses_what_it_does_not_know() -> None:
-    query, pages = one_row()
-    prepared = prepare(ROWS, pages.shape, torch.float32, None)
-    with pytest.raises(NotImplementedError, match="softcap"):
-        paged_attention(query, pages, prepared, 0.3, Variant(softcap=30.0))
-    with pytest.raises(NotImplementedError, match="lse"):
-        paged_attention(query, pages, prepared, 0.3, lse=torch.empty(1, 4))
 
 
 @given(st.integers(0, 2000), st.integers(1, 16), st.integers(0, 200_000))

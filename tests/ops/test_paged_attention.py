@@ -1,21 +1,18 @@
 """paged_attention and kv_write against their references, on scattered pages."""
 
-from collections.abc import Sequence
-
 import pytest
 import torch
 
+from tests.ops.scattered import BLOCKS, poisoned, scattered
 from tokenmesh.kernels.kv_write import kv_write, kv_write_reference, slot_rows
 from tokenmesh.kernels.paged_attention import (
     TOLERANCE,
-    Rows,
     paged_attention,
     paged_attention_reference,
     prepare,
 )
 
 DTYPES = [torch.float32, torch.bfloat16]
-BLOCKS = 64
 
 ROWS: dict[str, tuple[list[int], list[int]]] = {
     "one token": ([0], [1]),
@@ -24,16 +21,6 @@ ROWS: dict[str, tuple[list[int], list[int]]] = {
     "chunks": ([16, 3], [7, 20]),
     "mixed": ([2, 15, 50, 0, 30], [1, 1, 1, 9, 4]),
 }
-
-
-def scattered(starts: Sequence[int], lengths: Sequence[int], page_size: int) -> Rows:
-    """Rows whose blocks are all over the pool."""
-    order = (torch.randperm(BLOCKS - 1) + 1).tolist()
-    counts = [-(-(s + n) // page_size) for s, n in zip(starts, lengths, strict=True)]
-    tables = torch.zeros(len(starts), max(counts), dtype=torch.int64)
-    for row, count in enumerate(counts):
-        tables[row, :count] = torch.tensor([order.pop() for _ in range(count)])
-    return Rows(starts, lengths, tables)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -46,7 +33,7 @@ def test_attention_equals_the_reference(
     torch.manual_seed(0)
     starts, lengths = ROWS[case]
     rows = scattered(starts, lengths, 8)
-    pages = torch.randn(2, BLOCKS, kv_heads, 8, head_dim).to(dtype)
+    pages = poisoned(torch.randn(2, BLOCKS, kv_heads, 8, head_dim).to(dtype), rows)
     query = torch.randn(sum(lengths), heads, head_dim).to(dtype)
     scale = head_dim**-0.5
     expected = paged_attention_reference(query, pages, rows, scale, window)
@@ -64,7 +51,7 @@ def test_small_tiles_and_groups_change_nothing(
     monkeypatch.setattr("tokenmesh.kernels.paged_attention.work.SCRATCH_BYTES", 4000)
     starts, lengths = [1, 9, 9, 30, 31, 0, 11], [1, 1, 1, 1, 1, 23, 6]
     rows = scattered(starts, lengths, 8)
-    pages = torch.randn(2, BLOCKS, 2, 8, 10)
+    pages = poisoned(torch.randn(2, BLOCKS, 2, 8, 10), rows)
     query = torch.randn(sum(lengths), 4, 10)
     prepared = prepare(rows, pages.shape, torch.float32, window)
     assert len(prepared.decode) > 2
@@ -74,20 +61,21 @@ def test_small_tiles_and_groups_change_nothing(
     torch.testing.assert_close(result, expected, atol=1e-5, rtol=0)
 
 
-def test_nobody_sees_pages_of_others_or_positions_to_come() -> None:
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("head_dim", [12, 256])
+def test_nan_in_slots_that_no_row_owns_changes_nothing(dtype: torch.dtype, head_dim: int) -> None:
     torch.manual_seed(0)
-    starts, lengths = [5, 20, 3], [1, 1, 6]
+    starts, lengths = [0, 5, 15, 20, 3], [1, 1, 1, 1, 6]
     rows = scattered(starts, lengths, 8)
-    pages = torch.randn(2, BLOCKS, 2, 8, 12)
-    query = torch.randn(8, 4, 12)
-    prepared = prepare(rows, pages.shape, torch.float32, None)
+    pages = torch.randn(2, BLOCKS, 2, 8, head_dim).to(dtype)
+    query = torch.randn(10, 4, head_dim).to(dtype)
+    prepared = prepare(rows, pages.shape, dtype, None)
+    assert any(group.tails for group in prepared.decode)
     before = paged_attention(query, pages, prepared, 0.3)
-    seen = torch.zeros(BLOCKS, 8, dtype=torch.bool)
-    for start, length, table in zip(starts, lengths, rows.tables.tolist(), strict=True):
-        for position in range(start + length):
-            seen[table[position // 8], position % 8] = True
-    other = torch.where(seen.view(1, BLOCKS, 1, 8, 1), pages, torch.full_like(pages, 1e3))
-    torch.testing.assert_close(paged_attention(query, other, prepared, 0.3), before)
+    kept = poisoned(pages, rows)
+    again = kept.clone()
+    torch.testing.assert_close(paged_attention(query, kept, prepared, 0.3), before)
+    assert torch.equal(kept.isnan(), again.isnan()), "pages are only read"
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -3,19 +3,23 @@
 query    [tokens, heads, head_dim]    the rows' tokens one after the other; may be a view of a
                                       wider buffer
 pages    [2, blocks, kv_heads, page_size, head_dim]    the new tokens are already written; in
-                                      query's dtype or, on a GPU, float8_e4m3fn
+                                      query's dtype or float8_e4m3fn; head_dim is the wider one
+                                      where keys and values differ
 rows     which tokens belong to which row, each row's block table, and the window: `prepare`
          makes it on the CPU; on a GPU it is a DeviceRows
 scale    what a logit is multiplied by, above 0
-variant  softcap, sinks, scales of 8-bit pages; on a GPU only
+variant  softcap, sinks, scales of 8-bit pages, width of values
 lse      [tokens, heads] float32 to be filled with the logarithm of each softmax's denominator,
-         sink included; on a GPU only. merge_attention puts such results together
-returns  [tokens, heads * head_dim]
+         sink included. merge_attention puts such results together
+returns  [tokens, heads * value_dim]
 
 Query head h reads kv head h // (heads / kv_heads). With a window, position p sees the positions
-q with p - window < q <= p. On the CPU every page that a row may touch must hold finite numbers,
-its tail included: what is masked is still multiplied by zero. On a GPU nothing is read that no
-token sees.
+q with p - window < q <= p. Tokens of a span see each other both ways, see `Rows`: with a window,
+p still sees no q <= p - window. Nothing that no token sees reaches a result, NaN included.
+
+Attention without pages, of encoders: pages of one token each, made of the step's keys and values
+[tokens, kv_heads, head_dim] by `torch.stack((keys, values)).unsqueeze(3)`, with the tokens'
+numbers as block tables, and a span for each row.
 
 What the GPU runner prepares is one DeviceRows a step, see there; `for_window` gives its twin for
 layers with another window. Decode alone is the case num_short == rows; it has no numbers that
@@ -33,7 +37,7 @@ from tokenmesh.kernels.paged_attention.reference import (
 )
 from tokenmesh.kernels.paged_attention.tolerance import TOLERANCE
 from tokenmesh.kernels.paged_attention.variant import PLAIN, Variant
-from tokenmesh.kernels.paged_attention.work import Prepared, Rows, prepare
+from tokenmesh.kernels.paged_attention.work import Prepared, Rows, prepare, span_ends
 
 __all__ = [
     "PLAIN",
@@ -47,6 +51,7 @@ __all__ = [
     "paged_attention",
     "paged_attention_reference",
     "prepare",
+    "span_ends",
 ]
 
 
@@ -58,11 +63,9 @@ def paged_attention(
     variant: Variant = PLAIN,
     lse: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """A new tensor; NotImplementedError where the CPU path lacks what is asked for."""
+    """A new tensor."""
     if isinstance(rows, DeviceRows):
         from tokenmesh.kernels.paged_attention import triton
 
         return triton.paged_attention(query, pages, rows, scale, variant, lse)
-    if variant is not PLAIN or lse is not None:
-        raise NotImplementedError("attention on the CPU has no softcap, sinks, scales or lse")
-    return paged_attention_on_cpu(query, pages, rows, scale)
+    return paged_attention_on_cpu(query, pages, rows, scale, variant, lse)

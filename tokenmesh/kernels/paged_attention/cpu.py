@@ -7,13 +7,23 @@ matmuls over the whole group of query heads.
 
 import torch
 
+from tokenmesh.kernels.paged_attention import cpu_variant
+from tokenmesh.kernels.paged_attention.gather import gather
+from tokenmesh.kernels.paged_attention.variant import PLAIN, Variant
 from tokenmesh.kernels.paged_attention.work import DecodeGroup, PrefillTile, Prepared
 
 
 def paged_attention(
-    query: torch.Tensor, pages: torch.Tensor, prepared: Prepared, scale: float
+    query: torch.Tensor,
+    pages: torch.Tensor,
+    prepared: Prepared,
+    scale: float,
+    variant: Variant = PLAIN,
+    lse: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """query [T, H, D] -> [T, H * D]."""
+    """query [T, H, D] -> [T, H * D]; fills lse, float32 [T, H], if there is one."""
+    if variant is not PLAIN or lse is not None:
+        return cpu_variant.paged_attention(query, pages, prepared, scale, variant, lse)
     if len(prepared.decode) == 1 and not prepared.prefill:
         return _decode(query, pages, prepared.decode[0], scale)
     out = query.new_empty(query.shape[0], query.shape[1] * query.shape[2])
@@ -27,15 +37,12 @@ def paged_attention(
 def _decode(
     query: torch.Tensor, pages: torch.Tensor, group: DecodeGroup, scale: float
 ) -> torch.Tensor:
-    kv_heads, head_dim = pages.shape[2], pages.shape[4]
-    num_rows, heads = query.shape[0], query.shape[1]
-    gathered = pages.view(-1, pages.shape[3] * head_dim).index_select(0, group.gather)
-    dtype = group.mask.dtype
-    keys, values = gathered.to(dtype).view(2, num_rows * kv_heads, -1, head_dim)
-    by_kv_head = query.to(dtype).reshape(num_rows * kv_heads, heads // kv_heads, head_dim)
-    scores = torch.baddbmm(group.mask, by_kv_head, keys.transpose(1, 2), alpha=scale)
-    mixed = torch.bmm(scores.softmax(-1), values)
-    return mixed.view(num_rows, heads * head_dim).to(query.dtype)
+    gather(pages, group)
+    mask = group.mask
+    by_kv_head = query.to(mask.dtype).reshape(mask.shape[0], -1, pages.shape[4])
+    scores = torch.baddbmm(mask, by_kv_head, group.keys, alpha=scale)
+    mixed = torch.bmm(scores.softmax(-1), group.values)
+    return mixed.view(len(query), -1).to(query.dtype)
 
 
 def _prefill(
@@ -55,7 +62,7 @@ def _prefill(
         keys,
         values,
         attn_mask=tile.mask,
-        is_causal=tile.mask is None,
+        is_causal=tile.is_causal,
         scale=scale,
     )
     return mixed.permute(2, 0, 1, 3).reshape(num_queries, heads * head_dim)

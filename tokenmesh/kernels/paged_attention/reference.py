@@ -14,7 +14,7 @@ def paged_attention_reference(
     window: int | None,
     variant: Variant = PLAIN,
 ) -> torch.Tensor:
-    """query [T, H, D] -> [T, H * D], rounded once to query's dtype."""
+    """query [T, H, D] -> [T, H * value_dim], rounded once to query's dtype."""
     return attention_and_lse_reference(query, pages, rows, scale, window, variant)[0]
 
 
@@ -30,19 +30,20 @@ def attention_and_lse_reference(
 
     A query at a negative position sees nothing: zeros, and the denominator is the sink's alone.
     """
-    out = torch.empty_like(query)
+    value_dim = variant.value_dim or query.shape[2]
+    out = query.new_empty(*query.shape[:2], value_dim)
     lse = query.new_empty(query.shape[:2], dtype=torch.float32)
     page_size, group = pages.shape[3], query.shape[1] // pages.shape[2]
     token = 0
     for start, length, table in zip(rows.starts, rows.lengths, rows.tables, strict=True):
         for position in range(start, start + length):
-            first = 0 if window is None else max(0, position - window + 1)
-            seen = torch.arange(first, max(first, position + 1), device=query.device)
+            first, end = _seen(rows, token, position, window)
+            seen = torch.arange(first, max(first, end), device=query.device)
             keys, values = (
-                plane[table[seen // page_size], :, seen % page_size]
+                plane[table[seen // page_size], :, seen % page_size, :width]
                 .double()
                 .repeat_interleave(group, dim=1)
-                for plane in pages
+                for plane, width in zip(pages, (query.shape[2], value_dim), strict=True)
             )
             logits = torch.einsum("hd,shd->hs", query[token].double(), keys * variant.k_scale)
             logits *= scale
@@ -56,3 +57,16 @@ def attention_and_lse_reference(
             out[token], lse[token] = mixed.to(query.dtype), log_sum.float()
             token += 1
     return out.flatten(1), lse
+
+
+def _seen(rows: Rows, token: int, position: int, window: int | None) -> tuple[int, int]:
+    """The first position that a token sees, and the one after the last."""
+    first, end = 0, position + 1
+    for span in rows.spans:
+        if token in range(*span):
+            end += span[1] - 1 - token
+    if window is not None:
+        first = max(0, position - window + 1)
+        if rows.has_symmetric_window:
+            end = min(end, position + window)
+    return first, end

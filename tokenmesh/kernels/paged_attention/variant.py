@@ -18,6 +18,9 @@ class Variant:
     """What a stored key has to be multiplied by; pages in 8 bits need it."""
     v_scale: float = 1.0
     """Likewise for values."""
+    value_dim: int | None = None
+    """Width of a value, where keys and values differ: pages are as wide as the wider of the two,
+    the query as the key. None: all have one width."""
 
 
 PLAIN: Final = Variant()

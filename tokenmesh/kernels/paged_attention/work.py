@@ -31,6 +31,12 @@ class Rows:
     """New tokens of each row, at least 1."""
     tables: torch.Tensor
     """[rows, max_blocks] int64 block ids; entries past a row's end are the null block."""
+    spans: Sequence[tuple[int, int]] = ()
+    """First token and end of runs of the step's tokens that see each other both ways, each within
+    a row and in ascending order; a bidirectional row is one span. A window limits what they see
+    behind them."""
+    has_symmetric_window: bool = False
+    """A window limits what spans see ahead of them too, to as many positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +46,17 @@ class DecodeGroup:
     tokens: slice
     gather: torch.Tensor
     """[2 * rows * kv_heads * pages] page rows, keys before values."""
+    gathered: torch.Tensor
+    """[2 * rows * kv_heads * pages, page_size * head_dim] where the pages are gathered; of the
+    pages' dtype, 8 bits as uint8. Groups share its memory."""
+    tails: list[torch.Tensor]
+    """The parts of `gathered` behind the rows' last tokens: they may hold anything."""
+    wide: torch.Tensor | None
+    """Like `gathered`, in the dtype to compute in; None: it is the same."""
+    keys: torch.Tensor
+    """[rows * kv_heads, head_dim, keys], a view of the one to compute with."""
+    values: torch.Tensor
+    """[rows * kv_heads, keys, head_dim], likewise."""
     mask: torch.Tensor
     """[rows * kv_heads, 1, keys] 0 or -inf, in the dtype to compute in."""
 
@@ -54,7 +71,9 @@ class PrefillTile:
     num_keys: int
     """Keys to keep of those gathered."""
     mask: torch.Tensor | None
-    """[queries, keys] True where a query sees a key; None: plainly causal from key 0."""
+    """[queries, num_keys] True where a query sees a key; None: see `is_causal`."""
+    is_causal: bool
+    """Without a mask: query i sees the keys up to i; else every query sees every key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,37 +87,92 @@ class Prepared:
 def prepare(
     rows: Rows, pages_shape: torch.Size, dtype: torch.dtype, window: int | None
 ) -> Prepared:
-    """Split the step into decode groups and prefill tiles."""
-    _, num_blocks, kv_heads, page_size, head_dim = pages_shape
-    planes = torch.arange(2).view(2, 1, 1, 1) * (num_blocks * kv_heads)
-    heads = torch.arange(kv_heads).view(1, 1, kv_heads, 1)
+    """Split the step into decode groups and prefill tiles.
 
-    def page_rows(table: torch.Tensor) -> torch.Tensor:
-        """table [n, pages] -> [2 * n * kv_heads * pages] rows of the pool seen as pages."""
-        return (planes + heads + table.view(1, len(table), 1, -1) * kv_heads).flatten()
-
+    dtype is the pages'. What is prepared has room for keys, so one step at a time uses it.
+    """
     num_single = sum(1 for length in rows.lengths if length == 1)
-    page_bytes = 2 * kv_heads * page_size * head_dim * dtype.itemsize
-    decode = []
-    for group in _groups(rows.starts[:num_single], page_size, page_bytes, window):
-        table, mask = _decode_keys(rows, group, page_size, window)
-        if mask.numel() * kv_heads * head_dim > WIDE_ELEMENTS:
-            mask = mask.to(dtype)
-        mask = mask.repeat_interleave(kv_heads, dim=0).unsqueeze(1)
-        decode.append(DecodeGroup(tokens=group, gather=page_rows(table), mask=mask))
-
+    page_bytes = 2 * pages_shape[2] * pages_shape[3] * pages_shape[4] * dtype.itemsize
+    groups = _groups(rows.starts[:num_single], pages_shape[3], page_bytes, window)
+    keys = [_decode_keys(rows, group, pages_shape[3], window) for group in groups]
+    # a scratch made for the step is written outside of inference mode too
+    with torch.inference_mode(mode=False):
+        most = max((mask.numel() for _, mask, _ in keys), default=0)
+        scratch = torch.empty(
+            2 * most * pages_shape[2] * pages_shape[4],
+            dtype=torch.uint8 if dtype.itemsize == 1 else dtype,
+        )
+    decode = [
+        _decode_group(group, *each, pages_shape, dtype, scratch)
+        for group, each in zip(groups, keys, strict=True)
+    ]
+    ends = span_ends(rows) if rows.spans else None
     prefill = []
     token = num_single
     for row in range(num_single, len(rows.starts)):
-        start, length = rows.starts[row], rows.lengths[row]
-        for offset in range(0, length, QUERY_TILE):
-            size = min(QUERY_TILE, length - offset)
-            pages, num_keys, seen = _tile_keys(start + offset, size, page_size, window)
+        for offset in range(0, rows.lengths[row], QUERY_TILE):
+            size = min(QUERY_TILE, rows.lengths[row] - offset)
             tokens = slice(token + offset, token + offset + size)
-            gather = page_rows(rows.tables[row : row + 1, pages])
-            prefill.append(PrefillTile(tokens, gather, num_keys, seen))
-        token += length
+            limits = None if ends is None else ends[tokens]
+            prefill.append(_tile(rows, row, offset, tokens, pages_shape, window, limits))
+        token += rows.lengths[row]
     return Prepared(decode=decode, prefill=prefill)
+
+
+def span_ends(rows: Rows) -> torch.Tensor:
+    """[T] int64: the position after the last one that each token sees, but for the window."""
+    positions = [
+        torch.arange(start, start + length)
+        for start, length in zip(rows.starts, rows.lengths, strict=True)
+    ]
+    ends = torch.cat(positions) + 1
+    for first, end in rows.spans:
+        assert int(ends[end - 1] - ends[first]) == end - 1 - first, "a span lies in one row"
+        ends[first:end] = ends[end - 1].clone()
+    return ends
+
+
+def _page_rows(table: torch.Tensor, pages_shape: torch.Size) -> torch.Tensor:
+    """table [n, pages] -> [2 * n * kv_heads * pages] rows of the pool seen as pages."""
+    num_blocks, kv_heads = pages_shape[1:3]
+    planes = torch.arange(2).view(2, 1, 1, 1) * (num_blocks * kv_heads)
+    heads = torch.arange(kv_heads).view(1, 1, kv_heads, 1)
+    return (planes + heads + table.view(1, len(table), 1, -1) * kv_heads).flatten()
+
+
+def _decode_group(
+    tokens: slice,
+    table: torch.Tensor,
+    mask: torch.Tensor,
+    ends: torch.Tensor,
+    pages_shape: torch.Size,
+    dtype: torch.dtype,
+    scratch: torch.Tensor,
+) -> DecodeGroup:
+    """table [n, pages], mask [n, keys], and where each row's keys end [n, 1]."""
+    _, _, kv_heads, page_size, head_dim = pages_shape
+    num_rows, num_keys = mask.shape
+    size = mask.numel() * kv_heads * head_dim
+    gathered = scratch[: 2 * size].view(-1, page_size * head_dim)
+    by_row = gathered.view(2, num_rows, kv_heads, num_keys, head_dim)
+    tails = [by_row[:, row, :, end:] for row, (end,) in enumerate(ends.tolist()) if end < num_keys]
+    wide = None
+    if size > WIDE_ELEMENTS and dtype.itemsize > 1:
+        mask = mask.to(dtype)
+    if mask.dtype != dtype:
+        wide = torch.empty(gathered.shape, dtype=mask.dtype)
+    both = gathered if wide is None else wide
+    keys, values = both.view(2, num_rows * kv_heads, num_keys, head_dim).unbind()
+    return DecodeGroup(
+        tokens=tokens,
+        gather=_page_rows(table, pages_shape),
+        gathered=gathered,
+        tails=tails,
+        wide=wide,
+        keys=keys.transpose(1, 2),
+        values=values,
+        mask=mask.repeat_interleave(kv_heads, dim=0).unsqueeze(1),
+    )
 
 
 def _groups(
@@ -123,8 +197,9 @@ def _groups(
 
 def _decode_keys(
     rows: Rows, group: slice, page_size: int, window: int | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The block table [n, pages] that the group reads, and its mask [n, keys] of 0 and -inf."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The block table [n, pages] that the group reads, its mask [n, keys] of 0 and -inf, and where
+    each row's keys end [n, 1]."""
     position = torch.tensor(rows.starts[group]).unsqueeze(1)
     if window is None:
         first_page = torch.zeros_like(position)
@@ -137,22 +212,36 @@ def _decode_keys(
     hidden = key > position
     if window is not None:
         hidden |= key <= position - window
-    return table, torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
+    mask = torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
+    return table, mask, position + 1 - first_page * page_size
 
 
-def _tile_keys(
-    start: int, size: int, page_size: int, window: int | None
-) -> tuple[slice, int, torch.Tensor | None]:
-    """The pages that queries [start, start + size) read, how many keys, and the mask."""
-    first = 0 if window is None else max(0, start - window + 1) // page_size
-    end = start + size
-    pages = slice(first, -(-end // page_size))
-    first_key = first * page_size
-    if start == 0 and (window is None or window >= size):
-        return pages, end, None
-    query = torch.arange(start, end).unsqueeze(1)
+def _tile(
+    rows: Rows,
+    row: int,
+    offset: int,
+    tokens: slice,
+    pages_shape: torch.Size,
+    window: int | None,
+    limits: torch.Tensor | None,
+) -> PrefillTile:
+    """Tokens of a row from `offset` on; token i of them sees no key from limits[i] on, without
+    limits none after its own."""
+    start, size = rows.starts[row] + offset, tokens.stop - tokens.start
+    if limits is not None and window is not None and rows.has_symmetric_window:
+        limits = limits.minimum(torch.arange(start, start + size) + window)
+    end = start + size if limits is None else int(limits.max())
+    first_page = 0 if window is None else max(0, start - window + 1) // pages_shape[3]
+    first_key = first_page * pages_shape[3]
+    columns = slice(first_page, -(-end // pages_shape[3]))
+    gather = _page_rows(rows.tables[row : row + 1, columns], pages_shape)
+    if limits is None and start == 0 and (window is None or window >= size):
+        return PrefillTile(tokens, gather, end, None, is_causal=True)
+    query = torch.arange(start, start + size).unsqueeze(1)
     key = torch.arange(first_key, end)
-    seen = key <= query
+    seen = key <= query if limits is None else key < limits.unsqueeze(1)
     if window is not None:
         seen &= key > query - window
-    return pages, end - first_key, seen
+    is_whole = limits is not None and bool(seen.all())
+    mask = None if is_whole else seen
+    return PrefillTile(tokens, gather, end - first_key, mask, is_causal=False)
