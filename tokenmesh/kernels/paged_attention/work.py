@@ -6,6 +6,7 @@ tiles of queries, so that a mask never grows with the square of the prompt.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import torch
@@ -94,18 +95,7 @@ def prepare(
     num_single = sum(1 for length in rows.lengths if length == 1)
     page_bytes = 2 * pages_shape[2] * pages_shape[3] * pages_shape[4] * dtype.itemsize
     groups = _groups(rows.starts[:num_single], pages_shape[3], page_bytes, window)
-    keys = [_decode_keys(rows, group, pages_shape[3], window) for group in groups]
-    # a scratch made for the step is written outside of inference mode too
-    with torch.inference_mode(mode=False):
-        most = max((mask.numel() for _, mask, _ in keys), default=0)
-        scratch = torch.empty(
-            2 * most * pages_shape[2] * pages_shape[4],
-            dtype=torch.uint8 if dtype.itemsize == 1 else dtype,
-        )
-    decode = [
-        _decode_group(group, *each, pages_shape, dtype, scratch)
-        for group, each in zip(groups, keys, strict=True)
-    ]
+    decode = _decode(rows, groups, pages_shape, dtype, window)
     ends = span_ends(rows) if rows.spans else None
     prefill = []
     token = num_single
@@ -132,47 +122,65 @@ def span_ends(rows: Rows) -> torch.Tensor:
     return ends
 
 
+@lru_cache(maxsize=64)
+def _head_rows(num_blocks: int, kv_heads: int) -> torch.Tensor:
+    """[2, 1, kv_heads, 1] where each head's keys and values begin in the pool seen as pages."""
+    planes = torch.arange(2).view(2, 1, 1, 1) * (num_blocks * kv_heads)
+    return planes + torch.arange(kv_heads).view(1, 1, kv_heads, 1)
+
+
 def _page_rows(table: torch.Tensor, pages_shape: torch.Size) -> torch.Tensor:
     """table [n, pages] -> [2 * n * kv_heads * pages] rows of the pool seen as pages."""
     num_blocks, kv_heads = pages_shape[1:3]
-    planes = torch.arange(2).view(2, 1, 1, 1) * (num_blocks * kv_heads)
-    heads = torch.arange(kv_heads).view(1, 1, kv_heads, 1)
-    return (planes + heads + table.view(1, len(table), 1, -1) * kv_heads).flatten()
+    heads = _head_rows(num_blocks, kv_heads)
+    return (heads + (table * kv_heads).view(1, len(table), 1, -1)).flatten()
 
 
-def _decode_group(
-    tokens: slice,
-    table: torch.Tensor,
-    mask: torch.Tensor,
-    ends: torch.Tensor,
+def _decode(
+    rows: Rows,
+    groups: list[slice],
     pages_shape: torch.Size,
     dtype: torch.dtype,
-    scratch: torch.Tensor,
-) -> DecodeGroup:
-    """table [n, pages], mask [n, keys], and where each row's keys end [n, 1]."""
+    window: int | None,
+) -> list[DecodeGroup]:
     _, _, kv_heads, page_size, head_dim = pages_shape
-    num_rows, num_keys = mask.shape
-    size = mask.numel() * kv_heads * head_dim
-    gathered = scratch[: 2 * size].view(-1, page_size * head_dim)
-    by_row = gathered.view(2, num_rows, kv_heads, num_keys, head_dim)
-    tails = [by_row[:, row, :, end:] for row, (end,) in enumerate(ends.tolist()) if end < num_keys]
-    wide = None
-    if size > WIDE_ELEMENTS and dtype.itemsize > 1:
-        mask = mask.to(dtype)
-    if mask.dtype != dtype:
-        wide = torch.empty(gathered.shape, dtype=mask.dtype)
-    both = gathered if wide is None else wide
-    keys, values = both.view(2, num_rows * kv_heads, num_keys, head_dim).unbind()
-    return DecodeGroup(
-        tokens=tokens,
-        gather=_page_rows(table, pages_shape),
-        gathered=gathered,
-        tails=tails,
-        wide=wide,
-        keys=keys.transpose(1, 2),
-        values=values,
-        mask=mask.repeat_interleave(kv_heads, dim=0).unsqueeze(1),
-    )
+    keys = [_decode_keys(rows, group, page_size, window) for group in groups]
+    most = max((mask.numel() for _, mask, _ in keys), default=0)
+    stored = torch.uint8 if dtype.itemsize == 1 else dtype
+    scratch = torch.empty(2 * most * kv_heads * head_dim, dtype=stored)
+    decode = []
+    for tokens, (table, mask, ends) in zip(groups, keys, strict=True):
+        size = mask.numel() * kv_heads * head_dim
+        gathered = scratch[: 2 * size].view(-1, page_size * head_dim)
+        wide = None
+        if size > WIDE_ELEMENTS and dtype.itemsize > 1:
+            mask = mask.to(dtype)
+        if mask.dtype != dtype:
+            wide = torch.empty(gathered.shape, dtype=mask.dtype)
+        both = gathered if wide is None else wide
+        by_row = both.view(2, -1, mask.shape[1], head_dim)
+        group = DecodeGroup(
+            tokens=tokens,
+            gather=_page_rows(table, pages_shape),
+            gathered=gathered,
+            tails=_tails(gathered.view(2, len(ends), kv_heads, -1, head_dim), ends),
+            wide=wide,
+            keys=by_row[0].transpose(1, 2),
+            values=by_row[1],
+            mask=mask.repeat_interleave(kv_heads, dim=0).unsqueeze(1),
+        )
+        decode.append(group)
+    return decode
+
+
+def _tails(gathered: torch.Tensor, ends: list[int]) -> list[torch.Tensor]:
+    """gathered [2, n, kv_heads, keys, head_dim] -> its parts from each row's end on."""
+    num_keys = gathered.shape[3]
+    return [
+        row.narrow(2, end, num_keys - end)
+        for row, end in zip(gathered.unbind(1), ends, strict=True)
+        if end < num_keys
+    ]
 
 
 def _groups(
@@ -197,23 +205,25 @@ def _groups(
 
 def _decode_keys(
     rows: Rows, group: slice, page_size: int, window: int | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
     """The block table [n, pages] that the group reads, its mask [n, keys] of 0 and -inf, and where
-    each row's keys end [n, 1]."""
-    position = torch.tensor(rows.starts[group]).unsqueeze(1)
+    each row's keys end."""
+    starts = rows.starts[group]
+    first_pages = [
+        0 if window is None else max(0, start - window + 1) // page_size for start in starts
+    ]
+    ends = [s + 1 - p * page_size for s, p in zip(starts, first_pages, strict=True)]
+    num_pages = -(-max(ends) // page_size)
     if window is None:
-        first_page = torch.zeros_like(position)
+        table = rows.tables[group, :num_pages]
     else:
-        first_page = (position - window + 1).clamp_(min=0) // page_size
-    num_pages = int((position // page_size - first_page).max()) + 1
-    columns = first_page + torch.arange(num_pages)
-    table = rows.tables[group].gather(1, columns.clamp(max=rows.tables.shape[1] - 1))
-    key = first_page * page_size + torch.arange(num_pages * page_size)
-    hidden = key > position
+        columns = torch.tensor(first_pages).unsqueeze(1) + torch.arange(num_pages)
+        table = rows.tables[group].gather(1, columns.clamp(max=rows.tables.shape[1] - 1))
+    key, end = torch.arange(num_pages * page_size), torch.tensor(ends).unsqueeze(1)
+    hidden = key >= end
     if window is not None:
-        hidden |= key <= position - window
-    mask = torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
-    return table, mask, position + 1 - first_page * page_size
+        hidden |= key < end - window
+    return table, torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf")), ends
 
 
 def _tile(
