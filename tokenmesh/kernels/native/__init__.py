@@ -1,10 +1,11 @@
-"""C kernels for the CPU: linear layers, whole forward passes in one call, noise of draws.
+"""C kernels for the CPU: linear layers, experts, whole forward passes in one call, noise of draws.
 
 For x86-64 with AVX-512 BF16 under Linux, compiled at first use; `start` says whether they are
 there. Every number they compute depends on its own inputs alone: not on the number of tokens, the
 batch, the chunk of a prompt, or the threads.
 """
 
+from tokenmesh.kernels.native.experts import Gate, NativeExperts, native_experts
 from tokenmesh.kernels.native.noise import native_noise
 from tokenmesh.kernels.native.program import Program, ProgramInputs, Turns
 from tokenmesh.kernels.native.start import has_started, start
@@ -14,14 +15,17 @@ from tokenmesh.kernels.native.weight import NativeWeight, native_linear
 __all__ = [
     "MAX_HEAD_DIM",
     "MAX_QUERIES",
+    "Gate",
     "Kind",
     "Model",
+    "NativeExperts",
     "NativeWeight",
     "Op",
     "Program",
     "ProgramInputs",
     "Turns",
     "has_started",
+    "native_experts",
     "native_linear",
     "native_noise",
     "start",

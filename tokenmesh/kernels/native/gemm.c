@@ -5,17 +5,16 @@
 #include "vec.h"
 
 enum {
-    PANEL = 32,
-    MAX_ROWS = 12,     /* tokens of a tile of one panel: 24 accumulators of 32 registers */
-    MAX_PAIR_ROWS = 6, /* of a tile of two panels */
     CHUNKS_OF_THREAD = 8,
     WORK_OF_CHUNK = 1 << 15, /* multiplications worth handing to another thread */
 };
 
 #include "typed.h"
+#include "tile.inc"
 #include "gemm.inc"
 #define TM_BF16
 #include "typed.h"
+#include "tile.inc"
 #include "gemm.inc"
 
 void tm_linear(const void *x, long ldx, const void *weight, const void *bias, void *out,

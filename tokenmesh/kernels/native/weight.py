@@ -9,8 +9,8 @@ import torch
 from tokenmesh.kernels import huge_pages
 from tokenmesh.kernels.native.start import library
 
-_PANEL: Final = 32
-_STEPS: Final = {torch.float32: 1, torch.bfloat16: 2}
+PANEL: Final = 32
+STEPS: Final = {torch.float32: 1, torch.bfloat16: 2}
 """Neighboring inputs that one multiplication takes."""
 
 
@@ -28,23 +28,29 @@ class NativeWeight:
     def pack(cls, weight: torch.Tensor, bias: torch.Tensor | None) -> "NativeWeight":
         """Copy weight [O, I] and keep bias [O]; `fits` says which weights can be taken."""
         out_features, in_features = weight.shape
-        step, num_panels = _STEPS[weight.dtype], -(-out_features // _PANEL)
+        step, num_panels = STEPS[weight.dtype], -(-out_features // PANEL)
         steps = in_features // step
-        panels = huge_pages.empty((num_panels, steps, _PANEL, step), weight.dtype)
-        full = out_features // _PANEL
-        whole, rest = weight[: full * _PANEL], weight[full * _PANEL :]
-        panels[:full] = whole.view(full, _PANEL, steps, step).transpose(1, 2)
-        if len(rest):
-            panels[full, :, : len(rest)] = rest.view(len(rest), steps, step).transpose(0, 1)
-            panels[full, :, len(rest) :] = 0
+        panels = huge_pages.empty((num_panels, steps, PANEL, step), weight.dtype)
+        fill_panels(panels, weight)
         kept = None if bias is None else bias.contiguous()
         return cls(panels, kept, out_features, in_features)
 
     @staticmethod
     def fits(weight: torch.Tensor) -> bool:
         """Whether the kernels know the dtype and the number of inputs."""
-        step = _STEPS.get(weight.dtype)
+        step = STEPS.get(weight.dtype)
         return step is not None and weight.shape[1] % step == 0
+
+
+def fill_panels(panels: torch.Tensor, weight: torch.Tensor) -> None:
+    """Copy weight [O, I] to panels [ceil(O / 32), I / step, 32, step]."""
+    steps, step = panels.shape[1], panels.shape[3]
+    full = len(weight) // PANEL
+    whole, rest = weight[: full * PANEL], weight[full * PANEL :]
+    panels[:full] = whole.reshape(full, PANEL, steps, step).transpose(1, 2)
+    if len(rest):
+        panels[full, :, : len(rest)] = rest.reshape(len(rest), steps, step).transpose(0, 1)
+        panels[full, :, len(rest) :] = 0
 
 
 def native_linear(

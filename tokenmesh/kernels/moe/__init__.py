@@ -1,0 +1,41 @@
+"""moe: the experts of a mixture-of-experts layer. Which experts a token has is the model's work.
+
+x        [tokens, hidden]                float32, float16 or bfloat16
+ids      [tokens, k] int64               experts of each token; E and -1: one that is not here and
+                                         adds nothing (another number that is not an expert's adds
+                                         nothing on a GPU and raises IndexError on a CPU)
+weights  [tokens, k]                     float32 or x's dtype
+w13      [E, 2 * inner, hidden]          gate and up; [E, inner, hidden] without a gate
+w2       [E, hidden, inner]
+returns  [tokens, hidden]                a new tensor in x's dtype: the sum over k of
+                                         weight * w2(activation(w13(x))); ExpertsSpec has the rest
+
+`pack` brings the weights into the form that the processor reads fastest: on a CPU with C kernels
+into panels, on a GPU into the order above. Experts that are transposed or interleaved must be
+packed before they run on a GPU.
+
+Tolerance against the reference: see TOLERANCE, relative to the largest output or 1. A token's result
+does not depend on the tokens beside it with the C kernels; with torch's and Triton's as little as
+that of a linear layer.
+"""
+
+from typing import Final
+
+import torch
+
+from tokenmesh.kernels.moe.cpu import Weights, experts, pack
+from tokenmesh.kernels.moe.reference import experts_reference
+from tokenmesh.kernels.moe.spec import ACTIVATIONS, Activation, ExpertsSpec
+
+TOLERANCE: Final = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+__all__ = [
+    "ACTIVATIONS",
+    "TOLERANCE",
+    "Activation",
+    "ExpertsSpec",
+    "Weights",
+    "experts",
+    "experts_reference",
+    "pack",
+]

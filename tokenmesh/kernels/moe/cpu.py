@@ -1,0 +1,158 @@
+"""Experts on a CPU: pairs of a token and an expert are sorted, and each expert runs once.
+
+The C kernels do all of it in one call, on panels that replace the plain weights. Without them it is
+two products of torch for each expert that is hit.
+"""
+
+import math
+from dataclasses import replace
+from typing import Final
+
+import torch
+from torch.nn import functional
+
+from tokenmesh.kernels.moe.spec import ACTIVATIONS, ExpertsSpec
+from tokenmesh.kernels.native import Gate, NativeExperts, native_experts
+
+Weights = torch.Tensor | NativeExperts
+MAX_PAIRS: Final = 4096
+"""At a time, which bounds the memory between the two products."""
+
+
+def pack(
+    w13: torch.Tensor, w2: torch.Tensor, spec: ExpertsSpec, native: bool = False
+) -> tuple[Weights, Weights, ExpertsSpec]:
+    """The same experts as `experts` reads them fastest; the arguments may be dropped.
+
+    `native`: the C kernels have been started. Raises ValueError for shapes that do not fit.
+    """
+    _check(w13, w2, spec)
+    straight13, straight2 = w13, w2
+    if spec.is_transposed:
+        straight13, straight2 = w13.transpose(1, 2), w2.transpose(1, 2)
+    b13 = spec.b13
+    if spec.is_interleaved:
+        straight13 = torch.cat((straight13[:, 0::2], straight13[:, 1::2]), dim=1)
+        b13 = None if b13 is None else torch.cat((b13[:, 0::2], b13[:, 1::2]), dim=1)
+    straight = replace(spec, is_transposed=False, is_interleaved=False, b13=b13)
+    if w13.is_cuda:
+        return straight13.contiguous(), straight2.contiguous(), straight
+    if native and NativeExperts.fits(straight13) and NativeExperts.fits(straight2):
+        slices = 2 if spec.is_gated else 1
+        return NativeExperts.pack(straight13, slices), NativeExperts.pack(straight2, 1), straight
+    return w13, w2, spec
+
+
+def _check(w13: torch.Tensor, w2: torch.Tensor, spec: ExpertsSpec) -> None:
+    outputs, inputs = (-1, -2) if spec.is_transposed else (-2, -1)
+    inner = w2.shape[inputs] * (2 if spec.is_gated else 1)
+    shapes = (w13.shape[0], w13.shape[outputs], w13.shape[inputs])
+    if shapes != (w2.shape[0], inner, w2.shape[outputs]):
+        raise ValueError(f"experts of {tuple(w13.shape)} and {tuple(w2.shape)} do not fit: {spec}")
+    for bias, rows in ((spec.b13, inner), (spec.b2, w2.shape[outputs])):
+        if bias is not None and bias.shape != (w13.shape[0], rows):
+            raise ValueError(f"a bias of {tuple(bias.shape)} does not fit {tuple(w13.shape)}")
+
+
+def experts(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    w13: Weights,
+    w2: Weights,
+    spec: ExpertsSpec,
+) -> torch.Tensor:
+    """See the package."""
+    num_tokens = max(1, MAX_PAIRS // max(1, ids.shape[1]))
+    slices = [slice(i, i + num_tokens) for i in range(0, x.shape[0], num_tokens)]
+    outs = [_some(x[each], ids[each], weights[each], w13, w2, spec) for each in slices]
+    return outs[0] if len(outs) == 1 else torch.cat([x.new_empty((0, x.shape[1])), *outs])
+
+
+def _some(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    w13: Weights,
+    w2: Weights,
+    spec: ExpertsSpec,
+) -> torch.Tensor:
+    if isinstance(w13, torch.Tensor) and isinstance(w2, torch.Tensor):
+        return _by_torch(x, ids, weights, w13, w2, spec)
+    assert isinstance(w13, NativeExperts)
+    assert isinstance(w2, NativeExperts)
+    gate = Gate(
+        activation=ACTIVATIONS.index(spec.activation),
+        alpha=spec.alpha,
+        limit=math.inf if spec.limit is None else spec.limit,
+        limits_activated_gate=spec.limits_activated_gate,
+        up_offset=spec.up_offset,
+    )
+    return native_experts(x, ids, weights, w13, spec.b13, w2, spec.b2, gate)
+
+
+def _by_torch(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    spec: ExpertsSpec,
+) -> torch.Tensor:
+    num_experts, top_k = w13.shape[0], ids.shape[1]
+    flat = ids.reshape(-1)
+    if bool(((flat < -1) | (flat > num_experts)).any()):
+        raise IndexError(f"an expert's id is not from -1 to {num_experts}")
+    wide = torch.promote_types(x.dtype, torch.float32)
+    parts = x.new_zeros((len(flat), x.shape[1]), dtype=wide)
+    factors = weights.reshape(-1, 1).to(wide)
+    order = flat.argsort(stable=True)
+    counts = torch.bincount(flat + 1, minlength=num_experts + 2).tolist()
+    places = torch.split(order, counts)[1:-1]  # the first and the last are not here
+    for expert, pairs in enumerate(places):
+        if len(pairs):
+            b13 = None if spec.b13 is None else spec.b13[expert]
+            b2 = None if spec.b2 is None else spec.b2[expert]
+            hidden = _linear(x[pairs // top_k], w13[expert], b13, spec)
+            hidden = activated(hidden.to(wide), spec).to(x.dtype)
+            parts[pairs] = _linear(hidden, w2[expert], b2, spec).to(wide) * factors[pairs]
+    return parts.view(*ids.shape, -1).sum(1).to(x.dtype)
+
+
+def _linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, spec: ExpertsSpec
+) -> torch.Tensor:
+    return functional.linear(x, weight.t() if spec.is_transposed else weight, bias)
+
+
+def activated(hidden: torch.Tensor, spec: ExpertsSpec) -> torch.Tensor:
+    """What is between the two products: [T, 2I], or [T, I] without a gate, -> [T, I]."""
+    if not spec.is_gated:
+        return _activation(hidden, spec)
+    gate, up = hidden.chunk(2, dim=-1)
+    if spec.is_interleaved:
+        gate, up = hidden[..., 0::2], hidden[..., 1::2]
+    if spec.limit is not None:
+        up = up.clamp(-spec.limit, spec.limit)
+    if spec.limit is not None and not spec.limits_activated_gate:
+        gate = gate.clamp(max=spec.limit)
+    gate = _activation(gate, spec)
+    if spec.limit is not None and spec.limits_activated_gate:
+        gate = gate.clamp(max=spec.limit)
+    return gate * (up + spec.up_offset)
+
+
+def _activation(x: torch.Tensor, spec: ExpertsSpec) -> torch.Tensor:
+    match spec.activation:
+        case "silu" if spec.alpha == 1.0:
+            return functional.silu(x)
+        case "silu":
+            return x * torch.sigmoid(spec.alpha * x)
+        case "gelu":
+            return functional.gelu(x)
+        case "gelu_tanh":
+            return functional.gelu(x, approximate="tanh")
+        case "relu":
+            return torch.relu(x)
+        case "relu2":
+            return torch.relu(x).square()

@@ -1,0 +1,116 @@
+/* Experts: pairs are sorted by expert, so that each weight that is needed is read once a step.
+ *
+ * Four pieces of parallel work: x by place, w13 with the activation, w2 with the routing weight, and
+ * the sum over a token's pairs in their order. Each number depends on its own token alone.
+ */
+#include "experts.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "pool.h"
+#include "vec.h"
+
+enum {
+    CHUNKS_OF_THREAD = 8,
+    ROWS_OF_CHUNK = 16,
+};
+
+struct work {
+    const struct tm_experts *layer;
+    int64_t places, hits; /* pairs and experts that are here */
+    int64_t units, parts; /* of an expert: tiles across, and the chunks that they are divided into */
+};
+
+TM_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* Counting sort of the pairs by expert. 1: an id is out of range. */
+static int sort(const struct tm_experts *layer, struct work *work) {
+    int64_t *first = layer->first, total = layer->tokens * layer->top_k, place = 0;
+    memset(first, 0, (size_t)(layer->experts + 1) * sizeof *first);
+    for (int64_t pair = 0; pair < total; pair++) {
+        int64_t expert = layer->ids[pair];
+        if (expert < -1 || expert > layer->experts) return 1;
+        if (expert >= 0 && expert < layer->experts) first[expert]++;
+    }
+    work->hits = 0;
+    for (int64_t expert = 0; expert < layer->experts; expert++) {
+        int64_t count = first[expert];
+        if (count > 0) layer->hits[work->hits++] = expert;
+        first[expert] = place;
+        place += count;
+    }
+    work->places = place;
+    for (int64_t pair = 0; pair < total; pair++) {
+        int64_t expert = layer->ids[pair];
+        if (expert >= 0 && expert < layer->experts) layer->pairs[first[expert]++] = pair;
+    }
+    /* each entry is now where the next expert begins */
+    memmove(first + 1, first, (size_t)layer->experts * sizeof *first);
+    first[0] = 0;
+    return 0;
+}
+
+static float gelu1(float x) { return 0.5f * x * (1.0f + erff(x * 0.7071067811865476f)); }
+
+TM_INLINE __m512 gelu16(__m512 x) {
+    float numbers[16];
+    _mm512_storeu_ps(numbers, x);
+    for (int i = 0; i < 16; i++) numbers[i] = gelu1(numbers[i]);
+    return _mm512_loadu_ps(numbers);
+}
+
+/* x * sigmoid(v) */
+TM_INLINE __m512 times_sigmoid(__m512 x, __m512 v) {
+    __m512 e = exp16(_mm512_sub_ps(_mm512_setzero_ps(), v));
+    return _mm512_div_ps(x, _mm512_add_ps(_mm512_set1_ps(1.0f), e));
+}
+
+TM_INLINE __m512 activate(const struct tm_experts *layer, __m512 x) {
+    __m512 cube, positive;
+    switch (layer->activation) {
+    case TM_GELU: return gelu16(x);
+    case TM_GELU_TANH:
+        /* (1 + tanh(u)) / 2 = sigmoid(2u), with 2 * sqrt(2 / pi) = 1.59576912 */
+        cube = _mm512_mul_ps(_mm512_mul_ps(x, x), x);
+        cube = _mm512_fmadd_ps(_mm512_set1_ps(0.044715f), cube, x);
+        return times_sigmoid(x, _mm512_mul_ps(_mm512_set1_ps(1.5957691216057308f), cube));
+    case TM_RELU:
+    case TM_RELU2:
+        /* of two operands the maximum is the second when either is NaN */
+        positive = _mm512_max_ps(_mm512_setzero_ps(), x);
+        return layer->activation == TM_RELU ? positive : _mm512_mul_ps(positive, positive);
+    default: return times_sigmoid(x, _mm512_mul_ps(_mm512_set1_ps(layer->alpha), x));
+    }
+}
+
+TM_INLINE __m512 gated(const struct tm_experts *layer, __m512 gate, __m512 up) {
+    __m512 limit = _mm512_set1_ps(layer->limit), floor = _mm512_set1_ps(-layer->limit);
+    up = _mm512_min_ps(limit, _mm512_max_ps(floor, up));
+    if (layer->limits_activated_gate)
+        gate = _mm512_min_ps(limit, activate(layer, gate));
+    else
+        gate = activate(layer, _mm512_min_ps(limit, gate));
+    return _mm512_mul_ps(gate, _mm512_add_ps(up, _mm512_set1_ps(layer->up_offset)));
+}
+
+/* Divide what all experts that are hit have to do; units: tiles across of one expert. */
+static int64_t divide(struct work *work, int64_t units) {
+    int64_t threads = tm_pool_threads();
+    int64_t parts = threads == 1 ? 1 : threads * CHUNKS_OF_THREAD / work->hits;
+    work->units = units;
+    work->parts = least(parts < 1 ? 1 : parts, units);
+    return work->hits * work->parts;
+}
+
+#include "typed.h"
+#include "tile.inc"
+#include "experts.inc"
+#define TM_BF16
+#include "typed.h"
+#include "tile.inc"
+#include "experts.inc"
+
+int tm_experts_run(const struct tm_experts *layer) {
+    return layer->is_bf16 ? run_experts_bf16(layer) : run_experts_f32(layer);
+}
