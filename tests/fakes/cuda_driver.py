@@ -19,6 +19,7 @@ from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.plan import StepPlan
 from tokenmesh.services.worker_svc.engine.request import Request
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
+from tokenmesh.services.worker_svc.models.keeps import make_store
 from tokenmesh.services.worker_svc.models.native.build_decoder import build_decoder
 from tokenmesh.services.worker_svc.models.native.decoder import Decoder
 from tokenmesh.services.worker_svc.models.native.read_config import read_facts
@@ -26,7 +27,6 @@ from tokenmesh.services.worker_svc.models.raw_config import read_json
 from tokenmesh.services.worker_svc.runner.cuda.launch import CudaLaunch
 from tokenmesh.services.worker_svc.runner.cuda.limits import CudaLimits
 from tokenmesh.services.worker_svc.runner.cuda.runner import CudaRunner
-from tokenmesh.services.worker_svc.runner.kv import make_store
 from tokenmesh.services.worker_svc.sampling.device_sampler import DeviceSampler
 from tokenmesh.shared.config.worker import WorkerSettings
 

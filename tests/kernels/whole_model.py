@@ -12,11 +12,11 @@ from tokenmesh.kernels.staged_writes import staged_writes
 from tokenmesh.kernels.step_inputs import RowState, StepTensors, step_inputs
 from tokenmesh.services.worker_svc.layers.device_step import DeviceStep
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
+from tokenmesh.services.worker_svc.models.keeps import make_store
 from tokenmesh.services.worker_svc.models.native.build_decoder import build_decoder
 from tokenmesh.services.worker_svc.models.native.decoder import Decoder
 from tokenmesh.services.worker_svc.models.native.read_config import read_facts
 from tokenmesh.services.worker_svc.models.raw_config import read_json
-from tokenmesh.services.worker_svc.runner.kv import make_store
 
 PAGE_SIZE, MAX_BLOCKS, MAX_TOKENS = 16, 4, 64
 ROW: Final = 2

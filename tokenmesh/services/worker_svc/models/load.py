@@ -48,4 +48,4 @@ def load_model(
     from tokenmesh.services.worker_svc.models.hf.model import build_hf
 
     assert isinstance(facts, HfFacts)
-    return build_hf(facts, dtype, progress)
+    return build_hf(facts, dtype, progress, has_kernels)

@@ -9,14 +9,13 @@ import torch
 
 from tokenmesh.services.worker_svc.models.api import Model, ModelFacts, Progress
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
-from tokenmesh.services.worker_svc.models.keeps import KvStore
+from tokenmesh.services.worker_svc.models.keeps import KvStore, make_store
 from tokenmesh.services.worker_svc.models.load import load_model
 from tokenmesh.services.worker_svc.runner.cuda.decode_steps import KINDS
 from tokenmesh.services.worker_svc.runner.cuda.graph_memory import graph_bytes
 from tokenmesh.services.worker_svc.runner.cuda.make import make_cuda_runner
 from tokenmesh.services.worker_svc.runner.cuda.runner import CudaRunner
 from tokenmesh.services.worker_svc.runner.device_memory import CudaMemory, available_host_bytes
-from tokenmesh.services.worker_svc.runner.kv import make_store
 from tokenmesh.services.worker_svc.runner.memory import (
     Budget,
     GpuBudget,

@@ -9,7 +9,7 @@ from tokenmesh.services.worker_svc.models.hf.run import Run
 from tokenmesh.services.worker_svc.models.hf.unserved import UnservedModel
 
 
-class RunCache(Cache):
+class RunCache(Cache):  # type: ignore[misc]
     """Keys and values pass through to the attention function, which writes them to pages.
 
     States are those of the rows at work, which `mixers` puts into the run. What a module asks for

@@ -1,5 +1,6 @@
 """config.json -> HfFacts, by transformers' own reading of it and a probe of the empty tree."""
 
+import copy
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +58,9 @@ def empty_tree(facts: HfFacts) -> PreTrainedModel:
     """The module tree on the meta device."""
     try:
         with torch.device("meta"):
-            return facts.kind._from_config(facts.config, attn_implementation="eager").eval()
+            return facts.kind._from_config(
+                copy.deepcopy(facts.config), attn_implementation="eager"
+            ).eval()
     except Exception as error:
         raise UnservedModel(f"transformers cannot build it: {error}") from error
 

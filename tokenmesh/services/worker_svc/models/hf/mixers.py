@@ -40,6 +40,8 @@ class MixerPort:
     module: torch.nn.Module
     places: dict[tuple[str, int], tuple[int, int]]
     """State -> layer and item of the store; empty until the probe has seen them."""
+    takes_chunks: bool = True
+    """Whether the module goes on from a state with several tokens at once."""
 
     def forward(self, inner: Any, hidden: torch.Tensor, named: dict[str, Any]) -> torch.Tensor:
         """hidden [1, T, H] -> [1, T, H]."""
@@ -51,7 +53,9 @@ class MixerPort:
         for tokens, rows in _batches(step):
             flat = hidden[0, tokens]
             batch = flat.view(len(rows), -1, hidden.shape[-1])
-            mixed = self._mix(inner, batch, rows, named).flatten(0, 1)
+            parts = [batch] if self.takes_chunks else torch.split(batch, 1, dim=1)
+            mixed = torch.cat([self._mix(inner, part, rows, named) for part in parts], dim=1)
+            mixed = mixed.flatten(0, 1)
             if len(flat) == hidden.shape[1]:
                 return mixed[None]
             if out is None:

@@ -1,5 +1,6 @@
 """HfModel: a module tree of transformers with weights, as the runner sees it."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -7,12 +8,18 @@ from typing import Any
 
 import torch
 
-from tokenmesh.services.worker_svc.layers.step import Step
+from tokenmesh.services.worker_svc.layers.step import HostStep, Step
 from tokenmesh.services.worker_svc.models.api import Patch, Progress
+from tokenmesh.services.worker_svc.models.hf import experts
+from tokenmesh.services.worker_svc.models.hf.check import check, paged_logits, reference
 from tokenmesh.services.worker_svc.models.hf.facts import HfFacts
 from tokenmesh.services.worker_svc.models.hf.tree import Tree, adapt
+from tokenmesh.services.worker_svc.models.hf.unserved import UnservedModel
 from tokenmesh.services.worker_svc.models.hf.weights import read_weights
 from tokenmesh.services.worker_svc.models.keeps import KvStore, LayerKeeps
+from tokenmesh.shared.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +34,8 @@ class HfModel:
     @property
     def dtype(self) -> torch.dtype:
         """See `Model.dtype`."""
-        return self.tree.model.dtype
+        dtype: torch.dtype = self.tree.model.dtype
+        return dtype
 
     @property
     def has_program(self) -> bool:
@@ -52,11 +60,9 @@ class HfModel:
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """See `Model.logits`; by the tree's own head, with all that it does to logits."""
         self.body.hidden = hidden[None]
-        logits: torch.Tensor = self.tree.model(inputs_embeds=hidden[None], use_cache=False).logits[
-            0
-        ]
+        logits: torch.Tensor = self.tree.model(inputs_embeds=hidden[None], use_cache=False).logits
         self.body.hidden = None
-        return logits.float() if out is None else out.copy_(logits)
+        return logits[0].float() if out is None else out.copy_(logits[0])
 
 
 class _Computed(torch.nn.Module):
@@ -86,11 +92,43 @@ class _Output(SimpleNamespace):
         return (self.last_hidden_state,)[index]
 
 
-def build_hf(facts: HfFacts, dtype: torch.dtype, progress: Progress) -> HfModel:
-    """Load every tensor. Raises CheckpointError for any that is missing, misshapen or unknown."""
+def build_hf(facts: HfFacts, dtype: torch.dtype, progress: Progress, has_kernels: bool) -> HfModel:
+    """Load every tensor. has_kernels: the C kernels have been started.
+
+    Raises CheckpointError for a tensor that is missing, misshapen or unknown, and for a tree that
+    computes something else in chunks than it does as a whole.
+    """
     model = read_weights(facts, dtype, progress)
+    expected = reference(model, facts.vocab_size)
     tree = adapt(model, facts.ropes)
-    keeps = tree.probe()
+    experts.take_over(model, has_kernels)
     body = _Computed(tree.body)
+    keeps = tree.probe()
     setattr(model, model.base_model_prefix, body)
-    return HfModel(facts, keeps, tree, body)
+    loaded = HfModel(facts, keeps, tree, body)
+    try:
+        _check(loaded, expected)
+    except UnservedModel as error:
+        raise CheckpointError(f"{facts.architecture} cannot be served: {error.message}") from error
+    return loaded
+
+
+def _check(model: HfModel, expected: torch.Tensor) -> None:
+    """See `check`. Mixers that take no chunks after the first go token by token."""
+
+    def logits(ids: torch.Tensor, step: HostStep, store: KvStore) -> torch.Tensor:
+        return model.logits(model.forward(model.embed(ids), step, store))
+
+    def ours() -> torch.Tensor:
+        return paged_logits(logits, model.keeps, model.facts.vocab_size, model.dtype)
+
+    try:
+        error = check(expected, ours(), model.dtype)
+    except UnservedModel:
+        if not model.tree.mixers:
+            raise
+        for port in model.tree.mixers:
+            port.takes_chunks = False
+        error = check(expected, ours(), model.dtype)
+        logger.warning("the states of %s advance token by token", model.facts.architecture)
+    logger.info("chunks of %s are %.1e from the whole", model.facts.architecture, error)

@@ -38,7 +38,7 @@ class MaskSeen:
     def __getattr__(self, name: str) -> NoReturn:
         raise UnservedModel("its code computes with attention masks itself")
 
-    __getitem__ = __add__ = __radd__ = __mul__ = __and__ = __invert__ = __eq__ = __getattr__
+    __getitem__ = __add__ = __radd__ = __mul__ = __and__ = __invert__ = __getattr__
 
 
 @dataclass(slots=True)
@@ -108,7 +108,7 @@ def _spy(port: MixerPort, seen: Seen) -> Callable[[], None]:
         seen.run.states = {}
         return mixed
 
-    port.module.forward = spied  # type: ignore[method-assign]
+    port.module.forward = spied
     return lambda: setattr(port.module, "forward", forward)
 
 
@@ -143,10 +143,10 @@ def _attention(
             raise UnservedModel(f"{kind} passes {name} to attention, which is not supported")
     if named.get("is_causal") is False or getattr(module, "is_causal", True) is False:
         raise UnservedModel(f"{kind} looks at later tokens")
-    heads, width = query.shape[1], value.shape[-1]
+    heads, width = query.shape[1], int(value.shape[-1])
     make: Callable[[Place], Any]
     if is_latent(module):
-        width = module.v_head_dim
+        width = int(module.v_head_dim)  # type: ignore[arg-type]
         if mask.window is not None or named.get("softcap") or named.get("s_aux") is not None:
             raise UnservedModel(f"{kind} has latents with a window, softcap or sinks")
         kept = Pages(1, key.shape[-1] + value.shape[-1], key.shape[-1])

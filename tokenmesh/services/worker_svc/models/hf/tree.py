@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from tokenmesh.services.worker_svc.layers.rope_config import RopeConfig
+from tokenmesh.services.worker_svc.models.hf import experts
 from tokenmesh.services.worker_svc.models.hf.attention import ATTENTION
 from tokenmesh.services.worker_svc.models.hf.cache import RunCache
 from tokenmesh.services.worker_svc.models.hf.mixers import MixerPort, is_mixer, wrap
@@ -45,8 +46,9 @@ class Tree:
     def probe(self) -> tuple[LayerKeeps, ...]:
         """Attach every port; what the layers keep. Raises UnservedModel."""
         device = next(self.body.parameters()).device
-        width = self.embedding.weight.shape[-1]
-        embeddings = torch.empty(1, _PROBE_TOKENS, width, device=device, dtype=self.model.dtype)
+        table: Any = self.embedding.weight
+        shape = (1, _PROBE_TOKENS, table.shape[-1])
+        embeddings = torch.empty(shape, device=device, dtype=self.model.dtype)
         positions = torch.arange(_PROBE_TOKENS, device=device)[None]
         self._run_by(PROBE, PROBE)
         try:
@@ -56,16 +58,16 @@ class Tree:
         except Exception as error:
             logger.info("the probe failed", exc_info=error)
             raise UnservedModel(f"its code fails over a paged cache: {error}") from error
-        self._run_by(ATTENTION, "eager")
+        self._run_by(ATTENTION, experts.NAME)
         return seen.attach()
 
-    def _run_by(self, attention: str, experts: str) -> None:
+    def _run_by(self, attention: str, experts_name: str) -> None:
         """Name the functions to every module: each reads its own config object."""
         for module in self.model.modules():
             config = getattr(module, "config", None)
             if isinstance(config, PreTrainedConfig):
                 config._attn_implementation = attention
-                config._experts_implementation = experts
+                config._experts_implementation = experts_name
 
 
 def adapt(model: PreTrainedModel, ropes: tuple[RopeConfig, ...] = ()) -> Tree:
@@ -78,16 +80,10 @@ def adapt(model: PreTrainedModel, ropes: tuple[RopeConfig, ...] = ()) -> Tree:
             mixers.append(wrap(module, run, cache))
         elif is_latent(module):
             keep_latents(module)
-    by_row(model.base_model, ropes, run)
-    return Tree(
-        model,
-        model.base_model,
-        model.get_input_embeddings(),
-        run,
-        cache,
-        _cache_name(model.base_model),
-        mixers,
-    )
+    body: torch.nn.Module = model.base_model
+    by_row(body, ropes, run)
+    embedding = model.get_input_embeddings()
+    return Tree(model, body, embedding, run, cache, _cache_name(body), mixers)
 
 
 def _cache_name(body: torch.nn.Module) -> str:

@@ -1,5 +1,7 @@
 """Weights of the general kind: read by transformers' own conversion tables, strictly."""
 
+import copy
+
 import torch
 from transformers import PreTrainedModel
 
@@ -21,9 +23,10 @@ def read_weights(facts: HfFacts, dtype: torch.dtype, progress: Progress) -> PreT
     try:
         model, found = facts.kind.from_pretrained(
             facts.directory,
-            config=facts.config,
+            config=copy.deepcopy(facts.config),
             dtype=dtype,
             attn_implementation="eager",
+            experts_implementation="eager",
             local_files_only=True,
             use_safetensors=True,
             output_loading_info=True,
@@ -37,4 +40,5 @@ def read_weights(facts: HfFacts, dtype: torch.dtype, progress: Progress) -> PreT
             listed = ", ".join(names[:_SHOWN])
             raise CheckpointError(f"{facts.directory}: {what} tensors: {listed}{more}")
     progress(total, total)
-    return model.eval()  # type: ignore[no-any-return]
+    tree: PreTrainedModel = model.eval()
+    return tree
