@@ -4,7 +4,7 @@ Tensors that somebody may refer to stay the same objects: their memory is given 
 in place. Called on the engine thread while no step is in flight.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Final, Literal
@@ -166,16 +166,26 @@ def bring_back(aside: list[tuple[torch.UntypedStorage, torch.Tensor]]) -> None:
         aside.pop()
 
 
-def tensors_of(part: object) -> Iterator[torch.Tensor]:
-    """Every tensor that a structure of dataclasses and sequences is made of."""
+def tensors_of(part: object, _seen: set[int] | None = None) -> Iterator[torch.Tensor]:
+    """Every tensor that a structure of dataclasses, sequences and modules is made of."""
+    seen = set() if _seen is None else _seen
     if isinstance(part, torch.Tensor):
         yield part
-    elif isinstance(part, list | tuple):
-        for each in part:
-            yield from tensors_of(each)
+        return
+    if id(part) in seen:
+        return
+    seen.add(id(part))
+    parts: Iterable[object] = ()
+    if isinstance(part, list | tuple):
+        parts = part
+    elif isinstance(part, torch.nn.Module):
+        own = [value for value in vars(part).values() if is_dataclass(value)]
+        parts = [*part.parameters(recurse=False), *part.buffers(recurse=False), *own]
+        parts = [*parts, *part.children()]
     elif is_dataclass(part) and not isinstance(part, type):
-        for field in fields(part):
-            yield from tensors_of(getattr(part, field.name))
+        parts = [getattr(part, field.name) for field in fields(part)]
+    for each in parts:
+        yield from tensors_of(each, seen)
 
 
 def _size(model: Model) -> int:

@@ -81,15 +81,17 @@ class _Computed(torch.nn.Module):
 
     def forward(self, *_args: Any, **_named: Any) -> Any:
         """As if the body had computed `hidden`."""
-        nothing = dict.fromkeys(("past_key_values", "hidden_states", "attentions", "router_logits"))
-        return _Output(last_hidden_state=self.hidden, cache_params=None, **nothing)
+        return _Output(last_hidden_state=self.hidden)
 
 
 class _Output(SimpleNamespace):
-    """A body's output by name or by number."""
+    """A body's output by name or by number; it has nothing but hidden states."""
 
     def __getitem__(self, index: int) -> Any:
         return (self.last_hidden_state,)[index]
+
+    def __getattr__(self, name: str) -> None:
+        return None
 
 
 def build_hf(facts: HfFacts, dtype: torch.dtype, progress: Progress, has_kernels: bool) -> HfModel:

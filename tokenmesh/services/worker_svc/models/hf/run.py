@@ -25,7 +25,7 @@ class Run:
 
     def end(self) -> None:
         """After it: nothing of a step outlives it here."""
-        self.step = None
+        self.step = self.store = None
 
 
 @dataclass(frozen=True, slots=True)
