@@ -3,10 +3,12 @@
 from typing import Final
 
 from tokenmesh.services.worker_svc.grammar.compile_job import BackendName
+from tokenmesh.services.worker_svc.grammar.lean_import import import_lean
 from tokenmesh.services.worker_svc.grammar.matcher import Backend
 from tokenmesh.services.worker_svc.grammar.token_table import TokenTable
 from tokenmesh.shared.config.worker import GrammarBackend
 
+_XGRAMMAR_BACKEND: Final = "tokenmesh.services.worker_svc.grammar.xgrammar_backend"
 _ORDER: Final[dict[GrammarBackend, tuple[BackendName, ...]]] = {
     "auto": ("xgrammar", "guidance"),
     "xgrammar": ("xgrammar",),
@@ -22,9 +24,8 @@ def backends_of(setting: GrammarBackend) -> tuple[BackendName, ...]:
 def make_backend(name: BackendName, tokens: TokenTable) -> Backend:
     """Takes a good part of a second for a large vocabulary."""
     if name == "xgrammar":
-        from tokenmesh.services.worker_svc.grammar.xgrammar_backend import XGrammarBackend
-
-        return XGrammarBackend(tokens)
+        backend: Backend = import_lean(_XGRAMMAR_BACKEND).XGrammarBackend(tokens)
+        return backend
     from tokenmesh.services.worker_svc.grammar.guidance_backend import GuidanceBackend
 
     return GuidanceBackend(tokens)
