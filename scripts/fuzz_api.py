@@ -21,8 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from tokenmesh.cli.embedded.parent_death import dies_with_parent
 from tokenmesh.cli.embedded.ports import free_port
+from tokenmesh.shared.parent_death import dies_with_parent
 
 _KEY: Final = "fuzz"
 _HOOKS: Final = Path(__file__).with_name("fuzz_hooks.py")

@@ -22,8 +22,8 @@ from nats.aio.msg import Msg
 from nats.errors import Error
 
 from benchmarks.peers.sample import Measure, Sample
-from tokenmesh.cli.embedded.parent_death import dies_with_parent
 from tokenmesh.cli.embedded.ports import free_port
+from tokenmesh.shared.parent_death import dies_with_parent
 
 _SUBJECT: Final = "round.trip"
 _PAYLOAD: Final = bytes(512)

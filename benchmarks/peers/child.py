@@ -17,7 +17,7 @@ import msgspec
 from benchmarks.peers.sample import Sample, sample_of
 from benchmarks.serve.load import Outcome
 from benchmarks.serve.own_server import end_group, tail
-from tokenmesh.cli.embedded.parent_death import dies_with_parent
+from tokenmesh.shared.parent_death import dies_with_parent
 
 _LINE_LIMIT: Final = 64 << 20
 _LEAVE_S: Final = 20.0

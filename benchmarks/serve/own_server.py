@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.serve.client import Server
-from tokenmesh.cli.embedded.parent_death import dies_with_parent
 from tokenmesh.cli.embedded.ports import free_port
+from tokenmesh.shared.parent_death import dies_with_parent
 
 READY_S = 300.0
 _LEAVE_S = 30.0

@@ -1,11 +1,13 @@
-"""A child of `ChildPool` that does what its jobs say: `pool_child FORKS`.
+"""A child of `ChildPool` that does what its jobs say: `pool_child MODE [SECONDS]`.
 
-`pid` answers the number of the process that serves, `spin` never ends, `die` kills itself.
+`pid` answers the number of the process that serves, `spin` never ends, `die` kills itself. Mode
+`forks`: forks do the work, for SECONDS at most; `late`: it never comes to serve.
 """
 
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -29,4 +31,7 @@ def prepare(job: bytes) -> Callable[[], bytes]:
 
 
 if __name__ == "__main__":
-    serve(sys.stdin.buffer, sys.stdout.buffer, TIME_S, prepare, forks=sys.argv[1] == "forks")
+    mode, time_s = sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else TIME_S
+    while mode == "late":
+        time.sleep(1.0)
+    serve(sys.stdin.buffer, sys.stdout.buffer, time_s, prepare, forks=mode == "forks")

@@ -1,9 +1,13 @@
 """Processes for work that may never end: started ahead, ended late, kept through their forks."""
 
 import asyncio
+import subprocess
+import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.fakes.pool_child import TIME_S
@@ -95,3 +99,39 @@ async def test_stopping_ends_a_fork_in_the_middle_of_its_job(make: MakePool) -> 
     await pool.stop()
     with pytest.raises(ChildDied):
         await job
+
+
+OWNER = """
+import asyncio, sys
+from tokenmesh.shared.child_pool import ChildLimits, ChildPool
+
+async def main(mode):
+    pool = ChildPool("tests", "tests.fakes.pool_child", (mode, "60"), ChildLimits(1, 9, 60), b"hi")
+    work = asyncio.create_task(pool.ask(b"spin"))
+    while not pool.processes:
+        await asyncio.sleep(0.01)
+    print(pool.processes[0].pid, flush=True)
+    await work
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize(("mode", "count"), [("late", 1), ("forks", 2)])
+def test_nothing_goes_on_for_an_owner_that_was_killed(
+    make: MakePool, mode: str, count: int
+) -> None:
+    command = (sys.executable, "-c", OWNER, mode)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        child = psutil.Process(int(owner.stdout.readline()))
+        until_s = time.monotonic() + 15
+        while len(busy := [child, *child.children()]) < count and time.monotonic() < until_s:
+            time.sleep(0.02)
+        assert len(busy) == count
+        owner.kill()
+    gone, alive = psutil.wait_procs(busy, timeout=5)
+    for each in alive:
+        each.kill()
+    assert not alive
+    assert len(gone) == count

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from tokenmesh.cli.embedded.parent_death import dies_with_parent
 from tokenmesh.cli.embedded.spec import ChildSpec
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.notify import VARIABLES
 from tokenmesh.shared.config.settings import ENV_PREFIX
+from tokenmesh.shared.parent_death import dies_with_parent
 
 _CHUNK_BYTES: Final = 65536
 _MAX_LINE_CHARS: Final = 8192
