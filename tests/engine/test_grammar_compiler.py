@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
@@ -11,7 +12,10 @@ import pytest
 
 from tests.fakes.grammars import EOS, VOCAB, json_schema
 from tests.fakes.tokenizers import byte_level_bpe
+from tokenmesh.services.worker_svc.grammar.compile_job import BackendName
 from tokenmesh.services.worker_svc.grammar.compiler import GrammarCompiler
+from tokenmesh.services.worker_svc.grammar.matcher import Backend
+from tokenmesh.services.worker_svc.grammar.shared_grammars import SharedGrammars
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.child_pool import ChildPool
 from tokenmesh.shared.config.worker import WorkerSettings
@@ -127,6 +131,39 @@ async def test_after_its_start_no_grammar_waits_for_a_process_or_a_library(
     # xgrammar is late, and the process that it was late in is needed again for what follows
     for text in ("(((a{1,100}){1,100}){1,100}){1,100}", "[a-z]+"):
         assert (await compiler.compile(regex(text))).start() is not None
+
+
+async def test_a_grammar_in_redis_waits_for_no_process_and_for_its_own_library_only(
+    make: MakeCompiler, blobs: Blobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = regex("moved [0-9]+")
+    first = make(shared=blobs, structured_outputs_backend="auto")
+    await first.compile(asked)
+    await first.stop()
+    other = make(shared=blobs, structured_outputs_backend="auto")
+    make_backend, may_load = other._make_backend, threading.Event()
+    find, is_late = SharedGrammars.find, [True]
+
+    def slow_guidance(name: BackendName) -> Backend:
+        if name == "guidance":
+            may_load.wait(2 * SLACK_S)
+        return make_backend(name)
+
+    async def late(self: SharedGrammars, key: bytes) -> Any:
+        return None if is_late and is_late.pop() else await find(self, key)
+
+    monkeypatch.setattr(other, "_make_backend", slow_guidance)
+    monkeypatch.setattr(SharedGrammars, "find", late)
+    monkeypatch.setattr(other._pool, "start", asyncio.Event().wait)
+    may_start = asyncio.Event()
+    may_start.set()
+    other.start(may_start)
+    try:
+        async with asyncio.timeout(SLACK_S):
+            assert (await other.compile(asked)).start() is not None
+        assert other.is_starting
+    finally:
+        may_load.set()
 
 
 async def test_a_grammar_waits_for_the_process_that_is_started_already(

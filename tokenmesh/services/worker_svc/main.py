@@ -74,7 +74,7 @@ async def build(mesh: Mesh) -> None:
     await mesh.listen(actor, subjects.worker_control(worker_id))
     card = card_of(names, loaded, settings.block_size if settings.enable_prefix_caching else 0)
     if grammars is not None and settings.grammar_prestart:
-        # not before: imports would hold up the first beats
+        # the processes not before: their imports would hold up the first beats
         grammars.start(after=mesh.ready).add_done_callback(lambda _: gc.freeze())
     mesh.set_beat(lambda: ([card], actor.load()))
     mesh.on_drain(actor.drain)

@@ -7,7 +7,7 @@ everybody's later ones: here, and in Redis for the other workers. So is why one 
 import asyncio
 import hashlib
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from pathlib import Path
 from typing import Final
 
@@ -61,7 +61,7 @@ class GrammarCompiler:
         self._blobs = blobs
         self._shared: SharedGrammars | None = None
         self._backends: dict[BackendName, Backend] = {}
-        self._loading = asyncio.Lock()
+        self._loading: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._running: dict[tuple[str, bytes], asyncio.Task[Grammar]] = {}
         self._keeping: set[asyncio.Task[None]] = set()
         self._cache: OrderedDict[bytes, Grammar] = OrderedDict()
@@ -76,21 +76,26 @@ class GrammarCompiler:
         return self._starting is not None and not self._starting.done()
 
     def start(self, after: asyncio.Event) -> asyncio.Task[None]:
-        """Load the libraries in the background, here and in the processes, once `after` is set."""
+        """Load the libraries in the background, and start the processes once `after` is set.
+
+        A stream that goes on here, its grammar in Redis, waits for the libraries only.
+        """
         self._starting = asyncio.create_task(self._start(after))
         return self._starting
 
     async def _start(self, after: asyncio.Event) -> None:
-        await after.wait()
         names = backends_of(self._settings.structured_outputs_backend)
         began_s = monotonic_s()
+        loading = asyncio.gather(self._shared_grammars(), *map(self._backend, names))
         try:
-            loads = map(self._backend, names)
-            await asyncio.gather(self._pool.start(), self._shared_grammars(), *loads)
+            await after.wait()
+            await asyncio.gather(self._pool.start(), loading)
         # requests without a grammar do not need the library
         except (TokenMeshError, ImportError, OSError) as error:
             logger.warning("grammars cannot be compiled yet: %s", error)
             return
+        finally:
+            loading.cancel()
         logger.info("ready to compile grammars after %.1f s", monotonic_s() - began_s)
 
     def find(self, structured: Structured) -> Grammar | None:
@@ -153,7 +158,7 @@ class GrammarCompiler:
 
     async def _compile(self, key: bytes, structured: Structured, share: str) -> Grammar:
         shared = await self._shared_grammars()
-        found = await shared.find(key) if shared is not None else None
+        found = await self._find_shared(shared, key) if shared is not None else None
         if found is not None:
             return await self._load(*found)
         name, data = await self._compile_in_child(key, structured, share)
@@ -162,6 +167,15 @@ class GrammarCompiler:
             self._keeping.add(task)
             task.add_done_callback(self._keeping.discard)
         return await self._load(name, data)
+
+    async def _find_shared(
+        self, shared: SharedGrammars, key: bytes
+    ) -> tuple[BackendName, bytes] | None:
+        """Asks again while no process is there yet: Redis may be late, or another worker's is."""
+        while (found := await shared.find(key)) is None and self.is_starting:
+            assert self._starting is not None
+            await asyncio.wait({self._starting}, timeout=self._settings.grammar_shared_wait_s)
+        return found
 
     async def _compile_in_child(
         self, key: bytes, structured: Structured, share: str
@@ -192,7 +206,7 @@ class GrammarCompiler:
     async def _shared_grammars(self) -> SharedGrammars | None:
         if self._blobs is None:
             return None
-        async with self._loading:
+        async with self._loading["shared"]:
             if self._shared is None:
                 vocabulary = await asyncio.to_thread(
                     vocabulary_of,
@@ -206,7 +220,7 @@ class GrammarCompiler:
 
     async def _backend(self, name: BackendName) -> Backend:
         """What loads grammars here; a large vocabulary takes a second, once."""
-        async with self._loading:
+        async with self._loading[name]:
             if name not in self._backends:
                 self._backends[name] = await asyncio.to_thread(self._make_backend, name)
         return self._backends[name]
