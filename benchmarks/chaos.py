@@ -32,6 +32,7 @@ from benchmarks.chaos_run.faults import Chaos, draw
 from benchmarks.chaos_run.gaps import by_fault, by_kind, guided_ratio, spread
 from benchmarks.chaos_run.heard import Asker
 from benchmarks.chaos_run.leaks import leftover_files, watching
+from benchmarks.chaos_run.longest import longest_silences, write_traces
 from benchmarks.chaos_run.recorded import Chats
 from benchmarks.chaos_run.responses import StoredResponses
 from benchmarks.chaos_run.streams import Streams
@@ -132,6 +133,9 @@ async def run(options: argparse.Namespace, console: Console) -> Outcome:
                 recorder = Server(cluster.urls[0], RECORDER)
                 model = await first_model(recorder)
                 streams, chaos = await disturb(cluster, model, options, console)
+                if options.logs:
+                    longest = longest_silences(streams.heard, chaos.faults)
+                    await write_traces(cluster.urls, longest, logs)
                 leaks += chaos.unclean + await leak_watch.find()
                 urls = [*cluster.urls, *cluster.responder_urls]
                 limits = cluster.settings.responses
@@ -181,7 +185,9 @@ async def askers(cluster: Cluster, model: str, engine: str, random: Random) -> d
     if cluster.responder_urls:
         servers = servers_of(cluster.responder_urls)
         bodies = responses(model, has_grammars=has_grammars)
-        weights[await StoredResponses.record(servers, recorder, bodies, own_random())] = 3
+        weights[await StoredResponses.record(servers, recorder, bodies, own_random())] = (
+            6 if engine == "sim" else 3
+        )
     return weights
 
 
@@ -223,6 +229,7 @@ def report(options: argparse.Namespace, outcome: Outcome) -> dict[str, object]:
         "first_token": spread(starts),
         "gaps": by_fault(streams.heard, faults),
         "longest_gaps": by_kind(streams.heard),
+        "longest_silences": longest_silences(streams.heard, faults),
         "guided_ratio": outcome.guided_ratio,
     }
 

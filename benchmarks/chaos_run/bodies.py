@@ -36,7 +36,10 @@ _TOPICS = ("rivers", "stones", "a garden", "the night", "a long road", "bread", 
 
 
 def chats(model: str, *, has_grammars: bool) -> list[dict[str, Any]]:
-    """Choices, log-probabilities, stop strings, sampled and greedy; tools and schemas."""
+    """Choices, log-probabilities, stop strings, sampled and greedy; tools and schemas.
+
+    As many plain streams as guided ones, and about as long: their silences are compared.
+    """
     common = {"model": model, "max_tokens": 90, "ignore_eos": True}
     found: list[dict[str, Any]] = []
     for seed, topic in enumerate(_TOPICS):
@@ -53,11 +56,13 @@ def chats(model: str, *, has_grammars: bool) -> list[dict[str, Any]]:
 
 def _with_grammars(body: dict[str, Any], seed: int) -> list[dict[str, Any]]:
     schema = {"type": "json_schema", "json_schema": {"name": "words", "schema": _SCHEMA}}
-    tools = {"tools": [_WEATHER], "max_tokens": 200}
+    body = {**body, "max_tokens": 200}
+    tools = {"tools": [_WEATHER]}
     return [
         # without a seed, but every draw has one outcome
         {**body, "temperature": 0.0, "ignore_eos": True},
-        {**body, "seed": seed, "response_format": schema, "max_tokens": 200, "n": 2},
+        {**body, "seed": seed, "ignore_eos": True},
+        {**body, "seed": seed, "response_format": schema, "n": 2},
         {**body, "seed": seed, **tools, "tool_choice": "required"},
         {**body, "temperature": 0.0, **tools, "tool_choice": "auto"},
     ]
@@ -71,5 +76,6 @@ def responses(model: str, *, has_grammars: bool) -> list[dict[str, Any]]:
         found.append({**body, "ignore_eos": True, "max_output_tokens": 140})
         if has_grammars:
             tool = {"type": "function", **_WEATHER["function"], "strict": True}
-            found.append({**body, "tools": [tool], "tool_choice": "required"})
+            call = {"tools": [tool], "tool_choice": "required", "max_output_tokens": 200}
+            found.append({**body, **call})
     return found

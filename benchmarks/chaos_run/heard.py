@@ -65,6 +65,7 @@ class Heard:
     usage: Counter[str] | None = None
     """What its client was told, by the names in /v1/usage."""
     response_id: str = ""
+    """By which a gateway knows its trace."""
     stored_usage: Counter[str] | None = None
     """The same of a stored response, whose log says so, too."""
     kind: str = ""

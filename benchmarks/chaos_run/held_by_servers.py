@@ -84,13 +84,16 @@ async def open_marks(bus: MessageBus, settings: ResponseSettings) -> list[str]:
     return [f"{response} is marked as {owner}'s" for owner, response in marks]
 
 
-async def count_subscriptions(cluster: Cluster) -> dict[str, int]:
-    """The most that one process of each service has at the NATS server; this one is no service."""
+async def most_subscriptions(cluster: Cluster) -> dict[str, list[str]]:
+    """Of that process of each service which has the most at the NATS server, their subjects.
+
+    This process is no service.
+    """
     monitor = Server(cluster.nats_monitor, None)
-    answer = await monitor.ask("GET", f"/connz?limit={_PAGE}")
-    found: dict[str, int] = defaultdict(int)
+    answer = await monitor.ask("GET", f"/connz?subs=1&limit={_PAGE}")
+    found: dict[str, list[str]] = defaultdict(list)
     for each in msgspec.json.decode(answer, type=dict[str, Any])["connections"]:
-        service = each.get("name", "").partition("-")[0]
-        if service != OWN_NAME:
-            found[service] = max(found[service], each["subscriptions"])
+        service, subjects = each.get("name", "").partition("-")[0], each["subscriptions_list"]
+        if service != OWN_NAME and len(subjects) > len(found[service]):
+            found[service] = sorted(subjects)
     return dict(found)

@@ -11,7 +11,7 @@ from benchmarks.chaos_run.accounts import ADMIN
 from benchmarks.chaos_run.cluster import Cluster
 from benchmarks.chaos_run.held_by_servers import (
     OWN_NAME,
-    count_subscriptions,
+    most_subscriptions,
     open_marks,
     reserved,
 )
@@ -38,11 +38,11 @@ class LeakWatch:
         self.bus = bus
         self._members = members
         self._redis = redis
-        self._subscriptions: dict[str, int] = {}
+        self._subscriptions: dict[str, list[str]] = {}
 
     async def begin(self) -> None:
-        """Remember how many subscriptions a process of each service has."""
-        self._subscriptions = await count_subscriptions(self._cluster)
+        """Remember what a process of each service has subscribed to."""
+        self._subscriptions = await most_subscriptions(self._cluster)
 
     async def find(self) -> list[str]:
         """What is held after `_SETTLE_S`, as sentences; empty as soon as nothing is."""
@@ -63,11 +63,11 @@ class LeakWatch:
         ]
 
     async def _new_subscriptions(self) -> list[str]:
-        found = await count_subscriptions(self._cluster)
+        found = await most_subscriptions(self._cluster)
         return [
-            f"a {name} has {count} subscriptions, {self._subscriptions.get(name)} at the start"
-            for name, count in found.items()
-            if count > self._subscriptions.get(name, 0)
+            f"a {name} has the subscriptions {now}, at the start {self._subscriptions.get(name)}"
+            for name, now in found.items()
+            if len(now) > len(self._subscriptions.get(name, ()))
         ]
 
 

@@ -100,6 +100,7 @@ async def _send(server: Server, body: Body, heard: Heard) -> str | None:
 
     def hear(chunk: Chunk) -> None:
         now = time.perf_counter()
+        heard.response_id = chunk.id
         for choice in chunk.choices:
             _hear(choice, heard, now)
 

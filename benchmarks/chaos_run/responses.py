@@ -90,7 +90,7 @@ class _Reading:
             self.fault = self.fault or ("event_lost" if is_late else "event_doubled")
         self.events.append(data)
         if event.response is not None:
-            self.response_id = self.heard.asked = event.response.id
+            self.response_id = self.heard.response_id = self.heard.asked = event.response.id
             self.ended = event.response if event.type in _ENDS else None
         part = _PART_BY_KIND.get(event.type)
         if part is not None:
@@ -248,7 +248,6 @@ def _judge(reading: _Reading, recorded: Recorded) -> str | None:
     assert ended is not None, "it is read to its end"
     if ended.usage is not None:
         heard.num_tokens = ended.usage.output_tokens
-        heard.response_id = ended.id
         heard.stored_usage = Counter(
             requests=1,
             prompt_tokens=ended.usage.input_tokens,

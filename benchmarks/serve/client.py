@@ -78,6 +78,8 @@ class Usage(msgspec.Struct):
 class Chunk(msgspec.Struct):
     """One server-sent event."""
 
+    id: str = ""
+    """The response's."""
     choices: list[Choice] = []
     usage: Usage | None = None
     error: dict[str, object] | None = None

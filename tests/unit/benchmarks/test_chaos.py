@@ -15,6 +15,7 @@ from benchmarks.chaos_run.completions import SEED, Completions
 from benchmarks.chaos_run.faults import Fault, draw
 from benchmarks.chaos_run.gaps import by_fault, by_kind, guided_ratio, spread
 from benchmarks.chaos_run.heard import Gap, Heard, Told
+from benchmarks.chaos_run.longest import longest_silences
 from benchmarks.chaos_run.streams import Streams
 from benchmarks.serve.client import Server
 from benchmarks.serve.sim_oracle import SimOracle
@@ -116,6 +117,25 @@ def test_gaps_of_constrained_streams_are_compared_with_those_of_plain_ones() -> 
     assert guided_ratio(by_kind(heard)) == pytest.approx(4.0)
     assert guided_ratio(by_kind([*heard[1:], streams("plain", 0.1, 99)])) is None
     assert by_kind([Heard(0.0, kind="plain", choices=[Told({})])])["plain"]["max_ms"] == 0.0
+
+
+def test_the_longest_silences_come_with_their_faults_and_the_ids_of_their_traces() -> None:
+    told = Told({}, gaps=[Gap(11.0, 11.2, 0), Gap(14.0, 14.9, 0)])
+    heard = [
+        Heard(10.0, kind="guided", response_id="a", choices=[told]),
+        Heard(10.5, kind="plain", response_id="b", choices=[Told({}, gaps=[Gap(12.0, 12.3, 0)])]),
+    ]
+    faults = [Fault("kill", "worker", 13.5, 14.5), Fault("freeze", "redis", 15.0, 16.0)]
+    longest, *others = longest_silences(heard, faults)
+    assert longest == {
+        "ms": 900.0,
+        "kind": "guided",
+        "response_id": "a",
+        "at_s": 4.0,
+        "meanwhile": ["kill worker 3.50 to 4.50"],
+    }
+    assert [(each["ms"], each["meanwhile"]) for each in others] == [(300.0, []), (200.0, [])]
+    assert longest_silences([], faults) == []
 
 
 def test_percentiles_of_few_and_none() -> None:
