@@ -29,7 +29,7 @@ from benchmarks.chaos_run.bodies import chats, responses
 from benchmarks.chaos_run.cluster import Cluster
 from benchmarks.chaos_run.completions import Completions
 from benchmarks.chaos_run.faults import Chaos, draw
-from benchmarks.chaos_run.gaps import by_fault, by_kind, guided_ratio, spread
+from benchmarks.chaos_run.gaps import MAX_GUIDED_RATIO, by_fault, by_kind, guided_ratio, spread
 from benchmarks.chaos_run.heard import Asker
 from benchmarks.chaos_run.leaks import leftover_files, watching
 from benchmarks.chaos_run.longest import longest_silences, write_traces
@@ -48,7 +48,6 @@ from tokenmesh.shared.config.loader import load_settings
 _SHOWN_EVERY_S = 5.0
 _STALLED_S = 3.0
 _FAILURES_TOLD = 20
-_MAX_GUIDED_RATIO = 1.5
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -86,7 +85,7 @@ class Outcome:
     def is_good(self) -> bool:
         """Whether everything held."""
         is_right = not (self.streams.faults or self.leaks or self.accounts.differences)
-        return is_right and (self.guided_ratio or 0.0) <= _MAX_GUIDED_RATIO
+        return is_right and (self.guided_ratio or 0.0) <= MAX_GUIDED_RATIO
 
     @property
     def guided_ratio(self) -> float | None:

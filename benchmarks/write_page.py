@@ -23,7 +23,13 @@ from benchmarks.page.engine import (
     startup_section,
 )
 from benchmarks.page.index import index_section
-from benchmarks.page.mesh import chaos_section, fairness_section, recovery_section, replay_section
+from benchmarks.page.mesh import (
+    chaos_section,
+    fairness_section,
+    guided_chaos_section,
+    recovery_section,
+    replay_section,
+)
 from benchmarks.page.peers import overhead_section, peers_section
 from benchmarks.peers.results import PeersResult
 from benchmarks.serve.report import ROOT
@@ -43,14 +49,15 @@ SECTIONS: Final[tuple[tuple[str, Any, Callable[[Any], Iterator[str]]], ...]] = (
     ("replay_conversation.json", dict[str, Any], replay_section),
     ("recovery.json", dict[str, Any], recovery_section),
     ("chaos.json", dict[str, Any], chaos_section),
+    ("chaos_torch.json", dict[str, Any], guided_chaos_section),
     ("fairness.json", dict[str, Any], fairness_section),
     ("ops_cpu.json", Sweep, ops_section),
     ("ops_cuda.json", Sweep, ops_section),
 )
 RUN_BY_HAND: Final = frozenset(
     {
-        *("replay_conversation.json", "recovery.json", "chaos.json", "fairness.json"),
-        "ops_cuda.json",
+        *("replay_conversation.json", "recovery.json", "fairness.json"),
+        *("chaos.json", "chaos_torch.json", "ops_cuda.json"),
     }
 )
 """What `make bench` leaves out: faults that take long, a trace that is not shipped, a GPU."""

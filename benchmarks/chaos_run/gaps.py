@@ -9,6 +9,8 @@ from benchmarks.chaos_run.heard import Heard
 _SLOW_START_S = 0.3
 CONSTRAINED: Final = ("guided", "tools")
 """Kinds of requests whose tokens a grammar restricts."""
+MAX_GUIDED_RATIO: Final = 1.5
+"""What `guided_ratio` may be."""
 _ENOUGH = 100
 """Choices of a kind, so that a p99 means something."""
 _SHORTEST_MS = 50.0

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from benchmarks.chaos_run.gaps import MAX_GUIDED_RATIO
 from benchmarks.page.table import number, origin, table
 
 Result = Mapping[str, Any]
@@ -65,6 +66,36 @@ def chaos_section(result: Result) -> Iterator[str]:
         ["differences in what tenants were charged", str(len(result["account_differences"]))],
     ]
     yield from table(["", "number"], rows)
+
+
+def guided_chaos_section(result: Result) -> Iterator[str]:
+    """Random faults with the own engine: silences of streams with a grammar and of plain ones."""
+    config = result["config"]
+    yield "## Random faults to streams with grammars"
+    yield ""
+    yield origin(result["environment"], None)
+    yield (
+        f"{result['faults']} faults in {result['seconds']:.0f} s to {config['workers']} workers "
+        f"with a small model, {config['concurrency']} requests at a time, "
+        f"{number(result['streams'], 0)} streams: {_count(result['failures'])} failed or were "
+        f"wrong; {len(result['leaks'])} blocks, reservations, processes or files left, "
+        f"{len(result['account_differences'])} differences in what tenants were charged. Bar: "
+        f"{MAX_GUIDED_RATIO:g} times the p99 of plain streams for those with a grammar. "
+        "`python -m benchmarks.chaos --engine torch`."
+    )
+    yield ""
+    rows = (
+        [kind, *(number(gaps[name], 0) for name in ("count", "p50_ms", "p99_ms", "max_ms"))]
+        for kind, gaps in result["longest_gaps"].items()
+    )
+    yield from table(["longest gap of a stream, ms", "streams", "p50", "p99", "max"], rows)
+    yield ""
+    ratio = result["guided_ratio"]
+    if ratio is None:
+        yield "Too few streams of a kind for a ratio."
+        return
+    reached = _held(ratio <= MAX_GUIDED_RATIO)
+    yield f"Ratio at p99: {number(ratio, 2)}; holds: {reached}."
 
 
 def fairness_section(result: Result) -> Iterator[str]:

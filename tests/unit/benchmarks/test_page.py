@@ -209,3 +209,32 @@ def test_what_random_faults_left_behind_is_counted(tmp_path: Path) -> None:
     assert "| streams that failed or were wrong | none |" in text
     assert "| blocks, reservations, processes or files left | 1 |" in text
     assert "| differences in what tenants were charged | 2 |" in text
+
+
+@pytest.mark.parametrize(
+    ("ratio", "sentence"),
+    [
+        (1.4, "Ratio at p99: 1.40; holds: yes."),
+        (1.6, "Ratio at p99: 1.60; holds: **no**."),
+        (None, "Too few streams of a kind for a ratio."),
+    ],
+)
+def test_gaps_of_streams_with_grammars_stand_beside_plain_ones(
+    tmp_path: Path, ratio: float | None, sentence: str
+) -> None:
+    result = {
+        "environment": environment(),
+        "config": {"workers": 3, "concurrency": 12},
+        "faults": 5,
+        "seconds": 9.0,
+        "streams": 1234,
+        "failures": {},
+        "leaks": [],
+        "account_differences": [],
+        "longest_gaps": {"plain": {"count": 120, "p50_ms": 7.2, "p99_ms": 88.0, "max_ms": 99.0}},
+        "guided_ratio": ratio,
+    }
+    (tmp_path / "chaos_torch.json").write_bytes(msgspec.json.encode(result))
+    text = page(tmp_path)
+    assert "| plain | 120 | 7 | 88 | 99 |" in text
+    assert sentence in text
