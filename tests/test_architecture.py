@@ -42,6 +42,11 @@ def modules() -> list[tuple[Path, ast.Module]]:
     return [(path, ast.parse(path.read_text(encoding="utf-8"))) for path in paths]
 
 
+@cache
+def imports() -> list[tuple[Path, frozenset[str]]]:
+    return [(path, frozenset(imported_names(tree))) for path, tree in modules()]
+
+
 def imported_names(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -55,8 +60,8 @@ def imported_names(tree: ast.Module) -> Iterator[str]:
 def test_each_outside_library_has_its_owner(library: str) -> None:
     strangers = [
         str(path.relative_to(PACKAGE))
-        for path, tree in modules()
-        if any(name == library or name.startswith(f"{library}.") for name in imported_names(tree))
+        for path, names in imports()
+        if any(name == library or name.startswith(f"{library}.") for name in names)
         and not str(path.relative_to(PACKAGE)).startswith(OWNERS[library] or ("-",))
     ]
     assert strangers == []
@@ -65,9 +70,9 @@ def test_each_outside_library_has_its_owner(library: str) -> None:
 def test_the_scheduler_half_of_the_engine_has_no_torch() -> None:
     offenders = [
         str(path)
-        for path, tree in modules()
+        for path, names in imports()
         if path.is_relative_to(TORCH_FREE_ENGINE)
-        and any(name.split(".")[0] == "torch" for name in imported_names(tree))
+        and any(name.split(".")[0] == "torch" for name in names)
     ]
     assert offenders == []
 

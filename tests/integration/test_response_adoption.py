@@ -143,9 +143,9 @@ async def test_a_gateway_that_leaves_hands_its_responses_over(
     owner: GatewayProcess, heir: ResponseClient
 ) -> None:
     seen = await owner.client.stream(limit=30, background=True, **REQUEST)
-    owner.process.terminate()
+    owner.terminate()
     rest = await heir.events(seen[0]["response"]["id"], seen[-1]["sequence_number"])
-    assert await owner.process.wait() == 0
+    assert await owner.wait() == 0
     await check_whole(heir, seen + rest)
 
 
@@ -259,12 +259,12 @@ async def test_what_one_gateway_began_and_another_ended_is_charged_once(
 ) -> None:
     seen = await owner.client.stream(limit=30, background=True, **REQUEST)
     if leaves:
-        owner.process.terminate()
+        owner.terminate()
     else:
         await owner.kill()
     rest = await heir.events(seen[0]["response"]["id"], seen[-1]["sequence_number"])
     counted = await counted_once(heir, rest[-1])
-    await owner.process.wait()
+    await owner.wait()
     assert await models_used(heir) == counted
 
 
