@@ -36,6 +36,9 @@ check: dev
 	$(BIN)/python scripts/budget.py
 	$(BIN)/python scripts/generate_reference.py --check
 
+# The marked tests are few, and collecting all others in one process would take as long.
+ALONE := $$(grep -rl --include='test_*.py' pytest.mark.alone tests)
+
 # Tests run in PROCESSES at a time, each with a NATS and a Redis of its own; more than there are
 # cores, because many tests wait. Those that compare times come last, one after the other.
 PROCESSES ?= 3
@@ -45,12 +48,12 @@ PARALLEL := -n $(PROCESSES) --dist worksteal
 # Every test but those that need a GPU and the long runs.
 test: dev
 	$(PYTEST) $(PARALLEL) -m "not gpu and not slow and not alone"
-	$(PYTEST) -m "alone and not gpu and not slow"
+	$(PYTEST) -m "alone and not gpu and not slow" $(ALONE)
 
 # And the long runs: everything that needs no GPU.
 test-long: dev
 	$(PYTEST) $(PARALLEL) -m "not gpu and not alone"
-	$(PYTEST) -m "alone and not gpu"
+	$(PYTEST) -m "alone and not gpu" $(ALONE)
 
 # The others: kernels and whole models on a GPU, where torch has found one.
 test-gpu: dev

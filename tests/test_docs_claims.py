@@ -3,6 +3,7 @@
 import ast
 import fnmatch
 import re
+from functools import cache
 from pathlib import Path
 from typing import get_args
 
@@ -21,12 +22,6 @@ from tokenmesh.shared.metrics.table import METRICS
 from tokenmesh.shared.service import exit_codes
 from tokenmesh.shared.subject_table import SUBJECTS
 
-STRINGS = {
-    node.value
-    for path in sorted((ROOT / "tokenmesh").rglob("*.py"))
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-    if isinstance(node, ast.Constant) and isinstance(node.value, str)
-}
 SETTINGS = {".".join(key) for key, _ in fields()}
 SECTIONS = {name for name in SETTINGS if "." not in name} | {"model"}
 VARIABLES = {environment_name(key) for key, _ in fields()}
@@ -51,6 +46,17 @@ SCALES = {None: 1, "s": 1, "KiB": 1 << 10, "MiB": 1 << 20}
 on_every_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
 
 
+@cache
+def strings() -> set[str]:
+    """All that the sources hold."""
+    return {
+        node.value
+        for path in sorted((ROOT / "tokenmesh").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+
+
 def is_setting(name: str) -> bool:
     pattern = f"{name}*" if name.endswith("_") else name
     return bool(fnmatch.filter(SETTINGS, pattern))
@@ -66,7 +72,7 @@ def test_every_setting_that_is_named_exists(page: Path) -> None:
         and name.rpartition(".")[2] not in SUFFIXES
         and not is_setting(name)
         # spans are named in the same way
-        and name not in STRINGS
+        and name not in strings()
     }
     assert wrong == set()
 
@@ -229,5 +235,5 @@ def test_messages_are_quoted_as_the_code_has_them(page: str, heading: str) -> No
     pieces = {piece for each in quoted for piece in each.split("...") if len(piece.strip()) > 3}
     assert pieces
     assert [
-        each for each in pieces if not any(each.strip(" :-`") in text for text in STRINGS)
+        each for each in pieces if not any(each.strip(" :-`") in text for text in strings())
     ] == []

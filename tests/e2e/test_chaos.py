@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import chaos
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(120)]
 
 
 def test_no_stream_suffers_from_what_befalls_the_processes(tmp_path: Path) -> None:

@@ -80,6 +80,7 @@ def settings(
         max_images=4,
         max_pixels=100_000,
         fetch_timeout_s=2.0,
+        decode_processes=1,
     )
     model = ModelSettings(model=str(checkpoint), served_model_name=(MODEL,))
     limits = TokenizerSettings(media=media, route_block_tokens=16)
@@ -277,7 +278,7 @@ async def test_one_bad_image_ends_the_fetching_of_the_others(
 async def test_private_hosts_are_refused_by_default(
     settings: Settings, bus: MessageBus, server: ImageServer
 ) -> None:
-    limits = settings.tokenizer.model_copy(update={"media": MediaSettings()})
+    limits = settings.tokenizer.model_copy(update={"media": MediaSettings(decode_processes=1)})
     url = server.serve("/a.png", file(1))
     async with running("tokenizer", settings.model_copy(update={"tokenizer": limits}), build):
         with pytest.raises(InvalidInput, match="not on the public internet"):

@@ -19,7 +19,9 @@ PROMPTS = [prompt_of(5), prompt_of(33, seed=1), prompt_of(17, seed=2)]
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("name", ["llama", "qwen3", "ministral"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("llama", marks=pytest.mark.slow), "qwen3", "ministral"]
+)
 def test_interpreted_engine_draws_what_transformers_does(
     name: str, interpreter: Interpreter, tmp_path: Path
 ) -> None:

@@ -32,7 +32,7 @@ def test_kernels_draw_what_the_cpu_draws(
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    ("filters", "num_draws"), [({}, 400), ({"top_k": 4}, 200), ({"top_p": 0.8}, 200)], ids=str
+    ("filters", "num_draws"), [({}, 200), ({"top_k": 4}, 100), ({"top_p": 0.8}, 100)], ids=str
 )
 def test_kernels_follow_the_distribution(
     filters: dict[str, float], num_draws: int, interpreter: Interpreter

@@ -17,7 +17,7 @@ CHUNK, NUM_DECODE = 11, 2
 
 # Between them: norms of heads before and after rope and over all heads, norms after blocks and none
 # before, windows, a scaled query.
-MODELS = ["qwen3", "hunyuan", "olmo3", "ministral3"]
+MODELS = ["hunyuan", "olmo3", "ministral3", pytest.param("qwen3", marks=pytest.mark.slow)]
 
 
 @pytest.mark.timeout(120)

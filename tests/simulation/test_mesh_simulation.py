@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from tests.rounds import rounds
 from tests.simulation.network import Faults, Network
 from tests.simulation.virtual_time import EPOCH_S, VirtualClock, run_virtually, virtual_time
 from tests.simulation.world import CARD, VOCABULARY, Outcome, World, disturb
@@ -151,20 +152,20 @@ def test_on_a_quiet_network_every_request_gets_all_its_tokens() -> None:
     assert report.num_failed == 0
 
 
-@pytest.mark.parametrize("seed", range(8))
+@rounds("seed", 3, 8)
 def test_lost_late_and_repeated_messages_change_no_token(seed: int) -> None:
     report = simulate(seed, BAD)
     assert report.counts["dropped"] > 50
     assert report.num_failed <= 2
 
 
-@pytest.mark.parametrize("seed", range(8))
+@rounds("seed", 3, 8)
 def test_streams_outlive_their_workers(seed: int) -> None:
     report = simulate(seed, QUIET, num_kills=4, may_leave=False)
     assert report.num_failed == 0
 
 
-@pytest.mark.parametrize("seed", range(8))
+@rounds("seed", 3, 8)
 def test_on_an_awful_network_every_request_still_ends_with_an_answer(seed: int) -> None:
     report = simulate(seed, AWFUL, num_kills=3)
     assert len(report.outcomes) == NUM_REQUESTS

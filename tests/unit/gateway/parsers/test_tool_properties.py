@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.rounds import counts
 from tests.unit.gateway.parsers.harness import joined, parse, told
 from tests.unit.gateway.parsers.tool_formats import (
     ONLY_AT_START,
@@ -107,9 +108,10 @@ def _texts(family: str) -> st.SearchStrategy[str]:
     return st.lists(piece, max_size=25).map("".join) | _edited_texts(family)
 
 
+@counts("num_examples", 20, 80)
 @pytest.mark.parametrize("family", DISTINCT)
-def test_any_text_gives_the_same_on_any_cut(family: str) -> None:
-    @settings(max_examples=80, deadline=None)
+def test_any_text_gives_the_same_on_any_cut(family: str, num_examples: int) -> None:
+    @settings(max_examples=num_examples, deadline=None)
     @given(text=_texts(family), data=st.data())
     def check(text: str, data: st.DataObject) -> None:
         whole = parse(maker(family), [text])
@@ -124,9 +126,10 @@ def test_any_text_gives_the_same_on_any_cut(family: str) -> None:
     check()
 
 
+@counts("num_examples", 20, 80)
 @pytest.mark.parametrize("family", DISTINCT)
-def test_no_word_anywhere_is_lost(family: str) -> None:
-    @settings(max_examples=80, deadline=None)
+def test_no_word_anywhere_is_lost(family: str, num_examples: int) -> None:
+    @settings(max_examples=num_examples, deadline=None)
     @given(text=_texts(family), data=st.data())
     def check(text: str, data: st.DataObject) -> None:
         place = data.draw(st.integers(0, len(text)))
