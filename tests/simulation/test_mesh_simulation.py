@@ -8,8 +8,6 @@ import asyncio
 import random
 from dataclasses import dataclass
 
-import pytest
-
 from tests.rounds import rounds
 from tests.simulation.network import Faults, Network
 from tests.simulation.virtual_time import EPOCH_S, VirtualClock, run_virtually, virtual_time
