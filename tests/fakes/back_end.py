@@ -19,6 +19,7 @@ from tokenmesh.services.gateway.app import make_app
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.response_store.journal import open_journal
 from tokenmesh.services.gateway.server import Server
+from tokenmesh.services.tokenizer_svc.held_prompt import with_prompt
 from tokenmesh.shared.actor import Actor, ActorLimits, ActorRuntime, Context, handles
 from tokenmesh.shared.blobs import Blobs, content_key
 from tokenmesh.shared.bus.message_bus import MessageBus
@@ -49,7 +50,7 @@ from tokenmesh.shared.messages import (
 )
 from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.messages.media import MediaItem
-from tokenmesh.shared.messages.tokenize import ChatPrompt, IdsPrompt
+from tokenmesh.shared.messages.tokenize import ChatPrompt, HeldPrompt, IdsPrompt
 from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.redis import open_redis
 from tokenmesh.shared.subjects import place_any, tokenize
@@ -94,8 +95,10 @@ class FakeTokenizer(Actor):
 
     @handles(Tokenize)
     async def tokenize(self, message: Tokenize, context: Context) -> Tokenized:
+        message = await with_prompt(context._bus, message, context.deadline_s)
         self.received.append(message)
         prompt = message.prompt
+        assert not isinstance(prompt, HeldPrompt)
         if isinstance(prompt, IdsPrompt):
             ids = unpack_ids(prompt.token_ids)
         else:

@@ -9,6 +9,7 @@ import pytest
 from tests.fakes.back_end import FakeTokenizer
 from tests.fakes.service_mesh import running
 from tokenmesh.services.gateway.calls import Calls
+from tokenmesh.services.gateway.held_prompts import HeldPrompts
 from tokenmesh.services.gateway.replicas import Replicas
 from tokenmesh.shared import subjects
 from tokenmesh.shared.actor import Actor, Context, handles
@@ -20,13 +21,14 @@ from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.config.redis import RedisSettings
 from tokenmesh.shared.errors import NoResponders, Unavailable
-from tokenmesh.shared.ids import InstanceId, ModelName, RequestId, WorkerId
+from tokenmesh.shared.ids import GatewayId, InstanceId, ModelName, RequestId, WorkerId
 from tokenmesh.shared.membership import Members, MembershipView
 from tokenmesh.shared.messages import Place, Placed
 from tokenmesh.shared.messages.tokenize import Detokenize, Detokenized
 from tokenmesh.shared.service import Mesh
 from tokenmesh.shared.tokens import pack_ids
 
+GATEWAY = GatewayId("g")
 NUM_QUESTIONS = 12
 """That none of so many would reach the frozen one by chance: 1 in 4096."""
 
@@ -64,7 +66,13 @@ async def freeze_one(bus: MessageBus, subject: str, queue: str) -> None:
 
 def calls_of(bus: MessageBus, members: Members) -> Calls:
     other = Replicas(members).freshest
-    return Calls(bus, GatewaySettings(second_ask_s=0.05), other, left_out=list)
+    return Calls(
+        bus,
+        GatewaySettings(second_ask_s=0.05),
+        other,
+        left_out=list,
+        prompts=HeldPrompts(bus, GATEWAY),
+    )
 
 
 async def listen(mesh: Mesh, actor: Actor, subject: str, queue: str) -> None:
@@ -161,7 +169,7 @@ async def test_a_replica_that_is_gone_is_asked_only_once(
     async with running("scheduler", settings, build):
         await freeze_one(bus, subject, subjects.SCHEDULER_QUEUE)
         limits = GatewaySettings(second_ask_s=0.05, call_attempts=24, place_idle_s=0.1)
-        calls = Calls(bus, limits, gone, left_out=list)
+        calls = Calls(bus, limits, gone, left_out=list, prompts=HeldPrompts(bus, GATEWAY))
         place = Place(request_id=RequestId("r"), model=model, num_tokens=1, max_tokens=1)
         async with asyncio.timeout(15):
             for _ in range(8):
@@ -208,7 +216,9 @@ async def test_a_hole_without_any_scheduler_is_waited_out(
 
 async def test_the_wait_for_somebody_has_an_end(bus: MessageBus, members: Members) -> None:
     limits = GatewaySettings(service_wait_s=0.4, retry_pause_max_s=0.1)
-    calls = Calls(bus, limits, Replicas(members).freshest, left_out=list)
+    calls = Calls(
+        bus, limits, Replicas(members).freshest, left_out=list, prompts=HeldPrompts(bus, GATEWAY)
+    )
     place = Place(request_id=RequestId("r"), model=ModelName("none"), num_tokens=1, max_tokens=1)
     async with asyncio.timeout(5):
         with pytest.raises(NoResponders):

@@ -62,6 +62,7 @@ SUBJECTS: Final = (
         "Drain -> Done, ReadMetrics -> MetricsRead",
     ),
     Subject("tm.gateway.<id>.tokens", "one gateway", "Tokens"),
+    Subject("tm.gateway.<id>.prompts", "one gateway", "ReadPrompt -> PromptRead"),
     Subject(
         "tm.gateway.<id>.cancels",
         "one gateway",

@@ -93,6 +93,11 @@ def gateway_tokens(gateway: GatewayId) -> str:
     return f"{PREFIX}.gateway.{gateway}.tokens"
 
 
+def gateway_prompts(gateway: GatewayId) -> str:
+    """ReadPrompt for one gateway."""
+    return f"{PREFIX}.gateway.{gateway}.prompts"
+
+
 def aborts() -> str:
     """Carries the ids of requests that clients abort to all gateways."""
     return f"{PREFIX}.abort"

@@ -8,6 +8,7 @@ import pytest
 
 from tests.unit.gateway.test_pipeline import JOB
 from tokenmesh.services.gateway.calls import Calls
+from tokenmesh.services.gateway.held_prompts import HeldPrompts
 from tokenmesh.services.gateway.job import Job
 from tokenmesh.services.gateway.launcher import Launcher
 from tokenmesh.services.gateway.prompt_logprobs import check_fits
@@ -34,7 +35,9 @@ class NotingCalls(Calls):
     max_message_bytes = 1000
 
     def __init__(self, answer: Tokenized) -> None:
-        super().__init__(cast("Any", None), SETTINGS, lambda subject: subject, lambda: [])
+        bus = cast("Any", None)
+        prompts = HeldPrompts(bus, GatewayId("g"))
+        super().__init__(bus, SETTINGS, lambda subject: subject, lambda: [], prompts)
         self.patience_s = 0.0
         self.max_tokens: int | None = None
         self._answer = answer

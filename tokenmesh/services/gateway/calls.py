@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
+from tokenmesh.services.gateway.held_prompts import HeldPrompts, prompt_size
 from tokenmesh.services.gateway.patience import Patience, is_own_word
 from tokenmesh.services.gateway.second_ask import first_answer
 from tokenmesh.shared.bus.base import Bus
@@ -19,7 +20,6 @@ from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import (
     DeadlineExceeded,
     Overloaded,
-    PayloadTooLarge,
     ProtocolError,
     TokenMeshError,
 )
@@ -33,10 +33,10 @@ from tokenmesh.shared.messages import (
     Tokenize,
     Tokenized,
 )
-from tokenmesh.shared.messages.tokenize import ChatPrompt, IdsPrompt, TextPrompt
+from tokenmesh.shared.messages.tokenize import IdsPrompt
 from tokenmesh.shared.subjects import place as place_subject
 from tokenmesh.shared.subjects import tokenize as tokenize_subject
-from tokenmesh.shared.tokens import BYTES_PER_ID, count_ids
+from tokenmesh.shared.tokens import BYTES_PER_ID
 
 _Answer = TypeVar("_Answer")
 
@@ -50,15 +50,18 @@ class Calls:
         settings: GatewaySettings,
         other: Callable[[str], str],
         left_out: Callable[[], list[WorkerId]],
+        prompts: HeldPrompts,
     ) -> None:
         """`other`: where to ask, instead of on a subject, once nobody has answered there.
 
-        `left_out`: workers that no placement should choose.
+        `left_out`: workers that no placement should choose. `prompts`: holds what is too large to
+        be sent at once.
         """
         self._bus = bus
         self._settings = settings
         self._other = other
         self._left_out = left_out
+        self._prompts = prompts
 
     @property
     def max_message_bytes(self) -> int:
@@ -104,19 +107,17 @@ class Calls:
 
     async def tokenize(self, message: Tokenize, deadline_s: float) -> Tokenized:
         """Any tokenizer's answer. Raises as `ask`, and what is wrong with the prompt."""
-        settings, most = self._settings, self.max_message_bytes
-        if _num_bytes(message) > most:
-            # Packing it would take twice as much memory before it is refused.
-            raise PayloadTooLarge(f"the prompt is larger than the {most} bytes of a message")
-        return await self.ask(
-            tokenize_subject(message.model),
-            message,
-            Tokenized,
-            timeout_s=settings.tokenize_timeout_s,
-            deadline_s=deadline_s,
-            # What is long takes longer, and must not be encoded many times over because of that.
-            patience_s=settings.second_ask_s + _size(message) / settings.second_ask_chars_per_s,
-        )
+        settings = self._settings
+        with self._prompts.holding(message, self.max_message_bytes) as question:
+            return await self.ask(
+                tokenize_subject(message.model),
+                question,
+                Tokenized,
+                timeout_s=settings.tokenize_timeout_s,
+                deadline_s=deadline_s,
+                # What is long takes longer, and must not be encoded many times over because of it.
+                patience_s=settings.second_ask_s + _size(message) / settings.second_ask_chars_per_s,
+            )
 
     async def place(self, message: Place, deadline_s: float) -> Placed:
         """Wait for a worker, as long as a scheduler says that there is hope.
@@ -164,19 +165,8 @@ class Calls:
 
 def _size(message: Tokenize) -> int:
     """Of what is to be encoded: characters, or ids that are there already."""
-    prompt = message.prompt
-    match prompt:
-        case TextPrompt():
-            return len(prompt.text)
-        case ChatPrompt():
-            return len(prompt.messages_json) + len(prompt.tools_json or b"")
-    return count_ids(prompt.token_ids)
-
-
-def _num_bytes(message: Tokenize) -> int:
-    """Of what is to be encoded, at least."""
-    prompt = message.prompt
-    return _size(message) * (BYTES_PER_ID if isinstance(prompt, IdsPrompt) else 1)
+    num_bytes = prompt_size(message)
+    return num_bytes // BYTES_PER_ID if isinstance(message.prompt, IdsPrompt) else num_bytes
 
 
 def _checked(answer: object, expected: type[_Answer]) -> _Answer:

@@ -10,6 +10,7 @@ from tokenmesh.services.gateway.breaker import Breaker
 from tokenmesh.services.gateway.calls import Calls
 from tokenmesh.services.gateway.cancels import Cancels
 from tokenmesh.services.gateway.catalog import ENCODER, WORKER, Catalog
+from tokenmesh.services.gateway.held_prompts import HeldPrompts
 from tokenmesh.services.gateway.http_meters import HttpMeters
 from tokenmesh.services.gateway.intake.desk import Desk
 from tokenmesh.services.gateway.intake.intake import Intake
@@ -79,7 +80,8 @@ class Gateway:
         self.streams = self._make_streams()
         breaker = Breaker(limits)
         metrics.gauge_of("workers_left_out", lambda: len(breaker))
-        self.calls = Calls(bus, limits, Replicas(members).freshest, breaker.left_out)
+        self._prompts = HeldPrompts(bus, gateway_id)
+        self.calls = Calls(bus, limits, Replicas(members).freshest, breaker.left_out, self._prompts)
         launcher = Launcher(bus, self.calls, self.streams, limits, metrics, breaker)
         self.streams.on_done = breaker.succeed
         self._watchdog = self._make_watchdog(launcher, count_losses)
@@ -181,6 +183,7 @@ class Gateway:
         """Listen for tokens and spans."""
         tokens = await self._bus.subscribe(gateway_tokens(self.id), self.streams.receive)
         self._subscriptions += [tokens, await self.traces.follow(self._bus)]
+        await self._prompts.start()
         await self.scale_out.start()
         await self.responses.start()
 
@@ -198,6 +201,7 @@ class Gateway:
         await self.responses.stop()
         await self.admission.stop()
         await self.scale_out.stop()
+        await self._prompts.stop()
         await self._cancels.flush()
         for subscription in self._subscriptions:
             await subscription.stop()

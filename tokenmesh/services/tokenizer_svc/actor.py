@@ -5,9 +5,11 @@ from typing import Final
 
 import msgspec
 
+from tokenmesh.services.tokenizer_svc.held_prompt import with_prompt
 from tokenmesh.services.tokenizer_svc.loading import DEFAULT_TEMPLATE
 from tokenmesh.services.tokenizer_svc.prompt import PromptTokenizer
 from tokenmesh.shared.actor import Actor, Context, handles
+from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.errors import InvalidInput, Unavailable, UnknownModel
 from tokenmesh.shared.ids import ModelName
 from tokenmesh.shared.messages.tokenize import (
@@ -35,9 +37,11 @@ class TokenizerActor(Actor):
         self,
         models: Mapping[ModelName, PromptTokenizer],
         release: Callable[[], Coroutine[object, object, None]],
+        bus: Bus,
     ) -> None:
         self._models = models
         self._release = release
+        self._bus = bus
 
     async def stop(self) -> None:
         """Release what the models share."""
@@ -46,7 +50,8 @@ class TokenizerActor(Actor):
     @handles(Tokenize)
     async def tokenize(self, message: Tokenize, context: Context) -> Tokenized:
         """A prompt's ids, media and route hashes."""
-        return await self._model(message.model).tokenize(message)
+        model = self._model(message.model)
+        return await model.tokenize(await with_prompt(self._bus, message, context.deadline_s))
 
     @handles(Detokenize)
     async def detokenize(self, message: Detokenize, context: Context) -> Detokenized:

@@ -37,7 +37,7 @@ async def build(mesh: Mesh) -> None:
             tokenizer = await tools.prompt_tokenizer(settings)
             models.update(dict.fromkeys(_names(settings), tokenizer))
             cards += cards_of(settings, tokenizer.model)
-        actor = TokenizerActor(models, tools.stop)
+        actor = TokenizerActor(models, tools.stop, mesh.bus)
         for name in models:
             subject = subjects.tokenize(name)
             await mesh.listen(actor, subjects.replica(subject, mesh.instance_id))

@@ -30,12 +30,13 @@ from tokenmesh.services.tokenizer_svc.parser_choice import ParserNames
 from tokenmesh.services.tokenizer_svc.threads import Threads
 from tokenmesh.services.tokenizer_svc.token_length import length_bound
 from tokenmesh.shared.config.tokenizer import TokenizerSettings
-from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge, PromptTooLong
+from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge, PromptTooLong, ProtocolError
 from tokenmesh.shared.hashing import chain_head, route_hashes, route_scope
 from tokenmesh.shared.ids import ModelName
 from tokenmesh.shared.messages.media import MediaItem
 from tokenmesh.shared.messages.tokenize import (
     ChatPrompt,
+    HeldPrompt,
     IdsPrompt,
     TextPrompt,
     Tokenize,
@@ -133,6 +134,8 @@ class PromptTokenizer:
                 )
             text, special = prompt.text, prompt.add_special_tokens
             return await self._encode(text, special, limit, message), []
+        if isinstance(prompt, HeldPrompt):
+            raise ProtocolError("a held prompt that was not read")
         return await self._chat_ids(message, prompt)
 
     async def _chat_ids(

@@ -43,6 +43,8 @@ from tokenmesh.shared.messages.tokenize import (
     Described,
     Detokenize,
     Detokenized,
+    PromptRead,
+    ReadPrompt,
     ReadTokenizer,
     ReadTokenizerConfig,
     Tokenize,
@@ -57,6 +59,8 @@ Message = (
     | Tokenized
     | Detokenize
     | Detokenized
+    | ReadPrompt
+    | PromptRead
     | Describe
     | Described
     | ReadTokenizer
@@ -123,9 +127,11 @@ __all__ = [
     "Place",
     "Placed",
     "Profiled",
+    "PromptRead",
     "Queued",
     "ReadBlocks",
     "ReadMetrics",
+    "ReadPrompt",
     "ReadTokenizer",
     "ReadTokenizerConfig",
     "Refused",

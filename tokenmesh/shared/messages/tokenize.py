@@ -4,12 +4,15 @@ Free-form JSON (messages, tools, template arguments) travels as JSON bytes and i
 the tokenizer: nobody in between looks inside.
 """
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
-from tokenmesh.shared.ids import BlobKey, ModelName, RequestId
+from tokenmesh.shared.ids import BlobKey, GatewayId, ModelName, RequestId
 from tokenmesh.shared.messages.media import MediaItem
+
+PROMPT_PART_BYTES: Final = 256 * 1024
+"""A prompt that takes more is read from its gateway, so much at a time."""
 
 
 class TextPrompt(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -40,12 +43,34 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defau
     add_special_tokens: bool = False
 
 
+class HeldPrompt(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """A large prompt, packed as one of the above: a tokenizer reads it from the gateway."""
+
+    gateway: GatewayId
+    number: int
+    num_bytes: int
+
+
+class ReadPrompt(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Ask the gateway of a HeldPrompt for a part of it."""
+
+    number: int
+    offset: int = 0
+    """Bytes that are there already."""
+
+
+class PromptRead(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """What follows, at most `PROMPT_PART_BYTES`; empty behind the end."""
+
+    data: bytes
+
+
 class Tokenize(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     """Ask for the ids of one prompt. Answered with Tokenized or Failed."""
 
     request_id: RequestId
     model: ModelName
-    prompt: TextPrompt | IdsPrompt | ChatPrompt
+    prompt: TextPrompt | IdsPrompt | ChatPrompt | HeldPrompt
     truncate_prompt_tokens: int | None = None
     """Keep at most this many tokens; -1 means the model's context length."""
     truncation_side: Literal["left", "right"] = "left"
