@@ -3,30 +3,31 @@
 `python -m benchmarks.bench_attacks --seconds 60`. Each attack runs from 8 connections, without a
 key and with that of a tenant of 60 requests a minute; meanwhile `/livez` is asked and another
 tenant has 8 streams. Exits 1 where a bar of `attacks_run/score.py` is not held.
+The attack on TLS has a mesh of its own.
 """
 
 import argparse
 import asyncio
-import contextlib
 import hashlib
 import json
+import os
+import ssl
 import sys
 import tempfile
-import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from benchmarks.attacks_run.requests import NAMES, post
+from benchmarks.attacks_run.phase import Phase, Target
+from benchmarks.attacks_run.requests import NAMES, SILENT_TLS
 from benchmarks.attacks_run.score import Noticed, Score, score, table
-from benchmarks.options import add_out
 from benchmarks.serve.memory import MemoryWatch, mesh_processes
 from benchmarks.serve.own_mesh import own_mesh
+from benchmarks.serve.report import environment, write_json
+from tests.fakes.certificates import FIRST
 
-INNOCENT, ATTACKER = "innocent-key", "attacker-key"
-NUM_STREAMS = 8
-_PROBE_S = 0.05
-_PROBE_LIMIT_S = 30.0
+INNOCENT, ATTACKER, ADMIN = "innocent-key", "attacker-key", "admin-key"
 _SETTLE_S = 1.0
 
 
@@ -36,159 +37,105 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=60.0, help="of each attack")
     parser.add_argument("--connections", type=int, default=8, help="of the attacker")
     parser.add_argument("--attack", action="append", choices=NAMES, help="default: all")
-    add_out(parser)
+    parser.add_argument("--out", type=Path, help="add the numbers to the runs in this JSON")
     return parser.parse_args(arguments)
 
 
-class Phase:
-    """Some seconds in which everything that others notice is collected."""
-
-    def __init__(self, port: int, model: str, watch: MemoryWatch) -> None:
-        self._port = port
-        self._model = model
-        self._watch = watch
-        self.livez_s: list[float] = []
-        self.gaps_s: list[float] = []
-        self.num_errors = 0
-
-    async def run(self, seconds: float) -> Noticed:
-        """What was noticed."""
-        for trail in self._watch.trails:
-            trail.rss_mib.clear()
-        streams = [self._always(self._stream) for _ in range(NUM_STREAMS)]
-        sampling = self._watch.run(0.0, seconds)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await asyncio.gather(self._always(self._probe), sampling, *streams)
-        rss = {
-            f"{each.name} {each.pid}": max(each.rss_mib)
-            for each in self._watch.trails
-            if each.rss_mib
-        }
-        return Noticed(self.livez_s, self.gaps_s, rss, self.num_errors)
-
-    async def _always(self, once: Callable[[], Awaitable[None]]) -> None:
-        while True:
-            try:
-                await once()
-            except OSError:
-                self.num_errors += 1
-                await asyncio.sleep(_PROBE_S)
-
-    async def _probe(self) -> None:
-        began_s = time.perf_counter()
-        try:
-            async with asyncio.timeout(_PROBE_LIMIT_S):
-                answer = await self._ask(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            self.num_errors += b" 200 " not in answer[:20]
-        finally:
-            self.livez_s.append(time.perf_counter() - began_s)
-        await asyncio.sleep(_PROBE_S)
-
-    async def _ask(self, data: bytes) -> bytes:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
-        try:
-            writer.write(data)
-            return await reader.read(4096)
-        finally:
-            writer.transport.abort()
-
-    async def _stream(self) -> None:
-        messages = [{"role": "user", "content": "Tell me a long story."}]
-        body = {"model": self._model, "messages": messages, "stream": True, "max_tokens": 400}
-        data = json.dumps({**body, "ignore_eos": True}).encode()
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
-        last_s = time.perf_counter()
-        try:
-            writer.write(post("/v1/chat/completions", data, INNOCENT))
-            while part := await reader.read(65536):
-                now = time.perf_counter()
-                self.gaps_s.append(now - last_s)
-                last_s = now
-                if b"[DONE]" in part:
-                    return
-            self.num_errors += 1
-        finally:
-            # A silence that the phase's end cuts off counts, too.
-            self.gaps_s.append(time.perf_counter() - last_s)
-            writer.transport.abort()
-
-
-async def attacked(options: argparse.Namespace, name: str, port: int, model: str, key: str) -> int:
-    """Run the attacker; how many of its requests were answered."""
-    command = [sys.executable, "-m", "benchmarks.attacks_run.attacker", name]
-    command += ["--port", str(port), "--model", model, "--seconds", str(options.seconds)]
-    command += ["--connections", str(options.connections), *(["--key", key] if key else [])]
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-    output, _ = await process.communicate()
-    return int(output or 0)
-
-
-async def run(options: argparse.Namespace) -> tuple[list[Score], dict[str, object]]:
+@dataclass(slots=True)
+class Run:
     """All attacks on one mesh, after a phase without any."""
-    with tempfile.TemporaryDirectory() as folder:
-        keys = Path(folder) / "keys.toml"
-        keys.write_text(_keys())
-        log = Path(folder) / "mesh.log"
-        arguments = ["--engine", "sim", "--keys-file", str(keys)]
-        async with own_mesh(arguments, {}, log) as url:
+
+    options: argparse.Namespace
+    target: Target
+    model: str
+    watch: MemoryWatch
+    scores: list[Score] = field(default_factory=list)
+
+    async def all(self, names: Sequence[str]) -> None:
+        """Each without a key and, where it sends one, with the tenant's."""
+        await self._phase(_SETTLE_S)
+        quiet = await self._phase(self.options.seconds)
+        self.scores.append(score("none", quiet, quiet, 0))
+        print(table(self.scores), flush=True)
+        for name in names:
+            for key in ("",) if name == SILENT_TLS else ("", ATTACKER):
+                self.scores.append(await self._one(name, key, quiet))
+                print(table(self.scores[-1:]).splitlines()[1], flush=True)
+
+    async def _one(self, name: str, key: str, quiet: Noticed) -> Score:
+        attack = asyncio.create_task(self._attacked(name, key))
+        noticed = await self._phase(self.options.seconds + _SETTLE_S)
+        answered, cores = await attack
+        return score(f"{name}, {'key' if key else 'no key'}", quiet, noticed, answered, cores)
+
+    async def _phase(self, seconds: float) -> Noticed:
+        return await Phase(self.target, self.model, self.watch).run(seconds)
+
+    async def _attacked(self, name: str, key: str) -> tuple[int, float]:
+        """Run the attacker: how many of its requests were answered, and the cores it used."""
+        options = self.options
+        command = [sys.executable, "-m", "benchmarks.attacks_run.attacker", name]
+        command += ["--port", str(self.target.port), "--model", self.model]
+        command += ["--seconds", str(options.seconds), "--connections", str(options.connections)]
+        command += ["--key", key] if key else []
+        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        output, _ = await process.communicate()
+        found = json.loads(output)
+        return found["answered"], found["cpu_s"] / options.seconds
+
+
+async def run(options: argparse.Namespace, names: Sequence[str], *, tls: bool) -> list[Score]:
+    """Attack a mesh of one's own, behind a certificate or not."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        (folder / "keys.toml").write_text(_keys())
+        arguments = ["--engine", "sim", "--keys-file", str(folder / "keys.toml")]
+        context: ssl.SSLContext | None = None
+        if tls:
+            certificate = folder / "certificate.pem"
+            certificate.write_text(FIRST)
+            arguments += ["--ssl-certfile", str(certificate)]
+            os.environ["SSL_CERT_FILE"] = str(certificate)
+            context = ssl.create_default_context()
+        scheme = "https" if tls else "http"
+        async with own_mesh(arguments, {}, folder / "mesh.log", scheme) as url:
             port = urlsplit(url).port
             assert port is not None
-            model = await _model(port)
-            watch = MemoryWatch(mesh_processes(port))
-            await Phase(port, model, watch).run(_SETTLE_S)
-            quiet = await Phase(port, model, watch).run(options.seconds)
-            scores = [score("none", quiet, quiet, 0)]
-            print(table(scores), flush=True)
-            for name in options.attack or NAMES:
-                for key in ("", ATTACKER):
-                    scores.append(await _one(options, name, key, port, model, watch, quiet))
-                    print(table(scores[-1:]).splitlines()[1], flush=True)
-    return scores, {"quiet": quiet.rss_mib}
-
-
-async def _one(
-    options: argparse.Namespace,
-    name: str,
-    key: str,
-    port: int,
-    model: str,
-    watch: MemoryWatch,
-    quiet: Noticed,
-) -> Score:
-    attack = asyncio.create_task(attacked(options, name, port, model, key))
-    noticed = await Phase(port, model, watch).run(options.seconds + _SETTLE_S)
-    return score(f"{name}, {'key' if key else 'no key'}", quiet, noticed, await attack)
+            target = Target(port, INNOCENT, ADMIN, context)
+            found = Run(options, target, await _model(target), MemoryWatch(mesh_processes(port)))
+            await found.all(names)
+    return found.scores
 
 
 def _keys() -> str:
     lines = ["[tenants.innocent]", "[tenants.attacker]", "requests_per_minute = 60"]
-    for tenant, key in (("innocent", INNOCENT), ("attacker", ATTACKER)):
+    lines += ["[tenants.operator]", "admin = true"]
+    for tenant, key in (("innocent", INNOCENT), ("attacker", ATTACKER), ("operator", ADMIN)):
         digest = hashlib.sha256(key.encode()).hexdigest()
         lines += ["[[keys]]", f'sha256 = "{digest}"', f'tenant = "{tenant}"']
     return "\n".join(lines)
 
 
-async def _model(port: int) -> str:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(
-        b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
-        b"Authorization: Bearer %s\r\n\r\n" % INNOCENT.encode()
-    )
-    answer = await reader.read()
-    writer.close()
+async def _model(target: Target) -> str:
+    answer = await target.ask("/v1/models", target.key)
     return str(json.loads(answer.partition(b"\r\n\r\n")[2])["data"][0]["id"])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Attack, print and save; 1 where a bar is not held."""
     options = parse(arguments)
-    scores, facts = asyncio.run(run(options))
-    print(table(scores))
+    chosen = options.attack or NAMES
+    scores: list[Score] = []
+    for tls in (False, True):
+        names = [each for each in chosen if (each == SILENT_TLS) == tls]
+        if names:
+            scores += asyncio.run(run(options, names, tls=tls))
     if options.out:
+        earlier = json.loads(options.out.read_bytes())["runs"] if options.out.exists() else []
+        facts = {"seconds": options.seconds, "connections": options.connections}
         rows = [each.as_json() for each in scores]
-        saved = {"seconds": options.seconds, "scores": rows, **facts}
-        options.out.write_text(json.dumps(saved, indent=1))
+        run_ = {"config": facts, "environment": environment(), "scores": rows}
+        write_json(options.out, {"runs": [*earlier, run_]})
     return 1 if any(each.failures() for each in scores) else 0
 
 

@@ -3,44 +3,82 @@
 import argparse
 import asyncio
 import contextlib
+import json
 import sys
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Final
 
-from benchmarks.attacks_run.requests import NAMES, request
+from benchmarks.attacks_run.requests import NAMES, SILENT_TLS, request
 
-_ANSWER_S = 30.0
-_FIRST_BYTES = 4096
+_ANSWER_S: Final = 30.0
+_FIRST_BYTES: Final = 4096
+_SILENT_EACH: Final = 375
+"""Connections that each of the attacker's eight keeps open: 3,000 together."""
+
+_Again = Callable[[], Coroutine[object, object, None]]
 
 
-async def attack(port: int, data: bytes, connections: int, seconds: float) -> int:
-    """Send the request again and again; how many were answered."""
-    counts = [0]
+async def attack(again: _Again, connections: int, seconds: float) -> None:
+    """Run so many loops at a time, for so long."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
-            await asyncio.gather(*(_again(port, data, counts) for _ in range(connections)))
-    return counts[0]
+            await asyncio.gather(*(again() for _ in range(connections)))
 
 
-async def _again(port: int, data: bytes, counts: list[int]) -> None:
-    while True:
+class Requests:
+    """Send the same request again and again."""
+
+    def __init__(self, port: int, data: bytes) -> None:
+        self.num_answered = 0
+        self._port = port
+        self._data = data
+
+    async def again(self) -> None:
+        """One connection after the other."""
+        while True:
+            try:
+                async with asyncio.timeout(_ANSWER_S):
+                    self.num_answered += await self._once()
+            except (OSError, TimeoutError):
+                await asyncio.sleep(0.01)
+
+    async def _once(self) -> bool:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         try:
-            async with asyncio.timeout(_ANSWER_S):
-                if await _once(port, data):
-                    counts[0] += 1
-        except (OSError, TimeoutError):
-            await asyncio.sleep(0.01)
+            writer.write(self._data)
+            return bool(await reader.read(_FIRST_BYTES))
+        finally:
+            writer.transport.abort()
 
 
-async def _once(port: int, data: bytes) -> bool:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        writer.write(data)
-        return bool(await reader.read(_FIRST_BYTES))
-    finally:
-        writer.transport.abort()
+class SilentConnections:
+    """Open connections and say nothing; the oldest makes room for a new one."""
+
+    def __init__(self, port: int) -> None:
+        self.num_answered = 0
+        """Connections that were opened."""
+        self._port = port
+
+    async def again(self) -> None:
+        """Keep `_SILENT_EACH` open."""
+        opened: deque[asyncio.StreamWriter] = deque()
+        try:
+            while True:
+                if len(opened) == _SILENT_EACH:
+                    opened.popleft().transport.abort()
+                with contextlib.suppress(OSError):
+                    _, writer = await asyncio.open_connection("127.0.0.1", self._port)
+                    self.num_answered += 1
+                    opened.append(writer)
+        finally:
+            for each in opened:
+                each.transport.abort()
 
 
 def main() -> int:
-    """Attack; prints how many requests were answered."""
+    """Attack; prints how many requests were answered, and the CPU that it took."""
     parser = argparse.ArgumentParser()
     parser.add_argument("name", choices=NAMES)
     parser.add_argument("--port", type=int, required=True)
@@ -49,8 +87,13 @@ def main() -> int:
     parser.add_argument("--connections", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=60.0)
     options = parser.parse_args()
-    data = request(options.name, options.model, options.key)
-    print(asyncio.run(attack(options.port, data, options.connections, options.seconds)))
+    attacker: Requests | SilentConnections
+    if options.name == SILENT_TLS:
+        attacker = SilentConnections(options.port)
+    else:
+        attacker = Requests(options.port, request(options.name, options.model, options.key))
+    asyncio.run(attack(attacker.again, options.connections, options.seconds))
+    print(json.dumps({"answered": attacker.num_answered, "cpu_s": time.process_time()}))
     return 0
 
 

@@ -73,6 +73,10 @@ BODIES: Final[Mapping[str, tuple[str, Make]]] = {
     "extra values": (_CHAT, _repeat(_HI + b'"x":[', b'"",', b'""]}')),
     "open brackets": (_CHAT, _repeat(b'"messages":', b"[", b"")),
     "8 MiB text": (_CHAT, _repeat(b'"messages":[{"role":"user","content":"', b"word ", b'"}]}')),
+    "4 MB chat": (
+        _CHAT,
+        _repeat(b'"messages":[{"role":"user","content":"', b"word ", b'"}]}', 4 * MEBIBYTE - 4096),
+    ),
     "escapes": (_PLAIN, _repeat(b'"prompt":"', rb"\u00e9", b'"}')),
     "oversize body": (_CHAT, _repeat(b'"x":"', b"y", b'"}', 24 * MEBIBYTE)),
     "items of system": (
@@ -97,7 +101,9 @@ BARE: Final = {
         "/livez HTTP/1.1\r\n\r\n" + "GET /livez HTTP/1.1\r\n\r\n" * 10_000 + "GET /",
     ),
 }
-NAMES: Final = (*BARE, *BODIES)
+SILENT_TLS: Final = "silent TLS"
+"""Connections to a TLS port that never begin a handshake."""
+NAMES: Final = (*BARE, *BODIES, SILENT_TLS)
 
 
 def request(name: str, model: str, key: str | None) -> bytes:

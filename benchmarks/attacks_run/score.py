@@ -1,7 +1,7 @@
 """What others noticed of an attack, and whether that is too much."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Final
 
 LIVEZ_S: Final = 0.25
@@ -20,6 +20,10 @@ class Noticed:
     """The most of each process."""
     num_errors: int = 0
     """Probes or innocent streams that failed."""
+    loop_lag_p99_s: float = 0.0
+    """Of the gateway's event loop, by its own metric: a bucket's upper bound."""
+    cores: Mapping[str, float] = field(default_factory=dict)
+    """In use on average, by each process and by the whole machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +38,12 @@ class Score:
     growth: float
     grown: str
     """The process that grew most."""
+    growths: Mapping[str, float]
+    """Of every process."""
     num_errors: int
     answered: int
+    loop_lag_p99_s: float
+    cores: Mapping[str, float]
 
     def failures(self) -> list[str]:
         """The bars that it does not hold."""
@@ -58,7 +66,9 @@ def p99(values: Sequence[float]) -> float:
     return ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))] if ordered else 0.0
 
 
-def score(name: str, quiet: Noticed, attacked: Noticed, answered: int) -> Score:
+def score(
+    name: str, quiet: Noticed, attacked: Noticed, answered: int, attacker_cores: float = 0.0
+) -> Score:
     """Compare a phase with the one without an attack."""
     growths = {
         process: mib / quiet.rss_mib[process]
@@ -74,20 +84,26 @@ def score(name: str, quiet: Noticed, attacked: Noticed, answered: int) -> Score:
         long_gaps_without=sum(gap > GAP_S for gap in quiet.gaps_s),
         growth=growths.get(grown, 0.0),
         grown=grown,
+        growths={process: round(times, 3) for process, times in growths.items()},
         num_errors=attacked.num_errors,
         answered=answered,
+        loop_lag_p99_s=attacked.loop_lag_p99_s,
+        cores={**attacked.cores, "attacker": round(attacker_cores, 3)},
     )
 
 
 def table(scores: Sequence[Score]) -> str:
-    """One line an attack."""
-    head = f"{'attack':32} {'answered':>8} {'livez p99':>10} {'gap max':>9} {'growth':>7}  result"
-    return "\n".join([head, *(_line(each) for each in scores)])
+    """One line an attack; `busy`: cores of the whole machine in use."""
+    head = f"{'attack':32} {'answered':>8} {'livez p99':>10} {'gap max':>9} {'loop lag':>9}"
+    return "\n".join(
+        [f"{head} {'growth':>7} {'busy':>5}  result", *(_line(each) for each in scores)]
+    )
 
 
 def _line(each: Score) -> str:
     result = "; ".join(each.failures()) or "ok"
     return (
         f"{each.name:32} {each.answered:8} {1e3 * each.livez_p99_s:7.0f} ms "
-        f"{1e3 * each.longest_gap_s:6.0f} ms {each.growth:6.2f}x  {result}"
+        f"{1e3 * each.longest_gap_s:6.0f} ms {1e3 * each.loop_lag_p99_s:6.0f} ms "
+        f"{each.growth:6.2f}x {each.cores.get('whole machine', 0.0):5.2f}  {result}"
     )

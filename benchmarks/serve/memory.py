@@ -69,8 +69,13 @@ def _top(process: psutil.Process) -> psutil.Process:
 
 
 def _title(process: psutil.Process) -> str:
+    return title_of(process.cmdline())
+
+
+def title_of(command: Sequence[str]) -> str:
     """`tokenmesh serve worker`, `nats-server`, ...; empty for strangers."""
-    words = process.cmdline()
+    # A server that sets its title has all of it in the first word.
+    words = " ".join(command).split()
     for index, word in enumerate(words):
         name = word.rpartition("/")[2]
         if name in _NAMES:

@@ -33,6 +33,7 @@ async def own_server(
     environment: Mapping[str, str],
     log: Path,
     ready_s: float = READY_S,
+    scheme: str = "http",
 ) -> AsyncIterator[OwnServer]:
     """Run `command --port N` until `ready_path` answers 200, then yield it; it writes to `log`.
 
@@ -50,7 +51,7 @@ async def own_server(
             process_group=0,
             preexec_fn=dies_with_parent(),
         )
-    url = f"http://127.0.0.1:{port}"
+    url = f"{scheme}://127.0.0.1:{port}"
     try:
         async with asyncio.timeout(ready_s):
             is_ready = await _is_ready(Server(url, None), ready_path, process)
