@@ -1,6 +1,7 @@
 """TLS handshakes that are never finished, on a real port."""
 
 import asyncio
+import contextlib
 import ssl
 import time
 from collections.abc import AsyncIterator
@@ -53,6 +54,67 @@ async def test_the_oldest_silent_one_makes_room(tls: Tls) -> None:
     writer.transport.abort()
     for _, each in silent:
         each.transport.abort()
+
+
+async def test_one_that_has_begun_is_kept_before_silent_ones(tls: Tls) -> None:
+    """Silent connections that come all the time must not push honest clients out."""
+    mesh, context = tls
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    session = context.wrap_bio(incoming, outgoing, server_hostname="localhost")
+    with pytest.raises(ssl.SSLWantReadError):
+        session.do_handshake()
+    hello = outgoing.read()
+    reader, writer = await asyncio.open_connection(*_address(mesh))
+    writer.write(hello[:20])
+    await asyncio.sleep(0.1)
+    silent = [await asyncio.open_connection(*_address(mesh)) for _ in range(12)]
+    writer.write(hello[20:])
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            data = await reader.read(65536)
+            assert data, "the server has closed an honest connection"
+            incoming.write(data)
+            with contextlib.suppress(ssl.SSLWantReadError):
+                session.do_handshake()
+                break
+    session.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+    writer.write(outgoing.read())
+    async with asyncio.timeout(PATIENCE_S):
+        assert await reader.read(65536)
+    for each in (writer, *(writer for _, writer in silent)):
+        each.transport.abort()
+
+
+async def test_the_first_bytes_may_come_one_by_one(tls: Tls) -> None:
+    mesh, context = tls
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    session = context.wrap_bio(incoming, outgoing, server_hostname="localhost")
+    with pytest.raises(ssl.SSLWantReadError):
+        session.do_handshake()
+    reader, writer = await asyncio.open_connection(*_address(mesh))
+    for byte in outgoing.read():
+        writer.write(bytes([byte]))
+        await asyncio.sleep(0)
+    async with asyncio.timeout(PATIENCE_S):
+        assert await reader.read(65536)
+    writer.transport.abort()
+
+
+@pytest.mark.parametrize("first", [b"", b"GET / HTTP/1.1\r\n\r\n"])
+async def test_one_that_ends_without_a_handshake_is_forgotten(tls: Tls, first: bytes) -> None:
+    mesh, context = tls
+    for _ in range(8):
+        _, writer = await asyncio.open_connection(*_address(mesh))
+        writer.write(first)
+        writer.close()
+        await writer.wait_closed()
+    reader, writer = await asyncio.open_connection(
+        *_address(mesh), ssl=context, server_hostname="localhost"
+    )
+    writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+    async with asyncio.timeout(PATIENCE_S):
+        assert b" 200 OK" in await reader.read(4096)
+    writer.transport.abort()
 
 
 async def test_a_silent_one_has_its_time(tls: Tls) -> None:

@@ -66,7 +66,8 @@ class ListenerSettings(BaseModel):
     max_handshakes: int = Field(
         default=512,
         ge=1,
-        description="TLS handshakes at a time; beyond it the oldest is closed.",
+        description="TLS handshakes at a time; beyond it the oldest silent one is closed, then "
+        "the oldest.",
     )
     ssl_refresh_s: float = Field(
         default=60.0,
