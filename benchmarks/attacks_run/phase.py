@@ -7,6 +7,7 @@ import ssl
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import psutil
@@ -62,7 +63,7 @@ class Phase:
             trail.times_s.clear()
             trail.rss_mib.clear()
             trail.cpu_s.clear()
-        before = await self._lag()
+        before, waited_s = await self._lag(), self._waited_s()
         began_s, own_s, busy_s = time.perf_counter(), time.process_time(), _busy_s()
         streams = [self._always(self._stream) for _ in range(NUM_STREAMS)]
         sampling = self._watch.run(0.0, seconds)
@@ -73,9 +74,16 @@ class Phase:
         cores = {_name(each): round(each.cpu_share(), 3) for each in self._watch.trails}
         cores["this benchmark"] = round((time.process_time() - own_s) / elapsed_s, 3)
         cores["whole machine"] = round((_busy_s() - busy_s) / elapsed_s, 3)
+        waits = {
+            name: round((now_s - waited_s[name]) / elapsed_s, 3)
+            for name, now_s in self._waited_s().items()
+        }
         lag = (await self._lag()).since(before)
         rss = {_name(each): max(each.rss_mib) for each in self._watch.trails if each.rss_mib}
-        return Noticed(self.livez_s, self.gaps_s, rss, self.num_errors, lag.at(0.99), cores)
+        return Noticed(self.livez_s, self.gaps_s, rss, self.num_errors, lag.at(0.99), cores, waits)
+
+    def _waited_s(self) -> dict[str, float]:
+        return {_name(each): _run_delay_s(each.pid) for each in self._watch.trails}
 
     async def _lag(self) -> LagBuckets:
         return lag_buckets((await self._target.ask("/metrics", self._target.admin_key)).decode())
@@ -121,6 +129,11 @@ class Phase:
 
 def _name(trail: Trail) -> str:
     return f"{trail.name} {trail.pid}"
+
+
+def _run_delay_s(pid: int) -> float:
+    """How long a process's first thread was ready to run and had no core, as Linux counts it."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
 
 
 def _busy_s() -> float:

@@ -24,6 +24,8 @@ class Noticed:
     """Of the gateway's event loop, by its own metric: a bucket's upper bound."""
     cores: Mapping[str, float] = field(default_factory=dict)
     """In use on average, by each process and by the whole machine."""
+    waits: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of each second in which a process was ready to run and had no core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class Score:
     answered: int
     loop_lag_p99_s: float
     cores: Mapping[str, float]
+    waits: Mapping[str, float]
 
     def failures(self) -> list[str]:
         """The bars that it does not hold."""
@@ -89,21 +92,27 @@ def score(
         answered=answered,
         loop_lag_p99_s=attacked.loop_lag_p99_s,
         cores={**attacked.cores, "attacker": round(attacker_cores, 3)},
+        waits=attacked.waits,
     )
 
 
 def table(scores: Sequence[Score]) -> str:
-    """One line an attack; `busy`: cores of the whole machine in use."""
+    """One line an attack; `busy`: cores of the whole machine in use, `waits`: the gateway's."""
     head = f"{'attack':32} {'answered':>8} {'livez p99':>10} {'gap max':>9} {'loop lag':>9}"
     return "\n".join(
-        [f"{head} {'growth':>7} {'busy':>5}  result", *(_line(each) for each in scores)]
+        [
+            f"{head} {'growth':>7} {'busy':>5} {'waits':>6}  result",
+            *(_line(each) for each in scores),
+        ]
     )
 
 
 def _line(each: Score) -> str:
     result = "; ".join(each.failures()) or "ok"
+    waits = max((waits for name, waits in each.waits.items() if "gateway" in name), default=0.0)
     return (
         f"{each.name:32} {each.answered:8} {1e3 * each.livez_p99_s:7.0f} ms "
         f"{1e3 * each.longest_gap_s:6.0f} ms {1e3 * each.loop_lag_p99_s:6.0f} ms "
-        f"{each.growth:6.2f}x {each.cores.get('whole machine', 0.0):5.2f}  {result}"
+        f"{each.growth:6.2f}x {each.cores.get('whole machine', 0.0):5.2f} {100 * waits:4.0f} %  "
+        f"{result}"
     )
