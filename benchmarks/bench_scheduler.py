@@ -21,6 +21,7 @@ from tokenmesh.services.worker_svc.engine.block_log import BlockChange, BlockLog
 from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
 from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.from_settings import limits_of
+from tokenmesh.services.worker_svc.engine.kv_groups import KvGroups
 from tokenmesh.services.worker_svc.engine.plan import StepPlan, StepResult
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.request import Request, StreamKey
@@ -51,6 +52,7 @@ class IdleRunner:
     """Draws the same token for every row at no cost."""
 
     num_blocks = NUM_BLOCKS
+    windows: tuple[int | None, ...] = (None,)
     has_states = False
     has_own_device = True
 
@@ -82,8 +84,9 @@ def scheduler_step(num_requests: int) -> Callable[[], None]:
     """`schedule` and `draw` of the step before, the runner's result included in neither."""
     pool = BlockPool(NUM_BLOCKS)
     settings = settings_for(num_requests)
-    cache = PrefixCache(pool, settings.block_size, enabled=True)
-    scheduler = Scheduler(limits_of(settings, NUM_BLOCKS), pool, cache)
+    groups = KvGroups(settings.block_size)
+    cache = PrefixCache(pool, groups, enabled=True)
+    scheduler = Scheduler(limits_of(settings, NUM_BLOCKS), pool, cache, groups)
     for stream in range(num_requests):
         scheduler.add(request(stream))
     tokens = dict.fromkeys(range(num_requests), TOKEN)

@@ -15,7 +15,9 @@ from tests.fakes.kv_runner import (
     media_mark,
 )
 from tokenmesh.services.worker_svc.engine.block_log import BlockChange
+from tokenmesh.services.worker_svc.engine.block_tables import held_by
 from tokenmesh.services.worker_svc.engine.engine import Engine
+from tokenmesh.services.worker_svc.engine.kv_groups import KvGroups
 from tokenmesh.services.worker_svc.engine.owner import NOBODY, Owner
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.request import Ending, Request, Status, StreamKey
@@ -171,11 +173,18 @@ class Schedule:
         may_cancel: bool = True,
         has_tenants: bool = False,
         has_boundary: bool = False,
+        has_windows: bool = False,
     ) -> None:
         rng = self._rng = Random(seed)
         self.settings = random_settings(rng, is_async)
         num_blocks = rng.randint(2, rng.choice([10, 20]))
-        capacity = (num_blocks - 1) * self.settings.block_size
+        windows: tuple[int | None, ...] = (None,)
+        if has_windows:
+            windows = (None, *[rng.randint(1, 12)] * rng.randint(1, 3))
+            num_blocks = rng.randint(6, 40)
+        size, most = self.settings.block_size, self.settings.max_num_batched_tokens
+        self.groups = KvGroups.of(windows, size, most)
+        capacity = self.groups.longest(num_blocks - 1)
         num_cases, spread, alike = rng.randint(1, 9), rng.choice([1, 3, 8]), rng.random() < 0.4
         boundary = rng.randint(1, 30) if has_boundary else None
         self.cases = [
@@ -186,7 +195,9 @@ class Schedule:
             for case in self.cases:
                 case.request.owner = random_owner(rng)
         rows, steps = rng.choice([(trouble, 0.0), (0.0, trouble), (trouble / 4, trouble / 2)])
-        self.runner = KvRunner(self.settings, num_blocks, Random(seed + 1), rows, steps, boundary)
+        self.runner = KvRunner(
+            self.settings, num_blocks, Random(seed + 1), rows, steps, boundary, windows
+        )
         self.engine = Engine(self.runner, self.settings)
         self._may_cancel = may_cancel
         self._added: list[Case] = []
@@ -231,7 +242,8 @@ class Schedule:
         live = [request for request in requests if request.status is not Status.ENDED]
         assert output.stats.queued_tokens == sum(request.backlog for request in live)
         assert all(request.status is Status.RUNNING for request in requests if request.blocks)
-        holds = Counter(block for request in requests for block in request.blocks)
+        tables = (table for request in requests for table in held_by(request))
+        holds = Counter(block for table in tables for block in table)
         assert output.stats.kv_blocks_used == len(holds), "a block is leaked or lost"
         pool = self.engine._pool
         free = pool.free_blocks()
@@ -248,7 +260,7 @@ class Schedule:
     def _check_published(self, live: list[Request]) -> None:
         """A block that can be found is found under the hash of tokens that are known."""
         pool, size = self.engine._pool, self.settings.block_size
-        cache = PrefixCache(pool, size, enabled=True)
+        cache = PrefixCache(pool, self.groups, enabled=True)
         for request in live:
             num_full = request.num_known // size
             fresh = Request(
@@ -270,6 +282,10 @@ class Schedule:
                 found in (None, expected)
                 for found, expected in zip(hashes[:num_full], fresh.hashes, strict=False)
             ), "a block is found under a wrong hash"
+            for mark, table in zip(cache._marks, request.windowed, strict=False):
+                for block, expected in zip(table, fresh.hashes, strict=False):
+                    assert pool.hash_of(block) in (None, expected + mark)
+                assert not any(pool.hash_of(block) for block in table[num_full:])
 
     def _check_outcome(self, case: Case) -> None:
         """Ended once, with the tokens of an unbatched run."""

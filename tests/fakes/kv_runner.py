@@ -30,6 +30,11 @@ def cell_after(previous: int, token: int, media: int) -> int:
     return (previous * 1_000_003 + token * 8191 + media + 3) % MODULUS
 
 
+def in_group(cell: int, group: int) -> int:
+    """What a window group's layers keep of a position."""
+    return cell * 31 + group + 1
+
+
 def first_cell(boundary: int | None, num_known: int) -> int:
     """What comes before the first position: on the other side of the boundary, something else."""
     return 7 if boundary is None or num_known <= boundary else 11
@@ -55,6 +60,7 @@ class KvRow:
     new: NewRow
     tokens: list[int]
     blocks: list[int] = field(default_factory=list)
+    windowed: list[list[int]] = field(default_factory=list)
     num_computed: int = 0
     has_failed: bool = False
 
@@ -97,7 +103,9 @@ class KvRunner:
         row_trouble: float,
         step_trouble: float,
         boundary: int | None = None,
+        windows: tuple[int | None, ...] = (None,),
     ) -> None:
+        self.windows = windows
         self.has_states = False
         self.has_own_device = True
         self.num_blocks = num_blocks
@@ -164,11 +172,16 @@ class KvRunner:
             self._rows.pop(row, None)
         for new in plan.new_rows:
             assert new.row not in self._rows
-            self._rows[new.row] = KvRow(new, list(new.token_ids))
+            windowed: list[list[int]] = [[] for _ in self.windows[1:]]
+            self._rows[new.row] = KvRow(new, list(new.token_ids), windowed=windowed)
         for number, block in plan.grown:
             self._rows[number].blocks.append(block)
+        for number, blocks in plan.grown_windowed:
+            self._append_windowed(number, [[block] for block in blocks])
         for entry in plan.scheduled:
             self._rows[entry.row].blocks += entry.new_blocks
+            if entry.new_windowed:
+                self._append_windowed(entry.row, entry.new_windowed)
         assert plan.num_tokens <= self._max_tokens, "more than the budget"
         entries = [
             ScheduledRow(number, self._rows[number].num_computed, 1, [], True)
@@ -178,6 +191,10 @@ class KvRunner:
             self._rows[entry.row].num_computed = entry.start + entry.num_tokens
         self._check_writes(entries, {new.row for new in plan.new_rows})
         return entries
+
+    def _append_windowed(self, number: int, blocks: list[list[int]]) -> None:
+        for table, new in zip(self._rows[number].windowed, blocks, strict=True):
+            table += new
 
     def _check_writes(self, entries: list[ScheduledRow], admitted: set[int]) -> None:
         holders = Counter(
@@ -198,6 +215,9 @@ class KvRunner:
                 assert block != 0, "the null block belongs to nobody"
                 assert holders[block] <= (entry.row not in admitted), "written while shared"
             assert last < len(row.blocks), "no block for a scheduled token"
+            for table in row.windowed:
+                assert 0 not in table[entry.start // self._size : last + 1]
+                assert last < len(table), "no block of a window group for a scheduled token"
 
     def _forward(self, entries: list[ScheduledRow]) -> dict[int, Cells]:
         for entry in entries:
@@ -218,14 +238,25 @@ class KvRunner:
                 cell = cell_after(before, row.tokens[position], mark)
                 place = (row.blocks[position // self._size], position % self._size)
                 self._cells[place] = UNWRITTEN if row.has_failed else cell
+                for group, table in enumerate(row.windowed):
+                    # one memory: a block of one group is overwritten by that of another
+                    place = (table[position // self._size], position % self._size)
+                    self._cells[place] = UNWRITTEN if row.has_failed else in_group(cell, group)
         return {
-            entry.row: [
-                self._read(self._rows[entry.row], position)
-                for position in range(entry.start + entry.num_tokens)
-            ]
+            entry.row: self._context(self._rows[entry.row], entry.start + entry.num_tokens)
             for entry in entries
             if entry.samples
         }
+
+    def _context(self, row: KvRow, length: int) -> Cells:
+        """What the last query sees; one number more when a window group holds anything else."""
+        cells = [self._read(row, position) for position in range(length)]
+        for group, table in enumerate(row.windowed):
+            for position in range(max(0, length - (self.windows[1] or 0)), length):
+                place = (table[position // self._size], position % self._size)
+                if self._cells.get(place) != in_group(cells[position], group):
+                    cells.append(1)
+        return cells
 
     def _read(self, row: KvRow, position: int) -> int:
         place = (row.blocks[position // self._size], position % self._size)

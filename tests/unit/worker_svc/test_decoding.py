@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
 from tokenmesh.services.worker_svc.engine.decoding import Decoding
+from tokenmesh.services.worker_svc.engine.kv_groups import KvGroups
 from tokenmesh.services.worker_svc.engine.limits import Limits
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.request import Request, StreamKey
@@ -36,7 +37,8 @@ def running(num_requests: int) -> Scheduler:
     """All of them decode, far from any border."""
     limits = Limits(num_requests, 10_000, 0, BLOCK_SIZE, 0)
     pool = BlockPool(10 * num_requests + 10)
-    scheduler = Scheduler(limits, pool, PrefixCache(pool, BLOCK_SIZE, enabled=True))
+    groups = KvGroups(BLOCK_SIZE)
+    scheduler = Scheduler(limits, pool, PrefixCache(pool, groups, enabled=True), groups)
     for stream in range(num_requests):
         scheduler.add(request(stream))
     for _ in range(3):

@@ -35,6 +35,7 @@ class Troubled:
     """Fails when it is told to."""
 
     num_blocks = SETTINGS.sim_num_blocks
+    windows: tuple[int | None, ...] = (None,)
     has_states = False
     has_own_device = True
 

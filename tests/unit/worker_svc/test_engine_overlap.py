@@ -34,6 +34,7 @@ class Laboratory:
     """Remembers its plans; a launch raises or has failing rows when it is told so beforehand."""
 
     num_blocks = SETTINGS.sim_num_blocks
+    windows: tuple[int | None, ...] = (None,)
     has_states = False
     has_own_device = True
 

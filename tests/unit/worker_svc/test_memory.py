@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tokenmesh.services.worker_svc.engine.kv_groups import KvGroups
 from tokenmesh.services.worker_svc.runner.device_memory import available_host_bytes
 from tokenmesh.services.worker_svc.runner.memory import (
     Budget,
@@ -72,7 +73,7 @@ class FakeGpu:
 
 
 def need(max_model_len: int = 32768, block_mib: int = 2) -> Need:
-    return Need(block_mib * MIB, 16, max_model_len, row_bytes=0)
+    return Need(block_mib * MIB, KvGroups(16), max_model_len, row_bytes=0)
 
 
 def settings(**values: Any) -> WorkerSettings:

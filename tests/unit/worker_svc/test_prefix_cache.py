@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
+from tokenmesh.services.worker_svc.engine.kv_groups import KvGroups
 from tokenmesh.services.worker_svc.engine.prefix_cache import HASH_BYTES, PrefixCache, hash_block
 from tokenmesh.services.worker_svc.engine.request import Request
 from tokenmesh.shared.hashing import Adapter
@@ -26,7 +27,7 @@ def pool() -> BlockPool:
 
 @pytest.fixture
 def cache(pool: BlockPool) -> PrefixCache:
-    return PrefixCache(pool, SIZE, enabled=True)
+    return PrefixCache(pool, KvGroups(SIZE), enabled=True)
 
 
 def compute(cache: PrefixCache, pool: BlockPool, request: Request) -> Request:
@@ -47,17 +48,17 @@ def test_an_equal_prompt_finds_all_full_blocks(
     cache: PrefixCache, pool: BlockPool, make_request: MakeRequest
 ) -> None:
     first = compute(cache, pool, make_request(1, PROMPT))
-    assert cache.find(make_request(2, PROMPT)) == first.blocks[:3]
-    assert cache.find(make_request(3, [*PROMPT[:9], 5, 5, 5, 5])) == first.blocks[:2]
-    assert cache.find(make_request(4, [1, *PROMPT])) == []
+    assert cache.find(make_request(2, PROMPT))[0] == first.blocks[:3]
+    assert cache.find(make_request(3, [*PROMPT[:9], 5, 5, 5, 5]))[0] == first.blocks[:2]
+    assert cache.find(make_request(4, [1, *PROMPT]))[0] == []
 
 
 def test_the_last_token_is_always_left_to_compute(
     cache: PrefixCache, pool: BlockPool, make_request: MakeRequest
 ) -> None:
     first = compute(cache, pool, make_request(1, PROMPT))
-    assert cache.find(make_request(2, PROMPT[:8])) == first.blocks[:1]
-    assert cache.find(make_request(3, PROMPT[:9])) == first.blocks[:2]
+    assert cache.find(make_request(2, PROMPT[:8]))[0] == first.blocks[:1]
+    assert cache.find(make_request(3, PROMPT[:9]))[0] == first.blocks[:2]
 
 
 def test_only_blocks_within_the_scheduled_chunk_are_found(
@@ -66,9 +67,9 @@ def test_only_blocks_within_the_scheduled_chunk_are_found(
     first = make_request(1, PROMPT)
     first.blocks = pool.allocate(4)
     cache.register(first, 0, 7)
-    assert cache.find(make_request(2, PROMPT)) == first.blocks[:1]
+    assert cache.find(make_request(2, PROMPT))[0] == first.blocks[:1]
     cache.register(first, 7, 8)
-    assert cache.find(make_request(2, PROMPT)) == first.blocks[:2]
+    assert cache.find(make_request(2, PROMPT))[0] == first.blocks[:2]
 
 
 def test_retracted_blocks_are_not_found(
@@ -81,7 +82,7 @@ def test_retracted_blocks_are_not_found(
     registered = cache.register(first, 5, 14)
     assert cache.retract(registered, row=2) == []
     assert cache.retract(registered, row=3) == first.blocks[1:3]
-    assert cache.find(make_request(2, PROMPT)) == first.blocks[:1]
+    assert cache.find(make_request(2, PROMPT))[0] == first.blocks[:1]
 
 
 def test_a_block_with_other_content_by_now_is_not_retracted(
@@ -96,7 +97,7 @@ def test_a_block_with_other_content_by_now_is_not_retracted(
     second.blocks = first.blocks
     cache.register(second, 0, 4)
     assert cache.retract(registered, row=3) == []
-    assert cache.find(make_request(3, PROMPT[4:])) == second.blocks
+    assert cache.find(make_request(3, PROMPT[4:]))[0] == second.blocks
 
 
 def test_a_block_is_not_registered_before_its_tokens_are_known(
@@ -138,14 +139,14 @@ def test_what_is_not_in_the_tokens_counts_from_where_it_begins(
     num_shared: int,
 ) -> None:
     first = compute(cache, pool, make_request(1, PROMPT, **one))
-    assert cache.find(make_request(2, PROMPT, **other)) == first.blocks[:num_shared]
+    assert cache.find(make_request(2, PROMPT, **other))[0] == first.blocks[:num_shared]
 
 
 def test_output_tokens_are_found_like_prompt_tokens(
     cache: PrefixCache, pool: BlockPool, make_request: MakeRequest
 ) -> None:
     first = compute(cache, pool, make_request(1, PROMPT[:3], tuple(PROMPT[3:9])))
-    assert cache.find(make_request(2, PROMPT)) == first.blocks[:2]
+    assert cache.find(make_request(2, PROMPT))[0] == first.blocks[:2]
 
 
 def test_prompt_logprobs_need_every_position_computed(
@@ -153,15 +154,15 @@ def test_prompt_logprobs_need_every_position_computed(
 ) -> None:
     first = compute(cache, pool, make_request(1, PROMPT))
     asking = make_request(2, PROMPT, sampling={"prompt_logprobs": 1})
-    assert cache.find(asking) == []
+    assert cache.find(asking)[0] == []
     asking.wants_prompt_logprobs = False
-    assert cache.find(asking) == first.blocks[:3]
+    assert cache.find(asking)[0] == first.blocks[:3]
 
 
 def test_a_disabled_cache_finds_nothing(pool: BlockPool, make_request: MakeRequest) -> None:
-    cache = PrefixCache(pool, SIZE, enabled=False)
+    cache = PrefixCache(pool, KvGroups(SIZE), enabled=False)
     compute(cache, pool, make_request(1, PROMPT))
-    assert cache.find(make_request(2, PROMPT)) == []
+    assert cache.find(make_request(2, PROMPT))[0] == []
     assert pool.num_cached == 0
 
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
+from tokenmesh.services.worker_svc.engine.kv_groups import KvGroups
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.request import Request, StreamKey
 from tokenmesh.services.worker_svc.engine.route_ledger import RouteLedger
@@ -25,7 +26,7 @@ class Rig:
 
     def __init__(self, num_blocks: int = 24) -> None:
         self.pool = BlockPool(num_blocks)
-        self.cache = PrefixCache(self.pool, SIZE, enabled=True)
+        self.cache = PrefixCache(self.pool, KvGroups(SIZE), enabled=True)
         self.ledger = RouteLedger(self.pool, SIZE, ROUTE)
         self.pool.on_forget = self.ledger.forget
         self.held: list[Request] = []
@@ -42,7 +43,7 @@ class Rig:
             route_head=chain_head(SCOPE),
             route_salt=salt,
         )
-        hits = self.cache.find(request)
+        (hits,) = self.cache.find(request)
         self.pool.share(hits)
         wanted = -(-len(token_ids) // SIZE) - len(hits)
         request.blocks = hits + self.pool.allocate(wanted)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
+from tokenmesh.services.worker_svc.engine.kv_groups import KvGroups
 from tokenmesh.services.worker_svc.engine.limits import Limits
 from tokenmesh.services.worker_svc.engine.plan import StepPlan
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
@@ -28,8 +29,9 @@ class Bench:
 
     def __init__(self, limits: Limits = LIMITS, num_blocks: int = 64, caching: bool = False):
         self.pool = BlockPool(num_blocks)
-        cache = PrefixCache(self.pool, limits.block_size, enabled=caching)
-        self.scheduler = Scheduler(limits, self.pool, cache)
+        groups = KvGroups(limits.block_size)
+        cache = PrefixCache(self.pool, groups, enabled=caching)
+        self.scheduler = Scheduler(limits, self.pool, cache, groups)
 
     def add(self, *requests: Request) -> None:
         for request in requests:

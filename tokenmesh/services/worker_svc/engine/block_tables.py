@@ -1,47 +1,115 @@
 """BlockTables: the KV blocks that requests hold, from a prefix hit to the last one they need."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
-from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
+from tokenmesh.services.worker_svc.engine.block_pool import NULL_BLOCK, BlockPool
+from tokenmesh.services.worker_svc.engine.kv_groups import KvGroups
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.request import Request
 
+Hits = list[list[int]]
+"""Of each group: the first blocks of a table, null where a window group does not need them."""
+
 
 class BlockTables:
-    """Writes `blocks` and `capacity` of requests; the rest of the engine reads them."""
+    """Writes `blocks`, `windowed` and `capacity` of requests; the rest of the engine reads them.
 
-    def __init__(self, pool: BlockPool, cache: PrefixCache, block_size: int) -> None:
+    A window group's table is as long as the others, with the null block for what is behind. It
+    reaches ahead by no more than a chunk, so a long prompt takes no more than it will keep.
+    """
+
+    def __init__(self, pool: BlockPool, cache: PrefixCache, groups: KvGroups) -> None:
         self._pool = pool
         self._cache = cache
-        self._size = block_size
+        self._groups = groups
+        self._size = groups.block_size
 
-    def find(self, request: Request, reserve: int) -> list[int] | None:
+    def find(self, request: Request, reserve: int) -> Hits | None:
         """What the prefix cache has for it; None when there are not enough blocks for the rest.
 
         reserve: free blocks that must be left.
         """
         hits = self._cache.find(request)
-        num_new = -(-request.num_known // self._size) - len(hits)
-        num_revived = sum(self._pool.ref_count(block) == 0 for block in hits)
+        num_hits = len(hits[0])
+        num_new = -(-request.num_known // self._size) - num_hits
+        for _ in hits[1:]:
+            num_new += self._reach(request, num_hits * self._size) - num_hits
+        num_revived = sum(
+            self._pool.ref_count(block) == 0 for table in hits for block in table if block
+        )
         return hits if num_revived + num_new + reserve <= self._pool.num_free else None
 
-    def give(self, request: Request, hits: Iterable[int]) -> None:
+    def give(self, request: Request, hits: Hits) -> None:
         """The hits, and blocks for every known token: a prefill never runs dry."""
-        request.blocks = list(hits)
-        self._pool.share(request.blocks)
-        num_new = -(-request.num_known // self._size) - len(request.blocks)
+        for table in hits:
+            self._pool.share(block for block in table if block != NULL_BLOCK)
+        request.blocks, request.windowed = hits[0], hits[1:]
+        num_hits = len(request.blocks)
+        num_new = -(-request.num_known // self._size) - num_hits
         request.blocks += self._pool.allocate(num_new)
         request.capacity = len(request.blocks) * self._size
+        if request.windowed:
+            request.num_behind = self._groups.behind(num_hits * self._size)
+            self._extend(request, self._reach(request, num_hits * self._size))
+
+    def missing(self, request: Request) -> int:
+        """Blocks that a prefilling request needs for its next chunk.
+
+        Its window groups give up what is behind first. That frees as many as it needs, unless
+        others share them.
+        """
+        self.drop_behind(request, request.num_computed)
+        reach = self._reach(request, request.num_computed)
+        return sum(max(0, reach - len(table)) for table in request.windowed)
+
+    def advance(self, request: Request) -> None:
+        """Take the missing blocks; there must be as many free ones."""
+        self._extend(request, self._reach(request, request.num_computed))
+
+    def take_new(self, request: Request) -> list[list[int]]:
+        """The entries of each window group that the runner does not know yet."""
+        first = request.num_planned
+        if not request.windowed or first == len(request.windowed[0]):
+            return []
+        request.num_planned = len(request.windowed[0])
+        return [table[first:] for table in request.windowed]
+
+    def drop_behind(self, request: Request, start: int) -> None:
+        """Free the blocks that no query from `start` on sees."""
+        if not request.windowed:
+            return
+        first, end = request.num_behind, self._groups.behind(start)
+        for table in request.windowed if end > first else ():
+            self._pool.free(table[first:end])
+            table[first:end] = [NULL_BLOCK] * (end - first)
+        request.num_behind = max(first, end)
 
     def grow(self, request: Request) -> int:
-        """One block more, which is returned; there must be a free one."""
+        """One block more in each group; that of the first. There must be `growth` free ones."""
         block = self._pool.allocate_one()
         request.blocks.append(block)
         request.capacity += self._size
+        self._extend(request, len(request.blocks))
         return block
 
     def release(self, request: Request) -> None:
         """Give all of them back."""
         self._pool.free(request.blocks)
-        request.blocks = []
-        request.capacity = 0
+        for table in request.windowed:
+            self._pool.free(table[request.num_behind :])
+        request.blocks, request.windowed = [], []
+        request.capacity = request.num_behind = request.num_planned = 0
+
+    def _reach(self, request: Request, start: int) -> int:
+        """The length of a window group's table while a chunk from `start` on is computed."""
+        behind = self._groups.behind(start)
+        return min(-(-request.num_known // self._size), behind + self._groups.most_held)
+
+    def _extend(self, request: Request, length: int) -> None:
+        for table in request.windowed:
+            table += self._pool.allocate(max(0, length - len(table)))
+
+
+def held_by(request: Request) -> Sequence[Sequence[int]]:
+    """The blocks that a request holds, of each group."""
+    return [request.blocks, *(table[request.num_behind :] for table in request.windowed)]

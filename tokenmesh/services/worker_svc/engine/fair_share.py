@@ -9,6 +9,7 @@ had much less lately may take more than its share of this moment.
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from tokenmesh.services.worker_svc.engine.block_tables import held_by
 from tokenmesh.services.worker_svc.engine.owner import Owner
 from tokenmesh.services.worker_svc.engine.request import Request
 
@@ -32,7 +33,7 @@ def one_row(_request: Request) -> int:
 
 def num_blocks(request: Request) -> int:
     """Blocks that it holds, those included that others share."""
-    return len(request.blocks)
+    return sum(len(blocks) for blocks in held_by(request))
 
 
 def giving_way(

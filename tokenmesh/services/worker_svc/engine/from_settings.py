@@ -1,7 +1,10 @@
 """What the engine's parts are made of, worked out from the settings."""
 
+from collections.abc import Sequence
+
 from tokenmesh.services.worker_svc.engine.block_log import BlockLog
 from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
+from tokenmesh.services.worker_svc.engine.kv_groups import KvGroups
 from tokenmesh.services.worker_svc.engine.limits import Limits
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.route_ledger import RouteLedger
@@ -11,6 +14,7 @@ from tokenmesh.shared.config.worker import WorkerSettings
 def make_cache(
     pool: BlockPool,
     settings: WorkerSettings,
+    groups: KvGroups,
     has_states: bool,
     route_tokens: int,
     log: BlockLog | None,
@@ -23,7 +27,12 @@ def make_cache(
     is_indexed = route_tokens and route_tokens % size == 0
     routes = RouteLedger(pool, size, route_tokens) if is_indexed else None
     enabled = settings.enable_prefix_caching and not has_states
-    return PrefixCache(pool, size, enabled=enabled, routes=routes, log=log)
+    return PrefixCache(pool, groups, enabled=enabled, routes=routes, log=log)
+
+
+def groups_of(settings: WorkerSettings, windows: Sequence[int | None]) -> KvGroups:
+    """The groups of a runner with those windows."""
+    return KvGroups.of(windows, settings.block_size, settings.max_num_batched_tokens)
 
 
 def limits_of(settings: WorkerSettings, num_blocks: int) -> Limits:

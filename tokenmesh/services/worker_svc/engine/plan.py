@@ -45,6 +45,8 @@ class ScheduledRow(msgspec.Struct, gc=False):
     """Block ids appended to the row's table in this step (after a prefix hit: all of them)."""
     samples: bool
     """True when the last known token is among those computed, so a next one is drawn."""
+    new_windowed: list[list[int]] = []
+    """Likewise for the table of each window group."""
 
 
 class StepPlan(msgspec.Struct):
@@ -59,6 +61,8 @@ class StepPlan(msgspec.Struct):
     new_rows: list[NewRow] = []
     grown: list[tuple[int, int]] = []
     """Decoding rows, each with a block id to append to its table."""
+    grown_windowed: list[tuple[int, list[int]]] = []
+    """The same rows, each with a block id for each window group's table; empty without such."""
     decodes: list[int] = []
     """Rows that compute the token after those they have computed, and draw the next one.
 

@@ -16,7 +16,8 @@ from typing import Final
 import msgspec
 
 from tokenmesh.services.worker_svc.engine.block_log import BlockChange, BlockLog
-from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
+from tokenmesh.services.worker_svc.engine.block_pool import NULL_BLOCK, BlockPool
+from tokenmesh.services.worker_svc.engine.kv_groups import KvGroups
 from tokenmesh.services.worker_svc.engine.request import Request
 from tokenmesh.services.worker_svc.engine.route_ledger import RouteChange, RouteLedger
 from tokenmesh.shared.hashing import extra_keys_for_block
@@ -45,7 +46,8 @@ class Registered(msgspec.Struct, frozen=True, gc=False):
     row: int
     """Who fills it in that step."""
     block: int
-    block_hash: bytes
+    key: bytes
+    """Its hash, and its group's number if that is not the first."""
 
 
 class PrefixCache:
@@ -54,7 +56,7 @@ class PrefixCache:
     def __init__(
         self,
         pool: BlockPool,
-        block_size: int,
+        groups: KvGroups,
         *,
         enabled: bool,
         routes: RouteLedger | None = None,
@@ -62,15 +64,19 @@ class PrefixCache:
     ) -> None:
         """What can be found is told to `routes`, for schedulers, and to `log`, for the outside."""
         self._pool = pool
-        self._block_size = block_size
+        self._groups = groups
+        self._block_size = groups.block_size
+        self._marks = [bytes([number + 1]) for number in range(groups.num_windowed)]
+        """What the keys of each window group's blocks end with."""
         self._enabled = enabled
         self._routes = routes if enabled else None
         self._log = log if enabled else None
         if self._routes is not None or self._log is not None:
             pool.on_forget = self._note_forgotten
 
-    def find(self, request: Request) -> list[int]:
-        """The longest run of known blocks from the start; not yet held by the request.
+    def find(self, request: Request) -> list[list[int]]:
+        """The longest run of known blocks from the start, of each group; not yet held by the
+        request. A window group needs the last of them only; before those stands the null block.
 
         The last known token is never among them, since it must be computed to draw the next one.
         A request that still owes prompt logprobs needs every position computed.
@@ -79,7 +85,7 @@ class PrefixCache:
         request.num_routed = 0
         request.choose_side()
         if not self._enabled or request.wants_prompt_logprobs:
-            return []
+            return [[], *([] for _ in self._marks)]
         num_blocks = (request.num_known - 1) // self._block_size
         self._hash_up_to(request, num_blocks)
         found: list[int] = []
@@ -88,7 +94,23 @@ class PrefixCache:
             if block is None:
                 break
             found.append(block)
-        return found
+        return self._within_windows(request, found) if self._marks else [found]
+
+    def _within_windows(self, request: Request, found: list[int]) -> list[list[int]]:
+        """Cut a run where every window group has the blocks that a query after it sees."""
+        wanted = self._groups.hit_blocks
+        tables: list[list[int]] = [[] for _ in self._marks]
+        length = run = 0
+        for index, block_hash in enumerate(request.hashes[: len(found)]):
+            blocks = [self._pool.find(block_hash + mark) for mark in self._marks]
+            for table, block in zip(tables, blocks, strict=True):
+                table.append(block or NULL_BLOCK)
+            run = run + 1 if None not in blocks else 0
+            if run >= min(wanted, index + 1):
+                length = index + 1
+        unseen = max(0, length - wanted)
+        cut = ([NULL_BLOCK] * unseen + table[unseen:length] for table in tables)
+        return [found[:length], *cut]
 
     def register(self, request: Request, start: int, end: int) -> list[Registered]:
         """Positions [start, end) are being computed: the blocks they fill can be found.
@@ -108,6 +130,9 @@ class PrefixCache:
                 registered.append(Registered(request.row, block, block_hash))
                 if self._log is not None:
                     self._log.stored(request, index)
+            for mark, table in zip(self._marks, request.windowed, strict=True):
+                if self._pool.register(table[index], block_hash + mark):
+                    registered.append(Registered(request.row, table[index], block_hash + mark))
         if self._routes is not None:
             self._routes.note(request, end)
         return registered
@@ -133,12 +158,14 @@ class PrefixCache:
         blocks = []
         for each in registered:
             # the block may have been given away since, and have other content
-            if each.row == row and self._pool.find(each.block_hash) == each.block:
+            if each.row == row and self._pool.find(each.key) == each.block:
                 self._pool.forget(each.block)
                 blocks.append(each.block)
         return blocks
 
     def _note_forgotten(self, block_hash: bytes) -> None:
+        if len(block_hash) > HASH_BYTES:
+            return  # of a window group: where it is gone, a hit is shorter than the index says
         if self._routes is not None:
             self._routes.forget(block_hash)
         if self._log is not None:

@@ -110,6 +110,12 @@ class Request:
     is_prefilling: bool = True
     """True until the last known token was computed since admission."""
     blocks: list[int] = field(default_factory=list)
+    windowed: list[list[int]] = field(default_factory=list)
+    """For each window group its table, see `KvGroups`; the null block for what is behind."""
+    num_behind: int = 0
+    """Leading null blocks of each of `windowed`."""
+    num_planned: int = 0
+    """Entries of each of `windowed` that the runner knows."""
     capacity: int = 0
     """Tokens that `blocks` hold."""
     hashes: list[bytes] = field(default_factory=list)

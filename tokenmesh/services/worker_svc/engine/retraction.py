@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
+from tokenmesh.services.worker_svc.engine.block_tables import held_by
 from tokenmesh.services.worker_svc.engine.flight import Flight
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.request import Request
@@ -30,7 +31,7 @@ def spoiled_by(
             # nobody, when the request has ended or was preempted after the launch
             request = scheduler.rows.owner(row, flight.plan.step)
             if row not in spoiled:
-                if request is None or unwritten.isdisjoint(request.blocks):
+                if request is None or not any(map(unwritten.intersection, held_by(request))):
                     continue
                 spoiled.add(row)
             if request is not None and index == 0 and row in lost_rows:

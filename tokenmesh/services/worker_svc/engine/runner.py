@@ -24,6 +24,8 @@ class Runner(Protocol):
 
     num_blocks: int
     """Size of the KV pool in blocks, the null block 0 included."""
+    windows: tuple[int | None, ...]
+    """Of each KV group, see `KvGroups`: None for the first, then one window for all others."""
     has_states: bool
     """Whether rows keep something that the blocks of a shared prefix do not bring."""
     has_own_device: bool

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from itertools import count
 
 from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
-from tokenmesh.services.worker_svc.engine.block_tables import BlockTables
+from tokenmesh.services.worker_svc.engine.block_tables import BlockTables, Hits
 from tokenmesh.services.worker_svc.engine.decoding import Decoding
 from tokenmesh.services.worker_svc.engine.end_watch import EndWatch
+from tokenmesh.services.worker_svc.engine.kv_groups import KvGroups
 from tokenmesh.services.worker_svc.engine.limits import Limits
 from tokenmesh.services.worker_svc.engine.plan import ScheduledRow, StepPlan
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
@@ -32,12 +33,15 @@ class Scheduler:
     `preempt` or `remove` after `PrefixCache.retract`.
     """
 
-    def __init__(self, limits: Limits, pool: BlockPool, cache: PrefixCache) -> None:
+    def __init__(
+        self, limits: Limits, pool: BlockPool, cache: PrefixCache, groups: KvGroups
+    ) -> None:
         assert limits.num_rows <= limits.max_num_batched_tokens
         self._limits = limits
         self._pool = pool
         self._cache = cache
-        self._tables = BlockTables(pool, cache, limits.block_size)
+        self._groups = groups
+        self._tables = BlockTables(pool, cache, groups)
         self._running = ServiceQueue()
         self._prefilling = ServiceQueue()
         """Those of the running ones whose known tokens are not all computed."""
@@ -53,7 +57,9 @@ class Scheduler:
         """What each tenant has had lately."""
         self._waiting = WaitingLine(self.rows, self.recent)
         queues = self._running, self._prefilling, self._waiting
-        self._sharing = Sharing(*queues, self.rows, pool, self.preempt, self._fits, self.recent)
+        self._sharing = Sharing(
+            *queues, self.rows, pool, groups, self.preempt, self._fits, self.recent
+        )
         self.num_queued_tokens = 0
         """Sum of `backlog` over all requests."""
         self.notes = StepNotes()
@@ -71,10 +77,10 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Take a request; its tokens must fit the pool."""
-        assert -(-(request.max_len - 1) // self._limits.block_size) < self._pool.num_blocks
+        assert self._groups.needed(request.max_len - 1) < self._pool.num_blocks
         request.arrival = next(self._arrivals)
         request.status = Status.WAITING
-        request.num_expected = len(self._cache.find(request)) * self._limits.block_size
+        request.num_expected = len(self._cache.find(request)[0]) * self._limits.block_size
         self._waiting.add(request)
         self.num_queued_tokens += request.backlog
 
@@ -100,8 +106,10 @@ class Scheduler:
         self.notes = StepNotes()
         self.rows.expect_no_late()
         budget = self._limits.max_num_batched_tokens
-        is_short = self._sharing.begin_step(budget, self._limits.block_size)
+        is_short = self._sharing.begin_step(budget)
         num_gave_way = len(self.notes.preempted)
+        if self._groups.num_windowed:
+            self._advance_windows()
         self._decode(plan)
         for request in self._decoding.outgrown():
             self._running.remove(request)
@@ -148,7 +156,7 @@ class Scheduler:
         """Everybody who decodes goes on by a token."""
         self._filling = []
         at_border = self._decoding.tick()
-        is_short = self._pool.num_free < len(at_border)
+        is_short = self._pool.num_free < len(at_border) * self._groups.growth
         if is_short:
             at_border.sort(key=service_order)
         for request in at_border:
@@ -164,9 +172,12 @@ class Scheduler:
             self._decoding.leave_at_end(request)
             return
         if length > request.capacity:
-            if is_short and not self._make_room(request):
+            self._tables.drop_behind(request, length - 1)
+            if is_short and not self._make_room(request, self._groups.growth):
                 return
             plan.grown.append((request.row, self._tables.grow(request)))
+            if windowed := self._tables.take_new(request):
+                plan.grown_windowed.append((request.row, [each for (each,) in windowed]))
         if length == request.capacity:
             if length <= len(request.token_ids):
                 self._register(request, length - 1, length)
@@ -194,7 +205,11 @@ class Scheduler:
         return budget - left
 
     def _compute_chunk(
-        self, request: Request, num_tokens: int, new_blocks: list[int], num_cached: int = 0
+        self,
+        request: Request,
+        num_tokens: int,
+        new_blocks: list[int],
+        num_cached: int = 0,
     ) -> ScheduledRow:
         """Known tokens; with the last of them the request begins to decode."""
         start = request.num_computed
@@ -208,11 +223,22 @@ class Scheduler:
             self._decoding.enter(request)
             if end == request.max_len - 1:
                 self._ends.expect_end(request)
-        return ScheduledRow(request.row, start, num_tokens, new_blocks, not request.is_prefilling)
+        samples = not request.is_prefilling
+        windowed = self._tables.take_new(request)
+        return ScheduledRow(request.row, start, num_tokens, new_blocks, samples, windowed)
 
-    def _make_room(self, request: Request) -> bool:
-        """One free block, from whoever is served last; False when that is `request` itself."""
-        while self._pool.num_free == 0:
+    def _advance_windows(self) -> None:
+        """The next chunk of each prompt has its blocks before any step's row is fixed."""
+        for request in list(self._prefilling):
+            if request.status is not Status.RUNNING:
+                continue  # it has given way to one before it
+            missing = self._tables.missing(request)
+            if missing and self._make_room(request, missing):
+                self._tables.advance(request)
+
+    def _make_room(self, request: Request, num_blocks: int) -> bool:
+        """Free blocks, from those served last; False when that is `request` itself."""
+        while self._pool.num_free < num_blocks:
             victim = self._running.pop_last()
             self.rows.expect_late(victim)
             self._requeue(victim)
@@ -230,7 +256,7 @@ class Scheduler:
             self._place(request, hits, plan.step)
             budget -= self._schedule_first_chunk(plan, request, budget)
 
-    def _find(self, request: Request) -> list[int] | None:
+    def _find(self, request: Request) -> Hits | None:
         # a request alone always fits: `add` saw to that
         reserve = self._limits.watermark_blocks if len(self._running) else 0
         return self._tables.find(request, reserve)
@@ -238,10 +264,11 @@ class Scheduler:
     def _fits(self, request: Request) -> bool:
         return self._find(request) is not None
 
-    def _place(self, request: Request, hits: list[int], step: int) -> None:
+    def _place(self, request: Request, hits: Hits, step: int) -> None:
+        num_hits = len(hits[0])
         self._tables.give(request, hits)
         self.num_queued_tokens -= request.backlog
-        request.num_computed = len(hits) * self._limits.block_size
+        request.num_computed = num_hits * self._limits.block_size
         request.num_expected = 0
         self.num_queued_tokens += request.backlog
         if request.num_cached is None:
@@ -257,9 +284,8 @@ class Scheduler:
         # whoever has a row goes on by at least a token
         num_tokens = max(1, self._chunk(request, pending, budget, is_alone=is_alone))
         plan.new_rows.append(new_row_of(request))
-        plan.scheduled.append(
-            self._compute_chunk(request, num_tokens, list(request.blocks), num_cached=start)
-        )
+        blocks = list(request.blocks)
+        plan.scheduled.append(self._compute_chunk(request, num_tokens, blocks, num_cached=start))
         if request.is_prefilling:
             self._prefilling.add(request)
         return num_tokens

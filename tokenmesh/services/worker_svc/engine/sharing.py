@@ -12,6 +12,7 @@ from tokenmesh.services.worker_svc.engine.fair_share import (
     one_row,
     split,
 )
+from tokenmesh.services.worker_svc.engine.kv_groups import KvGroups
 from tokenmesh.services.worker_svc.engine.owner import Owner
 from tokenmesh.services.worker_svc.engine.queues import ServiceQueue
 from tokenmesh.services.worker_svc.engine.recent_use import RecentUse
@@ -32,6 +33,7 @@ class Sharing:
         waiting: WaitingLine,
         rows: RowTable,
         pool: BlockPool,
+        groups: KvGroups,
         preempt: Callable[[Request], None],
         fits: Callable[[Request], bool],
         recent: RecentUse,
@@ -42,13 +44,14 @@ class Sharing:
         self._waiting = waiting
         self._rows = rows
         self._pool = pool
+        self._groups = groups
         self._preempt = preempt
         self._fits = fits
         self._recent = recent
         self._shares = _UNBOUND
         """Prefill tokens that each tenant has left in this step; empty: they do not compete."""
 
-    def begin_step(self, budget: int, block_size: int) -> bool:
+    def begin_step(self, budget: int) -> bool:
         """Give each tenant its share; whether running requests are short of blocks."""
         self._shares, is_short = _UNBOUND, False
         if len(self._rows.by_tenant.keys() | self._waiting.tenants) < 2:
@@ -57,7 +60,7 @@ class Sharing:
             self._preempt(heaviest(self._running))
             is_short = True
         if len(self._waiting) and not is_short:
-            self._make_way(self._waiting.first, block_size)
+            self._make_way(self._waiting.first)
         self._shares = self._split(budget)
         return is_short
 
@@ -73,15 +76,16 @@ class Sharing:
     def _must_relieve(self) -> bool:
         """Whether running requests of several tenants need more blocks than there are."""
         num_free = self._pool.num_free
-        if len(self._rows.by_tenant) < 2 or num_free >= len(self._running):
+        if len(self._rows.by_tenant) < 2 or num_free >= len(self._running) * self._groups.growth:
             return False
-        return sum(_grows(request) for request in self._running) > num_free
+        num_growing = sum(_grows(request) for request in self._running)
+        return num_growing * self._groups.growth > num_free
 
-    def _make_way(self, claimant: Request, block_size: int) -> None:
+    def _make_way(self, claimant: Request) -> None:
         """A row and blocks for whose turn it is, from tenants above their share: one a step."""
         if not self._rows.has_free and not self._take_from_others(claimant, 1, one_row):
             return
-        need = -(-claimant.num_known // block_size)
+        need = self._groups.needed(claimant.num_known)
         while not self._fits(claimant) and self._take_from_others(claimant, need, num_blocks):
             pass
 

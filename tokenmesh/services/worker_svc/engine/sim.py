@@ -111,6 +111,7 @@ class SimRunner:
     def __init__(
         self, vocabulary: SimVocabulary, settings: WorkerSettings, wait: Callable[[float], object]
     ) -> None:
+        self.windows: tuple[int | None, ...] = (None,)
         self.has_states = False
         self.has_own_device = True
         self.num_blocks = settings.num_gpu_blocks_override or settings.sim_num_blocks

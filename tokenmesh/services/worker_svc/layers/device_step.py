@@ -19,10 +19,12 @@ class DeviceStep:
     """[T] int64, see kv_write."""
     rows: DeviceRows
 
-    def slots(self, _pages: torch.Tensor) -> torch.Tensor:
-        """Alike for pages of any shape."""
+    def slots(self, _pages: torch.Tensor, group: int = 0) -> torch.Tensor:
+        """Alike for pages of any shape; there is one group."""
+        assert not group
         return self.token_slots
 
-    def attention(self, window: int | None, _pages: torch.Tensor) -> DeviceRows:
+    def attention(self, window: int | None, _pages: torch.Tensor, group: int = 0) -> DeviceRows:
         """The rows as layers of one window see them."""
+        assert not group
         return self.rows.for_window(window)

@@ -22,11 +22,13 @@ class Step(Protocol):
     def lengths(self) -> torch.Tensor:
         """[T] length of the sequence that each token was first computed in."""
 
-    def slots(self, pages: torch.Tensor) -> torch.Tensor:
-        """Where new keys and values go in pages of this shape, see `kv_write`."""
+    def slots(self, pages: torch.Tensor, group: int = 0) -> torch.Tensor:
+        """Where new keys and values go in a KV group's pages of this shape, see `kv_write`."""
 
-    def attention(self, window: int | None, pages: torch.Tensor) -> Prepared | DeviceRows:
-        """The work of the layers of one window over pages of this shape."""
+    def attention(
+        self, window: int | None, pages: torch.Tensor, group: int = 0
+    ) -> Prepared | DeviceRows:
+        """The work of a KV group's layers of one window over pages of this shape."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,11 @@ class HostStep:
     page_size: int
     token_lengths: Sequence[int]
     """[T], see `Step.lengths`."""
-    _slots: dict[torch.Size, torch.Tensor] = field(default_factory=dict)
-    _prepared: dict[tuple[int | None, torch.Size], Prepared] = field(default_factory=dict)
+    windowed_tables: Sequence[torch.Tensor] = ()
+    """Likewise for each window group; what is behind the window may hold any block."""
+    _rows: dict[int, Rows] = field(default_factory=dict)
+    _slots: dict[tuple[int, torch.Size], torch.Tensor] = field(default_factory=dict)
+    _prepared: dict[tuple[int | None, torch.Size, int], Prepared] = field(default_factory=dict)
 
     @cached_property
     def longest(self) -> int:
@@ -70,12 +75,15 @@ class HostStep:
         """Whether every row has one token."""
         return len(self.counts) == len(self.token_lengths)
 
-    @cached_property
-    def rows(self) -> Rows:
-        """The rows with the part of their block tables that is in use."""
-        num_columns = -(-self.longest // self.page_size)
-        tables = self.all_tables[torch.tensor(self.numbers), :num_columns]
-        return Rows(self.starts, self.counts, tables)
+    def rows(self, group: int) -> Rows:
+        """The rows with the part of a group's block tables that is in use."""
+        rows = self._rows.get(group)
+        if rows is None:
+            tables = self.windowed_tables[group - 1] if group else self.all_tables
+            num_columns = -(-self.longest // self.page_size)
+            in_use = tables[torch.tensor(self.numbers), :num_columns]
+            rows = self._rows[group] = Rows(self.starts, self.counts, in_use)
+        return rows
 
     @cached_property
     def token_rows(self) -> torch.Tensor:
@@ -83,28 +91,22 @@ class HostStep:
         rows = torch.arange(len(self.counts))
         return rows if self.is_decode else rows.repeat_interleave(torch.tensor(self.counts))
 
-    @cached_property
-    def blocks(self) -> torch.Tensor:
-        """[T] block of each token."""
-        return self.rows.tables[self.token_rows, self.positions // self.page_size]
-
-    @cached_property
-    def offsets(self) -> torch.Tensor:
-        """[T] place of each token in its block."""
-        return self.positions % self.page_size
-
-    def slots(self, pages: torch.Tensor) -> torch.Tensor:
+    def slots(self, pages: torch.Tensor, group: int = 0) -> torch.Tensor:
         """[T, 2 * kv_heads], see `Step.slots`."""
-        slots = self._slots.get(pages.shape)
+        key = (group, pages.shape)
+        slots = self._slots.get(key)
         if slots is None:
-            slots = self._slots[pages.shape] = slot_rows(self.blocks, self.offsets, pages.shape)
+            tables = self.rows(group).tables
+            blocks = tables[self.token_rows, self.positions // self.page_size]
+            slots = slot_rows(blocks, self.positions % self.page_size, pages.shape)
+            self._slots[key] = slots
         return slots
 
-    def attention(self, window: int | None, pages: torch.Tensor) -> Prepared:
+    def attention(self, window: int | None, pages: torch.Tensor, group: int = 0) -> Prepared:
         """See `Step.attention`; made once for all layers that ask alike."""
-        key = (window, pages.shape)
+        key = (window, pages.shape, group)
         prepared = self._prepared.get(key)
         if prepared is None:
-            prepared = prepare(self.rows, pages.shape, pages.dtype, window)
+            prepared = prepare(self.rows(group), pages.shape, pages.dtype, window)
             self._prepared[key] = prepared
         return prepared

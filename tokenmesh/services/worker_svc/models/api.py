@@ -11,7 +11,7 @@ import torch
 
 from tokenmesh.services.worker_svc.layers.rope_config import RopeConfig
 from tokenmesh.services.worker_svc.layers.step import Step
-from tokenmesh.services.worker_svc.models.keeps import KvStore, LayerKeeps
+from tokenmesh.services.worker_svc.models.keeps import Grouping, KvStore, LayerKeeps
 
 Patch = tuple[slice, torch.Tensor]
 """Tokens of a batch and the embeddings [length, hidden] that replace theirs."""
@@ -69,6 +69,10 @@ class Model(Protocol):
     @property
     def dtype(self) -> torch.dtype:
         """Of weights, activations and pages."""
+
+    @property
+    def grouping(self) -> Grouping:
+        """Which layers share a block table."""
 
     @property
     def has_program(self) -> bool:

@@ -60,10 +60,55 @@ LayerKeeps = tuple[Pages | Latent | State, ...]
 """What one layer keeps: any of them, also several."""
 
 
-def token_elements(keeps: Sequence[LayerKeeps]) -> int:
-    """Elements that all layers keep of one token."""
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """Which layers share a block table. Groups have the same number of layers and one memory."""
+
+    windows: tuple[int | None, ...]
+    """Of each group: None for the first, then one window for all others."""
+    group_of: tuple[int, ...]
+    """By layer."""
+    slot_of: tuple[int, ...]
+    """By layer: its number within its group, and of its tensors in memory."""
+
+
+def one_group(keeps: Sequence[LayerKeeps]) -> Grouping:
+    """A table for all layers; those with a window keep what is behind it as well."""
+    return Grouping((None,), (0,) * len(keeps), tuple(range(len(keeps))))
+
+
+def window_groups(keeps: Sequence[LayerKeeps]) -> Grouping:
+    """Tables of their own for layers with a window, where layers of both kinds have equal pages.
+
+    The layers that see everything are one group; the others are cut into groups of as many.
+    """
+    plain = [layer[0] for layer in keeps if len(layer) == 1 and isinstance(layer[0], Pages)]
+    windows = {each.window for each in plain}
+    shapes = {(each.kv_heads, each.width) for each in plain}
+    if len(plain) < len(keeps) or len(shapes) > 1 or len(windows) != 2 or None not in windows:
+        return one_group(keeps)
+    size = sum(each.window is None for each in plain)
+    window = max(each for each in windows if each is not None)
+    groups, slots, seen = [], [], {False: 0, True: 0}
+    for each in plain:
+        is_windowed = each.window is not None
+        number = seen[is_windowed]
+        seen[is_windowed] += 1
+        groups.append(1 + number // size if is_windowed else 0)
+        slots.append(number % size)
+    return Grouping((None, *[window] * max(groups)), tuple(groups), tuple(slots))
+
+
+def block_elements(keeps: Sequence[LayerKeeps], grouping: Grouping) -> int:
+    """Elements that one block holds of one token, in all layers of a group."""
+    first_of: dict[int, LayerKeeps] = {}
+    for layer, slot in zip(keeps, grouping.slot_of, strict=True):
+        first_of.setdefault(slot, layer)
     return sum(
-        each.elements for layer in keeps for each in layer if isinstance(each, Pages | Latent)
+        each.elements
+        for layer in first_of.values()
+        for each in layer
+        if isinstance(each, Pages | Latent)
     )
 
 
@@ -85,15 +130,18 @@ class KvStore:
     State   [rows + 1, *shape], by row number; the last is what padding writes to
     """
     pool: torch.Tensor | None
-    """[layers, 2, blocks, kv_heads, page_size, width], of which `layers` are views, where every
-    layer keeps pages of one shape and nothing else."""
+    """[slots, 2, blocks, kv_heads, page_size, width], of which `layers` are views, where every
+    layer keeps pages of one shape and nothing else. With one group a slot is a layer."""
     num_blocks: int
     page_size: int
+    grouping: Grouping
 
     @property
     def tensors(self) -> list[torch.Tensor]:
         """All memory, each byte once."""
-        return [self.pool] if self.pool is not None else [t for layer in self.layers for t in layer]
+        if self.pool is not None:
+            return [self.pool]
+        return list({id(t): t for layer in self.layers for t in layer}.values())
 
     @property
     def nbytes(self) -> int:
@@ -139,9 +187,11 @@ def make_store(
     num_rows: int,
     dtype: torch.dtype,
     device: torch.device,
+    grouping: Grouping | None = None,
 ) -> KvStore:
     """Pages and latents are not initialized: on a CPU, those that no request ever used cost no
     memory. States are zero."""
+    grouping = grouping or one_group(keeps)
 
     def empty(*shape: int) -> torch.Tensor:
         if device.type == "cpu":
@@ -161,9 +211,11 @@ def make_store(
         layers = [[tensor_of(kept) for kept in layer] for layer in keeps]
     else:
         kv_heads, width = shape
-        pool = empty(len(keeps), 2, num_blocks, kv_heads, page_size, width)
-        layers = [[pages] for pages in pool.unbind(0)]
-    return KvStore(keeps, layers, pool, num_blocks, page_size)
+        num_slots = 1 + max(grouping.slot_of)
+        pool = empty(num_slots, 2, num_blocks, kv_heads, page_size, width)
+        slots = pool.unbind(0)
+        layers = [[slots[slot]] for slot in grouping.slot_of]
+    return KvStore(keeps, layers, pool, num_blocks, page_size, grouping)
 
 
 def _common_shape(keeps: Sequence[LayerKeeps]) -> tuple[int, int] | None:

@@ -80,6 +80,7 @@ def build_inputs(scheduled: list[ScheduledRow], rows: Rows, page_size: int) -> S
             all_tables=rows.tables,
             page_size=page_size,
             token_lengths=lengths,
+            windowed_tables=rows.windowed_tables,
         ),
         sampled_rows=sampled_rows,
         last_tokens=None if is_whole else torch.tensor(last_tokens, dtype=torch.int64),

@@ -81,20 +81,27 @@ class RunnerMaker:
 
     def count_blocks(self, model: Model, measure: Callable[[], Budget]) -> int:
         """Blocks of the store. Raises ConfigError when one request would not fit."""
-        need = need_of(model.keeps, self.settings, self.dtype, self.max_model_len)
+        need = need_of(model.keeps, model.grouping, self.settings, self.dtype, self.max_model_len)
         return count_blocks(need, self.settings, measure)
 
     def make_runner(self, model: Model, num_blocks: int) -> tuple[AnyRunner, KvStore]:
         """A runner, without graphs yet, and its store."""
         worker = self.settings
         store = make_store(
-            model.keeps, num_blocks, worker.block_size, worker.num_rows, self.dtype, self.device
+            model.keeps,
+            num_blocks,
+            worker.block_size,
+            worker.num_rows,
+            self.dtype,
+            self.device,
+            model.grouping,
         )
         if self.device.type == "cuda":
             eos = self.eos_token_ids
             return make_cuda_runner(model, store, eos, worker, self.max_model_len), store
         max_blocks = -(-self.max_model_len // worker.block_size)
-        rows = Rows(worker.num_rows, max_blocks, self.facts)
+        num_windowed = len(store.grouping.windows) - 1
+        rows = Rows(worker.num_rows, max_blocks, self.facts, num_windowed)
         sampler = Sampler(self.facts.vocab_size, self.eos_token_ids, worker.grammar_step_s)
         is_async = worker.async_scheduling is True
         return TorchRunner(model, store, rows, sampler, is_async=is_async), store

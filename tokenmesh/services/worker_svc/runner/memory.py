@@ -7,7 +7,14 @@ from typing import Final
 
 import torch
 
-from tokenmesh.services.worker_svc.models.keeps import LayerKeeps, row_bytes, token_elements
+from tokenmesh.services.worker_svc.engine.from_settings import groups_of
+from tokenmesh.services.worker_svc.engine.kv_groups import KvGroups
+from tokenmesh.services.worker_svc.models.keeps import (
+    Grouping,
+    LayerKeeps,
+    block_elements,
+    row_bytes,
+)
 from tokenmesh.services.worker_svc.runner.device_memory import DeviceMemory
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import ConfigError
@@ -38,7 +45,7 @@ class Need:
     """What the model asks of the pool."""
 
     block_bytes: int
-    block_size: int
+    groups: KvGroups
     max_model_len: int
     row_bytes: int
     """What all rows together keep beside blocks."""
@@ -46,7 +53,7 @@ class Need:
     @property
     def num_blocks(self) -> int:
         """For one request of full length, and the null block."""
-        return 1 + -(-self.max_model_len // self.block_size)
+        return 1 + self.groups.needed(self.max_model_len)
 
     @property
     def num_bytes(self) -> int:
@@ -115,13 +122,17 @@ def host_budget(available_bytes: int, utilization: float) -> Budget:
 
 
 def need_of(
-    keeps: Sequence[LayerKeeps], settings: WorkerSettings, dtype: torch.dtype, max_model_len: int
+    keeps: Sequence[LayerKeeps],
+    grouping: Grouping,
+    settings: WorkerSettings,
+    dtype: torch.dtype,
+    max_model_len: int,
 ) -> Need:
     """What layers that keep this ask of memory."""
-    per_token = token_elements(keeps) * dtype.itemsize
+    per_token = block_elements(keeps, grouping) * dtype.itemsize
     return Need(
         block_bytes=per_token * settings.block_size,
-        block_size=settings.block_size,
+        groups=groups_of(settings, grouping.windows),
         max_model_len=max_model_len,
         row_bytes=row_bytes(keeps) * (settings.num_rows + 1),
     )
@@ -154,7 +165,7 @@ def _too_little(need: Need, budget: Budget, count: int) -> ConfigError:
     """Says how much is missing, what to raise to what, and what to lower to what."""
     wanted = need.num_bytes
     missing = wanted - budget.num_bytes
-    fits = (count - 1) * need.block_size
+    fits = need.groups.longest(count - 1)
     lower = [f"max_model_len to {fits}" if fits > 0 else "max_model_len"]
     lower += [budget.also_lower] if budget.also_lower else []
     raised = _raised(need, budget, missing)

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from tokenmesh.services.worker_svc.engine.plan import NewRow, ScheduledRow
@@ -32,10 +34,15 @@ class Row:
 class Rows:
     """All rows and their block tables. Row numbers are the scheduler's."""
 
-    def __init__(self, max_num_seqs: int, max_blocks: int, facts: ModelFacts) -> None:
+    def __init__(
+        self, max_num_seqs: int, max_blocks: int, facts: ModelFacts, num_windowed: int = 0
+    ) -> None:
         self.tables = torch.zeros((max_num_seqs, max_blocks), dtype=torch.int64)
         """[rows, max_blocks]; entries past a row's end are the null block, 0."""
+        self.windowed_tables = [torch.zeros_like(self.tables) for _ in range(num_windowed)]
+        """Of each window group. What is behind the window is out of date, and not read."""
         self._entries = self.tables.numpy()
+        self._windowed = [_WindowTable(table.numpy()) for table in self.windowed_tables]
         self._facts = facts
         self._row_by_number: dict[int, Row] = {}
 
@@ -66,6 +73,8 @@ class Rows:
         row = self._row_by_number.pop(number, None)
         if row is not None:
             self.tables[number, : row.num_blocks] = 0
+            for table in self._windowed:
+                table.remove(number)
 
     def fail(self, number: int, error: str) -> None:
         """The request cannot go on. A step that is already launched gets a token to compute."""
@@ -88,6 +97,12 @@ class Rows:
         row.num_blocks += 1
         return block
 
+    def append_windowed(self, number: int, blocks: Sequence[Sequence[int]]) -> list[int]:
+        """Extend a row's table of each window group; returns the blocks."""
+        for table, new in zip(self._windowed, blocks, strict=True):
+            table.append(number, new)
+        return [block for new in blocks for block in new if block]
+
     def append_blocks(self, entry: ScheduledRow, block_size: int) -> Sequence[int]:
         """Extend the row's table; returns the blocks that hold nothing computed yet."""
         row = self._row_by_number[entry.row]
@@ -96,3 +111,20 @@ class Rows:
         self._entries[entry.row, first : row.num_blocks] = blocks
         num_cached = max(0, -(-entry.start // block_size) - first)
         return blocks[num_cached:]
+
+
+class _WindowTable:
+    """The tables of one window group, and how long each row's is."""
+
+    def __init__(self, entries: npt.NDArray[np.int64]) -> None:
+        self._entries = entries
+        self._lengths = [0] * len(entries)
+
+    def remove(self, number: int) -> None:
+        self._entries[number, : self._lengths[number]] = 0
+        self._lengths[number] = 0
+
+    def append(self, number: int, blocks: Sequence[int]) -> None:
+        first = self._lengths[number]
+        self._lengths[number] = first + len(blocks)
+        self._entries[number, first : first + len(blocks)] = blocks

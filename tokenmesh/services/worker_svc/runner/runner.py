@@ -45,6 +45,7 @@ class TorchRunner:
         """is_async: launches return at once, and a thread of their own carries them out."""
         self.has_own_device = False
         self.num_blocks = store.num_blocks
+        self.windows = store.grouping.windows
         self.has_states = store.has_states
         self._model = model
         self._store = store
@@ -83,9 +84,13 @@ class TorchRunner:
             self._sampler.add(new)
             self._store.clear_row(new.row)
         fresh = [self._rows.append_block(number, block) for number, block in plan.grown]
+        for number, blocks in plan.grown_windowed:
+            self._rows.append_windowed(number, [[block] for block in blocks])
         for entry in plan.scheduled:
             if entry.new_blocks:
                 fresh += self._rows.append_blocks(entry, self._store.page_size)
+            if entry.new_windowed:
+                self._rows.append_windowed(entry.row, entry.new_windowed)
         if fresh and not self._model.has_program:
             # torch multiplies masked keys by zero: what an earlier request left must be finite
             self._store.clear_blocks(torch.tensor(fresh))

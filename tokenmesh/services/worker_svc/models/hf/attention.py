@@ -46,8 +46,9 @@ class Port:
         step, pages = self.place.run.step, self.place.tensor
         assert step is not None
         keys_values = torch.cat([padded(key[0], pages), padded(value[0], pages)]).transpose(0, 1)
-        kv_write(keys_values.contiguous(), pages, step.slots(pages))
-        rows = step.attention(self.window, pages)
+        group = self.place.group
+        kv_write(keys_values.contiguous(), pages, step.slots(pages, group))
+        rows = step.attention(self.window, pages, group)
         if self._variant is None:
             self._variant = variant_of(self.softcap, sinks)
         mixed = paged_attention(

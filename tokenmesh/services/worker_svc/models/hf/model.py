@@ -16,7 +16,7 @@ from tokenmesh.services.worker_svc.models.hf.facts import HfFacts
 from tokenmesh.services.worker_svc.models.hf.tree import Tree, adapt
 from tokenmesh.services.worker_svc.models.hf.unserved import UnservedModel
 from tokenmesh.services.worker_svc.models.hf.weights import read_weights
-from tokenmesh.services.worker_svc.models.keeps import KvStore, LayerKeeps
+from tokenmesh.services.worker_svc.models.keeps import Grouping, KvStore, LayerKeeps, window_groups
 from tokenmesh.shared.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -36,6 +36,11 @@ class HfModel:
         """See `Model.dtype`."""
         dtype: torch.dtype = self.tree.model.dtype
         return dtype
+
+    @property
+    def grouping(self) -> Grouping:
+        """See `Model.grouping`."""
+        return window_groups(self.keeps)
 
     @property
     def has_program(self) -> bool:

@@ -41,3 +41,9 @@ class Place:
         """The layer's tensor, see `KvStore.layers`."""
         assert self.run.store is not None
         return self.run.store.layers[self.layer][self.item]
+
+    @property
+    def group(self) -> int:
+        """The layer's KV group."""
+        assert self.run.store is not None
+        return self.run.store.grouping.group_of[self.layer]

@@ -16,7 +16,13 @@ from tokenmesh.services.worker_svc.layers.mlp import Mlp
 from tokenmesh.services.worker_svc.layers.rotary import Rotary
 from tokenmesh.services.worker_svc.layers.step import HostStep, Step
 from tokenmesh.services.worker_svc.models.api import Patch
-from tokenmesh.services.worker_svc.models.keeps import KvStore, LayerKeeps, Pages
+from tokenmesh.services.worker_svc.models.keeps import (
+    Grouping,
+    KvStore,
+    LayerKeeps,
+    Pages,
+    one_group,
+)
 from tokenmesh.services.worker_svc.models.native.config import DecoderConfig, QueryScaling
 from tokenmesh.services.worker_svc.models.native.read_config import NativeFacts
 
@@ -100,6 +106,11 @@ class Decoder:
     def dtype(self) -> torch.dtype:
         """See `Model.dtype`."""
         return self.embedding.dtype
+
+    @property
+    def grouping(self) -> Grouping:
+        """See `Model.grouping`; C kernels read one table."""
+        return one_group(self.keeps)
 
     @property
     def has_program(self) -> bool:

@@ -55,6 +55,7 @@ class CudaRunner:
     ) -> None:
         self.has_own_device = True
         self.num_blocks = store.num_blocks
+        self.windows = store.grouping.windows
         self.has_states = store.has_states
         store.clear_blocks(torch.zeros(1, dtype=torch.int64, device=store.device))
         self._device = device
