@@ -17,7 +17,7 @@ OWNERS = {
     "redis": ("shared/redis.py", "cli/embedded/"),
     "hiredis": ("shared/redis_link.py",),
     "opentelemetry.sdk": ("shared/telemetry/",),
-    "transformers": ("services/tokenizer_svc/",),
+    "transformers": ("services/tokenizer_svc/", "services/worker_svc/models/hf/"),
     "fastapi": ("services/gateway/",),
     "starlette": ("services/gateway/",),
     "uvicorn": ("services/gateway/",),

@@ -14,16 +14,16 @@ returns  [tokens, hidden]                a new tensor in x's dtype: the sum over
 into panels, on a GPU into the order above. Experts that are transposed or interleaved must be
 packed before they run on a GPU.
 
-Tolerance against the reference: see TOLERANCE, relative to the largest output or 1. A token's result
-does not depend on the tokens beside it with the C kernels; with torch's and Triton's as little as
-that of a linear layer.
+Tolerance against the reference: see TOLERANCE, relative to the largest output or 1. A token's
+result does not depend on the tokens beside it with the C kernels; with torch's and Triton's as
+little as that of a linear layer.
 """
 
 from typing import Final
 
 import torch
 
-from tokenmesh.kernels.moe.cpu import Weights, experts, pack
+from tokenmesh.kernels.moe.cpu import Weights, activated, experts, pack
 from tokenmesh.kernels.moe.reference import experts_reference
 from tokenmesh.kernels.moe.spec import ACTIVATIONS, Activation, ExpertsSpec
 
@@ -35,6 +35,7 @@ __all__ = [
     "Activation",
     "ExpertsSpec",
     "Weights",
+    "activated",
     "experts",
     "experts_reference",
     "pack",
