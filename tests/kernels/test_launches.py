@@ -19,6 +19,7 @@ from tests.kernels.far_device import FAR, FarDevice, FarGenerator, is_far
 from tests.kernels.guarded import Guarded, GuardedMemory
 from tests.kernels.launches import Launches
 from tokenmesh.kernels.logprobs import logprobs
+from tokenmesh.kernels.moe import ExpertsSpec, experts
 from tokenmesh.kernels.paged_attention import DeviceRows, paged_attention
 from tokenmesh.kernels.specimen import Specimen
 from tokenmesh.kernels.step_inputs import RowState
@@ -110,7 +111,18 @@ def attend_split(num_rows: int, head_dim: int = 64, num_splits: int | None = Non
     paged_attention(query, pages, step, 1.0)
 
 
-@pytest.mark.parametrize("work", [draw, write, show_prompt, attend_split])
+def run_experts(num_tokens: int) -> None:
+    """Two of 64 experts a token."""
+
+    def zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype, device=FAR)
+
+    ids, weights = zeros(num_tokens, 2, dtype=torch.int64), zeros(num_tokens, 2)
+    stacks = zeros(64, 96, 32), zeros(64, 32, 48)
+    experts(zeros(num_tokens, 32), ids, weights, *stacks, ExpertsSpec())
+
+
+@pytest.mark.parametrize("work", [draw, write, show_prompt, attend_split, run_experts])
 def test_a_step_of_another_size_compiles_nothing(work: Callable[[int], Any]) -> None:
     with FarDevice(), Launches() as launches:
         for size in SIZES:

@@ -23,7 +23,9 @@ from typing import Final
 
 import torch
 
-from tokenmesh.kernels.moe.cpu import Weights, activated, experts, pack
+from tokenmesh.kernels.dispatch import uses_triton
+from tokenmesh.kernels.moe.cpu import Weights, activated, pack
+from tokenmesh.kernels.moe.cpu import experts as experts_on_cpu
 from tokenmesh.kernels.moe.reference import experts_reference
 from tokenmesh.kernels.moe.spec import ACTIVATIONS, Activation, ExpertsSpec
 
@@ -40,3 +42,23 @@ __all__ = [
     "experts_reference",
     "pack",
 ]
+
+
+def experts(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    w13: Weights,
+    w2: Weights,
+    spec: ExpertsSpec,
+) -> torch.Tensor:
+    """x [T, H], ids and weights [T, k] -> [T, H]; w13 and w2 plain, or both from `pack`."""
+    assert ids.shape == weights.shape
+    assert ids.shape[0] == x.shape[0]
+    if uses_triton(x):
+        from tokenmesh.kernels.moe import triton
+
+        assert isinstance(w13, torch.Tensor)
+        assert isinstance(w2, torch.Tensor)
+        return triton.experts(x, ids, weights, w13, w2, spec)
+    return experts_on_cpu(x, ids, weights, w13, w2, spec)

@@ -1,0 +1,120 @@
+"""Experts on a GPU: sort by expert on the device, two grouped products, and a sum.
+
+Nothing is read back, and the grids depend on the number of tokens alone, so a step of this can be
+recorded in a graph.
+"""
+
+from dataclasses import asdict
+from typing import Final
+
+import torch
+import triton
+
+from tokenmesh.kernels.alignment import assert_aligned_rows, padded
+from tokenmesh.kernels.fusion import FUSED
+from tokenmesh.kernels.moe import specimens as shown
+from tokenmesh.kernels.moe.spec import ExpertsSpec
+from tokenmesh.kernels.moe.specimens import compilations
+from tokenmesh.kernels.moe.triton_align import count_kernel, place_kernel, start_kernel
+from tokenmesh.kernels.moe.triton_products import first_kernel, second_kernel, sum_kernel
+from tokenmesh.kernels.moe.triton_tiles import Tiles, choose_tiles
+from tokenmesh.kernels.specimen import Specimen
+
+__all__ = ["compilations", "experts", "run_tiles", "specimens"]
+
+SORT_BLOCK: Final = 256
+SUM_BLOCK: Final = 1024
+
+
+def experts(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    spec: ExpertsSpec,
+) -> torch.Tensor:
+    """See the package. Raises ValueError for weights that have not been packed."""
+    tiles = choose_tiles(ids.numel(), w13.shape[0], x)
+    return run_tiles(x, ids, weights, w13, w2, spec, tiles)
+
+
+def run_tiles(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    spec: ExpertsSpec,
+    tiles: Tiles,
+) -> torch.Tensor:
+    """`experts` with tiles that are given."""
+    if spec.is_transposed or spec.is_interleaved:
+        raise ValueError("on a GPU experts that are transposed or interleaved must be packed")
+    assert x.dtype == w13.dtype == w2.dtype
+    assert_aligned_rows(x, w13, w2)
+    (num_tokens, top_k), num_experts = ids.shape, w13.shape[0]
+    num_pairs, hidden, inner = ids.numel(), x.shape[1], w2.shape[2]
+    out = torch.empty((num_tokens, hidden), dtype=x.dtype, device=x.device)
+    if not out.numel():
+        return out
+    ids, weights = ids.contiguous(), weights.contiguous()
+    size = {"EXPERTS": triton.next_power_of_2(num_experts), "BLOCK_M": tiles.block_m}
+    places = _sort(ids, num_experts, size)
+    blocks = _most_blocks(num_pairs, num_experts, tiles.block_m)
+    activated = x.new_empty((num_pairs, padded(inner)))
+    first_kernel[(blocks, triton.cdiv(inner, tiles.first.BLOCK_N))](
+        x, *places, w13, _contiguous(spec.b13), activated,
+        x.stride(0), w13.stride(0), w13.stride(1), activated.stride(0),
+        hidden, inner, num_experts, spec.alpha, spec.limit or 0.0, spec.up_offset,
+        TOP_K=top_k, IS_GATED=spec.is_gated, ACTIVATION=spec.activation, LIMITS=limits_of(spec),
+        **size, **asdict(tiles.first), **FUSED,
+    )  # fmt: skip
+    parts = torch.empty((num_pairs, padded(hidden)), dtype=torch.float32, device=x.device)
+    second_kernel[(blocks, triton.cdiv(hidden, tiles.second.BLOCK_N))](
+        activated, *places, w2, _contiguous(spec.b2), weights, parts,
+        activated.stride(0), w2.stride(0), w2.stride(1), parts.stride(0),
+        hidden, inner, num_experts,
+        **size, **asdict(tiles.second), **FUSED,
+    )  # fmt: skip
+    sum_kernel[(num_tokens, triton.cdiv(hidden, SUM_BLOCK))](
+        parts, ids, out, parts.stride(0), hidden, num_experts,
+        TOP_K=top_k, BLOCK=SUM_BLOCK, num_warps=4, **FUSED,
+    )  # fmt: skip
+    return out
+
+
+def limits_of(spec: ExpertsSpec) -> str:
+    """What spec.limit holds besides up."""
+    if spec.limit is None:
+        return "nothing"
+    return "activated" if spec.limits_activated_gate else "gate"
+
+
+def _sort(ids: torch.Tensor, num_experts: int, size: dict[str, int]) -> tuple[torch.Tensor, ...]:
+    """(pairs by place, [E + 1] first place of each expert, [E] where its blocks end)."""
+    counts = ids.new_zeros(num_experts, dtype=torch.int32)
+    first = ids.new_empty(num_experts + 1, dtype=torch.int32)
+    block_ends = ids.new_empty(num_experts, dtype=torch.int32)
+    ranks = ids.new_empty(ids.numel(), dtype=torch.int32)
+    pairs = ids.new_empty(ids.numel(), dtype=torch.int32)
+    grid = (triton.cdiv(ids.numel(), SORT_BLOCK),)
+    block = {"BLOCK": SORT_BLOCK, "num_warps": 4, **FUSED}
+    count_kernel[grid](ids, ranks, counts, ids.numel(), num_experts, **block)
+    start_kernel[(1,)](counts, first, block_ends, num_experts, **size, num_warps=4, **FUSED)
+    place_kernel[grid](ids, ranks, first, pairs, ids.numel(), num_experts, **block)
+    return pairs, first, block_ends
+
+
+def _most_blocks(num_pairs: int, num_experts: int, block_m: int) -> int:
+    """However the pairs are spread: every expert's last block may be nearly empty."""
+    return (num_pairs + min(num_experts, num_pairs) * (block_m - 1)) // block_m
+
+
+def _contiguous(bias: torch.Tensor | None) -> torch.Tensor | None:
+    return None if bias is None else bias.contiguous()
+
+
+def specimens() -> list[Specimen]:
+    """See `specimens.py`."""
+    return shown.specimens(experts)

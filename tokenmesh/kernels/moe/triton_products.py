@@ -1,0 +1,173 @@
+"""The two grouped products, with what follows each of them, and the sum over a token's pairs."""
+
+import triton
+import triton.language as tl
+
+from tokenmesh.kernels.moe.triton_align import find_block
+
+
+@triton.jit
+def activate(x, alpha, ACTIVATION: tl.constexpr):
+    """Float32; ACTIVATION as in ExpertsSpec."""
+    if ACTIVATION == "gelu":
+        return x * (0.5 * (1.0 + tl.math.erf(x * 0.7071067811865476)))
+    elif ACTIVATION == "gelu_tanh":
+        # (1 + tanh(u)) / 2 = sigmoid(2u), with 2 * sqrt(2 / pi) = 1.59576912
+        return x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    elif ACTIVATION == "relu":
+        return tl.where(x < 0, 0.0, x)
+    elif ACTIVATION == "relu2":
+        positive = tl.where(x < 0, 0.0, x)
+        return positive * positive
+    else:
+        return x * tl.sigmoid(alpha * x)
+
+
+@triton.jit
+def at_most(x, limit):
+    """NaN stays."""
+    return tl.where(x > limit, limit, x)
+
+
+@triton.jit
+def first_kernel(
+    x_ptr,  # [T, hidden]
+    pairs_ptr,
+    first_ptr,
+    block_ends_ptr,
+    w13_ptr,  # [E, 2 * inner or inner, hidden]
+    b13_ptr,  # [E, 2 * inner or inner] or None
+    out_ptr,  # [P, inner] out, by pair
+    x_stride,
+    expert_stride,
+    w_stride,
+    out_stride,
+    hidden,
+    inner,
+    num_experts,
+    alpha,
+    limit,
+    up_offset,
+    TOP_K: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    IS_GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    LIMITS: tl.constexpr,  # "nothing", "gate" or "activated"
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Grid (blocks, inner / BLOCK_N)."""
+    expert, pair, mask_m = find_block(
+        pairs_ptr, first_ptr, block_ends_ptr, num_experts, EXPERTS, BLOCK_M
+    )
+    if expert == num_experts:
+        return
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    mask_n = n < inner
+    x_ptrs = x_ptr + (pair // TOP_K * x_stride)[:, None] + k[None, :]
+    w_ptrs = w13_ptr + expert.to(tl.int64) * expert_stride
+    w_ptrs += (n.to(tl.int64) * w_stride)[None, :] + k[:, None]
+    up_ptrs = w_ptrs + inner.to(tl.int64) * w_stride
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in range(0, hidden, BLOCK_K):
+        mask_k = k < hidden - start
+        mask_w = mask_k[:, None] & mask_n[None, :]
+        x = tl.load(x_ptrs + start, mask=mask_m[:, None] & mask_k[None, :], other=0.0)
+        w = tl.load(w_ptrs + start, mask=mask_w, other=0.0)
+        acc = tl.dot(x, w, acc, input_precision="tf32x3")
+        if IS_GATED:
+            w = tl.load(up_ptrs + start, mask=mask_w, other=0.0)
+            up = tl.dot(x, w, up, input_precision="tf32x3")
+    if b13_ptr is not None:
+        SLICES: tl.constexpr = 2 if IS_GATED else 1
+        bias_ptrs = b13_ptr + expert * SLICES * inner + n
+        acc += tl.load(bias_ptrs, mask=mask_n, other=0.0).to(tl.float32)[None, :]
+        if IS_GATED:
+            up += tl.load(bias_ptrs + inner, mask=mask_n, other=0.0).to(tl.float32)[None, :]
+    if LIMITS == "gate":
+        acc = at_most(acc, limit)
+    acc = activate(acc, alpha, ACTIVATION)
+    if LIMITS == "activated":
+        acc = at_most(acc, limit)
+    if IS_GATED:
+        if LIMITS != "nothing":
+            up = at_most(-at_most(-up, limit), limit)
+        acc = acc * (up + up_offset)
+    out_ptrs = out_ptr + (pair * out_stride)[:, None] + n[None, :]
+    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=mask_m[:, None] & mask_n[None, :])
+
+
+@triton.jit
+def second_kernel(
+    x_ptr,  # [P, inner]
+    pairs_ptr,
+    first_ptr,
+    block_ends_ptr,
+    w2_ptr,  # [E, hidden, inner]
+    b2_ptr,  # [E, hidden] or None
+    weights_ptr,  # [P]
+    out_ptr,  # [P, hidden] out, float32, by pair
+    x_stride,
+    expert_stride,
+    w_stride,
+    out_stride,
+    hidden,
+    inner,
+    num_experts,
+    EXPERTS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Grid (blocks, hidden / BLOCK_N)."""
+    expert, pair, mask_m = find_block(
+        pairs_ptr, first_ptr, block_ends_ptr, num_experts, EXPERTS, BLOCK_M
+    )
+    if expert == num_experts:
+        return
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    mask_n = n < hidden
+    x_ptrs = x_ptr + (pair * x_stride)[:, None] + k[None, :]
+    w_ptrs = w2_ptr + expert.to(tl.int64) * expert_stride
+    w_ptrs += (n.to(tl.int64) * w_stride)[None, :] + k[:, None]
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in range(0, inner, BLOCK_K):
+        mask_k = k < inner - start
+        x = tl.load(x_ptrs + start, mask=mask_m[:, None] & mask_k[None, :], other=0.0)
+        w = tl.load(w_ptrs + start, mask=mask_k[:, None] & mask_n[None, :], other=0.0)
+        acc = tl.dot(x, w, acc, input_precision="tf32x3")
+    if b2_ptr is not None:
+        bias = tl.load(b2_ptr + expert * hidden + n, mask=mask_n, other=0.0)
+        acc += bias.to(tl.float32)[None, :]
+    weight = tl.load(weights_ptr + pair, mask=mask_m, other=0.0).to(tl.float32)
+    out_ptrs = out_ptr + (pair * out_stride)[:, None] + n[None, :]
+    tl.store(out_ptrs, acc * weight[:, None], mask=mask_m[:, None] & mask_n[None, :])
+
+
+@triton.jit
+def sum_kernel(
+    parts_ptr,  # [P, hidden] float32; those of experts that are not here have not been written
+    ids_ptr,  # [P]
+    out_ptr,  # [T, hidden] out, contiguous
+    parts_stride,
+    hidden,
+    num_experts,
+    TOP_K: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Grid (T, hidden / BLOCK); always in the order of the pairs."""
+    token = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = n < hidden
+    total = tl.zeros([BLOCK], tl.float32)
+    for i in range(TOP_K):
+        pair = token * TOP_K + i
+        expert = tl.load(ids_ptr + pair)
+        is_here = (expert >= 0) & (expert < num_experts)
+        end = tl.where(is_here, hidden, 0)
+        total += tl.load(parts_ptr + pair * parts_stride + n, mask=n < end, other=0.0)
+    tl.store(out_ptr + token * hidden + n, total.to(out_ptr.dtype.element_ty), mask=mask)

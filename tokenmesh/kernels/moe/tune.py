@@ -1,0 +1,127 @@
+"""Choose tiles for the GPU of this machine and write them to tiles.json.
+
+    python -m tokenmesh.kernels.moe.tune --experts 128 --top-k 8 --hidden 2048 --inner 768
+
+The entry is for the device and holds for all models on it: take the shape of one that matters.
+About 300 variants are compiled, which takes a quarter of an hour.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from tokenmesh.kernels.moe.spec import ExpertsSpec
+from tokenmesh.kernels.moe.triton_tiles import PATH, Tile, Tiles, read_tiles, write_tiles
+
+BORDERS: Final = (4, 16, 64, None)
+"""Rows an expert up to which an entry holds."""
+_MOST_ROWS: Final = 256
+"""That the last entry is tuned for."""
+_FIRST_TRY: Final = Tile(BLOCK_N=64, BLOCK_K=64, num_warps=4, num_stages=3)
+
+TimeOf = Callable[[Tiles], float | None]
+"""Milliseconds with these tiles; None: they do not fit the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Of the experts of a layer."""
+
+    experts: int
+    top_k: int
+    hidden: int
+    inner: int
+
+
+def tile_candidates() -> Iterator[Tile]:
+    """Of one product."""
+    for n, k, warps, stages in product((32, 64, 128), (64, 128), (4, 8), (3, 4, 5)):
+        yield Tile(n, k, warps, stages)
+
+
+def choose(border: int | None, time_of: TimeOf) -> Tiles:
+    """The fastest for one border: the first product for each height, then the second.
+
+    Raises ValueError when nothing fits the device.
+    """
+    best: tuple[float, Tiles] | None = None
+    for block_m in (16, 32, 64, 128):
+        start = Tiles(border, block_m, _FIRST_TRY, _FIRST_TRY)
+        found = _fastest((replace(start, first=each) for each in tile_candidates()), time_of)
+        if found is not None:
+            others = (replace(found[1], second=each) for each in tile_candidates())
+            found = _fastest(others, time_of)
+        if found is not None and (best is None or found[0] < best[0]):
+            best = found
+    if best is None:
+        raise ValueError("no tile fits this device")
+    return best[1]
+
+
+def _fastest(tiles: Iterator[Tiles], time_of: TimeOf) -> tuple[float, Tiles] | None:
+    timed = [(time, each) for each in tiles if (time := time_of(each)) is not None]
+    return min(timed, key=lambda pair: pair[0], default=None)
+
+
+def timer(shape: Shape, border: int | None) -> TimeOf:
+    """Runs the op on the GPU with random experts; as many tokens as the border has rows."""
+    from triton.runtime.errors import OutOfResources
+    from triton.testing import do_bench
+
+    from tokenmesh.kernels.moe.triton import run_tiles
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, dtype=torch.bfloat16, device="cuda")
+
+    tokens = max(1, (border or _MOST_ROWS) * shape.experts // shape.top_k)
+    x = draw(tokens, shape.hidden)
+    w13 = draw(shape.experts, 2 * shape.inner, shape.hidden)
+    w2 = draw(shape.experts, shape.hidden, shape.inner)
+    scores = torch.rand(tokens, shape.experts, device="cuda")
+    weights, ids = scores.topk(shape.top_k)
+
+    def time_of(tiles: Tiles) -> float | None:
+        try:
+            milliseconds = do_bench(
+                lambda: run_tiles(x, ids, weights, w13, w2, ExpertsSpec(), tiles),
+                return_mode="median",
+            )
+        except OutOfResources:
+            return None
+        return float(milliseconds)
+
+    return time_of
+
+
+def tune(shape: Shape, device: str, path: Path, timer_of: Callable[[int | None], TimeOf]) -> None:
+    """Add the device to the file at path, or replace it there."""
+    entries = tuple(choose(border, timer_of(border)) for border in BORDERS)
+    write_tiles({**read_tiles(path), device: entries}, path)
+    for entry in entries:
+        sys.stdout.write(f"{device}, {shape}: {entry}\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    for name in ("experts", "top-k", "hidden", "inner"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--out", type=Path, default=PATH)
+    options = parser.parse_args(arguments)
+    shape = Shape(options.experts, options.top_k, options.hidden, options.inner)
+    if not torch.cuda.is_available():
+        parser.error("there is no GPU to tune for")
+    device = torch.cuda.get_device_name()
+    tune(shape, device, options.out, lambda border: timer(shape, border))
+
+
+if __name__ == "__main__":
+    main()
