@@ -16,6 +16,7 @@ from benchmarks.ops.elementwise import (
     silu_mul_work,
 )
 from benchmarks.ops.linear import linear_work
+from benchmarks.ops.moe import moe_work
 from benchmarks.ops.work import Dimensions, Work, size_of
 from tokenmesh.kernels.specimen import Specimen
 
@@ -25,6 +26,7 @@ WORKS: Final[dict[str, MakeWork]] = {
     "gelu_mul": gelu_mul_work,
     "kv_write": kv_write_work,
     "linear": linear_work,
+    "moe": moe_work,
     "paged_attention": paged_attention_work,
     "rms_norm": rms_norm_work,
     "rope": rope_work,

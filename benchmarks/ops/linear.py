@@ -32,9 +32,13 @@ def _packed(weight: torch.Tensor) -> Linear:
     """As the engine packs it: for the C kernels where there are any; cuBLAS takes it plain."""
     if weight.is_cuda:
         return Linear(None, weight, None, None, max_plain_tokens=0)
-    has_native = native.start(
+    return pack(weight, None, has_native(weight.device))
+
+
+def has_native(device: torch.device) -> bool:
+    """Start the C kernels as the engine does; False where there are none, as on a GPU."""
+    return device.type == "cpu" and native.start(
         torch.get_num_threads(),
         WorkerSettings().native_spin_us,
         Path(WorkerSettings().native_cache_dir),
     )
-    return pack(weight, None, has_native)
