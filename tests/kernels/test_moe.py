@@ -1,16 +1,22 @@
 """Tiles of the experts' Triton kernels: which are read, chosen and written."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
 
+from tests.kernels.interpreter import VARIABLE
+
 pytest.importorskip("triton")
 
+from tests.kernels.far_device import FarDevice
+from tests.kernels.launches import Launches
 from tokenmesh.kernels.dispatch import interpreted_on_cpu
-from tokenmesh.kernels.moe import ExpertsSpec, experts, pack
+from tokenmesh.kernels.moe import ExpertsSpec, experts, pack, triton_timer
 from tokenmesh.kernels.moe.triton_tiles import (
     DEFAULT,
     Tile,
@@ -100,6 +106,21 @@ def test_tuning_needs_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--experts", "8", "--top-k", "2", "--hidden", "64", "--inner", "32"])
     assert "no GPU" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.environ.get(VARIABLE) == "1", reason="a process that interprets")
+def test_the_timer_launches_the_tiles_that_it_is_given() -> None:
+    def bench(run: Callable[[], torch.Tensor], return_mode: str) -> float:
+        assert return_mode == "median"
+        assert run().shape == (8, 32)
+        return 1.5
+
+    (tiles, _) = read_tiles()[DEFAULT]
+    with FarDevice(), Launches() as launches, patch.object(triton_timer, "do_bench", bench):
+        assert triton_timer.timer(8, 2, 4, 32, 48)(tiles) == 1.5
+    by_name = {each.name: each.constants for each in launches.variants}
+    assert by_name["first_kernel"]["BLOCK_M"] == by_name["second_kernel"]["BLOCK_M"] == 16
+    assert by_name["first_kernel"]["BLOCK_K"] == tiles.first.BLOCK_K
 
 
 def layouts() -> Iterator[ExpertsSpec]:

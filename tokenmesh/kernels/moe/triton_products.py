@@ -67,9 +67,9 @@ def first_kernel(
     k = tl.arange(0, BLOCK_K)
     mask_n = n < inner
     x_ptrs = x_ptr + (pair // TOP_K * x_stride)[:, None] + k[None, :]
-    w_ptrs = w13_ptr + expert.to(tl.int64) * expert_stride
-    w_ptrs += (n.to(tl.int64) * w_stride)[None, :] + k[:, None]
-    up_ptrs = w_ptrs + inner.to(tl.int64) * w_stride
+    w_ptrs = w13_ptr + expert.to(tl.int64) * expert_stride + k[:, None]
+    up_ptrs = w_ptrs + ((n.to(tl.int64) + inner) * w_stride)[None, :]
+    w_ptrs += (n.to(tl.int64) * w_stride)[None, :]
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for start in range(0, hidden, BLOCK_K):

@@ -16,7 +16,6 @@ from typing import Final
 
 import torch
 
-from tokenmesh.kernels.moe.spec import ExpertsSpec
 from tokenmesh.kernels.moe.triton_tiles import PATH, Tile, Tiles, read_tiles, write_tiles
 
 BORDERS: Final = (4, 16, 64, None)
@@ -69,36 +68,6 @@ def _fastest(tiles: Iterator[Tiles], time_of: TimeOf) -> tuple[float, Tiles] | N
     return min(timed, key=lambda pair: pair[0], default=None)
 
 
-def timer(shape: Shape, border: int | None) -> TimeOf:
-    """Runs the op on the GPU with random experts; as many tokens as the border has rows."""
-    from triton.runtime.errors import OutOfResources
-    from triton.testing import do_bench
-
-    from tokenmesh.kernels.moe.triton import run_tiles
-
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, dtype=torch.bfloat16, device="cuda")
-
-    tokens = max(1, (border or _MOST_ROWS) * shape.experts // shape.top_k)
-    x = draw(tokens, shape.hidden)
-    w13 = draw(shape.experts, 2 * shape.inner, shape.hidden)
-    w2 = draw(shape.experts, shape.hidden, shape.inner)
-    scores = torch.rand(tokens, shape.experts, device="cuda")
-    weights, ids = scores.topk(shape.top_k)
-
-    def time_of(tiles: Tiles) -> float | None:
-        try:
-            milliseconds = do_bench(
-                lambda: run_tiles(x, ids, weights, w13, w2, ExpertsSpec(), tiles),
-                return_mode="median",
-            )
-        except OutOfResources:
-            return None
-        return float(milliseconds)
-
-    return time_of
-
-
 def tune(shape: Shape, device: str, path: Path, timer_of: Callable[[int | None], TimeOf]) -> None:
     """Add the device to the file at path, or replace it there."""
     entries = tuple(choose(border, timer_of(border)) for border in BORDERS)
@@ -120,7 +89,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not torch.cuda.is_available():
         parser.error("there is no GPU to tune for")
     device = torch.cuda.get_device_name()
-    tune(shape, device, options.out, lambda border: timer(shape, border))
+
+    def timer_of(border: int | None) -> TimeOf:
+        from tokenmesh.kernels.moe.triton_timer import timer
+
+        rows = border or _MOST_ROWS
+        tokens = max(1, rows * shape.experts // shape.top_k)
+        return timer(tokens, shape.top_k, shape.experts, shape.hidden, shape.inner)
+
+    tune(shape, device, options.out, timer_of)
 
 
 if __name__ == "__main__":
