@@ -15,7 +15,7 @@ from transformers.activations import ACT2FN
 
 from tests.ops.native import needs_native
 from tokenmesh.kernels.moe import ExpertsSpec, activated, experts_reference
-from tokenmesh.services.worker_svc.models.hf.experts import NAME, prepare, register, spec_of
+from tokenmesh.services.worker_svc.models.hf.experts import NAME, prepare, spec_of
 
 NUM_EXPERTS, HIDDEN, INNER, LIMIT = 6, 24, 36, 0.7
 TYPICAL: Final = ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3", "nemotron_h", "aria", "gemma4")
@@ -81,7 +81,6 @@ def check(module: Any, native: bool) -> None:
         first = module.gate_up_proj if module.has_gate else module.up_proj
         reference = experts_reference(*inputs, first, module.down_proj, spec)
         torch.testing.assert_close(reference, expected, atol=2e-5, rtol=1e-5)
-        register()
         prepare(module, native)
         module.config._experts_implementation = NAME
         torch.testing.assert_close(module(*inputs), expected, atol=2e-5, rtol=1e-5)
@@ -148,7 +147,6 @@ def test_bfloat16_experts_are_as_near_as_those_of_transformers(family: str) -> N
     with torch.inference_mode():
         exact = experts_reference(*inputs, module.gate_up_proj, module.down_proj, spec_of(module))
         theirs = module(*inputs)
-        register()
         prepare(module, native=True)
         module.config._experts_implementation = NAME
         ours = module(*inputs)
@@ -187,7 +185,6 @@ def test_a_whole_model_computes_the_same_logits(family: str, native: bool) -> No
     with torch.inference_mode():
         model.set_experts_implementation("eager")
         expected = model(ids).logits
-        register()
         layers = [each for each in model.modules() if hasattr(each, "_apply_gate")]
         for layer in layers:
             prepare(layer, native)

@@ -13,7 +13,10 @@ from unittest.mock import create_autospec
 import pytest
 import torch
 
+from tests.fakes.family_configs import SIZES
 from tokenmesh.services.worker_svc.models.api import ModelFacts
+from tokenmesh.services.worker_svc.models.native.read_config import read_facts
+from tokenmesh.services.worker_svc.models.raw_config import RawConfig
 from tokenmesh.services.worker_svc.runner.cuda import torch_device
 from tokenmesh.services.worker_svc.runner.cuda.decode_steps import DecodeSteps
 from tokenmesh.services.worker_svc.runner.cuda.device import Device
@@ -229,7 +232,8 @@ def test_a_gpu_that_torch_does_not_find_is_refused_or_told(
 
 
 def test_what_does_not_run_on_a_gpu_is_refused_before_weights_are_read() -> None:
-    facts = cast(ModelFacts, SimpleNamespace())
+    raw = RawConfig({**SIZES, "architectures": ["LlamaForCausalLM"]}, "config.json")
+    facts = read_facts(raw)
     check_shapes(facts, WorkerSettings())
     for settings, text in (
         (WorkerSettings(batch_invariant=True), "batch_invariant does not hold on a GPU"),
@@ -237,6 +241,9 @@ def test_what_does_not_run_on_a_gpu_is_refused_before_weights_are_read() -> None
     ):
         with pytest.raises(ConfigError, match=text):
             check_shapes(facts, settings)
+    general = ModelFacts("MixtralForCausalLM", 160, 64, 256, (), takes_images=False, dtype=None)
+    with pytest.raises(ConfigError, match="MixtralForCausalLM runs as a module tree"):
+        check_shapes(general, WorkerSettings())
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ from typing import Any, Final
 import torch
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from tokenmesh.kernels.moe import ACTIVATIONS, ExpertsSpec, experts, pack
-from tokenmesh.kernels.moe.cpu import activated
+from tokenmesh.kernels.moe import ACTIVATIONS, ExpertsSpec, activated, experts, pack
 
 NAME: Final = "tokenmesh"
 

@@ -24,7 +24,13 @@ def check_shapes(facts: ModelFacts, settings: WorkerSettings) -> None:
             "the batch; leave it out or set worker.device to cpu",
             param="worker.batch_invariant",
         )
-    if isinstance(facts, NativeFacts) and facts.config.head_dim % _HEAD_MULTIPLE:
+    if not isinstance(facts, NativeFacts):
+        raise ConfigError(
+            f"{facts.architecture} runs as a module tree of transformers, which is served on a CPU "
+            "only so far; set worker.device to cpu",
+            param="worker.device",
+        )
+    if facts.config.head_dim % _HEAD_MULTIPLE:
         raise ConfigError(
             f"heads of {facts.config.head_dim} features do not run on a GPU: no multiple of "
             f"{_HEAD_MULTIPLE}; set worker.device to cpu",
