@@ -30,7 +30,9 @@ def paged_attention(
         out[group.tokens], log_sums = call.decode(query[group.tokens], group)
         if lse is not None:
             lse[group.tokens] = log_sums
+    # SDPA of unlike widths would keep the scores of all heads and queries
     is_plain = variant.softcap is None and variant.sinks is None and lse is None
+    is_plain &= call.key_dim == call.value_dim
     for tile in prepared.prefill:
         if is_plain:
             out[tile.tokens] = call.prefill_plain(query[tile.tokens], tile)
@@ -107,11 +109,11 @@ class _Call:
 
     def _gather(self, tile: PrefillTile, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys [kv_heads, num_keys, D] and values, widened where they have 8 bits."""
-        _, _, kv_heads, page_size, width = self.pages.shape
+        planes, _, kv_heads, page_size, width = self.pages.shape
         pages = self.pages if self.pages.itemsize > 1 else self.pages.view(torch.uint8)
         gathered = pages.view(-1, page_size * width).index_select(0, tile.gather)
-        both = gathered.view(self.pages.dtype).view(2, kv_heads, -1, width)
-        keys, values = both[:, :, : tile.num_keys].unbind()
+        both = gathered.view(self.pages.dtype).view(planes, kv_heads, -1, width)
+        keys, values = both[0, :, : tile.num_keys], both[-1, :, : tile.num_keys]
         return keys[..., : self.key_dim].to(dtype), values[..., : self.value_dim].to(dtype)
 
     def _attend(

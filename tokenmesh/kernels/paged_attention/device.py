@@ -39,6 +39,10 @@ class DeviceRows:
     """Parts of a short row's keys that are computed side by side; see choose_splits."""
     window: int | None = None
     """The last positions that a token sees, itself included; None: all."""
+    ends: torch.Tensor | None = None
+    """[T] int32 `span_ends` of the step, where long rows have spans; None: there are none."""
+    has_symmetric_window: bool = False
+    """As of `Rows`."""
 
     def for_window(self, window: int | None) -> Self:
         """The same rows for layers with another window."""

@@ -35,12 +35,12 @@ def paged_attention(
     variant: Variant = PLAIN,
     lse: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """query [T, H, D] -> [T, H * D]; fills lse, float32 [T, H], if there is one."""
+    """query [T, H, D] -> [T, H * value_dim]; fills lse, float32 [T, H], if there is one."""
     assert_aligned_rows(query, rows.block_tables)
     assert pages[0].is_contiguous(), "pages lie one after the other"
     assert pages.shape[3].bit_count() == 1, "tiles and pages divide each other"
     assert scale > 0, "the largest logit is found before it is scaled"
-    out = query.new_empty(query.shape)
+    out = query.new_empty(*query.shape[:2], variant.value_dim or query.shape[2])
     call = _Call(query, pages, rows, scale, variant, out, lse)
     if rows.num_short:
         call.decode()
@@ -72,7 +72,7 @@ class _Call:
             lse = out.new_empty(shape, dtype=torch.float32)
             out = out.new_empty((*shape, out.shape[2]), dtype=torch.float32)
         query_rows = rows.max_short_query * group
-        tile = decode_tile(query_rows, self.query.shape[2], self.query.dtype, self.pages.dtype)
+        tile = decode_tile(query_rows, self.pages.shape[4], self.query.dtype, self.pages.dtype)
         tiles = triton.cdiv(query_rows, tile["M"])
         decode_kernel[(rows.num_short * tiles, kv_heads, splits)](
             *self._tensors(out, lse),
@@ -89,7 +89,7 @@ class _Call:
             self._merge(out, lse, tile["N"])
 
     def _merge(self, parts: torch.Tensor, part_lse: torch.Tensor, keys_of_tile: int) -> None:
-        rows, heads, head_dim = self.rows, self.query.shape[1], self.query.shape[2]
+        rows, heads, head_dim = self.rows, self.query.shape[1], self.out.shape[2]
         merge_splits_kernel[(rows.num_short * rows.max_short_query, heads)](
             parts,
             part_lse,
@@ -113,15 +113,18 @@ class _Call:
     def prefill(self) -> None:
         """Long rows: one launch over all their tiles."""
         rows = self.rows
-        tile = prefill_tile(self._group, self.query.shape[2], self.query.dtype)
+        tile = prefill_tile(self._group, self.pages.shape[4], self.query.dtype)
         num_long = len(rows.seq_lens) - rows.num_short
         tiles = rows.num_long_tokens // (tile["M"] // self._group) + num_long
         prefill_kernel[(tiles, self.pages.shape[2])](
             *self._tensors(self.out, self.lse),
+            self.query if rows.ends is None else rows.ends,
             *self._numbers(),
             rows.num_short,
             num_long,
             **self._constants(),
+            ENDS=rows.ends is not None,
+            SYMMETRIC=rows.has_symmetric_window and rows.window is not None,
             **tile,
             **FUSED,
         )
@@ -157,12 +160,15 @@ class _Call:
         return (scale, cap, variant.v_scale, *strides)
 
     def _constants(self) -> dict[str, Any]:
-        head_dim = self.query.shape[2]
+        key_dim, value_dim = self.query.shape[2], self.out.shape[2]
         return {
             "GROUP": self._group,
             "KV_HEADS": self.pages.shape[2],
-            "D": head_dim,
-            "P": triton.next_power_of_2(head_dim),
+            "W": self.pages.shape[4],
+            "D": key_dim,
+            "P": triton.next_power_of_2(key_dim),
+            "DV": value_dim,
+            "PV": triton.next_power_of_2(value_dim),
             "PAGE": self.pages.shape[3],
             "WINDOW": self.rows.window or 0,
             "SOFTCAP": self.variant.softcap is not None,

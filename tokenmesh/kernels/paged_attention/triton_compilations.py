@@ -35,11 +35,13 @@ class _Form:
     query: torch.dtype = torch.bfloat16
     pages: torch.dtype = torch.bfloat16
     head_dim: int = 128
+    value_dim: int = 0
+    """0: head_dim."""
     page_size: int = 16
     short_query: int = 1
     is_split: bool = False
     has_everything: bool = False
-    """A window, a softcap, sinks and the lse; otherwise none of them."""
+    """A window, a softcap, sinks, spans and the lse; otherwise none of them."""
 
     @property
     def signature(self) -> dict[str, str]:
@@ -64,8 +66,11 @@ class _Form:
         return {
             "GROUP": GROUP,
             "KV_HEADS": KV_HEADS,
+            "W": self.head_dim,
             "D": self.head_dim,
             "P": triton.next_power_of_2(self.head_dim),
+            "DV": self.value_dim or self.head_dim,
+            "PV": triton.next_power_of_2(self.value_dim or self.head_dim),
             "PAGE": self.page_size,
             "WINDOW": 1024 if self.has_everything else 0,
             "SOFTCAP": self.has_everything,
@@ -85,11 +90,13 @@ def compilations() -> list[Compilation]:
         _decode("decode-fp8", _Form(pages=byte, is_split=True), 2),
         _decode("decode-head-80", _Form(head_dim=80, is_split=True), 3),
         _decode("decode-head-256", _Form(head_dim=256, is_split=True), 3),
+        _decode("decode-values-128-of-192", _Form(head_dim=192, value_dim=128, is_split=True), 2),
         _decode("decode-drafts", _Form(short_query=9), 2, WARPGROUP_PRODUCT),
         _prefill("prefill", _Form()),
         _prefill("prefill-everything", everything),
         _prefill("prefill-fp8", _Form(pages=byte)),
         _prefill("prefill-head-256", _Form(head_dim=256)),
+        _prefill("prefill-values-128-of-192", _Form(head_dim=192, value_dim=128)),
         _merge(),
     ]
 
@@ -113,14 +120,15 @@ def _decode(name: str, form: _Form, programs: int, *required: str) -> Compilatio
 
 def _prefill(name: str, form: _Form) -> Compilation:
     tile = prefill_tile(GROUP, form.head_dim, form.query)
+    spans = {"ENDS": form.has_everything, "SYMMETRIC": form.has_everything}
     return _compilation(
         Compilation(
             name=name,
             kernel=prefill_kernel,
-            signature={**form.signature, "first_row": "i32", "num_rows": "i32"},
-            constants=form.constants,
+            signature={**form.signature, "ends": "*i32", "first_row": "i32", "num_rows": "i32"},
+            constants={**form.constants, **spans},
             limits=_limits(1, tile["num_warps"]),
-            divisible_by_16=TENSORS,
+            divisible_by_16=(*TENSORS, "ends"),
             required=(ASYNC_COPY, WARPGROUP_PRODUCT),
         ),
         tile,

@@ -29,9 +29,9 @@ def key_range(length, query_length, WINDOW: tl.constexpr, N: tl.constexpr):
 @triton.jit
 def decode_kernel(
     query,  # [T, H, D]
-    keys,  # [blocks, KV_HEADS, PAGE, D]
+    keys,  # [blocks, KV_HEADS, PAGE, W]
     values,
-    out,  # [T, H, D] in query's dtype; [T, splits, H, D] float32 when SPLIT
+    out,  # [T, H, DV] in query's dtype; [T, splits, H, DV] float32 when SPLIT
     lse,  # [T, H] natural log; [T, splits, H] base 2 when SPLIT
     cu_q,  # [R + 1] int32
     seq_lens,  # [R] int32
@@ -48,8 +48,11 @@ def decode_kernel(
     M: tl.constexpr,
     M_TILES: tl.constexpr,
     N: tl.constexpr,
+    W: tl.constexpr,
     D: tl.constexpr,
     P: tl.constexpr,
+    DV: tl.constexpr,
+    PV: tl.constexpr,
     PAGE: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -85,13 +88,15 @@ def decode_kernel(
             sink = tl.load(sinks + head, mask=real, other=0.0).to(tl.float32)
             top = sink / LN_2
             total = tl.full([M], 1.0, tl.float32)
-    head_offset = kv_head.to(tl.int64) * PAGE * D
+    head_offset = kv_head.to(tl.int64) * PAGE * W
+    position = length - query_length + index // GROUP
     acc, top, total = attend(
-        tl.zeros([M, P], tl.float32),
+        tl.zeros([M, PV], tl.float32),
         top,
         total,
         q,
-        length - query_length + index // GROUP,
+        position,
+        position,
         begin,
         tl.minimum(begin + size, length),
         first_key,
@@ -102,10 +107,13 @@ def decode_kernel(
         scale,
         cap,
         N=N,
+        W=W,
         D=D,
         P=P,
+        DV=DV,
+        PV=PV,
         PAGE=PAGE,
-        BLOCK_STRIDE=KV_HEADS * PAGE * D,
+        BLOCK_STRIDE=KV_HEADS * PAGE * W,
         WINDOW=WINDOW,
         SOFTCAP=SOFTCAP,
         MASKED=True,
@@ -119,9 +127,9 @@ def decode_kernel(
         tl.store(lse + cell, logsum, mask=real)
     elif LSE:
         tl.store(lse + cell, logsum * LN_2, mask=real)
-    column = tl.arange(0, P)
+    column = tl.arange(0, PV)
     tl.store(
-        out + (cell * D)[:, None] + column[None, :],
+        out + (cell * DV)[:, None] + column[None, :],
         acc.to(out.dtype.element_ty),
-        mask=real[:, None] & (column < D)[None, :],
+        mask=real[:, None] & (column < DV)[None, :],
     )

@@ -35,14 +35,15 @@ def find_row(cu_q, tile, first_row, num_rows, TOKENS: tl.constexpr):
 @triton.jit(do_not_specialize=["first_row", "num_rows"])
 def prefill_kernel(
     query,  # [T, H, D]
-    keys,  # [blocks, KV_HEADS, PAGE, D]
+    keys,  # [blocks, KV_HEADS, PAGE, W]
     values,
-    out,  # [T, H, D]
+    out,  # [T, H, DV]
     lse,  # [T, H]
     cu_q,  # [R + 1] int32
     seq_lens,  # [R] int32
     tables,  # [R, columns] int32
     sinks,  # [H]
+    ends,  # [T] int32: the position after the last one that a token sees, when ENDS
     scale,
     cap,
     v_scale,
@@ -55,13 +56,18 @@ def prefill_kernel(
     KV_HEADS: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
+    W: tl.constexpr,
     D: tl.constexpr,
     P: tl.constexpr,
+    DV: tl.constexpr,
+    PV: tl.constexpr,
     PAGE: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
     LSE: tl.constexpr,
+    ENDS: tl.constexpr,
+    SYMMETRIC: tl.constexpr,
 ):
     """Grid (tokens // TOKENS + num_rows, KV_HEADS), TOKENS = M // GROUP."""
     TOKENS: tl.constexpr = M // GROUP
@@ -85,13 +91,19 @@ def prefill_kernel(
     lowest = start + offset
     end_key = start + tl.minimum(offset + TOKENS, query_length)
     position = start + in_row
-    acc = tl.zeros([M, P], tl.float32)
+    last = position
+    if ENDS:
+        last = tl.load(ends + token, mask=real, other=0) - 1
+        if SYMMETRIC:
+            last = tl.minimum(last, position + WINDOW - 1)
+        end_key = tl.max(tl.where(real, last, 0), 0) + 1
+    acc = tl.zeros([M, PV], tl.float32)
     top = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     if SINKS:
         top = tl.load(sinks + head, mask=real, other=0.0).to(tl.float32) / LN_2
         total = tl.full([M], 1.0, tl.float32)
-    head_offset = kv_head.to(tl.int64) * PAGE * D
+    head_offset = kv_head.to(tl.int64) * PAGE * W
     key_plane = keys + head_offset
     value_plane = values + head_offset
     table = tables + row.to(tl.int64) * table_stride
@@ -100,23 +112,25 @@ def prefill_kernel(
     first_key = 0
     full = 0
     diagonal = tl.maximum(0, lowest + 1) // N * N
-    BLOCK_STRIDE: tl.constexpr = KV_HEADS * PAGE * D
+    BLOCK_STRIDE: tl.constexpr = KV_HEADS * PAGE * W
     if WINDOW:
         first_key = tl.maximum(0, lowest - WINDOW + 1)
         full = tl.cdiv(tl.maximum(0, end_key - WINDOW), N) * N
         acc, top, total = attend(
-            acc, top, total, q, position, first_key // N * N, full, first_key,
-            end_key, key_plane, value_plane, table, scale, cap, N, D, P, PAGE, BLOCK_STRIDE,
-            WINDOW, SOFTCAP, MASKED=True,
+            acc, top, total, q, position, last, first_key // N * N, full, first_key,
+            end_key, key_plane, value_plane, table, scale, cap, N, W, D, P, DV, PV, PAGE,
+            BLOCK_STRIDE, WINDOW, SOFTCAP, MASKED=True,
         )  # fmt: skip
         diagonal = tl.maximum(full, diagonal)
     acc, top, total = attend(
-        acc, top, total, q, position, full, diagonal, first_key, end_key, key_plane, value_plane,
-        table, scale, cap, N, D, P, PAGE, BLOCK_STRIDE, WINDOW, SOFTCAP, MASKED=False,
+        acc, top, total, q, position, last, full, diagonal, first_key, end_key, key_plane,
+        value_plane, table, scale, cap, N, W, D, P, DV, PV, PAGE, BLOCK_STRIDE, WINDOW, SOFTCAP,
+        MASKED=False,
     )  # fmt: skip
     acc, top, total = attend(
-        acc, top, total, q, position, diagonal, end_key, first_key, end_key, key_plane,
-        value_plane, table, scale, cap, N, D, P, PAGE, BLOCK_STRIDE, WINDOW, SOFTCAP, MASKED=True,
+        acc, top, total, q, position, last, diagonal, end_key, first_key, end_key, key_plane,
+        value_plane, table, scale, cap, N, W, D, P, DV, PV, PAGE, BLOCK_STRIDE, WINDOW, SOFTCAP,
+        MASKED=True,
     )  # fmt: skip
 
     total = tl.where(top == float("-inf"), 1.0, total)
@@ -124,9 +138,9 @@ def prefill_kernel(
     cell = token.to(tl.int64) * (KV_HEADS * GROUP) + head
     if LSE:
         tl.store(lse + cell, (top + tl.log2(total)) * LN_2, mask=real)
-    column = tl.arange(0, P)
+    column = tl.arange(0, PV)
     tl.store(
-        out + (cell * D)[:, None] + column[None, :],
+        out + (cell * DV)[:, None] + column[None, :],
         acc.to(out.dtype.element_ty),
-        mask=real[:, None] & (column < D)[None, :],
+        mask=real[:, None] & (column < DV)[None, :],
     )

@@ -12,7 +12,7 @@ from tokenmesh.kernels.paged_attention.device import DeviceRows
 from tokenmesh.kernels.paged_attention.reference import attention_and_lse_reference
 from tokenmesh.kernels.paged_attention.tolerance import TOLERANCE
 from tokenmesh.kernels.paged_attention.variant import Variant
-from tokenmesh.kernels.paged_attention.work import Rows
+from tokenmesh.kernels.paged_attention.work import Rows, span_ends
 from tokenmesh.kernels.specimen import Inputs, Outputs, Specimen
 
 COLUMN_MULTIPLE = 16
@@ -37,6 +37,9 @@ class Case:
     pages_dtype: torch.dtype | None = None
     """None: the query's."""
     scales: tuple[float, float] = (1.0, 1.0)
+    value_dim: int | None = None
+    spans: tuple[tuple[int, int], ...] = ()
+    has_symmetric_window: bool = False
 
     @property
     def rows(self) -> tuple[tuple[int, int], ...]:
@@ -78,6 +81,15 @@ CASES = (
         "fp8-prefill", long=((64, 64), (0, 20)), page_size=128,
         pages_dtype=torch.float8_e4m3fn, scales=(2.0, 0.5),
     ),
+    Case("narrow-values", short=((130, 1), (9, 2)), long=((20, 50),), head_dim=80, value_dim=32,
+         splits=2),
+    Case("wide-values", short=((40, 1),), long=((0, 40),), head_dim=16, value_dim=96, window=11),
+    Case("images", short=((20, 1), (3, 1)), long=((0, 130), (30, 70)), spans=((4, 90), (140, 190)),
+         has_sinks=True),
+    Case("images-in-a-window", long=((0, 130), (40, 70)), spans=((3, 70), (131, 170)), window=30),
+    Case("whole-rows", short=((0, 1),), long=((0, 33), (0, 100)), spans=((1, 34), (34, 134))),
+    Case("whole-rows-in-a-window", long=((0, 33), (0, 150)), spans=((0, 33), (33, 183)), window=20,
+         has_symmetric_window=True, softcap=9.0),
     Case(
         "mixed", short=((130, 1), (33, 2), (-1, 1)), long=((64, 50), (0, 17)), splits=2,
         has_sinks=True, softcap=20.0,
@@ -117,7 +129,10 @@ def _run(case: Case, inputs: Inputs) -> Outputs:
         max_short_query=max((length for _, length in case.short), default=0),
         num_long_tokens=sum(length for _, length in case.long),
         num_splits=case.splits,
-    ).for_window(case.window)
+        window=case.window,
+        ends=inputs["ends"],
+        has_symmetric_window=case.has_symmetric_window,
+    )
     lse = query.new_empty(query.shape[:2], dtype=torch.float32)
     scale = case.head_dim**-0.5
     out = paged_attention(query, inputs["pages"], rows, scale, _variant(case, inputs), lse)
@@ -129,6 +144,8 @@ def _reference(case: Case, inputs: Inputs) -> Outputs:
         [start for start, _ in case.rows],
         [length for _, length in case.rows],
         inputs["block_tables"].long(),
+        case.spans,
+        case.has_symmetric_window,
     )
     query, pages, scale = inputs["query"], inputs["pages"], case.head_dim**-0.5
     variant = _variant(case, inputs)
@@ -137,7 +154,7 @@ def _reference(case: Case, inputs: Inputs) -> Outputs:
 
 
 def _variant(case: Case, inputs: Inputs) -> Variant:
-    return Variant(case.softcap, inputs["sinks"], *case.scales)
+    return Variant(case.softcap, inputs["sinks"], *case.scales, case.value_dim)
 
 
 def _inputs(
@@ -151,8 +168,14 @@ def _inputs(
 
     lengths = [length for _, length in case.rows]
     tables, columns, seen = _tables(case, generator)
-    shape = (2, len(seen), case.kv_heads, case.page_size, case.head_dim)
+    value_dim = case.value_dim or case.head_dim
+    width = max(case.head_dim, value_dim)
+    shape = (2, len(seen), case.kv_heads, case.page_size, width)
     pages = torch.where(seen.to(device).view(1, len(seen), 1, -1, 1), randn(*shape), torch.nan)
+    pages[0, ..., case.head_dim :] = torch.nan
+    pages[1, ..., value_dim:] = torch.nan
+    starts = [start for start, _ in case.rows]
+    ends = span_ends(Rows(starts, lengths, tables, case.spans)).tolist() if case.spans else None
     buffer = randn(sum(lengths), case.heads + 2 * case.kv_heads, case.head_dim).to(dtype)
     return {
         "query": buffer[:, : case.heads],
@@ -160,6 +183,7 @@ def _inputs(
         "cu_q": int32([0, *torch.tensor(lengths).cumsum(0).tolist()]),
         "seq_lens": int32([start + length if length else 0 for start, length in case.rows]),
         "block_tables": tables.to(device)[:, :columns],  # a copy of a slice would lose its padding
+        "ends": None if ends is None else int32(ends),
         "sinks": randn(case.heads).to(dtype) if case.has_sinks else None,
     }
 

@@ -1,6 +1,7 @@
 """The inner loop that both attention kernels share: one block of query rows over a range of keys.
 
-M query rows, N keys a tile, D head_dim, P head_dim padded to a power of two. Scores are kept in
+M query rows, N keys a tile, W width of a page's rows, D of keys and DV of values among them, P and
+PV those padded to a power of two. Scores are kept in
 base 2 (times log2 e), so that the exponential is the one instruction the hardware has.
 """
 
@@ -24,11 +25,12 @@ def load_query(
 
 @triton.jit
 def attend(
-    acc,  # [M, P] float32: sum of p * v so far
+    acc,  # [M, PV] float32: sum of p * v so far
     top,  # [M] float32: largest score so far, -inf before the first
     total,  # [M] float32: sum of p so far
     q,  # [M, P]
     position,  # [M] int32
+    last,  # [M] int32: the last key that a row sees
     begin,  # first key of the first tile, a multiple of N
     end,  # tiles up to this key
     first_key,  # no key below this one is read,
@@ -39,8 +41,11 @@ def attend(
     scale,  # logits in base 2 per unit of q.k; with a softcap, its fraction per unit of q.k
     cap,  # the softcap in base 2
     N: tl.constexpr,
+    W: tl.constexpr,
     D: tl.constexpr,
     P: tl.constexpr,
+    DV: tl.constexpr,
+    PV: tl.constexpr,
     PAGE: tl.constexpr,
     BLOCK_STRIDE: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -53,33 +58,34 @@ def attend(
     meets a weight of zero. tf32x3 is as good as float32 and says nothing about narrower types.
     """
     column = tl.arange(0, P)
+    value_column = tl.arange(0, PV)
     for start in tl.range(begin, end, N):
         key = start + tl.arange(0, N)
         known = (key >= first_key) & (key < end_key)
         if N <= PAGE:
             # `start` may lie outside of the table only when no tile is left
             block = tl.load(table + start // PAGE).to(tl.int64)
-            k_at = keys + block * BLOCK_STRIDE + (start % PAGE + tl.arange(0, N)) * D
-            v_at = values + block * BLOCK_STRIDE + (start % PAGE + tl.arange(0, N)) * D
+            k_at = keys + block * BLOCK_STRIDE + (start % PAGE + tl.arange(0, N)) * W
+            v_at = values + block * BLOCK_STRIDE + (start % PAGE + tl.arange(0, N)) * W
         else:
             if MASKED:
                 block = tl.load(table + key // PAGE, mask=known, other=0).to(tl.int64)
             else:
                 block = tl.load(table + key // PAGE).to(tl.int64)
-            offset = block * BLOCK_STRIDE + (key % PAGE) * D
+            offset = block * BLOCK_STRIDE + (key % PAGE) * W
             k_at = keys + offset
             v_at = values + offset
         k_at = k_at[None, :] + column[:, None]
-        v_at = v_at[:, None] + column[None, :]
+        v_at = v_at[:, None] + value_column[None, :]
         if MASKED:
             k = tl.load(k_at, mask=known[None, :] & (column < D)[:, None], other=0.0)
-            v = tl.load(v_at, mask=known[:, None] & (column < D)[None, :], other=0.0)
-        elif P == D:
+            v = tl.load(v_at, mask=known[:, None] & (value_column < DV)[None, :], other=0.0)
+        elif P == D and PV == DV:
             k = tl.load(k_at)
             v = tl.load(v_at)
         else:
             k = tl.load(k_at, mask=(column < D)[:, None], other=0.0)
-            v = tl.load(v_at, mask=(column < D)[None, :], other=0.0)
+            v = tl.load(v_at, mask=(value_column < DV)[None, :], other=0.0)
         score = tl.dot(q, k.to(q.dtype), input_precision="tf32x3")
         if SOFTCAP:
             # tanh(x) = 1 - 2 / (exp(2 x) + 1), which saturates instead of overflowing
@@ -88,7 +94,7 @@ def attend(
         else:
             factor = scale
         if MASKED:
-            seen = key[None, :] <= position[:, None]
+            seen = key[None, :] <= last[:, None]
             if WINDOW:
                 seen &= key[None, :] > position[:, None] - WINDOW
             score = tl.where(seen, score, float("-inf"))  # what is seen is known

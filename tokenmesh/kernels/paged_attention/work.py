@@ -46,9 +46,9 @@ class DecodeGroup:
 
     tokens: slice
     gather: torch.Tensor
-    """[2 * rows * kv_heads * pages] page rows, keys before values."""
+    """[planes * rows * kv_heads * pages] page rows, keys before values."""
     gathered: torch.Tensor
-    """[2 * rows * kv_heads * pages, page_size * head_dim] where the pages are gathered; of the
+    """[planes * rows * kv_heads * pages, page_size * head_dim] where the pages are gathered; of the
     pages' dtype, 8 bits as uint8. Groups share its memory."""
     tails: list[torch.Tensor]
     """The parts of `gathered` behind the rows' last tokens: they may hold anything."""
@@ -68,7 +68,7 @@ class PrefillTile:
 
     tokens: slice
     gather: torch.Tensor
-    """[2 * kv_heads * pages] page rows, keys before values."""
+    """[planes * kv_heads * pages] page rows, keys before values."""
     num_keys: int
     """Keys to keep of those gathered."""
     mask: torch.Tensor | None
@@ -83,6 +83,7 @@ class Prepared:
 
     decode: list[DecodeGroup]
     prefill: list[PrefillTile]
+    rows: Rows
 
 
 def prepare(
@@ -90,10 +91,11 @@ def prepare(
 ) -> Prepared:
     """Split the step into decode groups and prefill tiles.
 
-    dtype is the pages'. What is prepared has room for keys, so one step at a time uses it.
+    dtype is the pages'. What is prepared has room for keys, so one step at a time uses it. Pages
+    of one plane, [1, blocks, ...], hold keys whose first numbers are the values.
     """
     num_single = sum(1 for length in rows.lengths if length == 1)
-    page_bytes = 2 * pages_shape[2] * pages_shape[3] * pages_shape[4] * dtype.itemsize
+    page_bytes = pages_shape[0] * pages_shape[2] * pages_shape[3] * pages_shape[4] * dtype.itemsize
     groups = _groups(rows.starts[:num_single], pages_shape[3], page_bytes, window)
     decode = _decode(rows, groups, pages_shape, dtype, window)
     ends = span_ends(rows) if rows.spans else None
@@ -106,7 +108,7 @@ def prepare(
             limits = None if ends is None else ends[tokens]
             prefill.append(_tile(rows, row, offset, tokens, pages_shape, window, limits))
         token += rows.lengths[row]
-    return Prepared(decode=decode, prefill=prefill)
+    return Prepared(decode=decode, prefill=prefill, rows=rows)
 
 
 def span_ends(rows: Rows) -> torch.Tensor:
@@ -123,17 +125,16 @@ def span_ends(rows: Rows) -> torch.Tensor:
 
 
 @lru_cache(maxsize=64)
-def _head_rows(num_blocks: int, kv_heads: int) -> torch.Tensor:
-    """[2, 1, kv_heads, 1] where each head's keys and values begin in the pool seen as pages."""
-    planes = torch.arange(2).view(2, 1, 1, 1) * (num_blocks * kv_heads)
+def _head_rows(num_planes: int, num_blocks: int, kv_heads: int) -> torch.Tensor:
+    """[planes, 1, kv_heads, 1] where heads of keys and values begin in the pool seen as pages."""
+    planes = torch.arange(num_planes).view(-1, 1, 1, 1) * (num_blocks * kv_heads)
     return planes + torch.arange(kv_heads).view(1, 1, kv_heads, 1)
 
 
 def _page_rows(table: torch.Tensor, pages_shape: torch.Size) -> torch.Tensor:
-    """table [n, pages] -> [2 * n * kv_heads * pages] rows of the pool seen as pages."""
-    num_blocks, kv_heads = pages_shape[1:3]
-    heads = _head_rows(num_blocks, kv_heads)
-    return (heads + (table * kv_heads).view(1, len(table), 1, -1)).flatten()
+    """table [n, pages] -> [planes * n * kv_heads * pages] rows of the pool seen as pages."""
+    heads = _head_rows(*pages_shape[:3])
+    return (heads + (table * pages_shape[2]).view(1, len(table), 1, -1)).flatten()
 
 
 def _decode(
@@ -143,30 +144,30 @@ def _decode(
     dtype: torch.dtype,
     window: int | None,
 ) -> list[DecodeGroup]:
-    _, _, kv_heads, page_size, head_dim = pages_shape
+    planes, _, kv_heads, page_size, head_dim = pages_shape
     keys = [_decode_keys(rows, group, page_size, window) for group in groups]
     most = max((mask.numel() for _, mask, _ in keys), default=0)
     stored = torch.uint8 if dtype.itemsize == 1 else dtype
-    scratch = torch.empty(2 * most * kv_heads * head_dim, dtype=stored)
+    scratch = torch.empty(planes * most * kv_heads * head_dim, dtype=stored)
     decode = []
     for tokens, (table, mask, ends) in zip(groups, keys, strict=True):
         size = mask.numel() * kv_heads * head_dim
-        gathered = scratch[: 2 * size].view(-1, page_size * head_dim)
+        gathered = scratch[: planes * size].view(-1, page_size * head_dim)
         wide = None
         if size > WIDE_ELEMENTS and dtype.itemsize > 1:
             mask = mask.to(dtype)
         if mask.dtype != dtype:
             wide = torch.empty(gathered.shape, dtype=mask.dtype)
         both = gathered if wide is None else wide
-        by_row = both.view(2, -1, mask.shape[1], head_dim)
+        by_row = both.view(planes, -1, mask.shape[1], head_dim)
         group = DecodeGroup(
             tokens=tokens,
             gather=_page_rows(table, pages_shape),
             gathered=gathered,
-            tails=_tails(gathered.view(2, len(ends), kv_heads, -1, head_dim), ends),
+            tails=_tails(gathered.view(planes, len(ends), kv_heads, -1, head_dim), ends),
             wide=wide,
             keys=by_row[0].transpose(1, 2),
-            values=by_row[1],
+            values=by_row[-1],
             mask=mask.repeat_interleave(kv_heads, dim=0).unsqueeze(1),
         )
         decode.append(group)
@@ -174,7 +175,7 @@ def _decode(
 
 
 def _tails(gathered: torch.Tensor, ends: list[int]) -> list[torch.Tensor]:
-    """gathered [2, n, kv_heads, keys, head_dim] -> its parts from each row's end on."""
+    """gathered [planes, n, kv_heads, keys, head_dim] -> its parts from each row's end on."""
     num_keys = gathered.shape[3]
     return [
         row.narrow(2, end, num_keys - end)
