@@ -1,0 +1,59 @@
+"""mla_attention: attention over latents, the one compressed key and value that all heads share.
+
+query    [tokens, heads, rank + rope_dim]    absorbed: q_nope @ W_uk, then the turned q_rope
+pages    [blocks, page_size, rank + rope_dim]    each token's latent, then its turned key; the new
+         tokens are already written, see `latent_write`; in query's dtype
+rows     as for paged_attention, made by `prepare`
+rank     width of a latent
+scale    what a logit is multiplied by, above 0
+indices  [tokens, k] the positions that each token sees, -1 for none, each at most once and none
+         after the token's own (sparse attention); int64. None: all of them
+lse      [tokens, heads] float32 to be filled with the logarithm of each softmax's denominator; -inf
+         for a token that sees nothing, whose result is zero
+returns  [tokens, heads * rank], which the caller multiplies by W_uv
+
+A caller that expands the keys and values of a long chunk and attends to those with paged_attention
+gets the older ones by a row that ends before the chunk, its tokens one span: n tokens that begin at
+position p are the row (p - n, n). merge_attention puts both together. Nothing that no token sees
+reaches a result, NaN included.
+"""
+
+import torch
+
+from tokenmesh.kernels.mla_attention.cpu import mla_attention as mla_attention_on_cpu
+from tokenmesh.kernels.mla_attention.reference import mla_attention_reference
+from tokenmesh.kernels.mla_attention.tolerance import TOLERANCE
+from tokenmesh.kernels.paged_attention import Prepared, Rows
+from tokenmesh.kernels.paged_attention import prepare as prepare_pages
+
+__all__ = [
+    "TOLERANCE",
+    "latent_write",
+    "mla_attention",
+    "mla_attention_reference",
+    "prepare",
+]
+
+
+def prepare(rows: Rows, pages_shape: torch.Size, dtype: torch.dtype) -> Prepared:
+    """What the CPU needs to know about a step, for all layers whose pages have that shape."""
+    num_blocks, page_size, width = pages_shape
+    return prepare_pages(rows, torch.Size((1, num_blocks, 1, page_size, width)), dtype, None)
+
+
+def latent_write(latents: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor) -> None:
+    """Write latents [T, rank + rope_dim] to slots [T] int64, block * page_size + offset."""
+    pages.view(-1, pages.shape[2]).index_copy_(0, slots, latents)
+
+
+def mla_attention(
+    query: torch.Tensor,
+    pages: torch.Tensor,
+    rows: Prepared,
+    rank: int,
+    scale: float,
+    indices: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """A new tensor."""
+    return mla_attention_on_cpu(query, pages, rows, rank, scale, indices, lse)
