@@ -3,11 +3,11 @@
 query    [tokens, heads, rank + rope_dim]    absorbed: q_nope @ W_uk, then the turned q_rope
 pages    [blocks, page_size, rank + rope_dim]    each token's latent, then its turned key; the new
          tokens are already written, see `latent_write`; in query's dtype
-rows     as for paged_attention, made by `prepare`
+rows     as for paged_attention: `prepare` makes it on the CPU; on a GPU it is a DeviceRows
 rank     width of a latent
 scale    what a logit is multiplied by, above 0
 indices  [tokens, k] the positions that each token sees, -1 for none, each at most once and none
-         after the token's own (sparse attention); int64. None: all of them
+         after the token's own (sparse attention); on a CPU int64, on a GPU int32. None: all of them
 lse      [tokens, heads] float32 to be filled with the logarithm of each softmax's denominator; -inf
          for a token that sees nothing, whose result is zero
 returns  [tokens, heads * rank], which the caller multiplies by W_uv
@@ -16,6 +16,9 @@ A caller that expands the keys and values of a long chunk and attends to those w
 gets the older ones by a row that ends before the chunk, its tokens one span: n tokens that begin at
 position p are the row (p - n, n). merge_attention puts both together. Nothing that no token sees
 reaches a result, NaN included.
+
+On a GPU the page size must be a power of two, rank and rope_dim powers of two of at least 16, and
+query's strides multiples of 16. Short rows go to a decode kernel that can be recorded in a graph.
 """
 
 import torch
@@ -23,7 +26,7 @@ import torch
 from tokenmesh.kernels.mla_attention.cpu import mla_attention as mla_attention_on_cpu
 from tokenmesh.kernels.mla_attention.reference import mla_attention_reference
 from tokenmesh.kernels.mla_attention.tolerance import TOLERANCE
-from tokenmesh.kernels.paged_attention import Prepared, Rows
+from tokenmesh.kernels.paged_attention import DeviceRows, Prepared, Rows
 from tokenmesh.kernels.paged_attention import prepare as prepare_pages
 
 __all__ = [
@@ -49,11 +52,15 @@ def latent_write(latents: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor
 def mla_attention(
     query: torch.Tensor,
     pages: torch.Tensor,
-    rows: Prepared,
+    rows: Prepared | DeviceRows,
     rank: int,
     scale: float,
     indices: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """A new tensor."""
+    if isinstance(rows, DeviceRows):
+        from tokenmesh.kernels.mla_attention import triton
+
+        return triton.mla_attention(query, pages, rows, rank, scale, indices, lse)
     return mla_attention_on_cpu(query, pages, rows, rank, scale, indices, lse)

@@ -167,7 +167,7 @@ def _inputs(
         return torch.tensor(numbers, dtype=torch.int32, device=device)
 
     lengths = [length for _, length in case.rows]
-    tables, columns, seen = _tables(case, generator)
+    tables, columns, seen = scattered_tables(case, generator)
     value_dim = case.value_dim or case.head_dim
     width = max(case.head_dim, value_dim)
     shape = (2, len(seen), case.kv_heads, case.page_size, width)
@@ -188,7 +188,9 @@ def _inputs(
     }
 
 
-def _tables(case: Case, generator: torch.Generator) -> tuple[torch.Tensor, int, torch.Tensor]:
+def scattered_tables(
+    case: Case, generator: torch.Generator
+) -> tuple[torch.Tensor, int, torch.Tensor]:
     """Scattered block tables, on the host, the columns of them that are needed, and which cells
     [blocks, page_size] are seen."""
     size = case.page_size

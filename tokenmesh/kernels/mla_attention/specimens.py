@@ -1,0 +1,108 @@
+"""Cases of mla_attention: few, at the edges of pages, tiles and splits, on pages full of NaN."""
+
+import torch
+
+from tokenmesh.kernels.mla_attention.reference import mla_attention_reference
+from tokenmesh.kernels.mla_attention.tolerance import TOLERANCE
+from tokenmesh.kernels.paged_attention.device import DeviceRows
+from tokenmesh.kernels.paged_attention.triton_specimens import Case, scattered_tables
+from tokenmesh.kernels.paged_attention.work import Rows
+from tokenmesh.kernels.specimen import Inputs, Outputs, Specimen
+
+ROPE_DIM = 16
+CASES = (
+    Case("one-token", short=((0, 1),), head_dim=32),
+    Case("splits", short=((299, 1), (0, 1), (128, 1), (-1, 1), (31, 1)), head_dim=32, splits=3,
+         heads=20),
+    Case("drafts", short=((260, 3), (0, 4), (62, 2), (5, 0)), head_dim=16, splits=2, heads=3),
+    Case("prompts", long=((0, 33), (0, 1), (100, 40), (-5, 5)), head_dim=32, heads=5),
+    Case("many-heads", short=((70, 1),), long=((20, 9),), head_dim=32, heads=100, page_size=64),
+)  # fmt: skip
+SPARSE = (
+    Case("sparse", short=((70, 1), (-1, 1), (3, 2)), long=((20, 9),), head_dim=32, heads=5),
+    Case("sparse-many-heads", short=((300, 1),), long=((0, 3),), head_dim=16, heads=70),
+)
+NUM_INDICES = 48
+
+
+def specimens() -> list[Specimen]:
+    """Every case; the head's width is the rank."""
+    dense = [_specimen(case, is_sparse=False) for case in CASES]
+    return dense + [_specimen(case, is_sparse=True) for case in SPARSE]
+
+
+def _specimen(case: Case, is_sparse: bool) -> Specimen:
+    def make(dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> Inputs:
+        return _inputs(case, is_sparse, dtype, device, generator)
+
+    return Specimen(
+        name=case.name,
+        make=make,
+        run=lambda inputs: _run(case, inputs),
+        reference=lambda inputs: _reference(case, inputs),
+        tolerance=TOLERANCE,
+    )
+
+
+def _run(case: Case, inputs: Inputs) -> Outputs:
+    from tokenmesh.kernels.mla_attention.triton import mla_attention
+
+    query = inputs["query"]
+    rows = DeviceRows(
+        cu_q=inputs["cu_q"],
+        seq_lens=inputs["seq_lens"],
+        block_tables=inputs["block_tables"],
+        num_short=len(case.short),
+        max_short_query=max((length for _, length in case.short), default=0),
+        num_long_tokens=sum(length for _, length in case.long),
+        num_splits=case.splits,
+    )
+    lse = query.new_empty(query.shape[:2], dtype=torch.float32)
+    indices = inputs["indices"]
+    out = mla_attention(query, inputs["pages"], rows, case.head_dim, 0.2, indices, lse)
+    return {"out": out, "lse": lse}
+
+
+def _reference(case: Case, inputs: Inputs) -> Outputs:
+    starts, lengths = zip(*case.rows, strict=True)
+    rows = Rows(starts, lengths, inputs["block_tables"].long())
+    out, lse = mla_attention_reference(
+        inputs["query"], inputs["pages"], rows, case.head_dim, 0.2, inputs["indices"]
+    )
+    return {"out": out, "lse": lse}
+
+
+def _inputs(
+    case: Case,
+    is_sparse: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+    generator: torch.Generator,
+) -> Inputs:
+    def randn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, device=device, generator=generator)
+
+    def int32(numbers: list[int]) -> torch.Tensor:
+        return torch.tensor(numbers, dtype=torch.int32, device=device)
+
+    lengths = [length for _, length in case.rows]
+    width = case.head_dim + ROPE_DIM
+    tables, columns, seen = scattered_tables(case, generator)
+    numbers = randn(len(seen), case.page_size, width)
+    pages = torch.where(seen.to(device).unsqueeze(-1), numbers, torch.nan)
+    return {
+        "query": randn(sum(lengths), case.heads + 2, width).to(dtype)[:, : case.heads],
+        "pages": pages.to(dtype),
+        "cu_q": int32([0, *torch.tensor(lengths).cumsum(0).tolist()]),
+        "seq_lens": int32([start + length if length else 0 for start, length in case.rows]),
+        "block_tables": tables.to(device)[:, :columns],
+        "indices": _indices(case).to(device) if is_sparse else None,
+    }
+
+
+def _indices(case: Case) -> torch.Tensor:
+    """[T, NUM_INDICES] int32: every seventh position back from each token's own, -1 between."""
+    positions = [p for start, n in case.rows for p in range(start, start + n)]
+    steps = torch.arange(NUM_INDICES)
+    places = torch.tensor(positions).unsqueeze(1) - 7 * (steps // 2)
+    return torch.where((steps % 2 == 0) & (places >= 0), places, -1).to(torch.int32)
