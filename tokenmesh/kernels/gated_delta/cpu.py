@@ -1,0 +1,119 @@
+"""gated_delta on the CPU: rows of one token together, longer ones chunk by chunk.
+
+A chunk is solved for all its changes at once: change i is beta_i times what value i differs by from
+what key i finds, in the state before the chunk and in the changes before i, both decayed up to i.
+That is a triangular system of the chunk's size.
+"""
+
+from typing import Final, NamedTuple
+
+import torch
+
+from tokenmesh.kernels.gated_delta.products import decayed_products, unit_lower_inverse
+from tokenmesh.kernels.state_rows import RowSpan, StateRows
+
+CHUNK: Final = 64
+GATHERED_BYTES: Final = 1 << 18
+"""Rows with smaller states are gathered; larger states are changed where they are, one by one."""
+
+
+class Tokens(NamedTuple):
+    """What tokens bring, [T, heads, ...]; see the package."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    log_decay: torch.Tensor
+    """[T, Hv, 1 or Dk]"""
+    beta: torch.Tensor
+    """[T, Hv, 1]"""
+
+    def at(self, place: slice | torch.Tensor) -> "Tokens":
+        """Some of them, in float32."""
+        return Tokens(*(each[place].float() for each in self))
+
+    def prepared(self, scale: float, use_qk_l2norm: bool) -> "Tokens":
+        """With a query and a key for each value head, normalized and scaled."""
+        q, k = self.q, self.k
+        if use_qk_l2norm:
+            q = q * (q.square().sum(-1, keepdim=True) + 1e-6).rsqrt().mul_(scale)
+            k = k * (k.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
+        else:
+            q = q * scale
+        shared = self.v.shape[1] // k.shape[1]
+        if shared > 1:
+            q, k = q.repeat_interleave(shared, 1), k.repeat_interleave(shared, 1)
+        return self._replace(q=q, k=k)
+
+
+def gated_delta(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+    rows: StateRows,
+    scale: float,
+    use_qk_l2norm: bool,
+) -> torch.Tensor:
+    """See the package."""
+    out = torch.empty(v.shape, dtype=v.dtype)
+    log_decay = g if g.ndim == 3 else g[..., None]
+    tokens = Tokens(q, k, v, log_decay, beta[..., None])
+    spans = list(rows.spans())
+    for row in spans:
+        if row.start == 0:
+            state[row.slot].zero_()  # and not read: whatever was there may be NaN
+    single = [row for row in spans if row.last - row.first == 1]
+    if single:
+        place = torch.tensor([row.first for row in single])
+        some = tokens.at(place).prepared(scale, use_qk_l2norm)
+        out[place] = _decode(some, state, single).to(out.dtype)
+    for row in spans:
+        if row.last - row.first > 1:
+            for place in row.chunks(CHUNK):
+                some = tokens.at(place).prepared(scale, use_qk_l2norm)
+                out[place] = _chunk(some, state[row.slot]).to(out.dtype)
+    return out
+
+
+def _decode(tokens: Tokens, state: torch.Tensor, rows: list[RowSpan]) -> torch.Tensor:
+    """One token of each row -> [R, Hv, Dv]."""
+    if state[:1].nbytes < GATHERED_BYTES:
+        slots = torch.tensor([row.slot for row in rows])
+        held = state[slots]
+        out = _step(tokens, held)
+        state[slots] = held
+        return out
+    steps = [
+        _step(tokens.at(slice(number, number + 1)), state[row.slot : row.slot + 1])
+        for number, row in enumerate(rows)
+    ]
+    return torch.cat(steps)
+
+
+def _step(tokens: Tokens, held: torch.Tensor) -> torch.Tensor:
+    """held [R, Hv, Dk, Dv] is changed. It is read once, for the key and the query together."""
+    q, k = tokens.q, tokens.k
+    decay = tokens.log_decay.exp()
+    known, seen = (torch.stack([k * decay, q * decay], 2) @ held).unbind(2)
+    change = tokens.beta * (tokens.v - known)
+    added = k[..., None] * change[..., None, :]
+    torch.addcmul(added, held, decay[..., None], out=held)
+    return seen + (q * k).sum(-1, keepdim=True) * change
+
+
+def _chunk(tokens: Tokens, held: torch.Tensor) -> torch.Tensor:
+    """The outputs [n, Hv, Dv] of a row's next n tokens; held [Hv, Dk, Dv] is changed."""
+    q, k, v, log_decay, beta = (each.transpose(0, 1) for each in tokens)
+    count = k.shape[1]
+    # Differences of long sums: in float32 they would lose the short ones.
+    fallen = log_decay.double().cumsum(1)
+    keys, queries = decayed_products(torch.stack([k, q]), k, fallen)
+    decay = fallen.float().exp()
+    known, seen = (torch.cat([k * decay, q * decay], 1) @ held).split(count, 1)
+    changes = unit_lower_inverse(keys * beta) @ (beta * (v - known))
+    left = k * (fallen[:, -1:] - fallen).float().exp()
+    torch.baddbmm(held * decay[:, -1, :, None], left.mT, changes, out=held)
+    return torch.baddbmm(seen, queries, changes).transpose(0, 1)
