@@ -1,0 +1,119 @@
+"""mamba2 on the CPU: rows of one token together, longer ones chunk by chunk."""
+
+from typing import Final, NamedTuple
+
+import torch
+
+from tokenmesh.kernels.state_rows import RowSpan, StateRows
+
+CHUNK: Final = 64
+GATHERED_BYTES: Final = 1 << 18
+"""Rows with smaller states are gathered; larger states are changed where they are, one by one."""
+
+
+class Tokens(NamedTuple):
+    """What tokens bring; see the package."""
+
+    x: torch.Tensor
+    dt: torch.Tensor
+    """[T, H], before anything is done to it"""
+    B: torch.Tensor
+    C: torch.Tensor
+
+    def at(self, place: slice | torch.Tensor) -> "Tokens":
+        """Some of them, in float32."""
+        return Tokens(*(each[place].float() for each in self))
+
+
+def mamba2(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    state: torch.Tensor,
+    rows: StateRows,
+    D: torch.Tensor | None,
+    z: torch.Tensor | None,
+    dt_bias: torch.Tensor | None,
+    dt_limit: tuple[float, float],
+) -> torch.Tensor:
+    """See the package."""
+    out = torch.empty(x.shape, dtype=x.dtype)
+    step = dt.float() if dt_bias is None else dt.float() + dt_bias.float()
+    step = torch.nn.functional.softplus(step).clamp_(*dt_limit)
+    tokens, rate = Tokens(x, step, B, C), A.float()
+
+    def put(place: slice | torch.Tensor, some: Tokens, value: torch.Tensor) -> None:
+        if D is not None:
+            value = torch.addcmul(value, some.x, D.float()[:, None])
+        if z is not None:
+            value = value * torch.nn.functional.silu(z[place].float())
+        out[place] = value.to(out.dtype)
+
+    spans = list(rows.spans())
+    for row in spans:
+        if row.start == 0:
+            state[row.slot].zero_()  # and not read: whatever was there may be NaN
+    single = [row for row in spans if row.last - row.first == 1]
+    if single:
+        index = torch.tensor([row.first for row in single])
+        some = tokens.at(index)
+        put(index, some, _decode(some, rate, state, single))
+    for row in spans:
+        if row.last - row.first > 1:
+            for place in row.chunks(CHUNK):
+                some = tokens.at(place)
+                put(place, some, _chunk(some, rate, state[row.slot]))
+    return out
+
+
+def _decode(
+    tokens: Tokens, rate: torch.Tensor, state: torch.Tensor, rows: list[RowSpan]
+) -> torch.Tensor:
+    """One token of each row -> [R, H, P]."""
+    if state[:1].nbytes < GATHERED_BYTES:
+        slots = torch.tensor([row.slot for row in rows])
+        held = state[slots]
+        out = _step(tokens, rate, held)
+        state[slots] = held
+        return out
+    steps = [
+        _step(tokens.at(slice(number, number + 1)), rate, state[row.slot : row.slot + 1])
+        for number, row in enumerate(rows)
+    ]
+    return torch.cat(steps)
+
+
+def _step(tokens: Tokens, rate: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
+    """held [R, H, P, N] is changed. The heads of a group share B and C."""
+    x, dt, gain, read = tokens
+    count, groups, size = gain.shape
+    grouped = held.view(count, groups, -1, size)
+    entered = (x * dt[..., None]).view(count, groups, -1, 1)
+    added = (entered * gain[:, :, None]).view_as(held)
+    torch.addcmul(added, held, (dt * rate).exp()[..., None, None], out=held)
+    return (grouped @ read[..., None]).view_as(x)
+
+
+def _chunk(tokens: Tokens, rate: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
+    """The outputs [n, H, P] of a row's next n tokens; held [H, P, N] is changed."""
+    x, dt, gain, read = tokens
+    count, heads, dim = x.shape
+    groups, size = gain.shape[1:]
+    # Differences of long sums: in float32 they would lose the short ones.
+    fallen = (dt * rate).double().cumsum(0)
+    by_head = fallen.t()
+    between = (by_head[:, :, None] - by_head[:, None]).float().tril_().exp_().tril_()
+    gain, read = gain.transpose(0, 1), read.transpose(0, 1)
+    weights = between.view(groups, -1, count, count) * (read @ gain.mT)[:, None]
+    entered = x * dt[..., None]
+    met = weights.view(heads, count, count) @ entered.transpose(0, 1)
+
+    grouped = held.view(groups, -1, size)
+    seen = (read @ grouped.mT).transpose(0, 1).reshape(count, heads, dim)
+    left = entered * (fallen[-1] - fallen).float().exp()[..., None]
+    left = left.view(count, groups, -1).permute(1, 2, 0)
+    decayed = held * fallen[-1].float().exp()[:, None, None]
+    torch.baddbmm(decayed.view_as(grouped), left, gain, out=grouped)
+    return torch.addcmul(met.transpose(0, 1), seen, fallen.float().exp()[..., None])
