@@ -60,13 +60,17 @@ def cases(draw: st.DrawFn) -> tuple[str, Any]:
             value_dim=2 * draw(st.sampled_from([8, 24, 32, 40])),
             has_channels=draw(st.booleans()),
         )
-    shape = {"dim": 2 * draw(size), "size": 2 * draw(size), "has_parts": draw(st.booleans())}
+    shape: dict[str, Any] = {
+        "dim": 2 * draw(size),
+        "size": 2 * draw(size),
+        "has_parts": draw(st.booleans()),
+    }
     return op, mamba2.Case("random", lengths, starts, heads=heads, groups=groups, **shape)
 
 
 def check_case(op: str, case: Any, dtype: torch.dtype) -> None:
     """For the interpreting child."""
-    specimen_of = {
+    specimen_of: Any = {
         "causal_conv": causal_conv.specimen_of,
         "gated_delta": gated_delta.specimen_of,
         "mamba2": mamba2.specimen_of,

@@ -1,5 +1,7 @@
 """causal_conv: the reference against transformers, the CPU against the reference."""
 
+from typing import Literal
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -53,7 +55,7 @@ def test_cpu_equals_the_reference(
     bias = torch.randn(C).to(dtype) if has_bias else None
     state = step.state(C, kept, dtype=dtype)
     expected_state = state.clone()
-    activation = "silu" if silu else None
+    activation: Literal["silu"] | None = "silu" if silu else None
     actual = causal_conv(x, weight, bias, state, step.rows, activation)
     expected = causal_conv_reference(x, weight, bias, expected_state, step.rows, activation)
     assert_same(actual, expected, TOLERANCE[dtype])

@@ -1,6 +1,7 @@
 """gated_delta: the reference against transformers, the CPU against the reference."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -19,16 +20,16 @@ DK, DV = 24, 40
 
 def tokens_of(
     count: int, key_heads: int, heads: int, channels: bool, dtype: torch.dtype = torch.float32
-) -> dict[str, torch.Tensor]:
+) -> dict[str, Any]:
     """Slices of wider tensors, as models have them; decays from none to nearly all."""
     torch.manual_seed(0)
     width = 2 * key_heads * DK + heads * DV
     wide = torch.randn(count, width + 8).to(dtype)
     gates = torch.rand(count, heads, *([DK] if channels else []))
     return {
-        "q": wide[:, : key_heads * DK].unflatten(1, (key_heads, DK)),
-        "k": wide[:, key_heads * DK : 2 * key_heads * DK].unflatten(1, (key_heads, DK)),
-        "v": wide[:, 2 * key_heads * DK : width].unflatten(1, (heads, DV)),
+        "q": wide[:, : key_heads * DK].view(count, key_heads, DK),
+        "k": wide[:, key_heads * DK : 2 * key_heads * DK].view(count, key_heads, DK),
+        "v": wide[:, 2 * key_heads * DK : width].view(count, heads, DV),
         "g": -8 * gates**4,
         "beta": (2 * torch.rand(count, heads)).to(dtype),
     }

@@ -1,5 +1,7 @@
 """mamba2: the reference against transformers, the CPU against the reference."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -20,20 +22,20 @@ FAMILIES = [theirs, bamba, falcon_h1, granite, nemotron_h]
 
 def tokens_of(
     count: int, heads: int, groups: int, dtype: torch.dtype = torch.float32
-) -> dict[str, torch.Tensor]:
+) -> dict[str, Any]:
     """Slices of wider tensors, as models have them."""
     torch.manual_seed(0)
     width = heads * P + 2 * groups * N
     wide = torch.randn(count, width + 8).to(dtype)
     return {
-        "x": wide[:, : heads * P].unflatten(1, (heads, P)),
-        "B": wide[:, heads * P : heads * P + groups * N].unflatten(1, (groups, N)),
-        "C": wide[:, heads * P + groups * N : width].unflatten(1, (groups, N)) / 2,
+        "x": wide[:, : heads * P].view(count, heads, P),
+        "B": wide[:, heads * P : heads * P + groups * N].view(count, groups, N),
+        "C": wide[:, heads * P + groups * N : width].view(count, groups, N) / 2,
         "dt": torch.randn(count, heads).to(dtype),
     }
 
 
-def weights_of(heads: int) -> dict[str, torch.Tensor]:
+def weights_of(heads: int) -> dict[str, Any]:
     """D, A and the bias."""
     torch.manual_seed(1)
     names = ("D", "dt_bias")
@@ -95,7 +97,7 @@ def test_cpu_equals_the_reference(
     step: Step, heads: tuple[int, int], is_plain: bool, dtype: torch.dtype
 ) -> None:
     tokens, weights = tokens_of(sum(step.lengths), *heads, dtype), weights_of(heads[0])
-    more = {} if is_plain else {"z": torch.randn(tokens["x"].shape).to(dtype)}
+    more: dict[str, Any] = {} if is_plain else {"z": torch.randn(tokens["x"].shape).to(dtype)}
     limit = (0.0, float("inf")) if is_plain else (0.2, 1.0)
     if is_plain:
         weights = {"A": weights["A"]}

@@ -67,9 +67,9 @@ def gated_delta(
             state[row.slot].zero_()  # and not read: whatever was there may be NaN
     single = [row for row in spans if row.last - row.first == 1]
     if single:
-        place = torch.tensor([row.first for row in single])
-        some = tokens.at(place).prepared(scale, use_qk_l2norm)
-        out[place] = _decode(some, state, single).to(out.dtype)
+        index = torch.tensor([row.first for row in single])
+        some = tokens.at(index).prepared(scale, use_qk_l2norm)
+        out[index] = _decode(some, state, single).to(out.dtype)
     for row in spans:
         if row.last - row.first > 1:
             for place in row.chunks(CHUNK):

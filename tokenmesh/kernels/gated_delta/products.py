@@ -66,4 +66,5 @@ def diagonal_blocks(square: torch.Tensor, size: int) -> torch.Tensor:
     """[..., n, n] -> [..., n / size, size, size]: a view of the blocks on the diagonal."""
     count = square.shape[-1] // size
     tiles = square.unflatten(-1, (count, size)).unflatten(-3, (count, size))
-    return tiles.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
+    blocks: torch.Tensor = tiles.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
+    return blocks

@@ -64,9 +64,9 @@ def _make(
     gates = (tokens, case.heads, *([case.key_dim] if case.has_channels else []))
     drawn = torch.rand((tokens, case.heads), device=device, generator=generator)
     inputs: Inputs = {
-        "q": wide[:, :key_width].unflatten(1, (case.key_heads, case.key_dim)),
-        "k": wide[:, key_width : 2 * key_width].unflatten(1, (case.key_heads, case.key_dim)),
-        "v": wide[:, 2 * key_width : width].unflatten(1, (case.heads, case.value_dim)),
+        "q": wide[:, :key_width].view(tokens, case.key_heads, case.key_dim),
+        "k": wide[:, key_width : 2 * key_width].view(tokens, case.key_heads, case.key_dim),
+        "v": wide[:, 2 * key_width : width].view(tokens, case.heads, case.value_dim),
         "g": -2 * torch.rand(gates, device=device, generator=generator),
         "beta": (2 * drawn).to(dtype),
     }

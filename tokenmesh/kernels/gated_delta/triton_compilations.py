@@ -100,5 +100,6 @@ def _compilation(
         ),
         limits=limits,
         required=required,
-        **launch,
+        num_warps=launch["num_warps"],
+        num_stages=launch["num_stages"],
     )

@@ -16,7 +16,7 @@ SCAN_LAUNCH: Final = {"num_warps": 8, "num_stages": 1}
 
 def block_k(key_dim: int) -> int:
     """At least 16, which a product of tiles needs."""
-    return max(16, triton.next_power_of_2(key_dim))
+    return max(16, int(triton.next_power_of_2(key_dim)))
 
 
 def recurrent_block_v(value_dim: int) -> int:

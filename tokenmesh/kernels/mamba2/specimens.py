@@ -61,9 +61,9 @@ def _make(
     wide = wide * case.size**-0.25  # so that B and C meet in numbers of about 1
     make = partial(normal, dtype=torch.float32, device=device, generator=generator)
     inputs: Inputs = {
-        "x": wide[:, :width].unflatten(1, (case.heads, case.dim)),
-        "B": wide[:, width : width + groups].unflatten(1, (case.groups, case.size)),
-        "C": wide[:, width + groups : width + 2 * groups].unflatten(1, (case.groups, case.size)),
+        "x": wide[:, :width].view(tokens, case.heads, case.dim),
+        "B": wide[:, width : width + groups].view(tokens, case.groups, case.size),
+        "C": wide[:, width + groups : width + 2 * groups].view(tokens, case.groups, case.size),
         "dt": normal((tokens, case.heads), dtype, device, generator),
         "A": -2 * torch.rand(case.heads, device=device, generator=generator),
         "D": make((case.heads,)) if case.has_parts else None,

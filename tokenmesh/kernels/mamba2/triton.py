@@ -324,5 +324,6 @@ def _compilation(
         ),
         limits=limits,
         required=required,
-        **LAUNCH,
+        num_warps=LAUNCH["num_warps"],
+        num_stages=LAUNCH["num_stages"],
     )
