@@ -94,7 +94,6 @@ class Gateway:
         self.scale_out = self._make_scale_out(settings)
         self.traces = TraceStore(settings.telemetry)
         self.meters = Meters(metrics)
-        self.http_meters = HttpMeters(metrics)
         self.responses = self._make_responses(journal, settings)
         self._subscriptions: list[Subscription] = []
         self._measure()
@@ -159,8 +158,9 @@ class Gateway:
         )
 
     def _measure(self) -> None:
-        """What is read at each scrape."""
+        """HTTP, and what is read at each scrape."""
         metrics, limits = self.metrics, self.settings
+        self.http_meters = HttpMeters(metrics)
         metrics.gauge_of("traces_kept", lambda: len(self.traces))
         metrics.gauge_of("large_body_bytes", lambda: self.bodies.num_held)
         metrics.gauge_of("open_streams", lambda: len(self.streams))

@@ -142,7 +142,7 @@ def _feed(plain: asyncio.Transport, data: bytes) -> None:
     """Hand bytes to the protocol of TLS as its transport would."""
     protocol = cast("asyncio.BufferedProtocol", plain.get_protocol())
     while data and not plain.is_closing():
-        room = memoryview(protocol.get_buffer(len(data)))  # type: ignore[arg-type]
+        room = memoryview(protocol.get_buffer(len(data)))
         part = data[: len(room)]
         room[: len(part)] = part
         protocol.buffer_updated(len(part))
