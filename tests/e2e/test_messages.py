@@ -11,8 +11,7 @@ import openai
 import pydantic
 import pytest
 
-from tests.e2e.mesh_process import MeshProcess, mesh
-from tokenmesh.cli.embedded.ports import free_port
+from tests.e2e.mesh_process import MeshProcess
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -30,15 +29,9 @@ WEATHER: Any = {
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[MeshProcess]:
-    with mesh(free_port()) as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
-def client(running: MeshProcess) -> Iterator[anthropic.Anthropic]:
+def client(demo_mesh: MeshProcess) -> Iterator[anthropic.Anthropic]:
     with anthropic.Anthropic(
-        base_url=running.url, api_key="none", max_retries=0, timeout=60
+        base_url=demo_mesh.url, api_key="none", max_retries=0, timeout=60
     ) as connected:
         yield connected
 
@@ -119,8 +112,8 @@ def test_counting_tokens(client: anthropic.Anthropic) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:connect")
-def test_a_realtime_session(running: MeshProcess) -> None:
-    url = running.url + "/v1"
+def test_a_realtime_session(demo_mesh: MeshProcess) -> None:
+    url = demo_mesh.url + "/v1"
     tool: Any = {"type": "function", "parameters": SCHEMA, "name": "get_weather"}
     with (
         openai.OpenAI(base_url=url, api_key="none", websocket_base_url=url) as client,
@@ -140,7 +133,7 @@ def test_a_realtime_session(running: MeshProcess) -> None:
         session.response.create()
         told = _done(session)
         assert "18" in told.output[0].content[0].text
-    spans = {span["name"]: span for span in _trace(running.url, told.id)}
+    spans = {span["name"]: span for span in _trace(demo_mesh.url, told.id)}
     opened, answered = spans["realtime_session"], spans["realtime_response"]
     assert answered["parent_id"] == opened["span_id"]
     assert {"tokenize", "place", "generate", "worker.decode"} <= spans.keys()

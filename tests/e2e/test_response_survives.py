@@ -2,14 +2,12 @@
 
 import json
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.e2e.mesh_process import MeshProcess, mesh
-from tests.servers import free_port
+from tests.e2e.mesh_process import MeshProcess
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -21,12 +19,6 @@ REQUEST: dict[str, Any] = {
     "ignore_eos": True,
     "max_output_tokens": 300,
 }
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[MeshProcess]:
-    with mesh(free_port()) as process:
-        yield process
 
 
 def read_events(url: str, response_id: str, after: int) -> list[dict[str, Any]]:
@@ -50,18 +42,18 @@ def text_of(events: list[dict[str, Any]]) -> str:
 
 
 @pytest.mark.parametrize("victim", ["gateway", "nats-server", "worker", "redis-server"])
-def test_a_background_response_survives(running: MeshProcess, victim: str) -> None:
-    undisturbed = httpx.post(f"{running.url}/v1/responses", json=REQUEST, timeout=60).json()
+def test_a_background_response_survives(demo_mesh: MeshProcess, victim: str) -> None:
+    undisturbed = httpx.post(f"{demo_mesh.url}/v1/responses", json=REQUEST, timeout=60).json()
     body = {**REQUEST, "background": True, "stream": True}
     seen: list[dict[str, Any]] = []
-    with httpx.stream("POST", f"{running.url}/v1/responses", json=body, timeout=60) as response:
+    with httpx.stream("POST", f"{demo_mesh.url}/v1/responses", json=body, timeout=60) as response:
         for line in response.iter_lines():
             if line.startswith("data: "):
                 seen.append(json.loads(line.removeprefix("data: ")))
             if len(seen) == 20:
                 break
-    running.service(victim).kill()
-    rest = read_events(running.url, seen[0]["response"]["id"], seen[-1]["sequence_number"])
+    demo_mesh.service(victim).kill()
+    rest = read_events(demo_mesh.url, seen[0]["response"]["id"], seen[-1]["sequence_number"])
     events = seen + rest
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert events[-1]["response"]["usage"]["output_tokens"] == 300

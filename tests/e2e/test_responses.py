@@ -9,8 +9,7 @@ import pydantic
 import pytest
 from openai.types.responses import ResponseFunctionToolCall, ResponseReasoningItem
 
-from tests.e2e.mesh_process import mesh
-from tokenmesh.cli.embedded.ports import free_port
+from tests.e2e.mesh_process import MeshProcess
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -31,13 +30,10 @@ ASKED: Any = {"model": MODEL, "temperature": 0, "store": False}
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[openai.OpenAI]:
-    with (
-        mesh(free_port()) as running,
-        openai.OpenAI(
-            base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=60
-        ) as connected,
-    ):
+def client(demo_mesh: MeshProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(
+        base_url=f"{demo_mesh.url}/v1", api_key="none", max_retries=0, timeout=60
+    ) as connected:
         yield connected
 
 

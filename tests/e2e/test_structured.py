@@ -30,9 +30,8 @@ class Person(pydantic.BaseModel):
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with mesh(free_port()) as running:
-        yield f"{running.url}/v1"
+def url(demo_mesh: MeshProcess) -> str:
+    return f"{demo_mesh.url}/v1"
 
 
 @pytest.fixture

@@ -35,21 +35,15 @@ MULTIPLY = tool("multiply", "Multiply two numbers", a="number", b="number")
 TOOLS: Any = [WEATHER, TIME, MULTIPLY]
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[MeshProcess]:
-    with mesh(free_port()) as process:
-        yield process
-
-
 @pytest.fixture
-def client(running: MeshProcess) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as connected:
+def client(demo_mesh: MeshProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{demo_mesh.url}/v1", api_key="none", max_retries=0) as connected:
         yield connected
 
 
 @pytest.fixture
-def async_client(running: MeshProcess) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0)
+def async_client(demo_mesh: MeshProcess) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{demo_mesh.url}/v1", api_key="none", max_retries=0)
 
 
 def ask(client: openai.OpenAI, messages: Any = ASKED, **fields: Any) -> Any:

@@ -10,8 +10,8 @@ from tokenmesh.services.gateway.body_budget import BodyBudget, Share
 from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.redis import RedisSettings
 
-BUDGET = 1024 * 1024
-LARGE = "word " * (60 * 1024)
+BUDGET = 256 * 1024
+LARGE = "word " * (15 * 1024)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/invocations", "/tokenize"])
