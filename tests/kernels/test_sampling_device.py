@@ -32,7 +32,16 @@ def test_kernels_draw_what_the_cpu_draws(
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    ("filters", "num_draws"), [({}, 200), ({"top_k": 4}, 100), ({"top_p": 0.8}, 100)], ids=str
+    ("filters", "num_draws"),
+    [
+        ({}, 200),
+        ({"top_k": 4}, 100),
+        ({"top_p": 0.8}, 100),
+        pytest.param({}, 400, marks=pytest.mark.slow),
+        pytest.param({"top_k": 4}, 200, marks=pytest.mark.slow),
+        pytest.param({"top_p": 0.8}, 200, marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_kernels_follow_the_distribution(
     filters: dict[str, float], num_draws: int, interpreter: Interpreter
