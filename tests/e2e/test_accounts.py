@@ -19,7 +19,7 @@ from tokenmesh.cli.embedded.private import private_folder
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.loader import load_settings
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(120)]
 
 TENANTS = ("one", "two")
 CONCURRENCY = 8
