@@ -1,6 +1,7 @@
 """EngineDriver: the real scheduler and the torch runner in one thread, prompts in, tokens out."""
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -93,6 +94,18 @@ class EngineDriver:
         )
         self._engine = Engine(self.model.runner, self.settings)
         self._num_streams = 0
+
+    def again(self, *, num_blocks: int | None = None, **settings: Any) -> "EngineDriver":
+        """A new engine with an empty prefix cache over the same runner, of this one's settings and
+        `settings`. It has the first num_blocks blocks of the pool; None: all."""
+        other = copy(self)
+        values = {**self.settings.model_dump(), **settings}
+        other.settings = WorkerSettings.model_validate(values)
+        runner = self.model.runner
+        all_blocks, runner.num_blocks = runner.num_blocks, num_blocks or runner.num_blocks
+        other._engine = Engine(runner, other.settings)
+        runner.num_blocks = all_blocks
+        return other
 
     def run(self, jobs: Sequence[Job], *, steps_between: int = 0) -> list[Outcome]:
         """Run jobs together; each enters the engine `steps_between` steps after the one before."""

@@ -39,6 +39,8 @@ class Fake:
     family: str
     sizes: Mapping[str, Any] = field(default_factory=dict)
     rope: Mapping[str, Any] | None = None
+    config: str | None = None
+    """Name of the config class, where it is not the family's."""
 
 
 _LLAMA3: Final = {
@@ -49,7 +51,7 @@ _LLAMA3: Final = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
-_YARN: Final = {
+YARN: Final = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
     "factor": 4.0,
@@ -78,9 +80,9 @@ FAKES: Final[Mapping[str, Fake]] = {
         },
     ),
     "llama_rope3": Fake("Llama", {"num_key_value_heads": 4}, _LLAMA3),
-    "llama_yarn": Fake("Llama", rope=_YARN),
+    "llama_yarn": Fake("Llama", rope=YARN),
     "llama_yarn_mscale": Fake(
-        "Llama", rope={**_YARN, "mscale": 0.8, "mscale_all_dim": 1.0, "truncate": False}
+        "Llama", rope={**YARN, "mscale": 0.8, "mscale_all_dim": 1.0, "truncate": False}
     ),
     "llama_linear": Fake("Llama", rope={"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}),
     "llama_dynamic": Fake(
@@ -101,7 +103,7 @@ FAKES: Final[Mapping[str, Fake]] = {
     "ministral3": Fake(
         "Ministral3",
         {"head_dim": 16},
-        {**_YARN, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.3},
+        {**YARN, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.3},
     ),
     "qwen2": Fake(
         "Qwen2", {"tie_word_embeddings": True, "num_attention_heads": 6, "hidden_size": 96}
@@ -135,7 +137,7 @@ FAKES: Final[Mapping[str, Fake]] = {
     "olmo3": Fake(
         "Olmo3",
         {"num_hidden_layers": 4, "sliding_window": 8},
-        {"sliding_attention": {"rope_type": "default"}, "full_attention": _YARN},
+        {"sliding_attention": {"rope_type": "default"}, "full_attention": YARN},
     ),
     "glm": Fake("Glm", {"head_dim": 12, "attention_bias": True}),
     "glm4": Fake("Glm4", {"head_dim": 16, "attention_bias": True}),
@@ -149,24 +151,30 @@ FAKES: Final[Mapping[str, Fake]] = {
 }
 
 
-# Looked up here, where no test's deadline runs: transformers imports each on its first use.
-_CLASSES: Final[Mapping[str, tuple[Any, Any]]] = {
-    fake.family: (
-        getattr(transformers, f"{fake.family}Config"),
-        getattr(transformers, f"{fake.family}ForCausalLM"),
-    )
-    for fake in FAKES.values()
-}
-
-
 def make_model(name: str) -> Any:
     """The transformers model of a fake, in float32, with weights that depend on nothing else."""
-    fake = FAKES[name]
-    sizes = {**_SIZES, **fake.sizes}
+    return make_fake(FAKES[name])
+
+
+def make_fake(fake: Fake, more: Mapping[str, Any] | None = None) -> Any:
+    """The same of any fake; `more`: sizes that it need not name."""
+    sizes = {**_SIZES, **(more or {}), **fake.sizes}
     if fake.rope is not None:
         sizes["rope_parameters"] = _copied(fake.rope)
-    config_class, model_class = _CLASSES[fake.family]
+    config_class, model_class = _classes(fake)
     return randomized(model_class(config_class(**sizes)))
+
+
+def _classes(fake: Fake) -> tuple[Any, Any]:
+    return (
+        getattr(transformers, f"{fake.config or fake.family}Config"),
+        getattr(transformers, f"{fake.family}ForCausalLM"),
+    )
+
+
+# Looked up here, where no test's deadline runs: transformers imports each on its first use.
+for _fake in FAKES.values():
+    _classes(_fake)
 
 
 def randomized(model: Any) -> Any:
@@ -177,12 +185,18 @@ def randomized(model: Any) -> Any:
             noise = torch.randn(parameter.shape, generator=generator)
             if name.endswith("bias"):
                 parameter.copy_(noise * 0.3)
+            elif name.endswith("A_log"):
+                parameter.copy_(noise * 0.5 - 2.0)  # states that last about ten tokens
             elif parameter.dim() == 1:
                 parameter.copy_(1.0 + noise * 0.3)
             else:
-                fan_in = parameter[0].numel()
+                # experts lie behind each other
+                fan_in = parameter.shape[-1] if parameter.dim() == 3 else parameter[0].numel()
                 scale = LOGIT_SCALE if "embed" in name or "lm_head" in name else BLOCK_SCALE
                 parameter.copy_(noise * scale * fan_in**-0.5)
+        for name, buffer in sorted(model.named_buffers()):
+            if name.endswith("correction_bias"):
+                buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.3)
     return model.eval()
 
 

@@ -46,6 +46,8 @@ class RowRope(torch.nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """x [1, T, *], position_ids [1, T] -> cos and sin [1, T, rotary_dim] in x's dtype."""
         step, positions = self._run.step, position_ids[0]
+        if step is None:  # the probe's positions may be on the meta device
+            positions = torch.arange(len(positions))
         lengths = positions + 1 if step is None else step.lengths
         turns = self._rotary.turns(positions.cpu(), lengths.cpu())[:, 0]
         both = torch.cat([turns, turns], dim=-1)[None].to(x.device)
