@@ -48,7 +48,6 @@ FIXED: Final = {
     "task": Fixed("only generation is served: no embeddings, no pooling", ("auto", "generate")),
     "tensor-parallel-size": Fixed(_ONE_DEVICE, ("1",)),
     "tokenizer-mode": Fixed("tokenizers are Hugging Face's", ("auto", "hf")),
-    "trust-remote-code": Fixed("code from checkpoints is never run"),
 }
 """Taken without any effect; a value that is not named here is refused."""
 

@@ -29,6 +29,11 @@ class ModelSettings(BaseModel):
         default="auto",
         description="native: our own decoder; transformers: its module tree; auto: native first.",
     )
+    trust_remote_code: bool = Field(
+        default=False,
+        description="Run the model code that a checkpoint brings (`auto_map` in config.json), with "
+        "all rights of the worker. Code of tokenizers is never run.",
+    )
     max_model_len: int | None = Field(
         default=None, ge=1, description="Longest prompt plus output; default: the checkpoint's."
     )

@@ -17,18 +17,19 @@ from tokenmesh.services.worker_svc.models.native.read_config import (
     read_facts,
 )
 from tokenmesh.services.worker_svc.models.raw_config import RawConfig
-from tokenmesh.shared.config.model import ModelImpl
+from tokenmesh.shared.config.model import ModelSettings
 
 logger = logging.getLogger(__name__)
 
 
-def read_model_facts(raw: RawConfig, directory: Path, impl: ModelImpl) -> ModelFacts:
+def read_model_facts(raw: RawConfig, directory: Path, model: ModelSettings) -> ModelFacts:
     """Raises CheckpointError that says why a checkpoint cannot be served."""
+    impl = model.model_impl
     if impl == "native" or (impl == "auto" and is_native(raw)):
         return read_facts(raw)
     from tokenmesh.services.worker_svc.models.hf.facts import read_hf_facts
 
-    return read_hf_facts(raw, directory)
+    return read_hf_facts(raw, directory, model.trust_remote_code)
 
 
 def load_model(

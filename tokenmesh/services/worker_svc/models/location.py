@@ -8,12 +8,13 @@ from tokenmesh.shared.errors import CheckpointError
 from tokenmesh.shared.model_files import locate_model
 
 FILES: Final = ("config.json", "generation_config.json", "model*.safetensors*")
+CODE_FILES: Final = ("*.py",)
 TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
-def locate(model: str, revision: str | None) -> Path:
+def locate(model: str, revision: str | None, *, with_code: bool = False) -> Path:
     """The directory that holds the model, downloaded if need be. Raises CheckpointError."""
-    directory = locate_model(model, revision, *FILES)
+    directory = locate_model(model, revision, *FILES, *(CODE_FILES if with_code else ()))
     if not (directory / "config.json").exists():
         raise CheckpointError(f"{directory}: holds no config.json, so it is no model")
     return directory

@@ -151,9 +151,9 @@ def _weights_gib(maker: RunnerMaker) -> str:
 def _maker_of(
     model: ModelSettings, worker: WorkerSettings, native: bool, device: torch.device
 ) -> RunnerMaker:
-    directory = locate(model.model, model.revision)
+    directory = locate(model.model, model.revision, with_code=model.trust_remote_code)
     raw = read_json(directory / "config.json")
-    facts = read_model_facts(raw, directory, model.model_impl)
+    facts = read_model_facts(raw, directory, model)
     if device.type == "cuda":
         check_shapes(facts, worker)
         check_compiler()

@@ -72,11 +72,13 @@ def attention(
     _mask: object = None,
     scaling: float | None = None,
     s_aux: torch.Tensor | None = None,
+    indices: torch.Tensor | None = None,
     **_named: Any,
 ) -> tuple[torch.Tensor, None]:
     """See `Port.attend`. What else a call may pass was checked by the probe."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return getattr(module, PORT).attend(query, key, value, scale, s_aux), None
+    chosen = () if indices is None else (indices,)
+    return getattr(module, PORT).attend(query, key, value, scale, s_aux, *chosen), None
 
 
 def variant_of(softcap: float | None, sinks: torch.Tensor | None) -> Variant:

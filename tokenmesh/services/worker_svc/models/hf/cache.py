@@ -89,6 +89,12 @@ class RunCache(Cache):  # type: ignore[misc]
         self._run.states["recurrent", state_idx] = recurrent_states
         return recurrent_states
 
+    def update_indexer(self, keys: torch.Tensor, layer_idx: int) -> torch.Tensor:
+        """See `Indexer.update`."""
+        if self._run.indexer is None:
+            _refuse("update_indexer")
+        return self._run.indexer.update(keys)
+
     @property
     def layers(self) -> Any:
         """Refused: there are none."""

@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 import transformers
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from tokenmesh.services.worker_svc.models.api import ModelFacts
 from tokenmesh.services.worker_svc.models.hf.rope import length_ropes
@@ -19,6 +20,8 @@ from tokenmesh.shared.errors import CheckpointError
 
 UNBOUNDED: Final = 32768
 """Longest sequence of a model that has no such limit itself; max_model_len may ask for less."""
+
+_ADVICE: Final = "--trust-remote-code runs it"
 
 logger = logging.getLogger(__name__)
 
@@ -32,21 +35,30 @@ class HfFacts(ModelFacts):
     kind: type[PreTrainedModel]
 
 
-def read_hf_facts(raw: RawConfig, directory: Path) -> HfFacts:
-    """Raises CheckpointError with the reason where the architecture cannot be served."""
+def read_hf_facts(raw: RawConfig, directory: Path, trust_remote_code: bool) -> HfFacts:
+    """Raises CheckpointError with the reason where the architecture cannot be served.
+
+    trust_remote_code: code that config.json names in `auto_map` is imported.
+    """
     architecture = _architecture(raw)
+    own_code = _own_code(raw) if trust_remote_code else None
     try:
-        config = AutoConfig.from_pretrained(directory, local_files_only=True)
+        config = AutoConfig.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=trust_remote_code
+        )
+        kind = _class_of(architecture, own_code, directory)
     except Exception as error:  # whatever a config class raises about its own keys
-        raise CheckpointError(f"{raw.origin}: transformers refuses it: {error}") from error
-    kind = getattr(transformers, architecture, None)
+        raise CheckpointError(f"{raw.origin}: transformers refuses it: {_text(error)}") from error
     try:
-        if kind is None or not issubclass(kind, PreTrainedModel):
+        if kind is None:
+            if raw.get("auto_map") is not None:
+                raise raw.error("auto_map", f"names code of the checkpoint's own; {_ADVICE}")
             raise UnservedModel("transformers has no such class")
         if not kind.can_generate():
             raise UnservedModel("it does not generate text")
-        facts = _facts_of(raw, directory, architecture, config, kind)
-        adapt(empty_tree(facts), facts.ropes).probe()
+        tree = empty_tree(config, kind)
+        facts = _facts_of(raw, directory, architecture, config, tree)
+        adapt(tree, facts.ropes).probe()
     except UnservedModel as error:
         raise CheckpointError(
             f"{raw.origin}: {architecture} cannot be served: {error.message}", param="architectures"
@@ -54,26 +66,42 @@ def read_hf_facts(raw: RawConfig, directory: Path) -> HfFacts:
     return facts
 
 
-def empty_tree(facts: HfFacts) -> PreTrainedModel:
+def empty_tree(config: PreTrainedConfig, kind: type[PreTrainedModel]) -> PreTrainedModel:
     """The module tree on the meta device."""
     try:
         with torch.device("meta"):
-            return facts.kind._from_config(
-                copy.deepcopy(facts.config), attn_implementation="eager"
-            ).eval()
-    except Exception as error:
-        raise UnservedModel(f"transformers cannot build it: {error}") from error
+            return kind._from_config(copy.deepcopy(config), attn_implementation="eager").eval()
+    except Exception as error:  # whatever a model class raises about its config
+        raise UnservedModel(f"transformers cannot build it: {_text(error)}") from error
 
 
 def _architecture(raw: RawConfig) -> str:
     names = raw.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise raw.error("architectures", "is missing: this is no config of a language model")
-    if raw.get("auto_map") is not None:
-        raise raw.error("auto_map", "names code of the checkpoint's own, which is not run")
     if raw.part("quantization_config") is not None:
         raise raw.error("quantization_config", "is set; only unquantized checkpoints are supported")
     return names[0]
+
+
+def _own_code(raw: RawConfig) -> str | None:
+    """Where config.json says that the model's class is: "file.Class", or None."""
+    auto_map = raw.part("auto_map")
+    name = None if auto_map is None else auto_map.get("AutoModelForCausalLM")
+    return name if isinstance(name, str) else None
+
+
+def _class_of(
+    architecture: str, own_code: str | None, directory: Path
+) -> type[PreTrainedModel] | None:
+    """The checkpoint's own class if it may be run and there is one, else transformers'."""
+    kind: Any
+    if own_code is None:
+        kind = getattr(transformers, architecture, None)
+    else:
+        logger.warning("running code of the checkpoint: %s of %s", own_code, directory)
+        kind = get_class_from_dynamic_module(own_code, directory, local_files_only=True)
+    return kind if isinstance(kind, type) and issubclass(kind, PreTrainedModel) else None
 
 
 def _facts_of(
@@ -81,19 +109,31 @@ def _facts_of(
     directory: Path,
     architecture: str,
     config: PreTrainedConfig,
-    kind: type[PreTrainedModel],
+    tree: PreTrainedModel,
 ) -> HfFacts:
     text: Any = config.get_text_config()
     dtype = raw.get("dtype") or raw.get("torch_dtype")
     return HfFacts(
         architecture=architecture,
-        vocab_size=text.vocab_size,
-        hidden_size=text.hidden_size,
+        vocab_size=_size(raw, text, "vocab_size"),
+        hidden_size=_size(raw, text, "hidden_size"),
         max_position=getattr(text, "max_position_embeddings", None) or UNBOUNDED,
-        ropes=length_ropes(raw, text),
+        ropes=length_ropes(raw, text, tree),
         takes_images=False,
         dtype=dtype if isinstance(dtype, str) else None,
         directory=directory,
         config=config,
-        kind=kind,
+        kind=type(tree),
     )
+
+
+def _size(raw: RawConfig, text: Any, key: str) -> int:
+    size = getattr(text, key, None)
+    if not isinstance(size, int) or size < 1:
+        raise raw.error(key, f"is {size!r}, not a whole number of at least 1")
+    return size
+
+
+def _text(error: Exception) -> str:
+    """Of an error of code that is not ours: some have no message."""
+    return str(error) or type(error).__name__

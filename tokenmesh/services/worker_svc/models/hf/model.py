@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from tokenmesh.services.worker_svc.layers.step import HostStep, Step
 from tokenmesh.services.worker_svc.models.api import Patch, Progress
@@ -102,10 +103,24 @@ class _Output(SimpleNamespace):
 def build_hf(facts: HfFacts, dtype: torch.dtype, progress: Progress, has_kernels: bool) -> HfModel:
     """Load every tensor. has_kernels: the C kernels have been started.
 
-    Raises CheckpointError for a tensor that is missing, misshapen or unknown, and for a tree that
-    computes something else in chunks than it does as a whole.
+    Raises CheckpointError for a tensor that is missing, misshapen or unknown, for a tree that
+    computes something else in chunks than it does as a whole, and for one whose code fails.
     """
     model = read_weights(facts, dtype, progress)
+    try:
+        return _adapted(facts, model, has_kernels)
+    except UnservedModel as error:
+        raise CheckpointError(f"{facts.architecture} cannot be served: {error.message}") from error
+    except (CheckpointError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # whatever a model class raises about what it is given
+        what = str(error) or type(error).__name__
+        raise CheckpointError(
+            f"{facts.architecture} cannot be served: its code fails: {what}"
+        ) from error
+
+
+def _adapted(facts: HfFacts, model: PreTrainedModel, has_kernels: bool) -> HfModel:
     expected = reference(model, facts.vocab_size)
     tree = adapt(model, facts.ropes)
     experts.take_over(model, has_kernels)
@@ -113,10 +128,7 @@ def build_hf(facts: HfFacts, dtype: torch.dtype, progress: Progress, has_kernels
     keeps = tree.probe()
     setattr(model, model.base_model_prefix, body)
     loaded = HfModel(facts, keeps, tree, body)
-    try:
-        _check(loaded, expected)
-    except UnservedModel as error:
-        raise CheckpointError(f"{facts.architecture} cannot be served: {error.message}") from error
+    _check(loaded, expected)
     return loaded
 
 

@@ -15,11 +15,12 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tokenmesh.services.worker_svc.models.hf.attention import PORT, Port
+from tokenmesh.services.worker_svc.models.hf.indexer import AnyMask, IndexerPort
 from tokenmesh.services.worker_svc.models.hf.mixers import MixerPort
 from tokenmesh.services.worker_svc.models.hf.mla import LatentPort, is_latent
 from tokenmesh.services.worker_svc.models.hf.run import Place, Run
 from tokenmesh.services.worker_svc.models.hf.unserved import UnservedModel
-from tokenmesh.services.worker_svc.models.keeps import LayerKeeps, Pages, State
+from tokenmesh.services.worker_svc.models.keeps import Latent, LayerKeeps, Pages, State
 
 PROBE: Final = "tokenmesh_probe"
 _KNOWN: Final = frozenset({"softcap", "s_aux", "sliding_window", "is_causal", "position_ids"})
@@ -46,14 +47,15 @@ class Seen:
     """What one probe has found, by layer_idx."""
 
     run: Run
-    keeps: dict[int, list[Pages | State]] = field(default_factory=dict)
+    keeps: dict[int, list[Pages | Latent | State]] = field(default_factory=dict)
     ports: list[tuple[torch.nn.Module, int, int, Callable[[Place], Any]]] = field(
         default_factory=list
     )
     """Module, layer_idx, item, and what makes its port."""
     mixers: list[tuple[MixerPort, int, int, tuple[str, int]]] = field(default_factory=list)
+    indexers: list[tuple[IndexerPort, int, int]] = field(default_factory=list)
 
-    def add(self, layer: int, kept: Pages | State) -> int:
+    def add(self, layer: int, kept: Pages | Latent | State) -> int:
         """The item's number within its layer."""
         items = self.keeps.setdefault(layer, [])
         items.append(kept)
@@ -66,6 +68,8 @@ class Seen:
             setattr(module, PORT, make(Place(self.run, numbers[layer], item)))
         for port, layer, item, state in self.mixers:
             port.places[state] = (numbers[layer], item)
+        for indexer, layer, item in self.indexers:
+            indexer.place = Place(self.run, numbers[layer], item)
         return tuple(tuple(self.keeps[layer]) for layer in sorted(self.keeps))
 
 
@@ -73,7 +77,12 @@ _seen: Seen | None = None
 """Of the probe at work: transformers calls functions, not objects. One model loads at a time."""
 
 
-def probe(run: Run, mixers: list[MixerPort], forward: Callable[[], object]) -> Seen:
+def probe(
+    run: Run,
+    mixers: list[MixerPort],
+    indexers: list[IndexerPort],
+    forward: Callable[[], object],
+) -> Seen:
     """Run `forward`, whose attention is PROBE; what the layers keep."""
     global _seen
     seen = _seen = Seen(run)
@@ -85,6 +94,12 @@ def probe(run: Run, mixers: list[MixerPort], forward: Callable[[], object]) -> S
         _seen = None
         for restore in undo:
             restore()
+    for port in indexers:
+        if port.width is None:
+            raise UnservedModel(f"{type(port.module).__name__} is not asked")
+        layer = _layer_of(port.module)
+        item = seen.add(layer, Latent(port.width, 0))
+        seen.indexers.append((port, layer, item))
     if own := run.cached_layers - {layer for _, layer, _, _ in seen.ports}:
         raise UnservedModel(f"layer {min(own)} attends by code of its own")
     if not seen.keeps:
@@ -131,6 +146,8 @@ def _attention(
     """Note one call; a result of the right shape."""
     assert _seen is not None
     layer, kind = _layer_of(module), type(module).__name__
+    if isinstance(mask, AnyMask):
+        mask = mask.mask
     if not isinstance(mask, MaskSeen):
         what = "no mask" if mask is None else "a mask of its own making"
         raise UnservedModel(f"{kind} attends with {what}")
@@ -138,8 +155,9 @@ def _attention(
         raise UnservedModel(mask.refusal)
     if any(each is module for each, *_ in _seen.ports):
         raise UnservedModel(f"{kind} of layer {layer} attends twice in one pass")
+    known = _KNOWN | _HARMLESS | ({"indices"} if is_latent(module) else set())
     for name, given in named.items():
-        if given is not None and name not in _KNOWN | _HARMLESS:
+        if given is not None and name not in known:
             raise UnservedModel(f"{kind} passes {name} to attention, which is not supported")
     if named.get("is_causal") is False or getattr(module, "is_causal", True) is False:
         raise UnservedModel(f"{kind} looks at later tokens")

@@ -18,15 +18,14 @@ from tokenmesh.services.worker_svc.models.raw_config import RawConfig
 _BY_LENGTH: Final = ("dynamic", "longrope")
 
 
-def length_ropes(raw: RawConfig, text: Any) -> tuple[RopeConfig, ...]:
-    """The checkpoint's rope if it is of such a kind, else none. text is the text config."""
-    parameters = getattr(text, "rope_parameters", None) or {}
-    nested = [part for part in parameters.values() if isinstance(part, dict)]
-    kinds = {part.get("rope_type") for part in [parameters, *nested]}
-    if not kinds & set(_BY_LENGTH):
-        return ()
-    if nested:
+def length_ropes(raw: RawConfig, text: Any, tree: torch.nn.Module) -> tuple[RopeConfig, ...]:
+    """The rope of a tree if it is of such a kind, else none. text is the text config."""
+    kinds = [getattr(module, "rope_type", None) for module in tree.modules()]
+    if any(set(kind.values()) & set(_BY_LENGTH) for kind in kinds if isinstance(kind, dict)):
         raise UnservedModel(f"its ropes by layer type include one of {', '.join(_BY_LENGTH)}")
+    if not any(kind in _BY_LENGTH for kind in kinds if isinstance(kind, str)):
+        return ()
+    parameters = text.rope_parameters
     values = {**text.to_dict(), "rope_scaling": None, "rope_parameters": parameters}
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     rules = RopeRules(default_is_partial=True)

@@ -1,11 +1,19 @@
 """Run: the step at work, as the parts of one module tree see it."""
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
 from tokenmesh.services.worker_svc.layers.step import Step
 from tokenmesh.services.worker_svc.models.keeps import KvStore
+
+
+class Indexer(Protocol):
+    """An indexer at work."""
+
+    def update(self, keys: torch.Tensor) -> torch.Tensor:
+        """keys [1, n, D] of new tokens -> those of a row's context."""
 
 
 @dataclass(slots=True)
@@ -16,6 +24,7 @@ class Run:
     store: KvStore | None = None
     states: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
     """Those of the rows that a mixer computes now: ("conv" or "recurrent", index) -> [n, ...]."""
+    indexer: Indexer | None = None
     cached_layers: set[int] = field(default_factory=set)
     """Layers that gave keys and values to the cache."""
 

@@ -3,6 +3,7 @@
 import inspect
 import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from tokenmesh.services.worker_svc.layers.rope_config import RopeConfig
 from tokenmesh.services.worker_svc.models.hf import experts
 from tokenmesh.services.worker_svc.models.hf.attention import ATTENTION
 from tokenmesh.services.worker_svc.models.hf.cache import RunCache
+from tokenmesh.services.worker_svc.models.hf.indexer import IndexerPort, is_indexer, wrap_indexer
 from tokenmesh.services.worker_svc.models.hf.mixers import MixerPort, is_mixer, wrap
 from tokenmesh.services.worker_svc.models.hf.mla import is_latent, keep_latents
 from tokenmesh.services.worker_svc.models.hf.probe import PROBE, probe
@@ -36,6 +38,7 @@ class Tree:
     cache: RunCache
     cache_name: str
     mixers: list[MixerPort]
+    indexers: list[IndexerPort]
 
     def hidden_of(self, embeddings: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """embeddings [1, T, H], positions [1, T] -> final hidden states [1, T, H]."""
@@ -52,7 +55,8 @@ class Tree:
         positions = torch.arange(_PROBE_TOKENS, device=device)[None]
         self._run_by(PROBE, PROBE)
         try:
-            seen = probe(self.run, self.mixers, lambda: self.hidden_of(embeddings, positions))
+            forward = partial(self.hidden_of, embeddings, positions)
+            seen = probe(self.run, self.mixers, self.indexers, forward)
         except UnservedModel:
             raise
         except Exception as error:
@@ -74,16 +78,18 @@ def adapt(model: PreTrainedModel, ropes: tuple[RopeConfig, ...] = ()) -> Tree:
     """Replace what touches the cache. Raises UnservedModel."""
     run = Run()
     cache = RunCache(run)
-    mixers = []
+    mixers, indexers = [], []
     for module in model.modules():
         if is_mixer(module):
             mixers.append(wrap(module, run, cache))
+        elif is_indexer(module):
+            indexers.append(wrap_indexer(module, run, cache))
         elif is_latent(module):
             keep_latents(module)
     body: torch.nn.Module = model.base_model
     by_row(body, ropes, run)
     embedding = model.get_input_embeddings()
-    return Tree(model, body, embedding, run, cache, _cache_name(body), mixers)
+    return Tree(model, body, embedding, run, cache, _cache_name(body), mixers, indexers)
 
 
 def _cache_name(body: torch.nn.Module) -> str:

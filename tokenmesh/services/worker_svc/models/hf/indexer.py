@@ -1,0 +1,118 @@
+"""Indexers, which choose the keys that each token attends to, over index keys in blocks.
+
+The module's own forward scores and chooses, row by row, once the keys of all rows are written.
+"""
+
+import inspect
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from tokenmesh.services.worker_svc.layers.step import HostStep
+from tokenmesh.services.worker_svc.models.hf.cache import RunCache
+from tokenmesh.services.worker_svc.models.hf.mixers import calls
+from tokenmesh.services.worker_svc.models.hf.run import Place, Run
+from tokenmesh.services.worker_svc.models.hf.unserved import UnservedModel
+
+_TAKES: Final = (
+    *("hidden_states", "q_resid", "position_embeddings"),
+    *("attention_mask", "position_ids", "past_key_values"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AnyMask:
+    """What an attention module slices for its indexer, which does not look at it here."""
+
+    mask: object
+    """As the module got it."""
+
+    def __getitem__(self, _index: object) -> "AnyMask":
+        return self
+
+
+@dataclass(slots=True)
+class IndexerPort:
+    """One indexer and where its keys are; `width` and `place` are known after the probe."""
+
+    run: Run
+    cache: RunCache
+    module: Any
+    inner: Any
+    width: int | None = None
+    place: Place | None = None
+    _context: torch.Tensor | None = None
+    """[1, context, D] of the row at work; None: keys of the step are written."""
+
+    def forward(self, *given: Any, **named: Any) -> torch.Tensor:
+        """int32 [1, T, chosen]: positions of the row that each token is in; -1 is none."""
+        named = {**dict(zip(_TAKES, given, strict=False)), **named}
+        step, hidden = self.run.step, named["hidden_states"]
+        self._context = None
+        self._choose(named, slice(None), hidden.new_zeros(1, 1, 1))  # writes all keys
+        if step is None:
+            return torch.zeros(1, hidden.shape[1], 1, dtype=torch.int32, device=hidden.device)
+        assert isinstance(step, HostStep)
+        chosen = torch.full((1, hidden.shape[1], self._num_chosen(step)), -1, dtype=torch.int32)
+        first = 0
+        for start, count, table in zip(step.starts, step.counts, step.rows.tables, strict=True):
+            tokens, end = slice(first, first + count), start + count
+            first += count
+            self._context = self._keys_of(table, end)
+            positions = torch.arange(start, end)[:, None]
+            mask = torch.arange(end)[None] <= positions
+            found = self._choose(named, tokens, mask[None])[0]
+            chosen[0, tokens, : found.shape[-1]] = torch.where(found <= positions, found, -1)
+        return chosen
+
+    def update(self, keys: torch.Tensor) -> torch.Tensor:
+        """keys [1, n, D] of the tokens at work -> those that they are scored against."""
+        if self._context is not None:
+            return self._context
+        self.width, step = int(keys.shape[-1]), self.run.step
+        if step is not None:
+            assert isinstance(step, HostStep)
+            assert self.place is not None
+            self.place.tensor[step.blocks, step.offsets] = keys[0].to(self.place.tensor.dtype)
+        return keys[:, :1]
+
+    def _choose(self, named: dict[str, Any], tokens: slice, mask: torch.Tensor) -> torch.Tensor:
+        cos, sin = named["position_embeddings"]
+        self.run.indexer = self
+        try:
+            found: torch.Tensor = self.inner(
+                named["hidden_states"][:, tokens],
+                named["q_resid"][:, tokens],
+                (cos[:, tokens], sin[:, tokens]),
+                mask,
+                None,
+                past_key_values=self.cache,
+            )
+        finally:
+            self.run.indexer = None
+        return found
+
+    def _keys_of(self, table: torch.Tensor, length: int) -> torch.Tensor:
+        assert self.place is not None
+        keys = self.place.tensor
+        blocks = table[: -(-length // keys.shape[1])]
+        return keys[blocks].flatten(0, 1)[None, :length]
+
+    def _num_chosen(self, step: HostStep) -> int:
+        return min(int(self.module.index_topk), step.longest)
+
+
+def is_indexer(module: torch.nn.Module) -> bool:
+    """Whether a module keeps index keys in the cache."""
+    return calls(module, "update_indexer")
+
+
+def wrap_indexer(module: torch.nn.Module, run: Run, cache: RunCache) -> IndexerPort:
+    """Replace the module's forward on this instance. Raises UnservedModel."""
+    parameters = tuple(inspect.signature(module.forward).parameters)
+    if parameters != _TAKES or not hasattr(module, "index_topk"):
+        raise UnservedModel(f"{type(module).__name__} is an indexer of another form")
+    port = IndexerPort(run, cache, module, module.forward)
+    module.forward = port.forward  # type: ignore[method-assign]
+    return port
