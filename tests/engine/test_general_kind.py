@@ -102,7 +102,9 @@ def chunked_logits(
         )
         ids = [t for row in rows for t in prompts[row][start : start + counts[row]]]
         logits = model.logits(model.forward(model.embed(torch.tensor(ids)), step, store))
-        for row, piece in zip(rows, logits.split([counts[row] for row in rows]), strict=True):
+        for row, piece in zip(
+            rows, torch.split(logits, [counts[row] for row in rows]), strict=True
+        ):
             found[row].append(piece)
     return [torch.cat(pieces) for pieces in found]
 

@@ -22,6 +22,10 @@ class Step(Protocol):
     def lengths(self) -> torch.Tensor:
         """[T] length of the sequence that each token was first computed in."""
 
+    @property
+    def token_slots(self) -> torch.Tensor:
+        """[T] int64 block * page_size + offset, of the first KV group."""
+
     def slots(self, pages: torch.Tensor, group: int = 0) -> torch.Tensor:
         """Where new keys and values go in a KV group's pages of this shape, see `kv_write`."""
 
@@ -96,11 +100,18 @@ class HostStep:
         key = (group, pages.shape)
         slots = self._slots.get(key)
         if slots is None:
-            tables = self.rows(group).tables
-            blocks = tables[self.token_rows, self.positions // self.page_size]
-            slots = slot_rows(blocks, self.positions % self.page_size, pages.shape)
+            slots = slot_rows(self._blocks(group), self.positions % self.page_size, pages.shape)
             self._slots[key] = slots
         return slots
+
+    @cached_property
+    def token_slots(self) -> torch.Tensor:
+        """See `Step.token_slots`."""
+        return self._blocks(0) * self.page_size + self.positions % self.page_size
+
+    def _blocks(self, group: int) -> torch.Tensor:
+        """[T] block of each token."""
+        return self.rows(group).tables[self.token_rows, self.positions // self.page_size]
 
     def attention(self, window: int | None, pages: torch.Tensor, group: int = 0) -> Prepared:
         """See `Step.attention`; made once for all layers that ask alike."""

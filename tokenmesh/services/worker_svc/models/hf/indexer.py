@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import torch
 
+from tokenmesh.kernels.mla_attention import latent_write
 from tokenmesh.services.worker_svc.layers.step import HostStep
 from tokenmesh.services.worker_svc.models.hf.cache import RunCache
 from tokenmesh.services.worker_svc.models.hf.mixers import calls
@@ -56,7 +57,7 @@ class IndexerPort:
         assert isinstance(step, HostStep)
         chosen = torch.full((1, hidden.shape[1], self._num_chosen(step)), -1, dtype=torch.int32)
         first = 0
-        for start, count, table in zip(step.starts, step.counts, step.rows.tables, strict=True):
+        for start, count, table in zip(step.starts, step.counts, step.rows(0).tables, strict=True):
             tokens, end = slice(first, first + count), start + count
             first += count
             self._context = self._keys_of(table, end)
@@ -74,7 +75,7 @@ class IndexerPort:
         if step is not None:
             assert isinstance(step, HostStep)
             assert self.place is not None
-            self.place.tensor[step.blocks, step.offsets] = keys[0].to(self.place.tensor.dtype)
+            latent_write(keys[0].to(self.place.tensor.dtype), self.place.tensor, step.token_slots)
         return keys[:, :1]
 
     def _choose(self, named: dict[str, Any], tokens: slice, mask: torch.Tensor) -> torch.Tensor:
@@ -114,5 +115,5 @@ def wrap_indexer(module: torch.nn.Module, run: Run, cache: RunCache) -> IndexerP
     if parameters != _TAKES or not hasattr(module, "index_topk"):
         raise UnservedModel(f"{type(module).__name__} is an indexer of another form")
     port = IndexerPort(run, cache, module, module.forward)
-    module.forward = port.forward  # type: ignore[method-assign]
+    module.forward = port.forward
     return port

@@ -9,10 +9,7 @@ from typing import Any
 
 import torch
 
-from tokenmesh.kernels.kv_write import kv_write
-from tokenmesh.kernels.paged_attention import paged_attention
-from tokenmesh.services.worker_svc.layers.step import HostStep
-from tokenmesh.services.worker_svc.models.hf.attention import padded
+from tokenmesh.kernels.mla_attention import latent_write, mla_attention
 from tokenmesh.services.worker_svc.models.hf.indexer import AnyMask
 from tokenmesh.services.worker_svc.models.hf.run import Place
 from tokenmesh.services.worker_svc.models.hf.unserved import UnservedModel
@@ -28,7 +25,7 @@ def keep_latents(module: torch.nn.Module) -> None:
     for name in ("kv_b_proj", "qk_nope_head_dim", "v_head_dim"):
         if not hasattr(module, name):
             raise UnservedModel(f"its latent attention has no {name}")
-    module.expand_kv = _unchanged  # type: ignore[assignment]
+    module.expand_kv = _unchanged
     if getattr(module, "indexer", None) is None:
         return
     inner = module.forward
@@ -66,36 +63,13 @@ class LatentPort:
         step, pages = self.place.run.step, self.place.tensor
         assert step is not None
         heads, rank, nope = query.shape[1], latent.shape[-1], self.module.qk_nope_head_dim
-        key = torch.cat([latent[0], turned[0]], dim=-1)
-        keys_values = torch.cat([key, padded(latent[0], pages)]).transpose(0, 1)
-        kv_write(keys_values.contiguous(), pages, step.slots(pages))
+        latents = torch.cat([latent[0, 0], turned[0, 0]], dim=-1).to(pages.dtype)
+        latent_write(latents, pages, step.token_slots)
         weight = self.module.kv_b_proj.weight.view(heads, -1, rank)
         absorbed = torch.matmul(query[0, ..., :nope], weight[:, :nope])
         absorbed = torch.cat([absorbed, query[0, ..., nope:]], dim=-1).transpose(0, 1)
-        absorbed = absorbed.contiguous()
-        if chosen is None:
-            mixed = paged_attention(absorbed, pages, step.attention(None, pages), scale)
-        else:
-            assert isinstance(step, HostStep)
-            mixed = sparse_attention(absorbed, pages, step, scale, chosen[0])
-        by_head = mixed.view(len(absorbed), heads, -1)[..., :rank].transpose(0, 1)
+        rows = step.attention(None, pages[None, :, None])
+        indices = None if chosen is None else chosen[0].long()
+        mixed = mla_attention(absorbed.contiguous(), pages, rows, rank, scale, indices)
+        by_head = mixed.view(len(absorbed), heads, rank).transpose(0, 1)
         return torch.matmul(by_head, weight[:, nope:].transpose(1, 2)).transpose(0, 1)[None]
-
-
-def sparse_attention(
-    query: torch.Tensor, pages: torch.Tensor, step: HostStep, scale: float, chosen: torch.Tensor
-) -> torch.Tensor:
-    """query [T, H, W], pages [2, blocks, 1, page, W], chosen [T, k] -> [T, H, W].
-
-    Token by token: memory is that of k keys, however long the context is.
-    """
-    tables = step.rows.tables[step.token_rows]
-    page_size = pages.shape[3]
-    mixed = torch.empty_like(query)
-    for token, (table, positions) in enumerate(zip(tables, chosen.long(), strict=True)):
-        kept = positions[positions >= 0]
-        blocks, offsets = table[kept // page_size], kept % page_size
-        keys, values = pages[:, blocks, 0, offsets]
-        weights = torch.softmax((query[token] @ keys.T).float() * scale, dim=-1)
-        mixed[token] = weights.to(values.dtype) @ values
-    return mixed

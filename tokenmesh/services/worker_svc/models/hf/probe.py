@@ -167,7 +167,7 @@ def _attention(
         width = int(module.v_head_dim)  # type: ignore[arg-type]
         if mask.window is not None or named.get("softcap") or named.get("s_aux") is not None:
             raise UnservedModel(f"{kind} has latents with a window, softcap or sinks")
-        kept = Pages(1, key.shape[-1] + value.shape[-1], key.shape[-1])
+        kept = Latent(key.shape[-1], value.shape[-1])
         make = _latent_port(module)
     else:
         kept = Pages(key.shape[1], key.shape[-1], value.shape[-1], mask.window)
