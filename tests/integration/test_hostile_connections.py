@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import http.client
-import itertools
 import json
 from collections.abc import AsyncIterator
 
@@ -11,7 +10,6 @@ import pytest
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from tests.fakes.back_end import BackEnd
-from tokenmesh.services.gateway.http_connection import HttpConnection
 from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.redis import RedisSettings
 
@@ -129,32 +127,6 @@ async def test_what_is_refused_as_garbage_is_read_by_a_client_that_still_sends(
     async with asyncio.timeout(PATIENCE_S):
         assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
     writer.close()
-
-
-async def test_what_is_dropped_is_read_at_a_pace(
-    mesh: BackEnd, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A transport that reads all that the kernel holds would keep others waiting meanwhile."""
-    reads: list[tuple[float, int]] = []
-    drop = HttpConnection._drop
-
-    def noted(connection: HttpConnection, num_bytes: int) -> None:
-        reads.append((connection.loop.time(), num_bytes))
-        drop(connection, num_bytes)
-
-    monkeypatch.setattr(HttpConnection, "_drop", noted)
-    reader, writer = await asyncio.open_connection(*_address(mesh))
-    writer.write(b"garbage\r\n\r\n")
-    assert b" 400 " in await reader.read(4096)
-    writer.write(b"x" * (4 * MEBIBYTE))
-    async with asyncio.timeout(PATIENCE_S):
-        await writer.drain()
-        while sum(num_bytes for _, num_bytes in reads) < 4 * MEBIBYTE:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-    writer.transport.abort()
-    times = [at for at, _ in reads]
-    assert len(times) > 10
-    assert min(late - early for early, late in itertools.pairwise(times)) > 0.0015
 
 
 async def test_a_client_that_never_stops_sending_is_cut_off(

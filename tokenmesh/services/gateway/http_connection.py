@@ -34,8 +34,6 @@ _UPGRADING: Final = (b"connection", b"upgrade", b"http2-settings")
 _PORTION_BYTES: Final = 4096
 """Parsed at once: some 200 of the shortest requests."""
 _TURN_S: Final = 0.002
-_DROP_PAUSE_S: Final = 0.002
-"""Between two reads of what is dropped, up to 256 KiB each."""
 
 
 class _Answer:
@@ -103,24 +101,13 @@ class HttpConnection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._is_lingering:
-            self._drop(len(data))
+            self._num_lingered_bytes += len(data)
+            if self._num_lingered_bytes > self._limits.linger_bytes:
+                self.transport.close()
             return
         self._unparsed += data
         if not self._is_turn_over:
             self._parse_on()
-
-    def _drop(self, num_bytes: int) -> None:
-        """One read at a time: a transport may go on reading as long as the kernel has bytes."""
-        self._num_lingered_bytes += num_bytes
-        if self._num_lingered_bytes > self._limits.linger_bytes:
-            self.transport.close()
-            return
-        self.transport.pause_reading()
-        self.loop.call_later(_DROP_PAUSE_S, self._drop_on)
-
-    def _drop_on(self) -> None:
-        if not self.transport.is_closing():
-            self.transport.resume_reading()
 
     def _parse_on(self) -> None:
         """Parse what has come, until requests wait enough or the turn is over."""
