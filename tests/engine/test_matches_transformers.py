@@ -34,7 +34,7 @@ def all_logits(checkpoint: TinyCheckpoint, prompt: list[int], native: bool) -> t
         rows = Rows(1, 8, facts)
         rows.add(NewRow(0, prompt, len(prompt), greedy(1), [], False))
         entry = ScheduledRow(0, 0, len(prompt), [3, 7, 1, 5], samples=True)
-        rows.append_blocks(entry, 16)
+        rows.append_blocks(entry)
         inputs = build_inputs([entry], rows, 16)
         hidden = decoder.forward(decoder.embed(inputs.token_ids), inputs.step, store)
         return decoder.logits(hidden)

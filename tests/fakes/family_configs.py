@@ -99,7 +99,7 @@ def logits_of(directory: Path, prompt: list[int], *, native: bool, chunk: int) -
             blocks = [] if start else list(range(1, num_blocks + 1))
             entry = ScheduledRow(0, start, count, blocks, start + count == len(prompt))
             if blocks:
-                rows.append_blocks(entry, 16)
+                rows.append_blocks(entry)
             inputs = build_inputs([entry], rows, 16)
             hidden = decoder.embed(inputs.token_ids)
             logits.append(decoder.logits(decoder.forward(hidden, inputs.step, store)))

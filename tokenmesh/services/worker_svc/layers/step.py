@@ -9,6 +9,7 @@ import torch
 
 from tokenmesh.kernels.kv_write import slot_rows
 from tokenmesh.kernels.paged_attention import DeviceRows, Prepared, Rows, prepare
+from tokenmesh.kernels.state_rows import StateRows
 
 
 class Step(Protocol):
@@ -108,6 +109,11 @@ class HostStep:
     def token_slots(self) -> torch.Tensor:
         """See `Step.token_slots`."""
         return self._blocks(0) * self.page_size + self.positions % self.page_size
+
+    @cached_property
+    def state_rows(self) -> StateRows:
+        """For ops over states, whose slots are row numbers."""
+        return StateRows.of(list(self.numbers), list(self.starts), list(self.counts))
 
     def _blocks(self, group: int) -> torch.Tensor:
         """[T] block of each token."""

@@ -76,7 +76,7 @@ class Model(Protocol):
 
     @property
     def has_program(self) -> bool:
-        """Whether C kernels run all layers: batch-invariant, and they skip pages nobody wrote."""
+        """Whether C kernels run all layers, which makes results independent of the batch."""
 
     def embed(self, token_ids: torch.Tensor, patches: Sequence[Patch] = ()) -> torch.Tensor:
         """token_ids [T] -> [T, hidden], a new tensor; patches replace the embeddings of tokens."""

@@ -90,27 +90,23 @@ class Rows:
             for number in numbers
         ]
 
-    def append_block(self, number: int, block: int) -> int:
-        """Extend a decoding row's table by a block, and return it: it holds nothing yet."""
+    def append_block(self, number: int, block: int) -> None:
+        """Extend a decoding row's table by a block."""
         row = self._row_by_number[number]
         self._entries[number, row.num_blocks] = block
         row.num_blocks += 1
-        return block
 
-    def append_windowed(self, number: int, blocks: Sequence[Sequence[int]]) -> list[int]:
-        """Extend a row's table of each window group; returns the blocks."""
+    def append_windowed(self, number: int, blocks: Sequence[Sequence[int]]) -> None:
+        """Extend a row's table of each window group."""
         for table, new in zip(self._windowed, blocks, strict=True):
             table.append(number, new)
-        return [block for new in blocks for block in new if block]
 
-    def append_blocks(self, entry: ScheduledRow, block_size: int) -> Sequence[int]:
-        """Extend the row's table; returns the blocks that hold nothing computed yet."""
+    def append_blocks(self, entry: ScheduledRow) -> None:
+        """Extend the row's table by its new blocks."""
         row = self._row_by_number[entry.row]
         first, blocks = row.num_blocks, entry.new_blocks
         row.num_blocks = first + len(blocks)
         self._entries[entry.row, first : row.num_blocks] = blocks
-        num_cached = max(0, -(-entry.start // block_size) - first)
-        return blocks[num_cached:]
 
 
 class _WindowTable:

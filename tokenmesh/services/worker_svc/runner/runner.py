@@ -83,17 +83,15 @@ class TorchRunner:
             self._rows.add(new)
             self._sampler.add(new)
             self._store.clear_row(new.row)
-        fresh = [self._rows.append_block(number, block) for number, block in plan.grown]
+        for number, block in plan.grown:
+            self._rows.append_block(number, block)
         for number, blocks in plan.grown_windowed:
             self._rows.append_windowed(number, [[block] for block in blocks])
         for entry in plan.scheduled:
             if entry.new_blocks:
-                fresh += self._rows.append_blocks(entry, self._store.page_size)
+                self._rows.append_blocks(entry)
             if entry.new_windowed:
                 self._rows.append_windowed(entry.row, entry.new_windowed)
-        if fresh and not self._model.has_program:
-            # torch multiplies masked keys by zero: what an earlier request left must be finite
-            self._store.clear_blocks(torch.tensor(fresh))
         if not plan.num_rows:
             return None
         scheduled = self._rows.next_tokens(plan.decodes) + plan.scheduled

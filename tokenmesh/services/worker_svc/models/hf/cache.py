@@ -5,7 +5,7 @@ from typing import Any, NoReturn
 import torch
 from transformers.cache_utils import Cache
 
-from tokenmesh.services.worker_svc.models.hf.run import Run
+from tokenmesh.services.worker_svc.models.hf.run import CONV, RECURRENT, Run
 from tokenmesh.services.worker_svc.models.hf.unserved import UnservedModel
 
 
@@ -58,11 +58,11 @@ class RunCache(Cache):  # type: ignore[misc]
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
         """[rows at work, channels, width]; None while the probe does not know it."""
-        return self._run.states.get(("conv", state_idx))
+        return self._run.states.get((CONV, state_idx))
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
         """[rows at work, ...]; None while the probe does not know it."""
-        return self._run.states.get(("recurrent", state_idx))
+        return self._run.states.get((RECURRENT, state_idx))
 
     def update_conv_state(
         self,
@@ -73,7 +73,7 @@ class RunCache(Cache):  # type: ignore[misc]
         **_named: object,
     ) -> torch.Tensor:
         """The state and the new inputs after it; its last ones are the new state."""
-        key = ("conv", state_idx)
+        key = (CONV, state_idx)
         state = self._run.states.get(key)
         if state is None:
             width = conv_kernel_size or conv_states.shape[-1]
@@ -86,7 +86,7 @@ class RunCache(Cache):  # type: ignore[misc]
         self, recurrent_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **_named: object
     ) -> torch.Tensor:
         """Keep the new state."""
-        self._run.states["recurrent", state_idx] = recurrent_states
+        self._run.states[RECURRENT, state_idx] = recurrent_states
         return recurrent_states
 
     def update_indexer(self, keys: torch.Tensor, layer_idx: int) -> torch.Tensor:

@@ -1,18 +1,23 @@
-"""Mixers with a state (gated delta rule, Mamba, short convolution), row by row.
+"""Mixers with a state (gated delta rule, Mamba, short convolution).
 
-Rows that decode go together as a batch of one token each, longer chunks one by one, through the
-module's own forward: exact by construction.
+Those whose operations we have run over all rows of a step at once. For others, rows that decode go
+together as a batch of one token each, longer chunks one by one, through the module's own forward.
 """
 
 import inspect
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from tokenmesh.services.worker_svc.layers.step import HostStep
 from tokenmesh.services.worker_svc.models.hf.cache import RunCache
-from tokenmesh.services.worker_svc.models.hf.run import Run
+from tokenmesh.services.worker_svc.models.hf.run import CONV, RECURRENT, Run
+from tokenmesh.services.worker_svc.models.hf.state_forms import (
+    FlatMixer,
+    MixerStates,
+    has_flat_form,
+)
 from tokenmesh.services.worker_svc.models.hf.unserved import UnservedModel
 
 _CACHE_NAMES = ("cache_params", "past_key_values", "past_key_value")
@@ -35,6 +40,10 @@ def _source(kind: type) -> str:
         return ""
 
 
+FORMS: Final = ("all rows at once", "row by row", "token by token")
+"""How mixers run, fastest first."""
+
+
 @dataclass(slots=True)
 class MixerPort:
     """One mixer: its module, and where its states are."""
@@ -44,8 +53,16 @@ class MixerPort:
     module: torch.nn.Module
     places: dict[tuple[str, int], tuple[int, int]]
     """State -> layer and item of the store; empty until the probe has seen them."""
+    flat: FlatMixer | None = None
+    """Runs all rows at once through kernels; None: row by row through the module's own forward."""
     takes_chunks: bool = True
     """Whether the module goes on from a state with several tokens at once."""
+
+    def take_form(self, form: str) -> None:
+        """One of FORMS."""
+        is_flat = form == FORMS[0] and has_flat_form(type(self.module))
+        self.flat = FlatMixer(self.module) if is_flat else None
+        self.takes_chunks = form != FORMS[2]
 
     def forward(self, inner: Any, hidden: torch.Tensor, named: dict[str, Any]) -> torch.Tensor:
         """hidden [1, T, H] -> [1, T, H]."""
@@ -53,6 +70,8 @@ class MixerPort:
         if step is None:  # the probe looks at what this leaves in the run
             return _mixed(inner(hidden, **named))
         assert isinstance(step, HostStep)
+        if self.flat is not None:
+            return self._all_at_once(self.flat, hidden[0], step)[None]
         out: torch.Tensor | None = None
         for tokens, rows in _batches(step):
             flat = hidden[0, tokens]
@@ -67,6 +86,12 @@ class MixerPort:
             out[0, tokens] = mixed
         assert out is not None
         return out
+
+    def _all_at_once(self, flat: FlatMixer, hidden: torch.Tensor, step: HostStep) -> torch.Tensor:
+        store = self.run.store
+        assert store is not None
+        tensors = {kind: store.layers[a][b] for (kind, _), (a, b) in self.places.items()}
+        return flat(hidden, MixerStates(step.state_rows, tensors[CONV], tensors.get(RECURRENT)))
 
     def _mix(
         self, inner: Any, batch: torch.Tensor, rows: list[int], named: dict[str, Any]

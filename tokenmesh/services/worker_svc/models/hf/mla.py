@@ -25,7 +25,7 @@ def keep_latents(module: torch.nn.Module) -> None:
     for name in ("kv_b_proj", "qk_nope_head_dim", "v_head_dim"):
         if not hasattr(module, name):
             raise UnservedModel(f"its latent attention has no {name}")
-    module.expand_kv = _unchanged
+    module.expand_kv = _unchanged  # type: ignore[assignment]
     if getattr(module, "indexer", None) is None:
         return
     inner = module.forward
@@ -33,7 +33,7 @@ def keep_latents(module: torch.nn.Module) -> None:
     def forward(*args: Any, attention_mask: object = None, **named: Any) -> Any:
         return inner(*args, attention_mask=AnyMask(attention_mask), **named)
 
-    module.forward = forward  # type: ignore[method-assign]
+    module.forward = forward
 
 
 def _unchanged(latent: torch.Tensor, turned: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -14,6 +14,7 @@ from tokenmesh.services.worker_svc.models.api import Patch, Progress
 from tokenmesh.services.worker_svc.models.hf import experts
 from tokenmesh.services.worker_svc.models.hf.check import check, paged_logits, reference
 from tokenmesh.services.worker_svc.models.hf.facts import HfFacts
+from tokenmesh.services.worker_svc.models.hf.mixers import FORMS
 from tokenmesh.services.worker_svc.models.hf.tree import Tree, adapt
 from tokenmesh.services.worker_svc.models.hf.unserved import UnservedModel
 from tokenmesh.services.worker_svc.models.hf.weights import read_weights
@@ -133,21 +134,22 @@ def _adapted(facts: HfFacts, model: PreTrainedModel, has_kernels: bool) -> HfMod
 
 
 def _check(model: HfModel, expected: torch.Tensor) -> None:
-    """See `check`. Mixers that take no chunks after the first go token by token."""
+    """See `check`. Mixers that come out wrong in one form are tried in the next slower one."""
 
     def logits(ids: torch.Tensor, step: HostStep, store: KvStore) -> torch.Tensor:
         return model.logits(model.forward(model.embed(ids), step, store))
 
-    def ours() -> torch.Tensor:
-        return paged_logits(logits, model.keeps, model.facts.vocab_size, model.dtype)
-
-    try:
-        error = check(expected, ours(), model.dtype)
-    except UnservedModel:
-        if not model.tree.mixers:
-            raise
-        for port in model.tree.mixers:
-            port.takes_chunks = False
-        error = check(expected, ours(), model.dtype)
-        logger.warning("the states of %s advance token by token", model.facts.architecture)
-    logger.info("chunks of %s are %.1e from the whole", model.facts.architecture, error)
+    name, mixers = model.facts.architecture, model.tree.mixers
+    for form in FORMS if mixers else FORMS[:1]:
+        for port in mixers:
+            port.take_form(form)
+        try:
+            ours = paged_logits(logits, model.keeps, model.facts.vocab_size, model.dtype)
+            error = check(expected, ours, model.dtype)
+        except UnservedModel as unserved:
+            if not mixers or form == FORMS[-1]:
+                raise
+            logger.info("the mixers of %s %s: %s", name, form, unserved.message)
+        else:
+            logger.info("chunks of %s are %.1e from the whole", name, error)
+            return

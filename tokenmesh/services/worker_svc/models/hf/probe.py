@@ -18,7 +18,7 @@ from tokenmesh.services.worker_svc.models.hf.attention import PORT, Port
 from tokenmesh.services.worker_svc.models.hf.indexer import AnyMask, IndexerPort
 from tokenmesh.services.worker_svc.models.hf.mixers import MixerPort
 from tokenmesh.services.worker_svc.models.hf.mla import LatentPort, is_latent
-from tokenmesh.services.worker_svc.models.hf.run import Place, Run
+from tokenmesh.services.worker_svc.models.hf.run import RECURRENT, Place, Run
 from tokenmesh.services.worker_svc.models.hf.unserved import UnservedModel
 from tokenmesh.services.worker_svc.models.keeps import Latent, LayerKeeps, Pages, State
 
@@ -118,7 +118,9 @@ def _spy(port: MixerPort, seen: Seen) -> Callable[[], None]:
         if any(each is port for each, *_ in seen.mixers):
             raise UnservedModel(f"a mixer of layer {layer} runs twice in one pass")
         for key, state in seen.run.states.items():
-            item = seen.add(layer, State(tuple(state.shape[1:]), state.dtype))
+            # recurrences lose too much in half precision
+            dtype = torch.float32 if key[0] == RECURRENT else state.dtype
+            item = seen.add(layer, State(tuple(state.shape[1:]), dtype))
             seen.mixers.append((port, layer, item, key))
         seen.run.states = {}
         return mixed
@@ -163,6 +165,7 @@ def _attention(
         raise UnservedModel(f"{kind} looks at later tokens")
     heads, width = query.shape[1], int(value.shape[-1])
     make: Callable[[Place], Any]
+    kept: Pages | Latent
     if is_latent(module):
         width = int(module.v_head_dim)  # type: ignore[arg-type]
         if mask.window is not None or named.get("softcap") or named.get("s_aux") is not None:

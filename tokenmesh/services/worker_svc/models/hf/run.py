@@ -1,7 +1,7 @@
 """Run: the step at work, as the parts of one module tree see it."""
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 
@@ -16,6 +16,11 @@ class Indexer(Protocol):
         """keys [1, n, D] of new tokens -> those of a row's context."""
 
 
+CONV: Final = "conv"
+RECURRENT: Final = "recurrent"
+"""The kinds of states that transformers' caches know."""
+
+
 @dataclass(slots=True)
 class Run:
     """One for each model; set before each forward pass. Only the compute thread uses it."""
@@ -23,7 +28,7 @@ class Run:
     step: Step | None = None
     store: KvStore | None = None
     states: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
-    """Those of the rows that a mixer computes now: ("conv" or "recurrent", index) -> [n, ...]."""
+    """Those of the rows that a mixer computes now: (kind, index) -> [n, ...]."""
     indexer: Indexer | None = None
     cached_layers: set[int] = field(default_factory=set)
     """Layers that gave keys and values to the cache."""
