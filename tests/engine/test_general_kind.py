@@ -80,7 +80,8 @@ def chunked_logits(
 ) -> list[torch.Tensor]:
     """[length, V] of each prompt, computed together in chunks over shuffled blocks."""
     tables = torch.tensor([[9, 4, 7, 2], [3, 8, 5, 6]])
-    store.clear_blocks(tables.flatten())
+    num_windowed = len(store.grouping.windows) - 1
+    windowed = [tables + 10 * (group + 1) for group in range(num_windowed)]
     found: list[list[torch.Tensor]] = [[] for _ in prompts]
     for row in range(len(prompts)):
         store.clear_row(row)
@@ -99,6 +100,7 @@ def chunked_logits(
                 for row in rows
                 for p in range(start, start + counts[row])
             ],
+            windowed_tables=windowed,
         )
         ids = [t for row in rows for t in prompts[row][start : start + counts[row]]]
         logits = model.logits(model.forward(model.embed(torch.tensor(ids)), step, store))

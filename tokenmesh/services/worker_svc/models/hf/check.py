@@ -57,7 +57,11 @@ def paged_logits(
 ) -> torch.Tensor:
     """float32 [tokens, V] of the same prompts over a store; forward: ids, step, store -> logits."""
     store = make_store(keeps, _NUM_BLOCKS, _PAGE, len(_LENGTHS), dtype, torch.device("cpu"))
-    store.clear_blocks(torch.arange(_NUM_BLOCKS))
+    for tensor in store.tensors:
+        if tensor.is_floating_point():
+            tensor.fill_(float("nan"))
+    for row in range(len(_LENGTHS)):
+        store.clear_row(row)
     ids, tables = prompts(vocab_size), torch.tensor(_TABLES)
     found: list[list[torch.Tensor]] = [[], []]
     for index in range(len(_CUTS[0]) - 1):
