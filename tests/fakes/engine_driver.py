@@ -61,6 +61,7 @@ def load(
     dtype: Dtype = "float32",
     max_model_len: int | None = None,
     model_impl: ModelImpl = "auto",
+    trust_remote_code: bool = False,
     **settings: Any,
 ) -> tuple[LoadedModel, WorkerSettings]:
     """Load a checkpoint, with a small KV pool unless `settings` say otherwise."""
@@ -68,7 +69,11 @@ def load(
         {"device": "cpu", "num_gpu_blocks_override": 256, "async_scheduling": True, **settings}
     )
     model = ModelSettings(
-        model=str(directory), dtype=dtype, max_model_len=max_model_len, model_impl=model_impl
+        model=str(directory),
+        dtype=dtype,
+        max_model_len=max_model_len,
+        model_impl=model_impl,
+        trust_remote_code=trust_remote_code,
     )
     return build_runner(model, worker, lambda done, total: None), worker
 

@@ -6,6 +6,7 @@ that nobody asks for is an error like one that is missing: both mean that the mo
 compute what its authors trained.
 """
 
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -61,6 +62,21 @@ class Checkpoint:
             if not _is_left_out(name, ignored)
         )
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of all tensors, by name."""
+        return {name: self._shards.file_of(name)[name].shape for name in self._shards}
+
+    def file_of(self, name: str) -> Path:
+        """The file that holds a tensor; the directory if none does."""
+        return self._shards.file_of(name).path if name in self._shards else self.directory
+
+    def check_types(self, also: tuple[str, ...] = ()) -> None:
+        """Raise CheckpointError for a tensor of a type that is neither loaded nor in `also`."""
+        for name in self._shards:
+            stored = self._shards.file_of(name)[name].dtype
+            if stored not in _DTYPES and stored not in also:
+                raise _unknown_type(self.file_of(name), name, stored)
+
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """The tensor in `dtype`. Raises CheckpointError that names it."""
         # found or not, before memory is asked for
@@ -104,9 +120,7 @@ class Checkpoint:
             if name not in self._taken and not _is_left_out(name, ignored)
         )
         if unknown:
-            more = len(unknown) - LEFT_OVER_SHOWN
-            names = ", ".join(unknown[:LEFT_OVER_SHOWN]) + (f" and {more} more" if more > 0 else "")
-            raise CheckpointError(f"{self.directory}: unknown tensors: {names}")
+            raise CheckpointError(f"{self.directory}: unknown tensors: {listed(unknown)}")
 
     def _find(self, name: str, shape: tuple[int, ...]) -> tuple[TensorFile, torch.dtype]:
         """The file of a tensor that has this shape, and its type there."""
@@ -115,16 +129,10 @@ class Checkpoint:
         file = self._shards.file_of(name)
         entry = file[name]
         if entry.shape != shape:
-            raise CheckpointError(
-                f"{file.path}: tensor {name} has shape {list(entry.shape)}; "
-                f"config.json asks for {list(shape)}"
-            )
+            raise CheckpointError(f"{file.path}: {misshapen(name, entry.shape, shape)}")
         stored = _DTYPES.get(entry.dtype)
         if stored is None:
-            raise CheckpointError(
-                f"{file.path}: tensor {name} has type {entry.dtype}; "
-                f"supported are {', '.join(_DTYPES)}"
-            )
+            raise _unknown_type(file.path, name, entry.dtype)
         return file, stored
 
     def _read(self, file: TensorFile, name: str, target: torch.Tensor, start: int) -> None:
@@ -146,3 +154,20 @@ class Checkpoint:
 def _is_left_out(name: str, ignored: tuple[str, ...]) -> bool:
     """Parts that other services run, and buffers that follow from config.json."""
     return name.startswith(ignored) or name.endswith("rotary_emb.inv_freq")
+
+
+def _unknown_type(path: Path, name: str, stored: str) -> CheckpointError:
+    known = ", ".join(_DTYPES)
+    return CheckpointError(f"{path}: tensor {name} has type {stored}; supported are {known}")
+
+
+def misshapen(name: str, stored: Sequence[int], asked: Sequence[int]) -> str:
+    """What is wrong with a tensor."""
+    return f"tensor {name} has shape {list(stored)}; config.json asks for {list(asked)}"
+
+
+def listed(names: Collection[str]) -> str:
+    """The first of the names, and how many more there are."""
+    more = len(names) - LEFT_OVER_SHOWN
+    shown = ", ".join(sorted(names)[:LEFT_OVER_SHOWN])
+    return shown + (f" and {more} more" if more > 0 else "")

@@ -49,4 +49,4 @@ def load_model(
     from tokenmesh.services.worker_svc.models.hf.model import build_hf
 
     assert isinstance(facts, HfFacts)
-    return build_hf(facts, dtype, progress, has_kernels)
+    return build_hf(facts, checkpoint, dtype, progress, has_kernels)

@@ -90,35 +90,19 @@ class RunCache(Cache):  # type: ignore[misc]
         return recurrent_states
 
     def update_indexer(self, keys: torch.Tensor, layer_idx: int) -> torch.Tensor:
-        """See `Indexer.update`."""
-        if self._run.indexer is None:
+        """See `Run.index`."""
+        if self._run.index is None:
             _refuse("update_indexer")
-        return self._run.indexer.update(keys)
+        return self._run.index(keys)
 
     @property
     def layers(self) -> Any:
         """Refused: there are none."""
         _refuse("layers")
 
-    @property
-    def is_sliding(self) -> list[bool]:
-        """No layer's tokens are dropped by this object."""
-        return [False]
-
-    @property
-    def is_linear(self) -> list[bool]:
-        """See `is_sliding`."""
-        return [False]
-
-    @property
-    def is_dummy(self) -> list[bool]:
-        """See `is_sliding`."""
-        return [False]
-
-    @property
-    def is_compileable(self) -> bool:
-        """No."""
-        return False
+    is_sliding = is_linear = is_dummy = (False,)
+    """By layer: no tokens are dropped by this object."""
+    is_compileable = False
 
 
 def _refuse(name: str) -> NoReturn:

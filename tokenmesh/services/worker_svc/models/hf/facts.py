@@ -2,13 +2,14 @@
 
 import copy
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 import transformers
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from tokenmesh.services.worker_svc.models.api import ModelFacts
@@ -20,8 +21,6 @@ from tokenmesh.shared.errors import CheckpointError
 
 UNBOUNDED: Final = 32768
 """Longest sequence of a model that has no such limit itself; max_model_len may ask for less."""
-
-_ADVICE: Final = "--trust-remote-code runs it"
 
 logger = logging.getLogger(__name__)
 
@@ -41,22 +40,23 @@ def read_hf_facts(raw: RawConfig, directory: Path, trust_remote_code: bool) -> H
     trust_remote_code: code that config.json names in `auto_map` is imported.
     """
     architecture = _architecture(raw)
-    own_code = _own_code(raw) if trust_remote_code else None
+    is_known = raw.get("model_type") in CONFIG_MAPPING and hasattr(transformers, architecture)
+    if raw.get("auto_map") is not None and not trust_remote_code and not is_known:
+        problem = "names code of the checkpoint's own, which only --trust-remote-code runs"
+        raise raw.error("auto_map", problem)
     try:
         config = AutoConfig.from_pretrained(
             directory, local_files_only=True, trust_remote_code=trust_remote_code
         )
-        kind = _class_of(architecture, own_code, directory)
+        kind = _class_of(raw, architecture, directory, trust_remote_code)
     except Exception as error:  # whatever a config class raises about its own keys
         raise CheckpointError(f"{raw.origin}: transformers refuses it: {_text(error)}") from error
     try:
         if kind is None:
-            if raw.get("auto_map") is not None:
-                raise raw.error("auto_map", f"names code of the checkpoint's own; {_ADVICE}")
             raise UnservedModel("transformers has no such class")
         if not kind.can_generate():
             raise UnservedModel("it does not generate text")
-        tree = empty_tree(config, kind)
+        tree = _built(raw, config, kind)
         facts = _facts_of(raw, directory, architecture, config, tree)
         adapt(tree, facts.ropes).probe()
     except UnservedModel as error:
@@ -68,11 +68,30 @@ def read_hf_facts(raw: RawConfig, directory: Path, trust_remote_code: bool) -> H
 
 def empty_tree(config: PreTrainedConfig, kind: type[PreTrainedModel]) -> PreTrainedModel:
     """The module tree on the meta device."""
+    with torch.device("meta"):
+        return kind._from_config(copy.deepcopy(config), attn_implementation="eager").eval()
+
+
+def _built(
+    raw: RawConfig, config: PreTrainedConfig, kind: type[PreTrainedModel]
+) -> PreTrainedModel:
     try:
-        with torch.device("meta"):
-            return kind._from_config(copy.deepcopy(config), attn_implementation="eager").eval()
+        return empty_tree(config, kind)
     except Exception as error:  # whatever a model class raises about its config
+        if isinstance(error, KeyError) and (key := _key_of(raw.values, error.args[0])):
+            problem = f"is {error.args[0]!r}, which {kind.__name__} does not know"
+            raise raw.error(key, problem) from error
         raise UnservedModel(f"transformers cannot build it: {_text(error)}") from error
+
+
+def _key_of(values: Mapping[str, Any], wanted: object) -> str | None:
+    """The key of a value in config.json, nested or not."""
+    for key, value in values.items():
+        if isinstance(value, str) and value == wanted:
+            return key
+        if isinstance(value, Mapping) and (inner := _key_of(value, wanted)):
+            return f"{key}: {inner}"
+    return None
 
 
 def _architecture(raw: RawConfig) -> str:
@@ -84,21 +103,14 @@ def _architecture(raw: RawConfig) -> str:
     return names[0]
 
 
-def _own_code(raw: RawConfig) -> str | None:
-    """Where config.json says that the model's class is: "file.Class", or None."""
-    auto_map = raw.part("auto_map")
-    name = None if auto_map is None else auto_map.get("AutoModelForCausalLM")
-    return name if isinstance(name, str) else None
-
-
 def _class_of(
-    architecture: str, own_code: str | None, directory: Path
+    raw: RawConfig, architecture: str, directory: Path, trust_remote_code: bool
 ) -> type[PreTrainedModel] | None:
     """The checkpoint's own class if it may be run and there is one, else transformers'."""
-    kind: Any
-    if own_code is None:
-        kind = getattr(transformers, architecture, None)
-    else:
+    auto_map = raw.part("auto_map") if trust_remote_code else None
+    own_code = None if auto_map is None else auto_map.get("AutoModelForCausalLM")
+    kind: Any = getattr(transformers, architecture, None)
+    if own_code is not None:
         logger.warning("running code of the checkpoint: %s of %s", own_code, directory)
         kind = get_class_from_dynamic_module(own_code, directory, local_files_only=True)
     return kind if isinstance(kind, type) and issubclass(kind, PreTrainedModel) else None

@@ -11,9 +11,9 @@ import torch
 
 from tokenmesh.kernels.mla_attention import latent_write
 from tokenmesh.services.worker_svc.layers.step import HostStep
+from tokenmesh.services.worker_svc.models.hf.attention import PORT
 from tokenmesh.services.worker_svc.models.hf.cache import RunCache
-from tokenmesh.services.worker_svc.models.hf.mixers import calls
-from tokenmesh.services.worker_svc.models.hf.run import Place, Run
+from tokenmesh.services.worker_svc.models.hf.run import Run
 from tokenmesh.services.worker_svc.models.hf.unserved import UnservedModel
 
 _TAKES: Final = (
@@ -35,14 +35,14 @@ class AnyMask:
 
 @dataclass(slots=True)
 class IndexerPort:
-    """One indexer and where its keys are; `width` and `place` are known after the probe."""
+    """One indexer; where its keys are is its module's PORT."""
 
     run: Run
     cache: RunCache
     module: Any
     inner: Any
-    width: int | None = None
-    place: Place | None = None
+    width: int = 0
+    """Features of a key; the probe sees it."""
     _context: torch.Tensor | None = None
     """[1, context, D] of the row at work; None: keys of the step are written."""
 
@@ -55,32 +55,34 @@ class IndexerPort:
         if step is None:
             return torch.zeros(1, hidden.shape[1], 1, dtype=torch.int32, device=hidden.device)
         assert isinstance(step, HostStep)
-        chosen = torch.full((1, hidden.shape[1], self._num_chosen(step)), -1, dtype=torch.int32)
+        most = min(self.module.index_topk, step.longest)
+        chosen = torch.full((1, hidden.shape[1], most), -1, dtype=torch.int32)
+        keys = getattr(self.module, PORT).tensor
         first = 0
         for start, count, table in zip(step.starts, step.counts, step.rows(0).tables, strict=True):
             tokens, end = slice(first, first + count), start + count
             first += count
-            self._context = self._keys_of(table, end)
+            blocks = table[: -(-end // step.page_size)]
+            self._context = keys[blocks].flatten(0, 1)[None, :end]
             positions = torch.arange(start, end)[:, None]
             mask = torch.arange(end)[None] <= positions
             found = self._choose(named, tokens, mask[None])[0]
             chosen[0, tokens, : found.shape[-1]] = torch.where(found <= positions, found, -1)
         return chosen
 
-    def update(self, keys: torch.Tensor) -> torch.Tensor:
-        """keys [1, n, D] of the tokens at work -> those that they are scored against."""
+    def _update(self, keys: torch.Tensor) -> torch.Tensor:
         if self._context is not None:
             return self._context
         self.width, step = int(keys.shape[-1]), self.run.step
         if step is not None:
             assert isinstance(step, HostStep)
-            assert self.place is not None
-            latent_write(keys[0].to(self.place.tensor.dtype), self.place.tensor, step.token_slots)
+            kept = getattr(self.module, PORT).tensor
+            latent_write(keys[0].to(kept.dtype), kept, step.token_slots)
         return keys[:, :1]
 
     def _choose(self, named: dict[str, Any], tokens: slice, mask: torch.Tensor) -> torch.Tensor:
         cos, sin = named["position_embeddings"]
-        self.run.indexer = self
+        self.run.index = self._update
         try:
             found: torch.Tensor = self.inner(
                 named["hidden_states"][:, tokens],
@@ -91,26 +93,12 @@ class IndexerPort:
                 past_key_values=self.cache,
             )
         finally:
-            self.run.indexer = None
+            self.run.index = None
         return found
-
-    def _keys_of(self, table: torch.Tensor, length: int) -> torch.Tensor:
-        assert self.place is not None
-        keys = self.place.tensor
-        blocks = table[: -(-length // keys.shape[1])]
-        return keys[blocks].flatten(0, 1)[None, :length]
-
-    def _num_chosen(self, step: HostStep) -> int:
-        return min(int(self.module.index_topk), step.longest)
-
-
-def is_indexer(module: torch.nn.Module) -> bool:
-    """Whether a module keeps index keys in the cache."""
-    return calls(module, "update_indexer")
 
 
 def wrap_indexer(module: torch.nn.Module, run: Run, cache: RunCache) -> IndexerPort:
-    """Replace the module's forward on this instance. Raises UnservedModel."""
+    """Replace the module's forward on this instance. Raises UnservedModel for another form."""
     parameters = tuple(inspect.signature(module.forward).parameters)
     if parameters != _TAKES or not hasattr(module, "index_topk"):
         raise UnservedModel(f"{type(module).__name__} is an indexer of another form")

@@ -23,11 +23,6 @@ from tokenmesh.services.worker_svc.models.hf.unserved import UnservedModel
 _CACHE_NAMES = ("cache_params", "past_key_values", "past_key_value")
 
 
-def is_mixer(module: torch.nn.Module) -> bool:
-    """Whether a module's own forward keeps a state in the cache."""
-    return calls(module, "update_conv_state")
-
-
 def calls(module: torch.nn.Module, name: str) -> bool:
     """Whether the code of a module's own class names a method of the cache."""
     return "forward" in vars(type(module)) and f".{name}(" in _source(type(module))

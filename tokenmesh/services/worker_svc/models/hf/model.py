@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from tokenmesh.services.worker_svc.layers.step import HostStep, Step
 from tokenmesh.services.worker_svc.models.api import Patch, Progress
+from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
 from tokenmesh.services.worker_svc.models.hf import experts
 from tokenmesh.services.worker_svc.models.hf.check import check, paged_logits, reference
 from tokenmesh.services.worker_svc.models.hf.facts import HfFacts
@@ -83,8 +84,9 @@ class _Computed(torch.nn.Module):
         self.__dict__["_body"] = body  # not a submodule
 
     def __getattr__(self, name: str) -> Any:
-        """Heads read a few numbers off the body."""
-        return getattr(self.__dict__["_body"], name)
+        """Heads read a few numbers off the body; some ask for a body within it."""
+        found = getattr(self.__dict__["_body"], name)
+        return self if isinstance(found, PreTrainedModel) else found
 
     def forward(self, *_args: Any, **_named: Any) -> Any:
         """As if the body had computed `hidden`."""
@@ -92,22 +94,29 @@ class _Computed(torch.nn.Module):
 
 
 class _Output(SimpleNamespace):
-    """A body's output by name or by number; it has nothing but hidden states."""
+    """A body's output by name or by number; None for all that a head may pass on."""
 
     def __getitem__(self, index: int) -> Any:
         return (self.last_hidden_state,)[index]
 
     def __getattr__(self, name: str) -> None:
-        return None
+        if name.startswith("__"):
+            raise AttributeError(name)
 
 
-def build_hf(facts: HfFacts, dtype: torch.dtype, progress: Progress, has_kernels: bool) -> HfModel:
+def build_hf(
+    facts: HfFacts,
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    progress: Progress,
+    has_kernels: bool,
+) -> HfModel:
     """Load every tensor. has_kernels: the C kernels have been started.
 
     Raises CheckpointError for a tensor that is missing, misshapen or unknown, for a tree that
     computes something else in chunks than it does as a whole, and for one whose code fails.
     """
-    model = read_weights(facts, dtype, progress)
+    model = read_weights(facts, checkpoint, dtype, progress)
     try:
         return _adapted(facts, model, has_kernels)
     except UnservedModel as error:

@@ -7,6 +7,7 @@ by name, before any weight is read.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, NoReturn
 
 import torch
@@ -53,7 +54,6 @@ class Seen:
     )
     """Module, layer_idx, item, and what makes its port."""
     mixers: list[tuple[MixerPort, int, int, tuple[str, int]]] = field(default_factory=list)
-    indexers: list[tuple[IndexerPort, int, int]] = field(default_factory=list)
 
     def add(self, layer: int, kept: Pages | Latent | State) -> int:
         """The item's number within its layer."""
@@ -68,8 +68,6 @@ class Seen:
             setattr(module, PORT, make(Place(self.run, numbers[layer], item)))
         for port, layer, item, state in self.mixers:
             port.places[state] = (numbers[layer], item)
-        for indexer, layer, item in self.indexers:
-            indexer.place = Place(self.run, numbers[layer], item)
         return tuple(tuple(self.keeps[layer]) for layer in sorted(self.keeps))
 
 
@@ -94,14 +92,12 @@ def probe(
         _seen = None
         for restore in undo:
             restore()
-    for port in indexers:
-        if port.width is None:
-            raise UnservedModel(f"{type(port.module).__name__} is not asked")
-        layer = _layer_of(port.module)
-        item = seen.add(layer, Latent(port.width, 0))
-        seen.indexers.append((port, layer, item))
     if own := run.cached_layers - {layer for _, layer, _, _ in seen.ports}:
         raise UnservedModel(f"layer {min(own)} attends by code of its own")
+    for port in indexers:
+        layer = _layer_of(port.module)
+        item = seen.add(layer, Latent(port.width, 0))
+        seen.ports.append((port.module, layer, item, lambda place: place))
     if not seen.keeps:
         raise UnservedModel("none of its layers keeps anything between steps")
     return seen
@@ -171,22 +167,15 @@ def _attention(
         if mask.window is not None or named.get("softcap") or named.get("s_aux") is not None:
             raise UnservedModel(f"{kind} has latents with a window, softcap or sinks")
         kept = Latent(key.shape[-1], value.shape[-1])
-        make = _latent_port(module)
+        make = partial(LatentPort, module=module)
     else:
         kept = Pages(key.shape[1], key.shape[-1], value.shape[-1], mask.window)
-        make = _port(mask.window, named.get("softcap"), named.get("s_aux"), width)
+        softcap, has_sinks = named.get("softcap"), named.get("s_aux") is not None
+        make = partial(
+            Port, window=mask.window, softcap=softcap, has_sinks=has_sinks, value_dim=width
+        )
     _seen.ports.append((module, layer, _seen.add(layer, kept), make))
     return query.new_empty(1, query.shape[2], heads, width), None
-
-
-def _port(
-    window: int | None, softcap: float | None, sinks: torch.Tensor | None, width: int
-) -> Callable[[Place], Port]:
-    return lambda place: Port(place, window, softcap, sinks is not None, width)
-
-
-def _latent_port(module: torch.nn.Module) -> Callable[[Place], LatentPort]:
-    return lambda place: LatentPort(place, module)
 
 
 def _mask(

@@ -1,20 +1,13 @@
 """Run: the step at work, as the parts of one module tree see it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 
 from tokenmesh.services.worker_svc.layers.step import Step
 from tokenmesh.services.worker_svc.models.keeps import KvStore
-
-
-class Indexer(Protocol):
-    """An indexer at work."""
-
-    def update(self, keys: torch.Tensor) -> torch.Tensor:
-        """keys [1, n, D] of new tokens -> those of a row's context."""
-
 
 CONV: Final = "conv"
 RECURRENT: Final = "recurrent"
@@ -29,7 +22,8 @@ class Run:
     store: KvStore | None = None
     states: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
     """Those of the rows that a mixer computes now: (kind, index) -> [n, ...]."""
-    indexer: Indexer | None = None
+    index: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """Of the indexer at work: keys [1, n, D] of its tokens -> those they are scored against."""
     cached_layers: set[int] = field(default_factory=set)
     """Layers that gave keys and values to the cache."""
 

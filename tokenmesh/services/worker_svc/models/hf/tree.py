@@ -13,8 +13,8 @@ from tokenmesh.services.worker_svc.layers.rope_config import RopeConfig
 from tokenmesh.services.worker_svc.models.hf import experts
 from tokenmesh.services.worker_svc.models.hf.attention import ATTENTION
 from tokenmesh.services.worker_svc.models.hf.cache import RunCache
-from tokenmesh.services.worker_svc.models.hf.indexer import IndexerPort, is_indexer, wrap_indexer
-from tokenmesh.services.worker_svc.models.hf.mixers import MixerPort, is_mixer, wrap
+from tokenmesh.services.worker_svc.models.hf.indexer import IndexerPort, wrap_indexer
+from tokenmesh.services.worker_svc.models.hf.mixers import MixerPort, calls, wrap
 from tokenmesh.services.worker_svc.models.hf.mla import is_latent, keep_latents
 from tokenmesh.services.worker_svc.models.hf.probe import PROBE, probe
 from tokenmesh.services.worker_svc.models.hf.rope import by_row
@@ -80,9 +80,9 @@ def adapt(model: PreTrainedModel, ropes: tuple[RopeConfig, ...] = ()) -> Tree:
     cache = RunCache(run)
     mixers, indexers = [], []
     for module in model.modules():
-        if is_mixer(module):
+        if calls(module, "update_conv_state"):
             mixers.append(wrap(module, run, cache))
-        elif is_indexer(module):
+        elif calls(module, "update_indexer"):
             indexers.append(wrap_indexer(module, run, cache))
         elif is_latent(module):
             keep_latents(module)

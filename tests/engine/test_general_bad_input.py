@@ -1,0 +1,159 @@
+"""What the general kind refuses when it is loaded, and that each error names file and key."""
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.fakes.engine_driver import EngineDriver, Job, greedy
+from tests.fakes.tiny import Tiny, prompt_of
+from tokenmesh.shared.errors import CheckpointError
+
+Tensors = dict[str, torch.Tensor]
+
+QUERY: Final = "model.layers.0.self_attn.q_proj.weight"
+GATE: Final = "model.layers.1.mlp.experts.3.gate_proj.weight"
+
+OWN_CODE: Final = """
+from transformers import LlamaConfig, LlamaForCausalLM
+
+class MineConfig(LlamaConfig):
+    model_type = "mine"
+
+class MineForCausalLM(LlamaForCausalLM):
+    config_class = MineConfig
+"""
+
+
+@pytest.fixture
+def directory(tiny: Tiny, tmp_path: Path) -> Path:
+    """A checkpoint that a test may damage."""
+    copied = tmp_path / "model"
+    shutil.copytree(tiny("qwen3_moe").directory, copied)
+    return copied
+
+
+def edit_config(directory: Path, **values: Any) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def refusal(directory: Path) -> str:
+    with pytest.raises(CheckpointError) as error:
+        EngineDriver(directory, model_impl="transformers")
+    return error.value.message.replace(f"{directory}", "DIR")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda t: t.pop(QUERY), f"DIR: missing tensors: {QUERY}"),
+        (lambda t: t.pop(GATE), f"DIR: missing tensors: {GATE}"),
+        (
+            lambda t: t.update({QUERY: t[QUERY][:-1].clone()}),
+            f"DIR/model.safetensors: tensor {QUERY} has shape [63, 64]; "
+            "config.json asks for [64, 64]",
+        ),
+        (
+            lambda t: t.update({GATE: t[GATE][:-1].clone()}),
+            f"DIR: tensor {GATE} has shape [23, 64]; config.json asks for [24, 64]",
+        ),
+        (lambda t: t.update(more=torch.ones(3)), "DIR: unexpected tensors: more"),
+        (
+            lambda t: t.update({GATE.replace(".3.", ".8."): t[GATE].clone()}),
+            f"DIR: unexpected tensors: {GATE.replace('.3.', '.8.')}",
+        ),
+        (
+            lambda t: t.update({QUERY: t[QUERY].to(torch.int8)}),
+            f"DIR/model.safetensors: tensor {QUERY} has type I8; supported are F32, F16, BF16",
+        ),
+    ],
+    ids=["missing", "expert", "shape", "expert_shape", "extra", "extra_expert", "type"],
+)
+def test_tensors_that_are_not_those_of_the_config_are_named(
+    directory: Path, damage: Callable[[Tensors], object], message: str
+) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    damage(tensors)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    assert refusal(directory) == message
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"vocab_size": 150}, "lm_head.weight has shape [160, 64]; config.json asks for [150, 64]"),
+        ({"num_attention_heads": 8}, "o_proj.weight has shape [64, 64]; config.json asks for"),
+        ({"num_local_experts": 9}, "down_proj has shape [8, 64, 24]; config.json asks for [9,"),
+        ({"num_local_experts": 7}, "down_proj has shape [8, 64, 24]; config.json asks for [7,"),
+        ({"num_hidden_layers": 2}, "DIR: unexpected tensors: model.layers.2."),
+        ({"num_hidden_layers": 4}, "DIR: missing tensors: model.layers.3."),
+        ({"hidden_size": "64"}, "DIR/config.json: transformers refuses it: Validation error for"),
+        ({"hidden_act": "wobble"}, "DIR/config.json: hidden_act is 'wobble', which Qwen3MoeFor"),
+        (
+            {"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4}},
+            "DIR/config.json: rope_parameters: rope_type is 'spiral', which Qwen3MoeForCausalLM",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}},
+            "Missing required keys in `rope_parameters` for 'rope_type'='yarn': {'factor'}",
+        ),
+        ({"architectures": ["MineForCausalLM"]}, "MineForCausalLM cannot be served: transformers"),
+        ({"model_type": "llama"}, "cannot be served: transformers cannot build it: 'LlamaConfig'"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "DIR/config.json: quantization_config"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_configs_that_contradict_the_tensors_or_say_unknown_things_are_named(
+    directory: Path, values: dict[str, Any], message: str
+) -> None:
+    edit_config(directory, **values)
+    assert message in refusal(directory)
+
+
+@pytest.fixture
+def own_code(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A llama whose class is the checkpoint's own."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "hub"))
+    directory = tmp_path / "mine"
+    shutil.copytree(tiny("llama").directory, directory)
+    (directory / "mine.py").write_text(OWN_CODE)
+    auto_map = {"AutoConfig": "mine.MineConfig", "AutoModelForCausalLM": "mine.MineForCausalLM"}
+    edit_config(directory, model_type="mine", architectures=["MineForCausalLM"], auto_map=auto_map)
+    return directory
+
+
+def test_code_of_a_checkpoint_is_not_imported_unless_asked_for(own_code: Path) -> None:
+    (own_code / "mine.py").write_text("raise SystemExit('imported')")
+    assert refusal(own_code) == (
+        "DIR/config.json: auto_map names code of the checkpoint's own, "
+        "which only --trust-remote-code runs"
+    )
+
+
+def test_code_of_a_checkpoint_runs_when_asked_for_and_the_log_says_so(
+    tiny: Tiny, own_code: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    prompt = prompt_of(20)
+    with caplog.at_level(logging.WARNING):
+        driver = EngineDriver(own_code, model_impl="transformers", trust_remote_code=True)
+    assert f"running code of the checkpoint: mine.MineForCausalLM of {own_code}" in caplog.text
+    assert driver.tokens([Job(prompt, greedy(8))]) == tiny("llama").greedy([prompt], 8)
+
+
+def test_a_class_that_transformers_has_needs_no_code_of_the_checkpoint(directory: Path) -> None:
+    (directory / "mine.py").write_text("raise SystemExit('imported')")
+    edit_config(directory, auto_map={"AutoModelForCausalLM": "mine.MineForCausalLM"})
+    EngineDriver(directory, model_impl="transformers")
+
+
+def test_code_that_fails_is_a_refusal(own_code: Path) -> None:
+    (own_code / "mine.py").write_text("import a_module_that_is_not_there")
+    with pytest.raises(CheckpointError, match="a_module_that_is_not_there"):
+        EngineDriver(own_code, model_impl="transformers", trust_remote_code=True)
