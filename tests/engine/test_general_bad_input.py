@@ -94,7 +94,7 @@ def test_tensors_that_are_not_those_of_the_config_are_named(
         ({"num_local_experts": 7}, "down_proj has shape [8, 64, 24]; config.json asks for [7,"),
         ({"num_hidden_layers": 2}, "DIR: unexpected tensors: model.layers.2."),
         ({"num_hidden_layers": 4}, "DIR: missing tensors: model.layers.3."),
-        ({"hidden_size": "64"}, "DIR/config.json: transformers refuses it: Validation error for"),
+        ({"hidden_size": "64"}, "Validation error for field 'hidden_size'"),
         ({"hidden_act": "wobble"}, "DIR/config.json: hidden_act is 'wobble', which Qwen3MoeFor"),
         (
             {"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4}},
@@ -105,7 +105,7 @@ def test_tensors_that_are_not_those_of_the_config_are_named(
             "Missing required keys in `rope_parameters` for 'rope_type'='yarn': {'factor'}",
         ),
         ({"architectures": ["MineForCausalLM"]}, "MineForCausalLM cannot be served: transformers"),
-        ({"model_type": "llama"}, "cannot be served: transformers cannot build it: 'LlamaConfig'"),
+        ({"model_type": "llama"}, "transformers cannot build it: AttributeError: 'LlamaConfig'"),
         ({"quantization_config": {"quant_method": "gptq"}}, "DIR/config.json: quantization_config"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.fakes.engine_driver import EngineDriver, Job, Outcome, greedy
+from tests.fakes.family_table import parts, table
 from tests.fakes.general_models import GENERAL, STATES
 from tests.fakes.models import FAKES
 from tests.fakes.tiny import Tiny, TinyCheckpoint, prompt_of
@@ -104,11 +105,10 @@ def chunked_logits(
         )
         ids = [t for row in rows for t in prompts[row][start : start + counts[row]]]
         logits = model.logits(model.forward(model.embed(torch.tensor(ids)), step, store))
-        for row, piece in zip(
-            rows, torch.split(logits, [counts[row] for row in rows]), strict=True
-        ):
+        pieces = torch.split(logits, [counts[row] for row in rows])
+        for row, piece in zip(rows, pieces, strict=True):
             found[row].append(piece)
-    return [torch.cat(pieces) for pieces in found]
+    return [torch.cat(each) for each in found]
 
 
 def check_logits(general: General, tiny: Tiny, name: str, chunk: int) -> None:
@@ -241,3 +241,8 @@ def test_a_window_that_is_forgotten_is_noticed(
     monkeypatch.setattr(ports[0], "window", None)
     with pytest.raises(AssertionError, match="not close"):
         check_logits(general, tiny, "gemma2", 7)
+
+
+def test_the_page_lists_the_families_that_are_compared() -> None:
+    _, written, _ = parts()
+    assert written == table(), "run python -m tests.fakes.family_table"

@@ -118,7 +118,7 @@ def _tiny(config_class: type) -> Any:
     default: Any = config_class()
     if getattr(default, "text_config", None) is not None:
         text = _sizes_of(type(default.text_config)())
-        return config_class(text_config=text)  # type: ignore[call-arg]
+        return config_class(text_config=text)
     return config_class(**_sizes_of(default))
 
 

@@ -161,6 +161,8 @@ GENERAL: Final[Mapping[str, Fake]] = {
 }
 """By the model type in config.json."""
 
+HEADS: Final[Mapping[str, Any]] = {"head_dim": 16}
+"""Sizes that they have beside those of all fakes."""
 STATES: Final = frozenset(
     {
         *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "kimi_linear"),
@@ -172,4 +174,4 @@ STATES: Final = frozenset(
 
 def make_general(name: str) -> Any:
     """The transformers model of an entry, in float32, with weights that depend on nothing else."""
-    return make_fake(GENERAL[name], {"head_dim": 16})
+    return make_fake(GENERAL[name], HEADS)

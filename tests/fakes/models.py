@@ -158,14 +158,19 @@ def make_model(name: str) -> Any:
 
 def make_fake(fake: Fake, more: Mapping[str, Any] | None = None) -> Any:
     """The same of any fake; `more`: sizes that it need not name."""
+    return randomized(classes(fake)[1](config_of(fake, more)))
+
+
+def config_of(fake: Fake, more: Mapping[str, Any] | None = None) -> Any:
+    """Its config; see `make_fake`."""
     sizes = {**_SIZES, **(more or {}), **fake.sizes}
     if fake.rope is not None:
         sizes["rope_parameters"] = _copied(fake.rope)
-    config_class, model_class = _classes(fake)
-    return randomized(model_class(config_class(**sizes)))
+    return classes(fake)[0](**sizes)
 
 
-def _classes(fake: Fake) -> tuple[Any, Any]:
+def classes(fake: Fake) -> tuple[Any, Any]:
+    """transformers' classes of config and model."""
     return (
         getattr(transformers, f"{fake.config or fake.family}Config"),
         getattr(transformers, f"{fake.family}ForCausalLM"),
@@ -174,7 +179,7 @@ def _classes(fake: Fake) -> tuple[Any, Any]:
 
 # Looked up here, where no test's deadline runs: transformers imports each on its first use.
 for _fake in FAKES.values():
-    _classes(_fake)
+    classes(_fake)
 
 
 def randomized(model: Any) -> Any:

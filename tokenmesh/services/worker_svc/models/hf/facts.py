@@ -50,7 +50,9 @@ def read_hf_facts(raw: RawConfig, directory: Path, trust_remote_code: bool) -> H
         )
         kind = _class_of(raw, architecture, directory, trust_remote_code)
     except Exception as error:  # whatever a config class raises about its own keys
-        raise CheckpointError(f"{raw.origin}: transformers refuses it: {_text(error)}") from error
+        raise CheckpointError(
+            f"{raw.origin}: transformers refuses it: {type(error).__name__}: {error}"
+        ) from error
     try:
         if kind is None:
             raise UnservedModel("transformers has no such class")
@@ -81,7 +83,9 @@ def _built(
         if isinstance(error, KeyError) and (key := _key_of(raw.values, error.args[0])):
             problem = f"is {error.args[0]!r}, which {kind.__name__} does not know"
             raise raw.error(key, problem) from error
-        raise UnservedModel(f"transformers cannot build it: {_text(error)}") from error
+        raise UnservedModel(
+            f"transformers cannot build it: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _key_of(values: Mapping[str, Any], wanted: object) -> str | None:
@@ -144,8 +148,3 @@ def _size(raw: RawConfig, text: Any, key: str) -> int:
     if not isinstance(size, int) or size < 1:
         raise raw.error(key, f"is {size!r}, not a whole number of at least 1")
     return size
-
-
-def _text(error: Exception) -> str:
-    """Of an error of code that is not ours: some have no message."""
-    return str(error) or type(error).__name__

@@ -24,15 +24,10 @@ _CACHE_NAMES = ("cache_params", "past_key_values", "past_key_value")
 
 
 def calls(module: torch.nn.Module, name: str) -> bool:
-    """Whether the code of a module's own class names a method of the cache."""
-    return "forward" in vars(type(module)) and f".{name}(" in _source(type(module))
-
-
-def _source(kind: type) -> str:
-    try:
-        return inspect.getsource(kind)
-    except OSError:
-        return ""
+    """Whether a method of a module's own class names a method of the cache."""
+    own = vars(type(module))
+    methods = [inspect.unwrap(method) for method in own.values() if inspect.isfunction(method)]
+    return "forward" in own and any(name in method.__code__.co_names for method in methods)
 
 
 FORMS: Final = ("all rows at once", "row by row", "token by token")

@@ -124,10 +124,8 @@ def build_hf(
     except (CheckpointError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # whatever a model class raises about what it is given
-        what = str(error) or type(error).__name__
-        raise CheckpointError(
-            f"{facts.architecture} cannot be served: its code fails: {what}"
-        ) from error
+        what = f"its code fails: {type(error).__name__}: {error}"
+        raise CheckpointError(f"{facts.architecture} cannot be served: {what}") from error
 
 
 def _adapted(facts: HfFacts, model: PreTrainedModel, has_kernels: bool) -> HfModel:

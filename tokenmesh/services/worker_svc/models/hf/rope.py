@@ -45,7 +45,7 @@ class RowRope(torch.nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """x [1, T, *], position_ids [1, T] -> cos and sin [1, T, rotary_dim] in x's dtype."""
         step, positions = self._run.step, position_ids[0]
-        if step is None:  # the probe's positions may be on the meta device
+        if positions.is_meta:
             positions = torch.arange(len(positions))
         lengths = positions + 1 if step is None else step.lengths
         turns = self._rotary.turns(positions.cpu(), lengths.cpu())[:, 0]
@@ -54,8 +54,19 @@ class RowRope(torch.nn.Module):
 
 
 def by_row(body: torch.nn.Module, ropes: tuple[RopeConfig, ...], run: Run) -> None:
-    """Put a RowRope where the tree has a rotary module of such a kind."""
+    """Put a RowRope where the tree has a rotary module of such a kind. Raises UnservedModel."""
     for parent in body.modules():
         for name, module in parent.named_children():
             if getattr(module, "rope_type", None) in _BY_LENGTH:
-                setattr(parent, name, RowRope(ropes[0], run))
+                rope = RowRope(ropes[0], run)
+                _compare(module, rope, next(body.parameters()))
+                setattr(parent, name, rope)
+
+
+def _compare(module: Any, rope: RowRope, like: torch.Tensor) -> None:
+    """A short and a long sequence: their last tokens are turned as the tree's module turns them."""
+    for last in () if like.is_meta else (1, 2 * module.config.max_position_embeddings):
+        positions = torch.tensor([[0, last]])
+        for own, ours in zip(module(like, positions), rope(like, positions), strict=True):
+            if not torch.allclose(own[0, -1], ours[0, -1], atol=1e-2):
+                raise UnservedModel("its rope depends on the length in a way of its own")

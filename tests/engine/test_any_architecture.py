@@ -1,0 +1,64 @@
+"""Any architecture that transformers generates text with is exact or refused with a reason."""
+
+from collections import Counter
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import pytest
+import torch
+
+from tests.fakes.any_architecture import CannotMake, kinds, make_checkpoint
+from tests.fakes.engine_driver import EngineDriver, Job, greedy
+from tests.fakes.tiny import prompt_of
+from tokenmesh.shared.errors import CheckpointError
+
+SEED: Final = 2
+FEW: Final = 10
+NUM_TOKENS: Final = 16
+PROMPTS: Final = [prompt_of(37), prompt_of(20, seed=2)]
+
+
+def outcome(directory: Path, config_class: type) -> str:
+    """What became of an architecture; an AssertionError when we compute something else."""
+    try:
+        oracle = make_checkpoint(directory, config_class)
+    except CannotMake:
+        return "not made"
+    try:
+        driver = EngineDriver(
+            directory,
+            model_impl="transformers",
+            max_model_len=128,
+            max_num_seqs=4,
+            max_num_batched_tokens=11,
+        )
+    except CheckpointError as refusal:
+        return "refused" if "cannot be served: " in refusal.message else refusal.message
+    tokens = driver.tokens([Job(prompt, greedy(NUM_TOKENS)) for prompt in PROMPTS])
+    for prompt, ours in zip(PROMPTS, tokens, strict=True):
+        with torch.no_grad():
+            ids = torch.tensor([[*prompt, *ours[:-1]]])
+            logits = oracle(ids, use_cache=False).logits[0, len(prompt) - 1 :]
+        assert logits.argmax(-1).tolist() == ours
+    return "exact"
+
+
+@pytest.mark.parametrize("number", range(FEW))
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.timeout(120)
+def test_an_architecture_at_random_is_exact_or_refused(tmp_path: Path, number: int) -> None:
+    names = sorted(kinds())
+    Random(SEED).shuffle(names)
+    assert outcome(tmp_path, kinds()[names[number]]) in ("exact", "refused")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.timeout(1800)
+def test_every_architecture_is_exact_or_refused(tmp_path: Path) -> None:
+    found = {name: outcome(tmp_path / name, kind) for name, kind in kinds().items()}
+    counts = Counter(found.values())
+    assert counts.keys() <= {"exact", "refused", "not made"}
+    assert counts["exact"] >= 95
+    assert counts["not made"] < 50
