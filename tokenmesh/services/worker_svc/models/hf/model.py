@@ -13,13 +13,21 @@ from tokenmesh.services.worker_svc.layers.step import HostStep, Step
 from tokenmesh.services.worker_svc.models.api import Patch, Progress
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
 from tokenmesh.services.worker_svc.models.hf import experts
-from tokenmesh.services.worker_svc.models.hf.check import check, paged_logits, reference
+from tokenmesh.services.worker_svc.models.hf.calls import Calls, first_step, record
+from tokenmesh.services.worker_svc.models.hf.check import check, paged_logits, prompts, reference
 from tokenmesh.services.worker_svc.models.hf.facts import HfFacts
 from tokenmesh.services.worker_svc.models.hf.mixers import FORMS
+from tokenmesh.services.worker_svc.models.hf.swap import swap
 from tokenmesh.services.worker_svc.models.hf.tree import Tree, adapt
 from tokenmesh.services.worker_svc.models.hf.unserved import UnservedModel
 from tokenmesh.services.worker_svc.models.hf.weights import read_weights
-from tokenmesh.services.worker_svc.models.keeps import Grouping, KvStore, LayerKeeps, window_groups
+from tokenmesh.services.worker_svc.models.keeps import (
+    Grouping,
+    KvStore,
+    LayerKeeps,
+    make_store,
+    window_groups,
+)
 from tokenmesh.shared.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -136,8 +144,20 @@ def _adapted(facts: HfFacts, model: PreTrainedModel, has_kernels: bool) -> HfMod
     keeps = tree.probe()
     setattr(model, model.base_model_prefix, body)
     loaded = HfModel(facts, keeps, tree, body)
+    modules = [*tree.body.modules(), *model.modules()]
+    swap(modules, _record(loaded, modules), has_kernels)
     _check(loaded, expected)
     return loaded
+
+
+@torch.inference_mode()
+def _record(model: HfModel, modules: list[torch.nn.Module]) -> Calls:
+    """The calls of one pass over a few tokens, the head included."""
+    step = first_step()
+    store = make_store(model.keeps, 3, step.page_size, 1, model.dtype, torch.device("cpu"))
+    store.clear_blocks(torch.arange(3))
+    ids = prompts(model.facts.vocab_size)[0][: len(step.token_lengths)]
+    return record(modules, lambda: model.logits(model.forward(model.embed(ids), step, store)))
 
 
 def _check(model: HfModel, expected: torch.Tensor) -> None:

@@ -1,0 +1,120 @@
+"""Module trees with parts replaced by our own: the same tokens as transformers, and which parts."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
+
+from tests.fakes.engine_driver import EngineDriver, Job, greedy
+from tests.fakes.family_configs import SIZES, checkpoint_of
+from tests.fakes.tiny import Tiny, TinyCheckpoint, prompt_of
+from tokenmesh.services.worker_svc.models.hf import swap as swap_module
+from tokenmesh.services.worker_svc.models.hf.calls import record
+from tokenmesh.services.worker_svc.models.hf.recognise import norm_of
+from tokenmesh.services.worker_svc.models.hf.swap import swap
+
+NUM_TOKENS = 16
+_MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+OTHERS: dict[str, dict[str, Any]] = {
+    "Gemma2ForCausalLM": {"model_type": "gemma2", "sliding_window": 8},
+    "Gemma3ForCausalLM": {"model_type": "gemma3_text", "sliding_window": 8},
+    "Qwen3MoeForCausalLM": {"model_type": "qwen3_moe", **_MOE},
+    "Cohere2ForCausalLM": {"model_type": "cohere2", "sliding_window": 8},
+    "StableLmForCausalLM": {"model_type": "stablelm"},
+}
+"""Architectures that the native kind does not have."""
+
+
+@pytest.fixture(autouse=True)
+def _swap_small_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swap_module, "MIN_ELEMENTS", 0)
+
+
+def assert_same_tokens(checkpoint: TinyCheckpoint, native: bool) -> None:
+    prompts = [prompt_of(37, seed=1), prompt_of(20, seed=2)]
+    driver = EngineDriver(
+        checkpoint.directory,
+        model_impl="transformers",
+        max_num_batched_tokens=7,
+        native_kernels=native,
+    )
+    jobs = [Job(prompt, greedy(NUM_TOKENS)) for prompt in prompts]
+    assert driver.tokens(jobs) == checkpoint.greedy(prompts, NUM_TOKENS)
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["native", "torch"])
+@pytest.mark.parametrize(
+    "name", ["llama", "llama_odd", "qwen2", "qwen3", "phi3", "glm4", "olmo2", "granite", "exaone4"]
+)
+def test_families_of_the_native_kind(tiny: Tiny, name: str, native: bool) -> None:
+    assert_same_tokens(tiny(name), native)
+
+
+@pytest.mark.parametrize("architecture", OTHERS)
+def test_other_families(tmp_path: Path, architecture: str) -> None:
+    config = {"architectures": [architecture], **SIZES, **OTHERS[architecture]}
+    assert_same_tokens(checkpoint_of(tmp_path / "model", config), native=True)
+
+
+class _Block(torch.nn.Module):
+    """Projections as attention modules have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q = torch.nn.Linear(8, 12)
+        self.k = torch.nn.Linear(8, 4, bias=False)
+        self.gate = torch.nn.Linear(8, 8)
+        self.down = torch.nn.Linear(4, 8)
+        self.read = torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mixed = self.q(x).view(-1, 4)[: x.shape[1]] + self.k(x)[0]
+        out: torch.Tensor = self.down(mixed)[None] @ self.read.weight + self.gate(2 * x)
+        return out + self.read(x)
+
+
+@torch.inference_mode()
+def test_projections_of_one_input_become_one_product() -> None:
+    block, x = _Block(), torch.randn(1, 5, 8)
+    expected = block(x)
+    modules = list(block.modules())
+    swap(modules, record(modules, lambda: block(x)), native=False)
+    torch.testing.assert_close(block(x), expected)
+    is_swapped = {name: part.weight.is_meta for name, part in block.named_children()}
+    assert is_swapped == {"q": True, "k": True, "gate": True, "down": True, "read": False}
+    # asked once more, and for another tensor, before the other part was taken
+    torch.testing.assert_close(block.q(x), block.q(x))
+    torch.testing.assert_close(block.k(2 * x), 2 * block.k(x))
+
+
+@torch.inference_mode()
+def test_a_gated_mlp_with_another_activation_is_one_too() -> None:
+    class Config:
+        hidden_size, intermediate_size, hidden_act, mlp_bias = 8, 12, "relu2", True
+
+    mlp, x = LlamaMLP(Config()), torch.randn(1, 5, 8)
+    expected = mlp(x)
+    modules = list(mlp.modules())
+    swap(modules, record(modules, lambda: mlp(x)), native=False)
+    assert "forward" in vars(mlp)
+    torch.testing.assert_close(mlp(x), expected)
+
+
+@torch.inference_mode()
+def test_norms_are_found_by_what_they_compute() -> None:
+    plain, offset = LlamaRMSNorm(8, 1e-5), Gemma3RMSNorm(8, 1e-4)
+    for module in (plain, offset):
+        module.weight.copy_(torch.randn(8))
+    found = norm_of(plain)
+    assert found is not None
+    assert found.eps == 1e-5
+    torch.testing.assert_close(found.weight, plain.weight.data)
+    found = norm_of(offset)
+    assert found is not None
+    assert found.eps == 1e-4
+    torch.testing.assert_close(found.weight, offset.weight.data + 1)
+    assert norm_of(torch.nn.LayerNorm(8, bias=False)) is None
+    assert norm_of(torch.nn.Linear(8, 1, bias=False)) is None

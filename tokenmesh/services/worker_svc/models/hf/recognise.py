@@ -1,0 +1,136 @@
+"""What a module computes, found by trying it on numbers: never by its name or its family."""
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from tokenmesh.kernels.moe import ACTIVATIONS, ExpertsSpec
+from tokenmesh.kernels.moe.cpu import activated
+from tokenmesh.kernels.rms_norm import rms_norm
+from tokenmesh.services.worker_svc.models.hf.calls import Calls
+
+_ROWS: Final = 4
+_EXACT: Final = 1e-5
+"""Largest difference, absolute and relative, of two float32 forms of one formula."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Norm:
+    """A module that is x / sqrt(mean(x * x) + eps) * weight."""
+
+    weight: torch.Tensor
+    """float32 [F]; the module's own, or 1 more."""
+    eps: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gated:
+    """A module that is down(activation(gate(x)) * up(x))."""
+
+    gate_up: list[torch.nn.Linear]
+    """gate and up, or one with the outputs of both."""
+    down: torch.nn.Linear
+    spec: ExpertsSpec
+
+
+def random_rows(*shape: int) -> torch.Tensor:
+    """Normal numbers in float32, the same on every call."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def norm_of(module: torch.nn.Module) -> Norm | None:
+    """None: it is no RMS norm."""
+    own = list(module.parameters())
+    if len(own) != 1 or own[0].dim() != 1 or list(module.children()):
+        return None
+    if len(inspect.signature(module.forward).parameters) != 1:
+        return None
+    x = random_rows(_ROWS, len(own[0]))
+    x[::2] *= 1e-3  # so that eps counts
+    try:
+        expected = module.forward(x)
+    except Exception:  # whatever a module raises that is something else
+        return None
+    wide = own[0].detach().float()
+    for weight in (wide, wide + 1):
+        for eps in _epsilons(module):
+            if _is_same(expected, rms_norm(x, weight, eps)):
+                return Norm(weight, eps)
+    return None
+
+
+def _epsilons(module: torch.nn.Module) -> Iterator[float]:
+    for value in vars(module).values():
+        if isinstance(value, float) and 0 < value < 1e-2:
+            yield value
+
+
+def _is_same(expected: Any, ours: torch.Tensor) -> bool:
+    return (
+        isinstance(expected, torch.Tensor)
+        and expected.shape == ours.shape
+        and torch.allclose(expected.float(), ours, rtol=_EXACT, atol=_EXACT)
+    )
+
+
+def gated_of(
+    module: torch.nn.Module, linears: dict[torch.nn.Linear, torch.Tensor], calls: Calls
+) -> Gated | None:
+    """None: it is no gated MLP. linears: those that may be replaced, and what each was given."""
+    call = calls.only(module)
+    own = [each for each in module.children() if isinstance(each, torch.nn.Linear)]
+    parameters = sum(len(list(linear.parameters())) for linear in own)
+    if call is None or call.x is None or not all(linear in linears for linear in own):
+        return None
+    if len(list(module.parameters())) != parameters:
+        return None
+    firsts = [linear for linear in own if linears[linear] is call.x]
+    downs = [linear for linear in own if linear not in firsts]
+    if len(firsts) not in (1, 2) or len(downs) != 1:
+        return None
+    inner = downs[0].in_features
+    sizes = [linear.out_features for linear in firsts]
+    if sizes != ([2 * inner] if len(firsts) == 1 else [inner, inner]):
+        return None
+    for gate_up in [firsts, firsts[::-1]][: len(firsts)]:
+        spec = _activation_of(module, gate_up, downs[0])
+        if spec is not None:
+            return Gated(gate_up, downs[0], spec)
+    return None
+
+
+class _Given(torch.nn.Module):
+    """Stands where a projection was: returns what it was made with, or what it is given."""
+
+    def __init__(self, out: torch.Tensor | None) -> None:
+        super().__init__()
+        self._out = out
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self._out is None else self._out
+
+
+def _activation_of(
+    module: torch.nn.Module, gate_up: list[torch.nn.Linear], down: torch.nn.Linear
+) -> ExpertsSpec | None:
+    """What happens between the projections, which are left out while the module is tried."""
+    probe = 2 * random_rows(1, _ROWS, 2 * down.in_features)
+    given = [each.contiguous() for each in probe.chunk(len(gate_up), dim=-1)]
+    names = {child: name for name, child in module.named_children()}
+    stand_ins: dict[torch.nn.Module, torch.Tensor | None] = dict(
+        zip(gate_up, given, strict=True)
+    ) | {down: None}
+    try:
+        for linear, out in stand_ins.items():
+            module._modules[names[linear]] = _Given(out)
+        expected = module.forward(random_rows(1, _ROWS, gate_up[0].in_features))
+    except Exception:  # whatever a module raises that is something else
+        return None
+    finally:
+        for linear in stand_ins:
+            module._modules[names[linear]] = linear
+    specs = (ExpertsSpec(activation=each) for each in ACTIVATIONS)
+    return next((spec for spec in specs if _is_same(expected, activated(probe, spec))), None)

@@ -1,0 +1,172 @@
+"""Parts of a module tree, replaced by our own: linear layers, norms, gated MLPs.
+
+What a part computes is found by recording one pass and by trying it on numbers. Weights are packed
+one group at a time, and the plain ones are given up at once: memory peaks at the weights plus one.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+
+from tokenmesh.kernels.gelu_mul import gelu_mul
+from tokenmesh.kernels.linear import Linear, linear, pack
+from tokenmesh.kernels.moe.cpu import activated
+from tokenmesh.kernels.moe.spec import ExpertsSpec
+from tokenmesh.kernels.rms_norm import rms_norm
+from tokenmesh.kernels.silu_mul import silu_mul
+from tokenmesh.services.worker_svc.models.hf.calls import Calls
+from tokenmesh.services.worker_svc.models.hf.recognise import Gated, Norm, gated_of, norm_of
+
+MIN_ELEMENTS: Final = 1 << 14
+"""Below this, calling our product costs more than it saves."""
+
+logger = logging.getLogger(__name__)
+
+
+def swap(modules: list[torch.nn.Module], calls: Calls, native: bool) -> None:
+    """Replace parts of `modules`, parents first. calls: of one pass over them.
+
+    native: the C kernels have been started.
+    """
+    linears = _replaceable(modules, calls)
+    counts = {"gated MLPs": 0, "products": 0, "linear layers": 0, "norms": 0}
+    for module in modules:
+        gated = gated_of(module, linears, calls)
+        if gated is not None:
+            _set_gated(module, gated, native)
+            for each in (*gated.gate_up, gated.down):
+                del linears[each]
+            counts["gated MLPs"] += 1
+        for group in _groups(module, linears):
+            counts["products"] += 1
+            counts["linear layers"] += len(group)
+            _set_products(group, native)
+        norm = norm_of(module)
+        if norm is not None:
+            _set_norm(module, norm)
+            counts["norms"] += 1
+    logger.info("replaced %s", ", ".join(f"{count} {what}" for what, count in counts.items()))
+
+
+def _replaceable(
+    modules: list[torch.nn.Module], calls: Calls
+) -> dict[torch.nn.Linear, torch.Tensor]:
+    """Linear layers that were called once and whose weight nothing else uses; what each got."""
+    found = {}
+    for module in modules:
+        call = calls.only(module)
+        if type(module) is torch.nn.Linear and call is not None and call.x is not None:
+            is_own = "forward" not in vars(module) and calls.uses[id(module.weight)] == 1
+            bias: torch.Tensor | None = module.bias
+            if is_own and (bias is None or calls.uses[id(bias)] == 1):
+                found[module] = call.x
+    return found
+
+
+def _groups(
+    parent: torch.nn.Module, linears: dict[torch.nn.Linear, torch.Tensor]
+) -> list[list[torch.nn.Linear]]:
+    """Its own linear layers, those of the same input together; without the small ones."""
+    by_input: dict[int, list[torch.nn.Linear]] = {}
+    for child in parent.children():
+        if isinstance(child, torch.nn.Linear) and child in linears:
+            by_input.setdefault(id(linears.pop(child)), []).append(child)
+    groups = by_input.values()
+    return [group for group in groups if sum(e.weight.numel() for e in group) >= MIN_ELEMENTS]
+
+
+def _set_products(group: list[torch.nn.Linear], native: bool) -> None:
+    sizes = [each.out_features for each in group]
+    layer = _packed(group, native)
+    if len(group) == 1:
+        _run_by(group[0], lambda x: _by_row(linear, x, layer))
+        return
+    merged = _Merged(layer, sizes)
+    for number, each in enumerate(group):
+        _run_by(each, _part(merged, number))
+
+
+def _part(merged: "_Merged", number: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: merged.part(number, x)
+
+
+def _packed(group: list[torch.nn.Linear], native: bool) -> Linear:
+    """One below the other; their own weights stay as shapes without memory."""
+    biases: list[torch.Tensor | None] = [each.bias for each in group]
+    weights = [each.weight.detach() for each in group]
+    bias = None
+    if any(each is not None for each in biases):
+        parts = zip(biases, weights, strict=True)
+        bias = torch.cat([w.new_zeros(len(w)) if b is None else b.detach() for b, w in parts])
+    weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+    del weights
+    for each in group:
+        empty = torch.empty_like(each.weight, device="meta")
+        each.weight = torch.nn.Parameter(empty, requires_grad=False)
+    return pack(weight, bias, native)
+
+
+def _by_row(product: Callable[..., torch.Tensor], x: torch.Tensor, *args: Any) -> torch.Tensor:
+    """product of [T, I] -> [T, O], on x [..., I] -> [..., O]."""
+    return product(x.reshape(-1, x.shape[-1]), *args).view(*x.shape[:-1], -1)
+
+
+@dataclass(slots=True)
+class _Merged:
+    """One product for linear layers that are called one after the other on the same tensor."""
+
+    layer: Linear
+    sizes: list[int]
+    _x: torch.Tensor | None = None
+    """Held while a part is left, so that no other tensor has its identity."""
+    _parts: list[torch.Tensor | None] = field(default_factory=list)
+
+    def part(self, number: int, x: torch.Tensor) -> torch.Tensor:
+        """The result of one of them: x [..., I] -> [..., O]; each is handed out once."""
+        part = self._parts[number] if x is self._x else None
+        if part is None:
+            out = _by_row(linear, x, self.layer)
+            # contiguous, as their own would be: a caller may view them in any shape
+            self._parts = [each.contiguous() for each in torch.split(out, self.sizes, dim=-1)]
+            self._x, part = x, self._parts[number]
+        assert part is not None
+        self._parts[number] = None
+        if all(each is None for each in self._parts):
+            self._x = None
+        return part
+
+
+def _set_gated(module: torch.nn.Module, gated: Gated, native: bool) -> None:
+    gate_up = _packed(gated.gate_up, native)
+    down = _packed([gated.down], native)
+    spec = gated.spec
+
+    def mlp(x: torch.Tensor) -> torch.Tensor:
+        return linear(_activated(linear(x, gate_up), spec), down)
+
+    _run_by(module, lambda x: _by_row(mlp, x))
+
+
+def _activated(gate_up: torch.Tensor, spec: ExpertsSpec) -> torch.Tensor:
+    match spec.activation:
+        case "silu":
+            return silu_mul(gate_up)
+        case "gelu":
+            return gelu_mul(gate_up, "none")
+        case "gelu_tanh":
+            return gelu_mul(gate_up, "tanh")
+        case _:
+            return activated(gate_up.float(), spec).to(gate_up.dtype)
+
+
+def _run_by(module: Any, forward: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Replace the forward of this instance; attributes that others read stay."""
+    module.forward = forward
+
+
+def _set_norm(module: torch.nn.Module, norm: Norm) -> None:
+    weight, eps = norm.weight, norm.eps
+    _run_by(module, lambda x: rms_norm(x, weight, eps))
