@@ -16,6 +16,7 @@ from tokenmesh.services.worker_svc.models.api import ModelFacts
 from tokenmesh.services.worker_svc.models.hf.rope import length_ropes
 from tokenmesh.services.worker_svc.models.hf.tree import adapt
 from tokenmesh.services.worker_svc.models.hf.unserved import UnservedModel
+from tokenmesh.services.worker_svc.models.native.read_rope import longest_position
 from tokenmesh.services.worker_svc.models.raw_config import RawConfig
 from tokenmesh.shared.errors import CheckpointError
 
@@ -129,12 +130,14 @@ def _facts_of(
 ) -> HfFacts:
     text: Any = config.get_text_config()
     dtype = raw.get("dtype") or raw.get("torch_dtype")
+    ropes = length_ropes(raw, text, tree)
+    longest = getattr(text, "max_position_embeddings", None) or UNBOUNDED
     return HfFacts(
         architecture=architecture,
         vocab_size=_size(raw, text, "vocab_size"),
         hidden_size=_size(raw, text, "hidden_size"),
-        max_position=getattr(text, "max_position_embeddings", None) or UNBOUNDED,
-        ropes=length_ropes(raw, text, tree),
+        max_position=longest_position(ropes[0]) if ropes else longest,
+        ropes=ropes,
         takes_images=False,
         dtype=dtype if isinstance(dtype, str) else None,
         directory=directory,

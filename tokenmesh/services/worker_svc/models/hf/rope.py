@@ -37,18 +37,21 @@ class RowRope(torch.nn.Module):
 
     def __init__(self, rope: RopeConfig, run: Run) -> None:
         super().__init__()
-        self._rotary = Rotary(rope)
+        self.rotary = Rotary(rope)
         self._run = run
 
     def forward(
         self, x: torch.Tensor, position_ids: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """x [1, T, *], position_ids [1, T] -> cos and sin [1, T, rotary_dim] in x's dtype."""
+        if position_ids.is_meta:  # the probe of a tree without weights
+            shape = (*position_ids.shape, self.rotary.config.rotary_dim)
+            return x.new_empty(shape), x.new_empty(shape)
         step, positions = self._run.step, position_ids[0]
         if positions.is_meta:
             positions = torch.arange(len(positions))
         lengths = positions + 1 if step is None else step.lengths
-        turns = self._rotary.turns(positions.cpu(), lengths.cpu())[:, 0]
+        turns = self.rotary.turns(positions.cpu(), lengths.cpu())[:, 0]
         both = torch.cat([turns, turns], dim=-1)[None].to(x.device)
         return both.real.to(x.dtype), both.imag.to(x.dtype)
 
