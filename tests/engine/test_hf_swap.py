@@ -1,7 +1,7 @@
 """Module trees with parts replaced by our own: the same tokens as transformers, and which parts."""
 
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 import pytest
 import torch
@@ -9,28 +9,27 @@ from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from tests.fakes.engine_driver import EngineDriver, Job, greedy
-from tests.fakes.family_configs import SIZES, checkpoint_of
+from tests.fakes.family_configs import OTHERS, checkpoint_of, other_config
 from tests.fakes.tiny import Tiny, TinyCheckpoint, prompt_of
+from tokenmesh.services.worker_svc.models.hf import build
 from tokenmesh.services.worker_svc.models.hf import swap as swap_module
 from tokenmesh.services.worker_svc.models.hf.calls import record
+from tokenmesh.services.worker_svc.models.hf.model import HfModel
+from tokenmesh.services.worker_svc.models.hf.read_heads import Unread
 from tokenmesh.services.worker_svc.models.hf.recognise import norm_of
 from tokenmesh.services.worker_svc.models.hf.swap import swap
 
 NUM_TOKENS = 16
-_MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
-OTHERS: dict[str, dict[str, Any]] = {
-    "Gemma2ForCausalLM": {"model_type": "gemma2", "sliding_window": 8},
-    "Gemma3ForCausalLM": {"model_type": "gemma3_text", "sliding_window": 8},
-    "Qwen3MoeForCausalLM": {"model_type": "qwen3_moe", **_MOE},
-    "Cohere2ForCausalLM": {"model_type": "cohere2", "sliding_window": 8},
-    "StableLmForCausalLM": {"model_type": "stablelm"},
-}
-"""Architectures that the native kind does not have."""
 
 
 @pytest.fixture(autouse=True)
 def _swap_small_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(swap_module, "MIN_ELEMENTS", 0)
+    monkeypatch.setattr(build, "promote", stay_a_tree)
+
+
+def stay_a_tree(_model: HfModel, _native: bool) -> NoReturn:
+    raise Unread("it is to be swapped")
 
 
 def assert_same_tokens(checkpoint: TinyCheckpoint, native: bool) -> None:
@@ -55,8 +54,8 @@ def test_families_of_the_native_kind(tiny: Tiny, name: str, native: bool) -> Non
 
 @pytest.mark.parametrize("architecture", OTHERS)
 def test_other_families(tmp_path: Path, architecture: str) -> None:
-    config = {"architectures": [architecture], **SIZES, **OTHERS[architecture]}
-    assert_same_tokens(checkpoint_of(tmp_path / "model", config), native=True)
+    checkpoint = checkpoint_of(tmp_path / "model", other_config(architecture))
+    assert_same_tokens(checkpoint, native=True)
 
 
 class _Block(torch.nn.Module):
@@ -72,8 +71,9 @@ class _Block(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         mixed = self.q(x).view(-1, 4)[: x.shape[1]] + self.k(x)[0]
-        out: torch.Tensor = self.down(mixed)[None] @ self.read.weight + self.gate(2 * x)
-        return out + self.read(x)
+        read: torch.Tensor = self.read(x)
+        summed: torch.Tensor = self.down(mixed)[None] @ self.read.weight + self.gate(2 * x)
+        return read + summed
 
 
 @torch.inference_mode()

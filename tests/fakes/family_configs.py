@@ -58,6 +58,22 @@ MODEL_TYPES: Final[Mapping[str, str]] = {
 """By architecture, as config.json has it."""
 
 
+_MOE: Final = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+OTHERS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "Gemma2ForCausalLM": {"model_type": "gemma2", "sliding_window": 8},
+    "Gemma3ForCausalLM": {"model_type": "gemma3_text", "sliding_window": 8},
+    "Qwen3MoeForCausalLM": {"model_type": "qwen3_moe", **_MOE},
+    "Cohere2ForCausalLM": {"model_type": "cohere2", "sliding_window": 8},
+    "StableLmForCausalLM": {"model_type": "stablelm"},
+}
+"""Architectures that the native kind does not have."""
+
+
+def other_config(architecture: str) -> dict[str, Any]:
+    """A small config.json of one of OTHERS."""
+    return {"architectures": [architecture], **SIZES, **OTHERS[architecture]}
+
+
 def config_of(architecture: str, **values: Any) -> dict[str, Any]:
     """A small config.json; None as a value stands for null."""
     model_type = MODEL_TYPES[architecture]

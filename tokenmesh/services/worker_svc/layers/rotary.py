@@ -15,10 +15,20 @@ _FIRST_TABLE: Final = 4096
 class Rotary:
     """Turns positions into the complex factors that `kernels.rope.rotate` multiplies with."""
 
-    def __init__(self, config: RopeConfig, device: torch.device | None = None) -> None:
-        """device is where positions will be; default: CPU."""
+    def __init__(
+        self,
+        config: RopeConfig,
+        device: torch.device | None = None,
+        frequencies: torch.Tensor | None = None,
+    ) -> None:
+        """device is where positions will be; default: CPU.
+
+        frequencies, float32 [pairs], replace those that the config yields.
+        """
         self._config = config
-        self._frequencies = inverse_frequencies(config).to(device)
+        if frequencies is None:
+            frequencies = inverse_frequencies(config)
+        self._frequencies = frequencies.to(device)
         self._long = None
         if config.kind == "longrope":
             self._long = _longrope(config, config.long_factor).to(device)
@@ -32,6 +42,11 @@ class Rotary:
         again where they cross the boundary of longrope, so that one row never mixes its factors.
         """
         return self._turned(positions, self._at_length(lengths))
+
+    @property
+    def config(self) -> RopeConfig:
+        """Of these positions."""
+        return self._config
 
     @property
     def has_table(self) -> bool:

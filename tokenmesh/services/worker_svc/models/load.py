@@ -45,8 +45,8 @@ def load_model(
     """
     if isinstance(facts, NativeFacts):
         return build_decoder(facts, checkpoint, dtype, progress, has_kernels)
+    from tokenmesh.services.worker_svc.models.hf.build import build_hf
     from tokenmesh.services.worker_svc.models.hf.facts import HfFacts
-    from tokenmesh.services.worker_svc.models.hf.model import build_hf
 
     assert isinstance(facts, HfFacts)
     return build_hf(facts, checkpoint, dtype, progress, has_kernels)

@@ -1,6 +1,5 @@
 """HfModel: a module tree of transformers with weights, as the runner sees it."""
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -9,38 +8,23 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from tokenmesh.services.worker_svc.layers.step import HostStep, Step
-from tokenmesh.services.worker_svc.models.api import Patch, Progress
-from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
-from tokenmesh.services.worker_svc.models.hf import experts
-from tokenmesh.services.worker_svc.models.hf.calls import Calls, first_step, record
-from tokenmesh.services.worker_svc.models.hf.check import check, paged_logits, prompts, reference
+from tokenmesh.services.worker_svc.layers.step import Step
+from tokenmesh.services.worker_svc.models.api import Patch
 from tokenmesh.services.worker_svc.models.hf.facts import HfFacts
-from tokenmesh.services.worker_svc.models.hf.mixers import FORMS
-from tokenmesh.services.worker_svc.models.hf.swap import swap
-from tokenmesh.services.worker_svc.models.hf.tree import Tree, adapt
-from tokenmesh.services.worker_svc.models.hf.unserved import UnservedModel
-from tokenmesh.services.worker_svc.models.hf.weights import read_weights
-from tokenmesh.services.worker_svc.models.keeps import (
-    Grouping,
-    KvStore,
-    LayerKeeps,
-    make_store,
-    window_groups,
-)
-from tokenmesh.shared.errors import CheckpointError
-
-logger = logging.getLogger(__name__)
+from tokenmesh.services.worker_svc.models.hf.tree import Tree
+from tokenmesh.services.worker_svc.models.keeps import Grouping, KvStore, LayerKeeps, window_groups
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HfModel:
     """Implements `Model`."""
 
     facts: HfFacts
     keeps: tuple[LayerKeeps, ...]
     tree: Tree
-    body: "_Computed"
+    body: "Computed"
+    is_whole: bool = True
+    """Whether its weights are still its own."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -81,7 +65,7 @@ class HfModel:
         return logits[0].float() if out is None else out.copy_(logits[0])
 
 
-class _Computed(torch.nn.Module):
+class Computed(torch.nn.Module):
     """Stands where the tree's body was, so that its head runs on states that are there."""
 
     hidden: torch.Tensor | None
@@ -110,73 +94,3 @@ class _Output(SimpleNamespace):
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):
             raise AttributeError(name)
-
-
-def build_hf(
-    facts: HfFacts,
-    checkpoint: Checkpoint,
-    dtype: torch.dtype,
-    progress: Progress,
-    has_kernels: bool,
-) -> HfModel:
-    """Load every tensor. has_kernels: the C kernels have been started.
-
-    Raises CheckpointError for a tensor that is missing, misshapen or unknown, for a tree that
-    computes something else in chunks than it does as a whole, and for one whose code fails.
-    """
-    model = read_weights(facts, checkpoint, dtype, progress)
-    try:
-        return _adapted(facts, model, has_kernels)
-    except UnservedModel as error:
-        raise CheckpointError(f"{facts.architecture} cannot be served: {error.message}") from error
-    except (CheckpointError, MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # whatever a model class raises about what it is given
-        what = f"its code fails: {type(error).__name__}: {error}"
-        raise CheckpointError(f"{facts.architecture} cannot be served: {what}") from error
-
-
-def _adapted(facts: HfFacts, model: PreTrainedModel, has_kernels: bool) -> HfModel:
-    expected = reference(model, facts.vocab_size)
-    tree = adapt(model, facts.ropes)
-    experts.take_over(model, has_kernels)
-    body = _Computed(tree.body)
-    keeps = tree.probe()
-    setattr(model, model.base_model_prefix, body)
-    loaded = HfModel(facts, keeps, tree, body)
-    modules = [*tree.body.modules(), *model.modules()]
-    swap(modules, _record(loaded, modules), has_kernels)
-    _check(loaded, expected)
-    return loaded
-
-
-@torch.inference_mode()
-def _record(model: HfModel, modules: list[torch.nn.Module]) -> Calls:
-    """The calls of one pass over a few tokens, the head included."""
-    step = first_step()
-    store = make_store(model.keeps, 3, step.page_size, 1, model.dtype, torch.device("cpu"))
-    store.clear_blocks(torch.arange(3))
-    ids = prompts(model.facts.vocab_size)[0][: len(step.token_lengths)]
-    return record(modules, lambda: model.logits(model.forward(model.embed(ids), step, store)))
-
-
-def _check(model: HfModel, expected: torch.Tensor) -> None:
-    """See `check`. Mixers that come out wrong in one form are tried in the next slower one."""
-
-    def logits(ids: torch.Tensor, step: HostStep, store: KvStore) -> torch.Tensor:
-        return model.logits(model.forward(model.embed(ids), step, store))
-
-    name, mixers = model.facts.architecture, model.tree.mixers
-    for form in FORMS if mixers else FORMS[:1]:
-        for port in mixers:
-            port.take_form(form)
-        try:
-            ours = paged_logits(logits, model.keeps, model.facts.vocab_size, model.dtype)
-            error = check(expected, ours, model.dtype)
-        except UnservedModel as unserved:
-            if not mixers or form == FORMS[-1]:
-                raise
-            logger.info("the mixers of %s %s: %s", name, form, unserved.message)
-        else:
-            logger.info("chunks of %s are %.1e from the whole", name, error)
-            return

@@ -57,7 +57,7 @@ def norm_of(module: torch.nn.Module) -> Norm | None:
     wide = own[0].detach().float()
     for weight in (wide, wide + 1):
         for eps in _epsilons(module):
-            if _is_same(expected, rms_norm(x, weight, eps)):
+            if is_same(expected, rms_norm(x, weight, eps)):
                 return Norm(weight, eps)
     return None
 
@@ -68,7 +68,8 @@ def _epsilons(module: torch.nn.Module) -> Iterator[float]:
             yield value
 
 
-def _is_same(expected: Any, ours: torch.Tensor) -> bool:
+def is_same(expected: Any, ours: torch.Tensor) -> bool:
+    """Whether both are one formula's results in float32."""
     return (
         isinstance(expected, torch.Tensor)
         and expected.shape == ours.shape
@@ -102,14 +103,18 @@ def gated_of(
     return None
 
 
-class _Given(torch.nn.Module):
+class Given(torch.nn.Module):
     """Stands where a projection was: returns what it was made with, or what it is given."""
 
     def __init__(self, out: torch.Tensor | None) -> None:
         super().__init__()
         self._out = out
+        self.x: torch.Tensor | None = None
+        """What it was given."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """See the class."""
+        self.x = x
         return x if self._out is None else self._out
 
 
@@ -125,7 +130,7 @@ def _activation_of(
     ) | {down: None}
     try:
         for linear, out in stand_ins.items():
-            module._modules[names[linear]] = _Given(out)
+            module._modules[names[linear]] = Given(out)
         expected = module.forward(random_rows(1, _ROWS, gate_up[0].in_features))
     except Exception:  # whatever a module raises that is something else
         return None
@@ -133,4 +138,4 @@ def _activation_of(
         for linear in stand_ins:
             module._modules[names[linear]] = linear
     specs = (ExpertsSpec(activation=each) for each in ACTIVATIONS)
-    return next((spec for spec in specs if _is_same(expected, activated(probe, spec))), None)
+    return next((spec for spec in specs if is_same(expected, activated(probe, spec))), None)

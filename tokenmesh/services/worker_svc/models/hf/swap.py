@@ -31,7 +31,7 @@ def swap(modules: list[torch.nn.Module], calls: Calls, native: bool) -> None:
 
     native: the C kernels have been started.
     """
-    linears = _replaceable(modules, calls)
+    linears = replaceable(modules, calls)
     counts = {"gated MLPs": 0, "products": 0, "linear layers": 0, "norms": 0}
     for module in modules:
         gated = gated_of(module, linears, calls)
@@ -51,7 +51,7 @@ def swap(modules: list[torch.nn.Module], calls: Calls, native: bool) -> None:
     logger.info("replaced %s", ", ".join(f"{count} {what}" for what, count in counts.items()))
 
 
-def _replaceable(
+def replaceable(
     modules: list[torch.nn.Module], calls: Calls
 ) -> dict[torch.nn.Linear, torch.Tensor]:
     """Linear layers that were called once and whose weight nothing else uses; what each got."""
@@ -94,7 +94,11 @@ def _part(merged: "_Merged", number: int) -> Callable[[torch.Tensor], torch.Tens
 
 
 def _packed(group: list[torch.nn.Linear], native: bool) -> Linear:
-    """One below the other; their own weights stay as shapes without memory."""
+    return pack(*taken(group), native)
+
+
+def taken(group: list[torch.nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Weights and biases one below the other; their own stay as shapes without memory."""
     biases: list[torch.Tensor | None] = [each.bias for each in group]
     weights = [each.weight.detach() for each in group]
     bias = None
@@ -102,11 +106,10 @@ def _packed(group: list[torch.nn.Linear], native: bool) -> Linear:
         parts = zip(biases, weights, strict=True)
         bias = torch.cat([w.new_zeros(len(w)) if b is None else b.detach() for b, w in parts])
     weight = weights[0] if len(weights) == 1 else torch.cat(weights)
-    del weights
     for each in group:
         empty = torch.empty_like(each.weight, device="meta")
         each.weight = torch.nn.Parameter(empty, requires_grad=False)
-    return pack(weight, bias, native)
+    return weight, bias
 
 
 def _by_row(product: Callable[..., torch.Tensor], x: torch.Tensor, *args: Any) -> torch.Tensor:

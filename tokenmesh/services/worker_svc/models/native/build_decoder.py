@@ -52,6 +52,7 @@ def build_decoder(
     progress(checkpoint.bytes_read, num_bytes)
     return Decoder(
         facts=facts,
+        config=config,
         embedding=embedding,
         layers=layers,
         norm=norm,

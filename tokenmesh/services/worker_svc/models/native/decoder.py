@@ -15,7 +15,7 @@ from tokenmesh.services.worker_svc.layers.attention import Attention, TurnedStep
 from tokenmesh.services.worker_svc.layers.mlp import Mlp
 from tokenmesh.services.worker_svc.layers.rotary import Rotary
 from tokenmesh.services.worker_svc.layers.step import HostStep, Step
-from tokenmesh.services.worker_svc.models.api import Patch
+from tokenmesh.services.worker_svc.models.api import ModelFacts, Patch
 from tokenmesh.services.worker_svc.models.keeps import (
     Grouping,
     KvStore,
@@ -24,7 +24,6 @@ from tokenmesh.services.worker_svc.models.keeps import (
     one_group,
 )
 from tokenmesh.services.worker_svc.models.native.config import DecoderConfig, QueryScaling
-from tokenmesh.services.worker_svc.models.native.read_config import NativeFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,9 @@ def _add_and_norm(
 class Decoder:
     """All weights of a model. Implements `Model`."""
 
-    facts: NativeFacts
+    facts: ModelFacts
+    config: DecoderConfig
+    """The switches."""
     embedding: torch.Tensor
     """[V, hidden]"""
     layers: Sequence[DecoderLayer]
@@ -89,11 +90,6 @@ class Decoder:
     rotaries: Sequence[Rotary]
     program: Program | None
     """The layers as C kernels; None where there are none for this model or machine."""
-
-    @property
-    def config(self) -> DecoderConfig:
-        """The switches."""
-        return self.facts.config
 
     @property
     def keeps(self) -> tuple[LayerKeeps, ...]:

@@ -1,0 +1,212 @@
+"""A module tree of transformers read as a native decoder, where both compute the same.
+
+Each kind of layer is read and run in both forms on random numbers in float32. A tree whose layers
+all agree becomes a `Decoder`, and with it a program of C kernels; else it stays as it is.
+"""
+
+import copy
+import dataclasses
+from collections.abc import Hashable, Sequence
+from typing import Any, Final
+
+import torch
+
+from tokenmesh.kernels.linear import pack
+from tokenmesh.kernels.rope import interleave_rows
+from tokenmesh.services.worker_svc.layers.attention import Attention, TurnedStep
+from tokenmesh.services.worker_svc.layers.mlp import Mlp
+from tokenmesh.services.worker_svc.models.hf.attention import PORT
+from tokenmesh.services.worker_svc.models.hf.calls import first_step
+from tokenmesh.services.worker_svc.models.hf.model import HfModel
+from tokenmesh.services.worker_svc.models.hf.read_heads import Unread
+from tokenmesh.services.worker_svc.models.hf.read_layer import Reading, read_layer
+from tokenmesh.services.worker_svc.models.hf.recognise import norm_of, random_rows
+from tokenmesh.services.worker_svc.models.hf.skeleton import Skeleton, read_skeleton
+from tokenmesh.services.worker_svc.models.hf.swap import taken
+from tokenmesh.services.worker_svc.models.keeps import KvStore, make_store, one_group
+from tokenmesh.services.worker_svc.models.native.build_program import build_program
+from tokenmesh.services.worker_svc.models.native.config import DecoderConfig, LayerConfig
+from tokenmesh.services.worker_svc.models.native.decoder import Decoder, DecoderLayer
+
+TOLERANCE: Final = 1e-5
+"""Largest relative error between both forms of a layer, in float32."""
+
+
+def promote(model: HfModel, native: bool) -> Decoder:
+    """Take over the weights of a tree; they are gone from it. native: the C kernels have started.
+
+    Raises Unread, before anything has changed, where the tree is not a native decoder.
+    """
+    skeleton = read_skeleton(model)
+    readings = _read_kinds(model, skeleton)
+    config = _config_of(model, skeleton, readings)
+    layers = []
+    for number, layer in enumerate(skeleton.layers):
+        layers.append(_native_layer(layer, readings[number], config, config.layers[number], native))
+    embedding: Any = model.tree.embedding
+    return Decoder(
+        facts=model.facts,
+        config=config,
+        embedding=embedding.weight.detach(),
+        layers=layers,
+        norm=skeleton.norm.weight,
+        head=pack(skeleton.head.weight.detach(), None, native),
+        rotaries=skeleton.rotaries,
+        program=build_program(config, layers, skeleton.norm.weight),
+    )
+
+
+def _read_kinds(model: HfModel, skeleton: Skeleton) -> list[Reading]:
+    """The reading of each layer; one layer of each kind is read and proved."""
+    by_kind: dict[Hashable, Reading] = {}
+    readings = []
+    for number, layer in enumerate(skeleton.layers):
+        kind = _kind_of(layer, skeleton.calls[number].named)
+        if kind not in by_kind:
+            try:
+                by_kind[kind] = _proved(model, skeleton, number)
+            except Unread as error:
+                raise Unread(f"layer {number}: {error}") from None
+        readings.append(by_kind[kind])
+    return readings
+
+
+def _kind_of(layer: torch.nn.Module, named: dict[str, Any]) -> Hashable:
+    """What two layers have in common that only differ by their weights."""
+    parts = []
+    for name, module in layer.named_modules():
+        numbers = tuple(
+            (key, id(value) if callable(value) else value)
+            for key, value in sorted(vars(module).items())
+            if key != "layer_idx" and (value is None or _is_plain(value))
+        )
+        shapes = tuple((key, p.shape) for key, p in module.named_parameters(recurse=False))
+        port = getattr(module, PORT, None)
+        seen = None if port is None else (port.window, port.softcap, port.has_sinks)
+        parts.append((name, type(module), numbers, shapes, seen))
+    turns = tuple(id(each) for each in named.values() if isinstance(each, tuple))
+    return tuple(parts), turns
+
+
+def _is_plain(value: object) -> bool:
+    """Whether an attribute tells a kind: a number, a name, or a function."""
+    return isinstance(value, int | float | str) or callable(value)
+
+
+def _proved(model: HfModel, skeleton: Skeleton, number: int) -> Reading:
+    run = model.tree.run
+    shared = {id(run): run, id(model.tree.model.config): model.tree.model.config}
+    layer = copy.deepcopy(skeleton.layers[number], shared).float()
+    step, hidden = first_step(), random_rows(1, len(skeleton.positions), model.facts.hidden_size)
+    kept = model.keeps[number]
+    store = make_store([kept], 3, step.page_size, 1, torch.float32, torch.device("cpu"))
+    store.clear_blocks(torch.arange(3))
+    layers = [store.layers[0]] * len(model.keeps)
+    everywhere = KvStore([kept], layers, None, 3, step.page_size, grouping=one_group(model.keeps))
+    run.begin(step, everywhere)
+    try:
+        reading = read_layer(
+            layer, skeleton.calls[number], hidden, skeleton.positions, skeleton.rotaries
+        )
+    finally:
+        run.end()
+    config = _config_of(model, skeleton, [reading])
+    ours = _native_layer(layer, reading, config, config.layers[0], native=False)
+    lengths = skeleton.positions + 1
+    turns = [rotary.turns(skeleton.positions, lengths) for rotary in skeleton.rotaries]
+    total = hidden[0].clone()
+    (pages,) = store.layers[0]
+    last = ours.forward(total, None, TurnedStep(step, turns, None), pages, config)
+    total.add_(last, alpha=config.residual_multiplier)
+    error = float((total - reading.output[0]).norm() / reading.output.norm())
+    if not error <= TOLERANCE:
+        raise Unread(f"as a native layer it is {error:.1e} away from itself")
+    return reading
+
+
+def _config_of(model: HfModel, skeleton: Skeleton, readings: Sequence[Reading]) -> DecoderConfig:
+    """Raises Unread where layers differ in what a decoder has once."""
+    configs = {_without_layers(model, skeleton, reading) for reading in readings}
+    if len(configs) != 1:
+        raise Unread("its layers differ in more than window and rope")
+    layers = tuple(LayerConfig(each.heads.window, each.heads.rope) for each in readings)
+    return dataclasses.replace(configs.pop(), layers=layers)
+
+
+def _without_layers(model: HfModel, skeleton: Skeleton, reading: Reading) -> DecoderConfig:
+    heads = reading.heads
+    return DecoderConfig(
+        vocab_size=model.facts.vocab_size,
+        hidden_size=model.facts.hidden_size,
+        intermediate_size=reading.intermediate_size,
+        num_heads=heads.num_heads,
+        num_kv_heads=heads.num_kv_heads,
+        head_dim=heads.head_dim,
+        rms_norm_eps=reading.eps,
+        layers=(),
+        ropes=tuple(rotary.config for rotary in skeleton.rotaries),
+        max_position=model.facts.max_position,
+        tied_embeddings=skeleton.is_tied,
+        qkv_bias=reading.qkv_bias,
+        out_bias=reading.out_bias,
+        mlp_bias=reading.mlp_bias,
+        qk_norm=heads.qk_norm,
+        norms_after_rope=heads.norms_after_rope,
+        attention_scale=heads.scale,
+        embedding_multiplier=skeleton.embedding_multiplier,
+        multiplies_patches=True,  # the tree's body multiplies whatever it is given
+        residual_multiplier=reading.residual_multiplier,
+        logits_divisor=skeleton.logits_divisor,
+    )
+
+
+def _native_layer(
+    layer: torch.nn.Module,
+    reading: Reading,
+    config: DecoderConfig,
+    layer_config: LayerConfig,
+    native: bool,
+) -> DecoderLayer:
+    """Take over the weights of a layer."""
+    heads = reading.heads
+
+    def linear(names: tuple[str, ...]) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return taken([layer.get_submodule(name) for name in names])  # type: ignore[misc]
+
+    def norm(name: str | None) -> torch.Tensor | None:
+        found = None if name is None else norm_of(layer.get_submodule(name))
+        return None if found is None else found.weight
+
+    def pairs(rows: torch.Tensor) -> torch.Tensor:
+        if heads.rope is None or heads.is_interleaved:
+            return rows
+        return interleave_rows(rows, heads.head_dim, config.ropes[heads.rope].rotary_dim)
+
+    weight, bias = linear(heads.qkv)
+    rotated = (heads.num_heads + heads.num_kv_heads) * heads.head_dim
+    for rows in (weight, bias) if bias is not None else (weight,):
+        rows[:rotated] = pairs(rows[:rotated])
+    qk_norm = None
+    if heads.norms:
+        counts = (heads.num_heads, heads.num_kv_heads)
+        weights = [pairs(norm(name)).view(-1, heads.head_dim) for name in heads.norms]  # type: ignore[arg-type]
+        qk_norm = torch.cat([w.expand(n, -1) for w, n in zip(weights, counts, strict=True)])
+    qkv = pack(weight, bias, native)
+    del weight, bias
+    return DecoderLayer(
+        attention=Attention(
+            config=config,
+            layer=layer_config,
+            qkv=qkv,
+            out=pack(*linear((reading.out,)), native),
+            qk_norm=qk_norm,
+        ),
+        mlp=Mlp(
+            gate_up=pack(*linear(reading.gate_up), native),
+            down=pack(*linear((reading.down,)), native),
+        ),
+        attention_norm=norm(reading.attention_norm),
+        attention_post_norm=norm(reading.attention_post_norm),
+        mlp_norm=norm(reading.mlp_norm),
+        mlp_post_norm=norm(reading.mlp_post_norm),
+    )
