@@ -11,7 +11,7 @@ from typing import Final
 from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.request import Request, StreamKey
 from tokenmesh.services.worker_svc.runner.build import LoadedModel, build_runner
-from tokenmesh.shared.config.model import Dtype, ModelSettings
+from tokenmesh.shared.config.model import Dtype, ModelImpl, ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.ids import GatewayId, RequestId
 from tokenmesh.shared.messages.sampling import SamplingParams
@@ -28,10 +28,14 @@ class EngineLoop:
     """A loaded model; every `run` is a fresh engine on it, one at a time."""
 
     def __init__(
-        self, directory: Path, settings: WorkerSettings, dtype: Dtype = "bfloat16"
+        self,
+        directory: Path,
+        settings: WorkerSettings,
+        dtype: Dtype = "bfloat16",
+        model_impl: ModelImpl = "auto",
     ) -> None:
         self._settings = settings
-        model = ModelSettings(model=str(directory), dtype=dtype)
+        model = ModelSettings(model=str(directory), dtype=dtype, model_impl=model_impl)
         self.model: LoadedModel = build_runner(model, settings, lambda done, total: None)
         self._next = Engine(self.model.runner, settings)
 
