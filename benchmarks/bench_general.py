@@ -67,7 +67,7 @@ def form(name: str) -> AbstractContextManager[Any]:
 def load(name: str, folder: Path) -> EngineLoop:
     """The checkpoint in one of FORMS."""
     impl: Any = "native" if name == "native" else "transformers"
-    settings = WorkerSettings(enable_prefix_caching=False, num_gpu_blocks_override=256)
+    settings = WorkerSettings(enable_prefix_caching=False, num_gpu_blocks_override=4096)
     with form(name):
         return EngineLoop(folder, settings, model_impl=impl)
 

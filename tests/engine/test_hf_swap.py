@@ -71,9 +71,9 @@ class _Block(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         mixed = self.q(x).view(-1, 4)[: x.shape[1]] + self.k(x)[0]
-        read: torch.Tensor = self.read(x)
-        summed: torch.Tensor = self.down(mixed)[None] @ self.read.weight + self.gate(2 * x)
-        return read + summed
+        out: torch.Tensor = self.down(mixed)[None] @ self.read.weight
+        out = out + self.gate(2 * x) + self.read(x)
+        return out
 
 
 @torch.inference_mode()
