@@ -37,9 +37,13 @@ def promote(model: HfModel, native: bool) -> Decoder:
 
     Raises Unread, before anything has changed, where the tree is not a native decoder.
     """
-    skeleton = read_skeleton(model)
-    readings = _read_kinds(model, skeleton)
-    config = _config_of(model, skeleton, readings)
+    try:
+        skeleton = read_skeleton(model)
+        readings = _read_kinds(model, skeleton)
+        config = _config_of(model, skeleton, readings)
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        # reading follows another's code: what it trips over is not a plain layer
+        raise Unread(f"{type(error).__name__}: {error}") from error
     layers = []
     for number, layer in enumerate(skeleton.layers):
         layers.append(_native_layer(layer, readings[number], config, config.layers[number], native))
