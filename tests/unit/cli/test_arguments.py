@@ -151,9 +151,14 @@ def test_flags_of_vllm_for_what_is_so_anyway_are_taken() -> None:
         "m --enable-auto-tool-choice --enable-chunked-prefill --enable-prompt-tokens-details "
         "--enable-server-load-tracking --runner generate --show-hidden-metrics-for-version 0.1 "
         "--enable-request-id-headers -tp 1 --kv-cache-dtype=auto --no-enable-eplb "
-        "--disable_log_requests --trust-remote-code --tokenizer-mode auto"
+        "--disable_log_requests --tokenizer-mode auto"
     )
     assert overrides_of(line) == {"model": {"model": "m"}}
+
+
+def test_code_of_a_checkpoint_is_a_setting() -> None:
+    overrides = overrides_of("m --trust-remote-code")
+    assert overrides == {"model": {"model": "m", "trust_remote_code": True}}
 
 
 @pytest.mark.parametrize(
