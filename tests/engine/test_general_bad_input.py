@@ -157,3 +157,37 @@ def test_code_that_fails_is_a_refusal(own_code: Path) -> None:
     (own_code / "mine.py").write_text("import a_module_that_is_not_there")
     with pytest.raises(CheckpointError, match="a_module_that_is_not_there"):
         EngineDriver(own_code, model_impl="transformers", trust_remote_code=True)
+
+
+def write_tokenizer(directory: Path, vocab: dict[str, int] | list[Any], added: list[int]) -> None:
+    tokens = [{"id": each, "content": f"<{each}>"} for each in added]
+    text = json.dumps({"model": {"vocab": vocab}, "added_tokens": tokens})
+    (directory / "tokenizer.json").write_text(text)
+
+
+@pytest.mark.parametrize(
+    "vocab",
+    [
+        {f"t{number}": number for number in range(161)},
+        [[f"t{number}", 0.0] for number in range(161)],
+    ],
+    ids=["object", "list"],
+)
+def test_a_tokenizer_with_more_ids_than_the_embedding_has_rows_is_refused(
+    directory: Path, vocab: dict[str, int] | list[Any]
+) -> None:
+    write_tokenizer(directory, vocab, [])
+    assert refusal(directory) == (
+        "DIR/tokenizer.json: model.vocab has ids up to 160; the embedding of DIR has 160 rows"
+    )
+
+
+def test_added_tokens_past_the_embedding_are_logged_and_refused_in_requests(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_tokenizer(directory, {f"t{number}": number for number in range(160)}, [159, 160])
+    with caplog.at_level(logging.WARNING):
+        driver = EngineDriver(directory, model_impl="transformers")
+    assert "has 160 rows, so requests with added tokens <160> (160) are refused" in caplog.text
+    (outcome,) = driver.run([Job([5, 160], greedy(2))])
+    assert outcome.error == "token id 160 is not in the vocabulary of 160"

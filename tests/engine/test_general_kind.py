@@ -173,7 +173,8 @@ def test_a_batch_that_shares_blocks_and_is_preempted_gets_the_tokens_of_transfor
     outcomes = engine.run(jobs_of(PROMPTS))
     check_tokens(name, tiny(name), PROMPTS, outcomes)
     assert sum(outcome.num_preemptions for outcome in outcomes) > 0
-    assert (max(outcome.num_cached for outcome in outcomes) > 0) != store.has_states
+    is_shared = not store.has_states and name != "llama_dynamic"
+    assert (max(outcome.num_cached for outcome in outcomes) > 0) == is_shared
 
 
 @some(NAMES)
@@ -226,9 +227,12 @@ def test_bfloat16_logits_are_close_to_those_of_float32(
     _, model, store = poisoned(lambda _: driver, name)
     ours = chunked_logits(model, store, [prompt], 7)[0]
     expected = tiny(name).logits(prompt)
-    has_routes = any("Experts" in type(module).__name__ for module in model.tree.model.modules())  # type: ignore[attr-defined]
-    error = float((ours - expected).norm() / expected.norm())
-    assert 1e-4 < error < (0.1 if has_routes else 0.03)
+    with torch.no_grad():
+        theirs = tiny(name).make_oracle().bfloat16()(torch.tensor([prompt])).logits[0].float()
+    modules = model.tree.body.modules()  # type: ignore[attr-defined]
+    has_routes = any("Experts" in type(module).__name__ for module in modules)
+    error, own = (float((each - expected).norm() / expected.norm()) for each in (ours, theirs))
+    assert 1e-4 < error < max(0.1 if has_routes else 0.03, 1.5 * own)
 
 
 def test_a_window_that_is_forgotten_is_noticed(

@@ -30,8 +30,8 @@ def table() -> str:
     rows: dict[str, tuple[set[str], bool]] = {}
     for name, fake in [*FAKES.items(), *GENERAL.items()]:
         words, has_states = rows.get(fake.family, (set(), False))
-        kept = kept_by(fake, HEADS if name in GENERAL else {})
-        rows[fake.family] = (words | kept, has_states or name in STATES)
+        words |= kept_by(fake, HEADS if name in GENERAL else {})
+        rows[fake.family] = (words, has_states or name in STATES)
     lines = []
     for family, (words, has_states) in sorted(rows.items(), key=lambda row: row[0].lower()):
         architecture = f"{family}ForCausalLM"

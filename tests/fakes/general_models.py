@@ -80,7 +80,11 @@ GENERAL: Final[Mapping[str, Fake]] = {
     "glm4_moe": Fake("Glm4Moe", {**_GROUPED, "use_qk_norm": True, "attention_bias": True}),
     "exaone_moe": Fake("ExaoneMoe", {**_GROUPED, "num_hidden_layers": 4, "sliding_window": 16}),
     "minimax_m2": Fake("MiniMaxM2", {**_EXPERTS, "rotary_dim": 8}),
-    "gpt_oss": Fake("GptOss", {**_EXPERTS, "num_hidden_layers": 4, "sliding_window": 16}),
+    "gpt_oss": Fake(
+        "GptOss",
+        {**_EXPERTS, "num_hidden_layers": 4, "sliding_window": 16},
+        {**YARN, "truncate": False},
+    ),
     "deepseek_v2": Fake(
         "DeepseekV2",
         {

@@ -35,6 +35,15 @@ class RawConfig:
         """The family's default, regardless of the file."""
         return self._defaults.get(key)
 
+    def key_of(self, value: object) -> str | None:
+        """The first key that has a string, `outer: inner` where it is nested; or None."""
+        for key, found in self.values.items():
+            if isinstance(found, str) and found == value:
+                return key
+            if isinstance(found, Mapping) and (inner := RawConfig(found, key).key_of(value)):
+                return f"{key}: {inner}"
+        return None
+
     def error(self, key: str, problem: str) -> CheckpointError:
         """An error that names the file and the key."""
         return CheckpointError(f"{self.origin}: {key} {problem}", param=key)

@@ -17,6 +17,7 @@ from tokenmesh.services.worker_svc.models.load import read_model_facts
 from tokenmesh.services.worker_svc.models.location import locate
 from tokenmesh.services.worker_svc.models.raw_config import read_json
 from tokenmesh.services.worker_svc.models.read_eos import read_eos
+from tokenmesh.services.worker_svc.models.tokenizer_ids import check_tokenizer_ids
 from tokenmesh.services.worker_svc.runner.cuda.graph_progress import GraphProgress
 from tokenmesh.services.worker_svc.runner.cuda.make import check_compiler, check_shapes
 from tokenmesh.services.worker_svc.runner.cuda.runner import CudaRunner
@@ -154,6 +155,7 @@ def _maker_of(
     directory = locate(model.model, model.revision, with_code=model.trust_remote_code)
     raw = read_json(directory / "config.json")
     facts = read_model_facts(raw, directory, model)
+    check_tokenizer_ids(model, facts.vocab_size)
     if device.type == "cuda":
         check_shapes(facts, worker)
         check_compiler()

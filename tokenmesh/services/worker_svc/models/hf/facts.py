@@ -2,7 +2,6 @@
 
 import copy
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +15,7 @@ from tokenmesh.services.worker_svc.models.api import ModelFacts
 from tokenmesh.services.worker_svc.models.hf.rope import length_ropes
 from tokenmesh.services.worker_svc.models.hf.tree import adapt
 from tokenmesh.services.worker_svc.models.hf.unserved import UnservedModel
-from tokenmesh.services.worker_svc.models.native.read_rope import longest_position
+from tokenmesh.services.worker_svc.models.native.read_rope import stretched
 from tokenmesh.services.worker_svc.models.raw_config import RawConfig
 from tokenmesh.shared.errors import CheckpointError
 
@@ -81,22 +80,12 @@ def _built(
     try:
         return empty_tree(config, kind)
     except Exception as error:  # whatever a model class raises about its config
-        if isinstance(error, KeyError) and (key := _key_of(raw.values, error.args[0])):
+        if isinstance(error, KeyError) and (key := raw.key_of(error.args[0])):
             problem = f"is {error.args[0]!r}, which {kind.__name__} does not know"
             raise raw.error(key, problem) from error
         raise UnservedModel(
             f"transformers cannot build it: {type(error).__name__}: {error}"
         ) from error
-
-
-def _key_of(values: Mapping[str, Any], wanted: object) -> str | None:
-    """The key of a value in config.json, nested or not."""
-    for key, value in values.items():
-        if isinstance(value, str) and value == wanted:
-            return key
-        if isinstance(value, Mapping) and (inner := _key_of(value, wanted)):
-            return f"{key}: {inner}"
-    return None
 
 
 def _architecture(raw: RawConfig) -> str:
@@ -130,20 +119,25 @@ def _facts_of(
 ) -> HfFacts:
     text: Any = config.get_text_config()
     dtype = raw.get("dtype") or raw.get("torch_dtype")
-    ropes = length_ropes(raw, text, tree)
-    longest = getattr(text, "max_position_embeddings", None) or UNBOUNDED
     return HfFacts(
         architecture=architecture,
         vocab_size=_size(raw, text, "vocab_size"),
         hidden_size=_size(raw, text, "hidden_size"),
-        max_position=longest_position(ropes[0]) if ropes else longest,
-        ropes=ropes,
+        max_position=_max_position(text),
+        ropes=length_ropes(raw, text, tree),
         takes_images=False,
         dtype=dtype if isinstance(dtype, str) else None,
         directory=directory,
         config=config,
         kind=type(tree),
     )
+
+
+def _max_position(text: Any) -> int:
+    longest = getattr(text, "max_position_embeddings", None) or UNBOUNDED
+    rope = getattr(text, "rope_parameters", None) or {}
+    original = rope.get("original_max_position_embeddings") or longest
+    return stretched(rope.get("rope_type", ""), longest, rope.get("factor") or 1.0, original)
 
 
 def _size(raw: RawConfig, text: Any, key: str) -> int:

@@ -84,12 +84,15 @@ def original_length(raw: RawConfig, parameters: RawConfig) -> int:
 
 
 def longest_position(rope: RopeConfig) -> int:
-    """How far the kind stretches the checkpoint's length, by vLLM's rule."""
-    if rope.kind in ("linear", "dynamic"):
-        return int(rope.max_position * rope.factor)
-    if rope.kind == "yarn":
-        return max(rope.max_position, int(rope.original_max_position * rope.factor))
-    return rope.max_position
+    """How far the kind stretches the checkpoint's length."""
+    return stretched(rope.kind, rope.max_position, rope.factor, rope.original_max_position)
+
+
+def stretched(kind: str, max_position: int, factor: float, original: int) -> int:
+    """A length that a kind of rope stretches, by vLLM's rule."""
+    if kind in ("linear", "dynamic"):
+        return int(max_position * factor)
+    return max(max_position, int(original * factor)) if kind == "yarn" else max_position
 
 
 def _filled(raw: RawConfig, key: str) -> RawConfig | None:
