@@ -11,7 +11,6 @@ import torch
 
 from tests.fakes.general_models import GENERAL, HEADS, STATES
 from tests.fakes.models import FAKES, Fake, classes, config_of
-from tokenmesh.services.worker_svc.models.hf.mla import is_latent
 from tokenmesh.services.worker_svc.models.hf.rope import length_ropes
 from tokenmesh.services.worker_svc.models.hf.tree import adapt
 from tokenmesh.services.worker_svc.models.keeps import Latent, LayerKeeps, Pages
@@ -47,19 +46,16 @@ def kept_by(fake: Fake, more: Mapping[str, Any]) -> set[str]:
     _, model_class = classes(fake)
     with torch.device("meta"):
         model: Any = model_class._from_config(config_of(fake, more), attn_implementation="eager")
-    has_latents = any(is_latent(module) for module in model.modules())
     config = RawConfig(model.config.to_dict(), fake.family)
     keeps = adapt(model.eval(), length_ropes(config, model.config, model)).probe()
-    return {word for layer in keeps for word in _words(layer, has_latents)}
+    return {word for layer in keeps for word in _words(layer)}
 
 
-def _words(layer: LayerKeeps, has_latents: bool) -> set[str]:
+def _words(layer: LayerKeeps) -> set[str]:
     words = set()
     for kept in layer:
         if isinstance(kept, Latent):
-            words.add("index keys")
-        elif isinstance(kept, Pages) and has_latents:
-            words.add("latents")
+            words.add("latents" if kept.rope_dim else "index keys")
         elif isinstance(kept, Pages):
             words.add("keys and values" if kept.window is None else "keys and values in a window")
         else:
