@@ -15,7 +15,7 @@ from tokenmesh.kernels.linear import pack
 from tokenmesh.kernels.rope import interleave_rows
 from tokenmesh.services.worker_svc.layers.attention import Attention, TurnedStep
 from tokenmesh.services.worker_svc.layers.mlp import Mlp
-from tokenmesh.services.worker_svc.models.hf.attention import PORT
+from tokenmesh.services.worker_svc.models.hf.attention import PORT, Port
 from tokenmesh.services.worker_svc.models.hf.calls import first_step
 from tokenmesh.services.worker_svc.models.hf.model import HfModel
 from tokenmesh.services.worker_svc.models.hf.read_heads import Unread
@@ -86,7 +86,8 @@ def _kind_of(layer: torch.nn.Module, named: dict[str, Any]) -> Hashable:
         )
         shapes = tuple((key, p.shape) for key, p in module.named_parameters(recurse=False))
         port = getattr(module, PORT, None)
-        seen = None if port is None else (port.window, port.softcap, port.has_sinks)
+        is_plain = isinstance(port, Port)
+        seen = (port.window, port.softcap, port.has_sinks) if is_plain else type(port)
         parts.append((name, type(module), numbers, shapes, seen))
     turns = tuple(id(each) for each in named.values() if isinstance(each, tuple))
     return tuple(parts), turns
