@@ -235,7 +235,9 @@ def test_bfloat16_logits_are_close_to_those_of_float32(
         theirs = tiny(name).make_oracle().bfloat16()(torch.tensor([prompt])).logits[0].float()
     modules = model.tree.body.modules()  # type: ignore[attr-defined]
     has_routes = any("Experts" in type(module).__name__ for module in modules)
-    error, own = (float((each - expected).norm() / expected.norm()) for each in (ours, theirs))
+    # a token that takes another expert is far off, in transformers as well: the median is not
+    each = [(got - expected).norm(dim=-1) / expected.norm(dim=-1) for got in (ours, theirs)]
+    error, own = (float(of.median() if has_routes else of.mean()) for of in each)
     assert 1e-4 < error < max(0.1 if has_routes else 0.03, 1.5 * own)
 
 

@@ -86,8 +86,9 @@ def _kind_of(layer: torch.nn.Module, named: dict[str, Any]) -> Hashable:
         )
         shapes = tuple((key, p.shape) for key, p in module.named_parameters(recurse=False))
         port = getattr(module, PORT, None)
-        is_plain = isinstance(port, Port)
-        seen = (port.window, port.softcap, port.has_sinks) if is_plain else type(port)
+        seen: Hashable = type(port).__name__
+        if isinstance(port, Port):
+            seen = (port.window, port.softcap, port.has_sinks)
         parts.append((name, type(module), numbers, shapes, seen))
     turns = tuple(id(each) for each in named.values() if isinstance(each, tuple))
     return tuple(parts), turns
