@@ -86,7 +86,7 @@ def scheduler_step(num_requests: int) -> Callable[[], None]:
     settings = settings_for(num_requests)
     groups = KvGroups(settings.block_size)
     cache = PrefixCache(pool, groups, enabled=True)
-    scheduler = Scheduler(limits_of(settings, NUM_BLOCKS), pool, cache, groups)
+    scheduler = Scheduler(limits_of(settings, NUM_BLOCKS), pool, cache)
     for stream in range(num_requests):
         scheduler.add(request(stream))
     tokens = dict.fromkeys(range(num_requests), TOKEN)

@@ -17,6 +17,7 @@ from tests.fakes.tiny import Tiny, TinyCheckpoint, prompt_of
 from tokenmesh.services.worker_svc.layers.step import HostStep
 from tokenmesh.services.worker_svc.models.api import Model
 from tokenmesh.services.worker_svc.models.hf.attention import Port
+from tokenmesh.services.worker_svc.models.hf.model import HfModel
 from tokenmesh.services.worker_svc.models.keeps import KvStore, Latent, Pages, State
 
 General = Callable[[str], EngineDriver]
@@ -233,7 +234,7 @@ def test_bfloat16_logits_are_close_to_those_of_float32(
     expected = tiny(name).logits(prompt)
     with torch.no_grad():
         theirs = tiny(name).make_oracle().bfloat16()(torch.tensor([prompt])).logits[0].float()
-    modules = model.tree.body.modules()  # type: ignore[attr-defined]
+    modules = model.tree.body.modules() if isinstance(model, HfModel) else ()
     has_routes = any("Experts" in type(module).__name__ for module in modules)
     # a token that takes another expert is far off, in transformers as well: the median is not
     each = [(got - expected).norm(dim=-1) / expected.norm(dim=-1) for got in (ours, theirs)]

@@ -38,7 +38,7 @@ def running(num_requests: int) -> Scheduler:
     limits = Limits(num_requests, 10_000, 0, BLOCK_SIZE, 0)
     pool = BlockPool(10 * num_requests + 10)
     groups = KvGroups(BLOCK_SIZE)
-    scheduler = Scheduler(limits, pool, PrefixCache(pool, groups, enabled=True), groups)
+    scheduler = Scheduler(limits, pool, PrefixCache(pool, groups, enabled=True))
     for stream in range(num_requests):
         scheduler.add(request(stream))
     for _ in range(3):

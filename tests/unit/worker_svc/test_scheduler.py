@@ -31,7 +31,7 @@ class Bench:
         self.pool = BlockPool(num_blocks)
         groups = KvGroups(limits.block_size)
         cache = PrefixCache(self.pool, groups, enabled=caching)
-        self.scheduler = Scheduler(limits, self.pool, cache, groups)
+        self.scheduler = Scheduler(limits, self.pool, cache)
 
     def add(self, *requests: Request) -> None:
         for request in requests:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from tokenmesh.services.worker_svc.engine.block_pool import NULL_BLOCK, BlockPool
-from tokenmesh.services.worker_svc.engine.kv_groups import KvGroups
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.request import Request
 
@@ -18,11 +17,11 @@ class BlockTables:
     reaches ahead by no more than a chunk, so a long prompt takes no more than it will keep.
     """
 
-    def __init__(self, pool: BlockPool, cache: PrefixCache, groups: KvGroups) -> None:
+    def __init__(self, pool: BlockPool, cache: PrefixCache) -> None:
         self._pool = pool
         self._cache = cache
-        self._groups = groups
-        self._size = groups.block_size
+        self._groups = cache.groups
+        self._size = cache.groups.block_size
 
     def find(self, request: Request, reserve: int) -> Hits | None:
         """What the prefix cache has for it; None when there are not enough blocks for the rest.

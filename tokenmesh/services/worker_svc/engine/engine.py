@@ -12,7 +12,7 @@ from typing import Final
 from tokenmesh.services.worker_svc.engine.block_log import BlockLog
 from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
 from tokenmesh.services.worker_svc.engine.flight import Flight
-from tokenmesh.services.worker_svc.engine.from_settings import groups_of, limits_of, make_cache
+from tokenmesh.services.worker_svc.engine.from_settings import limits_of, make_cache
 from tokenmesh.services.worker_svc.engine.outputs import (
     Ended,
     EngineStats,
@@ -60,10 +60,8 @@ class Engine:
         self._runner = runner
         self._settings = settings
         self._pool = BlockPool(runner.num_blocks)
-        groups = groups_of(settings, runner.windows)
-        self._cache = make_cache(self._pool, settings, groups, runner.has_states, route_tokens, log)
-        limits = limits_of(settings, runner.num_blocks)
-        self._scheduler = Scheduler(limits, self._pool, self._cache, groups)
+        self._cache = make_cache(self._pool, settings, runner, route_tokens, log)
+        self._scheduler = Scheduler(limits_of(settings, runner.num_blocks), self._pool, self._cache)
         self.busy_since_s: float | None = None
         """Since when the oldest step in flight goes on, `monotonic_s`; any thread may look."""
         self._requests: dict[StreamKey, Request] = {}

@@ -8,14 +8,14 @@ from tokenmesh.services.worker_svc.engine.kv_groups import KvGroups
 from tokenmesh.services.worker_svc.engine.limits import Limits
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.route_ledger import RouteLedger
+from tokenmesh.services.worker_svc.engine.runner import Runner
 from tokenmesh.shared.config.worker import WorkerSettings
 
 
 def make_cache(
     pool: BlockPool,
     settings: WorkerSettings,
-    groups: KvGroups,
-    has_states: bool,
+    runner: Runner,
     route_tokens: int,
     log: BlockLog | None,
 ) -> PrefixCache:
@@ -26,7 +26,8 @@ def make_cache(
     size = settings.block_size
     is_indexed = route_tokens and route_tokens % size == 0
     routes = RouteLedger(pool, size, route_tokens) if is_indexed else None
-    enabled = settings.enable_prefix_caching and not has_states
+    enabled = settings.enable_prefix_caching and not runner.has_states
+    groups = groups_of(settings, runner.windows)
     return PrefixCache(pool, groups, enabled=enabled, routes=routes, log=log)
 
 

@@ -64,7 +64,8 @@ class PrefixCache:
     ) -> None:
         """What can be found is told to `routes`, for schedulers, and to `log`, for the outside."""
         self._pool = pool
-        self._groups = groups
+        self.groups = groups
+        """Which tables requests have."""
         self._block_size = groups.block_size
         self._marks = [bytes([number + 1]) for number in range(groups.num_windowed)]
         """What the keys of each window group's blocks end with."""
@@ -98,7 +99,7 @@ class PrefixCache:
 
     def _within_windows(self, request: Request, found: list[int]) -> list[list[int]]:
         """Cut a run where every window group has the blocks that a query after it sees."""
-        wanted = self._groups.hit_blocks
+        wanted = self.groups.hit_blocks
         tables: list[list[int]] = [[] for _ in self._marks]
         length = run = 0
         for index, block_hash in enumerate(request.hashes[: len(found)]):

@@ -13,13 +13,13 @@ from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
 from tokenmesh.services.worker_svc.engine.block_tables import BlockTables, Hits
 from tokenmesh.services.worker_svc.engine.decoding import Decoding
 from tokenmesh.services.worker_svc.engine.end_watch import EndWatch
-from tokenmesh.services.worker_svc.engine.kv_groups import KvGroups
 from tokenmesh.services.worker_svc.engine.limits import Limits
 from tokenmesh.services.worker_svc.engine.plan import ScheduledRow, StepPlan
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.queues import ServiceQueue, service_order
 from tokenmesh.services.worker_svc.engine.recent_use import RecentUse
 from tokenmesh.services.worker_svc.engine.request import Request, Status
+from tokenmesh.services.worker_svc.engine.room import Room
 from tokenmesh.services.worker_svc.engine.row_table import RowTable, new_row_of
 from tokenmesh.services.worker_svc.engine.sharing import Sharing
 from tokenmesh.services.worker_svc.engine.step_notes import StepNotes
@@ -33,15 +33,13 @@ class Scheduler:
     `preempt` or `remove` after `PrefixCache.retract`.
     """
 
-    def __init__(
-        self, limits: Limits, pool: BlockPool, cache: PrefixCache, groups: KvGroups
-    ) -> None:
+    def __init__(self, limits: Limits, pool: BlockPool, cache: PrefixCache) -> None:
         assert limits.num_rows <= limits.max_num_batched_tokens
         self._limits = limits
         self._pool = pool
         self._cache = cache
-        self._groups = groups
-        self._tables = BlockTables(pool, cache, groups)
+        self._groups = groups = cache.groups
+        self._tables = BlockTables(pool, cache)
         self._running = ServiceQueue()
         self._prefilling = ServiceQueue()
         """Those of the running ones whose known tokens are not all computed."""
@@ -56,10 +54,9 @@ class Scheduler:
         self.recent = RecentUse(limits.num_rows, limits.max_num_batched_tokens)
         """What each tenant has had lately."""
         self._waiting = WaitingLine(self.rows, self.recent)
-        queues = self._running, self._prefilling, self._waiting
-        self._sharing = Sharing(
-            *queues, self.rows, pool, groups, self.preempt, self._fits, self.recent
-        )
+        held = self._running, self._prefilling, self._waiting, self.rows, pool, groups
+        self._sharing = Sharing(*held, self.preempt, self._fits, self.recent)
+        self._room = Room(pool, self._tables, self._running, self.rows, self._requeue)
         self.num_queued_tokens = 0
         """Sum of `backlog` over all requests."""
         self.notes = StepNotes()
@@ -109,7 +106,7 @@ class Scheduler:
         is_short = self._sharing.begin_step(budget)
         num_gave_way = len(self.notes.preempted)
         if self._groups.num_windowed:
-            self._advance_windows()
+            self._room.advance_windows(self._prefilling)
         self._decode(plan)
         for request in self._decoding.outgrown():
             self._running.remove(request)
@@ -173,7 +170,7 @@ class Scheduler:
             return
         if length > request.capacity:
             self._tables.drop_behind(request, length - 1)
-            if is_short and not self._make_room(request, self._groups.growth):
+            if is_short and not self._room.make(request, self._groups.growth):
                 return
             plan.grown.append((request.row, self._tables.grow(request)))
             if windowed := self._tables.take_new(request):
@@ -205,11 +202,7 @@ class Scheduler:
         return budget - left
 
     def _compute_chunk(
-        self,
-        request: Request,
-        num_tokens: int,
-        new_blocks: list[int],
-        num_cached: int = 0,
+        self, request: Request, num_tokens: int, new_blocks: list[int], num_cached: int = 0
     ) -> ScheduledRow:
         """Known tokens; with the last of them the request begins to decode."""
         start = request.num_computed
@@ -226,25 +219,6 @@ class Scheduler:
         samples = not request.is_prefilling
         windowed = self._tables.take_new(request)
         return ScheduledRow(request.row, start, num_tokens, new_blocks, samples, windowed)
-
-    def _advance_windows(self) -> None:
-        """The next chunk of each prompt has its blocks before any step's row is fixed."""
-        for request in list(self._prefilling):
-            if request.status is not Status.RUNNING:
-                continue  # it has given way to one before it
-            missing = self._tables.missing(request)
-            if missing and self._make_room(request, missing):
-                self._tables.advance(request)
-
-    def _make_room(self, request: Request, num_blocks: int) -> bool:
-        """Free blocks, from those served last; False when that is `request` itself."""
-        while self._pool.num_free < num_blocks:
-            victim = self._running.pop_last()
-            self.rows.expect_late(victim)
-            self._requeue(victim)
-            if victim is request:
-                return False
-        return True
 
     def _admit(self, plan: StepPlan, budget: int) -> None:
         while budget > 0 and self.rows.has_free and len(self._waiting):
@@ -265,10 +239,9 @@ class Scheduler:
         return self._find(request) is not None
 
     def _place(self, request: Request, hits: Hits, step: int) -> None:
-        num_hits = len(hits[0])
-        self._tables.give(request, hits)
         self.num_queued_tokens -= request.backlog
-        request.num_computed = num_hits * self._limits.block_size
+        request.num_computed = len(hits[0]) * self._limits.block_size
+        self._tables.give(request, hits)
         request.num_expected = 0
         self.num_queued_tokens += request.backlog
         if request.num_cached is None:
@@ -284,8 +257,7 @@ class Scheduler:
         # whoever has a row goes on by at least a token
         num_tokens = max(1, self._chunk(request, pending, budget, is_alone=is_alone))
         plan.new_rows.append(new_row_of(request))
-        blocks = list(request.blocks)
-        plan.scheduled.append(self._compute_chunk(request, num_tokens, blocks, num_cached=start))
+        plan.scheduled.append(self._compute_chunk(request, num_tokens, list(request.blocks), start))
         if request.is_prefilling:
             self._prefilling.add(request)
         return num_tokens
