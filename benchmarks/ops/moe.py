@@ -16,7 +16,8 @@ _TOP_K: Final = 4
 
 def moe_work(batch: Batch, sizes: Dimensions, dtype: torch.dtype, device: torch.device) -> Work:
     """x [tokens, hidden] by 4 of 32 experts each."""
-    hidden, inner, tokens = sizes.hidden, sizes.intermediate // _TOP_K, batch.num_tokens
+    hidden, tokens = sizes.hidden, batch.num_tokens
+    inner = -(-sizes.intermediate // (16 * _TOP_K)) * 16  # kernels take multiples of 16
     x = torch.randn(tokens, hidden, device=device).to(dtype)
     w13 = torch.randn(_EXPERTS, 2 * inner, hidden, device=device).mul_(hidden**-0.5).to(dtype)
     w2 = torch.randn(_EXPERTS, hidden, inner, device=device).mul_(inner**-0.5).to(dtype)

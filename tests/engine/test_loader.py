@@ -180,14 +180,19 @@ def test_a_directory_without_weights_is_refused(copy: Callable[[str], Path]) -> 
     assert "safetensors" in refusal(directory)
 
 
-def test_an_unsupported_architecture_is_named_with_those_that_are(
-    copy: Callable[[str], Path],
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("MambaForCausalLM", "transformers cannot build it"),
+        ("NoSuchForCausalLM", "transformers has no such class"),
+    ],
+)
+def test_an_architecture_that_cannot_be_served_is_named_with_the_reason(
+    copy: Callable[[str], Path], name: str, reason: str
 ) -> None:
     directory = copy("llama")
-    edit_config(directory, architectures=["MambaForCausalLM"])
-    message = refusal(directory)
-    assert "MambaForCausalLM" in message
-    assert "Qwen3ForCausalLM" in message
+    edit_config(directory, architectures=[name])
+    assert f"{name} cannot be served: {reason}" in refusal(directory)
 
 
 @pytest.mark.parametrize(

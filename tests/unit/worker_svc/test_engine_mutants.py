@@ -61,7 +61,9 @@ MUTANTS = {
     "row changes of a step that is not launched are lost": Mutant(
         Scheduler, "schedule", "if plan.num_rows:", "if True:"
     ),
-    "blocks freed and still held": Mutant(BlockTables, "release", "request.blocks = []", "pass"),
+    "blocks freed and still held": Mutant(
+        BlockTables, "release", "request.blocks, request.windowed = [], []", "pass"
+    ),
     "a late token goes to whoever lost the row first": Mutant(
         RowTable, "expect_no_late", "self._late.clear()", "pass"
     ),
@@ -84,7 +86,11 @@ MUTANTS = {
         PrefixCache, "retract", "self._pool.forget(each.block)", "pass", 0.15
     ),
     "readers of unwritten blocks go on": Mutant(
-        retraction, "spoiled_by", "unwritten.isdisjoint(request.blocks)", "True", 0.15
+        retraction,
+        "spoiled_by",
+        "not any(map(unwritten.intersection, held_by(request)))",
+        "True",
+        0.15,
     ),
     "borders forgotten when a block is added": Mutant(
         Decoding, "expect_border", "else capacity + 1", "else capacity + 9"

@@ -91,7 +91,7 @@ def _built(
 def _architecture(raw: RawConfig) -> str:
     names = raw.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
-        raise raw.error("architectures", "is missing: this is no config of a language model")
+        raise raw.error("architectures", "is missing: it is not the config of a language model")
     if raw.part("quantization_config") is not None:
         raise raw.error("quantization_config", "is set; only unquantized checkpoints are supported")
     return names[0]

@@ -42,7 +42,7 @@ def random_rows(*shape: int) -> torch.Tensor:
 
 
 def norm_of(module: torch.nn.Module) -> Norm | None:
-    """None: it is no RMS norm."""
+    """None: it is not an RMS norm."""
     own = list(module.parameters())
     if len(own) != 1 or own[0].dim() != 1 or list(module.children()):
         return None
@@ -80,7 +80,7 @@ def is_same(expected: Any, ours: torch.Tensor) -> bool:
 def gated_of(
     module: torch.nn.Module, linears: dict[torch.nn.Linear, torch.Tensor], calls: Calls
 ) -> Gated | None:
-    """None: it is no gated MLP. linears: those that may be replaced, and what each was given."""
+    """None: it is not a gated MLP. linears: those that may be replaced, and what each was given."""
     call = calls.only(module)
     own = [each for each in module.children() if isinstance(each, torch.nn.Linear)]
     parameters = sum(len(list(linear.parameters())) for linear in own)
