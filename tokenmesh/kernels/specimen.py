@@ -45,6 +45,8 @@ class Limits:
     """Of one program."""
     max_spills: int = 0
     """Loads from and stores to local memory."""
+    oldest_triton: tuple[int, int] = (3, 6)
+    """Older ones do not keep the limits, or do not compile the kernel at all."""
 
 
 @dataclass(frozen=True, slots=True)

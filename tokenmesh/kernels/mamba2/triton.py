@@ -5,6 +5,7 @@ when a step has long ones, and each leaves the other's rows alone: the host need
 are long.
 """
 
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -322,7 +323,7 @@ def _compilation(
             *(*tokens, *weights, "slots_ptr", "cu_q_ptr", "starts_ptr"),
             *("stride_x", "stride_b", "stride_c", "stride_z"),
         ),
-        limits=limits,
+        limits=replace(limits, oldest_triton=(3, 9)),
         required=required,
         num_warps=LAUNCH["num_warps"],
         num_stages=LAUNCH["num_stages"],
