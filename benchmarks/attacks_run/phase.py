@@ -137,6 +137,6 @@ def _run_delay_s(pid: int) -> float:
 
 
 def _busy_s() -> float:
-    """Of all cores of the machine, whoever used them."""
+    """Of all cores of the machine, by all processes."""
     times = psutil.cpu_times()
     return float(sum(times) - times.idle - times.iowait - times.guest - times.guest_nice)

@@ -87,7 +87,7 @@ async def open_marks(bus: MessageBus, settings: ResponseSettings) -> list[str]:
 async def most_subscriptions(cluster: Cluster) -> dict[str, list[str]]:
     """Of that process of each service which has the most at the NATS server, their subjects.
 
-    This process is no service.
+    This process is not one of the services.
     """
     monitor = Server(cluster.nats_monitor, None)
     answer = await monitor.ask("GET", f"/connz?subs=1&limit={_PAGE}")

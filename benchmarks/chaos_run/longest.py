@@ -1,4 +1,4 @@
-"""The longest silences: whose they were, what was wrong meanwhile, and the trace of each."""
+"""The longest silences: of which stream, during which faults, and the trace of each."""
 
 import json
 from collections.abc import Sequence

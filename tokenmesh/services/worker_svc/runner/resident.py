@@ -179,7 +179,7 @@ def tensors_of(part: object, _seen: set[int] | None = None) -> Iterator[torch.Te
     if isinstance(part, list | tuple):
         parts = part
     elif isinstance(part, torch.nn.Module):
-        own = [value for value in vars(part).values() if is_dataclass(value)]
+        own = [v for v in vars(part).values() if is_dataclass(v) or isinstance(v, tuple)]
         parts = [*part.parameters(recurse=False), *part.buffers(recurse=False), *own]
         parts = [*parts, *part.children()]
     elif is_dataclass(part) and not isinstance(part, type):

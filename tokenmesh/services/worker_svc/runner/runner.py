@@ -82,7 +82,8 @@ class TorchRunner:
             new = within_vocabulary(each, self._model.facts.vocab_size)
             self._rows.add(new)
             self._sampler.add(new)
-            self._store.clear_row(new.row)
+            if self.has_states:
+                self._store.clear_row(new.row)
         for number, block in plan.grown:
             self._rows.append_block(number, block)
         for number, blocks in plan.grown_windowed:
