@@ -25,7 +25,7 @@ from benchmarks.engine_loop import Ask, EngineLoop
 from benchmarks.peers.sample import decode_rate
 from benchmarks.random_model import SHAPES, random_prompts, write_checkpoint
 from tokenmesh.services.worker_svc.models.hf import build
-from tokenmesh.services.worker_svc.models.hf.read_heads import Unread
+from tokenmesh.services.worker_svc.models.promotion.read_heads import Unread
 from tokenmesh.shared.config.worker import WorkerSettings
 
 FORMS: Final = ("native", "promoted", "swapped", "plain")

@@ -15,9 +15,9 @@ from tokenmesh.services.worker_svc.models.hf import build
 from tokenmesh.services.worker_svc.models.hf import swap as swap_module
 from tokenmesh.services.worker_svc.models.hf.calls import record
 from tokenmesh.services.worker_svc.models.hf.model import HfModel
-from tokenmesh.services.worker_svc.models.hf.read_heads import Unread
 from tokenmesh.services.worker_svc.models.hf.recognise import norm_of
 from tokenmesh.services.worker_svc.models.hf.swap import swap
+from tokenmesh.services.worker_svc.models.promotion.read_heads import Unread
 
 NUM_TOKENS = 16
 

@@ -15,9 +15,9 @@ from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
 from tokenmesh.services.worker_svc.models.hf.build import read_tree
 from tokenmesh.services.worker_svc.models.hf.facts import HfFacts
 from tokenmesh.services.worker_svc.models.hf.model import HfModel
-from tokenmesh.services.worker_svc.models.hf.read_heads import Unread
 from tokenmesh.services.worker_svc.models.load import read_model_facts
-from tokenmesh.services.worker_svc.models.promote import promote
+from tokenmesh.services.worker_svc.models.promotion.promote import promote
+from tokenmesh.services.worker_svc.models.promotion.read_heads import Unread
 from tokenmesh.services.worker_svc.models.raw_config import read_json
 from tokenmesh.shared.config.model import ModelSettings
 

@@ -13,14 +13,14 @@ from tokenmesh.services.worker_svc.models.hf.check import check, paged_logits, p
 from tokenmesh.services.worker_svc.models.hf.facts import HfFacts
 from tokenmesh.services.worker_svc.models.hf.mixers import FORMS
 from tokenmesh.services.worker_svc.models.hf.model import Computed, HfModel
-from tokenmesh.services.worker_svc.models.hf.read_heads import Unread
 from tokenmesh.services.worker_svc.models.hf.swap import swap
 from tokenmesh.services.worker_svc.models.hf.tree import adapt
 from tokenmesh.services.worker_svc.models.hf.unserved import UnservedModel
 from tokenmesh.services.worker_svc.models.hf.weights import read_weights
 from tokenmesh.services.worker_svc.models.keeps import KvStore, make_store
 from tokenmesh.services.worker_svc.models.native.decoder import Decoder
-from tokenmesh.services.worker_svc.models.promote import promote
+from tokenmesh.services.worker_svc.models.promotion.promote import promote
+from tokenmesh.services.worker_svc.models.promotion.read_heads import Unread
 from tokenmesh.shared.errors import CheckpointError
 
 logger = logging.getLogger(__name__)

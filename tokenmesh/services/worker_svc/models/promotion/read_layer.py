@@ -12,13 +12,6 @@ import torch
 from tokenmesh.services.worker_svc.layers.rotary import Rotary
 from tokenmesh.services.worker_svc.models.hf.attention import PORT, Port
 from tokenmesh.services.worker_svc.models.hf.calls import Call, Calls, record
-from tokenmesh.services.worker_svc.models.hf.read_heads import (
-    Heads,
-    Ropes,
-    Spy,
-    Unread,
-    read_heads,
-)
 from tokenmesh.services.worker_svc.models.hf.recognise import (
     Gated,
     Norm,
@@ -27,6 +20,13 @@ from tokenmesh.services.worker_svc.models.hf.recognise import (
     norm_of,
 )
 from tokenmesh.services.worker_svc.models.hf.swap import replaceable
+from tokenmesh.services.worker_svc.models.promotion.read_heads import (
+    Heads,
+    Ropes,
+    Spy,
+    Unread,
+    read_heads,
+)
 
 _FIT: Final = 1e-4
 

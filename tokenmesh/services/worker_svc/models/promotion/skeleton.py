@@ -10,8 +10,6 @@ from tokenmesh.services.worker_svc.layers.rope_config import RopeConfig
 from tokenmesh.services.worker_svc.layers.rotary import Rotary
 from tokenmesh.services.worker_svc.models.hf.attention import PORT
 from tokenmesh.services.worker_svc.models.hf.model import HfModel
-from tokenmesh.services.worker_svc.models.hf.read_heads import Unread
-from tokenmesh.services.worker_svc.models.hf.read_layer import LayerCall
 from tokenmesh.services.worker_svc.models.hf.recognise import (
     Given,
     Norm,
@@ -20,6 +18,8 @@ from tokenmesh.services.worker_svc.models.hf.recognise import (
     random_rows,
 )
 from tokenmesh.services.worker_svc.models.hf.rope import RowRope
+from tokenmesh.services.worker_svc.models.promotion.read_heads import Unread
+from tokenmesh.services.worker_svc.models.promotion.read_layer import LayerCall
 
 _POSITIONS: Final = (0, 1, 5, 77, 1000)
 """And the last one."""

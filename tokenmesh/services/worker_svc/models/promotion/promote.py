@@ -18,15 +18,15 @@ from tokenmesh.services.worker_svc.layers.mlp import Mlp
 from tokenmesh.services.worker_svc.models.hf.attention import PORT, Port
 from tokenmesh.services.worker_svc.models.hf.calls import first_step
 from tokenmesh.services.worker_svc.models.hf.model import HfModel
-from tokenmesh.services.worker_svc.models.hf.read_heads import Unread
-from tokenmesh.services.worker_svc.models.hf.read_layer import Reading, read_layer
 from tokenmesh.services.worker_svc.models.hf.recognise import norm_of, random_rows
-from tokenmesh.services.worker_svc.models.hf.skeleton import Skeleton, read_skeleton
 from tokenmesh.services.worker_svc.models.hf.swap import taken
 from tokenmesh.services.worker_svc.models.keeps import KvStore, make_store, one_group
 from tokenmesh.services.worker_svc.models.native.build_program import build_program
 from tokenmesh.services.worker_svc.models.native.config import DecoderConfig, LayerConfig
 from tokenmesh.services.worker_svc.models.native.decoder import Decoder, DecoderLayer
+from tokenmesh.services.worker_svc.models.promotion.read_heads import Unread
+from tokenmesh.services.worker_svc.models.promotion.read_layer import Reading, read_layer
+from tokenmesh.services.worker_svc.models.promotion.skeleton import Skeleton, read_skeleton
 
 TOLERANCE: Final = 1e-5
 """Largest relative error between both forms of a layer, in float32."""
