@@ -1,8 +1,11 @@
 """Connections of clients that are slow, large, many, broken, or gone, on a real port."""
 
 import asyncio
+import gc
 import json
 import logging
+import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.back_end import BackEnd, ignore_generate
+from tokenmesh.services.gateway.http_connection import HttpConnection
 from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.redis import RedisSettings
 
@@ -157,6 +161,34 @@ async def test_a_client_that_pipelines_and_leaves_is_noticed(
             await client.send(LIVEZ + LIVEZ)
             await back_end.until(lambda: len(back_end.gateway.streams) == 1, PATIENCE_S)
         await back_end.until(lambda: len(back_end.gateway.streams) == 0, PATIENCE_S)
+
+
+def num_connections() -> int:
+    return sum(type(each) is HttpConnection for each in gc.get_objects())
+
+
+@pytest.mark.parametrize("sent", [LIVEZ, b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n"])
+async def test_a_connection_that_was_reset_is_freed_at_once(serving: Serving, sent: bytes) -> None:
+    """Not when it would have been idle for too long, nor when the collector looks."""
+    async with serving() as back_end:
+        gc.collect()
+        gc.disable()
+        try:
+            before = num_connections()
+            for _ in range(20):
+                async with raw(back_end) as client:
+                    await client.send(sent)
+                    await client.answer()
+                    # a reset instead of an end
+                    linger = struct.pack("ii", 1, 0)
+                    client.writer.get_extra_info("socket").setsockopt(
+                        socket.SOL_SOCKET, socket.SO_LINGER, linger
+                    )
+            async with asyncio.timeout(PATIENCE_S):
+                while num_connections() > before:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+        finally:
+            gc.enable()
 
 
 async def test_pipelined_requests_are_answered_in_order(serving: Serving) -> None:

@@ -85,6 +85,8 @@ class HttpConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio."""
         self._stop_timer()
+        # uvicorn leaves it running after a reset, and with it all that the connection refers to.
+        self._unset_keepalive_if_required()
         self._unparsed.clear()
         for cycle in (self._running, *(waiting for waiting, _ in self.pipeline)):
             if cycle is not None and not cycle.response_complete:
@@ -146,6 +148,8 @@ class HttpConnection(HttpToolsProtocol):
         except httptools.HttpParserError as error:
             cause = error.__context__
             self._refuse(cause.refusal if isinstance(cause, Refused) else GARBAGE)
+            # its traceback leads to this frame
+            del cause
         else:
             self._bound_header(len(data) if was_in_header else 0)
 
