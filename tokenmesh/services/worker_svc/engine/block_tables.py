@@ -88,7 +88,8 @@ class BlockTables:
         block = self._pool.allocate_one()
         request.blocks.append(block)
         request.capacity += self._size
-        self._extend(request, len(request.blocks))
+        if request.windowed:
+            self._extend(request, len(request.blocks))
         return block
 
     def release(self, request: Request) -> None:

@@ -131,6 +131,8 @@ class PrefixCache:
                 registered.append(Registered(request.row, block, block_hash))
                 if self._log is not None:
                     self._log.stored(request, index)
+            if not self._marks:
+                continue
             for mark, table in zip(self._marks, request.windowed, strict=True):
                 if self._pool.register(table[index], block_hash + mark):
                     registered.append(Registered(request.row, table[index], block_hash + mark))

@@ -169,11 +169,12 @@ class Scheduler:
             self._decoding.leave_at_end(request)
             return
         if length > request.capacity:
-            self._tables.drop_behind(request, length - 1)
+            if request.windowed:
+                self._tables.drop_behind(request, length - 1)
             if is_short and not self._room.make(request, self._groups.growth):
                 return
             plan.grown.append((request.row, self._tables.grow(request)))
-            if windowed := self._tables.take_new(request):
+            if request.windowed and (windowed := self._tables.take_new(request)):
                 plan.grown_windowed.append((request.row, [each for (each,) in windowed]))
         if length == request.capacity:
             if length <= len(request.token_ids):
