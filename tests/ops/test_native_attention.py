@@ -1,11 +1,19 @@
 """Attention and KV writes of the C kernels: right, and the same bits for every tile."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from tests.ops.native import needs_native
 from tokenmesh.kernels.native import Kind, Model, Op, Program, ProgramInputs
-from tokenmesh.kernels.paged_attention import TOLERANCE, Rows, paged_attention_reference
+from tokenmesh.kernels.paged_attention import (
+    PLAIN,
+    TOLERANCE,
+    Rows,
+    Variant,
+    paged_attention_reference,
+)
 
 DTYPES = [torch.float32, torch.bfloat16]
 SHAPES = [(4, 4, 64), (2, 1, 16), (3, 1, 80), (14, 2, 48), (8, 1, 256), (5, 5, 128)]
@@ -17,6 +25,12 @@ ROWS: dict[str, tuple[list[int], list[int]]] = {
     "mixed": ([50, 15, 0, 30], [1, 1, 9, 4]),
 }
 BLOCKS, SCALE = 64, 0.3
+SINKS = torch.linspace(4, -2, 14)
+VARIANTS = {
+    "softcap": Variant(softcap=1.5),
+    "sinks": Variant(sinks=SINKS),
+    "both": Variant(softcap=20.0, sinks=SINKS),
+}
 
 pytestmark = needs_native
 
@@ -41,7 +55,13 @@ class Case:
             own = order[row * 15 : (row + 1) * 15]
             self.tables[number] = own.repeat(5)[: BLOCKS - 1]
 
-    def run(self, window: int | None, starts: list[int], counts: list[int]) -> torch.Tensor:
+    def run(
+        self,
+        window: int | None,
+        starts: list[int],
+        counts: list[int],
+        variant: Variant = PLAIN,
+    ) -> torch.Tensor:
         """[T, H * D] of these tokens of the rows; keys and values are written."""
         heads, kv_heads, dim = self.model.heads, self.model.kv_heads, self.model.head_dim
         queries = heads * dim
@@ -55,7 +75,13 @@ class Case:
         ]
         hidden = self.qkv[tokens].clone()
         write = Op(kind=Kind.KV_WRITE, width=2 * kv_heads * dim, offset=queries)
-        attend = Op(kind=Kind.ATTENTION, window=window or 0, value=SCALE)
+        attend = Op(
+            kind=Kind.ATTENTION,
+            window=window or 0,
+            value=SCALE,
+            softcap=variant.softcap or 0,
+            weight=None if variant.sinks is None else variant.sinks.data_ptr(),
+        )
         program = Program(self.model, [write, attend], [hidden.shape[1]], [])
         inputs = ProgramInputs(starts, counts, self.numbers, self.tables, [], None)
         program.run(hidden, inputs, self.pages.unsqueeze(0))
@@ -78,12 +104,14 @@ class Case:
                 pages[:, self.tables[number, column], :, offset] = keys_values[base + i]
         return pages
 
-    def expected(self, window: int | None) -> torch.Tensor:
+    def expected(self, window: int | None, variant: Variant = PLAIN) -> torch.Tensor:
         """By the reference, from pages that hold everything."""
         heads, dim = self.model.heads, self.model.head_dim
         query = self.qkv[:, : heads * dim].view(-1, heads, dim)
         rows = Rows(self.starts, self.counts, self.tables[self.numbers])
-        return paged_attention_reference(query, self.pages, rows, SCALE, window)
+        if variant.sinks is not None:
+            variant = replace(variant, sinks=variant.sinks[:heads])
+        return paged_attention_reference(query, self.pages, rows, SCALE, window, variant)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -98,6 +126,40 @@ def test_it_equals_the_reference(
     result = case.run(window, case.starts, case.counts)
     assert torch.equal(case.pages, pages)
     torch.testing.assert_close(result, case.expected(window), atol=TOLERANCE[dtype], rtol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("window", [None, 6])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("kind", VARIANTS)
+@pytest.mark.parametrize("name", ["decode", "mixed"])
+def test_softcaps_and_sinks_equal_the_reference(
+    name: str, kind: str, shape: tuple[int, int, int], window: int | None, dtype: torch.dtype
+) -> None:
+    case = Case(name, shape, 16, dtype)
+    case.pages = case.written()
+    result = case.run(window, case.starts, case.counts, VARIANTS[kind])
+    expected = case.expected(window, VARIANTS[kind])
+    torch.testing.assert_close(result, expected, atol=TOLERANCE[dtype], rtol=0)
+    assert not torch.allclose(expected, case.expected(window), atol=3 * TOLERANCE[dtype])
+
+
+def test_a_softcap_far_above_the_scores_changes_nothing() -> None:
+    case = Case("chunks", (4, 4, 64), 16, torch.float32)
+    case.pages = case.written()
+    result = case.run(None, case.starts, case.counts, Variant(softcap=1e4))
+    torch.testing.assert_close(result, case.expected(None), atol=TOLERANCE[torch.float32], rtol=0)
+
+
+def test_a_sink_of_minus_infinity_is_none_and_one_that_is_not_a_number_reaches_the_result() -> None:
+    case = Case("mixed", (2, 1, 16), 16, torch.float32)
+    plain = case.run(None, case.starts, case.counts)
+    none = Variant(sinks=torch.tensor([-torch.inf, -torch.inf]))
+    assert torch.equal(case.run(None, case.starts, case.counts, none), plain)
+    broken = Variant(sinks=torch.tensor([0.0, torch.nan]))
+    result = case.run(None, case.starts, case.counts, broken)
+    assert result[:, :16].isfinite().all()
+    assert result[:, 16:].isnan().all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -128,12 +190,13 @@ def test_pages_of_any_size_will_do(name: str, page_size: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("window", [None, 6])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("variant", [PLAIN, VARIANTS["both"]], ids=["plain", "both"])
 def test_a_token_has_the_same_bits_in_any_tile(
-    shape: tuple[int, int, int], window: int | None, dtype: torch.dtype
+    variant: Variant, shape: tuple[int, int, int], window: int | None, dtype: torch.dtype
 ) -> None:
     case = Case("chunks", shape, 16, dtype)
-    whole = case.run(window, case.starts, case.counts)
+    whole = case.run(window, case.starts, case.counts, variant)
     for i in range(min(case.counts)):
         starts = [start + i for start in case.starts]
-        alone = case.run(window, starts, [1] * len(starts))
+        alone = case.run(window, starts, [1] * len(starts), variant)
         assert torch.equal(alone, whole[[base + i for base in case.bases()]])

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "activations.h"
 #include "gemm.h"
 #include "pool.h"
 #include "softmax.h"

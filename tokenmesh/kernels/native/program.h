@@ -4,7 +4,8 @@
 
 #include <stdint.h>
 
-enum { TM_NORM, TM_LINEAR, TM_HEAD_NORM, TM_ROPE, TM_KV_WRITE, TM_ATTENTION, TM_SILU_MUL, TM_ADD, TM_SCALE };
+enum { TM_NORM, TM_LINEAR, TM_HEAD_NORM, TM_ROPE, TM_KV_WRITE, TM_ATTENTION, TM_SILU_MUL, TM_ADD, TM_SCALE,
+       TM_GELU_MUL, TM_GELU_TANH_MUL };
 
 enum { MAX_DIM = 256, MAX_QUERIES = 32 }; /* head_dim; query heads of a kv head, times tokens */
 
@@ -18,12 +19,16 @@ struct tm_op {
     int64_t index;          /* ROPE: which turns; KV_WRITE, ATTENTION: which layer of the pool */
     int64_t window;         /* ATTENTION: 0 without */
     float value;            /* NORM, HEAD_NORM: eps; ATTENTION: scale; ADD: factor */
-    const void *weight, *bias;
+    const void *weight;     /* ATTENTION: float [heads] sinks or NULL */
+    const void *bias;
+    float softcap;          /* ATTENTION: 0 without */
 };
 
 struct tm_attention {
     int64_t heads, kv_heads, head_dim, page_size, window;
     float scale;
+    float softcap;      /* scores become softcap * tanh(score / softcap); 0: they do not */
+    const float *sinks; /* of each query head of the kv head: a score without a value; NULL without */
 };
 
 /* What changes from step to step. All rows are contiguous. */

@@ -26,6 +26,21 @@ TM_INLINE __mmask16 seen_from(const struct tm_query *q, long base) {
     return base < q->first ? seen & (__mmask16)(0xffffu << (q->first - base)) : seen;
 }
 
+/* 16 scores of each query become softcap * tanh(score / softcap). */
+static __attribute__((noinline)) void cap_scores(float (*scores)[16], long queries, float softcap) {
+    const __m512 cap = _mm512_set1_ps(softcap);
+    for (long i = 0; i < queries; i++) {
+        __m512 share = tanh16(_mm512_div_ps(_mm512_load_ps(scores[i]), cap));
+        _mm512_store_ps(scores[i], _mm512_mul_ps(cap, share));
+    }
+}
+
+/* A sink is a score that is there from the start and has no value; -infinity: none. */
+TM_INLINE void begin_softmax(struct tm_query *q, float sink) {
+    q->top = sink;
+    q->total = sink == -INFINITY ? 0.0f : 1.0f;
+}
+
 /* Weights of 16 scores relative to the highest so far; what was mixed before is scaled to it. */
 TM_INLINE __m512 soften(struct tm_query *q, __m512 scores, __mmask16 seen, long dim) {
     scores = _mm512_mask_blend_ps(seen, _mm512_set1_ps(-INFINITY), scores);

@@ -24,6 +24,8 @@ class Kind(IntEnum):
     SILU_MUL = 6
     ADD = 7
     SCALE = 8
+    GELU_MUL = 9
+    GELU_TANH_MUL = 10
 
 
 class Op(ctypes.Structure):
@@ -41,6 +43,7 @@ class Op(ctypes.Structure):
         ("value", ctypes.c_float),
         ("weight", _P),
         ("bias", _P),
+        ("softcap", ctypes.c_float),
     )
 
 

@@ -51,6 +51,26 @@ TM_INLINE __m512 exp16(__m512 v) {
     return _mm512_scalef_ps(p, n);
 }
 
+/* tanh of v, within 2 units in the last place; NaN for NaN: of two operands the minimum is the
+ * second when either is NaN. */
+TM_INLINE __m512 tanh16(__m512 v) {
+    const __m512 one = _mm512_set1_ps(1.0f), size = _mm512_abs_ps(v);
+    /* near 0 the quotient below would lose digits: v + v^3 times a polynomial in v^2 */
+    __m512 z = _mm512_mul_ps(v, v);
+    __m512 p = _mm512_set1_ps(-5.70498872745e-3f);
+    p = _mm512_fmadd_ps(p, z, _mm512_set1_ps(2.06390887954e-2f));
+    p = _mm512_fmadd_ps(p, z, _mm512_set1_ps(-5.37397155531e-2f));
+    p = _mm512_fmadd_ps(p, z, _mm512_set1_ps(1.33314422036e-1f));
+    p = _mm512_fmadd_ps(p, z, _mm512_set1_ps(-3.33332819422e-1f));
+    __m512 near = _mm512_fmadd_ps(_mm512_mul_ps(p, z), v, v);
+    /* 1 - 2 / (e^2v + 1); beyond 10 it is 1 in float32 */
+    __m512 e = exp16(_mm512_mul_ps(_mm512_set1_ps(2.0f), _mm512_min_ps(_mm512_set1_ps(10.0f), size)));
+    __m512 far = _mm512_sub_ps(one, _mm512_div_ps(_mm512_set1_ps(2.0f), _mm512_add_ps(e, one)));
+    __m512i sign = _mm512_and_si512(_mm512_castps_si512(v), _mm512_set1_epi32((int)0x80000000u));
+    far = _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(far), sign));
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(size, _mm512_set1_ps(0.625f), _CMP_LT_OQ), far, near);
+}
+
 /* v[i][j] becomes v[j][i]. */
 TM_INLINE void transpose16(__m512 v[16]) {
     __m512 t[16];
