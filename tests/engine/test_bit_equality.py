@@ -12,6 +12,8 @@ from tokenmesh.shared.messages.sampling import SamplingParams
 
 LENGTHS = (37, 5, 18, 64, 1, 16, 29, 90)
 KINDS = ("llama", "qwen2_window", "qwen3", "olmo3", "ministral3", "exaone4", "granite")
+PROMOTED = ("gemma2", "gemma3_text")
+"""Read from module trees."""
 SAMPLING = SamplingParams(
     seed=3, max_tokens=20, temperature=0.8, ignore_eos=True, logprobs=5, prompt_logprobs=1
 )
@@ -24,7 +26,7 @@ def numbers_of(outcome: Outcome) -> list[object]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", [*KINDS, *PROMOTED])
 def test_log_probabilities_are_bit_equal_alone_batched_and_in_chunks(
     tiny: Tiny, name: str, dtype: Dtype
 ) -> None:

@@ -13,10 +13,10 @@ from tokenmesh.kernels.step_inputs import RowState, StepTensors, step_inputs
 from tokenmesh.services.worker_svc.layers.device_step import DeviceStep
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
 from tokenmesh.services.worker_svc.models.keeps import make_store
-from tokenmesh.services.worker_svc.models.native.build_decoder import build_decoder
+from tokenmesh.services.worker_svc.models.load import load_model, read_model_facts
 from tokenmesh.services.worker_svc.models.native.decoder import Decoder
-from tokenmesh.services.worker_svc.models.native.read_config import read_facts
 from tokenmesh.services.worker_svc.models.raw_config import read_json
+from tokenmesh.shared.config.model import ModelSettings
 
 PAGE_SIZE, MAX_BLOCKS, MAX_TOKENS = 16, 4, 64
 ROW: Final = 2
@@ -29,10 +29,11 @@ def greedy_logits(directory: Path, prompt: list[int], chunk: int, num_decode: in
 
     The prompt is computed in chunks, then one token a step beside a row of padding.
     """
-    facts = read_facts(read_json(directory / "config.json"))
+    raw, settings = read_json(directory / "config.json"), ModelSettings(model=str(directory))
+    facts, weights = read_model_facts(raw, directory, settings), Checkpoint(directory)
+    decoder = load_model(facts, weights, torch.float32, lambda done, total: None, False)
+    assert isinstance(decoder, Decoder)
     with torch.inference_mode(), interpreted_on_cpu():
-        weights = Checkpoint(directory)
-        decoder = build_decoder(facts, weights, torch.float32, lambda done, total: None, False)
         run = _Run(decoder, prompt)
         logits = [
             run.step([(ROW, len(prompt[start : start + chunk]))], is_decode=False)

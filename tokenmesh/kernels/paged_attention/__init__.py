@@ -36,7 +36,7 @@ from tokenmesh.kernels.paged_attention.reference import (
     paged_attention_reference,
 )
 from tokenmesh.kernels.paged_attention.tolerance import TOLERANCE
-from tokenmesh.kernels.paged_attention.variant import PLAIN, Variant
+from tokenmesh.kernels.paged_attention.variant import PLAIN, Variant, variant_of
 from tokenmesh.kernels.paged_attention.work import Prepared, Rows, prepare, span_ends
 
 __all__ = [
@@ -52,6 +52,7 @@ __all__ = [
     "paged_attention_reference",
     "prepare",
     "span_ends",
+    "variant_of",
 ]
 
 

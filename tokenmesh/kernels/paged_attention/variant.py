@@ -24,3 +24,8 @@ class Variant:
 
 
 PLAIN: Final = Variant()
+
+
+def variant_of(softcap: float | None, sinks: torch.Tensor | None) -> Variant:
+    """PLAIN, which is the fastest, unless there is something to do."""
+    return PLAIN if softcap is None and sinks is None else Variant(softcap, sinks)

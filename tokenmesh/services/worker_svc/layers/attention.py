@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from tokenmesh.kernels.linear import Linear, linear
-from tokenmesh.kernels.paged_attention import paged_attention
+from tokenmesh.kernels.paged_attention import paged_attention, variant_of
 from tokenmesh.kernels.qk_norm_rope_kv_write import HeadNorm, qk_norm_rope_kv_write
 from tokenmesh.kernels.rms_norm import rms_norm
 from tokenmesh.services.worker_svc.layers.step import Step
@@ -37,6 +37,8 @@ class Attention:
     out: Linear
     qk_norm: torch.Tensor | None
     """float32 [H + K, D]: the norm weight of each query and key head; None without norms."""
+    sinks: torch.Tensor | None = None
+    """float32 [H]: for each query head a score without a value; None: there are none."""
 
     def forward(self, x: torch.Tensor, turned: TurnedStep, pages: torch.Tensor) -> torch.Tensor:
         """x [T, hidden] -> [T, hidden]; writes the keys and values of x into `pages`."""
@@ -54,7 +56,9 @@ class Attention:
             buffer, pages, step.slots(pages), turns, norm, turned.query_scale
         )
         prepared = step.attention(self.layer.window, pages)
-        return linear(paged_attention(query, pages, prepared, config.attention_scale), self.out)
+        variant = variant_of(config.attention_softcap, self.sinks)
+        mixed = paged_attention(query, pages, prepared, config.attention_scale, variant)
+        return linear(mixed, self.out)
 
     def _normalize(self, buffer: torch.Tensor, weight: torch.Tensor) -> None:
         """Normalize [T, H + 2K, D] in place, over all query heads and over all key heads."""

@@ -10,7 +10,7 @@ import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tokenmesh.kernels.kv_write import kv_write
-from tokenmesh.kernels.paged_attention import PLAIN, Variant, paged_attention
+from tokenmesh.kernels.paged_attention import Variant, paged_attention, variant_of
 from tokenmesh.services.worker_svc.models.hf.run import Place
 
 ATTENTION: Final = "tokenmesh"
@@ -79,11 +79,6 @@ def attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     chosen = () if indices is None else (indices,)
     return getattr(module, PORT).attend(query, key, value, scale, s_aux, *chosen), None
-
-
-def variant_of(softcap: float | None, sinks: torch.Tensor | None) -> Variant:
-    """PLAIN, unless there is something to do."""
-    return PLAIN if softcap is None and sinks is None else Variant(softcap, sinks)
 
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attention)

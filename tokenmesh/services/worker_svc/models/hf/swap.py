@@ -11,12 +11,11 @@ from typing import Any, Final
 
 import torch
 
-from tokenmesh.kernels.gelu_mul import gelu_mul
 from tokenmesh.kernels.linear import Linear, linear, pack
-from tokenmesh.kernels.moe.cpu import activated
+from tokenmesh.kernels.moe.cpu import activated as activated_in_float32
 from tokenmesh.kernels.moe.spec import ExpertsSpec
 from tokenmesh.kernels.rms_norm import rms_norm
-from tokenmesh.kernels.silu_mul import silu_mul
+from tokenmesh.services.worker_svc.layers.mlp import activated
 from tokenmesh.services.worker_svc.models.hf.calls import Calls
 from tokenmesh.services.worker_svc.models.hf.recognise import Gated, Norm, gated_of, norm_of
 
@@ -155,14 +154,10 @@ def _set_gated(module: torch.nn.Module, gated: Gated, native: bool) -> None:
 
 def _activated(gate_up: torch.Tensor, spec: ExpertsSpec) -> torch.Tensor:
     match spec.activation:
-        case "silu":
-            return silu_mul(gate_up)
-        case "gelu":
-            return gelu_mul(gate_up, "none")
-        case "gelu_tanh":
-            return gelu_mul(gate_up, "tanh")
+        case "silu" | "gelu" | "gelu_tanh" as activation:
+            return activated(gate_up, activation)
         case _:
-            return activated(gate_up.float(), spec).to(gate_up.dtype)
+            return activated_in_float32(gate_up.float(), spec).to(gate_up.dtype)
 
 
 def _run_by(module: Any, forward: Callable[[torch.Tensor], torch.Tensor]) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from enum import IntEnum
+from typing import Final
 
 import torch
 
@@ -9,8 +10,18 @@ from tokenmesh.kernels.linear import Linear
 from tokenmesh.kernels.native import MAX_HEAD_DIM, MAX_QUERIES, Kind, Model, Op, Program
 from tokenmesh.services.worker_svc.layers.attention import Attention
 from tokenmesh.services.worker_svc.layers.mlp import Mlp
-from tokenmesh.services.worker_svc.models.native.config import DecoderConfig, LayerConfig
+from tokenmesh.services.worker_svc.models.native.config import (
+    Activation,
+    DecoderConfig,
+    LayerConfig,
+)
 from tokenmesh.services.worker_svc.models.native.decoder import DecoderLayer
+
+_ACTIVATIONS: Final[dict[Activation, Kind]] = {
+    "silu": Kind.SILU_MUL,
+    "gelu": Kind.GELU_MUL,
+    "gelu_tanh": Kind.GELU_TANH_MUL,
+}
 
 
 class _Buffer(IntEnum):
@@ -98,6 +109,8 @@ class _Writer:
             index=number,
             window=config.window or 0,
             value=shape.attention_scale,
+            softcap=shape.attention_softcap or 0.0,
+            weight=None if attention.sinks is None else self._keep(attention.sinks),
         )
         self._linear(_Buffer.MIXED, _Buffer.BLOCK, attention.out)
         self._add(layer.attention_post_norm)
@@ -107,7 +120,7 @@ class _Writer:
         mlp: Mlp = layer.mlp
         self._linear(self._normed(layer.mlp_norm), _Buffer.GATE_UP, mlp.gate_up)
         width = self._config.intermediate_size
-        self._op(Kind.SILU_MUL, _Buffer.GATE_UP, _Buffer.ACTIVE, width=width)
+        self._op(_ACTIVATIONS[mlp.activation], _Buffer.GATE_UP, _Buffer.ACTIVE, width=width)
         self._linear(_Buffer.ACTIVE, _Buffer.BLOCK, mlp.down)
         self._add(layer.mlp_post_norm)
 

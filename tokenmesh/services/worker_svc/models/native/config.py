@@ -7,6 +7,8 @@ from tokenmesh.services.worker_svc.layers.rope_config import RopeConfig
 
 QkNorm = Literal["none", "head", "all"]
 """none; over each head's features; over all heads' features at once."""
+Activation = Literal["silu", "gelu", "gelu_tanh"]
+"""Of a gated MLP; gelu is the exact one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class QueryScaling:
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """A decoder-only transformer with gated silu MLPs and RMS norms."""
+    """A decoder-only transformer with gated MLPs and RMS norms."""
 
     vocab_size: int
     hidden_size: int
@@ -48,10 +50,15 @@ class DecoderConfig:
     mlp_bias: bool = False
     qk_norm: QkNorm = "none"
     norms_after_rope: bool = False
+    activation: Activation = "silu"
     attention_scale: float = 1.0
+    attention_softcap: float | None = None
+    """Scores become softcap * tanh(score / softcap)."""
     embedding_multiplier: float = 1.0
     multiplies_patches: bool = False
     """Whether that counts for embeddings that do not come from the table, such as images."""
     residual_multiplier: float = 1.0
     logits_divisor: float = 1.0
+    logits_softcap: float | None = None
+    """Of the divided logits, in the same way."""
     query_scaling: QueryScaling | None = None

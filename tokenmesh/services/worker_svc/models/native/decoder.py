@@ -167,7 +167,8 @@ class Decoder:
             logits = out.copy_(linear(hidden, self.head))
         if self.config.logits_divisor != 1.0:
             logits.div_(self.config.logits_divisor)
-        return logits
+        softcap = self.config.logits_softcap
+        return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
 
 
 def _query_scale(scaling: QueryScaling | None, step: Step) -> torch.Tensor | None:

@@ -24,7 +24,7 @@ from tokenmesh.services.worker_svc.models.keeps import KvStore, make_store, one_
 from tokenmesh.services.worker_svc.models.native.build_program import build_program
 from tokenmesh.services.worker_svc.models.native.config import DecoderConfig, LayerConfig
 from tokenmesh.services.worker_svc.models.native.decoder import Decoder, DecoderLayer
-from tokenmesh.services.worker_svc.models.promotion.read_heads import Unread
+from tokenmesh.services.worker_svc.models.promotion.read_heads import Heads, Unread
 from tokenmesh.services.worker_svc.models.promotion.read_layer import Reading, read_layer
 from tokenmesh.services.worker_svc.models.promotion.skeleton import Skeleton, read_skeleton
 
@@ -158,12 +158,21 @@ def _without_layers(model: HfModel, skeleton: Skeleton, reading: Reading) -> Dec
         mlp_bias=reading.mlp_bias,
         qk_norm=heads.qk_norm,
         norms_after_rope=heads.norms_after_rope,
+        activation=reading.activation,
         attention_scale=heads.scale,
+        attention_softcap=heads.softcap,
         embedding_multiplier=skeleton.embedding_multiplier,
-        multiplies_patches=True,  # the tree's body multiplies whatever it is given
+        multiplies_patches=skeleton.multiplies_patches,
         residual_multiplier=reading.residual_multiplier,
         logits_divisor=skeleton.logits_divisor,
+        logits_softcap=skeleton.logits_softcap,
     )
+
+
+def _by_head(weights: list[torch.Tensor], heads: Heads) -> torch.Tensor:
+    """Norm weights of queries and of keys, for one head or for all of them, -> [H + K, D]."""
+    parts = zip(weights, (heads.num_heads, heads.num_kv_heads), strict=True)
+    return torch.cat([weight.view(-1, heads.head_dim).expand(n, -1) for weight, n in parts])
 
 
 def _native_layer(
@@ -194,9 +203,7 @@ def _native_layer(
         rows[:rotated] = pairs(rows[:rotated])
     qk_norm = None
     if heads.norms:
-        counts = (heads.num_heads, heads.num_kv_heads)
-        weights = [pairs(norm(name)).view(-1, heads.head_dim) for name in heads.norms]  # type: ignore[arg-type]
-        qk_norm = torch.cat([w.expand(n, -1) for w, n in zip(weights, counts, strict=True)])
+        qk_norm = _by_head([pairs(norm(name)) for name in heads.norms], heads)  # type: ignore[arg-type]
     qkv = pack(weight, bias, native)
     del weight, bias
     return DecoderLayer(
@@ -206,10 +213,12 @@ def _native_layer(
             qkv=qkv,
             out=pack(*linear((reading.out,)), native),
             qk_norm=qk_norm,
+            sinks=None if reading.sinks is None else layer.get_parameter(reading.sinks).float(),
         ),
         mlp=Mlp(
             gate_up=pack(*linear(reading.gate_up), native),
             down=pack(*linear((reading.down,)), native),
+            activation=config.activation,
         ),
         attention_norm=norm(reading.attention_norm),
         attention_post_norm=norm(reading.attention_post_norm),

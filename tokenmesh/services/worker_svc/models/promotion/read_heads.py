@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations, product
-from typing import Any
 
 import torch
 
@@ -37,6 +36,7 @@ class Heads:
     is_interleaved: bool
     scale: float
     window: int | None
+    softcap: float | None
 
 
 @dataclass(slots=True)
@@ -46,12 +46,19 @@ class Spy:
     port: Port
     given: tuple[torch.Tensor, ...] = ()
     scale: float = 1.0
+    sinks: torch.Tensor | None = None
 
     def attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, sinks: Any
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         """See `Port.attend`."""
         self.given, self.scale = (query.clone(), key.clone(), value.clone()), scale
+        self.sinks = sinks
         return self.port.attend(query, key, value, scale, sinks)
 
 
@@ -107,6 +114,9 @@ def read_heads(
     query, key, value = (each[0].transpose(0, 1) for each in spy.given)
     if value.shape != key.shape:
         raise Unread("its values are not as wide as its keys")
+    softcap = spy.port.softcap
+    if softcap is not None and not softcap > 0:
+        raise Unread(f"its attention has a softcap of {softcap}")
     for names in _orders(projections):
         made = torch.cat([projections[name][0] for name in names], dim=-1)
         sizes = [each[0].numel() for each in (query, key, value)]
@@ -134,6 +144,7 @@ def read_heads(
                     is_interleaved=way.is_interleaved,
                     scale=spy.scale,
                     window=spy.port.window,
+                    softcap=softcap,
                 )
     raise Unread("its queries and keys come about in a way of their own")
 

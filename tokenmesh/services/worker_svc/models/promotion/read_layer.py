@@ -20,6 +20,7 @@ from tokenmesh.services.worker_svc.models.hf.recognise import (
     norm_of,
 )
 from tokenmesh.services.worker_svc.models.hf.swap import replaceable
+from tokenmesh.services.worker_svc.models.native.config import Activation
 from tokenmesh.services.worker_svc.models.promotion.read_heads import (
     Heads,
     Ropes,
@@ -54,6 +55,8 @@ class Reading:
     """A layer's parts, by their names within it."""
 
     heads: Heads
+    sinks: str | None
+    """The parameter: one value for each query head."""
     out: str
     gate_up: tuple[str, ...]
     down: str
@@ -66,6 +69,7 @@ class Reading:
     qkv_bias: bool
     out_bias: bool
     mlp_bias: bool
+    activation: Activation
     residual_multiplier: float
     output: torch.Tensor
     """[1, T, H] what it makes of the hidden states that it was read with."""
@@ -95,14 +99,13 @@ class _Reader:
         rotaries: Sequence[Rotary],
     ) -> None:
         self._names = {module: name for name, module in layer.named_modules()}
+        self._parameters = {id(p): name for name, p in layer.named_parameters()}
         self._modules = {name: module for module, name in self._names.items()}
         self._hidden, self._ropes = hidden, Ropes(positions, rotaries)
         (self._attention,) = (each for each in self._names if PORT in vars(each))
         port = getattr(self._attention, PORT)
         if not isinstance(port, Port):
             raise Unread("its attention keeps latents")
-        if port.softcap is not None or port.has_sinks:
-            raise Unread("its attention has a softcap or sinks")
         self._spy = Spy(port)
         setattr(self._attention, PORT, self._spy)
         out: list[torch.Tensor] = []
@@ -128,17 +131,19 @@ class _Reader:
         if not is_same(self._output, middle + multiplier * mlp_added):
             raise Unread("its MLP's result is not simply added")
         heads = read_heads(self._projections(call.x), self._own_norms(), self._spy, self._ropes)
+        sinks = self._sinks(heads)
         own = {self._modules[name] for name in heads.norms}
         used = own | {each for each in (before, after, mlp_before, mlp_after) if each is not None}
         if len({self._norms[norm].eps for norm in used}) != 1:
             raise Unread("its norms differ in eps")
         known = {out, *gated.gate_up, gated.down, *used}
         known |= {self._modules[name] for name in heads.qkv}
-        parameters = {id(p) for module in known for p in module.parameters()}
+        parameters = {id(p) for module in known for p in module.parameters()} | {id(sinks)}
         if any(id(p) not in parameters for m in self._names for p in m.parameters()):
             raise Unread("it has weights beside those of a plain layer")
         return Reading(
             heads=heads,
+            sinks=None if sinks is None else self._parameters[id(sinks)],
             out=self._names[out],
             gate_up=tuple(self._names[each] for each in gated.gate_up),
             down=self._names[gated.down],
@@ -151,6 +156,7 @@ class _Reader:
             qkv_bias=any(self._has_bias(name) for name in heads.qkv),
             out_bias=out.bias is not None,
             mlp_bias=any(each.bias is not None for each in (*gated.gate_up, gated.down)),
+            activation=self._activation(gated),
             residual_multiplier=multiplier,
             output=self._output,
         )
@@ -171,12 +177,16 @@ class _Reader:
     def _mlp(self) -> tuple[torch.nn.Module, Gated]:
         for module in self._names:
             gated = gated_of(module, self._linears, self._calls)
-            if gated is None:
-                continue
-            if gated.spec.activation != "silu":
-                raise Unread(f"its MLP's activation is {gated.spec.activation}")
-            return module, gated
+            if gated is not None:
+                return module, gated
         raise Unread("it has no gated MLP")
+
+    def _activation(self, gated: Gated) -> Activation:
+        match gated.spec.activation:
+            case "silu" | "gelu" | "gelu_tanh" as activation:
+                return activation
+            case other:
+                raise Unread(f"its MLP's activation is {other}")
 
     def _norm_before(self, x: torch.Tensor | None) -> tuple[torch.nn.Module | None, torch.Tensor]:
         """The norm that made x, and what it was made from; without a norm x itself."""
@@ -213,6 +223,14 @@ class _Reader:
             if given is x and made is not None:
                 found[self._names[linear]] = made
         return found
+
+    def _sinks(self, heads: Heads) -> torch.Tensor | None:
+        sinks = self._spy.sinks
+        if sinks is None:
+            return None
+        if id(sinks) not in self._parameters or sinks.shape != (heads.num_heads,):
+            raise Unread("its attention's sinks are not a weight for each head")
+        return sinks
 
     def _has_bias(self, name: str) -> bool:
         return getattr(self._modules[name], "bias", None) is not None

@@ -24,6 +24,8 @@ from tokenmesh.services.worker_svc.models.promotion.read_layer import LayerCall
 _POSITIONS: Final = (0, 1, 5, 77, 1000)
 """And the last one."""
 _ROUND: Final = 1e-6
+_ROWS: Final = 256
+"""Of the table of embeddings, that are tried."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +41,9 @@ class Skeleton:
     head: torch.nn.Linear
     is_tied: bool
     embedding_multiplier: float
+    multiplies_patches: bool
     logits_divisor: float
+    logits_softcap: float | None
 
 
 def read_skeleton(model: HfModel) -> Skeleton:
@@ -51,10 +55,11 @@ def read_skeleton(model: HfModel) -> Skeleton:
     embeddings = random_rows(1, len(positions), model.facts.hidden_size)
     calls, seen, out = _calls_of(layers, lambda: tree.hidden_of(embeddings, positions[None]))
     norm = _norm_of(tree.body, layers, seen[-1], out)
-    multiplier = _factor(seen[0], embeddings, "its embeddings")
-    if type(tree.embedding) is not torch.nn.Embedding or tree.embedding.max_norm is not None:
-        raise Unread("its embedding is more than a table")
-    head, divisor = _head_of(model)
+    of_all = _factor(seen[0], embeddings, "its embeddings")
+    of_tokens = _multiplier_of(tree.embedding)
+    if of_all != 1.0 and of_tokens != 1.0:
+        raise Unread("its embeddings are multiplied twice")
+    head, divisor, softcap = _head_of(model)
     return Skeleton(
         layers=layers,
         calls=calls,
@@ -63,8 +68,11 @@ def read_skeleton(model: HfModel) -> Skeleton:
         norm=norm,
         head=head,
         is_tied=head.weight is tree.embedding.weight,
-        embedding_multiplier=multiplier,
+        embedding_multiplier=of_all * of_tokens,
+        # the body multiplies whatever it is given, the table its own rows
+        multiplies_patches=of_all != 1.0,
         logits_divisor=divisor,
+        logits_softcap=softcap,
     )
 
 
@@ -131,21 +139,45 @@ def _norm_of(
 
 def _factor(scaled: torch.Tensor, given: torch.Tensor, what: str) -> float:
     """By which all numbers were multiplied."""
-    factor = float((scaled.double() * given).sum() / (given.double() * given).sum())
+    factor = _fit(scaled, given)
     if scaled.shape != given.shape or not is_same(scaled, given * factor):
         raise Unread(f"{what} are not multiplied by one number")
+    return factor
+
+
+def _fit(scaled: torch.Tensor, given: torch.Tensor) -> float:
+    """The number that brings `given` closest to `scaled`."""
+    factor = float((scaled.double() * given).sum() / (given.double() * given).sum())
+    if not factor:
+        raise Unread("what it computes from random numbers is 0")
     return 1.0 if abs(factor - 1) < _ROUND else factor
 
 
-def _head_of(model: HfModel) -> tuple[torch.nn.Linear, float]:
-    """The last projection, and what its results are divided by."""
+def _multiplier_of(embedding: Any) -> float:
+    """What a table multiplies its rows by, exactly as they are rounded."""
+    if not isinstance(embedding, torch.nn.Embedding) or len(list(embedding.parameters())) != 1:
+        raise Unread("its embedding is more than a table")
+    table = embedding.weight.detach()
+    ids = torch.linspace(0, len(table) - 1, min(len(table), _ROWS)).long()
+    rows, made = table[ids], embedding(ids)
+    numbers = [*vars(embedding).values(), *(b.item() for b in embedding.buffers() if b.dim() == 0)]
+    for number in (1.0, *(n for n in numbers if isinstance(n, float))):
+        factor = float(torch.tensor(number, dtype=table.dtype))
+        if embedding.max_norm is None and torch.equal(rows * factor, made):
+            return factor
+    raise Unread("its embedding is more than a table and a factor")
+
+
+def _head_of(model: HfModel) -> tuple[torch.nn.Linear, float, float | None]:
+    """The last projection, what its results are divided by, and the softcap of that."""
     tree = model.tree.model
     head = tree.get_output_embeddings()
     if type(head) is not torch.nn.Linear or head.bias is not None:
         raise Unread("its head is more than a product")
-    hidden = random_rows(2, model.facts.hidden_size)
+    hidden = random_rows(4, model.facts.hidden_size)
     # of all sizes: what bounds logits shows
-    probe = random_rows(1, 2, model.facts.vocab_size) * torch.tensor([[[1.0], [100.0]]])
+    sizes = torch.tensor([[[1e-2], [1.0], [100.0], [1e6]]])
+    probe = random_rows(1, 4, model.facts.vocab_size) * sizes
     given = Given(probe.clone())
     tree.set_output_embeddings(given)
     try:
@@ -154,7 +186,11 @@ def _head_of(model: HfModel) -> tuple[torch.nn.Linear, float]:
         tree.set_output_embeddings(head)
     if given.x is None or not is_same(given.x, hidden[None]):
         raise Unread("its head reads something else than the final states")
-    return head, 1 / _factor(logits, probe[0], "its logits")
+    softcap = float(logits[-1].abs().max())
+    factor = _fit(logits[0], probe[0, 0])
+    if is_same(logits, softcap * (factor * probe[0] / softcap).tanh()):
+        return head, 1 / factor, softcap
+    return head, 1 / _factor(logits, probe[0], "its logits"), None
 
 
 def _rotaries_of(
@@ -192,18 +228,20 @@ def _candidates(body: torch.nn.Module, width: int, scale: float) -> list[Rotary]
         if isinstance(module, RowRope):
             found.append(module.rotary)
         for buffer in module.buffers(recurse=False):
-            if buffer.dtype == torch.float32 and buffer.shape == (width // 2,):
+            # turns come once for each pair or once for each number
+            if buffer.dtype == torch.float32 and buffer.shape in ((width // 2,), (width,)):
                 factor = 1.0 if abs(scale - 1) < _ROUND else scale
-                config = RopeConfig("default", 0.0, width, 0, 0, attention_factor=factor)
+                dim = 2 * len(buffer)
+                config = RopeConfig("default", 0.0, dim, 0, 0, attention_factor=factor)
                 found.append(Rotary(config, frequencies=buffer))
     return found
 
 
 def _is_turn(turns: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> bool:
-    """Whether the first or every second of the widened numbers are those of the turns."""
-    if cosine.shape[-1] != 2 * turns.shape[-1]:
+    """Whether the numbers, or the first or every second of them, are those of the turns."""
+    if cosine.shape[-1] not in (turns.shape[-1], 2 * turns.shape[-1]):
         return False
-    parts = (slice(None, turns.shape[-1]), slice(None, None, 2))
+    parts = (slice(None, turns.shape[-1]), slice(None, None, cosine.shape[-1] // turns.shape[-1]))
     return any(
         is_same(cosine[0, :, part], turns.real) and is_same(sine[0, :, part], turns.imag)
         for part in parts
