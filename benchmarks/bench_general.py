@@ -2,10 +2,10 @@
 
     python -m benchmarks.bench_general --threads 2
 
-Four loads of one checkpoint: `native`; `promoted`, a module tree of transformers that was read as a
-native decoder; `swapped`, the tree with our products, norms and MLPs; `plain`, the tree as it is.
-They take turns. Output tokens per second after the first token, and seconds to the first token of
-one long prompt.
+Loads of one checkpoint: `native`; `promoted`, a module tree of transformers that was read as a
+native decoder; `swapped`, the tree with our products, norms and MLPs; `plain`, the tree as it is;
+`generate`, transformers alone, with a static batch. They take turns. Output tokens per second after
+the first token, and those of one long prompt.
 """
 
 import argparse
@@ -16,19 +16,20 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Protocol
 from unittest.mock import patch
 
 import torch
 
-from benchmarks.engine_loop import Ask, EngineLoop
+from benchmarks.engine_loop import Ask, Clock, EngineLoop
 from benchmarks.peers.sample import decode_rate
+from benchmarks.peers.transformers_runs import generate
 from benchmarks.random_model import SHAPES, random_prompts, write_checkpoint
 from tokenmesh.services.worker_svc.models.hf import build
 from tokenmesh.services.worker_svc.models.promotion.read_heads import Unread
 from tokenmesh.shared.config.worker import WorkerSettings
 
-FORMS: Final = ("native", "promoted", "swapped", "plain")
+FORMS: Final = ("native", "promoted", "swapped", "plain", "generate")
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -38,7 +39,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--model", choices=sorted(SHAPES), default="qwen2.5-0.5b")
-    add("--forms", choices=FORMS, nargs="+", default=list(FORMS))
+    add("--forms", choices=FORMS, nargs="+", default=list(FORMS[:4]))
     add("--threads", type=int, default=2)
     add("--batches", type=int, nargs="+", default=[1, 8])
     add("--prompt", type=int, default=64, help="prompt tokens before decoding")
@@ -64,8 +65,30 @@ def form(name: str) -> AbstractContextManager[Any]:
             return nullcontext()
 
 
-def load(name: str, folder: Path) -> EngineLoop:
+class Loop(Protocol):
+    """One load of the checkpoint."""
+
+    def run(self, asks: Sequence[Ask], clock: Clock = ...) -> list[list[float]]:
+        """See `EngineLoop.run`."""
+
+
+class Generate:
+    """transformers' generate; the prompts and outputs of a batch are of one length each."""
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+
+    def run(self, asks: Sequence[Ask], clock: Clock = time.perf_counter) -> list[list[float]]:
+        """See `EngineLoop.run`."""
+        return generate(self._model, [prompt for prompt, _ in asks], asks[0][1], clock)
+
+
+def load(name: str, folder: Path) -> Loop:
     """The checkpoint in one of FORMS."""
+    if name == "generate":
+        return Generate(folder)
     impl: Any = "native" if name == "native" else "transformers"
     settings = WorkerSettings(enable_prefix_caching=False, num_gpu_blocks_override=4096)
     with form(name):
@@ -73,7 +96,7 @@ def load(name: str, folder: Path) -> EngineLoop:
 
 
 def measure(
-    options: argparse.Namespace, loops: dict[str, EngineLoop], one: Callable[[EngineLoop], float]
+    options: argparse.Namespace, loops: dict[str, Loop], one: Callable[[Loop], float]
 ) -> dict[str, float]:
     """The largest of all rounds by form; they take turns."""
     best = dict.fromkeys(loops, 0.0)
@@ -84,7 +107,7 @@ def measure(
 
 
 def show(what: str, rates: dict[str, float]) -> None:
-    """Tokens per second, and by how much native is faster."""
+    """Tokens per second, and by how much native, or else the fastest, is faster."""
     fastest = rates.get("native") or max(rates.values())
     parts = [f"{name} {rate:.1f} ({fastest / rate:.2f}x)" for name, rate in rates.items()]
     print(f"{what}: {', '.join(parts)} tokens/s", flush=True)
@@ -104,13 +127,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             prompts = random_prompts(shape, batch, options.prompt)
             asks = [(prompt, options.tokens + 1) for prompt in prompts]
 
-            def decode(loop: EngineLoop, asks: list[Ask] = asks) -> float:
+            def decode(loop: Loop, asks: list[Ask] = asks) -> float:
                 return decode_rate(loop.run(asks, clock))
 
             show(f"decode, {batch} streams", measure(options, loops, decode))
         (prompt,) = random_prompts(shape, 1, options.prefill)
 
-        def prefill(loop: EngineLoop) -> float:
+        def prefill(loop: Loop) -> float:
             began_s = clock()
             loop.run([(prompt, 1)], clock)
             return len(prompt) / (clock() - began_s)

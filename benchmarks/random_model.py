@@ -27,7 +27,7 @@ class ModelShape:
     name: str
     title: str
     family: str
-    """transformers' `<family>Config` and `<family>ForCausalLM`."""
+    """transformers' `<family>Config`."""
     config: Mapping[str, int | bool]
 
     @property
@@ -67,6 +67,23 @@ SHAPES: Final = {
                 "num_key_value_heads": 8,
                 "head_dim": 128,
                 "max_position_embeddings": 40960,
+                "tie_word_embeddings": True,
+            },
+        ),
+        ModelShape(
+            "gemma3-0.4b",
+            "Gemma 3 1B shape, 12 of its 26 layers, a quarter of its vocabulary",
+            "Gemma3Text",
+            {
+                "vocab_size": 65536,
+                "hidden_size": 1152,
+                "intermediate_size": 6912,
+                "num_hidden_layers": 12,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 1,
+                "head_dim": 256,
+                "sliding_window": 512,
+                "max_position_embeddings": 32768,
                 "tie_word_embeddings": True,
             },
         ),
@@ -111,7 +128,7 @@ def write_checkpoint(shape: ModelShape, folder: Path) -> Any:
 
     torch.manual_seed(0)
     config = getattr(transformers, f"{shape.family}Config")(**shape.config, dtype="bfloat16")
-    model = getattr(transformers, f"{shape.family}ForCausalLM")(config).to(torch.bfloat16).eval()
+    model = transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16).eval()
     model.save_pretrained(folder)
     for name in ("tokenizer_config.json", "chat_template.jinja"):
         (folder / name).write_bytes((_DEMO / name).read_bytes())
