@@ -1,4 +1,4 @@
-"""moe: the experts of a mixture-of-experts layer. Which experts a token has is the model's work.
+"""moe: the experts of a mixture-of-experts layer, and `route`, which chooses those of a token.
 
 x        [tokens, hidden]                float32, float16 or bfloat16
 ids      [tokens, k] int64               experts of each token; E and -1: one that is not here and
@@ -24,23 +24,29 @@ from typing import Final
 import torch
 
 from tokenmesh.kernels.dispatch import uses_triton
-from tokenmesh.kernels.moe.cpu import Weights, activated, pack
+from tokenmesh.kernels.moe.cpu import Weights, activated, pack, routed
 from tokenmesh.kernels.moe.cpu import experts as experts_on_cpu
 from tokenmesh.kernels.moe.reference import experts_reference
+from tokenmesh.kernels.moe.routing import SCORES, Routing, Scores, route
 from tokenmesh.kernels.moe.spec import ACTIVATIONS, Activation, ExpertsSpec
 
 TOLERANCE: Final = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 __all__ = [
     "ACTIVATIONS",
+    "SCORES",
     "TOLERANCE",
     "Activation",
     "ExpertsSpec",
+    "Routing",
+    "Scores",
     "Weights",
     "activated",
     "experts",
     "experts_reference",
     "pack",
+    "route",
+    "routed",
 ]
 
 

@@ -11,8 +11,16 @@ from typing import Final
 import torch
 from torch.nn import functional
 
+from tokenmesh.kernels.moe.routing import SCORES, Routing
 from tokenmesh.kernels.moe.spec import ACTIVATIONS, ExpertsSpec
-from tokenmesh.kernels.native import Gate, NativeExperts, native_experts
+from tokenmesh.kernels.native import (
+    Choice,
+    Gate,
+    NativeExperts,
+    NativeWeight,
+    Routed,
+    native_experts,
+)
 
 Weights = torch.Tensor | NativeExperts
 MAX_PAIRS: Final = 4096
@@ -81,14 +89,38 @@ def _some(
         return _by_torch(x, ids, weights, w13, w2, spec)
     assert isinstance(w13, NativeExperts)
     assert isinstance(w2, NativeExperts)
-    gate = Gate(
+    return native_experts(x, ids, weights, w13, spec.b13, w2, spec.b2, _gate_of(spec))
+
+
+def _gate_of(spec: ExpertsSpec) -> Gate:
+    return Gate(
         activation=ACTIVATIONS.index(spec.activation),
         alpha=spec.alpha,
         limit=math.inf if spec.limit is None else spec.limit,
         limits_activated_gate=spec.limits_activated_gate,
         up_offset=spec.up_offset,
     )
-    return native_experts(x, ids, weights, w13, spec.b13, w2, spec.b2, gate)
+
+
+def routed(
+    router: NativeWeight,
+    correction: torch.Tensor | None,
+    routing: Routing,
+    w13: NativeExperts,
+    w2: NativeExperts,
+    spec: ExpertsSpec,
+) -> Routed:
+    """`route` and `experts` as one operation of a program; router and correction as in `route`.
+
+    Logits are in the router's dtype: that of the experts, or float32.
+    """
+    choice = Choice(
+        top_k=routing.top_k,
+        scores=SCORES.index(routing.scores),
+        is_normalized=routing.is_normalized,
+        scale=routing.scale,
+    )
+    return Routed.of(router, correction, choice, w13, spec.b13, w2, spec.b2, _gate_of(spec))
 
 
 def _by_torch(

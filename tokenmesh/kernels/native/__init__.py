@@ -8,6 +8,7 @@ batch, the chunk of a prompt, or the threads.
 from tokenmesh.kernels.native.experts import Gate, NativeExperts, native_experts
 from tokenmesh.kernels.native.noise import native_noise
 from tokenmesh.kernels.native.program import Program, ProgramInputs, Turns
+from tokenmesh.kernels.native.routed import Choice, Routed
 from tokenmesh.kernels.native.start import has_started, start
 from tokenmesh.kernels.native.structs import MAX_HEAD_DIM, MAX_QUERIES, Kind, Model, Op
 from tokenmesh.kernels.native.weight import NativeWeight, native_linear
@@ -15,6 +16,7 @@ from tokenmesh.kernels.native.weight import NativeWeight, native_linear
 __all__ = [
     "MAX_HEAD_DIM",
     "MAX_QUERIES",
+    "Choice",
     "Gate",
     "Kind",
     "Model",
@@ -23,6 +25,7 @@ __all__ = [
     "Op",
     "Program",
     "ProgramInputs",
+    "Routed",
     "Turns",
     "has_started",
     "native_experts",

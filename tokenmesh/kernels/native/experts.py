@@ -1,6 +1,7 @@
 """NativeExperts: a layer's experts in the panels that experts.inc reads, and their one call."""
 
 import ctypes
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,7 +24,7 @@ _NUMBERS: Final = (
 )
 
 
-class _Layer(ctypes.Structure):
+class ExpertsArguments(ctypes.Structure):
     """struct tm_experts."""
 
     _fields_ = (
@@ -98,9 +99,9 @@ def native_experts(
         "ids": ids.to(torch.int64).contiguous(),
         "weights": weights.to(torch.float32).contiguous(),
         "w13": w13.panels,
-        "b13": _bias(b13, x.dtype),
+        "b13": as_bias(b13, x.dtype),
         "w2": w2.panels,
-        "b2": _bias(b2, x.dtype),
+        "b2": as_bias(b2, x.dtype),
         "out": out,
         "first": torch.empty(num_experts + 1, dtype=torch.int64),
         "hits": torch.empty(num_experts, dtype=torch.int64),
@@ -109,14 +110,28 @@ def native_experts(
         "activated": x.new_empty((num_pairs, inner)),
         "parts": torch.empty((num_pairs, x.shape[1])),
     }
-    layer = _Layer(
+    layer = arguments(tensors, top_k, w13, w2, gate)
+    layer.tokens = num_tokens
+    if library().tm_experts_run(ctypes.byref(layer)) != 0:
+        raise IndexError(f"an expert's id is not from -1 to {num_experts}")
+    return out
+
+
+def arguments(
+    tensors: Mapping[str, torch.Tensor | None],
+    top_k: int,
+    w13: NativeExperts,
+    w2: NativeExperts,
+    gate: Gate,
+) -> ExpertsArguments:
+    """Of a layer, without tokens; tensors by the names of the struct, which the caller keeps."""
+    return ExpertsArguments(
         **{name: None if t is None else t.data_ptr() for name, t in tensors.items()},
-        tokens=num_tokens,
         top_k=top_k,
-        experts=num_experts,
-        hidden=x.shape[1],
-        inner=inner,
-        is_bf16=x.dtype == torch.bfloat16,
+        experts=len(w13.panels),
+        hidden=w2.out_features,
+        inner=w2.in_features,
+        is_bf16=w13.panels.dtype == torch.bfloat16,
         is_gated=w13.num_slices == 2,
         activation=gate.activation,
         limits_activated_gate=gate.limits_activated_gate,
@@ -124,10 +139,8 @@ def native_experts(
         limit=gate.limit,
         up_offset=gate.up_offset,
     )
-    if library().tm_experts_run(ctypes.byref(layer)) != 0:
-        raise IndexError(f"an expert's id is not from -1 to {num_experts}")
-    return out
 
 
-def _bias(bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+def as_bias(bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+    """As the kernels read it."""
     return None if bias is None else bias.to(dtype).contiguous()

@@ -8,6 +8,7 @@
 #include "activations.h"
 #include "gemm.h"
 #include "pool.h"
+#include "routed.h"
 #include "softmax.h"
 #include "vec.h"
 

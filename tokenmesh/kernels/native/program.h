@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 enum { TM_NORM, TM_LINEAR, TM_HEAD_NORM, TM_ROPE, TM_KV_WRITE, TM_ATTENTION, TM_SILU_MUL, TM_ADD, TM_SCALE,
-       TM_GELU_MUL, TM_GELU_TANH_MUL };
+       TM_GELU_MUL, TM_GELU_TANH_MUL, TM_EXPERTS, TM_TOKEN_GATE };
 
 enum { MAX_DIM = 256, MAX_QUERIES = 32 }; /* head_dim; query heads of a kv head, times tokens */
 
@@ -19,7 +19,7 @@ struct tm_op {
     int64_t index;          /* ROPE: which turns; KV_WRITE, ATTENTION: which layer of the pool */
     int64_t window;         /* ATTENTION: 0 without */
     float value;            /* NORM, HEAD_NORM: eps; ATTENTION: scale; ADD: factor */
-    const void *weight;     /* ATTENTION: float [heads] sinks or NULL */
+    const void *weight;     /* ATTENTION: float [heads] sinks or NULL; EXPERTS: a struct tm_routed */
     const void *bias;
     float softcap;          /* ATTENTION: 0 without */
 };
@@ -48,6 +48,7 @@ struct tm_step {
     const float *scales;           /* [tokens] what SCALE multiplies with */
     const int64_t *tiles;          /* [tile_count + 1] first tokens of attention's tiles, then tokens */
     int64_t tile_count;
+    void *scratch;                 /* EXPERTS: what tm_routed_scratch asks for */
 };
 
 struct tm_model {

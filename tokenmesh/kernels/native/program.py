@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tokenmesh.kernels.native.routed import Routed
 from tokenmesh.kernels.native.start import library
 from tokenmesh.kernels.native.structs import MAX_QUERIES, Model, Op, StepArguments
 
@@ -51,12 +52,15 @@ class Program:
         ops: Sequence[Op],
         widths: Sequence[int],
         weights: Sequence[torch.Tensor],
+        routed: Sequence[Routed] = (),
     ) -> None:
-        """weights are those that the operations point to: the program keeps them alive."""
+        """What the operations point to, weights and routed experts, the program keeps alive."""
         self._model = model
         self._ops = (Op * len(ops))(*ops)
         self._widths = (ctypes.c_int64 * len(widths))(*widths)
         self._weights = weights
+        self._routed = routed
+        self._scratch = torch.empty(0, dtype=torch.uint8)
         self._buffers: list[torch.Tensor] = []
         self._addresses = (ctypes.c_void_p * len(widths))()
         self._capacity = 0
@@ -92,6 +96,7 @@ class Program:
             scales=None if scale is None else scale.data_ptr(),
             tiles=base + 2 * num_tokens * numbers.itemsize,
             tile_count=len(numbers) - 2 * num_tokens - 1,
+            scratch=self._scratch.data_ptr(),
         )
         count = ctypes.c_int64(len(self._ops))
         library().tm_run(ctypes.byref(self._model), self._ops, count, ctypes.byref(step))
@@ -102,6 +107,8 @@ class Program:
             widths = self._widths[1:]
             self._buffers = [torch.empty((num_tokens, width), dtype=dtype) for width in widths]
             self._addresses[1:] = [buffer.data_ptr() for buffer in self._buffers]
+            scratch = max((each.scratch_bytes(num_tokens) for each in self._routed), default=0)
+            self._scratch = torch.empty(scratch, dtype=torch.uint8)
             self._capacity = num_tokens
 
     def _expand(self, inputs: ProgramInputs) -> "array[int]":

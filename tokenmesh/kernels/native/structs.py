@@ -26,6 +26,9 @@ class Kind(IntEnum):
     SCALE = 8
     GELU_MUL = 9
     GELU_TANH_MUL = 10
+    EXPERTS = 11
+    TOKEN_GATE = 12
+    """Every number of a token times the sigmoid of the source's one."""
 
 
 class Op(ctypes.Structure):
@@ -78,4 +81,5 @@ class StepArguments(ctypes.Structure):
         ("scales", _P),
         ("tiles", _P),
         ("tile_count", _I),
+        ("scratch", _P),
     )

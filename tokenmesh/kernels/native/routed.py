@@ -1,0 +1,94 @@
+"""Routed: a layer's router and experts, as one operation of a program runs them."""
+
+import ctypes
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+
+from tokenmesh.kernels.native.experts import (
+    ExpertsArguments,
+    Gate,
+    NativeExperts,
+    arguments,
+    as_bias,
+)
+from tokenmesh.kernels.native.start import library
+from tokenmesh.kernels.native.weight import NativeWeight
+
+
+class _Arguments(ctypes.Structure):
+    """struct tm_routed."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("weight", "bias", "correction")),
+        *((name, ctypes.c_int64) for name in ("router_is_bf16", "scores", "is_normalized")),
+        ("scale", ctypes.c_float),
+        ("layer", ExpertsArguments),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """How tokens choose experts: `enum tm_scores` and the numbers of tm_routed."""
+
+    top_k: int
+    scores: int
+    is_normalized: bool
+    scale: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Routed:
+    """The struct and the tensors that it points to."""
+
+    _arguments: _Arguments
+    _kept: tuple[torch.Tensor | None, ...]
+
+    @classmethod
+    def of(
+        cls,
+        router: NativeWeight,
+        correction: torch.Tensor | None,
+        choice: Choice,
+        w13: NativeExperts,
+        b13: torch.Tensor | None,
+        w2: NativeExperts,
+        b2: torch.Tensor | None,
+        gate: Gate,
+    ) -> Self:
+        """router: in the experts' dtype or in float32; correction [E]; biases [E, outputs]."""
+        dtype = w13.panels.dtype
+        assert router.panels.dtype in (dtype, torch.float32)
+        assert router.out_features == len(w13.panels) >= choice.top_k
+        assert router.in_features == w2.out_features
+        tensors = {
+            "w13": w13.panels,
+            "b13": as_bias(b13, dtype),
+            "w2": w2.panels,
+            "b2": as_bias(b2, dtype),
+        }
+        bias = as_bias(router.bias, router.panels.dtype)
+        correction = as_bias(correction, torch.float32)
+        struct = _Arguments(
+            weight=router.panels.data_ptr(),
+            bias=None if bias is None else bias.data_ptr(),
+            correction=None if correction is None else correction.data_ptr(),
+            router_is_bf16=router.panels.dtype == torch.bfloat16,
+            scores=choice.scores,
+            is_normalized=choice.is_normalized,
+            scale=choice.scale,
+            layer=arguments(tensors, choice.top_k, w13, w2, gate),
+        )
+        return cls(struct, (*tensors.values(), router.panels, bias, correction))
+
+    @property
+    def address(self) -> int:
+        """Of the struct; it lives as long as this object."""
+        return ctypes.addressof(self._arguments)
+
+    def scratch_bytes(self, num_tokens: int) -> int:
+        """That a step of so many tokens needs."""
+        count = library().tm_routed_scratch
+        count.restype = ctypes.c_int64
+        return int(count(ctypes.byref(self._arguments), ctypes.c_int64(num_tokens)))
