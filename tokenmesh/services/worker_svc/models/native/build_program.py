@@ -7,8 +7,19 @@ from typing import Final
 import torch
 
 from tokenmesh.kernels.linear import Linear
-from tokenmesh.kernels.native import MAX_HEAD_DIM, MAX_QUERIES, Kind, Model, Op, Program
+from tokenmesh.kernels.moe import routed
+from tokenmesh.kernels.native import (
+    MAX_HEAD_DIM,
+    MAX_QUERIES,
+    Kind,
+    Model,
+    NativeExperts,
+    Op,
+    Program,
+    Routed,
+)
 from tokenmesh.services.worker_svc.layers.attention import Attention
+from tokenmesh.services.worker_svc.layers.experts import Experts
 from tokenmesh.services.worker_svc.layers.mlp import Mlp
 from tokenmesh.services.worker_svc.models.native.config import (
     Activation,
@@ -32,8 +43,6 @@ class _Buffer(IntEnum):
     """The attention's result by head."""
     BLOCK = 4
     """What an attention or MLP block adds to HIDDEN."""
-    GATE_UP = 5
-    ACTIVE = 6
 
 
 def build_program(
@@ -51,32 +60,41 @@ def build_program(
         writer.mlp_block(layer)
     writer.final_norm(norm)
     qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    hidden, inner = config.hidden_size, config.intermediate_size
-    mixed = config.num_heads * config.head_dim
+    hidden, mixed = config.hidden_size, config.num_heads * config.head_dim
     model = Model(
-        is_bf16=layers[0].mlp.down.native.panels.dtype == torch.bfloat16,  # type: ignore[union-attr]
+        is_bf16=layers[0].attention.out.native.panels.dtype == torch.bfloat16,  # type: ignore[union-attr]
         heads=config.num_heads,
         kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
     )
-    widths = [hidden, hidden, qkv, mixed, hidden, 2 * inner, inner]
-    return Program(model, writer.ops, widths, writer.weights)
+    widths = [hidden, hidden, qkv, mixed, hidden, *writer.inner_widths]
+    return Program(model, writer.ops, widths, writer.weights, writer.routed)
 
 
 def _fits(config: DecoderConfig, layers: Sequence[DecoderLayer]) -> bool:
     linears = [
         linear
         for layer in layers
-        for linear in (
-            layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down
-        )
-    ]  # fmt: skip
+        for linear in (layer.attention.qkv, layer.attention.out, *_linears(layer.mlp))
+    ]
     return (
         all(linear.native is not None for linear in linears)
+        and all(
+            isinstance(layer.mlp.w13, NativeExperts) and isinstance(layer.mlp.w2, NativeExperts)
+            for layer in layers
+            if isinstance(layer.mlp, Experts)
+        )
         and config.head_dim % 16 == 0
         and config.head_dim <= MAX_HEAD_DIM
         and config.num_heads // config.num_kv_heads <= MAX_QUERIES
     )
+
+
+def _linears(mlp: Mlp | Experts) -> list[Linear]:
+    if isinstance(mlp, Mlp):
+        return [mlp.gate_up, mlp.down]
+    gate = [] if mlp.shared_gate is None else [mlp.shared_gate]
+    return [mlp.router, *gate, *([] if mlp.shared is None else _linears(mlp.shared))]
 
 
 class _Writer:
@@ -86,6 +104,13 @@ class _Writer:
         self._config = config
         self.ops: list[Op] = []
         self.weights: list[torch.Tensor] = []
+        self.routed: list[Routed] = []
+        self._inner: list[tuple[str, int]] = []
+
+    @property
+    def inner_widths(self) -> list[int]:
+        """Of the buffers that come after those of _Buffer: what is within an MLP or experts."""
+        return [width for _, width in self._inner]
 
     def attention_block(self, number: int, layer: DecoderLayer, config: LayerConfig) -> None:
         """Norm, projections, norms and rope of queries and keys, attention, residual."""
@@ -116,13 +141,45 @@ class _Writer:
         self._add(layer.attention_post_norm)
 
     def mlp_block(self, layer: DecoderLayer) -> None:
-        """Norm, gated MLP, residual."""
-        mlp: Mlp = layer.mlp
-        self._linear(self._normed(layer.mlp_norm), _Buffer.GATE_UP, mlp.gate_up)
-        width = self._config.intermediate_size
-        self._op(_ACTIVATIONS[mlp.activation], _Buffer.GATE_UP, _Buffer.ACTIVE, width=width)
-        self._linear(_Buffer.ACTIVE, _Buffer.BLOCK, mlp.down)
+        """Norm, gated MLP or experts, residual."""
+        source = self._normed(layer.mlp_norm)
+        if isinstance(layer.mlp, Experts):
+            self._experts(source, layer.mlp)
+        else:
+            self._mlp(source, layer.mlp, _Buffer.BLOCK)
         self._add(layer.mlp_post_norm)
+
+    def _mlp(self, source: int, mlp: Mlp, target: int) -> None:
+        assert mlp.down.native is not None
+        width = mlp.down.native.in_features
+        gate_up, active = self._buffer("gate_up", 2 * width), self._buffer("active", width)
+        self._linear(source, gate_up, mlp.gate_up)
+        self._op(_ACTIVATIONS[mlp.activation], gate_up, active, width=width)
+        self._linear(active, target, mlp.down)
+
+    def _experts(self, source: int, mlp: Experts) -> None:
+        assert mlp.router.native is not None
+        assert isinstance(mlp.w13, NativeExperts)
+        assert isinstance(mlp.w2, NativeExperts)
+        own = routed(mlp.router.native, mlp.correction, mlp.routing, mlp.w13, mlp.w2, mlp.spec)
+        self.routed.append(own)
+        self._op(Kind.EXPERTS, source, _Buffer.BLOCK, weight=own.address)
+        if mlp.shared is None:
+            return
+        width = self._config.hidden_size
+        shared = self._buffer("shared", width)
+        self._mlp(source, mlp.shared, shared)
+        if mlp.shared_gate is not None:
+            gate = self._buffer("gate", 1)
+            self._linear(source, gate, mlp.shared_gate)
+            self._op(Kind.TOKEN_GATE, gate, shared, width=width)
+        self._op(Kind.ADD, shared, _Buffer.BLOCK, width=width, value=1.0)
+
+    def _buffer(self, *key: *tuple[str, int]) -> int:
+        """The one of this use and width, for all layers."""
+        if key not in self._inner:
+            self._inner.append(key)
+        return len(_Buffer) + self._inner.index(key)
 
     def final_norm(self, weight: torch.Tensor) -> None:
         """What the model returns of each token."""
@@ -166,7 +223,7 @@ class _Writer:
             weight=self._keep(weight),
         )
 
-    def _linear(self, source: _Buffer, target: _Buffer, linear: Linear) -> None:
+    def _linear(self, source: int, target: int, linear: Linear) -> None:
         native = linear.native
         assert native is not None
         self._op(
@@ -182,7 +239,7 @@ class _Writer:
     def _in_place(self, kind: Kind, buffer: _Buffer, width: int, **fields: object) -> None:
         self._op(kind, buffer, buffer, width=width, **fields)
 
-    def _op(self, kind: Kind, source: _Buffer, target: _Buffer, **fields: object) -> None:
+    def _op(self, kind: Kind, source: int, target: int, **fields: object) -> None:
         self.ops.append(Op(kind=kind, source=source, target=target, **fields))
 
     def _keep(self, weight: torch.Tensor) -> int:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from tokenmesh.kernels.moe import Routing
 from tokenmesh.services.worker_svc.layers.rope_config import RopeConfig
 
 QkNorm = Literal["none", "head", "all"]
@@ -19,6 +20,8 @@ class LayerConfig:
     """Positions a query sees, its own included; None: all before it."""
     rope: int | None
     """Index into DecoderConfig.ropes; None: no positions in this layer."""
+    routing: Routing | None = None
+    """To the experts of this layer; None: its MLP is dense."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +34,12 @@ class QueryScaling:
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """A decoder-only transformer with gated MLPs and RMS norms."""
+    """A decoder-only transformer with gated MLPs or experts, and RMS norms."""
 
     vocab_size: int
     hidden_size: int
     intermediate_size: int
+    """Of dense layers; 0 where there are none."""
     num_heads: int
     num_kv_heads: int
     head_dim: int

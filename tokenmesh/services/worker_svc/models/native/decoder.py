@@ -12,6 +12,7 @@ from tokenmesh.kernels.linear import Linear, linear
 from tokenmesh.kernels.native import Program, ProgramInputs, Turns
 from tokenmesh.kernels.rms_norm import add_rms_norm, rms_norm
 from tokenmesh.services.worker_svc.layers.attention import Attention, TurnedStep
+from tokenmesh.services.worker_svc.layers.experts import Experts
 from tokenmesh.services.worker_svc.layers.mlp import Mlp
 from tokenmesh.services.worker_svc.layers.rotary import Rotary
 from tokenmesh.services.worker_svc.layers.step import HostStep, Step
@@ -31,7 +32,7 @@ class DecoderLayer:
     """One layer. Norm weights are float32; a norm that the family does not have is None."""
 
     attention: Attention
-    mlp: Mlp
+    mlp: Mlp | Experts
     attention_norm: torch.Tensor | None
     attention_post_norm: torch.Tensor | None
     mlp_norm: torch.Tensor | None
