@@ -7,18 +7,18 @@ import pytest
 import torch
 
 from tests.fakes.engine_driver import EngineDriver
-from tests.fakes.general_models import GENERAL, make_general
+from tests.fakes.general_models import GENERAL, VARIANTS, make_general
 from tests.fakes.models import make_model
 from tests.fakes.tiny import Tiny, TinyCheckpoint
 
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    """The checkpoint of a name in FAKES or GENERAL of tests.fakes."""
+    """The checkpoint of a name in FAKES, GENERAL or VARIANTS of tests.fakes."""
 
     @cache
     def get(name: str) -> TinyCheckpoint:
-        make = make_general if name in GENERAL else make_model
+        make = make_general if name in {*GENERAL, *VARIANTS} else make_model
         directory = tmp_path_factory.mktemp(name)
         make(name).save_pretrained(directory)
         return TinyCheckpoint(directory, lambda: make(name))

@@ -12,7 +12,7 @@ from tokenmesh.shared.messages.sampling import SamplingParams
 
 LENGTHS = (37, 5, 18, 64, 1, 16, 29, 90)
 KINDS = ("llama", "qwen2_window", "qwen3", "olmo3", "ministral3", "exaone4", "granite")
-PROMOTED = ("gemma2", "gemma3_text")
+PROMOTED = ("gemma2", "gemma3_text", "qwen2_moe", "gpt_oss")
 """Read from module trees."""
 SAMPLING = SamplingParams(
     seed=3, max_tokens=20, temperature=0.8, ignore_eos=True, logprobs=5, prompt_logprobs=1

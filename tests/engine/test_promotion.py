@@ -1,5 +1,6 @@
 """Module trees that are read as native decoders, and those that must not be."""
 
+import dataclasses
 import logging
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,11 @@ import pytest
 import torch
 
 from tests.fakes.engine_driver import EngineDriver, Job, greedy
-from tests.fakes.family_configs import checkpoint_of, other_config
+from tests.fakes.family_configs import checkpoint_of, decoder_logits, other_config
 from tests.fakes.models import FAKES
 from tests.fakes.tiny import Tiny, TinyCheckpoint, prompt_of
+from tests.ops.native import needs_native
+from tokenmesh.services.worker_svc.layers.experts import Experts
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
 from tokenmesh.services.worker_svc.models.hf.build import read_tree
 from tokenmesh.services.worker_svc.models.hf.facts import HfFacts
@@ -22,13 +25,27 @@ from tokenmesh.services.worker_svc.models.raw_config import read_json
 from tokenmesh.shared.config.model import ModelSettings
 
 NUM_TOKENS = 16
+ATOL = 2e-4
+EXPERTS = {
+    "mixtral": ("softmax", True, [True] * 3),
+    "qwen2_moe": ("softmax", False, [True, False, True]),
+    "qwen3_moe": ("softmax", True, [True] * 3),
+    "qwen3_moe_raw": ("softmax", False, [False, True, True]),
+    "olmoe_unclipped": ("softmax", False, [True] * 3),
+    "hunyuan_v1_moe": ("softmax", True, [True] * 3),
+    "minimax_m2": ("sigmoid", True, [True] * 3),
+    "gpt_oss": ("softmax", True, [True] * 4),
+    "glm4_moe_one_group": ("sigmoid", True, [False, True, True]),
+    "exaone_moe_one_group": ("sigmoid", True, [False, True, True, True]),
+}
+"""How the experts are chosen, whether their weights are normalized, and which layers have any."""
 UNREAD = ("ministral3", "hunyuan")
 """Fakes that the general kind does not read as native ones: queries that grow with the position,
 and a rope that transformers' own config class does not have."""
 ONLY_PROMOTED = ("gemma", "gemma2", "gemma3_text")
 """Fakes that the native kind has no entry for."""
 REASONS = {
-    "Qwen3MoeForCausalLM": "layer 0: it has no gated MLP",
+    "Glm4MoeForCausalLM": "layer 1: its router chooses in a way of its own",
     "Cohere2ForCausalLM": "it does not end with an RMS norm",
     "StableLmForCausalLM": "it does not end with an RMS norm",
 }
@@ -67,6 +84,73 @@ def tree_of(directory: Path, dtype: torch.dtype = torch.float32) -> HfModel:
     return model
 
 
+@pytest.mark.parametrize("name", EXPERTS)
+def test_families_with_experts_are_promoted(
+    tiny: Tiny, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        assert_same_tokens(tiny(name))
+    assert "runs as a native decoder" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "native",
+    [pytest.param(True, id="native", marks=needs_native), pytest.param(False, id="torch")],
+)
+@pytest.mark.parametrize("name", EXPERTS)
+@torch.inference_mode()
+def test_logits_of_promoted_experts_equal_those_of_transformers(
+    tiny: Tiny, name: str, native: bool
+) -> None:
+    decoder = promote(tree_of(tiny(name).directory), native)
+    assert decoder.has_program == native
+    scores, is_normalized, has_experts = EXPERTS[name]
+    routings = [layer.routing for layer in decoder.config.layers]
+    assert [routing is not None for routing in routings] == has_experts
+    for routing in filter(None, routings):
+        assert (routing.top_k, routing.scores, routing.is_normalized) == (2, scores, is_normalized)
+    prompt = prompt_of(50)
+    expected = tiny(name).logits(prompt)
+    assert expected.std() > 1.0
+    for chunk in (7, len(prompt)):
+        logits = decoder_logits(decoder, prompt, chunk)
+        torch.testing.assert_close(logits, expected, atol=ATOL, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_wide"), [("qwen3_moe", False), ("mixtral", False), ("glm4_moe_one_group", True)]
+)
+@needs_native
+@torch.inference_mode()
+def test_routers_compute_in_the_dtype_that_those_of_transformers_do(
+    tiny: Tiny, name: str, is_wide: bool
+) -> None:
+    decoder = promote(tree_of(tiny(name).directory, torch.bfloat16), True)
+    assert decoder.has_program
+    experts = [layer.mlp for layer in decoder.layers if isinstance(layer.mlp, Experts)]
+    assert [each.is_wide for each in experts] == [is_wide] * len(experts)
+    prompt = prompt_of(50)
+    by_program = decoder_logits(decoder, prompt, len(prompt))
+    by_torch = decoder_logits(dataclasses.replace(decoder, program=None), prompt, len(prompt))
+    errors = (by_program - by_torch).norm(dim=-1) / by_torch.norm(dim=-1)
+    # a rounding that sends a token to another expert puts it and those after it far off
+    assert float(errors.median()) < 0.1
+
+
+@torch.inference_mode()
+def test_a_correction_of_zeros_in_one_layer_is_one_all_the_same(tiny: Tiny) -> None:
+    model = tree_of(tiny("minimax_m2").directory)
+    layers: Any = model.tree.body.layers
+    layers[0].mlp.e_score_correction_bias.zero_()
+    decoder = promote(model, False)
+    sums = []
+    for layer in decoder.layers:
+        assert isinstance(layer.mlp, Experts)
+        assert layer.mlp.correction is not None
+        sums.append(float(layer.mlp.correction.abs().sum()))
+    assert [each > 0 for each in sums] == [False, True, True]
+
+
 def _other_scale(layer: Any) -> None:
     layer.self_attn.scaling *= 2
 
@@ -80,10 +164,6 @@ def _halved_residual(layer: Any) -> None:
     layer.mlp.forward = lambda x: 0.5 * inner(x)
 
 
-def _more_weights(layer: Any) -> None:
-    layer.extra = torch.nn.Linear(2, 2)
-
-
 def _far_window(layer: Any) -> None:
     inner = layer.self_attn.forward
     layer.self_attn.forward = lambda hidden_states, **named: inner(
@@ -91,10 +171,58 @@ def _far_window(layer: Any) -> None:
     )
 
 
+def _more_weights(layer: Any) -> None:
+    layer.extra = torch.nn.Linear(2, 2)
+
+
+def _other_router(layer: Any) -> None:
+    layer.mlp.gate.register_forward_pre_hook(lambda _module, args: (args[0].tanh(),))
+
+
+def _scaled_experts(layer: Any) -> None:
+    layer.mlp.experts.register_forward_hook(lambda _module, _args, out: 0.5 * out)
+
+
+def _scaled_block(layer: Any) -> None:
+    layer.mlp.register_forward_hook(lambda _module, _args, out: 0.5 * out)
+
+
+def _other_shared(layer: Any) -> None:
+    layer.mlp.shared_expert_gate.register_forward_hook(lambda _module, _args, out: 2 * out)
+
+
+def _other_activation(layer: Any) -> None:
+    layer.mlp.experts.act_fn = torch.nn.Softplus()
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (_other_scale, "its layers differ in more than window and rope"),
+        (_other_router, "its router chooses in a way of its own"),
+        (_scaled_experts, "as a native layer it is "),
+        (_scaled_block, "its shared expert is not simply added to the others"),
+        (_other_shared, "its shared expert is not simply added to the others"),
+        (_other_activation, ".*its activation is none of those that experts support"),
+        (_more_weights, "it has weights beside those of a plain layer"),
+    ],
+    ids=["router", "scaled", "block", "shared", "activation", "weights"],
+)
+@torch.inference_mode()
+def test_a_tree_with_experts_of_another_kind_stays_a_tree(
+    tiny: Tiny, change: Any, reason: str
+) -> None:
+    model = tree_of(tiny("qwen2_moe").directory)
+    layers: Any = model.tree.body.layers
+    change(layers[0])
+    with pytest.raises(Unread, match=f"^layer 0: {reason}"):
+        promote(model, False)
+    assert not any(parameter.is_meta for parameter in model.tree.body.parameters())
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (_other_scale, "its layers differ in more than window, rope and MLP"),
         (_other_eps, "layer 1: its norms differ in eps"),
         (_halved_residual, "layer 1: it has no gated MLP"),
         (_more_weights, "layer 1: it has weights beside those of a plain layer"),

@@ -17,6 +17,7 @@ from tokenmesh.services.worker_svc.engine.plan import NewRow, ScheduledRow
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
 from tokenmesh.services.worker_svc.models.keeps import make_store
 from tokenmesh.services.worker_svc.models.native.build_decoder import build_decoder
+from tokenmesh.services.worker_svc.models.native.decoder import Decoder
 from tokenmesh.services.worker_svc.models.native.read_config import read_facts
 from tokenmesh.services.worker_svc.models.raw_config import read_json
 from tokenmesh.services.worker_svc.runner.inputs import build_inputs
@@ -58,11 +59,17 @@ MODEL_TYPES: Final[Mapping[str, str]] = {
 """By architecture, as config.json has it."""
 
 
-_MOE: Final = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+_GROUPED_EXPERTS: Final = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "n_group": 2,
+    "topk_group": 1,
+}
 OTHERS: Final[Mapping[str, Mapping[str, Any]]] = {
     "Gemma2ForCausalLM": {"model_type": "gemma2", "sliding_window": 8},
     "Gemma3ForCausalLM": {"model_type": "gemma3_text", "sliding_window": 8},
-    "Qwen3MoeForCausalLM": {"model_type": "qwen3_moe", **_MOE},
+    "Glm4MoeForCausalLM": {"model_type": "glm4_moe", **_GROUPED_EXPERTS},
     "Cohere2ForCausalLM": {"model_type": "cohere2", "sliding_window": 8},
     "StableLmForCausalLM": {"model_type": "stablelm"},
 }
@@ -101,14 +108,19 @@ def logits_of(directory: Path, prompt: list[int], *, native: bool, chunk: int) -
     """Ours at every position, float32 [len(prompt), vocab]."""
     native = native and native_kernels.start(1, 0, FOLDER)
     facts, weights = read_facts(read_json(directory / "config.json")), Checkpoint(directory)
+    decoder = build_decoder(facts, weights, torch.float32, lambda done, total: None, native)
+    return decoder_logits(decoder, prompt, chunk)
+
+
+def decoder_logits(decoder: Decoder, prompt: list[int], chunk: int) -> torch.Tensor:
+    """At every position, float32 [len(prompt), vocab]."""
     num_blocks = -(-len(prompt) // 16)
     logits = []
     with torch.inference_mode():
-        decoder = build_decoder(facts, weights, torch.float32, lambda done, total: None, native)
         cpu = torch.device("cpu")
-        store = make_store(decoder.keeps, num_blocks + 1, 16, 1, torch.float32, cpu)
+        store = make_store(decoder.keeps, num_blocks + 1, 16, 1, decoder.dtype, cpu)
         store.clear_blocks(torch.arange(num_blocks + 1))
-        rows = Rows(1, num_blocks, facts)
+        rows = Rows(1, num_blocks, decoder.facts)
         rows.add(NewRow(0, prompt, len(prompt), greedy(1), [], False))
         for start in range(0, len(prompt), chunk):
             count = min(chunk, len(prompt) - start)

@@ -165,6 +165,21 @@ GENERAL: Final[Mapping[str, Fake]] = {
 }
 """By the model type in config.json."""
 
+_ONE_GROUP: Final[Mapping[str, Any]] = {**_GROUPED, "n_group": 1}
+VARIANTS: Final[Mapping[str, Fake]] = {
+    "olmoe_unclipped": Fake("Olmoe", _EXPERTS),
+    "qwen3_moe_raw": Fake(
+        "Qwen3Moe", {**_EXPERTS, "norm_topk_prob": False, "mlp_only_layers": [0]}
+    ),
+    "glm4_moe_one_group": Fake(
+        "Glm4Moe", {**_ONE_GROUP, "use_qk_norm": True, "attention_bias": True}
+    ),
+    "exaone_moe_one_group": Fake(
+        "ExaoneMoe", {**_ONE_GROUP, "num_hidden_layers": 4, "sliding_window": 16}
+    ),
+}
+"""Other forms of entries in GENERAL: their experts are chosen as native layers choose them."""
+
 HEADS: Final[Mapping[str, Any]] = {"head_dim": 16}
 """Sizes that they have beside those of all fakes."""
 STATES: Final = frozenset(
@@ -178,4 +193,4 @@ STATES: Final = frozenset(
 
 def make_general(name: str) -> Any:
     """The transformers model of an entry, in float32, with weights that depend on nothing else."""
-    return make_fake(GENERAL[name], HEADS)
+    return make_fake({**GENERAL, **VARIANTS}[name], HEADS)

@@ -36,9 +36,9 @@ class Gated:
     spec: ExpertsSpec
 
 
-def random_rows(*shape: int) -> torch.Tensor:
+def random_rows(*shape: int, seed: int = 0) -> torch.Tensor:
     """Normal numbers in float32, the same on every call."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def norm_of(module: torch.nn.Module) -> Norm | None:

@@ -14,7 +14,6 @@ import torch
 from tokenmesh.kernels.linear import pack
 from tokenmesh.kernels.rope import interleave_rows
 from tokenmesh.services.worker_svc.layers.attention import Attention, TurnedStep
-from tokenmesh.services.worker_svc.layers.mlp import Mlp
 from tokenmesh.services.worker_svc.models.hf.attention import PORT, Port
 from tokenmesh.services.worker_svc.models.hf.calls import first_step
 from tokenmesh.services.worker_svc.models.hf.model import HfModel
@@ -24,6 +23,8 @@ from tokenmesh.services.worker_svc.models.keeps import KvStore, make_store, one_
 from tokenmesh.services.worker_svc.models.native.build_program import build_program
 from tokenmesh.services.worker_svc.models.native.config import DecoderConfig, LayerConfig
 from tokenmesh.services.worker_svc.models.native.decoder import Decoder, DecoderLayer
+from tokenmesh.services.worker_svc.models.promotion.native_mlp import native_mlp
+from tokenmesh.services.worker_svc.models.promotion.read_experts import in_dtype
 from tokenmesh.services.worker_svc.models.promotion.read_heads import Heads, Unread
 from tokenmesh.services.worker_svc.models.promotion.read_layer import Reading, read_layer
 from tokenmesh.services.worker_svc.models.promotion.skeleton import Skeleton, read_skeleton
@@ -116,6 +117,9 @@ def _proved(model: HfModel, skeleton: Skeleton, number: int) -> Reading:
         )
     finally:
         run.end()
+    if reading.experts is not None:
+        experts = in_dtype(reading.experts, skeleton.layers[number])
+        reading = dataclasses.replace(reading, experts=experts)
     config = _config_of(model, skeleton, [reading])
     ours = _native_layer(layer, reading, config, config.layers[0], native=False)
     lengths = skeleton.positions + 1
@@ -134,9 +138,23 @@ def _config_of(model: HfModel, skeleton: Skeleton, readings: Sequence[Reading]) 
     """Raises Unread where layers differ in what a decoder has once."""
     configs = {_without_layers(model, skeleton, reading) for reading in readings}
     if len(configs) != 1:
-        raise Unread("its layers differ in more than window and rope")
-    layers = tuple(LayerConfig(each.heads.window, each.heads.rope) for each in readings)
-    return dataclasses.replace(configs.pop(), layers=layers)
+        raise Unread("its layers differ in more than window, rope and MLP")
+    layers = tuple(
+        LayerConfig(
+            each.heads.window,
+            each.heads.rope,
+            None if each.experts is None else each.experts.routing,
+        )
+        for each in readings
+    )
+    dense = [each for each in readings if each.experts is None]
+    return dataclasses.replace(
+        configs.pop(),
+        layers=layers,
+        intermediate_size=max((each.intermediate_size for each in dense), default=0),
+        mlp_bias=any(each.mlp_bias for each in dense),
+        activation=dense[0].activation if dense else "silu",
+    )
 
 
 def _without_layers(model: HfModel, skeleton: Skeleton, reading: Reading) -> DecoderConfig:
@@ -144,7 +162,7 @@ def _without_layers(model: HfModel, skeleton: Skeleton, reading: Reading) -> Dec
     return DecoderConfig(
         vocab_size=model.facts.vocab_size,
         hidden_size=model.facts.hidden_size,
-        intermediate_size=reading.intermediate_size,
+        intermediate_size=0,
         num_heads=heads.num_heads,
         num_kv_heads=heads.num_kv_heads,
         head_dim=heads.head_dim,
@@ -155,10 +173,8 @@ def _without_layers(model: HfModel, skeleton: Skeleton, reading: Reading) -> Dec
         tied_embeddings=skeleton.is_tied,
         qkv_bias=reading.qkv_bias,
         out_bias=reading.out_bias,
-        mlp_bias=reading.mlp_bias,
         qk_norm=heads.qk_norm,
         norms_after_rope=heads.norms_after_rope,
-        activation=reading.activation,
         attention_scale=heads.scale,
         attention_softcap=heads.softcap,
         embedding_multiplier=skeleton.embedding_multiplier,
@@ -215,11 +231,7 @@ def _native_layer(
             qk_norm=qk_norm,
             sinks=None if reading.sinks is None else layer.get_parameter(reading.sinks).float(),
         ),
-        mlp=Mlp(
-            gate_up=pack(*linear(reading.gate_up), native),
-            down=pack(*linear((reading.down,)), native),
-            activation=config.activation,
-        ),
+        mlp=native_mlp(layer, reading, native),
         attention_norm=norm(reading.attention_norm),
         attention_post_norm=norm(reading.attention_post_norm),
         mlp_norm=norm(reading.mlp_norm),

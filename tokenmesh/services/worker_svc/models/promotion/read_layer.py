@@ -21,6 +21,11 @@ from tokenmesh.services.worker_svc.models.hf.recognise import (
 )
 from tokenmesh.services.worker_svc.models.hf.swap import replaceable
 from tokenmesh.services.worker_svc.models.native.config import Activation
+from tokenmesh.services.worker_svc.models.promotion.read_experts import (
+    ExpertsReading,
+    find_experts,
+    read_experts,
+)
 from tokenmesh.services.worker_svc.models.promotion.read_heads import (
     Heads,
     Ropes,
@@ -59,7 +64,9 @@ class Reading:
     """The parameter: one value for each query head."""
     out: str
     gate_up: tuple[str, ...]
-    down: str
+    down: str | None
+    """Of its gated MLP, or of the expert that all tokens share; () and None: there is neither."""
+    experts: ExpertsReading | None
     attention_norm: str | None
     attention_post_norm: str | None
     mlp_norm: str | None
@@ -98,6 +105,7 @@ class _Reader:
         positions: torch.Tensor,
         rotaries: Sequence[Rotary],
     ) -> None:
+        self._layer = layer
         self._names = {module: name for name, module in layer.named_modules()}
         self._parameters = {id(p): name for name, p in layer.named_parameters()}
         self._modules = {name: module for module, name in self._names.items()}
@@ -123,7 +131,7 @@ class _Reader:
         if hidden is not self._hidden:
             raise Unread("its attention does not read the layer's input")
         after, added = self._norm_after(call.out)
-        mlp, gated = self._mlp()
+        mlp, gated, experts = self._mlp()
         mlp_call = self._call(mlp)
         mlp_before, middle = self._norm_before(mlp_call.x)
         mlp_after, mlp_added = self._norm_after(mlp_call.out)
@@ -136,26 +144,29 @@ class _Reader:
         used = own | {each for each in (before, after, mlp_before, mlp_after) if each is not None}
         if len({self._norms[norm].eps for norm in used}) != 1:
             raise Unread("its norms differ in eps")
-        known = {out, *gated.gate_up, gated.down, *used}
-        known |= {self._modules[name] for name in heads.qkv}
+        own_linears = [] if gated is None else [*gated.gate_up, gated.down]
+        known = {out, *own_linears, *used, *(self._modules[name] for name in heads.qkv)}
         parameters = {id(p) for module in known for p in module.parameters()} | {id(sinks)}
+        if experts is not None:
+            parameters |= self._parameters_of(experts)
         if any(id(p) not in parameters for m in self._names for p in m.parameters()):
             raise Unread("it has weights beside those of a plain layer")
         return Reading(
             heads=heads,
             sinks=None if sinks is None else self._parameters[id(sinks)],
             out=self._names[out],
-            gate_up=tuple(self._names[each] for each in gated.gate_up),
-            down=self._names[gated.down],
+            gate_up=tuple(self._names[each] for each in own_linears[:-1]),
+            down=self._names[own_linears[-1]] if own_linears else None,
+            experts=experts,
             attention_norm=self._name(before),
             attention_post_norm=self._name(after),
             mlp_norm=self._name(mlp_before),
             mlp_post_norm=self._name(mlp_after),
             eps=next(self._norms[norm].eps for norm in used),
-            intermediate_size=gated.down.in_features,
+            intermediate_size=0 if gated is None else gated.down.in_features,
             qkv_bias=any(self._has_bias(name) for name in heads.qkv),
             out_bias=out.bias is not None,
-            mlp_bias=any(each.bias is not None for each in (*gated.gate_up, gated.down)),
+            mlp_bias=any(each.bias is not None for each in own_linears),
             activation=self._activation(gated),
             residual_multiplier=multiplier,
             output=self._output,
@@ -174,15 +185,38 @@ class _Reader:
                 return linear
         raise Unread("its attention does not end with a projection")
 
-    def _mlp(self) -> tuple[torch.nn.Module, Gated]:
+    def _mlp(self) -> tuple[torch.nn.Module, Gated | None, ExpertsReading | None]:
+        """The module, and what of it is a gated MLP and what experts."""
+        found = self._gated()
+        names = find_experts(self._layer)
+        if names is None:
+            if len(found) != 1:
+                raise Unread("it has no gated MLP" if not found else "it has several gated MLPs")
+            return *found[0], None
+        if len(found) > 1:
+            raise Unread("several gated MLPs are beside its experts")
+        shared, gated = found[0] if found else (None, None)
+        experts = read_experts(self._layer, *names, shared)
+        return self._modules[experts.block], gated, experts
+
+    def _gated(self) -> list[tuple[torch.nn.Module, Gated]]:
+        found = []
         for module in self._names:
             gated = gated_of(module, self._linears, self._calls)
             if gated is not None:
-                return module, gated
-        raise Unread("it has no gated MLP")
+                found.append((module, gated))
+        return found
 
-    def _activation(self, gated: Gated) -> Activation:
-        match gated.spec.activation:
+    def _parameters_of(self, experts: ExpertsReading) -> set[int]:
+        """Their ids."""
+        modules = [self._modules[experts.experts]]
+        if experts.shared_gate is not None:
+            modules.append(self._modules[experts.shared_gate])
+        own = [self._layer.get_parameter(n) for n in (experts.router, experts.bias) if n]
+        return {id(p) for p in (*own, *(p for m in modules for p in m.parameters()))}
+
+    def _activation(self, gated: Gated | None) -> Activation:
+        match "silu" if gated is None else gated.spec.activation:
             case "silu" | "gelu" | "gelu_tanh" as activation:
                 return activation
             case other:
