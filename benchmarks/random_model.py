@@ -117,6 +117,25 @@ SHAPES: Final = {
                 "tie_word_embeddings": True,
             },
         ),
+        ModelShape(
+            "qwen3-moe-0.8b",
+            "Qwen3-MoE with hidden 2048, 6 layers, 24 experts of 768, 8 a token",
+            "Qwen3Moe",
+            {
+                "vocab_size": 32000,
+                "hidden_size": 2048,
+                "num_hidden_layers": 6,
+                "num_attention_heads": 16,
+                "num_key_value_heads": 4,
+                "head_dim": 128,
+                "num_experts": 24,
+                "num_experts_per_tok": 8,
+                "moe_intermediate_size": 768,
+                "norm_topk_prob": True,
+                "max_position_embeddings": 4096,
+                "tie_word_embeddings": True,
+            },
+        ),
     )
 }
 
