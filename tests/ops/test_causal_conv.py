@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.models.mamba2 import modeling_mamba2 as theirs
 
+from tests.ops.native import WAYS, way
 from tests.ops.state_steps import Step, assert_same, cuts, steps
-from tokenmesh.kernels.causal_conv import TOLERANCE, causal_conv, causal_conv_reference
+from tokenmesh.kernels.causal_conv import TOLERANCE, causal_conv, causal_conv_reference, cpu
 from tokenmesh.kernels.state_rows import StateRows
 
 C, W = 24, 4
@@ -37,6 +38,7 @@ def test_reference_equals_transformers(activation: str | None, kept: int) -> Non
     assert_same(state[1:2], their_state, 0)
 
 
+@pytest.mark.parametrize("native", WAYS)
 @settings(max_examples=60, deadline=None)
 @given(
     step=steps(),
@@ -46,7 +48,12 @@ def test_reference_equals_transformers(activation: str | None, kept: int) -> Non
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )
 def test_cpu_equals_the_reference(
-    step: Step, shape: tuple[int, int], silu: bool, has_bias: bool, dtype: torch.dtype
+    native: bool,
+    step: Step,
+    shape: tuple[int, int],
+    silu: bool,
+    has_bias: bool,
+    dtype: torch.dtype,
 ) -> None:
     torch.manual_seed(0)
     width, kept = shape
@@ -56,7 +63,8 @@ def test_cpu_equals_the_reference(
     state = step.state(C, kept, dtype=dtype)
     expected_state = state.clone()
     activation: Literal["silu"] | None = "silu" if silu else None
-    actual = causal_conv(x, weight, bias, state, step.rows, activation)
+    with way(cpu, native):
+        actual = causal_conv(x, weight, bias, state, step.rows, activation)
     expected = causal_conv_reference(x, weight, bias, expected_state, step.rows, activation)
     assert_same(actual, expected, TOLERANCE[dtype])
     assert_same(state, expected_state, 0)

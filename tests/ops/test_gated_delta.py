@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from transformers.models.kimi_linear import modeling_kimi_linear as kimi
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
+from tests.ops.native import WAYS, way
 from tests.ops.state_steps import Step, assert_same, cuts, steps
-from tokenmesh.kernels.gated_delta import TOLERANCE, gated_delta, gated_delta_reference
+from tokenmesh.kernels.gated_delta import TOLERANCE, cpu, gated_delta, gated_delta_reference
 from tokenmesh.kernels.gated_delta.products import decayed_products, unit_lower_inverse
 from tokenmesh.kernels.state_rows import StateRows
 
@@ -65,6 +66,7 @@ def test_reference_equals_transformers(kind: str, is_normed: bool) -> None:
     assert_same(state[1:2], expected_state, 2e-5)
 
 
+@pytest.mark.parametrize("native", WAYS)
 @settings(max_examples=60, deadline=None)
 @given(
     step=steps(),
@@ -73,12 +75,13 @@ def test_reference_equals_transformers(kind: str, is_normed: bool) -> None:
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )
 def test_cpu_equals_the_reference(
-    step: Step, heads: tuple[int, int], channels: bool, dtype: torch.dtype
+    native: bool, step: Step, heads: tuple[int, int], channels: bool, dtype: torch.dtype
 ) -> None:
     tokens = tokens_of(sum(step.lengths), *heads, channels, dtype)
     state = step.state(heads[1], DK, DV)
     expected_state = state.clone()
-    actual = gated_delta(**tokens, state=state, rows=step.rows, use_qk_l2norm=True)
+    with way(cpu, native):
+        actual = gated_delta(**tokens, state=state, rows=step.rows, use_qk_l2norm=True)
     expected = gated_delta_reference(
         **tokens, state=expected_state, rows=step.rows, use_qk_l2norm=True
     )
@@ -86,8 +89,9 @@ def test_cpu_equals_the_reference(
     assert_same(state, expected_state, TOLERANCE[torch.float32])
 
 
+@pytest.mark.parametrize("native", WAYS)
 @pytest.mark.parametrize("channels", [False, True])
-def test_large_states_are_changed_where_they_are(channels: bool) -> None:
+def test_large_states_are_changed_where_they_are(channels: bool, native: bool) -> None:
     torch.manual_seed(0)
     heads, dim = 4, 128
     q, k, v = torch.randn(3, 3, heads, dim)
@@ -96,7 +100,8 @@ def test_large_states_are_changed_where_they_are(channels: bool) -> None:
     state[[4, 2]] = torch.randn(2, heads, dim, dim)
     expected_state = state.clone()
     rows = StateRows.of([4, 0, 2], [3, 0, 70], [1, 1, 1])
-    actual = gated_delta(q, k, v, g, beta, state, rows, 0.5, use_qk_l2norm=True)
+    with way(cpu, native):
+        actual = gated_delta(q, k, v, g, beta, state, rows, 0.5, use_qk_l2norm=True)
     expected = gated_delta_reference(q, k, v, g, beta, expected_state, rows, 0.5, True)
     assert_same(actual, expected, 1e-5)
     assert_same(state, expected_state, 1e-5)

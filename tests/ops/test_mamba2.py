@@ -12,8 +12,9 @@ from transformers.models.granitemoehybrid import modeling_granitemoehybrid as gr
 from transformers.models.mamba2 import modeling_mamba2 as theirs
 from transformers.models.nemotron_h import modeling_nemotron_h as nemotron_h
 
+from tests.ops.native import WAYS, way
 from tests.ops.state_steps import Step, assert_same, cuts, steps
-from tokenmesh.kernels.mamba2 import TOLERANCE, mamba2, mamba2_reference
+from tokenmesh.kernels.mamba2 import TOLERANCE, cpu, mamba2, mamba2_reference
 from tokenmesh.kernels.state_rows import StateRows
 
 P, N = 24, 16
@@ -86,6 +87,7 @@ def test_reference_equals_the_state_update_of_transformers(module: object, has_g
     assert_same(state, expected_state, 1e-5)
 
 
+@pytest.mark.parametrize("native", WAYS)
 @settings(max_examples=60, deadline=None)
 @given(
     step=steps(),
@@ -94,7 +96,7 @@ def test_reference_equals_the_state_update_of_transformers(module: object, has_g
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )
 def test_cpu_equals_the_reference(
-    step: Step, heads: tuple[int, int], is_plain: bool, dtype: torch.dtype
+    native: bool, step: Step, heads: tuple[int, int], is_plain: bool, dtype: torch.dtype
 ) -> None:
     tokens, weights = tokens_of(sum(step.lengths), *heads, dtype), weights_of(heads[0])
     more: dict[str, Any] = {} if is_plain else {"z": torch.randn(tokens["x"].shape).to(dtype)}
@@ -103,7 +105,8 @@ def test_cpu_equals_the_reference(
         weights = {"A": weights["A"]}
     state = step.state(heads[0], P, N)
     expected_state = state.clone()
-    actual = mamba2(**tokens, **weights, **more, state=state, rows=step.rows, dt_limit=limit)
+    with way(cpu, native):
+        actual = mamba2(**tokens, **weights, **more, state=state, rows=step.rows, dt_limit=limit)
     expected = mamba2_reference(
         **tokens, **weights, **more, state=expected_state, rows=step.rows, dt_limit=limit
     )
@@ -111,7 +114,8 @@ def test_cpu_equals_the_reference(
     assert_same(state, expected_state, TOLERANCE[torch.float32])
 
 
-def test_large_states_are_changed_where_they_are() -> None:
+@pytest.mark.parametrize("native", WAYS)
+def test_large_states_are_changed_where_they_are(native: bool) -> None:
     torch.manual_seed(0)
     heads, dim, size = 16, 64, 128
     x, z = torch.randn(2, 3, heads, dim)
@@ -121,7 +125,8 @@ def test_large_states_are_changed_where_they_are() -> None:
     expected_state = state.clone()
     rows = StateRows.of([4, 0, 2], [3, 0, 70], [1, 1, 1])
     inputs = (x, torch.randn(3, heads), -torch.rand(heads), gain, read)
-    actual = mamba2(*inputs, state, rows, z=z)
+    with way(cpu, native):
+        actual = mamba2(*inputs, state, rows, z=z)
     expected = mamba2_reference(*inputs, expected_state, rows, z=z)
     assert_same(actual, expected, 1e-5)
     assert_same(state, expected_state, 1e-5)

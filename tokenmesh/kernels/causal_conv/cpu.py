@@ -1,10 +1,15 @@
-"""causal_conv on the CPU: rows of one token as a batch, the others in tiles that fit a cache."""
+"""causal_conv on the CPU: rows of one token as a batch, the others in tiles that fit a cache.
+
+Rows of one token run in C where the C kernels have been started.
+"""
 
 from typing import Final
 
 import torch
 
-from tokenmesh.kernels.state_rows import RowSpan, StateRows
+from tokenmesh.kernels.native import has_started, native_conv
+from tokenmesh.kernels.native.states import MAX_KEPT, fits
+from tokenmesh.kernels.state_rows import SingleRows, StateRows
 
 TILE_ELEMENTS: Final = 1 << 16
 """Of a tile, which is read once for each weight of a channel."""
@@ -20,20 +25,22 @@ def causal_conv(
 ) -> torch.Tensor:
     """See the package."""
     out = torch.empty(x.shape, dtype=x.dtype)
-    spans = list(rows.spans())
-    for row in spans:
-        if row.start == 0:
-            state[row.slot].zero_()  # and not read: whatever was there may be NaN
-    single = [row for row in spans if row.last - row.first == 1]
-    if single:
-        tokens = torch.tensor([row.first for row in single])
-        out[tokens] = _step(x[tokens], weight, bias, state, single, activation)
-    if len(single) == len(spans):
+    rows.clear(state)
+    single = rows.single
+    kept, width = state.shape[2], weight.shape[1]
+    in_c = has_started() and 0 < kept <= MAX_KEPT and width <= MAX_KEPT
+    if single is not None and in_c and fits(state, state, x, weight, bias):
+        at = (single.tokens, single.slots)
+        native_conv(x, weight, bias, state, *at, out, activation == "silu")
+        single = None
+    if single is not None:
+        seen = x[single.tokens]
+        out[single.tokens] = _step(seen, weight, bias, state, single, activation)
+    if not rows.long:
         return out
     taps = weight.t().float().contiguous()
-    for row in spans:
-        if row.last - row.first > 1:
-            _convolve(x[row.tokens], taps, bias, state[row.slot], activation, out[row.tokens])
+    for row in rows.long:
+        _convolve(x[row.tokens], taps, bias, state[row.slot], activation, out[row.tokens])
     return out
 
 
@@ -42,14 +49,14 @@ def _step(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     state: torch.Tensor,
-    rows: list[RowSpan],
+    rows: SingleRows,
     activation: str | None,
 ) -> torch.Tensor:
     """x [R, C], one token of each row -> [R, C]."""
     channels, width = weight.shape
-    kept = torch.stack([state[row.slot] for row in rows])
+    kept = torch.stack([state[row.slot] for row in rows.spans])
     seen = torch.cat([kept, x.to(state.dtype)[..., None]], dim=2)
-    for row, newest in zip(rows, seen[..., 1:], strict=True):
+    for row, newest in zip(rows.spans, seen[..., 1:], strict=True):
         state[row.slot] = newest
     window = seen[..., -width:].float()
     value = torch.nn.functional.conv1d(window, weight.float()[:, None], groups=channels)

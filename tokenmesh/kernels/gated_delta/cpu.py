@@ -2,7 +2,8 @@
 
 A chunk is solved for all its changes at once: change i is beta_i times what value i differs by from
 what key i finds, in the state before the chunk and in the changes before i, both decayed up to i.
-That is a triangular system of the chunk's size.
+That is a triangular system of the chunk's size. Rows of one token run in C where the C kernels have
+been started.
 """
 
 from typing import Final, NamedTuple
@@ -10,7 +11,9 @@ from typing import Final, NamedTuple
 import torch
 
 from tokenmesh.kernels.gated_delta.products import decayed_products, unit_lower_inverse
-from tokenmesh.kernels.state_rows import RowSpan, StateRows
+from tokenmesh.kernels.native import has_started, native_delta
+from tokenmesh.kernels.native.states import MAX_KEY, fits
+from tokenmesh.kernels.state_rows import SingleRows, StateRows
 
 CHUNK: Final = 64
 GATHERED_BYTES: Final = 1 << 18
@@ -59,36 +62,36 @@ def gated_delta(
 ) -> torch.Tensor:
     """See the package."""
     out = torch.empty(v.shape, dtype=v.dtype)
+    rows.clear(state)
+    single = rows.single
+    if single is not None and has_started() and k.shape[2] <= MAX_KEY and fits(state, q, k, v):
+        at = (single.tokens, single.slots)
+        native_delta(q, k, v, g, beta, state, *at, out, scale, use_qk_l2norm)
+        single = None
+    if single is None and not rows.long:
+        return out
     log_decay = g if g.ndim == 3 else g[..., None]
     tokens = Tokens(q, k, v, log_decay, beta[..., None])
-    spans = list(rows.spans())
-    for row in spans:
-        if row.start == 0:
-            state[row.slot].zero_()  # and not read: whatever was there may be NaN
-    single = [row for row in spans if row.last - row.first == 1]
-    if single:
-        index = torch.tensor([row.first for row in single])
-        some = tokens.at(index).prepared(scale, use_qk_l2norm)
-        out[index] = _decode(some, state, single).to(out.dtype)
-    for row in spans:
-        if row.last - row.first > 1:
-            for place in row.chunks(CHUNK):
-                some = tokens.at(place).prepared(scale, use_qk_l2norm)
-                out[place] = _chunk(some, state[row.slot]).to(out.dtype)
+    if single is not None:
+        some = tokens.at(single.tokens).prepared(scale, use_qk_l2norm)
+        out[single.tokens] = _decode(some, state, single).to(out.dtype)
+    for row in rows.long:
+        for place in row.chunks(CHUNK):
+            some = tokens.at(place).prepared(scale, use_qk_l2norm)
+            out[place] = _chunk(some, state[row.slot]).to(out.dtype)
     return out
 
 
-def _decode(tokens: Tokens, state: torch.Tensor, rows: list[RowSpan]) -> torch.Tensor:
+def _decode(tokens: Tokens, state: torch.Tensor, rows: SingleRows) -> torch.Tensor:
     """One token of each row -> [R, Hv, Dv]."""
     if state[:1].nbytes < GATHERED_BYTES:
-        slots = torch.tensor([row.slot for row in rows])
-        held = state[slots]
+        held = state[rows.slots]
         out = _step(tokens, held)
-        state[slots] = held
+        state[rows.slots] = held
         return out
     steps = [
         _step(tokens.at(slice(number, number + 1)), state[row.slot : row.slot + 1])
-        for number, row in enumerate(rows)
+        for number, row in enumerate(rows.spans)
     ]
     return torch.cat(steps)
 

@@ -1,10 +1,15 @@
-"""mamba2 on the CPU: rows of one token together, longer ones chunk by chunk."""
+"""mamba2 on the CPU: rows of one token together, longer ones chunk by chunk.
+
+Rows of one token run in C where the C kernels have been started.
+"""
 
 from typing import Final, NamedTuple
 
 import torch
 
-from tokenmesh.kernels.state_rows import RowSpan, StateRows
+from tokenmesh.kernels.native import has_started, native_scan
+from tokenmesh.kernels.native.states import fits
+from tokenmesh.kernels.state_rows import SingleRows, StateRows
 
 CHUNK: Final = 64
 GATHERED_BYTES: Final = 1 << 18
@@ -40,6 +45,14 @@ def mamba2(
 ) -> torch.Tensor:
     """See the package."""
     out = torch.empty(x.shape, dtype=x.dtype)
+    rows.clear(state)
+    single = rows.single
+    if single is not None and has_started() and fits(state, x, B, C, z):
+        at = (single.tokens, single.slots)
+        native_scan(x, dt, A, B, C, state, *at, out, D, z, dt_bias, dt_limit)
+        single = None
+    if single is None and not rows.long:
+        return out
     step = dt.float() if dt_bias is None else dt.float() + dt_bias.float()
     step = torch.nn.functional.softplus(step).clamp_(*dt_limit)
     tokens, rate = Tokens(x, step, B, C), A.float()
@@ -51,36 +64,28 @@ def mamba2(
             value = value * torch.nn.functional.silu(z[place].float())
         out[place] = value.to(out.dtype)
 
-    spans = list(rows.spans())
-    for row in spans:
-        if row.start == 0:
-            state[row.slot].zero_()  # and not read: whatever was there may be NaN
-    single = [row for row in spans if row.last - row.first == 1]
-    if single:
-        index = torch.tensor([row.first for row in single])
-        some = tokens.at(index)
-        put(index, some, _decode(some, rate, state, single))
-    for row in spans:
-        if row.last - row.first > 1:
-            for place in row.chunks(CHUNK):
-                some = tokens.at(place)
-                put(place, some, _chunk(some, rate, state[row.slot]))
+    if single is not None:
+        some = tokens.at(single.tokens)
+        put(single.tokens, some, _decode(some, rate, state, single))
+    for row in rows.long:
+        for place in row.chunks(CHUNK):
+            some = tokens.at(place)
+            put(place, some, _chunk(some, rate, state[row.slot]))
     return out
 
 
 def _decode(
-    tokens: Tokens, rate: torch.Tensor, state: torch.Tensor, rows: list[RowSpan]
+    tokens: Tokens, rate: torch.Tensor, state: torch.Tensor, rows: SingleRows
 ) -> torch.Tensor:
     """One token of each row -> [R, H, P]."""
     if state[:1].nbytes < GATHERED_BYTES:
-        slots = torch.tensor([row.slot for row in rows])
-        held = state[slots]
+        held = state[rows.slots]
         out = _step(tokens, rate, held)
-        state[slots] = held
+        state[rows.slots] = held
         return out
     steps = [
         _step(tokens.at(slice(number, number + 1)), rate, state[row.slot : row.slot + 1])
-        for number, row in enumerate(rows)
+        for number, row in enumerate(rows.spans)
     ]
     return torch.cat(steps)
 

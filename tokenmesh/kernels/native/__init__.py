@@ -1,4 +1,5 @@
-"""C kernels for the CPU: linear layers, experts, whole forward passes in one call, noise of draws.
+"""C kernels for the CPU: linear layers, norms, experts, states of mixers, whole forward passes in
+one call, noise of draws.
 
 For x86-64 with AVX-512 BF16 under Linux, compiled at first use; `start` says whether they are
 there. Every number they compute depends on its own inputs alone: not on the number of tokens, the
@@ -7,9 +8,11 @@ batch, the chunk of a prompt, or the threads.
 
 from tokenmesh.kernels.native.experts import Gate, NativeExperts, native_experts
 from tokenmesh.kernels.native.noise import native_noise
+from tokenmesh.kernels.native.norm import native_norm
 from tokenmesh.kernels.native.program import Program, ProgramInputs, Turns
 from tokenmesh.kernels.native.routed import Choice, Routed
 from tokenmesh.kernels.native.start import has_started, start
+from tokenmesh.kernels.native.states import native_conv, native_delta, native_scan
 from tokenmesh.kernels.native.structs import MAX_HEAD_DIM, MAX_QUERIES, Kind, Model, Op
 from tokenmesh.kernels.native.weight import NativeWeight, native_linear
 
@@ -28,8 +31,12 @@ __all__ = [
     "Routed",
     "Turns",
     "has_started",
+    "native_conv",
+    "native_delta",
     "native_experts",
     "native_linear",
     "native_noise",
+    "native_norm",
+    "native_scan",
     "start",
 ]

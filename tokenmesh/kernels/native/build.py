@@ -22,7 +22,10 @@ _FLAGS: Final = (
     *("-std=gnu11", "-O3", "-fPIC", "-shared", "-fno-math-errno"),
     *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mfma", "-mbmi2"),
 )
-_SOURCES: Final = ("pool.c", "gemm.c", "experts.c", "routed.c", "noise.c", "program.c")
+_SOURCES: Final = (
+    *("pool.c", "gemm.c", "experts.c", "routed.c", "noise.c", "norm.c", "program.c"),
+    "states.c",
+)
 _HERE: Final = Path(__file__).parent
 
 logger = logging.getLogger(__name__)

@@ -6,16 +6,28 @@ first token to its last. The last slot is scratch: rows of padding point at it, 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Self
 
 import torch
 
 from tokenmesh.kernels.state_rows.span import RowSpan
 
-__all__ = ["RowSpan", "StateRows"]
+__all__ = ["RowSpan", "SingleRows", "StateRows"]
 
 
 @dataclass(frozen=True, slots=True)
+class SingleRows:
+    """Rows of one token in a step."""
+
+    spans: tuple[RowSpan, ...]
+    tokens: torch.Tensor
+    """[n] int64"""
+    slots: torch.Tensor
+    """[n] int64"""
+
+
+@dataclass(frozen=True)
 class StateRows:
     """The rows of a step. Their tokens stand one row after the other and are all tokens there are.
 
@@ -51,9 +63,34 @@ class StateRows:
 
     def spans(self) -> Iterator[RowSpan]:
         """The rows that have tokens. Reads the tensors: for those on a CPU."""
+        return iter(self._spans)
+
+    @cached_property
+    def _spans(self) -> tuple[RowSpan, ...]:
         ends = self.cu_q.tolist()
-        for slot, start, first, last in zip(
-            self.slots.tolist(), self.starts.tolist(), ends[:-1], ends[1:], strict=True
-        ):
-            if last > first:
-                yield RowSpan(slot, max(0, start), first, last)
+        rows = zip(self.slots.tolist(), self.starts.tolist(), ends[:-1], ends[1:], strict=True)
+        return tuple(
+            RowSpan(slot, max(0, start), first, last)
+            for slot, start, first, last in rows
+            if last > first
+        )
+
+    @cached_property
+    def single(self) -> SingleRows | None:
+        """Those that have one token, the same for all layers of a step; None: there are none."""
+        spans = tuple(row for row in self._spans if row.last - row.first == 1)
+        if not spans:
+            return None
+        tokens, slots = ([row.first for row in spans], [row.slot for row in spans])
+        return SingleRows(spans, torch.tensor(tokens), torch.tensor(slots))
+
+    @cached_property
+    def long(self) -> tuple[RowSpan, ...]:
+        """Those that have more."""
+        return tuple(row for row in self._spans if row.last - row.first > 1)
+
+    def clear(self, state: torch.Tensor) -> None:
+        """Zero the slots of rows that have no state yet: what is there may be NaN."""
+        for row in self._spans:
+            if row.start == 0:
+                state[row.slot].zero_()

@@ -80,13 +80,16 @@ class HostStep:
         """Whether every row has one token."""
         return len(self.counts) == len(self.token_lengths)
 
+    def tables(self, group: int) -> torch.Tensor:
+        """[*, max_blocks] block ids of a KV group by row number, see `all_tables`."""
+        return self.windowed_tables[group - 1] if group else self.all_tables
+
     def rows(self, group: int) -> Rows:
         """The rows with the part of a group's block tables that is in use."""
         rows = self._rows.get(group)
         if rows is None:
-            tables = self.windowed_tables[group - 1] if group else self.all_tables
             num_columns = -(-self.longest // self.page_size)
-            in_use = tables[torch.tensor(self.numbers), :num_columns]
+            in_use = self.tables(group)[torch.tensor(self.numbers), :num_columns]
             rows = self._rows[group] = Rows(self.starts, self.counts, in_use)
         return rows
 

@@ -10,7 +10,18 @@ import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tokenmesh.kernels.kv_write import kv_write
+from tokenmesh.kernels.native import (
+    MAX_HEAD_DIM,
+    MAX_QUERIES,
+    Kind,
+    Model,
+    Op,
+    Program,
+    ProgramInputs,
+    has_started,
+)
 from tokenmesh.kernels.paged_attention import Variant, paged_attention, variant_of
+from tokenmesh.services.worker_svc.layers.step import HostStep
 from tokenmesh.services.worker_svc.models.hf.run import Place
 
 ATTENTION: Final = "tokenmesh"
@@ -45,6 +56,8 @@ class Port:
         """
         step, pages = self.place.run.step, self.place.tensor
         assert step is not None
+        if isinstance(step, HostStep) and self._fits(query, key, pages):
+            return self._attend_in_c(query, key, value, scale, step)
         keys_values = torch.cat([padded(key[0], pages), padded(value[0], pages)]).transpose(0, 1)
         group = self.place.group
         kv_write(keys_values.contiguous(), pages, step.slots(pages, group))
@@ -56,6 +69,53 @@ class Port:
         )
         heads = query.shape[1]
         return mixed.view(1, query.shape[2], heads, -1)[..., : self.value_dim]
+
+    def _fits(self, query: torch.Tensor, key: torch.Tensor, pages: torch.Tensor) -> bool:
+        """Whether the C kernels have been started and do all that this layer does."""
+        dim = pages.shape[-1]
+        return (
+            has_started()
+            and self.softcap is None
+            and not self.has_sinks
+            and query.shape[-1] == self.value_dim == dim
+            and dim % 16 == 0
+            and dim <= MAX_HEAD_DIM
+            and query.shape[1] // key.shape[1] <= MAX_QUERIES
+            and pages.dtype == query.dtype
+            and query.dtype in (torch.float32, torch.bfloat16)
+        )
+
+    def _attend_in_c(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        step: HostStep,
+    ) -> torch.Tensor:
+        heads = torch.cat([each[0].transpose(0, 1) for each in (query, key, value)], dim=1)
+        tables = step.tables(self.place.group)
+        inputs = ProgramInputs(step.starts, step.counts, step.numbers, tables, (), None)
+        program = self._program(query.shape[1], key.shape[1], heads, scale)
+        program.run(heads.flatten(1), inputs, self.place.tensor[None])
+        # the results have taken the queries' place
+        return heads[None, :, : query.shape[1]]
+
+    def _program(
+        self, num_heads: int, num_kv_heads: int, heads: torch.Tensor, scale: float
+    ) -> Program:
+        """Of layers that attend as this one does; heads [T, H + 2 * K, D]."""
+        programs, dim = self.place.run.attention, heads.shape[2]
+        shape = (heads.dtype == torch.bfloat16, num_heads, num_kv_heads, dim)
+        kind = (*shape, self.window or 0, scale)
+        if kind not in programs:
+            queries, keys_values = num_heads * dim, 2 * num_kv_heads * dim
+            ops = [
+                Op(kind=Kind.KV_WRITE, width=keys_values, offset=queries),
+                Op(kind=Kind.ATTENTION, window=self.window or 0, value=scale),
+            ]
+            programs[kind] = Program(Model(*shape), ops, [queries + keys_values], [])
+        return programs[kind]
 
 
 def padded(heads: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:

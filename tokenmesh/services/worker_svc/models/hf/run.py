@@ -6,6 +6,7 @@ from typing import Final
 
 import torch
 
+from tokenmesh.kernels.native import Program
 from tokenmesh.services.worker_svc.layers.step import Step
 from tokenmesh.services.worker_svc.models.keeps import KvStore
 
@@ -26,6 +27,8 @@ class Run:
     """Of the indexer at work: keys [1, n, D] of its tokens -> those they are scored against."""
     cached_layers: set[int] = field(default_factory=set)
     """Layers that gave keys and values to the cache."""
+    attention: dict[tuple[float, ...], Program] = field(default_factory=dict)
+    """C programs of attention, one for all layers that attend alike."""
 
     def begin(self, step: Step, store: KvStore) -> None:
         """Before a forward pass."""
