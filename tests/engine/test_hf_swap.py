@@ -58,6 +58,42 @@ def test_other_families(tmp_path: Path, architecture: str) -> None:
     assert_same_tokens(checkpoint, native=True)
 
 
+@pytest.mark.parametrize("native", [True, False], ids=["native", "torch"])
+@pytest.mark.parametrize("name", ["qwen3_next", "deepseek_v3"])
+def test_experts_of_a_tree_run_by_our_op(tiny: Tiny, name: str, native: bool) -> None:
+    driver = EngineDriver(tiny(name).directory, model_impl="transformers", native_kernels=native)
+    model = driver.model.resident._model
+    assert isinstance(model, HfModel)
+    layers = [each for each in model.tree.body.modules() if hasattr(each, "is_transposed")]
+    assert layers
+    assert all(hasattr(each, "port") and not list(each.parameters()) for each in layers)
+
+
+class _Tied(torch.nn.Module):
+    """A head that shares its weight with an embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(20, 8)
+        self.head = torch.nn.Linear(8, 20, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.table(ids))
+        return logits
+
+
+@torch.inference_mode()
+def test_a_head_that_shares_its_weight_with_an_embedding_is_a_product() -> None:
+    tied, ids = _Tied(), torch.tensor([[3, 1, 19]])
+    expected = tied(ids)
+    modules = list(tied.modules())
+    swap(modules, record(modules, lambda: tied(ids)), native=False)
+    assert tied.head.weight.is_meta
+    assert not tied.table.weight.is_meta
+    torch.testing.assert_close(tied(ids), expected)
+
+
 class _Block(torch.nn.Module):
     """Projections as attention modules have them."""
 

@@ -79,7 +79,7 @@ def _as_decoder(model: HfModel, expected: torch.Tensor, has_kernels: bool) -> De
 
 def _as_tree(model: HfModel, expected: torch.Tensor, has_kernels: bool) -> HfModel:
     """With the parts replaced that ours are faster than. Raises UnservedModel."""
-    experts.take_over(model.tree.model, has_kernels)
+    experts.take_over(model.tree.body, has_kernels)
     modules = [*model.tree.body.modules(), *model.tree.model.modules()]
     swap(modules, _record(model, modules), has_kernels)
     mixers = model.tree.mixers

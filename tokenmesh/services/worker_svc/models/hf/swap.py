@@ -5,6 +5,7 @@ one group at a time, and the plain ones are given up at once: memory peaks at th
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -53,12 +54,17 @@ def swap(modules: list[torch.nn.Module], calls: Calls, native: bool) -> None:
 def replaceable(
     modules: list[torch.nn.Module], calls: Calls
 ) -> dict[torch.nn.Linear, torch.Tensor]:
-    """Linear layers that were called once and whose weight nothing else uses; what each got."""
+    """Linear layers that were called once and whose weight nothing else uses; what each got.
+
+    A head may share the weight of an embedding, which keeps it.
+    """
+    tables = Counter(id(each.weight) for each in modules if isinstance(each, torch.nn.Embedding))
     found = {}
     for module in modules:
         call = calls.only(module)
         if type(module) is torch.nn.Linear and call is not None and call.x is not None:
-            is_own = "forward" not in vars(module) and calls.uses[id(module.weight)] == 1
+            uses = calls.uses[id(module.weight)] - tables[id(module.weight)]
+            is_own = "forward" not in vars(module) and uses == 1
             bias: torch.Tensor | None = module.bias
             if is_own and (bias is None or calls.uses[id(bias)] == 1):
                 found[module] = call.x
