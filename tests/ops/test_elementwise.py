@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.ops.native import WAYS, way
 from tokenmesh.kernels import rms_norm as norm
 from tokenmesh.kernels import rope
 from tokenmesh.kernels import silu_mul as act
@@ -11,17 +12,20 @@ DTYPES = [torch.float32, torch.bfloat16]
 ROWS = [1, 3, 17]
 
 
+@pytest.mark.parametrize("native", WAYS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("features", [1, 33, 896])
-def test_rms_norm_equals_the_reference(dtype: torch.dtype, rows: int, features: int) -> None:
+def test_rms_norm_equals_the_reference(
+    dtype: torch.dtype, rows: int, features: int, native: bool
+) -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(rows, features).to(dtype), torch.randn(features)
     expected = norm.rms_norm_reference(x, weight, 1e-5)
     tolerance = norm.TOLERANCE[dtype]
-    torch.testing.assert_close(
-        norm.rms_norm(x, weight, 1e-5), expected, atol=tolerance, rtol=tolerance
-    )
+    with way(norm.cpu, native):
+        actual = norm.rms_norm(x, weight, 1e-5)
+    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -70,15 +74,19 @@ def test_interleaved_rows_turn_as_halves_do() -> None:
     torch.testing.assert_close(pairs, expected[..., order], atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("native", WAYS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("features", [1, 33, 512])
-def test_silu_mul_equals_the_reference(dtype: torch.dtype, rows: int, features: int) -> None:
+def test_silu_mul_equals_the_reference(
+    dtype: torch.dtype, rows: int, features: int, native: bool
+) -> None:
     torch.manual_seed(0)
     gate_up = torch.randn(rows, 2 * features).to(dtype) * 3
     before = gate_up.clone()
     tolerance = act.TOLERANCE[dtype]
-    torch.testing.assert_close(
-        act.silu_mul(gate_up), act.silu_mul_reference(before), atol=tolerance, rtol=tolerance
-    )
+    with way(act.cpu, native):
+        actual = act.silu_mul(gate_up)
+    expected = act.silu_mul_reference(before)
+    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
     assert torch.equal(gate_up, before)

@@ -6,9 +6,9 @@ there. Every number they compute depends on its own inputs alone: not on the num
 batch, the chunk of a prompt, or the threads.
 """
 
+from tokenmesh.kernels.native.elementwise import native_norm, native_silu_mul
 from tokenmesh.kernels.native.experts import Gate, NativeExperts, native_experts
 from tokenmesh.kernels.native.noise import native_noise
-from tokenmesh.kernels.native.norm import native_norm
 from tokenmesh.kernels.native.program import Program, ProgramInputs, Turns
 from tokenmesh.kernels.native.routed import Choice, Routed
 from tokenmesh.kernels.native.start import has_started, start
@@ -38,5 +38,6 @@ __all__ = [
     "native_noise",
     "native_norm",
     "native_scan",
+    "native_silu_mul",
     "start",
 ]

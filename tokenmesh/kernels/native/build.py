@@ -23,7 +23,13 @@ _FLAGS: Final = (
     *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mfma", "-mbmi2"),
 )
 _SOURCES: Final = (
-    *("pool.c", "gemm.c", "experts.c", "routed.c", "noise.c", "norm.c", "program.c"),
+    "pool.c",
+    "gemm.c",
+    "experts.c",
+    "routed.c",
+    "noise.c",
+    "elementwise.c",
+    "program.c",
     "states.c",
 )
 _HERE: Final = Path(__file__).parent

@@ -6,7 +6,7 @@ from functools import lru_cache
 import torch
 
 from tokenmesh.kernels.native import has_started, native_norm
-from tokenmesh.kernels.native.norm import fits
+from tokenmesh.kernels.native.elementwise import fits
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

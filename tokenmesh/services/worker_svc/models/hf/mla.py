@@ -40,12 +40,16 @@ def _unchanged(latent: torch.Tensor, turned: torch.Tensor) -> tuple[torch.Tensor
     return latent, turned
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LatentPort:
     """One module's latents: a key is [latent, turned part], its value the latent."""
 
     place: Place
     module: Any
+    _inward: torch.Tensor | None = None
+    """[H, N, C] from queries to latents"""
+    _outward: torch.Tensor | None = None
+    """[H, C, V] from mixed latents to values"""
 
     def attend(
         self,
@@ -62,14 +66,24 @@ class LatentPort:
         """
         step, pages = self.place.run.step, self.place.tensor
         assert step is not None
+        if self._inward is None or self._outward is None:
+            self._inward, self._outward = self._take_weight(query.shape[1])
         heads, rank, nope = query.shape[1], latent.shape[-1], self.module.qk_nope_head_dim
         latents = torch.cat([latent[0, 0], turned[0, 0]], dim=-1).to(pages.dtype)
         latent_write(latents, pages, step.token_slots)
-        weight = self.module.kv_b_proj.weight.view(heads, -1, rank)
-        absorbed = torch.matmul(query[0, ..., :nope], weight[:, :nope])
+        absorbed = torch.matmul(query[0, ..., :nope], self._inward)
         absorbed = torch.cat([absorbed, query[0, ..., nope:]], dim=-1).transpose(0, 1)
         rows = step.attention(None, pages[None, :, None])
         indices = None if chosen is None else chosen[0].long()
         mixed = mla_attention(absorbed.contiguous(), pages, rows, rank, scale, indices)
         by_head = mixed.view(len(absorbed), heads, rank).transpose(0, 1)
-        return torch.matmul(by_head, weight[:, nope:].transpose(1, 2)).transpose(0, 1)[None]
+        return torch.matmul(by_head, self._outward).transpose(0, 1)[None]
+
+    def _take_weight(self, heads: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both halves of each head's weight, contiguous: products would copy them at each step."""
+        projection, nope = self.module.kv_b_proj, self.module.qk_nope_head_dim
+        weight = projection.weight.detach().unflatten(0, (heads, -1))
+        inward, outward = weight[:, :nope], weight[:, nope:].transpose(1, 2)
+        empty = torch.empty_like(projection.weight, device="meta")
+        projection.weight = torch.nn.Parameter(empty, requires_grad=False)
+        return inward.contiguous(), outward.contiguous()

@@ -1,0 +1,78 @@
+"""The general kind's attention in C against the same in torch."""
+
+import pytest
+import torch
+
+from tests.ops.native import needs_native, way
+from tokenmesh.services.worker_svc.layers.step import HostStep
+from tokenmesh.services.worker_svc.models.hf import attention
+from tokenmesh.services.worker_svc.models.hf.attention import Port
+from tokenmesh.services.worker_svc.models.hf.run import Place, Run
+from tokenmesh.services.worker_svc.models.keeps import Pages, make_store
+
+pytestmark = needs_native
+PAGE, BLOCKS = 8, 24
+STEPS = {
+    "prompts": ([0, 0], [19, 7]),
+    "mixed": ([19, 7], [1, 5]),
+    "decode": ([20, 12], [1, 1]),
+}
+"""Starts and counts of two rows, one step after the other."""
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+def step_of(starts: list[int], counts: list[int]) -> HostStep:
+    lengths = [s + i + 1 for s, n in zip(starts, counts, strict=True) for i in range(n)]
+    tables = torch.tensor([[4, 9, 2, 0], [7, 1, 12, 0], [3, 15, 5, 0]])
+    # row 1 is another request's
+    return HostStep(starts, counts, [2, 0], tables, PAGE, lengths, [tables + 8])
+
+
+def outputs(
+    native: bool,
+    shape: tuple[int, int, int],
+    dtype: torch.dtype,
+    window: int | None,
+    softcap: float | None = None,
+) -> tuple[list[torch.Tensor], torch.Tensor, Run]:
+    """Of all steps, the pages after them, and the run."""
+    torch.manual_seed(0)
+    heads, kv_heads, dim = shape
+    store = make_store(
+        [(Pages(kv_heads, dim, dim, window),)], BLOCKS, PAGE, 3, dtype, torch.device("cpu")
+    )
+    (pages,) = store.layers[0]
+    pages.fill_(torch.nan)
+    port = Port(Place(Run(), 0, 0), window, softcap, has_sinks=False, value_dim=dim)
+    found = []
+    with way(attention, native):
+        for starts, counts in STEPS.values():
+            port.place.run.begin(step_of(starts, counts), store)
+            query, *keys_values = (
+                torch.randn(1, sum(counts), n, dim).to(dtype).transpose(1, 2)
+                for n in (heads, kv_heads, kv_heads)
+            )
+            found.append(port.attend(query, *keys_values, dim**-0.5, None).reshape(-1, heads, dim))
+    return found, pages, port.place.run
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("shape", [(4, 4, 16), (6, 2, 32), (8, 1, 80)])
+def test_it_is_the_same_in_c(
+    shape: tuple[int, int, int], window: int | None, dtype: torch.dtype
+) -> None:
+    ours, pages, run = outputs(True, shape, dtype, window)
+    theirs, expected, plain = outputs(False, shape, dtype, window)
+    assert run.attention
+    assert not plain.attention
+    tolerance = TOLERANCE[dtype]
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, atol=tolerance, rtol=tolerance)
+    assert torch.equal(pages.nan_to_num(7.0), expected.nan_to_num(7.0))
+
+
+@pytest.mark.parametrize(("dim", "softcap"), [(24, None), (16, 30.0)])
+def test_what_the_kernels_do_not_know_stays_with_torch(dim: int, softcap: float | None) -> None:
+    _, _, run = outputs(True, (2, 2, dim), torch.float32, None, softcap)
+    assert not run.attention
