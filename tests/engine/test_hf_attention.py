@@ -48,11 +48,12 @@ def outputs(
     with way(attention, native):
         for starts, counts in STEPS.values():
             port.place.run.begin(step_of(starts, counts), store)
-            query, *keys_values = (
+            query, key, value = (
                 torch.randn(1, sum(counts), n, dim).to(dtype).transpose(1, 2)
                 for n in (heads, kv_heads, kv_heads)
             )
-            found.append(port.attend(query, *keys_values, dim**-0.5, None).reshape(-1, heads, dim))
+            mixed = port.attend(query, key, value, dim**-0.5, None)
+            found.append(mixed.reshape(-1, heads, dim))
     return found, pages, port.place.run
 
 

@@ -11,12 +11,13 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 from tests.fakes.engine_driver import EngineDriver, Job, greedy
 from tests.fakes.family_configs import OTHERS, checkpoint_of, other_config
 from tests.fakes.tiny import Tiny, TinyCheckpoint, prompt_of
+from tests.ops.native import needs_native
 from tokenmesh.services.worker_svc.models.hf import build
 from tokenmesh.services.worker_svc.models.hf import swap as swap_module
 from tokenmesh.services.worker_svc.models.hf.calls import record
 from tokenmesh.services.worker_svc.models.hf.model import HfModel
 from tokenmesh.services.worker_svc.models.hf.recognise import norm_of
-from tokenmesh.services.worker_svc.models.hf.swap import swap
+from tokenmesh.services.worker_svc.models.hf.swap import PackedWeight, swap
 from tokenmesh.services.worker_svc.models.promotion.read_heads import Unread
 
 NUM_TOKENS = 16
@@ -92,6 +93,35 @@ def test_a_head_that_shares_its_weight_with_an_embedding_is_a_product() -> None:
     assert tied.head.weight.is_meta
     assert not tied.table.weight.is_meta
     torch.testing.assert_close(tied(ids), expected)
+
+
+class _Router(torch.nn.Module):
+    """Weights of its own: one for a product, one that is read in another way as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(6, 8))
+        self.read = torch.nn.Parameter(torch.randn(6, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = torch.nn.functional.linear(x, self.weight)
+        return logits + torch.nn.functional.linear(x, self.read) + self.read.sum()
+
+
+@needs_native
+@torch.inference_mode()
+def test_a_product_with_a_weight_of_its_own_runs_in_c() -> None:
+    router, x = _Router(), torch.randn(2, 5, 8)
+    expected = router(x)
+    swap([router], record([router], lambda: router(x)), native=True)
+    assert isinstance(router.weight, PackedWeight)
+    assert isinstance(router.read, torch.nn.Parameter)
+    assert type(router(x)) is torch.Tensor
+    torch.testing.assert_close(router(x), expected)
+    # whatever else is done with the weight sees the plain one
+    wide = torch.nn.functional.linear(x.double(), router.weight.double())
+    assert type(wide) is torch.Tensor
+    torch.testing.assert_close(wide.float(), torch.nn.functional.linear(x, router.weight))
 
 
 class _Block(torch.nn.Module):

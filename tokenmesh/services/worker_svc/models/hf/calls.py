@@ -1,7 +1,7 @@
 """What the modules of a tree are called with in one pass, and what else uses their weights."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -31,6 +31,8 @@ class Calls:
     by_module: dict[torch.nn.Module, list[Call]] = field(default_factory=dict)
     uses: Counter[int] = field(default_factory=Counter)
     """How many functions of torch took each parameter, by its id."""
+    products: Counter[int] = field(default_factory=Counter)
+    """How many of them were `linear` with the parameter as its weight and no bias."""
 
     def only(self, module: torch.nn.Module) -> Call | None:
         """Of a module that was called once."""
@@ -39,9 +41,9 @@ class Calls:
 
 
 class _Uses(TorchFunctionMode):
-    def __init__(self, count: Counter[int]) -> None:
+    def __init__(self, calls: Calls) -> None:
         super().__init__()
-        self._count = count
+        self._calls = calls
 
     def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = [*args, *(kwargs or {}).values()]
@@ -50,8 +52,15 @@ class _Uses(TorchFunctionMode):
             *(e for part in given if isinstance(part, list | tuple) for e in part),
         ]:
             if isinstance(each, torch.nn.Parameter):
-                self._count[id(each)] += 1
+                self._calls.uses[id(each)] += 1
+        if func is torch.nn.functional.linear and is_plain_product(args, kwargs):
+            self._calls.products[id(args[1])] += 1
         return func(*args, **(kwargs or {}))
+
+
+def is_plain_product(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bool:
+    """Whether a call of `linear` has an input and a weight, by position, and no bias."""
+    return not kwargs and len(args) in (2, 3) and all(each is None for each in args[2:])
 
 
 def record(modules: Iterable[torch.nn.Module], forward: Callable[[], object]) -> Calls:
@@ -66,7 +75,7 @@ def record(modules: Iterable[torch.nn.Module], forward: Callable[[], object]) ->
 
     handles = [module.register_forward_hook(note, with_kwargs=True) for module in modules]
     try:
-        with _Uses(calls.uses):
+        with _Uses(calls):
             forward()
     finally:
         for handle in handles:

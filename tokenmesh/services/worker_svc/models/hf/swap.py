@@ -15,9 +15,10 @@ import torch
 from tokenmesh.kernels.linear import Linear, linear, pack
 from tokenmesh.kernels.moe.cpu import activated as activated_in_float32
 from tokenmesh.kernels.moe.spec import ExpertsSpec
+from tokenmesh.kernels.native import NativeWeight
 from tokenmesh.kernels.rms_norm import rms_norm
 from tokenmesh.services.worker_svc.layers.mlp import activated
-from tokenmesh.services.worker_svc.models.hf.calls import Calls
+from tokenmesh.services.worker_svc.models.hf.calls import Calls, is_plain_product
 from tokenmesh.services.worker_svc.models.hf.recognise import Gated, Norm, gated_of, norm_of
 
 MIN_ELEMENTS: Final = 1 << 14
@@ -33,7 +34,7 @@ def swap(modules: list[torch.nn.Module], calls: Calls, native: bool) -> None:
     native: the C kernels have been started.
     """
     linears = replaceable(modules, calls)
-    counts = {"gated MLPs": 0, "products": 0, "linear layers": 0, "norms": 0}
+    counts = {"gated MLPs": 0, "products": 0, "linear layers": 0, "norms": 0, "own products": 0}
     for module in modules:
         gated = gated_of(module, linears, calls)
         if gated is not None:
@@ -49,6 +50,8 @@ def swap(modules: list[torch.nn.Module], calls: Calls, native: bool) -> None:
         if norm is not None:
             _set_norm(module, norm)
             counts["norms"] += 1
+        if native:
+            counts["own products"] += _set_own_products(module, calls)
     logger.info("replaced %s", ", ".join(f"{count} {what}" for what, count in counts.items()))
 
 
@@ -84,8 +87,9 @@ def _groups(
 
 
 def _pays(group: list[torch.nn.Linear], native: bool) -> bool:
-    in_c = native and all(each.weight.dtype == torch.bfloat16 for each in group)
-    return in_c or sum(each.weight.numel() for each in group) >= MIN_ELEMENTS
+    weights: list[torch.Tensor] = [each.weight for each in group]
+    in_c = native and all(each.dtype == torch.bfloat16 for each in weights)
+    return in_c or sum(each.numel() for each in weights) >= MIN_ELEMENTS
 
 
 def _set_products(group: list[torch.nn.Linear], native: bool) -> None:
@@ -150,6 +154,47 @@ class _Merged:
         if all(each is None for each in self._parts):
             self._x = None
         return part
+
+
+class PackedWeight(torch.Tensor):
+    """A weight that `torch.nn.functional.linear` multiplies with in C.
+
+    Routers call it themselves. For all else it is the plain weight, which stays beside the panels.
+    """
+
+    layer: Linear
+
+    @classmethod
+    def of(cls, weight: torch.Tensor) -> "PackedWeight":
+        """Of a weight [O, I] that the C kernels can take."""
+        packed: PackedWeight = weight.detach().as_subclass(cls)
+        packed.layer = pack(weight.detach(), None, native=True)
+        return packed
+
+    @classmethod
+    def __torch_function__(cls, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.nn.functional.linear and is_plain_product(args, kwargs):
+            x, weight = args[:2]
+            if isinstance(weight, cls) and not isinstance(x, cls) and x.dtype == weight.dtype:
+                return _by_row(linear, x, weight.layer)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+def _set_own_products(module: torch.nn.Module, calls: Calls) -> int:
+    """Pack the weights that a module multiplies with by its own code; how many they were."""
+    found = [
+        (name, weight)
+        for name, weight in module.named_parameters(recurse=False)
+        if type(module) is not torch.nn.Linear
+        and weight.ndim == 2
+        and calls.uses[id(weight)] == calls.products[id(weight)] == 1
+        and NativeWeight.fits(weight)
+    ]
+    for name, weight in found:
+        delattr(module, name)
+        setattr(module, name, PackedWeight.of(weight))
+    return len(found)
 
 
 def _set_gated(module: torch.nn.Module, gated: Gated, native: bool) -> None:
