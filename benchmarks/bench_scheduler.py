@@ -54,6 +54,8 @@ class IdleRunner:
     num_blocks = NUM_BLOCKS
     windows: tuple[int | None, ...] = (None,)
     has_states = False
+    has_pages = True
+    num_saved_states = 0
     has_own_device = True
 
     def launch(self, plan: StepPlan) -> Landed:

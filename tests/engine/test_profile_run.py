@@ -11,7 +11,7 @@ from tokenmesh.services.worker_svc.engine.plan import StepPlan, StepResult
 from tokenmesh.services.worker_svc.models.keeps import KvStore
 from tokenmesh.services.worker_svc.models.native.decoder import Decoder
 from tokenmesh.services.worker_svc.runner.maker import RunnerMaker
-from tokenmesh.services.worker_svc.runner.memory import GpuBudget
+from tokenmesh.services.worker_svc.runner.memory import GpuBudget, StoreSize
 from tokenmesh.services.worker_svc.runner.profile_run import run_largest_steps
 from tokenmesh.services.worker_svc.runner.runner import TorchRunner
 from tokenmesh.shared.config.worker import WorkerSettings
@@ -38,7 +38,7 @@ class Steps:
         self._settings = settings
 
     def make_runner(self, num_blocks: int) -> tuple[TorchRunner, KvStore]:
-        runner, store = self._maker.make_runner(self._decoder, num_blocks)
+        runner, store = self._maker.make_runner(self._decoder, StoreSize(num_blocks))
         assert isinstance(runner, TorchRunner)
         carry_out = runner.carry_out
 

@@ -35,8 +35,14 @@ def check_hashes(worker: Any) -> None:
 class LoggedSchedule(Schedule):
     """Random requests, adapters among them, on an engine that logs its blocks."""
 
-    def __init__(self, seed: int, trouble: float = 0.1) -> None:
-        super().__init__(seed, trouble, is_async=seed % 2 == 0, has_boundary=seed % 3 == 0)
+    def __init__(self, seed: int, trouble: float = 0.1, has_states: bool = False) -> None:
+        super().__init__(
+            seed,
+            trouble,
+            is_async=seed % 2 == 0,
+            has_boundary=seed % 3 == 0,
+            has_states=has_states,
+        )
         self.engine = Engine(self.runner, self.settings, log=BlockLog())
         for case in self.cases:
             # the fake model has no adapters: the same tokens, other blocks
@@ -48,5 +54,6 @@ class LoggedSchedule(Schedule):
 
     @property
     def findable(self) -> set[bytes]:
-        """What the pool has by now."""
-        return set(self.engine._pool._block_by_hash)
+        """What the pool has by now; where rows keep states, what is before a saved one."""
+        states = self.engine._cache._states
+        return set(self.engine._pool._block_by_hash if states is None else states._num_behind)

@@ -15,12 +15,14 @@ from tests.fakes.kv_runner import (
     media_mark,
 )
 from tokenmesh.services.worker_svc.engine.block_log import BlockChange
+from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
 from tokenmesh.services.worker_svc.engine.block_tables import held_by
 from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.kv_groups import KvGroups
 from tokenmesh.services.worker_svc.engine.owner import NOBODY, Owner
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.request import Ending, Request, Status, StreamKey
+from tokenmesh.services.worker_svc.engine.saved_states import SavedStates
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.ids import BlobKey, GatewayId, RequestId
 from tokenmesh.shared.messages.media import MediaItem
@@ -162,6 +164,20 @@ def random_case(
     return Case(request, list(prompt), expected, ending, rng.randrange(spread), list(resumed))
 
 
+def check_states(states: SavedStates | None, pool: BlockPool) -> None:
+    """Each slot is free or found by one hash, and what a saved state needs can be found."""
+    if states is None:
+        return
+    saved = list(states._by_key.values())
+    assert all(states._by_key[each.key] is each for each in saved)
+    slots = [each.slot for each in saved] + states._free
+    assert sorted(slots) == list(range(len(slots))), "a slot is leaked or given away twice"
+    assert not states._fresh
+    behind = Counter(block for each in saved for block in each.hashes)
+    assert behind == states._num_behind
+    assert not states.needs_blocks or all(pool.find(block) is not None for block in behind)
+
+
 class Schedule:
     """An engine, a runner with dice of its own, and requests that arrive and are cancelled."""
 
@@ -174,9 +190,15 @@ class Schedule:
         has_tenants: bool = False,
         has_boundary: bool = False,
         has_windows: bool = False,
+        has_states: bool = False,
     ) -> None:
         rng = self._rng = Random(seed)
         self.settings = random_settings(rng, is_async)
+        num_saved, has_pages = 0, True
+        if has_states:
+            interval = rng.choice([1, 2, 4, 6])
+            self.settings = self.settings.model_copy(update={"mamba_block_size": interval})
+            num_saved, has_pages = rng.choice([1, 2, 3, 8]), rng.random() < 0.7
         num_blocks = rng.randint(2, rng.choice([10, 20]))
         windows: tuple[int | None, ...] = (None,)
         if has_windows:
@@ -196,7 +218,15 @@ class Schedule:
                 case.request.owner = random_owner(rng)
         rows, steps = rng.choice([(trouble, 0.0), (0.0, trouble), (trouble / 4, trouble / 2)])
         self.runner = KvRunner(
-            self.settings, num_blocks, Random(seed + 1), rows, steps, boundary, windows
+            self.settings,
+            num_blocks,
+            Random(seed + 1),
+            rows,
+            steps,
+            boundary,
+            windows,
+            num_saved,
+            has_pages,
         )
         self.engine = Engine(self.runner, self.settings)
         self._may_cancel = may_cancel
@@ -251,6 +281,7 @@ class Schedule:
         assert all(pool.ref_count(block) == holds[block] for block in range(pool.num_blocks))
         assert holds.keys().isdisjoint(free)
         self._check_published(live)
+        check_states(self.engine._cache._states, pool)
         self.note_blocks(output.blocks)
 
     def note_blocks(self, changes: list[BlockChange]) -> None:

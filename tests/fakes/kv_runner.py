@@ -3,8 +3,9 @@
 It writes one number for each computed position into a simulated KV memory: a hash of the token
 and of the number it finds one position before. It draws a token as a hash of everything that it
 reads back through the row's block table. A block that is lost, shared while written, reused too
-early or wrongly found by its hash changes a token. Launches run in order, and each as late or as
-early as the dice say.
+early or wrongly found by its hash changes a token. Where rows keep states, a state is the numbers
+of all positions so far: a saved state that is wrong changes a token as well. Launches run in order,
+and each as late or as early as the dice say.
 """
 
 from collections import Counter, deque
@@ -63,6 +64,7 @@ class KvRow:
     windowed: list[list[int]] = field(default_factory=list)
     num_computed: int = 0
     has_failed: bool = False
+    state: Cells = field(default_factory=list)
 
     @property
     def stream(self) -> int:
@@ -104,9 +106,14 @@ class KvRunner:
         step_trouble: float,
         boundary: int | None = None,
         windows: tuple[int | None, ...] = (None,),
+        num_saved_states: int = 0,
+        has_pages: bool = True,
     ) -> None:
+        """num_saved_states: 0: rows keep no states."""
         self.windows = windows
-        self.has_states = False
+        self.has_states = num_saved_states > 0
+        self.has_pages = has_pages
+        self.num_saved_states = num_saved_states
         self.has_own_device = True
         self.num_blocks = num_blocks
         self.num_wasted = 0
@@ -122,6 +129,7 @@ class KvRunner:
         self._boundary = boundary
         self._rows: dict[int, KvRow] = {}
         self._cells: dict[tuple[int, int], int] = {}
+        self._saved: dict[int, Cells] = {}
         self._queue: deque[KvLaunch] = deque()
         self._last: KvLaunch | None = None
 
@@ -163,6 +171,10 @@ class KvRunner:
     def _carry_out(self, plan: StepPlan) -> StepResult:
         entries = self._prepare(plan)
         contexts = self._forward(entries)
+        for saved in plan.saves:
+            assert 0 <= saved.slot < self.num_saved_states
+            self._saved[saved.slot] = list(self._rows[saved.row].state)
+        assert len({each.slot for each in plan.saves}) == len(plan.saves), "a slot is written twice"
         return self._sample(entries, contexts)
 
     def _prepare(self, plan: StepPlan) -> list[ScheduledRow]:
@@ -173,7 +185,8 @@ class KvRunner:
         for new in plan.new_rows:
             assert new.row not in self._rows
             windowed: list[list[int]] = [[] for _ in self.windows[1:]]
-            self._rows[new.row] = KvRow(new, list(new.token_ids), windowed=windowed)
+            state = [] if new.state is None else list(self._saved[new.state])
+            self._rows[new.row] = KvRow(new, list(new.token_ids), windowed=windowed, state=state)
         for number, block in plan.grown:
             self._rows[number].blocks.append(block)
         for number, blocks in plan.grown_windowed:
@@ -233,11 +246,12 @@ class KvRunner:
             row = self._rows[entry.row]
             for position in range(entry.start, entry.start + entry.num_tokens):
                 first = first_cell(self._boundary, len(row.new.token_ids))
-                before = self._read(row, position - 1) if position else first
+                before = self._before(row, position) if position else first
                 mark = media_mark(row.new.media, position)
                 cell = cell_after(before, row.tokens[position], mark)
                 place = (row.blocks[position // self._size], position % self._size)
                 self._cells[place] = UNWRITTEN if row.has_failed else cell
+                row.state.append(self._cells[place])
                 for group, table in enumerate(row.windowed):
                     # one memory: a block of one group is overwritten by that of another
                     place = (table[position // self._size], position % self._size)
@@ -251,12 +265,23 @@ class KvRunner:
     def _context(self, row: KvRow, length: int) -> Cells:
         """What the last query sees; one number more when a window group holds anything else."""
         cells = [self._read(row, position) for position in range(length)]
+        if self.has_states and (cells != row.state and self.has_pages):
+            return [*row.state, 1]
+        if not self.has_pages:
+            return row.state
         for group, table in enumerate(row.windowed):
             for position in range(max(0, length - (self.windows[1] or 0)), length):
                 place = (table[position // self._size], position % self._size)
                 if self._cells.get(place) != in_group(cells[position], group):
                     cells.append(1)
         return cells
+
+    def _before(self, row: KvRow, position: int) -> int:
+        """What stands for the position before, in the row's state or else in its blocks."""
+        if not self.has_states:
+            return self._read(row, position - 1)
+        assert len(row.state) == position, "the state of another position"
+        return row.state[-1]
 
     def _read(self, row: KvRow, position: int) -> int:
         place = (row.blocks[position // self._size], position % self._size)

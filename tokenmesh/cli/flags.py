@@ -111,6 +111,7 @@ FLAGS: Final = (
     Flag("--structured-outputs-config.backend", ("worker", "structured_outputs_backend")),
     Flag("--block-size", ("worker", "block_size")),
     Flag("--enable-prefix-caching", ("worker", "enable_prefix_caching"), is_switch=True),
+    Flag("--mamba-block-size", ("worker", "mamba_block_size"), convert=human_number),
     Flag(
         "--num-gpu-blocks-override",
         ("worker", "num_gpu_blocks_override"),

@@ -36,6 +36,9 @@ FIXED: Final = {
     "kv-cache-dtype": Fixed("the KV cache has the model's type", ("auto",)),
     "load-format": Fixed("checkpoints are read from safetensors", ("auto", "hf", "safetensors")),
     "logprobs-mode": Fixed("log-probabilities are the model's own", ("raw_logprobs",)),
+    "mamba-cache-mode": Fixed(
+        "states are saved at ends of blocks; `worker.saved_states` 0 saves none", ("align",)
+    ),
     "nnodes": Fixed("a model uses one machine; more workers may join from others", ("1",)),
     "pipeline-parallel-size": Fixed(_ONE_DEVICE, ("1",)),
     "response-role": Fixed("answers are the assistant's", ("assistant",)),
@@ -117,7 +120,7 @@ expert-placement-strategy fully-sharded-loras h11-max-header-count h11-max-incom
 headless hf-config-path ignore-patterns interleave-mm-strings io-processor-plugin kernel-config
 kv-cache-metrics kv-events-config kv-offloading-backend kv-sharing-fast-prefill language-model-only
 log-config-file log-error-stack logits-processor-pattern logits-processors lora-dtype
-lora-target-modules mamba-block-size mamba-cache-dtype mamba-cache-mode mamba-ssm-cache-dtype
+lora-target-modules mamba-cache-dtype mamba-ssm-cache-dtype
 master-addr master-port max-cpu-loras max-long-partial-prefills max-num-partial-prefills
 max-parallel-loading-workers mm-encoder-attn-backend mm-encoder-tp-mode mm-processor-cache-gb
 mm-processor-cache-type mm-processor-kwargs mm-shm-cache-max-object-size-mb

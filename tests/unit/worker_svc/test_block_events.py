@@ -35,8 +35,8 @@ def wire(seq: int, events: list[BlockEvent]) -> dict[str, object]:
 class Told(LoggedSchedule):
     """Every step's changes reach a subscriber at once."""
 
-    def __init__(self, seed: int) -> None:
-        super().__init__(seed)
+    def __init__(self, seed: int, has_states: bool = False) -> None:
+        super().__init__(seed, has_states=has_states)
         self.held = HeldBlocks(self.settings.block_size)
         self.subscriber = follow.Worker(epoch=7)
         self.counts: Counter[str] = Counter()
@@ -54,12 +54,13 @@ class Told(LoggedSchedule):
         assert len(self.held) == len(self.findable)
 
 
+@pytest.mark.parametrize("has_states", [False, True])
 @pytest.mark.parametrize("chunk", range(3))
-def test_events_amount_to_what_can_be_found_after_every_step(chunk: int) -> None:
+def test_events_amount_to_what_can_be_found_after_every_step(chunk: int, has_states: bool) -> None:
     # chunked prefill, hits, evictions, preemptions, failed steps, adapters, salts, images
     counts: Counter[str] = Counter()
     for seed in range(chunk * 120, chunk * 120 + 120):
-        schedule = Told(seed)
+        schedule = Told(seed, has_states)
         counts += schedule.run()
         check_hashes(schedule.subscriber)
         counts += schedule.counts

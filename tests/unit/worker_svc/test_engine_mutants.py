@@ -22,6 +22,7 @@ from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.request import Request
 from tokenmesh.services.worker_svc.engine.row_table import RowTable
+from tokenmesh.services.worker_svc.engine.saved_states import SavedStates
 from tokenmesh.services.worker_svc.engine.scheduler import Scheduler
 
 MAX_SCHEDULES = 1500
@@ -37,6 +38,7 @@ class Mutant(NamedTuple):
     trouble: float = 0.0
     has_boundary: bool = False
     """Whether keys change past a length, as those of longrope do."""
+    has_states: bool = False
 
 
 MUTANTS = {
@@ -107,6 +109,33 @@ MUTANTS = {
     "hashes outlive the keys they stand for": Mutant(
         Request, "choose_side", "self.hashes = []", "pass", has_boundary=True
     ),
+    "a state is found before it is saved": Mutant(
+        SavedStates, "find", "None if saved in self._fresh else saved", "saved", has_states=True
+    ),
+    "a state that is replaced can still be found": Mutant(
+        SavedStates, "drop", "del self._by_key[saved.key]", "pass", has_states=True
+    ),
+    "a state outlives the blocks that it needs": Mutant(
+        PrefixCache, "_note_forgotten", "self._states.needs_blocks", "False", has_states=True
+    ),
+    "states that were not computed can be found": Mutant(
+        PrefixCache,
+        "retract_states",
+        "self._hide(self._states.drop(each))",
+        "pass",
+        0.15,
+        False,
+        True,
+    ),
+    "who began with a state that was not computed goes on": Mutant(
+        retraction, "spoiled_by", "request.began_with not in unsaved", "True", 0.15, False, True
+    ),
+    "a hit goes beyond the saved state": Mutant(
+        PrefixCache, "_up_to_state", "found[: next(", "found[: 1 + next(", has_states=True
+    ),
+    "a state is saved behind other tokens": Mutant(
+        PrefixCache, "_save_state", "request.num_matched) != end", "0) is None", has_states=True
+    ),
     "a device that does not keep the order": Mutant(
         KvRunner, "run_until", "self._queue.popleft()", "self._queue.pop()"
     ),
@@ -139,7 +168,11 @@ def test_a_planted_bug_is_noticed(
     for seed in range(MAX_SCHEDULES):
         try:
             Schedule(
-                2_000_000 + seed, mutant.trouble, is_async=True, has_boundary=mutant.has_boundary
+                2_000_000 + seed,
+                mutant.trouble,
+                is_async=True,
+                has_boundary=mutant.has_boundary,
+                has_states=mutant.has_states,
             ).run()
         except Exception:
             return

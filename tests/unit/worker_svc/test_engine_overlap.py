@@ -36,6 +36,8 @@ class Laboratory:
     num_blocks = SETTINGS.sim_num_blocks
     windows: tuple[int | None, ...] = (None,)
     has_states = False
+    has_pages = True
+    num_saved_states = 0
     has_own_device = True
 
     def __init__(self, clock: VirtualClock) -> None:

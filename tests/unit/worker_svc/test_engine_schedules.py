@@ -104,3 +104,18 @@ def test_window_groups_free_what_is_behind_and_lose_nothing(
         )
         counts += schedule.run()
     assert min(counts[kind] for kind in EVENTS) > 50
+
+
+@pytest.mark.parametrize("trouble", [0.0, 0.15])
+@rounds("chunk", 2, 20)
+def test_hits_on_saved_states_change_no_token(
+    chunk: int, trouble: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, logger=engine_module.__name__)
+    counts: Counter[str] = Counter()
+    for seed in range(9_000_000 + 500 * chunk, 9_000_500 + 500 * chunk):
+        schedule = Schedule(
+            seed, trouble, is_async=seed % 3 > 0, has_tenants=chunk > 0, has_states=True
+        )
+        counts += schedule.run()
+    assert min(counts[kind] for kind in EVENTS) > 50

@@ -1,6 +1,7 @@
 """How many KV blocks there is room for: with scripted devices, to the byte."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmesh.services.worker_svc.engine.kv_groups import KvGroups
+from tokenmesh.services.worker_svc.models.keeps import Pages, State, one_group
 from tokenmesh.services.worker_svc.runner.device_memory import available_host_bytes
 from tokenmesh.services.worker_svc.runner.memory import (
     Budget,
     GpuBudget,
     Need,
-    count_blocks,
+    StoreSize,
     host_budget,
+    need_of,
+    size_store,
 )
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import ConfigError
@@ -122,15 +126,63 @@ def test_what_was_there_before_the_start_is_not_this_workers() -> None:
 
 def test_the_whole_budget_becomes_blocks_but_no_more_than_can_be_used() -> None:
     budget = Budget(40 * GIB + MIB, "gpu_memory_utilization", "")
-    assert count_blocks(need(), settings(max_num_seqs=256), lambda: budget) == 20 * 1024
+    assert size_store(need(), settings(max_num_seqs=256), lambda: budget).num_blocks == 20 * 1024
     # three rows of 2048 blocks, and the null block
-    assert count_blocks(need(), settings(max_num_seqs=3), lambda: budget) == 3 * 2048 + 1
+    assert size_store(need(), settings(max_num_seqs=3), lambda: budget).num_blocks == 3 * 2048 + 1
 
 
 def test_what_is_set_is_taken_and_nothing_is_measured() -> None:
-    assert count_blocks(need(), settings(num_gpu_blocks_override=3000), never) == 3000
+    assert size_store(need(), settings(num_gpu_blocks_override=3000), never).num_blocks == 3000
     exact = settings(kv_cache_memory_bytes=2500 * 2 * MIB + 1)
-    assert count_blocks(need(), exact, never) == 2500
+    assert size_store(need(), exact, never).num_blocks == 2500
+
+
+def test_saved_states_get_a_quarter_of_what_one_request_leaves() -> None:
+    # rows keep 1 GiB, one request of full length 2049 blocks of 2 MiB; a state has 10 MiB
+    states = replace(need(), row_bytes=GIB, state_bytes=10 * MIB, num_saved=None, most_saved=512)
+    enough = states.num_bytes
+
+    def size(num_bytes: int, **set_to: Any) -> StoreSize:
+        each = replace(states, **set_to)
+        return size_store(each, settings(kv_cache_memory_bytes=num_bytes), never)
+
+    assert size(enough) == (2049, 0)
+    assert size(enough + 4 * GIB) == (2049 + 2048 - 102 * 5, 102)
+    assert size(enough + 40 * GIB) == (2049 + 20 * 1024 - 512 * 5, 512)
+    # those that are set are among what rows keep
+    assert size(enough, num_saved=7) == (2049, 7)
+    assert size(enough + 4 * GIB, block_bytes=0) == (2049, 204)
+    with pytest.raises(ConfigError, match="raise kv_cache_memory_bytes"):
+        size(enough - 1)
+    fixed = settings(num_gpu_blocks_override=2049)
+    assert size_store(states, fixed, never) == (2049, 512)
+
+
+@pytest.mark.parametrize(
+    ("values", "can_save", "num_saved"),
+    [
+        ({}, True, None),
+        ({"saved_states": 5}, True, 5),
+        ({"saved_states": 0}, True, 0),
+        ({"saved_states": 5}, False, 0),
+        ({"enable_prefix_caching": False}, True, 0),
+    ],
+)
+def test_states_are_saved_where_they_are_of_use(
+    values: dict[str, Any], can_save: bool, num_saved: int | None
+) -> None:
+    state = State((256,), torch.float32)
+    keeps = ((state,), (Pages(2, 16, 16),))
+    given = settings(max_num_seqs=3, **values)
+    found = need_of(
+        keeps, one_group(keeps), given, torch.float32, max_model_len=64, can_save=can_save
+    )
+    assert found.num_saved == num_saved
+    assert found.row_bytes == 1024 * (4 + (num_saved or 0))
+    plain = need_of(
+        keeps[1:], one_group(keeps[1:]), given, torch.float32, max_model_len=64, can_save=can_save
+    )
+    assert plain.num_saved == plain.row_bytes == 0
 
 
 def test_too_little_says_how_much_is_missing_and_what_to_change_to_what() -> None:
@@ -139,7 +191,7 @@ def test_too_little_says_how_much_is_missing_and_what_to_change_to_what() -> Non
     gpu.load(weights=15, context=0.5)
     # 20 GiB share - 15 - 0.5 - 2.5 leave 2; 2049 blocks of 2 MiB are needed
     with pytest.raises(ConfigError) as error:
-        count_blocks(need(), settings(), lambda: budget.measure(gpu.step(activations=2.5)))
+        size_store(need(), settings(), lambda: budget.measure(gpu.step(activations=2.5)))
     message = error.value.message
     assert "max_model_len 32768 needs 4.00 GiB of KV cache and there are 2.00" in message
     assert "2.00 GiB are missing" in message
@@ -164,10 +216,10 @@ def test_the_advice_of_the_error_is_right(
         gpu.load(weights=15, context=0.5)
         measure = gpu.step(activations)
         try:
-            count = count_blocks(need(length), settings(), lambda: budget.measure(measure))
+            size = size_store(need(length), settings(), lambda: budget.measure(measure))
         except ConfigError as error:
             return error.message
-        assert count * 2 * MIB <= gpu.free() - activations * GIB
+        assert size.num_blocks * 2 * MIB <= gpu.free() - activations * GIB
         return ""
 
     message = attempt(utilization, max_model_len)
@@ -188,12 +240,12 @@ def test_nothing_is_advised_that_would_not_help() -> None:
     budget = GpuBudget(gpu, 0.9)
     gpu.load(weights=15, context=0.5)
     with pytest.raises(ConfigError) as error:
-        count_blocks(need(), settings(), lambda: budget.measure(gpu.step(activations=1)))
+        size_store(need(), settings(), lambda: budget.measure(gpu.step(activations=1)))
     assert "raise" not in error.value.message
     assert "there are 0.50" in error.value.message
     gpu.others += 2 * GIB
     with pytest.raises(ConfigError, match=r"there are 0\.00 .* lower max_model_len or max_num_b"):
-        count_blocks(need(), settings(), lambda: budget.measure(gpu.step(activations=1)))
+        size_store(need(), settings(), lambda: budget.measure(gpu.step(activations=1)))
 
 
 def test_a_step_that_does_not_fit_names_what_makes_it_large() -> None:
@@ -209,12 +261,12 @@ def test_a_step_that_does_not_fit_names_what_makes_it_large() -> None:
 
 def test_the_error_of_a_fixed_size_names_the_smallest_that_does() -> None:
     with pytest.raises(ConfigError, match="raise num_gpu_blocks_override to 2049 or lower"):
-        count_blocks(need(), settings(num_gpu_blocks_override=2048), never)
-    assert count_blocks(need(), settings(num_gpu_blocks_override=2049), never) == 2049
+        size_store(need(), settings(num_gpu_blocks_override=2048), never)
+    assert size_store(need(), settings(num_gpu_blocks_override=2049), never).num_blocks == 2049
     enough = 2049 * 2 * MIB
     with pytest.raises(ConfigError, match=f"raise kv_cache_memory_bytes to {enough} or lower"):
-        count_blocks(need(), settings(kv_cache_memory_bytes=enough - 1), never)
-    assert count_blocks(need(), settings(kv_cache_memory_bytes=enough), never) == 2049
+        size_store(need(), settings(kv_cache_memory_bytes=enough - 1), never)
+    assert size_store(need(), settings(kv_cache_memory_bytes=enough), never).num_blocks == 2049
 
 
 def test_a_host_gives_a_share_of_what_is_free() -> None:
@@ -222,9 +274,9 @@ def test_a_host_gives_a_share_of_what_is_free() -> None:
     with pytest.raises(
         ConfigError, match=r"raise cpu_memory_utilization to 0\.41 or lower"
     ) as error:
-        count_blocks(need(), settings(), lambda: host_budget(10 * GIB, 0.3))
+        size_store(need(), settings(), lambda: host_budget(10 * GIB, 0.3))
     assert "0.3 of the 10.00 GiB that are free" in error.value.message
-    assert count_blocks(need(), settings(), lambda: host_budget(10 * GIB, 0.41)) > 2048
+    assert size_store(need(), settings(), lambda: host_budget(10 * GIB, 0.41)).num_blocks > 2048
 
 
 def host(folder: Path, **files: str) -> int:

@@ -1,13 +1,19 @@
 """RouteLedger: exactly the route blocks whose engine blocks can all be found."""
 
+import logging
 from collections.abc import Callable
 from random import Random
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.fakes.engine_schedules import Schedule
+from tokenmesh.services.worker_svc.engine import engine as engine_module
+from tokenmesh.services.worker_svc.engine.block_log import BlockChange
 from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
+from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.kv_groups import KvGroups
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.request import Request, StreamKey
@@ -27,7 +33,7 @@ class Rig:
     def __init__(self, num_blocks: int = 24) -> None:
         self.pool = BlockPool(num_blocks)
         self.cache = PrefixCache(self.pool, KvGroups(SIZE), enabled=True)
-        self.ledger = RouteLedger(self.pool, SIZE, ROUTE)
+        self.ledger = RouteLedger(self.pool.find, SIZE, ROUTE)
         self.pool.on_forget = self.ledger.forget
         self.held: list[Request] = []
         self.told: set[bytes] = set()
@@ -137,3 +143,48 @@ def test_routes_are_there_while_their_blocks_are(seed: int, num_steps: int) -> N
         assert rig.ledger.routes == rig.expected(seen)
     rig.follow()
     assert rig.told == rig.ledger.routes
+
+
+class Routed(Schedule):
+    """An engine whose rows keep states, and which tells of its route blocks."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed, 0.1, is_async=seed % 2 > 0, has_states=True)
+        self.ratio = 1 + seed % 3
+        self.engine = Engine(self.runner, self.settings, self.ratio * self.settings.block_size)
+        self.most = 0
+        for case in self.cases:
+            case.request.route_head = chain_head(SCOPE)
+            case.request.route_salt = case.request.cache_salt
+
+    def note_blocks(self, changes: list[BlockChange]) -> None:
+        """Exactly the route blocks before a saved state are there."""
+        cache = self.engine._cache
+        ledger, states = cache._routes, cache._states
+        if ledger is None or states is None:
+            return
+        expected = {
+            ledger._route_hash(case.request, index)
+            for case in self._added
+            for index in range(len(case.request.hashes) // self.ratio)
+            if all(
+                map(
+                    states.reaches,
+                    case.request.hashes[index * self.ratio : (index + 1) * self.ratio],
+                )
+            )
+        }
+        assert ledger.routes == expected
+        self.most = max(self.most, len(expected))
+
+
+def test_where_rows_keep_states_only_what_is_before_a_saved_one_is_there(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.CRITICAL, logger=engine_module.__name__)
+    most = []
+    for seed in range(150):
+        schedule = Routed(seed)
+        schedule.run()
+        most.append(schedule.most)
+    assert sum(count > 1 for count in most) > 50

@@ -11,6 +11,7 @@ from tokenmesh.services.worker_svc.block_events.actor import BlockEventsActor
 from tokenmesh.services.worker_svc.block_events.stream import BlockEventStream
 from tokenmesh.services.worker_svc.engine.block_log import BlockLog
 from tokenmesh.services.worker_svc.engine.engine import Engine
+from tokenmesh.services.worker_svc.engine.from_settings import has_prefix_cache
 from tokenmesh.services.worker_svc.grammar.compiler import GrammarCompiler
 from tokenmesh.services.worker_svc.loaded import Loaded, load
 from tokenmesh.services.worker_svc.models.location import locate_tokenizer
@@ -42,7 +43,8 @@ async def build(mesh: Mesh) -> None:
     worker_id = WorkerId(mesh.instance_id)
     names = tuple(ModelName(name) for name in model.served_model_name or (model.name,))
     route_tokens = mesh.settings.tokenizer.route_block_tokens
-    block_events = block_events_of(mesh, worker_id, names[0])
+    has_cache = has_prefix_cache(settings, loaded.runner)
+    block_events = block_events_of(mesh, worker_id, names[0], has_cache=has_cache)
     log = BlockLog() if block_events is not None else None
     actor = WorkerActor(
         Identity(worker_id, mesh.epoch, names),
@@ -72,7 +74,7 @@ async def build(mesh: Mesh) -> None:
         await mesh.listen(BlockEventsActor(block_events), subjects.worker_blocks(worker_id))
     await mesh.listen(actor, subjects.worker_generate(worker_id))
     await mesh.listen(actor, subjects.worker_control(worker_id))
-    card = card_of(names, loaded, settings.block_size if settings.enable_prefix_caching else 0)
+    card = card_of(names, loaded, settings.block_size if has_cache else 0)
     if grammars is not None and settings.grammar_prestart:
         # the processes not before: their imports would hold up the first beats
         grammars.start(after=mesh.ready).add_done_callback(lambda _: gc.freeze())
@@ -80,12 +82,14 @@ async def build(mesh: Mesh) -> None:
     mesh.on_drain(actor.drain)
 
 
-def block_events_of(mesh: Mesh, worker_id: WorkerId, model: ModelName) -> BlockEventStream | None:
+def block_events_of(
+    mesh: Mesh, worker_id: WorkerId, model: ModelName, *, has_cache: bool
+) -> BlockEventStream | None:
     """Who tells the outside of the prefix cache, where that is wanted."""
     limits, worker = mesh.settings.block_events, mesh.settings.worker
     if not limits.enabled:
         return None
-    if not worker.enable_prefix_caching:
+    if not has_cache:
         logger.warning("no prefix cache: there will be no block events but heartbeats")
     return BlockEventStream(
         mesh.bus, model, worker_id, mesh.epoch, worker.block_size, limits, mesh.metrics

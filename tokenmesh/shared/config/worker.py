@@ -83,6 +83,18 @@ class WorkerSettings(BaseModel):
     enable_prefix_caching: bool = Field(
         default=True, description="Reuse the KV blocks of equal prompt beginnings."
     )
+    mamba_block_size: int = Field(
+        default=512,
+        ge=1,
+        description="Models with states: fewest tokens at whose end a prompt's state is saved, and "
+        "between two such ends; a chunk of the prompt ends there. Rounded up to whole blocks.",
+    )
+    saved_states: int | None = Field(
+        default=None,
+        ge=0,
+        description="Models with states: how many are saved for equal prompt beginnings; 0: none, "
+        "and no prefix cache. Default: two for each row, within a quarter of the KV memory.",
+    )
     num_gpu_blocks_override: int | None = Field(
         default=None, ge=2, description="KV blocks, the null block included, instead of a measure."
     )

@@ -1,4 +1,5 @@
-"""BlockTables: the KV blocks that requests hold, from a prefix hit to the last one they need."""
+"""BlockTables: the KV blocks that requests hold, from a prefix hit to the last one they need, and
+the saved state that a hit brings."""
 
 from collections.abc import Sequence
 
@@ -7,11 +8,12 @@ from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.request import Request
 
 Hits = list[list[int]]
-"""Of each group: the first blocks of a table, null where a window group does not need them."""
+"""Of each group: the first blocks of a table, null where a window group does not need them. All of
+the first group's are null where a hit is a saved state and nothing else."""
 
 
 class BlockTables:
-    """Writes `blocks`, `windowed` and `capacity` of requests; the rest of the engine reads them.
+    """Writes `blocks`, `windowed`, `capacity` and `began_with` of requests; others read them.
 
     A window group's table is as long as the others, with the null block for what is behind. It
     reaches ahead by no more than a chunk, so a long prompt takes no more than it will keep.
@@ -30,7 +32,7 @@ class BlockTables:
         """
         hits = self._cache.find(request)
         num_hits = len(hits[0])
-        num_new = -(-request.num_known // self._size) - num_hits
+        num_new = -(-request.num_known // self._size) - num_hits + hits[0].count(NULL_BLOCK)
         for _ in hits[1:]:
             num_new += self._reach(request, num_hits * self._size) - num_hits
         num_revived = sum(
@@ -44,6 +46,9 @@ class BlockTables:
             self._pool.share(block for block in table if block != NULL_BLOCK)
         request.blocks, request.windowed = hits[0], hits[1:]
         num_hits = len(request.blocks)
+        if NULL_BLOCK in request.blocks:
+            request.blocks = self._pool.allocate(num_hits)
+        request.began_with = self._cache.take_state(request, num_hits)
         num_new = -(-request.num_known // self._size) - num_hits
         request.blocks += self._pool.allocate(num_new)
         request.capacity = len(request.blocks) * self._size
@@ -98,6 +103,7 @@ class BlockTables:
         for table in request.windowed:
             self._pool.free(table[request.num_behind :])
         request.blocks, request.windowed = [], []
+        request.began_with = None
         request.capacity = request.num_behind = request.num_planned = 0
 
     def _reach(self, request: Request, start: int) -> int:

@@ -1,5 +1,6 @@
 """What the engine's parts are made of, worked out from the settings."""
 
+import logging
 from collections.abc import Sequence
 
 from tokenmesh.services.worker_svc.engine.block_log import BlockLog
@@ -9,7 +10,11 @@ from tokenmesh.services.worker_svc.engine.limits import Limits
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.route_ledger import RouteLedger
 from tokenmesh.services.worker_svc.engine.runner import Runner
+from tokenmesh.services.worker_svc.engine.saved_states import SavedStates
+from tokenmesh.services.worker_svc.engine.state_borders import StateBorders
 from tokenmesh.shared.config.worker import WorkerSettings
+
+logger = logging.getLogger(__name__)
 
 
 def make_cache(
@@ -21,14 +26,31 @@ def make_cache(
 ) -> PrefixCache:
     """The prefix cache; blocks that do not fill a route block exactly are not for the index.
 
-    It is off for a model whose rows keep states: a shared block does not bring them.
+    It is off for a model whose rows keep states where none can be saved: a shared block does not
+    bring them.
     """
     size = settings.block_size
+    enabled = has_prefix_cache(settings, runner)
+    if settings.enable_prefix_caching and not enabled:
+        logger.info("no prefix cache: the model keeps states, and this worker cannot save any")
+    states = _states_of(settings, runner) if enabled and runner.has_states else None
     is_indexed = route_tokens and route_tokens % size == 0
-    routes = RouteLedger(pool, size, route_tokens) if is_indexed else None
-    enabled = settings.enable_prefix_caching and not runner.has_states
+    is_there = pool.find if states is None else states.reaches
+    routes = RouteLedger(is_there, size, route_tokens) if is_indexed else None
     groups = groups_of(settings, runner.windows)
-    return PrefixCache(pool, groups, enabled=enabled, routes=routes, log=log)
+    return PrefixCache(pool, groups, enabled=enabled, routes=routes, log=log, states=states)
+
+
+def has_prefix_cache(settings: WorkerSettings, runner: Runner) -> bool:
+    """Whether equal beginnings of prompts are computed once."""
+    can_share = not runner.has_states or runner.num_saved_states > 0
+    return settings.enable_prefix_caching and can_share
+
+
+def _states_of(settings: WorkerSettings, runner: Runner) -> SavedStates:
+    num_slots = runner.num_saved_states
+    borders = StateBorders.of(settings.mamba_block_size, settings.block_size, num_slots)
+    return SavedStates(num_slots, borders, needs_blocks=runner.has_pages)
 
 
 def groups_of(settings: WorkerSettings, windows: Sequence[int | None]) -> KvGroups:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from tokenmesh.services.worker_svc.engine.saved_states import SavedState
 from tokenmesh.services.worker_svc.grammar.matcher import Grammar
 from tokenmesh.shared.messages.media import MediaItem
 from tokenmesh.shared.messages.sampling import SamplingParams
@@ -33,6 +34,8 @@ class NewRow:
     """content_hash -> the encoder's output [length, hidden] for each item of `media`."""
     grammar: Grammar | None = None
     """What `sampling.structured` was compiled to."""
+    state: int | None = None
+    """The slot of the saved state that the row begins with; None: with none."""
 
 
 class ScheduledRow(msgspec.Struct, gc=False):
@@ -51,6 +54,7 @@ class ScheduledRow(msgspec.Struct, gc=False):
 
 class StepPlan(msgspec.Struct):
     """One engine iteration. Apply removed, then new, then grown; no row is in both of the others.
+    At the end, copy the states of `saves`, one after the other.
 
     A row number may be removed and given to another request in the same plan. After a step that
     failed, `removed_rows` may name rows that the runner never came to know.
@@ -71,6 +75,8 @@ class StepPlan(msgspec.Struct):
     """
     scheduled: list[ScheduledRow] = []
     """Rows that compute known tokens."""
+    saves: list[SavedState] = []
+    """Of these, whose states are copied where."""
 
     @property
     def rows(self) -> list[int]:

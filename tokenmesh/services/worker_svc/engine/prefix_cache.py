@@ -5,6 +5,10 @@ up to its end. Blocks are registered when they are SCHEDULED and all of their to
 within a step every row's KV is written before any row attends, layer by layer, so a request
 admitted in the same step may already use them. Whoever learns that a step did not compute what
 was planned must `retract` it.
+
+Where rows keep states, blocks are worth nothing without the state behind the last of them: a hit
+ends at a saved state, see `SavedStates`, and the outside hears only of blocks before one. A model
+that keeps nothing but states needs no blocks for a hit.
 """
 
 from collections.abc import Callable, Iterable
@@ -20,6 +24,7 @@ from tokenmesh.services.worker_svc.engine.block_pool import NULL_BLOCK, BlockPoo
 from tokenmesh.services.worker_svc.engine.kv_groups import KvGroups
 from tokenmesh.services.worker_svc.engine.request import Request
 from tokenmesh.services.worker_svc.engine.route_ledger import RouteChange, RouteLedger
+from tokenmesh.services.worker_svc.engine.saved_states import SavedState, SavedStates
 from tokenmesh.shared.hashing import extra_keys_for_block
 
 HASH_BYTES: Final = 16
@@ -61,8 +66,13 @@ class PrefixCache:
         enabled: bool,
         routes: RouteLedger | None = None,
         log: BlockLog | None = None,
+        states: SavedStates | None = None,
     ) -> None:
-        """What can be found is told to `routes`, for schedulers, and to `log`, for the outside."""
+        """What can be found goes to `routes`, for schedulers, and to `log`, for the outside.
+
+        states: None where rows keep none. Models with states have no window groups.
+        """
+        assert states is None or not groups.num_windowed
         self._pool = pool
         self.groups = groups
         """Which tables requests have."""
@@ -72,18 +82,20 @@ class PrefixCache:
         self._enabled = enabled
         self._routes = routes if enabled else None
         self._log = log if enabled else None
-        if self._routes is not None or self._log is not None:
+        self._states = states if enabled else None
+        if not (self._routes is None and self._log is None and self._states is None):
             pool.on_forget = self._note_forgotten
 
     def find(self, request: Request) -> list[list[int]]:
         """The longest run of known blocks from the start, of each group; not yet held by the
         request. A window group needs the last of them only; before those stands the null block.
+        Where rows keep states, the run ends at a saved one.
 
         The last known token is never among them, since it must be computed to draw the next one.
         A request that still owes prompt logprobs needs every position computed.
         """
         # what was noted before a preemption may be gone
-        request.num_routed = 0
+        request.num_routed = request.num_matched = 0
         request.choose_side()
         if not self._enabled or request.wants_prompt_logprobs:
             return [[], *([] for _ in self._marks)]
@@ -95,7 +107,17 @@ class PrefixCache:
             if block is None:
                 break
             found.append(block)
+        if self._states is not None:
+            request.num_matched = len(found) * self._block_size
+            return [self._up_to_state(self._states, request.hashes[:num_blocks], found)]
         return self._within_windows(request, found) if self._marks else [found]
+
+    def _up_to_state(self, states: SavedStates, hashes: list[bytes], found: list[int]) -> list[int]:
+        """Cut a run where there is a saved state; null blocks where that is all it takes."""
+        if not states.needs_blocks:
+            found = [NULL_BLOCK] * len(hashes)
+        lengths = range(len(found), 0, -1)
+        return found[: next((each for each in lengths if states.find(hashes[each - 1])), 0)]
 
     def _within_windows(self, request: Request, found: list[int]) -> list[list[int]]:
         """Cut a run where every window group has the blocks that a query after it sees."""
@@ -129,20 +151,71 @@ class PrefixCache:
             block, block_hash = request.blocks[index], request.hashes[index]
             if self._pool.register(block, block_hash):
                 registered.append(Registered(request.row, block, block_hash))
-                if self._log is not None:
+                if self._log is not None and self._states is None:
                     self._log.stored(request, index)
             if not self._marks:
                 continue
             for mark, table in zip(self._marks, request.windowed, strict=True):
                 if self._pool.register(table[index], block_hash + mark):
                     registered.append(Registered(request.row, table[index], block_hash + mark))
-        if self._routes is not None:
+        if self._states is not None:
+            self._save_state(self._states, request, start, end)
+        elif self._routes is not None:
             self._routes.note(request, end)
         return registered
+
+    def take_saved(self) -> list[SavedState]:
+        """States to be saved when the step at hand ends. They can be found now."""
+        return self._states.take_saved() if self._states is not None else []
+
+    def cut(self, request: Request, num_tokens: int) -> int:
+        """How many of the next known tokens one chunk computes, so that it ends at a border."""
+        if self._states is None:
+            return num_tokens
+        start, known, matched = request.num_computed, request.num_known, request.num_matched
+        return self._states.borders.cut(num_tokens, start, known, matched)
+
+    def take_state(self, request: Request, num_hits: int) -> SavedState | None:
+        """The state that the request's row begins with after a hit; None: with none."""
+        if self._states is None or not num_hits:
+            return None
+        saved = self._states.find(request.hashes[num_hits - 1])
+        assert saved is not None, "a hit ends at a saved state"
+        self._states.use(saved)
+        return saved
+
+    def _save_state(self, states: SavedStates, request: Request, start: int, end: int) -> None:
+        """Have the state behind position `end` saved where it is worth it and could be found."""
+        if states.borders.after(start, request.num_known, request.num_matched) != end:
+            return
+        hashes = request.hashes[: end // self._block_size]
+        if states.knows(hashes[-1]):
+            return
+        if states.needs_blocks and None in map(self._pool.find, hashes):
+            return
+        gained, lost = states.save(request.row, hashes)
+        self._hide(lost)
+        if self._log is not None:
+            for index in gained:
+                self._log.stored(request, index)
+        if self._routes is not None:
+            # an earlier state of the request may have gone since
+            request.num_routed = 0
+            self._routes.note(request, end)
+
+    def retract_states(self, saved: Iterable[SavedState], row: int) -> list[SavedState]:
+        """A row's positions were not computed after all; the states that were to be saved of it."""
+        wrong = [each for each in saved if each.row == row]
+        if self._states is not None:
+            for each in wrong:
+                self._hide(self._states.drop(each))
+        return wrong
 
     def forget_all(self) -> None:
         """Nothing can be found any more."""
         self._pool.forget_all()
+        if self._states is not None:
+            self._states.drop_all()
         if self._routes is not None:
             self._routes.forget_all()
         if self._log is not None:
@@ -169,10 +242,18 @@ class PrefixCache:
     def _note_forgotten(self, block_hash: bytes) -> None:
         if len(block_hash) > HASH_BYTES:
             return  # of a window group: where it is gone, a hit is shorter than the index says
-        if self._routes is not None:
-            self._routes.forget(block_hash)
-        if self._log is not None:
-            self._log.removed(block_hash)
+        if self._states is None:
+            self._hide([block_hash])
+        elif self._states.needs_blocks:
+            self._hide(self._states.forget_block(block_hash))
+
+    def _hide(self, hashes: Iterable[bytes]) -> None:
+        """Say of blocks that were there that no hit can use them any more."""
+        for block_hash in hashes:
+            if self._routes is not None:
+                self._routes.forget(block_hash)
+            if self._log is not None:
+                self._log.removed(block_hash)
 
     def _hash_up_to(self, request: Request, num_blocks: int) -> None:
         size = self._block_size

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from tokenmesh.services.worker_svc.engine.clock import STILL, StepClock
 from tokenmesh.services.worker_svc.engine.owner import NOBODY, Owner
 from tokenmesh.services.worker_svc.engine.repetition import ends_in_loop
+from tokenmesh.services.worker_svc.engine.saved_states import SavedState
 from tokenmesh.services.worker_svc.engine.timeline import Timeline
 from tokenmesh.services.worker_svc.grammar.matcher import Grammar
 from tokenmesh.shared.hashing import Adapter
@@ -124,6 +125,10 @@ class Request:
     """One for each full route block of known tokens, as far as they were needed."""
     num_routed: int = 0
     """Route blocks that were looked at since admission."""
+    num_matched: int = 0
+    """Tokens at its beginning that the prefix cache has blocks of, where rows keep states."""
+    began_with: SavedState | None = None
+    """The saved state that its row began with."""
     num_cached: int | None = None
     """Prompt tokens found in the prefix cache at the first admission; None before it."""
     has_reported: bool = False

@@ -4,12 +4,12 @@ A route block is several engine blocks long, and is there while all of them can 
 know route hashes only; which engine blocks stand behind one stays here and dies with the worker.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 import xxhash
 
-from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
 from tokenmesh.services.worker_svc.engine.request import Request
 from tokenmesh.shared.hashing import Adapter, extra_keys_for_block
 from tokenmesh.shared.tokens import pack_ids
@@ -31,11 +31,14 @@ class RouteChange:
 class RouteLedger:
     """Told of every block that can be found, and of every one that no longer can."""
 
-    def __init__(self, pool: BlockPool, block_size: int, route_block_tokens: int) -> None:
-        """A route block must be a whole number of engine blocks."""
+    def __init__(
+        self, is_there: Callable[[bytes], object], block_size: int, route_block_tokens: int
+    ) -> None:
+        """is_there: true of the hash of a block that a hit can use. A route block must be a whole
+        number of engine blocks."""
         if route_block_tokens % block_size:
             raise ValueError(f"{route_block_tokens} is no multiple of {block_size}")
-        self._pool = pool
+        self._is_there = is_there
         self._size = route_block_tokens
         self._ratio = route_block_tokens // block_size
         self._blocks_by_route: dict[bytes, tuple[bytes, ...]] = {}
@@ -84,7 +87,7 @@ class RouteLedger:
         return change
 
     def _are_found(self, blocks: tuple[bytes, ...]) -> bool:
-        return all(self._pool.find(block) is not None for block in blocks)
+        return all(map(self._is_there, blocks))
 
     def _add(self, route: bytes, blocks: tuple[bytes, ...]) -> None:
         self._blocks_by_route[route] = blocks

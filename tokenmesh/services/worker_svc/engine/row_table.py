@@ -105,4 +105,5 @@ def new_row_of(request: Request) -> NewRow:
         wants_prompt_logprobs=request.wants_prompt_logprobs,
         embeddings=request.embeddings,
         grammar=request.grammar,
+        state=request.began_with.slot if request.began_with is not None else None,
     )

@@ -28,6 +28,10 @@ class Runner(Protocol):
     """Of each KV group, see `KvGroups`: None for the first, then one window for all others."""
     has_states: bool
     """Whether rows keep something that the blocks of a shared prefix do not bring."""
+    has_pages: bool
+    """Whether layers keep something in blocks."""
+    num_saved_states: int
+    """Slots for copies of what rows keep, see `SavedStates`; 0: it cannot be copied."""
     has_own_device: bool
     """Whether steps run on hardware that the engine thread does not need."""
 

@@ -120,6 +120,7 @@ class Scheduler:
         self.recent.note(self.rows.by_tenant, prefills)
         if plan.num_rows:
             plan.removed_rows = self.rows.take_removed()
+            plan.saves = self._cache.take_saved()
         self.rows.note_step(plan.step)
         return plan
 
@@ -267,7 +268,7 @@ class Scheduler:
         threshold = self._limits.long_prefill_token_threshold
         if threshold and not is_alone:
             pending = min(pending, threshold)
-        return self._sharing.take(request, min(pending, budget))
+        return self._sharing.take(request, self._cache.cut(request, min(pending, budget)))
 
     def _register(self, request: Request, start: int, end: int) -> None:
         self.notes.registered += self._cache.register(request, start, end)

@@ -113,6 +113,8 @@ class SimRunner:
     ) -> None:
         self.windows: tuple[int | None, ...] = (None,)
         self.has_states = False
+        self.has_pages = True
+        self.num_saved_states = 0
         self.has_own_device = True
         self.num_blocks = settings.num_gpu_blocks_override or settings.sim_num_blocks
         self._vocabulary = vocabulary

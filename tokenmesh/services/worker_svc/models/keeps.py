@@ -127,7 +127,8 @@ class KvStore:
 
     Pages   [2, blocks, kv_heads, page_size, width]
     Latent  [blocks, page_size, rank + rope_dim]
-    State   [rows + 1, *shape], by row number; the last is what padding writes to
+    State   [rows + saved + 1, *shape], by row number, then those that were saved; the last is
+            what padding writes to
     """
     pool: torch.Tensor | None
     """[slots, 2, blocks, kv_heads, page_size, width], of which `layers` are views, where every
@@ -135,6 +136,8 @@ class KvStore:
     num_blocks: int
     page_size: int
     grouping: Grouping
+    num_saved: int = 0
+    """Slots for saved states."""
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -158,6 +161,11 @@ class KvStore:
         """Whether rows keep something that a shared prefix does not bring."""
         return row_bytes(self.keeps) > 0
 
+    @property
+    def has_pages(self) -> bool:
+        """Whether any layer keeps something in blocks."""
+        return block_elements(self.keeps, self.grouping) > 0
+
     def clear_blocks(self, blocks: torch.Tensor) -> None:
         """Zero blocks [n] in all layers."""
         if self.pool is not None:
@@ -171,9 +179,21 @@ class KvStore:
 
     def clear_row(self, number: int) -> None:
         """Zero the states of a row."""
-        for kept, tensor in self._each():
-            if isinstance(kept, State):
-                tensor[number].zero_()
+        for tensor in self._states():
+            tensor[number].zero_()
+
+    def save_state(self, number: int, slot: int) -> None:
+        """Copy the states of a row to a slot for saved ones."""
+        for tensor in self._states():
+            tensor[slot - self.num_saved - 1].copy_(tensor[number])
+
+    def load_state(self, number: int, slot: int) -> None:
+        """Copy saved states to a row."""
+        for tensor in self._states():
+            tensor[number].copy_(tensor[slot - self.num_saved - 1])
+
+    def _states(self) -> Iterator[torch.Tensor]:
+        return (tensor for kept, tensor in self._each() if isinstance(kept, State))
 
     def _each(self) -> Iterator[tuple[Pages | Latent | State, torch.Tensor]]:
         for kept, tensors in zip(self.keeps, self.layers, strict=True):
@@ -188,22 +208,29 @@ def make_store(
     dtype: torch.dtype,
     device: torch.device,
     grouping: Grouping | None = None,
+    num_saved: int = 0,
 ) -> KvStore:
     """Pages and latents are not initialized: on a CPU, those that no request ever used cost no
-    memory. States are zero."""
+    memory. The states of rows are zero.
+
+    num_saved: slots for saved states, which are not initialized either.
+    """
     grouping = grouping or one_group(keeps)
 
-    def empty(*shape: int) -> torch.Tensor:
+    def empty(*shape: int, of: torch.dtype = dtype) -> torch.Tensor:
         if device.type == "cpu":
-            return huge_pages.empty(shape, dtype)
-        return torch.empty(shape, dtype=dtype, device=device)
+            return huge_pages.empty(shape, of)
+        return torch.empty(shape, dtype=of, device=device)
 
     def tensor_of(kept: Pages | Latent | State) -> torch.Tensor:
         if isinstance(kept, Pages):
             return empty(2, num_blocks, kept.kv_heads, page_size, kept.width)
         if isinstance(kept, Latent):
             return empty(num_blocks, page_size, kept.elements)
-        return torch.zeros((num_rows + 1, *kept.shape), dtype=kept.dtype, device=device)
+        states = empty(num_rows + num_saved + 1, *kept.shape, of=kept.dtype)
+        states[:num_rows].zero_()
+        states[-1:].zero_()
+        return states
 
     shape = _common_shape(keeps)
     if shape is None:
@@ -215,7 +242,7 @@ def make_store(
         pool = empty(num_slots, 2, num_blocks, kv_heads, page_size, width)
         slots = pool.unbind(0)
         layers = [[slots[slot]] for slot in grouping.slot_of]
-    return KvStore(keeps, layers, pool, num_blocks, page_size, grouping)
+    return KvStore(keeps, layers, pool, num_blocks, page_size, grouping, num_saved)
 
 
 def _common_shape(keeps: Sequence[LayerKeeps]) -> tuple[int, int] | None:

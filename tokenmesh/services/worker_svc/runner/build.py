@@ -13,6 +13,7 @@ import torch
 from tokenmesh.kernels import native as native_kernels
 from tokenmesh.kernels.linear import can_pack
 from tokenmesh.services.worker_svc.models.api import Model, ModelFacts, Progress
+from tokenmesh.services.worker_svc.models.keeps import KvStore
 from tokenmesh.services.worker_svc.models.load import read_model_facts
 from tokenmesh.services.worker_svc.models.location import locate
 from tokenmesh.services.worker_svc.models.raw_config import read_json
@@ -104,15 +105,15 @@ def build_runner(model: ModelSettings, worker: WorkerSettings, progress: Progres
             loaded, times = maker.load(progress)
         began_s = perf_s()
         # the pool gets a share of what the weights have left
-        num_blocks = maker.count_blocks(loaded, lambda: maker.budget_of(loaded, gpu))
+        size = maker.size_store(loaded, lambda: maker.budget_of(loaded, gpu))
         with _fitting(
             "the KV pool does not fit the GPU; lower what sets its size", "gpu_memory_utilization"
         ):
-            runner, store = maker.make_runner(loaded, num_blocks)
+            runner, store = maker.make_runner(loaded, size)
         pool_s = perf_s() - began_s
     if isinstance(runner, CudaRunner):
         _get_ready(runner, maker)
-    _log(maker, times, num_blocks, store.nbytes)
+    _log(maker, times, store)
     return LoadedModel(
         runner=runner,
         facts=maker.facts,
@@ -179,14 +180,16 @@ def _reload(maker: RunnerMaker) -> Model:
     return loaded
 
 
-def _log(maker: RunnerMaker, times: LoadTimes, num_blocks: int, pool_bytes: int) -> None:
+def _log(maker: RunnerMaker, times: LoadTimes, store: KvStore) -> None:
+    saved = f" and {store.num_saved} saved states" if store.num_saved else ""
     logger.info(
-        "loaded %s in %s: %s; KV pool of %d blocks, %.2f GiB",
+        "loaded %s in %s: %s; KV pool of %d blocks%s, %.2f GiB",
         maker.directory,
         maker.dtype,
         _speed(times),
-        num_blocks,
-        pool_bytes / (1 << 30),
+        store.num_blocks,
+        saved,
+        store.nbytes / (1 << 30),
     )
 
 

@@ -19,9 +19,10 @@ from tokenmesh.services.worker_svc.runner.device_memory import CudaMemory, avail
 from tokenmesh.services.worker_svc.runner.memory import (
     Budget,
     GpuBudget,
-    count_blocks,
+    StoreSize,
     host_budget,
     need_of,
+    size_store,
 )
 from tokenmesh.services.worker_svc.runner.profile_run import AnyRunner, run_largest_steps
 from tokenmesh.services.worker_svc.runner.rows import Rows
@@ -79,22 +80,30 @@ class RunnerMaker:
             return host_budget(available_host_bytes(), self.settings.cpu_memory_utilization)
         return gpu.measure(partial(self._profile, model))
 
-    def count_blocks(self, model: Model, measure: Callable[[], Budget]) -> int:
-        """Blocks of the store. Raises ConfigError when one request would not fit."""
-        need = need_of(model.keeps, model.grouping, self.settings, self.dtype, self.max_model_len)
-        return count_blocks(need, self.settings, measure)
+    def size_store(self, model: Model, measure: Callable[[], Budget]) -> StoreSize:
+        """What the store holds. Raises ConfigError when one request would not fit."""
+        need = need_of(
+            model.keeps,
+            model.grouping,
+            self.settings,
+            self.dtype,
+            self.max_model_len,
+            can_save=self.device.type == "cpu",
+        )
+        return size_store(need, self.settings, measure)
 
-    def make_runner(self, model: Model, num_blocks: int) -> tuple[AnyRunner, KvStore]:
+    def make_runner(self, model: Model, size: StoreSize) -> tuple[AnyRunner, KvStore]:
         """A runner, without graphs yet, and its store."""
         worker = self.settings
         store = make_store(
             model.keeps,
-            num_blocks,
+            size.num_blocks,
             worker.block_size,
             worker.num_rows,
             self.dtype,
             self.device,
             model.grouping,
+            size.num_saved,
         )
         if self.device.type == "cuda":
             eos = self.eos_token_ids
@@ -112,7 +121,7 @@ class RunnerMaker:
 
         def make(num_blocks: int) -> tuple[AnyRunner, KvStore]:
             nonlocal graphs
-            runner, store = self.make_runner(model, num_blocks)
+            runner, store = self.make_runner(model, StoreSize(num_blocks))
             if isinstance(runner, CudaRunner):
                 graphs = graph_bytes(
                     CudaMemory(self.device),

@@ -1,9 +1,9 @@
-"""The KV pool: what there is room for, as blocks, and the tensor that holds them."""
+"""The KV pool: what there is room for, as blocks and as slots for saved states."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
@@ -20,6 +20,10 @@ from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import ConfigError
 
 _GIB: Final = 1 << 30
+_SAVED_SHARE: Final = 0.25
+"""Of the memory for blocks. A saved state may take as much as the keys and values of thousands of
+tokens, and one without blocks is worth nothing."""
+_SAVED_PER_ROW: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,15 @@ class Budget:
     """Settings other than max_model_len that would leave more."""
 
 
+class StoreSize(NamedTuple):
+    """What is made once at the start."""
+
+    num_blocks: int
+    """The null block included."""
+    num_saved: int = 0
+    """Slots for saved states."""
+
+
 @dataclass(frozen=True, slots=True)
 class Need:
     """What the model asks of the pool."""
@@ -48,7 +61,12 @@ class Need:
     groups: KvGroups
     max_model_len: int
     row_bytes: int
-    """What all rows together keep beside blocks."""
+    """What all rows together keep beside blocks, and saved states whose number is set."""
+    state_bytes: int = 0
+    """Of one saved state."""
+    num_saved: int | None = 0
+    """Saved states; None: as many as there is room for, at most `most_saved`."""
+    most_saved: int = 0
 
     @property
     def num_blocks(self) -> int:
@@ -60,11 +78,20 @@ class Need:
         """For one request of full length."""
         return self.num_blocks * self.block_bytes + self.row_bytes
 
-    def blocks_in(self, num_bytes: int) -> int:
-        """How many fit once every row has its own; a model without blocks needs none."""
+    def size_in(self, num_bytes: int) -> StoreSize:
+        """What fits once every row has its own; a model without blocks needs none.
+
+        Where the number of saved states is not set, they get a part of what one request of full
+        length leaves.
+        """
+        num_saved, left = self.num_saved, num_bytes - self.row_bytes
+        if num_saved is None:
+            spare = max(0, num_bytes - self.num_bytes)
+            num_saved = min(self.most_saved, int(spare * _SAVED_SHARE) // self.state_bytes)
+            left -= num_saved * self.state_bytes
         if not self.block_bytes:
-            return self.num_blocks if num_bytes >= self.row_bytes else 0
-        return (num_bytes - self.row_bytes) // self.block_bytes
+            return StoreSize(self.num_blocks if left >= 0 else 0, num_saved)
+        return StoreSize(left // self.block_bytes, num_saved)
 
 
 class GpuBudget:
@@ -127,38 +154,49 @@ def need_of(
     settings: WorkerSettings,
     dtype: torch.dtype,
     max_model_len: int,
+    *,
+    can_save: bool,
 ) -> Need:
-    """What layers that keep this ask of memory."""
+    """What layers that keep this ask of memory. can_save: whether the runner can copy states."""
     per_token = block_elements(keeps, grouping) * dtype.itemsize
+    state_bytes = row_bytes(keeps)
+    is_saved = can_save and settings.enable_prefix_caching and state_bytes > 0
+    num_saved = settings.saved_states if is_saved else 0
     return Need(
         block_bytes=per_token * settings.block_size,
         groups=groups_of(settings, grouping.windows),
         max_model_len=max_model_len,
-        row_bytes=row_bytes(keeps) * (settings.num_rows + 1),
+        row_bytes=state_bytes * (settings.num_rows + 1 + (num_saved or 0)),
+        state_bytes=state_bytes,
+        num_saved=num_saved,
+        most_saved=_SAVED_PER_ROW * settings.num_rows,
     )
 
 
-def count_blocks(need: Need, settings: WorkerSettings, measure: Callable[[], Budget]) -> int:
-    """Blocks of the pool, the null block included; `measure` is called only when no setting says.
+def size_store(need: Need, settings: WorkerSettings, measure: Callable[[], Budget]) -> StoreSize:
+    """What the pool holds; `measure` is called only when no setting says.
 
     Raises ConfigError when a single request of full length would not fit.
     """
     if settings.num_gpu_blocks_override is not None:
         count = settings.num_gpu_blocks_override
+        num_saved = need.most_saved if need.num_saved is None else need.num_saved
+        size = StoreSize(count, num_saved)
         num_bytes = count * need.block_bytes + need.row_bytes
         budget = Budget(num_bytes, "num_gpu_blocks_override", "as set")
     elif settings.kv_cache_memory_bytes is not None:
         num_bytes = settings.kv_cache_memory_bytes
         budget = Budget(num_bytes, "kv_cache_memory_bytes", "as set")
-        count = need.blocks_in(num_bytes)
+        size = need.size_in(num_bytes)
     else:
         budget = measure()
+        size = need.size_in(budget.num_bytes)
         # More than every row at full length can never be used.
         most = 1 + settings.num_rows * (need.num_blocks - 1)
-        count = min(need.blocks_in(budget.num_bytes), most)
-    if count < need.num_blocks:
-        raise _too_little(need, budget, count)
-    return count
+        size = size._replace(num_blocks=min(size.num_blocks, most))
+    if size.num_blocks < need.num_blocks:
+        raise _too_little(need, budget, size.num_blocks)
+    return size
 
 
 def _too_little(need: Need, budget: Budget, count: int) -> ConfigError:

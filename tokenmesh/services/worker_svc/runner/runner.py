@@ -47,6 +47,8 @@ class TorchRunner:
         self.num_blocks = store.num_blocks
         self.windows = store.grouping.windows
         self.has_states = store.has_states
+        self.has_pages = store.has_pages
+        self.num_saved_states = store.num_saved
         self._model = model
         self._store = store
         store.clear_blocks(torch.zeros(1, dtype=torch.int64))
@@ -62,6 +64,9 @@ class TorchRunner:
         """The whole step; blocks."""
         inputs = self.prepare(plan)
         logits = self.forward(inputs)
+        with torch.inference_mode():
+            for saved in plan.saves:
+                self._store.save_state(saved.row, saved.slot)
         return self.sample(inputs, logits)
 
     def drop_model(self) -> None:
@@ -82,7 +87,9 @@ class TorchRunner:
             new = within_vocabulary(each, self._model.facts.vocab_size)
             self._rows.add(new)
             self._sampler.add(new)
-            if self.has_states:
+            if new.state is not None:
+                self._store.load_state(new.row, new.state)
+            elif self.has_states:
                 self._store.clear_row(new.row)
         for number, block in plan.grown:
             self._rows.append_block(number, block)

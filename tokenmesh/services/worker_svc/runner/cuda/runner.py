@@ -57,6 +57,9 @@ class CudaRunner:
         self.num_blocks = store.num_blocks
         self.windows = store.grouping.windows
         self.has_states = store.has_states
+        self.has_pages = store.has_pages
+        # nothing copies states on a device yet, so the prefix cache is off where there are any
+        self.num_saved_states = 0
         store.clear_blocks(torch.zeros(1, dtype=torch.int64, device=store.device))
         self._device = device
         self._limits = limits

@@ -1,0 +1,124 @@
+"""SavedStates: states of rows at the ends of blocks, saved so that an equal beginning brings them.
+
+A saved state is found by the hash of the block that it stands behind. It is copied when the step
+that computes it ends, and no earlier, so it can be found from the next step on. Copies into and out
+of slots are made in the order of the steps, and within a step out of slots first: a slot may be
+given away in the very step whose plan reads it. So requests need not hold saved states.
+"""
+
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
+
+from tokenmesh.services.worker_svc.engine.state_borders import StateBorders
+
+
+@dataclass(slots=True, eq=False)
+class SavedState:
+    """The state of a row behind a full block."""
+
+    slot: int
+    row: int
+    """Whose state it is, in the step that saves it."""
+    hashes: list[bytes]
+    """Of all blocks before it. The last one is what it is found by."""
+
+    @property
+    def key(self) -> bytes:
+        """The hash of the last block."""
+        return self.hashes[-1]
+
+
+class SavedStates:
+    """A bounded number of slots; whatever was found least recently gives way."""
+
+    def __init__(self, num_slots: int, borders: StateBorders, *, needs_blocks: bool) -> None:
+        """needs_blocks: whether layers also keep pages, without which a state is worth nothing."""
+        self.borders = borders
+        self.needs_blocks = needs_blocks
+        self._free = list(range(num_slots - 1, -1, -1))
+        self._by_key: OrderedDict[bytes, SavedState] = OrderedDict()
+        """Least recently found first."""
+        self._fresh: dict[SavedState, None] = {}
+        """To be saved by the step at hand."""
+        self._num_behind: Counter[bytes] = Counter()
+        """By block hash: saved states that need the block."""
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def take_saved(self) -> list[SavedState]:
+        """What is saved when the step at hand ends. It can be found now."""
+        fresh, self._fresh = self._fresh, {}
+        return list(fresh)
+
+    def find(self, block_hash: bytes) -> SavedState | None:
+        """The state behind that block."""
+        saved = self._by_key.get(block_hash)
+        return None if saved in self._fresh else saved
+
+    def reaches(self, block_hash: bytes) -> bool:
+        """Whether the block is before a saved state: a hit can use it."""
+        return block_hash in self._num_behind
+
+    def use(self, saved: SavedState) -> None:
+        """It was found, and gives way later than others."""
+        self._by_key.move_to_end(saved.key)
+
+    def knows(self, block_hash: bytes) -> bool:
+        """Whether the state behind that block is saved, or is about to be; it counts as found."""
+        if block_hash not in self._by_key:
+            return False
+        self._by_key.move_to_end(block_hash)
+        return True
+
+    def save(self, row: int, hashes: list[bytes]) -> tuple[list[int], list[bytes]]:
+        """Save the state behind these blocks, which must not be known, when the step ends.
+
+        The numbers of those of them that a saved state reaches only now, and the hashes of blocks
+        that none reaches any more.
+        """
+        lost: list[bytes] = []
+        if not self._free:
+            lost = self.drop(next(iter(self._by_key.values())))
+        saved = SavedState(self._free.pop(), row, hashes)
+        self._by_key[saved.key] = saved
+        self._fresh[saved] = None
+        gained = [index for index, each in enumerate(hashes) if each not in self._num_behind]
+        self._num_behind.update(hashes)
+        return gained, lost
+
+    def drop(self, saved: SavedState) -> list[bytes]:
+        """It can no longer be found; the block hashes that no saved state reaches any more.
+
+        Nothing happens when it is gone already.
+        """
+        if self._by_key.get(saved.key) is not saved:
+            return []
+        del self._by_key[saved.key]
+        self._fresh.pop(saved, None)
+        self._free.append(saved.slot)
+        lost = []
+        for each in reversed(saved.hashes):
+            if self._num_behind[each] == 1:
+                del self._num_behind[each]
+                lost.append(each)
+            else:
+                self._num_behind[each] -= 1
+        return lost
+
+    def forget_block(self, block_hash: bytes) -> list[bytes]:
+        """A block is gone, and all saved states that need it; the hashes that none reaches now."""
+        if block_hash not in self._num_behind:
+            return []
+        ends_there = self._by_key.get(block_hash)
+        lost = self.drop(ends_there) if ends_there is not None else []
+        # blocks go from the last to the first, so there is seldom anything left
+        if block_hash in self._num_behind:
+            for saved in [each for each in self._by_key.values() if block_hash in each.hashes]:
+                lost += self.drop(saved)
+        return lost
+
+    def drop_all(self) -> None:
+        """Nothing can be found any more."""
+        for saved in list(self._by_key.values()):
+            self.drop(saved)
