@@ -1,6 +1,7 @@
 """The engine in this process, without a bus: the same scheduler and runner, driven step by step.
 
-Every run has a fresh engine, made before it: the blocks alone take some milliseconds.
+Every run has a fresh engine, made before it: the blocks alone take some milliseconds. Or all have
+the same, for what one run leaves to the next.
 """
 
 import time
@@ -25,7 +26,7 @@ _GATEWAY: Final = GatewayId("bench")
 
 
 class EngineLoop:
-    """A loaded model; every `run` is a fresh engine on it, one at a time."""
+    """A loaded model; every `run` is an engine on it, one at a time."""
 
     def __init__(
         self,
@@ -33,8 +34,12 @@ class EngineLoop:
         settings: WorkerSettings,
         dtype: Dtype = "bfloat16",
         model_impl: ModelImpl = "auto",
+        *,
+        keeps_cache: bool = False,
     ) -> None:
+        """keeps_cache: all runs are on one engine."""
         self._settings = settings
+        self._keeps_cache = keeps_cache
         model = ModelSettings(model=str(directory), dtype=dtype, model_impl=model_impl)
         self.model: LoadedModel = build_runner(model, settings, lambda done, total: None)
         self._next = Engine(self.model.runner, settings)
@@ -70,7 +75,8 @@ class EngineLoop:
                         raise RuntimeError(f"a request failed: {delta.error.message}")
                 yield deltas
         finally:
-            self._next = Engine(self.model.runner, self._settings)
+            if not self._keeps_cache:
+                self._next = Engine(self.model.runner, self._settings)
 
 
 def _request(stream: int, ask: Ask, temperature: float) -> Request:
