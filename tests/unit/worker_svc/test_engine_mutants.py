@@ -90,7 +90,7 @@ MUTANTS = {
     "readers of unwritten blocks go on": Mutant(
         retraction,
         "spoiled_by",
-        "not any(map(unwritten.intersection, held_by(request)))",
+        "unwritten.isdisjoint(hits.get(row, ()))",
         "True",
         0.15,
     ),
@@ -128,7 +128,7 @@ MUTANTS = {
         True,
     ),
     "who began with a state that was not computed goes on": Mutant(
-        retraction, "spoiled_by", "request.began_with not in unsaved", "True", 0.15, False, True
+        retraction, "spoiled_by", "states.get(row) not in unsaved", "True", 0.15, False, True
     ),
     "a hit goes beyond the saved state": Mutant(
         PrefixCache, "_up_to_state", "found[: next(", "found[: 1 + next(", has_states=True

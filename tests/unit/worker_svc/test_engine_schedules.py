@@ -119,3 +119,10 @@ def test_hits_on_saved_states_change_no_token(
         )
         counts += schedule.run()
     assert min(counts[kind] for kind in EVENTS) > 50
+
+
+def test_what_a_row_made_of_lost_blocks_is_forgotten_when_its_request_has_left() -> None:
+    # the row that shares blocks with one that fails has given way before that is known
+    schedule = Schedule(7_007_417, 0.15, is_async=True, has_tenants=True, has_windows=True)
+    counts = schedule.run()
+    assert counts["error"] == 5

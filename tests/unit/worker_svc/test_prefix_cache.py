@@ -85,7 +85,7 @@ def test_retracted_blocks_are_not_found(
     assert cache.find(make_request(2, PROMPT))[0] == first.blocks[:1]
 
 
-def test_a_block_with_other_content_by_now_is_not_retracted(
+def test_a_block_with_other_content_by_now_is_found_after_a_retraction(
     cache: PrefixCache, pool: BlockPool, make_request: MakeRequest
 ) -> None:
     first = make_request(1, PROMPT)
@@ -96,7 +96,8 @@ def test_a_block_with_other_content_by_now_is_not_retracted(
     second = make_request(2, PROMPT[4:])
     second.blocks = first.blocks
     cache.register(second, 0, 4)
-    assert cache.retract(registered, row=3) == []
+    # it counts as one that others may have read before it was given away
+    assert cache.retract(registered, row=3) == first.blocks
     assert cache.find(make_request(3, PROMPT[4:]))[0] == second.blocks
 
 

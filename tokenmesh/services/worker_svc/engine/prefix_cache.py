@@ -203,13 +203,11 @@ class PrefixCache:
             request.num_routed = 0
             self._routes.note(request, end)
 
-    def retract_states(self, saved: Iterable[SavedState], row: int) -> list[SavedState]:
-        """A row's positions were not computed after all; the states that were to be saved of it."""
-        wrong = [each for each in saved if each.row == row]
-        if self._states is not None:
-            for each in wrong:
+    def retract_states(self, saved: Iterable[SavedState], row: int) -> None:
+        """A row's positions were not computed after all, and its states not saved."""
+        for each in saved:
+            if each.row == row and self._states is not None:
                 self._hide(self._states.drop(each))
-        return wrong
 
     def forget_all(self) -> None:
         """Nothing can be found any more."""
@@ -230,13 +228,12 @@ class PrefixCache:
         return self._log.take() if self._log is not None else []
 
     def retract(self, registered: Iterable[Registered], row: int) -> list[int]:
-        """A row's positions were not computed after all; its blocks that could be found so far."""
-        blocks = []
+        """A row's positions were not computed after all; its blocks that others may have read."""
+        blocks = [each.block for each in registered if each.row == row]
         for each in registered:
             # the block may have been given away since, and have other content
             if each.row == row and self._pool.find(each.key) == each.block:
                 self._pool.forget(each.block)
-                blocks.append(each.block)
         return blocks
 
     def _note_forgotten(self, block_hash: bytes) -> None:

@@ -2,11 +2,10 @@
 
 from collections.abc import Collection, Sequence
 
-from tokenmesh.services.worker_svc.engine.block_tables import held_by
 from tokenmesh.services.worker_svc.engine.flight import Flight
+from tokenmesh.services.worker_svc.engine.plan import StepPlan
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.request import Request
-from tokenmesh.services.worker_svc.engine.saved_states import SavedState
 from tokenmesh.services.worker_svc.engine.scheduler import Scheduler
 
 
@@ -17,32 +16,48 @@ def spoiled_by(
 
     lost holds the step that went wrong and those launched on top of it, in order, each with its
     own lost rows. What a lost row of the first step does in a later one is lost as well, and so
-    is the work of everybody who shares a block that is not written, or who began with a state that
-    is not saved. A request can only have hit what rows before it left, so one pass finds all.
+    is the work of every row that was admitted with a block that is not written, or with a state
+    that is not saved. A request can only have hit blocks of rows that stand before it, so one pass
+    finds all of them. Rows are judged by their plan: what a request held may be another's by now,
+    and what it registered stays.
     """
     failed: list[Request] = []
     misled: dict[Request, None] = {}
     spoiled: set[int] = set()
     unwritten: set[int] = set()
-    unsaved: set[SavedState] = set()
+    unsaved: set[int] = set()
+    """Slots that do not hold the state that was to be saved there."""
     for index, (flight, lost_rows) in enumerate(lost):
         # a row that was given away since is another request's
         spoiled.difference_update(new.row for new in flight.plan.new_rows)
         spoiled.update(lost_rows)
+        hits = _hits_of(flight.plan, cache.groups.block_size)
+        states = {new.row: new.state for new in flight.plan.new_rows}
         for row in flight.plan.rows:
-            # nobody, when the request has ended or was preempted after the launch
-            request = scheduler.rows.owner(row, flight.plan.step)
             if row not in spoiled:
-                if request is None or (
-                    not any(map(unwritten.intersection, held_by(request)))
-                    and request.began_with not in unsaved
-                ):
+                if unwritten.isdisjoint(hits.get(row, ())) and states.get(row) not in unsaved:
                     continue
                 spoiled.add(row)
+            # nobody, when the request has ended or was preempted after the launch
+            request = scheduler.rows.owner(row, flight.plan.step)
             if request is not None and index == 0 and row in lost_rows:
                 failed.append(request)
             elif request is not None and request not in failed:
                 misled[request] = None
             unwritten.update(cache.retract(flight.notes.registered, row))
-            unsaved.update(cache.retract_states(flight.plan.saves, row))
+            cache.retract_states(flight.plan.saves, row)
+        for each in flight.plan.saves:
+            (unsaved.add if each.row in spoiled else unsaved.discard)(each.slot)
     return failed, list(misled)
+
+
+def _hits_of(plan: StepPlan, block_size: int) -> dict[int, list[int]]:
+    """By row: the blocks that it was admitted with, of all groups, and that others fill."""
+    admitted = {new.row for new in plan.new_rows}
+    hits = {}
+    for entry in plan.scheduled:
+        if entry.row in admitted:
+            num_hits = entry.start // block_size
+            tables = (entry.new_blocks, *entry.new_windowed)
+            hits[entry.row] = [block for table in tables for block in table[:num_hits]]
+    return hits
