@@ -70,11 +70,18 @@ class Checkpoint:
         """The file that holds a tensor; the directory if none does."""
         return self._shards.file_of(name).path if name in self._shards else self.directory
 
-    def check_types(self, also: tuple[str, ...] = ()) -> None:
-        """Raise CheckpointError for a tensor of a type that is neither loaded nor in `also`."""
+    def type_of(self, name: str) -> str:
+        """Of a tensor, as the format spells it. Raises KeyError."""
+        return self._shards.file_of(name)[name].dtype
+
+    def check_types(self, also: tuple[str, ...], apart: Collection[str] = ()) -> None:
+        """Raise CheckpointError for a tensor of a type that is neither loaded nor in `also`.
+
+        The tensors in `apart` are not looked at.
+        """
         for name in self._shards:
-            stored = self._shards.file_of(name)[name].dtype
-            if stored not in _DTYPES and stored not in also:
+            stored = self.type_of(name)
+            if stored not in _DTYPES and stored not in also and name not in apart:
                 raise _unknown_type(self.file_of(name), name, stored)
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -161,9 +168,11 @@ def _unknown_type(path: Path, name: str, stored: str) -> CheckpointError:
     return CheckpointError(f"{path}: tensor {name} has type {stored}; supported are {known}")
 
 
-def misshapen(name: str, stored: Sequence[int], asked: Sequence[int]) -> str:
-    """What is wrong with a tensor."""
-    return f"tensor {name} has shape {list(stored)}; config.json asks for {list(asked)}"
+def misshapen(
+    name: str, stored: Sequence[int], asked: Sequence[int], asks: str = "config.json"
+) -> str:
+    """What is wrong with a tensor; `asks`: what says its shape."""
+    return f"tensor {name} has shape {list(stored)}; {asks} asks for {list(asked)}"
 
 
 def listed(names: Collection[str]) -> str:

@@ -22,6 +22,9 @@ from tokenmesh.shared.errors import CheckpointError
 UNBOUNDED: Final = 32768
 """Longest sequence of a model that has no such limit itself; max_model_len may ask for less."""
 
+_MXFP4_TYPES: Final = ("gpt_oss",)
+"""Model types whose experts lie in MXFP4 as `stored` reads them."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -32,6 +35,8 @@ class HfFacts(ModelFacts):
     directory: Path
     config: PreTrainedConfig
     kind: type[PreTrainedModel]
+    has_mxfp4: bool
+    """Experts may be stored in MXFP4."""
 
 
 def read_hf_facts(raw: RawConfig, directory: Path, trust_remote_code: bool) -> HfFacts:
@@ -40,6 +45,7 @@ def read_hf_facts(raw: RawConfig, directory: Path, trust_remote_code: bool) -> H
     trust_remote_code: code that config.json names in `auto_map` is imported.
     """
     architecture = _architecture(raw)
+    has_mxfp4 = _has_mxfp4(raw)
     is_known = raw.get("model_type") in CONFIG_MAPPING and hasattr(transformers, architecture)
     if raw.get("auto_map") is not None and not trust_remote_code and not is_known:
         problem = "names code of the checkpoint's own, which only --trust-remote-code runs"
@@ -48,6 +54,9 @@ def read_hf_facts(raw: RawConfig, directory: Path, trust_remote_code: bool) -> H
         config = AutoConfig.from_pretrained(
             directory, local_files_only=True, trust_remote_code=trust_remote_code
         )
+        if has_mxfp4:
+            # what is built and loaded has plain weights
+            del config.quantization_config
         kind = _class_of(raw, architecture, directory, trust_remote_code)
     except Exception as error:  # whatever a config class raises about its own keys
         raise CheckpointError(
@@ -59,7 +68,7 @@ def read_hf_facts(raw: RawConfig, directory: Path, trust_remote_code: bool) -> H
         if not kind.can_generate():
             raise UnservedModel("it does not generate text")
         tree = _built(raw, config, kind)
-        facts = _facts_of(raw, directory, architecture, config, tree)
+        facts = _facts_of(raw, directory, architecture, config, tree, has_mxfp4)
         adapt(tree, facts.ropes).probe()
     except UnservedModel as error:
         raise CheckpointError(
@@ -92,9 +101,19 @@ def _architecture(raw: RawConfig) -> str:
     names = raw.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise raw.error("architectures", "is missing: it is not the config of a language model")
-    if raw.part("quantization_config") is not None:
-        raise raw.error("quantization_config", "is set; only unquantized checkpoints are supported")
     return names[0]
+
+
+def _has_mxfp4(raw: RawConfig) -> bool:
+    """Raises CheckpointError for any other quantization."""
+    quantization = raw.part("quantization_config")
+    if quantization is None:
+        return False
+    method, model_type = quantization.get("quant_method"), raw.get("model_type")
+    if method == "mxfp4" and model_type in _MXFP4_TYPES:
+        return True
+    problem = f"has quant_method {method!r}; supported is 'mxfp4' of {', '.join(_MXFP4_TYPES)}"
+    raise raw.error("quantization_config", problem)
 
 
 def _class_of(
@@ -116,6 +135,7 @@ def _facts_of(
     architecture: str,
     config: PreTrainedConfig,
     tree: PreTrainedModel,
+    has_mxfp4: bool,
 ) -> HfFacts:
     text: Any = config.get_text_config()
     dtype = raw.get("dtype") or raw.get("torch_dtype")
@@ -130,6 +150,7 @@ def _facts_of(
         directory=directory,
         config=config,
         kind=type(tree),
+        has_mxfp4=has_mxfp4,
     )
 
 

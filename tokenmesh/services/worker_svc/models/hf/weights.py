@@ -1,6 +1,7 @@
 """Weights of the general kind: read by transformers' own conversion tables, strictly."""
 
 import copy
+from collections.abc import Mapping
 from typing import Final
 
 import torch
@@ -10,6 +11,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from tokenmesh.services.worker_svc.models.api import Progress
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint, listed, misshapen
 from tokenmesh.services.worker_svc.models.hf.facts import HfFacts, empty_tree
+from tokenmesh.services.worker_svc.models.hf.stored import Stored, stored_tensors
 from tokenmesh.shared.errors import CheckpointError
 
 _BUFFER_TYPES: Final = ("I64", "BOOL")
@@ -23,28 +25,28 @@ def read_weights(
 
     Raises CheckpointError for a tensor that is missing, misshapen, left over or of another type.
     """
-    checkpoint.check_types(_BUFFER_TYPES)
+    tensors = stored_tensors(checkpoint, dtype, _BUFFER_TYPES, facts.has_mxfp4)
     total = checkpoint.num_bytes(())
     progress(0, total)
     try:
         model, found = facts.kind.from_pretrained(
-            facts.directory,
+            None,
+            state_dict=tensors,
             config=copy.deepcopy(facts.config),
             dtype=dtype,
             attn_implementation="eager",
             experts_implementation="eager",
-            local_files_only=True,
-            use_safetensors=True,
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
-    except MemoryError:
+    except (CheckpointError, MemoryError):
         raise
     except Exception as error:  # whatever its conversions raise about tensors
-        what = _difference(facts, checkpoint) or str(error)
+        what = _difference(facts, tensors) or str(error)
         raise CheckpointError(f"{facts.directory}: {what}") from error
     for name, stored, asked in sorted(found["mismatched_keys"]):
-        raise CheckpointError(f"{checkpoint.file_of(name)}: {misshapen(name, stored, asked)}")
+        file = checkpoint.file_of(name if name in checkpoint else f"{name}_blocks")
+        raise CheckpointError(f"{file}: {misshapen(name, stored, asked)}")
     for problem in ("missing_keys", "unexpected_keys"):
         if names := found[problem]:
             what = problem.removesuffix("_keys")
@@ -54,15 +56,14 @@ def read_weights(
     return tree
 
 
-def _difference(facts: HfFacts, checkpoint: Checkpoint) -> str:
+def _difference(facts: HfFacts, stored: Mapping[str, Stored]) -> str:
     """How the tensors differ from those that config.json asks for; "" if they do not."""
     tree = empty_tree(facts.config, facts.kind)
     tensors = revert_weight_conversion(tree, tree.state_dict())
-    asked = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    stored = checkpoint.shapes()
+    asked = {name: list(tensor.shape) for name, tensor in tensors.items()}
     for name in sorted(asked.keys() & stored.keys()):
-        if stored[name] != asked[name]:
-            return misshapen(name, stored[name], asked[name])
+        if (shape := list(stored[name].get_shape())) != asked[name]:
+            return misshapen(name, shape, asked[name])
     if missing := asked.keys() - stored.keys():
         return f"missing tensors: {listed(missing)}"
     unexpected = stored.keys() - asked.keys()
