@@ -20,3 +20,14 @@ def give_back_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
         mallopt(_M_TRIM_THRESHOLD, _LARGE_BYTES)
+
+
+def trim_heap() -> None:
+    """Return the pages of the heap that hold nothing, also those between blocks that are in use.
+
+    While weights are packed, each small block may lie where a large one was, so that the next
+    large one finds no room and the heap grows. Other C libraries than glibc are left as they are.
+    """
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:
+        malloc_trim(0)

@@ -14,6 +14,7 @@ import torch
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from tokenmesh.kernels.moe import ACTIVATIONS, ExpertsSpec, activated, experts, pack
+from tokenmesh.shared.allocator import trim_heap
 
 NAME: Final = "tokenmesh"
 
@@ -31,6 +32,7 @@ def take_over(tree: torch.nn.Module, native: bool) -> None:
                 prepare(module, native)
             except ValueError as error:
                 logger.warning("%s; they run as transformers has them", error)
+            trim_heap()
 
 
 def prepare(module: Any, native: bool) -> None:

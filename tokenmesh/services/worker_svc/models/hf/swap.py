@@ -20,6 +20,7 @@ from tokenmesh.kernels.rms_norm import rms_norm
 from tokenmesh.services.worker_svc.layers.mlp import activated
 from tokenmesh.services.worker_svc.models.hf.calls import Calls, is_plain_product
 from tokenmesh.services.worker_svc.models.hf.recognise import Gated, Norm, gated_of, norm_of
+from tokenmesh.shared.allocator import trim_heap
 
 MIN_ELEMENTS: Final = 1 << 14
 """Below this, calling our product costs more than it saves; not so for bfloat16 in C, as torch's
@@ -36,6 +37,7 @@ def swap(modules: list[torch.nn.Module], calls: Calls, native: bool) -> None:
     linears = replaceable(modules, calls)
     counts = {"gated MLPs": 0, "products": 0, "linear layers": 0, "norms": 0, "own products": 0}
     for module in modules:
+        num_packed = counts["gated MLPs"] + counts["products"]
         gated = gated_of(module, linears, calls)
         if gated is not None:
             _set_gated(module, gated, native)
@@ -52,6 +54,8 @@ def swap(modules: list[torch.nn.Module], calls: Calls, native: bool) -> None:
             counts["norms"] += 1
         if native:
             counts["own products"] += _set_own_products(module, calls)
+        if num_packed != counts["gated MLPs"] + counts["products"]:
+            trim_heap()
     logger.info("replaced %s", ", ".join(f"{count} {what}" for what, count in counts.items()))
 
 

@@ -16,6 +16,7 @@ from tokenmesh.services.worker_svc.models.native.config import LayerConfig
 from tokenmesh.services.worker_svc.models.native.decoder import Decoder, DecoderLayer
 from tokenmesh.services.worker_svc.models.native.names import Names
 from tokenmesh.services.worker_svc.models.native.read_config import NativeFacts
+from tokenmesh.shared.allocator import trim_heap
 
 
 def build_decoder(
@@ -40,6 +41,7 @@ def build_decoder(
     layers = []
     for number, layer in enumerate(config.layers):
         layers.append(loader.load(number, layer))
+        trim_heap()
         progress(checkpoint.bytes_read, num_bytes)
     norm = checkpoint.take(f"{names.model}norm.weight", (config.hidden_size,), torch.float32)
     head_name = f"{names.head}weight"

@@ -28,6 +28,7 @@ from tokenmesh.services.worker_svc.models.promotion.read_experts import in_dtype
 from tokenmesh.services.worker_svc.models.promotion.read_heads import Heads, Unread
 from tokenmesh.services.worker_svc.models.promotion.read_layer import Reading, read_layer
 from tokenmesh.services.worker_svc.models.promotion.skeleton import Skeleton, read_skeleton
+from tokenmesh.shared.allocator import trim_heap
 
 TOLERANCE: Final = 1e-5
 """Largest relative error between both forms of a layer, in float32."""
@@ -48,6 +49,7 @@ def promote(model: HfModel, native: bool) -> Decoder:
     layers = []
     for number, layer in enumerate(skeleton.layers):
         layers.append(_native_layer(layer, readings[number], config, config.layers[number], native))
+        trim_heap()
     embedding: Any = model.tree.embedding
     return Decoder(
         facts=model.facts,
@@ -101,9 +103,11 @@ def _is_plain(value: object) -> bool:
 
 
 def _proved(model: HfModel, skeleton: Skeleton, number: int) -> Reading:
+    original = skeleton.layers[number]
+    if any(parameter.dim() > 2 for parameter in original.parameters()):
+        raise Unread("it has weights that are no linear layer's")  # experts are too large to try
+    layer = _in_float32(model, original)
     run = model.tree.run
-    shared = {id(run): run, id(model.tree.model.config): model.tree.model.config}
-    layer = copy.deepcopy(skeleton.layers[number], shared).float()
     step, hidden = first_step(), random_rows(1, len(skeleton.positions), model.facts.hidden_size)
     kept = model.keeps[number]
     store = make_store([kept], 3, step.page_size, 1, torch.float32, torch.device("cpu"))
@@ -132,6 +136,14 @@ def _proved(model: HfModel, skeleton: Skeleton, number: int) -> Reading:
     if not error <= TOLERANCE:
         raise Unread(f"as a native layer it is {error:.1e} away from itself")
     return reading
+
+
+def _in_float32(model: HfModel, layer: torch.nn.Module) -> Any:
+    """A copy that shares what belongs to the tree; its weights are copied once."""
+    shared: dict[int, Any] = {id(each): each for each in (model.tree.run, model.tree.model.config)}
+    for each in layer.parameters():
+        shared[id(each)] = torch.nn.Parameter(each.detach().float(), requires_grad=False)
+    return copy.deepcopy(layer, shared).float()
 
 
 def _config_of(model: HfModel, skeleton: Skeleton, readings: Sequence[Reading]) -> DecoderConfig:
