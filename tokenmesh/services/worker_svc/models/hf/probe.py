@@ -137,15 +137,14 @@ def _attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    mask: object = None,
+    attention_mask: object = None,
     scaling: float | None = None,
     **named: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Note one call; a result of the right shape."""
+    """Note one call; a result of the right shape. Some modules pass the mask by its name."""
     assert _seen is not None
     layer, kind = _layer_of(module), type(module).__name__
-    if isinstance(mask, AnyMask):
-        mask = mask.mask
+    mask = attention_mask.mask if isinstance(attention_mask, AnyMask) else attention_mask
     if not isinstance(mask, MaskSeen):
         what = "no mask" if mask is None else "a mask of its own making"
         raise UnservedModel(f"{kind} attends with {what}")
@@ -182,7 +181,15 @@ def _mask(
     *, mask_function: Callable[..., Any], local_size: int | None = None, **_named: Any
 ) -> MaskSeen:
     """Read a mask off its function at a few positions: causal, or causal within a window."""
+    try:
+        return _mask_of(mask_function, local_size)
+    except NotImplementedError:  # what a number of a meta tensor raises
+        size = "" if local_size is None else f" of size {local_size}"
+        what = "depends on more than two positions, as that of chunks does"
+        return MaskSeen(refusal=f"its mask{size} {what}")
 
+
+def _mask_of(mask_function: Callable[..., Any], local_size: int | None) -> MaskSeen:
     def sees(query: int, key: int) -> bool:
         zero = torch.tensor(0)
         return bool(mask_function(zero, zero, torch.tensor(query), torch.tensor(key)))

@@ -61,7 +61,7 @@ class Tree:
             raise
         except Exception as error:
             logger.info("the probe failed", exc_info=error)
-            raise UnservedModel(f"its code fails over a paged cache: {error}") from error
+            raise UnservedModel(_reason_of(error)) from error
         self._run_by(ATTENTION, experts.NAME)
         return seen.attach()
 
@@ -98,3 +98,16 @@ def _cache_name(body: torch.nn.Module) -> str:
         if name in parameters:
             return name
     raise UnservedModel("its code in transformers has no cache")
+
+
+def _reason_of(error: Exception) -> str:
+    """Why a pass without weights failed, with the class whose code it was in."""
+    module, trace = None, error.__traceback__
+    while trace is not None:
+        owner = trace.tb_frame.f_locals.get("self")
+        module = owner if isinstance(owner, torch.nn.Module) else module
+        trace = trace.tb_next
+    where = "its code" if module is None else f"the code of {type(module).__name__}"
+    if "meta tensor" in str(error):
+        return f"{where} reads numbers off tensors, which a pass without weights cannot follow"
+    return f"{where} fails over a paged cache: {error}"
