@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.fakes.engine_driver import EngineDriver, Job, greedy
 from tests.fakes.tiny import Tiny, prompt_of
+from tokenmesh.shared.config.model import ModelImpl
 from tokenmesh.shared.errors import CheckpointError
 
 Tensors = dict[str, torch.Tensor]
@@ -159,8 +160,10 @@ def test_code_that_fails_is_a_refusal(own_code: Path) -> None:
         EngineDriver(own_code, model_impl="transformers", trust_remote_code=True)
 
 
-def write_tokenizer(directory: Path, vocab: dict[str, int] | list[Any], added: list[int]) -> None:
-    tokens = [{"id": each, "content": f"<{each}>"} for each in added]
+def write_tokenizer(
+    directory: Path, vocab: dict[str, int] | list[Any], added: list[int], special: bool = True
+) -> None:
+    tokens = [{"id": each, "content": f"<{each}>", "special": special} for each in added]
     text = json.dumps({"model": {"vocab": vocab}, "added_tokens": tokens})
     (directory / "tokenizer.json").write_text(text)
 
@@ -182,12 +185,38 @@ def test_a_tokenizer_with_more_ids_than_the_embedding_has_rows_is_refused(
     )
 
 
-def test_added_tokens_past_the_embedding_are_logged_and_refused_in_requests(
+@pytest.mark.parametrize("impl", ["native", "transformers"])
+def test_an_added_token_that_text_makes_is_refused_where_the_embedding_lacks_it(
+    tiny: Tiny, tmp_path: Path, impl: ModelImpl
+) -> None:
+    shutil.copytree(tiny("llama").directory, tmp_path / "model")
+    vocab = {f"t{number}": number for number in range(160)}
+    write_tokenizer(tmp_path / "model", vocab, [159, 160, 161], special=False)
+    with pytest.raises(CheckpointError) as error:
+        EngineDriver(tmp_path / "model", model_impl=impl)
+    assert error.value.message == (
+        f"{tmp_path}/model/tokenizer.json: added_tokens has <160> (160), <161> (161); "
+        f"the embedding of {tmp_path}/model has 160 rows"
+    )
+
+
+def test_a_placeholder_of_media_may_lie_past_the_embedding(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    edit_config(directory, image_token_id=160)
+    vocab = {f"t{number}": number for number in range(160)}
+    write_tokenizer(directory, vocab, [160], special=False)
+    with caplog.at_level(logging.WARNING):
+        EngineDriver(directory, model_impl="transformers")
+    assert "has 160 rows, so requests with <160> (160) are refused" in caplog.text
+
+
+def test_special_tokens_past_the_embedding_are_logged_and_refused_in_requests(
     directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_tokenizer(directory, {f"t{number}": number for number in range(160)}, [159, 160])
     with caplog.at_level(logging.WARNING):
         driver = EngineDriver(directory, model_impl="transformers")
-    assert "has 160 rows, so requests with added tokens <160> (160) are refused" in caplog.text
+    assert "has 160 rows, so requests with <160> (160) are refused" in caplog.text
     (outcome,) = driver.run([Job([5, 160], greedy(2))])
     assert outcome.error == "token id 160 is not in the vocabulary of 160"

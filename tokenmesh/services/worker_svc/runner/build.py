@@ -156,7 +156,7 @@ def _maker_of(
     directory = locate(model.model, model.revision, with_code=model.trust_remote_code)
     raw = read_json(directory / "config.json")
     facts = read_model_facts(raw, directory, model)
-    check_tokenizer_ids(model, facts.vocab_size)
+    check_tokenizer_ids(model, raw, facts.vocab_size)
     if device.type == "cuda":
         check_shapes(facts, worker)
         check_compiler()
