@@ -63,12 +63,13 @@ def refusal(directory: Path) -> str:
         ),
         (
             lambda t: t.update({GATE: t[GATE][:-1].clone()}),
-            f"DIR: tensor {GATE} has shape [23, 64]; config.json asks for [24, 64]",
+            f"DIR/model.safetensors: tensor {GATE} has shape [23, 64]; "
+            "config.json asks for [24, 64]",
         ),
-        (lambda t: t.update(more=torch.ones(3)), "DIR: unexpected tensors: more"),
+        (lambda t: t.update(more=torch.ones(3)), "DIR/model.safetensors: unexpected tensors: more"),
         (
             lambda t: t.update({GATE.replace(".3.", ".8."): t[GATE].clone()}),
-            f"DIR: unexpected tensors: {GATE.replace('.3.', '.8.')}",
+            f"DIR/model.safetensors: unexpected tensors: {GATE.replace('.3.', '.8.')}",
         ),
         (
             lambda t: t.update({QUERY: t[QUERY].to(torch.int8)}),
@@ -93,7 +94,7 @@ def test_tensors_that_are_not_those_of_the_config_are_named(
         ({"num_attention_heads": 8}, "o_proj.weight has shape [64, 64]; config.json asks for"),
         ({"num_local_experts": 9}, "down_proj has shape [8, 64, 24]; config.json asks for [9,"),
         ({"num_local_experts": 7}, "down_proj has shape [8, 64, 24]; config.json asks for [7,"),
-        ({"num_hidden_layers": 2}, "DIR: unexpected tensors: model.layers.2."),
+        ({"num_hidden_layers": 2}, "DIR/model.safetensors: unexpected tensors: model.layers.2."),
         ({"num_hidden_layers": 4}, "DIR: missing tensors: model.layers.3."),
         ({"hidden_size": "64"}, "Validation error for field 'hidden_size'"),
         ({"hidden_act": "wobble"}, "DIR/config.json: hidden_act is 'wobble', which Qwen3MoeFor"),

@@ -1,7 +1,8 @@
 """Weights of the general kind: read by transformers' own conversion tables, strictly."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -42,29 +43,38 @@ def read_weights(
     except (CheckpointError, MemoryError):
         raise
     except Exception as error:  # whatever its conversions raise about tensors
-        what = _difference(facts, tensors) or str(error)
-        raise CheckpointError(f"{facts.directory}: {what}") from error
+        what = _difference(facts, checkpoint, tensors) or f"{facts.directory}: {error}"
+        raise CheckpointError(what) from error
     for name, stored, asked in sorted(found["mismatched_keys"]):
         file = checkpoint.file_of(name if name in checkpoint else f"{name}_blocks")
         raise CheckpointError(f"{file}: {misshapen(name, stored, asked)}")
     for problem in ("missing_keys", "unexpected_keys"):
         if names := found[problem]:
             what = problem.removesuffix("_keys")
-            raise CheckpointError(f"{facts.directory}: {what} tensors: {listed(names)}")
+            place = _place_of(checkpoint, names)
+            raise CheckpointError(f"{place}: {what} tensors: {listed(names)}")
     progress(total, total)
     tree: PreTrainedModel = model.eval()
     return tree
 
 
-def _difference(facts: HfFacts, stored: Mapping[str, Stored]) -> str:
+def _place_of(checkpoint: Checkpoint, names: Iterable[str]) -> Path:
+    """The file that holds those of them that are stored; the directory if there is not one."""
+    files = {checkpoint.file_of(name) for name in names if name in checkpoint}
+    return files.pop() if len(files) == 1 else checkpoint.directory
+
+
+def _difference(facts: HfFacts, checkpoint: Checkpoint, stored: Mapping[str, Stored]) -> str:
     """How the tensors differ from those that config.json asks for; "" if they do not."""
     tree = empty_tree(facts.config, facts.kind)
     tensors = revert_weight_conversion(tree, tree.state_dict())
     asked = {name: list(tensor.shape) for name, tensor in tensors.items()}
     for name in sorted(asked.keys() & stored.keys()):
         if (shape := list(stored[name].get_shape())) != asked[name]:
-            return misshapen(name, shape, asked[name])
+            return f"{checkpoint.file_of(name)}: {misshapen(name, shape, asked[name])}"
     if missing := asked.keys() - stored.keys():
-        return f"missing tensors: {listed(missing)}"
-    unexpected = stored.keys() - asked.keys()
-    return f"unexpected tensors: {listed(unexpected)}" if unexpected else ""
+        return f"{facts.directory}: missing tensors: {listed(missing)}"
+    if unexpected := stored.keys() - asked.keys():
+        place = _place_of(checkpoint, unexpected)
+        return f"{place}: unexpected tensors: {listed(unexpected)}"
+    return ""
