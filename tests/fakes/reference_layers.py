@@ -8,9 +8,11 @@ from unittest.mock import patch
 import torch
 
 from tokenmesh.kernels.paged_attention import (
+    PLAIN,
     DeviceRows,
     Prepared,
     Rows,
+    Variant,
     paged_attention,
     paged_attention_reference,
 )
@@ -22,17 +24,21 @@ from tokenmesh.services.worker_svc.layers import attention
 
 
 def _attend(
-    query: torch.Tensor, pages: torch.Tensor, rows: Prepared | DeviceRows, scale: float
+    query: torch.Tensor,
+    pages: torch.Tensor,
+    rows: Prepared | DeviceRows,
+    scale: float,
+    variant: Variant = PLAIN,
 ) -> torch.Tensor:
     if isinstance(rows, Prepared):
-        return paged_attention(query, pages, rows, scale)
+        return paged_attention(query, pages, rows, scale, variant)
     lengths = rows.cu_q.diff()
     # the runner's promise about the order of a batch
     assert bool((lengths[: rows.num_short] == 1).all())
     assert int(lengths[rows.num_short :].sum()) == rows.num_long_tokens
     starts = (rows.seq_lens - lengths).tolist()
     specified = Rows(starts, lengths.tolist(), rows.block_tables.long())
-    return paged_attention_reference(query, pages, specified, scale, rows.window)
+    return paged_attention_reference(query, pages, specified, scale, rows.window, variant)
 
 
 def _write(qkv: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor, *more: Any) -> torch.Tensor:
