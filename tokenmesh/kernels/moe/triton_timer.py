@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import torch
+from torch.utils.benchmark import Timer
 from triton.runtime.errors import OutOfResources
 from triton.testing import do_bench
 
@@ -31,5 +32,22 @@ def timer(
             return float(do_bench(run, return_mode="median"))
         except OutOfResources:
             return None
+
+    return time_of
+
+
+def interpreted_timer(
+    top_k: int, num_experts: int, hidden: int, inner: int
+) -> Callable[[Tiles], float | None]:
+    """The same for two tokens in Triton's interpreter, in float32: for tests of the tuner."""
+    x, w13 = torch.randn(2, hidden), torch.randn(num_experts, 2 * inner, hidden)
+    w2 = torch.randn(num_experts, hidden, inner)
+    weights, ids = torch.rand(2, num_experts).topk(top_k)
+
+    def time_of(tiles: Tiles) -> float | None:
+        def run() -> torch.Tensor:
+            return run_tiles(x, ids, weights, w13, w2, ExpertsSpec(), tiles)
+
+        return 1e3 * float(Timer("run()", globals={"run": run}).timeit(1).mean)
 
     return time_of

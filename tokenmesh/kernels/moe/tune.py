@@ -3,7 +3,8 @@
     python -m tokenmesh.kernels.moe.tune --experts 128 --top-k 8 --hidden 2048 --inner 768
 
 The entry is for the device and holds for all models on it: take the shape of one that matters.
-About 300 variants are compiled, which takes a quarter of an hour.
+About 300 variants are compiled, which takes a quarter of an hour; `--most` bounds how many are
+tried for each height. The file is written after each border.
 """
 
 import argparse
@@ -38,23 +39,25 @@ class Shape:
     inner: int
 
 
-def tile_candidates() -> Iterator[Tile]:
-    """Of one product."""
-    for n, k, warps, stages in product((32, 64, 128), (64, 128), (4, 8), (3, 4, 5)):
-        yield Tile(n, k, warps, stages)
+def tile_candidates(most: int | None = None) -> list[Tile]:
+    """Of one product; at most so many, from all over the list."""
+    every = [Tile(*each) for each in product((32, 64, 128), (64, 128), (4, 8), (3, 4, 5))]
+    count = len(every) if most is None else min(most, len(every))
+    return [every[(2 * place + 1) * len(every) // (2 * count)] for place in range(count)]
 
 
-def choose(border: int | None, time_of: TimeOf) -> Tiles:
+def choose(border: int | None, time_of: TimeOf, most: int | None = None) -> Tiles:
     """The fastest for one border: the first product for each height, then the second.
 
-    Raises ValueError when nothing fits the device.
+    most: see `tile_candidates`. Raises ValueError when nothing fits the device.
     """
     best: tuple[float, Tiles] | None = None
+    candidates = tile_candidates(most)
     for block_m in (16, 32, 64, 128):
         start = Tiles(border, block_m, _FIRST_TRY, _FIRST_TRY)
-        found = _fastest((replace(start, first=each) for each in tile_candidates()), time_of)
+        found = _fastest((replace(start, first=each) for each in candidates), time_of)
         if found is not None:
-            others = (replace(found[1], second=each) for each in tile_candidates())
+            others = (replace(found[1], second=each) for each in candidates)
             found = _fastest(others, time_of)
         if found is not None and (best is None or found[0] < best[0]):
             best = found
@@ -68,11 +71,24 @@ def _fastest(tiles: Iterator[Tiles], time_of: TimeOf) -> tuple[float, Tiles] | N
     return min(timed, key=lambda pair: pair[0], default=None)
 
 
-def tune(shape: Shape, device: str, path: Path, timer_of: Callable[[int | None], TimeOf]) -> None:
-    """Add the device to the file at path, or replace it there."""
-    entries = tuple(choose(border, timer_of(border)) for border in BORDERS)
-    write_tiles({**read_tiles(path), device: entries}, path)
-    for entry in entries:
+def tune(
+    shape: Shape,
+    device: str,
+    path: Path,
+    timer_of: Callable[[int | None], TimeOf],
+    most: int | None = None,
+) -> None:
+    """Add the device to the file at path, or replace it there; a new file begins with the others.
+
+    most: see `tile_candidates`. Until a border's turn comes, the entry before it holds there too.
+    """
+    known = read_tiles(path if path.exists() else PATH)
+    entries: list[Tiles] = []
+    for border in BORDERS:
+        entry = choose(border, timer_of(border), most)
+        entries.append(entry)
+        so_far = (*entries[:-1], replace(entry, max_rows=None))
+        write_tiles({**known, device: so_far}, path)
         sys.stdout.write(f"{device}, {shape}: {entry}\n")
 
 
@@ -84,20 +100,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in ("experts", "top-k", "hidden", "inner"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--out", type=Path, default=PATH)
+    parser.add_argument("--most", type=int, help="tiles to try for each height and product")
+    parser.add_argument(
+        "--interpreted", action="store_true", help="try it with TRITON_INTERPRET=1 and no GPU"
+    )
     options = parser.parse_args(arguments)
     shape = Shape(options.experts, options.top_k, options.hidden, options.inner)
-    if not torch.cuda.is_available():
+    if not (options.interpreted or torch.cuda.is_available()):
         parser.error("there is no GPU to tune for")
-    device = torch.cuda.get_device_name()
+    device = "interpreter" if options.interpreted else torch.cuda.get_device_name()
 
     def timer_of(border: int | None) -> TimeOf:
-        from tokenmesh.kernels.moe.triton_timer import timer
+        from tokenmesh.kernels.moe.triton_timer import interpreted_timer, timer
 
         rows = border or _MOST_ROWS
         tokens = max(1, rows * shape.experts // shape.top_k)
-        return timer(tokens, shape.top_k, shape.experts, shape.hidden, shape.inner)
+        sizes = (shape.top_k, shape.experts, shape.hidden, shape.inner)
+        return interpreted_timer(*sizes) if options.interpreted else timer(tokens, *sizes)
 
-    tune(shape, device, options.out, timer_of)
+    tune(shape, device, options.out, timer_of, options.most)
 
 
 if __name__ == "__main__":
