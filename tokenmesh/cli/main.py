@@ -1,33 +1,21 @@
 """The `tokenmesh` command."""
 
+import importlib
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Final
+from functools import cache
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
 
 from tokenmesh import __version__
 from tokenmesh.cli.arguments import arrange
-from tokenmesh.cli.chat import chat
-from tokenmesh.cli.drain import drain
 from tokenmesh.cli.flags import FLAGS, UP_FLAGS, with_flags
-from tokenmesh.cli.serve import serve
-from tokenmesh.cli.top import top
-from tokenmesh.cli.trace import trace
-from tokenmesh.cli.up import up
 from tokenmesh.shared.errors import ConfigError, TokenMeshError
 
 MISUSE: Final = 2
 INTERRUPTED: Final = 130
-
-app = typer.Typer(
-    name="tokenmesh",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
 
 
 def _show_version(is_asked: bool) -> None:
@@ -36,7 +24,6 @@ def _show_version(is_asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def options(
     version: Annotated[
         bool,
@@ -46,13 +33,28 @@ def options(
     """LLM serving as a mesh of small services, with an OpenAI-compatible API."""
 
 
-WITH_SETTINGS: Final = ("up", "serve")
-app.command("up")(with_flags(up, UP_FLAGS))
-app.command("serve")(with_flags(serve, FLAGS))
-app.command("chat")(chat)
-app.command("trace")(trace)
-app.command("top")(top)
-app.command("drain")(drain)
+WITH_SETTINGS: Final = {"up": UP_FLAGS, "serve": FLAGS}
+"""Commands that take settings, and their flags."""
+COMMANDS: Final = ("up", "serve", "chat", "trace", "top", "drain")
+"""Each is the function of its name in the module of its name."""
+
+
+@cache
+def _group(commands: tuple[str, ...]) -> Any:
+    """The command of some commands: a service must not wait for the imports of the others."""
+    app = typer.Typer(
+        name="tokenmesh",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    app.callback()(options)
+    for name in commands:
+        function = getattr(importlib.import_module(f"tokenmesh.cli.{name}"), name)
+        flags = WITH_SETTINGS.get(name)
+        app.command(name)(function if flags is None else with_flags(function, flags))
+    return typer.main.get_command(app)
 
 
 _ELSEWHERE: Final = {
@@ -71,9 +73,8 @@ _ELSEWHERE: Final = {
 
 def known_flags(command: str) -> frozenset[str]:
     """Every flag that a command takes."""
-    group = typer.main.get_command(app)
     found = {"--help"}
-    for parameter in group.commands[command].params:  # type: ignore[attr-defined]
+    for parameter in _group((command,)).commands[command].params:
         found |= {*parameter.opts, *parameter.secondary_opts}
     return frozenset(each for each in found if each.startswith("-"))
 
@@ -86,7 +87,8 @@ def run(arguments: Sequence[str]) -> int:
             raise ConfigError(f"unknown command {words[0]}: {hint}", param=words[0])
         if words[:1] and words[0] in WITH_SETTINGS:
             words[1:] = arrange(words[1:], known_flags(words[0]))
-        app(words, prog_name="tokenmesh")
+        is_known = bool(words) and words[0] in COMMANDS
+        _group((words[0],) if is_known else COMMANDS)(words, prog_name="tokenmesh")
     except TokenMeshError as error:
         Console(stderr=True, highlight=False, soft_wrap=True).print(
             f"tokenmesh: {error.message}", style="red", markup=False

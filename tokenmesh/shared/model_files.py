@@ -4,9 +4,6 @@ import re
 from pathlib import Path
 from typing import Final
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
 from tokenmesh.shared.errors import CheckpointError
 
 _HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
@@ -28,6 +25,10 @@ def locate_model(model: str, revision: str | None, *patterns: str) -> Path:
         raise CheckpointError(
             f"{model}: there is no such directory, and it is no hub id", param="model"
         )
+    # its imports take longer than all that a process for single jobs does at its start
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
     try:
         return Path(snapshot_download(model, revision=revision, allow_patterns=list(patterns)))
     except LocalEntryNotFoundError as error:

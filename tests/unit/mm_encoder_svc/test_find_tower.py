@@ -50,7 +50,7 @@ def test_only_a_model_with_a_tower_has_its_weights_downloaded(
         asked.append(allow_patterns)
         return str(tmp_path)
 
-    monkeypatch.setattr("tokenmesh.shared.model_files.snapshot_download", snapshot)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
     write(tmp_path, {"model_type": "llama"})
     assert find_tower("someone/text", None) is None
     assert asked == [["config.json"]]

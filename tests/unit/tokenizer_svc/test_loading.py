@@ -200,7 +200,7 @@ def test_a_hub_id_is_fetched_without_weights(
         asked.append((model, revision, allow_patterns))
         return str(byte_level_bpe(tmp_path))
 
-    monkeypatch.setattr("tokenmesh.shared.model_files.snapshot_download", snapshot)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
     loaded = load_model(ModelSettings(model="someone/model", revision="v1"))
     assert loaded.vocab_size == 512
     ((model, revision, patterns),) = asked
@@ -212,6 +212,6 @@ def test_a_hub_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) ->
     def snapshot(*_: object, **__: object) -> str:
         raise LocalEntryNotFoundError("offline")
 
-    monkeypatch.setattr("tokenmesh.shared.model_files.snapshot_download", snapshot)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
     with pytest.raises(CheckpointError, match=r"someone/model: .*the hub cannot be reached"):
         load_model(ModelSettings(model="someone/model"))

@@ -1,6 +1,7 @@
 """The keys of the settings, with their types and descriptions."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -20,7 +21,12 @@ def fields() -> Iterator[tuple[Key, FieldInfo]]:
 
 def field_at(key: Key) -> FieldInfo:
     """The field behind a key; KeyError when there is none."""
-    return dict(fields())[key]
+    return _by_key()[key]
+
+
+@cache
+def _by_key() -> Mapping[Key, FieldInfo]:
+    return dict(fields())
 
 
 def is_section(field: FieldInfo) -> bool:
