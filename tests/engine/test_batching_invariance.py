@@ -40,7 +40,7 @@ def expected_of(tiny: Tiny, name: str, jobs: list[Job]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    "sizes", [(1, 2, 6, 9), pytest.param((3, 4, 5, 7, 8), marks=pytest.mark.slow)], ids=str
+    "sizes", [(1, 9), pytest.param((2, 3, 4, 5, 6, 7, 8), marks=pytest.mark.slow)], ids=str
 )
 @pytest.mark.parametrize("name", KINDS)
 def test_batches_of_one_to_nine_match_transformers(

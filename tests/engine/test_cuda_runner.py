@@ -15,6 +15,7 @@ from tests.fakes.engine_driver import EngineDriver, Job, greedy
 from tests.fakes.reference_layers import reference_layers
 from tests.fakes.tiny import Tiny, prompt_of
 from tests.kernels.sampler_twins import random_params
+from tests.rounds import rounds
 from tokenmesh.services.worker_svc.engine.request import StreamKey
 from tokenmesh.services.worker_svc.runner.cuda import runner as runner_module
 from tokenmesh.services.worker_svc.runner.cuda import step_buffer
@@ -44,7 +45,7 @@ def test_greedy_tokens_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("largest", [0, 2, 4])
-@pytest.mark.parametrize("seed", range(6))
+@rounds("seed", 2, 6)
 def test_all_that_a_sampler_can_do_is_what_the_cpu_does(
     tiny: Tiny, seed: int, largest: int
 ) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kernels.interpreter import Interpreter
@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 
 from tests.kernels.checks import check
 from tests.kernels.discovery import triton_module
+from tests.rounds import counts
 from tokenmesh.kernels.causal_conv import specimens as causal_conv
 from tokenmesh.kernels.gated_delta import specimens as gated_delta
 from tokenmesh.kernels.mamba2 import specimens as mamba2
@@ -79,11 +80,11 @@ def check_case(op: str, case: Any, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.timeout(300)
-@settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(case=cases(), dtype=TYPES)
-def test_random_rows_equal_the_reference(
-    case: tuple[str, Any], dtype: torch.dtype, interpreter: Interpreter
-) -> None:
-    interpreter.call(check_case, *case, dtype, timeout_s=100)
+@counts("num_examples", 8, 40)
+def test_random_rows_equal_the_reference(num_examples: int, interpreter: Interpreter) -> None:
+    @settings(max_examples=num_examples, deadline=None)
+    @given(case=cases(), dtype=TYPES)
+    def check_random(case: tuple[str, Any], dtype: torch.dtype) -> None:
+        interpreter.call(check_case, *case, dtype, timeout_s=100)
+
+    check_random()

@@ -20,7 +20,7 @@ def run_all(first: int, count: int, *, trouble: float, is_async: bool) -> Counte
     return counts
 
 
-@rounds("chunk", 2, 20)
+@rounds("chunk", 1, 20)
 def test_every_request_ends_once_with_the_tokens_of_an_unbatched_run(chunk: int) -> None:
     first = chunk * SCHEDULES_PER_TEST
     counts = run_all(first, SCHEDULES_PER_TEST, trouble=0.0, is_async=True)
@@ -75,7 +75,7 @@ def test_who_gives_way_to_another_tenant_goes_on_with_the_same_tokens(
     assert counts["preempted"] > 15
 
 
-@rounds("chunk", 2, 10)
+@rounds("chunk", 1, 10)
 def test_overlap_changes_nothing_that_a_stream_says(chunk: int) -> None:
     for at in range(50 * chunk, 50 * chunk + 50):
         said = []
