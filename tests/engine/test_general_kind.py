@@ -168,7 +168,7 @@ def jobs_of(prompts: Sequence[Sequence[int]]) -> list[Job]:
     return [Job(prompt, greedy(NUM_TOKENS)) for prompt in prompts]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@some(NAMES, quick=ONE_OF_EACH | frozenset(GENERAL))
 def test_a_batch_that_shares_blocks_and_is_preempted_gets_the_tokens_of_transformers(
     general: General, tiny: Tiny, name: str
 ) -> None:
