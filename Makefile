@@ -36,24 +36,19 @@ check: dev
 	$(BIN)/python scripts/budget.py
 	$(BIN)/python scripts/generate_reference.py --check
 
-# The marked tests are few, and collecting all others in one process would take as long.
-ALONE := $$(grep -rl --include='test_*.py' pytest.mark.alone tests)
-
 # Tests run in PROCESSES at a time, each with a NATS and a Redis of its own; more than there are
-# cores, because many tests wait. Those that compare times come last, one after the other.
+# cores, because many tests wait.
 PROCESSES ?= 3
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 PARALLEL := -n $(PROCESSES) --dist worksteal
 
 # Every test but those that need a GPU and the long runs.
 test: dev
-	$(PYTEST) $(PARALLEL) -m "not gpu and not slow and not alone"
-	$(PYTEST) -m "alone and not gpu and not slow" $(ALONE)
+	$(PYTEST) $(PARALLEL) -m "not gpu and not slow"
 
 # And the long runs: everything that needs no GPU.
 test-long: dev
-	$(PYTEST) $(PARALLEL) -m "not gpu and not alone"
-	$(PYTEST) -m "alone and not gpu" $(ALONE)
+	$(PYTEST) $(PARALLEL) -m "not gpu"
 
 # The others: kernels and whole models on a GPU, where torch has found one.
 test-gpu: dev

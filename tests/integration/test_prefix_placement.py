@@ -62,7 +62,6 @@ def make_mesh(
     return make
 
 
-@pytest.mark.alone  # placement weighs measured times
 async def test_a_prompt_goes_where_it_is_cached(make_mesh: Callable[..., SmallMesh]) -> None:
     # computing a prompt again has to cost more than any worker's lead in measured times
     async with make_mesh(worker={"sim_prefill_tokens_per_s": 1000.0}) as mesh:
