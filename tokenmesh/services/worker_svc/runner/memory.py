@@ -24,6 +24,8 @@ _SAVED_SHARE: Final = 0.25
 """Of the memory for blocks. A saved state may take as much as the keys and values of thousands of
 tokens, and one without blocks is worth nothing."""
 _SAVED_PER_ROW: Final = 2
+_EMPTY_BLOCKS: Final = 1 << 18
+"""Where no layer keeps pages, a block costs only its entry in the pool; four million tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ class Need:
             num_saved = min(self.most_saved, int(spare * _SAVED_SHARE) // self.state_bytes)
             left -= num_saved * self.state_bytes
         if not self.block_bytes:
-            return StoreSize(self.num_blocks if left >= 0 else 0, num_saved)
+            return StoreSize(max(self.num_blocks, _EMPTY_BLOCKS) if left >= 0 else 0, num_saved)
         return StoreSize(left // self.block_bytes, num_saved)
 
 
