@@ -75,7 +75,6 @@ class Port:
         dim = pages.shape[-1]
         return (
             has_started()
-            and self.softcap is None
             and not self.has_sinks
             and query.shape[-1] == self.value_dim == dim
             and dim % 16 == 0
@@ -107,12 +106,13 @@ class Port:
         """Of layers that attend as this one does; heads [T, H + 2 * K, D]."""
         programs, dim = self.place.run.attention, heads.shape[2]
         shape = (heads.dtype == torch.bfloat16, num_heads, num_kv_heads, dim)
-        kind = (*shape, self.window or 0, scale)
+        window, softcap = self.window or 0, self.softcap or 0.0
+        kind = (*shape, window, scale, softcap)
         if kind not in programs:
             queries, keys_values = num_heads * dim, 2 * num_kv_heads * dim
             ops = [
                 Op(kind=Kind.KV_WRITE, width=keys_values, offset=queries),
-                Op(kind=Kind.ATTENTION, window=self.window or 0, value=scale),
+                Op(kind=Kind.ATTENTION, window=window, value=scale, softcap=softcap),
             ]
             programs[kind] = Program(Model(*shape), ops, [queries + keys_values], [])
         return programs[kind]
