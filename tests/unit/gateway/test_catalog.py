@@ -29,11 +29,19 @@ class Mesh:
         )
         self.catalog = Catalog(Members(self.view), settings, lambda: self.now)
 
-    def beat(self, model: str, *, service: str = WORKER, leaving: bool = False) -> None:
-        card = ModelCard(name=ModelName(model), max_model_len=64, vocab_size=8)
+    def beat(
+        self,
+        model: str,
+        *,
+        service: str = WORKER,
+        leaving: bool = False,
+        number: int = 0,
+        length: int = 64,
+    ) -> None:
+        card = ModelCard(name=ModelName(model), max_model_len=length, vocab_size=8)
         beat = Beat(
             service=service,
-            instance_id=InstanceId(f"worker-{model}"),
+            instance_id=InstanceId(f"worker-{model}-{number}"),
             epoch=1,
             sequence=int(self.now * 1000),
             interval_s=1e9,
@@ -73,6 +81,19 @@ async def test_models_that_a_tokenizer_knows_count_where_that_is_asked_for() -> 
         mesh.catalog.find("a")
     mesh.beat("a")
     assert both.find("a") == served
+
+
+@pytest.mark.parametrize("lengths", [(64, 32), (32, 64)])
+def test_of_workers_with_contexts_of_different_lengths_the_shortest_counts(
+    lengths: tuple[int, int],
+) -> None:
+    mesh = Mesh()
+    for number, length in enumerate(lengths):
+        mesh.beat("a", number=number, length=length)
+    assert mesh.catalog.find("a").max_model_len == 32
+    assert [card.max_model_len for card in mesh.catalog.all()] == [32]
+    mesh.beat("a", number=lengths.index(32), length=32, leaving=True)
+    assert mesh.catalog.find("a").max_model_len == 64
 
 
 async def test_a_gateway_that_has_just_started_hears_first_who_is_there() -> None:

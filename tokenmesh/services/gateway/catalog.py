@@ -7,6 +7,7 @@ remembered for as long as a scheduler would wait for a worker: who asks for it w
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Final
 
 from tokenmesh.services.gateway.split import in_order
@@ -149,11 +150,12 @@ class Catalog:
             yield from member.beat.tokenizes
 
     def _cards(self) -> Iterable[ModelCard]:
-        """Of one model the last one counts: a worker knows better what it serves."""
+        """Of one model the last one counts: a worker knows better what it serves, and what the
+        worker with the shortest context takes, all of them take."""
         if self._includes_tokenized:
             yield from self._tokenized()
-        for member in self._members.service(WORKER):
-            yield from member.beat.models
+        cards = [card for each in self._members.service(WORKER) for card in each.beat.models]
+        yield from sorted(cards, key=attrgetter("max_model_len"), reverse=True)
 
     def _remembered(self) -> list[ModelCard]:
         """Of models that had a worker lately."""
