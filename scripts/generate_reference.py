@@ -9,7 +9,7 @@ import inspect
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, get_args, get_origin
+from typing import Annotated, Final, get_args, get_origin
 
 import annotated_types
 from pydantic import SecretStr
@@ -178,6 +178,9 @@ def _type_name(annotation: object) -> str:
     arguments = [each for each in get_args(annotation) if each is not type(None)]
     if arguments and all(isinstance(each, str) for each in arguments):
         return " or ".join(f"`{each}`" for each in arguments)
+    if get_origin(annotation) is Annotated:
+        member, field = arguments
+        return f"{_type_name(member)} {_bounds(field)}"
     if get_origin(annotation) is tuple:
         return f"list of {_type_name(arguments[0])}"
     if get_origin(annotation) is dict:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.request import Request, StreamKey
@@ -59,7 +59,7 @@ def load(
     directory: Path,
     *,
     dtype: Dtype = "float32",
-    max_model_len: int | None = None,
+    max_model_len: int | Literal["auto"] | None = None,
     model_impl: ModelImpl = "auto",
     trust_remote_code: bool = False,
     **settings: Any,
@@ -86,7 +86,7 @@ class EngineDriver:
         directory: Path,
         *,
         dtype: Dtype = "float32",
-        max_model_len: int | None = None,
+        max_model_len: int | Literal["auto"] | None = None,
         model_impl: ModelImpl = "auto",
         **settings: Any,
     ) -> None:

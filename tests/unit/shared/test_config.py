@@ -102,6 +102,17 @@ def test_a_wrong_value_says_field_value_and_what_would_be_right(
     assert f"worker.engine in {path} = 'gpu': should be 'torch' or 'sim'" in message
 
 
+def test_a_value_of_several_kinds_says_all_that_would_be_right(tmp_path: Path) -> None:
+    assert (
+        load_settings(overrides={"model": {"max_model_len": "auto"}}).models[0].stated_len is None
+    )
+    path = write(tmp_path, "[model]\nmodel = 'm'\nmax_model_len = 'most'\n")
+    assert complaint(path) == (
+        f"model.max_model_len in {path} = 'most': should be a valid integer, "
+        "unable to parse string as an integer or 'auto'"
+    )
+
+
 def test_a_wrong_secret_is_not_shown(tmp_path: Path) -> None:
     path = write(tmp_path, "[bus]\npassword = ['hush']\n")
     message = complaint(path)

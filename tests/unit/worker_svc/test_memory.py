@@ -301,3 +301,51 @@ def test_a_host_that_does_not_tell_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemTotal: 100 kB\n")
     with pytest.raises(ConfigError, match="does not tell"):
         available_host_bytes(tmp_path / "meminfo", tmp_path)
+
+
+@given(
+    num_blocks=st.integers(0, 300),
+    window=st.integers(1, 80),
+    num_windowed=st.integers(0, 5),
+    max_chunk=st.integers(1, 60),
+)
+def test_the_longest_sequence_is_the_longest_that_fits(
+    num_blocks: int, window: int, num_windowed: int, max_chunk: int
+) -> None:
+    groups = KvGroups(4, max_chunk, window if num_windowed else 0, num_windowed)
+    longest = groups.longest(num_blocks)
+    assert groups.needed(longest) <= num_blocks < groups.needed(longest + 1)
+
+
+def test_a_length_that_may_be_shorter_is_what_the_pool_holds(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    asked = replace(need(), may_be_shorter=True)
+    with caplog.at_level("INFO"):
+        assert size_store(asked, settings(num_gpu_blocks_override=101), never).num_blocks == 101
+    assert asked.longest_in(101) == 1600
+    assert "max_model_len auto: 1600 of the 32768 tokens" in caplog.text
+    assert "100 of 100 KV blocks of 2.000 MiB" in caplog.text
+    assert "num_gpu_blocks_override" not in caplog.text
+    # with more than enough, the model's own length
+    roomy = size_store(asked, settings(num_gpu_blocks_override=5000), never)
+    assert asked.longest_in(roomy.num_blocks) == 32768
+
+
+def test_a_length_that_may_be_shorter_needs_a_block_all_the_same() -> None:
+    asked = replace(need(), may_be_shorter=True, row_bytes=MIB)
+    with pytest.raises(ConfigError) as error:
+        size_store(asked, settings(kv_cache_memory_bytes=4 * MIB), never)
+    assert "one request of max_model_len 1 needs 0.00 GiB" in error.value.message
+    assert error.value.message.endswith(f"; raise kv_cache_memory_bytes to {5 * MIB}")
+    assert size_store(asked, settings(kv_cache_memory_bytes=5 * MIB), never).num_blocks == 2
+
+
+def test_a_model_of_states_alone_has_blocks_for_every_row_at_full_length() -> None:
+    states = Need(block_bytes=0, groups=KvGroups(16), max_model_len=100, row_bytes=4 * MIB)
+    few = settings(max_num_seqs=3, kv_cache_memory_bytes=4 * MIB)
+    assert size_store(states, few, never).num_blocks == 1 + 3 * 7
+    budget = Budget(4 * MIB, "cpu_memory_utilization", "")
+    assert size_store(states, settings(max_num_seqs=3), lambda: budget).num_blocks == 1 + 3 * 7
+    with pytest.raises(ConfigError, match=f"raise kv_cache_memory_bytes to {4 * MIB} or lower"):
+        size_store(states, settings(kv_cache_memory_bytes=4 * MIB - 1), never)

@@ -101,7 +101,7 @@ def load_model(settings: ModelSettings) -> LoadedModel:
         special_ids=sorted(index for index, token in added.items() if token.special),
         templates=_templates(settings, source.chat_template, directory),
         default_sampling=_default_sampling(settings, directory),
-        max_model_len=settings.max_model_len
+        max_model_len=settings.stated_len
         or positive_int(text_model.get("max_position_embeddings")),
         eos_token_ids=_eos_token_ids(directory, text_model, source.eos_token_id),
     )

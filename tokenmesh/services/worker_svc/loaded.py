@@ -151,7 +151,7 @@ def load_sim(model: ModelSettings, worker: WorkerSettings) -> SimModel:
     room = (runner.num_blocks - 1) * worker.block_size
     return SimModel(
         runner=runner,
-        max_model_len=min(model.max_model_len or longest, room),
+        max_model_len=min(model.stated_len or longest, room),
         vocab_size=vocab_size,
         eos_token_ids=eos_ids,
     )

@@ -17,20 +17,42 @@ SECRET_ENDINGS = ("password", "token", "key", "keys", "hashes", "headers", "url"
 def complain(error: ValidationError, layers: Sequence[Layer]) -> ConfigError:
     """One ConfigError for all that is wrong."""
     details = error.errors(include_url=False)
-    lines = [_line(detail, layers) for detail in details]
-    where = _written_at(tuple(details[0]["loc"]), layers)
-    return ConfigError("\n".join(lines), param=where)
+    lines: dict[Location, str] = {}
+    for detail in details:
+        location = _location_of(detail, layers)
+        if location in lines:
+            lines[location] += f" or {_wanted(detail)}"
+        else:
+            lines[location] = _line(detail, location, layers)
+    where = _written_at(next(iter(lines)), layers)
+    return ConfigError("\n".join(lines.values()), param=where)
 
 
-def _line(detail: ErrorDetails, layers: Sequence[Layer]) -> str:
+def _location_of(detail: ErrorDetails, layers: Sequence[Layer]) -> Location:
+    """Of the value; without the member of a union that refuses it, which comes last."""
     location = tuple(detail["loc"])
+    if detail["type"] in ("extra_forbidden", "missing") or _is_written(location, layers):
+        return location
+    return location[:-1] if _is_written(location[:-1], layers) else location
+
+
+def _is_written(location: Location, layers: Sequence[Layer]) -> bool:
+    return any(
+        _holds(layer.values, spelled) for spelled in _spellings(location) for layer in layers
+    )
+
+
+def _wanted(detail: ErrorDetails) -> str:
+    return detail["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+
+
+def _line(detail: ErrorDetails, location: Location, layers: Sequence[Layer]) -> str:
     where = _written_at(location, layers)
     if detail["type"] == "extra_forbidden":
         return f"unknown setting {where}{_suggestion(location, layers)}"
     if detail["type"] == "missing":
         return f"{where} is missing"
-    message = detail["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    return f"{where} = {_shown(detail, location)}: should be {message}"
+    return f"{where} = {_shown(detail, location)}: should be {_wanted(detail)}"
 
 
 def _shown(detail: ErrorDetails, location: Location) -> str:

@@ -1,6 +1,6 @@
 """ModelSettings: which model, and how it is read."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -34,8 +34,10 @@ class ModelSettings(BaseModel):
         description="Run the model code that a checkpoint brings (`auto_map` in config.json), with "
         "all rights of the worker. Code of tokenizers is never run.",
     )
-    max_model_len: int | None = Field(
-        default=None, ge=1, description="Longest prompt plus output; default: the checkpoint's."
+    max_model_len: Annotated[int, Field(ge=1)] | Literal["auto"] | None = Field(
+        default=None,
+        description="Longest prompt plus output, tokens; default: the checkpoint's; auto: as much "
+        "of that as the worker's KV memory holds for one request.",
     )
     chat_template: str | None = Field(
         default=None, description="File with, or text of, a Jinja template to use instead."
@@ -65,3 +67,8 @@ class ModelSettings(BaseModel):
     def name(self) -> str:
         """The canonical served name."""
         return self.served_model_name[0] if self.served_model_name else self.model
+
+    @property
+    def stated_len(self) -> int | None:
+        """`max_model_len` where it is a number; None: the checkpoint has the last word."""
+        return None if self.max_model_len == "auto" else self.max_model_len

@@ -55,7 +55,7 @@ class KvGroups:
     def longest(self, num_blocks: int) -> int:
         """The longest sequence that so many blocks are enough for."""
         whole = num_blocks // self.growth
-        if self.num_windowed and whole > self.most_held:
+        if self.num_windowed and whole >= self.most_held:
             whole = num_blocks - self.num_windowed * self.most_held
         return whole * self.block_size
 

@@ -105,7 +105,8 @@ def build_runner(model: ModelSettings, worker: WorkerSettings, progress: Progres
             loaded, times = maker.load(progress)
         began_s = perf_s()
         # the pool gets a share of what the weights have left
-        size = maker.size_store(loaded, lambda: maker.budget_of(loaded, gpu))
+        size = maker.size_store(loaded, partial(maker.budget_of, loaded, gpu))
+        maker = maker.fitted(loaded, size)
         with _fitting(
             "the KV pool does not fit the GPU; lower what sets its size", "gpu_memory_utilization"
         ):
@@ -165,6 +166,7 @@ def _maker_of(
         directory=directory,
         dtype=choose_dtype(model, facts, directory, device),
         max_model_len=_max_model_len(model, facts),
+        may_be_shorter=model.max_model_len == "auto",
         eos_token_ids=read_eos(raw, directory, model, facts.vocab_size),
         settings=worker,
         native=native,
@@ -228,12 +230,10 @@ def choose_dtype(
 
 
 def _max_model_len(model: ModelSettings, facts: ModelFacts) -> int:
-    longest = facts.max_position
-    if model.max_model_len is None:
-        return longest
-    if model.max_model_len > longest:
+    longest, stated = facts.max_position, model.stated_len
+    if stated is not None and stated > longest:
         raise ConfigError(
-            f"max_model_len is {model.max_model_len}; {model.model} was made for {longest}",
+            f"max_model_len is {stated}; {model.model} was made for {longest}",
             param="max_model_len",
         )
-    return model.max_model_len
+    return stated or longest

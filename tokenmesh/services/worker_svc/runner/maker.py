@@ -1,9 +1,10 @@
 """RunnerMaker: makes the parts of a runner from one checkpoint: weights, pool, rows, sampler."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 import torch
 
@@ -19,6 +20,7 @@ from tokenmesh.services.worker_svc.runner.device_memory import CudaMemory, avail
 from tokenmesh.services.worker_svc.runner.memory import (
     Budget,
     GpuBudget,
+    Need,
     StoreSize,
     host_budget,
     need_of,
@@ -53,6 +55,8 @@ class RunnerMaker:
     directory: Path
     dtype: torch.dtype
     max_model_len: int
+    may_be_shorter: bool
+    """Whether as much of max_model_len as the KV memory holds will do."""
     eos_token_ids: frozenset[int]
     settings: WorkerSettings
     native: bool
@@ -82,15 +86,11 @@ class RunnerMaker:
 
     def size_store(self, model: Model, measure: Callable[[], Budget]) -> StoreSize:
         """What the store holds. Raises ConfigError when one request would not fit."""
-        need = need_of(
-            model.keeps,
-            model.grouping,
-            self.settings,
-            self.dtype,
-            self.max_model_len,
-            can_save=self.device.type == "cpu",
-        )
-        return size_store(need, self.settings, measure)
+        return size_store(self._need_of(model), self.settings, measure)
+
+    def fitted(self, model: Model, size: StoreSize) -> Self:
+        """With the length that such a store holds."""
+        return replace(self, max_model_len=self._need_of(model).longest_in(size.num_blocks))
 
     def make_runner(self, model: Model, size: StoreSize) -> tuple[AnyRunner, KvStore]:
         """A runner, without graphs yet, and its store."""
@@ -114,6 +114,17 @@ class RunnerMaker:
         sampler = Sampler(self.facts.vocab_size, self.eos_token_ids, worker.grammar_step_s)
         is_async = worker.async_scheduling is True
         return TorchRunner(model, store, rows, sampler, is_async=is_async), store
+
+    def _need_of(self, model: Model) -> Need:
+        return need_of(
+            model.keeps,
+            model.grouping,
+            self.settings,
+            self.dtype,
+            self.max_model_len,
+            can_save=self.device.type == "cpu",
+            may_be_shorter=self.may_be_shorter,
+        )
 
     def _profile(self, model: Model) -> int:
         """Take the largest steps beside the largest graphs; bytes that nobody will need again."""

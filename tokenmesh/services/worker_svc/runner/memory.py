@@ -1,8 +1,9 @@
 """The KV pool: what there is room for, as blocks and as slots for saved states."""
 
+import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import torch
@@ -19,13 +20,15 @@ from tokenmesh.services.worker_svc.runner.device_memory import DeviceMemory
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import ConfigError
 
+logger = logging.getLogger(__name__)
+
 _GIB: Final = 1 << 30
 _SAVED_SHARE: Final = 0.25
 """Of the memory for blocks. A saved state may take as much as the keys and values of thousands of
 tokens, and one without blocks is worth nothing."""
 _SAVED_PER_ROW: Final = 2
 _EMPTY_BLOCKS: Final = 1 << 18
-"""Where no layer keeps pages, a block costs only its entry in the pool; four million tokens."""
+"""Most blocks that hold nothing, for more than one request: each still is an entry of the pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,9 @@ class Budget:
     """What the share is of."""
     also_lower: str = ""
     """Settings other than max_model_len that would leave more."""
+
+    def __str__(self) -> str:
+        return f"{_gib(max(self.num_bytes, 0))} GiB ({self.account})"
 
 
 class StoreSize(NamedTuple):
@@ -69,6 +75,8 @@ class Need:
     num_saved: int | None = 0
     """Saved states; None: as many as there is room for, at most `most_saved`."""
     most_saved: int = 0
+    may_be_shorter: bool = False
+    """Whether as much of max_model_len as fits will do."""
 
     @property
     def num_blocks(self) -> int:
@@ -80,8 +88,13 @@ class Need:
         """For one request of full length."""
         return self.num_blocks * self.block_bytes + self.row_bytes
 
-    def size_in(self, num_bytes: int) -> StoreSize:
-        """What fits once every row has its own; a model without blocks needs none.
+    def longest_in(self, num_blocks: int) -> int:
+        """Tokens of the longest request that such a pool holds, at most max_model_len."""
+        return min(self.max_model_len, self.groups.longest(num_blocks - 1))
+
+    def size_in(self, num_bytes: int, num_free: int) -> StoreSize:
+        """What fits once every row has its own; num_free blocks where they take no memory, since
+        nothing but rows keeps anything.
 
         Where the number of saved states is not set, they get a part of what one request of full
         length leaves.
@@ -92,7 +105,8 @@ class Need:
             num_saved = min(self.most_saved, int(spare * _SAVED_SHARE) // self.state_bytes)
             left -= num_saved * self.state_bytes
         if not self.block_bytes:
-            return StoreSize(max(self.num_blocks, _EMPTY_BLOCKS) if left >= 0 else 0, num_saved)
+            count = max(self.num_blocks, min(num_free, _EMPTY_BLOCKS))
+            return StoreSize(count if left >= 0 else 0, num_saved)
         return StoreSize(left // self.block_bytes, num_saved)
 
 
@@ -158,6 +172,7 @@ def need_of(
     max_model_len: int,
     *,
     can_save: bool,
+    may_be_shorter: bool = False,
 ) -> Need:
     """What layers that keep this ask of memory. can_save: whether the runner can copy states."""
     per_token = block_elements(keeps, grouping) * dtype.itemsize
@@ -172,14 +187,18 @@ def need_of(
         state_bytes=state_bytes,
         num_saved=num_saved,
         most_saved=_SAVED_PER_ROW * settings.num_rows,
+        may_be_shorter=may_be_shorter,
     )
 
 
 def size_store(need: Need, settings: WorkerSettings, measure: Callable[[], Budget]) -> StoreSize:
     """What the pool holds; `measure` is called only when no setting says.
 
-    Raises ConfigError when a single request of full length would not fit.
+    Raises ConfigError when a single request of full length would not fit, or of any length where
+    a shorter one will do.
     """
+    # More than every row at full length can never be used.
+    most = 1 + settings.num_rows * (need.num_blocks - 1)
     if settings.num_gpu_blocks_override is not None:
         count = settings.num_gpu_blocks_override
         num_saved = need.most_saved if need.num_saved is None else need.num_saved
@@ -189,35 +208,52 @@ def size_store(need: Need, settings: WorkerSettings, measure: Callable[[], Budge
     elif settings.kv_cache_memory_bytes is not None:
         num_bytes = settings.kv_cache_memory_bytes
         budget = Budget(num_bytes, "kv_cache_memory_bytes", "as set")
-        size = need.size_in(num_bytes)
+        size = need.size_in(num_bytes, most)
     else:
         budget = measure()
-        size = need.size_in(budget.num_bytes)
-        # More than every row at full length can never be used.
-        most = 1 + settings.num_rows * (need.num_blocks - 1)
+        size = need.size_in(budget.num_bytes, most)
         size = size._replace(num_blocks=min(size.num_blocks, most))
-    if size.num_blocks < need.num_blocks:
-        raise _too_little(need, budget, size.num_blocks)
+    fits = need.longest_in(size.num_blocks)
+    if need.may_be_shorter and fits > 0:
+        _log_length(need, budget, size)
+    elif fits < need.max_model_len:
+        raise _too_little(need, budget, fits)
     return size
 
 
-def _too_little(need: Need, budget: Budget, count: int) -> ConfigError:
+def _log_length(need: Need, budget: Budget, size: StoreSize) -> None:
+    fits = need.longest_in(size.num_blocks)
+    logger.info(
+        "max_model_len auto: %d of the %d tokens that the model was made for; a request as long "
+        "takes %d of %d KV blocks of %.3f MiB; states of all rows take %s GiB; there are %s",
+        fits,
+        need.max_model_len,
+        need.groups.needed(fits),
+        size.num_blocks - 1,
+        need.block_bytes / (1 << 20),
+        _gib(need.row_bytes),
+        budget,
+    )
+
+
+def _too_little(need: Need, budget: Budget, fits: int) -> ConfigError:
     """Says how much is missing, what to raise to what, and what to lower to what."""
+    lower = [f"max_model_len to {fits}" if fits > 0 else "max_model_len"]
+    if need.may_be_shorter:
+        need, lower = replace(need, max_model_len=1), []
+    lower += [budget.also_lower] if budget.also_lower else []
     wanted = need.num_bytes
     missing = wanted - budget.num_bytes
-    fits = need.groups.longest(count - 1)
-    lower = [f"max_model_len to {fits}" if fits > 0 else "max_model_len"]
-    lower += [budget.also_lower] if budget.also_lower else []
-    raised = _raised(need, budget, missing)
+    advice = _raised(need, budget, missing)
+    advice += [f"lower {' or '.join(lower)}"] if lower else []
     return ConfigError(
         f"one request of max_model_len {need.max_model_len} needs {_gib(wanted)} GiB of KV cache "
-        f"and there are {_gib(max(budget.num_bytes, 0))} ({budget.account}): "
-        f"{_gib(missing)} GiB are missing; {raised}lower {' or '.join(lower)}",
+        f"and there are {budget}: {_gib(missing)} GiB are missing; {' or '.join(advice)}",
         param=budget.setting,
     )
 
 
-def _raised(need: Need, budget: Budget, missing: int) -> str:
+def _raised(need: Need, budget: Budget, missing: int) -> list[str]:
     """Advice with the smallest value of the setting that would do; empty where none would."""
     value: float
     if budget.setting == "num_gpu_blocks_override":
@@ -227,7 +263,7 @@ def _raised(need: Need, budget: Budget, missing: int) -> str:
     else:
         percent = 100 * (budget.share + missing / budget.of_bytes)
         value = math.ceil(percent) / 100 if percent <= 100 else 0
-    return f"raise {budget.setting} to {value} or " if value else ""
+    return [f"raise {budget.setting} to {value}"] if value else []
 
 
 def _gib(num_bytes: int) -> str:
