@@ -35,7 +35,10 @@ _ROOT: Final = bytes(HASH_BYTES)
 
 def hash_block(parent: bytes, token_ids: list[int], extras: bytes) -> bytes:
     """The hash of a full block after `parent` (all zero for the first)."""
-    content = parent + _packer(len(token_ids))(*token_ids) + extras
+    return _hash(parent + _packer(len(token_ids))(*token_ids) + extras)
+
+
+def _hash(content: bytes) -> bytes:
     return blake2b(content, digest_size=HASH_BYTES).digest()
 
 
@@ -144,7 +147,7 @@ class PrefixCache:
         first, last = start // self._block_size, end // self._block_size
         if not self._enabled or first == last:
             return []
-        assert end <= request.num_known, "a block is published before its tokens are known"
+        assert end <= len(request.token_ids), "a block is published before its tokens are known"
         self._hash_up_to(request, last)
         registered = []
         for index in range(first, last):
@@ -257,10 +260,12 @@ class PrefixCache:
         hashes = request.hashes
         salt, lora, media = request.block_salt, request.lora, request.media
         parent = hashes[-1] if hashes else _ROOT
+        pack = _packer(size)
         for start in range(len(hashes) * size, num_blocks * size, size):
             end = start + size
             extras = b""
             if media or lora is not None or salt is not None:
                 extras = extra_keys_for_block(start, end, lora=lora, salt=salt, media=media)
-            parent = hash_block(parent, request.token_ids[start:end], extras)
+            # as `hash_block`, but every stream does this at the end of every block
+            parent = _hash(parent + pack(*request.token_ids[start:end]) + extras)
             hashes.append(parent)
