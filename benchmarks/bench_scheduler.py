@@ -37,7 +37,7 @@ PROMPT_TOKENS = 64
 STEPS = 160
 ROUNDS = 5
 NUM_BLOCKS = 65536
-TOKEN = 7
+TOKENS = [7]
 
 
 class NoBus:
@@ -60,7 +60,7 @@ class IdleRunner:
 
     def launch(self, plan: StepPlan) -> Landed:
         """One token a row."""
-        return Landed(StepResult(dict.fromkeys(plan.rows, TOKEN)))
+        return Landed(StepResult(dict.fromkeys(plan.rows, TOKENS)))
 
 
 def settings_for(num_requests: int) -> WorkerSettings:
@@ -91,7 +91,7 @@ def scheduler_step(num_requests: int) -> Callable[[], None]:
     scheduler = Scheduler(limits_of(settings, NUM_BLOCKS), pool, cache)
     for stream in range(num_requests):
         scheduler.add(request(stream))
-    tokens = dict.fromkeys(range(num_requests), TOKEN)
+    tokens = dict.fromkeys(range(num_requests), TOKENS)
 
     flight = scheduler.schedule()
 

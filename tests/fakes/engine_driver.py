@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from tokenmesh.services.worker_svc.engine.engine import Engine
+from tokenmesh.services.worker_svc.engine.outputs import StepOutput
 from tokenmesh.services.worker_svc.engine.request import Request, StreamKey
+from tokenmesh.services.worker_svc.engine.speculating import Proposer
 from tokenmesh.services.worker_svc.grammar.matcher import Grammar
 from tokenmesh.services.worker_svc.runner.build import LoadedModel, build_runner
 from tokenmesh.shared.config.model import Dtype, ModelImpl, ModelSettings
@@ -100,7 +102,16 @@ class EngineDriver:
         self._engine = Engine(self.model.runner, self.settings)
         self._num_streams = 0
 
-    def again(self, *, num_blocks: int | None = None, **settings: Any) -> "EngineDriver":
+    def on_output(self, output: StepOutput) -> None:
+        """Called with that of each step; a test may put another in its place."""
+
+    def again(
+        self,
+        *,
+        num_blocks: int | None = None,
+        proposer: Proposer | None = None,
+        **settings: Any,
+    ) -> "EngineDriver":
         """A new engine with an empty prefix cache over the same runner, of this one's settings and
         `settings`. It has the first num_blocks blocks of the pool; None: all."""
         other = copy(self)
@@ -108,7 +119,7 @@ class EngineDriver:
         other.settings = WorkerSettings.model_validate(values)
         runner = self.model.runner
         all_blocks, runner.num_blocks = runner.num_blocks, num_blocks or runner.num_blocks
-        other._engine = Engine(runner, other.settings)
+        other._engine = Engine(runner, other.settings, proposer=proposer)
         runner.num_blocks = all_blocks
         return other
 
@@ -126,6 +137,7 @@ class EngineDriver:
                     break
             self._engine.step()
             output = self._engine.take_output()
+            self.on_output(output)
             for delta in (delta for deltas in output.deltas.values() for delta in deltas):
                 logprobs.setdefault(delta.stream, []).extend(delta.logprobs or [])
                 if delta.prompt_logprobs is not None:

@@ -1,9 +1,13 @@
 """Random schedules of requests for an engine without a model, and what must come of them."""
 
 from collections import Counter
+from copy import copy
 from dataclasses import dataclass, field
 from random import Random
 
+import msgspec
+
+from tests.fakes.drafts import DiceProposer
 from tests.fakes.kv_runner import (
     INJECTED,
     VOCAB,
@@ -47,6 +51,8 @@ class Case:
     finishes: list[Delta] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     is_cancelled: bool = False
+    num_together: int = 0
+    """Tokens that came along with one before them."""
 
     @property
     def has_crossed(self) -> bool:
@@ -57,6 +63,7 @@ class Case:
 
     def receive(self, delta: Delta) -> None:
         assert not self.finishes, "something came after the end"
+        self.num_together += max(0, len(delta.token_ids) // 4 - 1)
         assert delta.offset == len(self.received), "a gap or a duplicate"
         self.received += unpack_ids(delta.token_ids)
         if delta.prompt_logprobs is not None:
@@ -90,6 +97,14 @@ def unbatched(request: Request, prompt: list[int]) -> tuple[list[int], Ending]:
                 return tokens[len(prompt) :], Ending("stop", stop_token=token)
         if count >= sampling.max_tokens:
             return tokens[len(prompt) :], Ending("length")
+
+
+def endless(case: Case) -> list[int]:
+    """What the request would draw if nothing but max_tokens ended it."""
+    request = copy(case.request)
+    free = {"ignore_eos": True, "stop_token_ids": [], "min_tokens": 0}
+    request.sampling = msgspec.structs.replace(request.sampling, **free)
+    return unbatched(request, case.prompt)[0]
 
 
 def random_settings(rng: Random, is_async: bool) -> WorkerSettings:
@@ -191,6 +206,7 @@ class Schedule:
         has_boundary: bool = False,
         has_windows: bool = False,
         has_states: bool = False,
+        has_drafts: bool = False,
     ) -> None:
         rng = self._rng = Random(seed)
         self.settings = random_settings(rng, is_async)
@@ -228,7 +244,18 @@ class Schedule:
             num_saved,
             has_pages,
         )
-        self.engine = Engine(self.runner, self.settings)
+        self.proposer = None
+        if has_drafts:
+            outputs = {case.request.key: endless(case) for case in self.cases}
+            self.proposer = DiceProposer(
+                Random(seed + 2),
+                lambda request: outputs[request.key],
+                VOCAB,
+                max_drafts=rng.choice([1, 3, 7]),
+                max_rows=rng.choice([1, 3, 1000]),
+                share_wrong=rng.choice([0.0, 0.3, 1.0]),
+            )
+        self.engine = Engine(self.runner, self.settings, proposer=self.proposer)
         self._may_cancel = may_cancel
         self._added: list[Case] = []
 
@@ -260,6 +287,8 @@ class Schedule:
         counts["wasted"] = self.runner.num_wasted
         counts["crossed"] = sum(case.has_crossed for case in self.cases)
         counts["overlapped"] = self.runner.max_in_flight > 1
+        counts["drafts"] = self.proposer.num_drafts if self.proposer is not None else 0
+        counts["right drafts"] = sum(case.num_together for case in self.cases)
         return counts
 
     def _receive(self) -> None:

@@ -219,9 +219,10 @@ class KvRunner:
         assert len({entry.row for entry in entries}) == len(entries), "a row is scheduled twice"
         for entry in entries:
             row = self._rows[entry.row]
-            end = entry.start + entry.num_tokens
+            end = entry.start + entry.num_tokens + len(entry.drafts)
             assert entry.num_tokens > 0
-            assert end <= len(row.tokens), "a token is computed before it is drawn"
+            assert end - len(entry.drafts) <= len(row.tokens), "computed before it is drawn"
+            assert entry.samples or not entry.drafts
             assert end < row.new.num_prompt + row.new.sampling.max_tokens, "computed past the end"
             last = (end - 1) // self._size
             for block in row.blocks[entry.start // self._size : last + 1]:
@@ -232,7 +233,7 @@ class KvRunner:
                 assert 0 not in table[entry.start // self._size : last + 1]
                 assert last < len(table), "no block of a window group for a scheduled token"
 
-    def _forward(self, entries: list[ScheduledRow]) -> dict[int, Cells]:
+    def _forward(self, entries: list[ScheduledRow]) -> dict[int, list[Cells]]:
         for entry in entries:
             row = self._rows[entry.row]
             row.has_failed |= self._rng.random() < self._row_trouble
@@ -244,11 +245,13 @@ class KvRunner:
             if index == crash_after:
                 raise MemoryError("forward failed")
             row = self._rows[entry.row]
-            for position in range(entry.start, entry.start + entry.num_tokens):
+            known = entry.start + entry.num_tokens
+            tokens = row.tokens[:known] + entry.drafts
+            for position in range(entry.start, len(tokens)):
                 first = first_cell(self._boundary, len(row.new.token_ids))
                 before = self._before(row, position) if position else first
                 mark = media_mark(row.new.media, position)
-                cell = cell_after(before, row.tokens[position], mark)
+                cell = cell_after(before, tokens[position], mark)
                 place = (row.blocks[position // self._size], position % self._size)
                 self._cells[place] = UNWRITTEN if row.has_failed else cell
                 row.state.append(self._cells[place])
@@ -257,7 +260,10 @@ class KvRunner:
                     place = (table[position // self._size], position % self._size)
                     self._cells[place] = UNWRITTEN if row.has_failed else in_group(cell, group)
         return {
-            entry.row: self._context(self._rows[entry.row], entry.start + entry.num_tokens)
+            entry.row: [
+                self._context(self._rows[entry.row], entry.start + entry.num_tokens + place)
+                for place in range(len(entry.drafts) + 1)
+            ]
             for entry in entries
             if entry.samples
         }
@@ -287,7 +293,7 @@ class KvRunner:
         place = (row.blocks[position // self._size], position % self._size)
         return self._cells.get(place, UNWRITTEN)
 
-    def _sample(self, entries: list[ScheduledRow], contexts: dict[int, Cells]) -> StepResult:
+    def _sample(self, entries: list[ScheduledRow], contexts: dict[int, list[Cells]]) -> StepResult:
         result = StepResult()
         for entry in entries:
             row = self._rows[entry.row]
@@ -302,7 +308,11 @@ class KvRunner:
                     for position in range(entry.start + 1, stop)
                 ]
             if entry.samples:
-                token = draw_from(contexts[entry.row])
-                row.tokens.append(token)
-                result.tokens[entry.row] = token
+                drawn = [draw_from(cells) for cells in contexts[entry.row]]
+                num_right = 0
+                while drawn[num_right : num_right + 1] == entry.drafts[num_right : num_right + 1]:
+                    num_right += 1
+                result.tokens[entry.row] = drawn[: num_right + 1]
+                row.tokens += drawn[: num_right + 1]
+                row.num_computed += num_right
         return result

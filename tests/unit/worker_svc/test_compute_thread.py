@@ -14,11 +14,11 @@ WAIT_S = 10.0
 
 
 def result_of(number: int) -> StepResult:
-    return StepResult({0: number})
+    return StepResult({0: [number]})
 
 
 def numbers(*results: StepResult) -> list[int]:
-    return [result.tokens[0] for result in results]
+    return [result.tokens[0][0] for result in results]
 
 
 def test_a_result_is_there_when_its_step_ends_though_another_one_waits() -> None:

@@ -15,7 +15,7 @@ import pytest
 from tests.fakes.engine_schedules import Schedule
 from tests.fakes.kv_runner import KvRunner
 from tokenmesh.services.worker_svc.engine import engine as engine_module
-from tokenmesh.services.worker_svc.engine import outputs, retraction
+from tokenmesh.services.worker_svc.engine import outputs, retraction, speculating
 from tokenmesh.services.worker_svc.engine.block_tables import BlockTables
 from tokenmesh.services.worker_svc.engine.decoding import Decoding
 from tokenmesh.services.worker_svc.engine.engine import Engine
@@ -24,6 +24,7 @@ from tokenmesh.services.worker_svc.engine.request import Request
 from tokenmesh.services.worker_svc.engine.row_table import RowTable
 from tokenmesh.services.worker_svc.engine.saved_states import SavedStates
 from tokenmesh.services.worker_svc.engine.scheduler import Scheduler
+from tokenmesh.services.worker_svc.engine.speculating import Speculating
 
 MAX_SCHEDULES = 1500
 
@@ -39,6 +40,8 @@ class Mutant(NamedTuple):
     has_boundary: bool = False
     """Whether keys change past a length, as those of longrope do."""
     has_states: bool = False
+    has_drafts: bool = False
+    has_windows: bool = False
 
 
 MUTANTS = {
@@ -61,7 +64,7 @@ MUTANTS = {
         Scheduler, "_pass_border", "request.max_len - 1", "request.max_len"
     ),
     "row changes of a step that is not launched are lost": Mutant(
-        Scheduler, "schedule", "if plan.num_rows:", "if True:"
+        RowTable, "note_step", "if plan.num_rows:", "if True:"
     ),
     "blocks freed and still held": Mutant(
         BlockTables, "release", "request.blocks, request.windowed = [], []", "pass"
@@ -136,6 +139,49 @@ MUTANTS = {
     "a state is saved behind other tokens": Mutant(
         PrefixCache, "_save_state", "request.num_matched) != end", "0) is None", has_states=True
     ),
+    "right drafts count as not computed": Mutant(
+        Speculating, "land", "request.num_computed = request.num_known - 1", "pass", has_drafts=True
+    ),
+    "the last token counts as computed like the drafts before it": Mutant(
+        Speculating,
+        "land",
+        "request, first, request.num_known - 1",
+        "request, first, request.num_known",
+        has_drafts=True,
+    ),
+    "tokens past the end are sent": Mutant(
+        speculating, "_append", "del new[index + 1 :]", "pass", has_drafts=True
+    ),
+    "a stream draws on past its end": Mutant(
+        speculating, "_append", "request.ending() is not None", "False", has_drafts=True
+    ),
+    "drafts where max_tokens ends the stream": Mutant(
+        Speculating, "draft", "request.decode_end - 1", "request.decode_end", has_drafts=True
+    ),
+    "drafts without blocks": Mutant(
+        Speculating,
+        "_grow",
+        "min(num_drafts, request.capacity - request.num_known)",
+        "num_drafts",
+        has_drafts=True,
+    ),
+    "drafts beyond the budget": Mutant(
+        Speculating, "draft", "budget -= len(entry.drafts)", "pass", has_drafts=True
+    ),
+    "who gave way to another is planned": Mutant(
+        Speculating, "schedule", "request not in self", "False", has_drafts=True, has_windows=True
+    ),
+    "a stream is scheduled before its tokens are there": Mutant(
+        Speculating, "_landed", "if each.num_known > each.num_computed", "", has_drafts=True
+    ),
+    "drafts that go on past a sequence's boundary": Mutant(
+        Speculating,
+        "begin_step",
+        "request.num_known == request.decode_end",
+        "False",
+        has_boundary=True,
+        has_drafts=True,
+    ),
     "a device that does not keep the order": Mutant(
         KvRunner, "run_until", "self._queue.popleft()", "self._queue.pop()"
     ),
@@ -173,6 +219,8 @@ def test_a_planted_bug_is_noticed(
                 is_async=True,
                 has_boundary=mutant.has_boundary,
                 has_states=mutant.has_states,
+                has_drafts=mutant.has_drafts,
+                has_windows=mutant.has_windows,
             ).run()
         except Exception:
             return

@@ -126,3 +126,26 @@ def test_what_a_row_made_of_lost_blocks_is_forgotten_when_its_request_has_left()
     schedule = Schedule(7_007_417, 0.15, is_async=True, has_tenants=True, has_windows=True)
     counts = schedule.run()
     assert counts["error"] == 5
+
+
+@pytest.mark.parametrize("trouble", [0.0, 0.15])
+@rounds("chunk", 2, 10)
+def test_drafts_change_no_token(
+    chunk: int, trouble: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, logger=engine_module.__name__)
+    counts: Counter[str] = Counter()
+    for seed in range(9_000_000 + 500 * chunk, 9_000_500 + 500 * chunk):
+        schedule = Schedule(
+            seed,
+            trouble,
+            is_async=seed % 3 > 0,
+            has_tenants=seed % 4 > 2,
+            has_boundary=seed % 5 == 0,
+            has_windows=seed % 2 > 0,
+            has_drafts=True,
+        )
+        counts += schedule.run()
+    kinds = (*EVENTS, "drafts", "right drafts", "crossed")
+    assert min(counts[kind] for kind in kinds) > 10
+    assert counts["right drafts"] > 500

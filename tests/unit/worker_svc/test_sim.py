@@ -1,11 +1,13 @@
 """SimRunner: tokens that depend on prompt, seed and position alone, and a clock to be told."""
 
 from collections.abc import Callable
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fakes.drafts import DiceProposer
 from tests.simulation.virtual_time import virtual_time
 from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.request import Request
@@ -15,6 +17,7 @@ from tokenmesh.services.worker_svc.engine.sim import (
     prompt_key,
     sim_token,
 )
+from tokenmesh.services.worker_svc.engine.speculating import Proposer
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.messages.tokens import Delta
@@ -24,10 +27,15 @@ MakeRequest = Callable[..., Request]
 VOCABULARY = SimVocabulary(50, (0, 7, 49))
 
 
-def outputs(*requests: Request, settings: WorkerSettings | None = None) -> dict[int, list[Delta]]:
+def outputs(
+    *requests: Request,
+    settings: WorkerSettings | None = None,
+    proposer: Proposer | None = None,
+) -> dict[int, list[Delta]]:
     """Run to the end; the deltas of each stream."""
     settings = settings or WorkerSettings(sim_time_scale=0.0, sim_num_blocks=64)
-    engine = Engine(SimRunner(VOCABULARY, settings, lambda _: None), settings)
+    runner = SimRunner(VOCABULARY, settings, lambda _: None)
+    engine = Engine(runner, settings, proposer=proposer)
     for request in requests:
         engine.add(request)
     deltas: dict[int, list[Delta]] = {request.key.stream: [] for request in requests}
@@ -57,6 +65,30 @@ def test_a_stream_has_the_documented_tokens_alone_and_in_company(
     )
     together = outputs(make_request(1, prompt, max_tokens=12), *others, settings=tight)
     assert tokens_of(alone[1]) == tokens_of(together[1]) == expected
+
+
+@pytest.mark.parametrize("share_wrong", [0.0, 0.5, 1.0])
+def test_drafts_change_no_token(make_request: MakeRequest, share_wrong: float) -> None:
+    def all_of() -> list[Request]:
+        sampling = {"logprobs": 2, "ignore_eos": True}
+        return [
+            make_request(stream, [stream] * 9, max_tokens=20, sampling=sampling)
+            for stream in range(1, 7)
+        ]
+
+    expected = outputs(*all_of())
+    tokens = {stream: tokens_of(deltas) for stream, deltas in expected.items()}
+    proposer = DiceProposer(
+        Random(3), lambda request: tokens[request.key.stream], 50, share_wrong=share_wrong
+    )
+    found = outputs(*all_of(), proposer=proposer)
+    assert {stream: tokens_of(deltas) for stream, deltas in found.items()} == tokens
+    for stream, deltas in found.items():
+        logprobs = [entry for delta in deltas for entry in delta.logprobs or []]
+        assert logprobs == [entry for delta in expected[stream] for entry in delta.logprobs or []]
+    # right drafts come with the token before them
+    num_deltas = sum(map(len, found.values()))
+    assert num_deltas < (60 if share_wrong == 0.0 else 120)
 
 
 @given(done=st.integers(0, 11))

@@ -53,7 +53,7 @@ class WorkerLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prefill_tokens: int = 0
     """Prompt tokens computed; those found in the prefix cache are not among them."""
     decode_tokens: int = 0
-    """Tokens computed one by one, each by a stream that decodes."""
+    """Tokens computed by streams that decode, refused drafts included."""
     cached_tokens: int = 0
     """Prompt tokens of ended streams that were found in the prefix cache."""
     tenant_streams: dict[str, int] = {}

@@ -37,6 +37,10 @@ class Decoding:
         """Rows of all members."""
         return list(self._members)
 
+    def members(self) -> list[Request]:
+        """All of them."""
+        return list(self._members.values())
+
     def enter(self, request: Request) -> None:
         """Compute the request's next token with the next tick."""
         length = request.num_computed
@@ -66,6 +70,10 @@ class Decoding:
         request.num_computed = length - 1
         if length < request.max_len:
             self._outgrown.append(request)
+
+    def add_outgrown(self, request: Request) -> None:
+        """One that is no member knows the token past its boundary."""
+        self._outgrown.append(request)
 
     def outgrown(self) -> list[Request]:
         """Those that know the token past their boundary: all they know is to be computed again."""

@@ -1,6 +1,6 @@
 """EndWatch: which draws may be the last of their stream, told without a look at each stream."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Sequence
 
 from tokenmesh.services.worker_svc.engine.request import Request
 
@@ -35,10 +35,10 @@ class EndWatch:
         """What it draws next may make it as long as it may get."""
         self._rows.add(request.row)
 
-    def rows(self, tokens: Mapping[int, int]) -> set[int]:
-        """Of tokens drawn, by row: the rows that may be at their end."""
-        found = {row for row in self._rows if row in tokens} if self._rows else set()
+    def rows(self, rows: Collection[int], ids: Sequence[int]) -> set[int]:
+        """Of tokens drawn, one by each of these rows: the rows that may be at their end."""
+        found = {row for row in self._rows if row in rows} if self._rows else set()
         stops = self._num_stopped_by
-        if not stops.keys().isdisjoint(tokens.values()):
-            found.update(row for row, token in tokens.items() if token in stops)
+        if not stops.keys().isdisjoint(ids):
+            found.update(row for row, token in zip(rows, ids, strict=True) if token in stops)
         return found

@@ -18,6 +18,7 @@ from tokenmesh.services.worker_svc.engine.outputs import (
     EngineStats,
     StepOutput,
     closing_delta,
+    each_draw,
     failure_of,
     token_delta,
 )
@@ -27,12 +28,12 @@ from tokenmesh.services.worker_svc.engine.request import Ending, Request, Status
 from tokenmesh.services.worker_svc.engine.retraction import spoiled_by
 from tokenmesh.services.worker_svc.engine.runner import Runner, depth_of
 from tokenmesh.services.worker_svc.engine.scheduler import Scheduler
+from tokenmesh.services.worker_svc.engine.speculating import Proposer, check_drafts
 from tokenmesh.services.worker_svc.engine.timeline import Chunk, Step, StepLog
 from tokenmesh.shared.clock import monotonic_s, now_ns, perf_s
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import TokenMeshError
 from tokenmesh.shared.messages.tokens import Delta
-from tokenmesh.shared.tokens import pack_ids, split_ids
 
 logger = logging.getLogger(__name__)
 
@@ -52,16 +53,19 @@ class Engine:
         settings: WorkerSettings,
         route_tokens: int = 0,
         log: BlockLog | None = None,
+        proposer: Proposer | None = None,
     ) -> None:
-        """`route_tokens`: of a route block; 0: nothing is told to the prefix index.
-
-        log: where changes of the prefix cache are written for the outside; None: nowhere.
+        """`route_tokens`: of a route block; 0: nothing is told to the prefix index. log: where
+        changes of the prefix cache are written for the outside; None: nowhere. proposer: of drafts;
+        None: there are none. Raises ConfigError where the model takes none.
         """
+        check_drafts(runner, proposer)
         self._runner = runner
         self._settings = settings
         self._pool = BlockPool(runner.num_blocks)
         self._cache = make_cache(self._pool, settings, runner, route_tokens, log)
-        self._scheduler = Scheduler(limits_of(settings, runner.num_blocks), self._pool, self._cache)
+        limits = limits_of(settings, runner.num_blocks)
+        self._scheduler = Scheduler(limits, self._pool, self._cache, proposer)
         self.busy_since_s: float | None = None
         """Since when the oldest step in flight goes on, `monotonic_s`; any thread may look."""
         self._requests: dict[StreamKey, Request] = {}
@@ -175,9 +179,7 @@ class Engine:
         if not self._flights:
             self.busy_since_s = monotonic_s()
         launch = self._runner.launch(plan)
-        self._flights.append(
-            Flight(plan, notes, launch, started_ns, started_s, num_prefill, len(plan.decodes))
-        )
+        self._flights.append(Flight(plan, notes, launch, started_ns, started_s, num_prefill))
 
     def _land(self) -> None:
         flight = self._flights.popleft()
@@ -201,11 +203,10 @@ class Engine:
             owner = self._scheduler.rows.owner(row, flight.plan.step)
             if owner is not None:
                 owner.prompt_logprobs += entries
-        drawn, may_end = self._scheduler.draw(flight.plan.step, result.tokens)
-        special = may_end | result.logprobs.keys()
+        owners, ends, ids = self._scheduler.draw(flight.plan.step, result.tokens)
+        special = ends | result.logprobs.keys()
         by_gateway = self._output.deltas
-        each_packed = split_ids(pack_ids(result.tokens.values()))
-        for row, request, (packed,) in zip(result.tokens, drawn, each_packed, strict=True):
+        for row, request, (packed,) in each_draw(result, owners, ids):
             if request is None:
                 continue
             gateway, stream, attempt = request.key
@@ -216,7 +217,7 @@ class Engine:
             if not request.has_reported:
                 request.timeline.first_token_ns = ended_ns
             logprobs = result.logprobs.get(row)
-            ending = request.ending() if row in may_end else None
+            ending = request.ending() if row in ends else None
             by_gateway[gateway].append(token_delta(request, packed, logprobs, ending))
             if ending is not None:
                 self._end(request, ending)
@@ -289,12 +290,11 @@ class Engine:
                 request.timeline.chunks.append(chunk)
                 if request.is_prefilling and request.reservation:
                     self._output.prefilling[request.reservation] = request.backlog
-        duration_s = ended_s - flight.started_s
-        num_tokens = flight.num_prefill + flight.num_decode
-        self._output.duration_s = duration_s
-        self._output.num_tokens = num_tokens
+        duration_s = self._output.duration_s = ended_s - flight.started_s
+        num_tokens = self._output.num_tokens = flight.plan.num_tokens
+        num_decode = num_tokens - flight.num_prefill
         self._prefill_tokens += flight.num_prefill
-        self._decode_tokens += flight.num_decode
-        self._rates.note(duration_s, flight.num_prefill, flight.num_decode)
+        self._decode_tokens += num_decode
+        self._rates.note(duration_s, flight.num_prefill, num_decode)
         self._log.add(Step(ended_ns, batch_size, num_tokens, self._pool.num_used))
         return ended_ns

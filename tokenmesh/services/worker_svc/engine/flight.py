@@ -20,8 +20,11 @@ class Flight:
     """The same instant on `perf_s`."""
     num_prefill: int
     """Tokens of prefill chunks."""
-    num_decode: int
-    """Streams that decode."""
+
+    @property
+    def num_decode(self) -> int:
+        """Its other tokens: one of each stream that decodes, and drafts."""
+        return self.plan.num_tokens - self.num_prefill
 
     @property
     def rows(self) -> set[int]:

@@ -1,10 +1,11 @@
 """What the engine says after a step: deltas by gateway, streams that ended, and its load."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tokenmesh.services.worker_svc.engine.block_log import BlockChange
+from tokenmesh.services.worker_svc.engine.plan import StepResult
 from tokenmesh.services.worker_svc.engine.request import Ending, Request
 from tokenmesh.services.worker_svc.engine.route_ledger import RouteChange
 from tokenmesh.services.worker_svc.engine.timeline import Step
@@ -12,6 +13,7 @@ from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.ids import GatewayId
 from tokenmesh.shared.messages.failed import Failed, to_failed
 from tokenmesh.shared.messages.tokens import Delta, TokenLogprobs
+from tokenmesh.shared.tokens import count_ids, pack_ids, split_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class EngineStats:
     prefill_tokens: int = 0
     """Computed in prefill chunks."""
     decode_tokens: int = 0
-    """Computed one by one, each by a stream that decodes."""
+    """Computed by streams that decode, refused drafts included."""
     tenant_levels: Mapping[str, float] = field(default_factory=dict)
     """What tenants have had lately, by weight."""
 
@@ -66,12 +68,26 @@ class StepOutput:
     """By reservation: tokens still to compute of a prompt that the step computed a part of."""
 
 
+def each_draw(
+    result: StepResult, owners: list[Request | None], ids: list[int] | None
+) -> Iterable[tuple[int, Request | None, tuple[bytes]]]:
+    """Row, owner and packed tokens of all that was drawn; see `Drawn`."""
+    packed: Iterable[tuple[bytes]]
+    if ids is None:
+        packed = ((pack_ids(new),) for new in result.tokens.values())
+    else:
+        packed = split_ids(pack_ids(ids))
+    return zip(result.tokens, owners, packed, strict=True)
+
+
 def token_delta(
-    request: Request, packed: bytes, logprobs: TokenLogprobs | None, ending: Ending | None
+    request: Request, packed: bytes, logprobs: list[TokenLogprobs] | None, ending: Ending | None
 ) -> Delta:
-    """The delta of the token that was just appended, with all that goes along."""
-    offset = len(request.token_ids) - 1 - request.num_prompt
-    return _full_delta(request, offset, packed, ending, logprobs)
+    """The delta of the tokens that were just appended, with all that goes along; logprobs may go on
+    past them."""
+    count = count_ids(packed)
+    offset = len(request.token_ids) - count - request.num_prompt
+    return _full_delta(request, offset, packed, ending, logprobs and logprobs[:count])
 
 
 def closing_delta(request: Request, ending: Ending) -> Delta:
@@ -85,7 +101,7 @@ def _full_delta(
     offset: int,
     packed: bytes,
     ending: Ending | None,
-    logprobs: TokenLogprobs | None,
+    logprobs: list[TokenLogprobs] | None,
 ) -> Delta:
     is_first = not request.has_reported
     request.has_reported = True
@@ -96,7 +112,7 @@ def _full_delta(
         token_ids=packed,
         finish=ending.reason if ending else None,
         stop_token=ending.stop_token if ending else None,
-        logprobs=[logprobs] if logprobs else None,
+        logprobs=logprobs,
         cached_tokens=(request.num_cached or 0) if is_first else None,
         prompt_logprobs=_take_prompt_logprobs(request),
         error=ending.error if ending else None,

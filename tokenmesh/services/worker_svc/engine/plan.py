@@ -5,6 +5,7 @@ keeps per-row state (ids, block table, sampling state) and learns about changes 
 Rows that decode are named by number and no more, since there are many of them in every step.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -39,7 +40,8 @@ class NewRow:
 
 
 class ScheduledRow(msgspec.Struct, gc=False):
-    """What one row does in this step: compute tokens [start, start + num_tokens)."""
+    """What one row does in this step: compute known tokens [start, start + num_tokens), and after
+    them its `drafts`, as if they were known."""
 
     row: int
     start: int
@@ -50,6 +52,9 @@ class ScheduledRow(msgspec.Struct, gc=False):
     """True when the last known token is among those computed, so a next one is drawn."""
     new_windowed: list[list[int]] = []
     """Likewise for the table of each window group."""
+    drafts: list[int] = []
+    """Guesses of the tokens after the last known one; only where `samples`. Each is kept if it is
+    the very token that the row draws in its place, and the first that is not ends them."""
 
 
 class StepPlan(msgspec.Struct):
@@ -91,16 +96,28 @@ class StepPlan(msgspec.Struct):
     @property
     def num_tokens(self) -> int:
         """Tokens computed in this step."""
-        return len(self.decodes) + sum(entry.num_tokens for entry in self.scheduled)
+        if not self.scheduled:
+            return len(self.decodes)
+        computed = (entry.num_tokens + len(entry.drafts) for entry in self.scheduled)
+        return len(self.decodes) + sum(computed)
+
+
+def single_ids(tokens: Mapping[int, list[int]]) -> list[int] | None:
+    """What rows drew, one token each; None where one of them drew several."""
+    try:
+        return [token for (token,) in tokens.values()]
+    except ValueError:
+        return None
 
 
 class StepResult(msgspec.Struct):
     """The outcome of a plan."""
 
-    tokens: dict[int, int] = {}
-    """row -> the id that it drew, for each that decodes or has `samples` set and did not fail."""
-    logprobs: dict[int, TokenLogprobs] = {}
-    """Of drawn tokens, by row, where they were asked for."""
+    tokens: dict[int, list[int]] = {}
+    """row -> the ids that it drew, for each that decodes or has `samples` set and did not fail: one
+    more than there were drafts before the first wrong one. They may go on past the stream's end."""
+    logprobs: dict[int, list[TokenLogprobs]] = {}
+    """Of all drawn tokens, by row, where they were asked for."""
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
     """row -> one entry for each prompt position computed in this step, in order.
 

@@ -1,9 +1,13 @@
 """RowTable: which request holds which row of the runner, and whose a token of an older step is."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
-from tokenmesh.services.worker_svc.engine.plan import NewRow
+from tokenmesh.services.worker_svc.engine.plan import NewRow, StepPlan
 from tokenmesh.services.worker_svc.engine.request import NO_ROW, Request
+
+Drawn = tuple[list[Request | None], set[int], list[int] | None]
+"""Of the tokens of a step: whom they are for, in the order of the rows; rows that may be at their
+end or drew several; all tokens, or None where a row drew several."""
 
 
 class RowTable:
@@ -50,18 +54,16 @@ class RowTable:
         if not self._num_of[tenant]:
             del self._num_of[tenant]
 
-    def take_removed(self) -> list[int]:
-        """The rows that were lost since the last call."""
-        removed, self._removed = self._removed, []
-        return removed
-
     def remove_again(self, rows: list[int]) -> None:
         """A step failed: the runner may not have got as far as its removed rows."""
         self._removed += [row for row in rows if row not in self._removed]
 
-    def note_step(self, step: int) -> None:
-        """A step has been scheduled with the rows as they are."""
-        self._step = step
+    def note_step(self, plan: StepPlan) -> None:
+        """A step has been scheduled with the rows as they are; one that computes something says
+        which were lost since the one before it."""
+        self._step = plan.step
+        if plan.num_rows:
+            plan.removed_rows, self._removed = self._removed, []
 
     def take_stale(self, step: int) -> set[int]:
         """Rows whose token in that step is not for who holds them now; steps are asked in order."""
@@ -82,12 +84,19 @@ class RowTable:
         if not request.wants_prompt_logprobs:
             self._late[request.row] = request
 
-    def late_owner(self, row: int) -> Request | None:
-        """Whom a token of a row without an owner is good for; asked once.
+    def owners(self, step: int, rows: Collection[int]) -> tuple[list[Request | None], set[int]]:
+        """Whom the tokens are for that rows drew in a step, and those rows that were lost since to
+        make room; to be asked once for each step, in order.
 
-        Nobody is admitted in a step that makes room, so the row has had no other owner.
+        A token is for no request when its own has ended since the launch, or was preempted for
+        another reason. No other is admitted in a step that makes room.
         """
-        return self._late.pop(row, None)
+        by_row = self.requests
+        stale = self.take_stale(step)
+        if not stale:
+            return [by_row[row] for row in rows], stale
+        late = {row: self._late.pop(row) for row in stale.intersection(rows, self._late)}
+        return [late.get(row) if row in stale else by_row[row] for row in rows], set(late)
 
     def expect_no_late(self) -> None:
         """All steps that were in flight when somebody lost a row have landed, or are spoiled."""

@@ -14,14 +14,15 @@ from tokenmesh.services.worker_svc.engine.block_tables import BlockTables, Hits
 from tokenmesh.services.worker_svc.engine.decoding import Decoding
 from tokenmesh.services.worker_svc.engine.end_watch import EndWatch
 from tokenmesh.services.worker_svc.engine.limits import Limits
-from tokenmesh.services.worker_svc.engine.plan import ScheduledRow, StepPlan
+from tokenmesh.services.worker_svc.engine.plan import ScheduledRow, StepPlan, single_ids
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.queues import ServiceQueue, service_order
 from tokenmesh.services.worker_svc.engine.recent_use import RecentUse
 from tokenmesh.services.worker_svc.engine.request import Request, Status
 from tokenmesh.services.worker_svc.engine.room import Room
-from tokenmesh.services.worker_svc.engine.row_table import RowTable, new_row_of
+from tokenmesh.services.worker_svc.engine.row_table import Drawn, RowTable, new_row_of
 from tokenmesh.services.worker_svc.engine.sharing import Sharing
+from tokenmesh.services.worker_svc.engine.speculating import Proposer, Speculating
 from tokenmesh.services.worker_svc.engine.step_notes import StepNotes
 from tokenmesh.services.worker_svc.engine.waiting_line import WaitingLine
 
@@ -33,7 +34,9 @@ class Scheduler:
     `preempt` or `remove` after `PrefixCache.retract`.
     """
 
-    def __init__(self, limits: Limits, pool: BlockPool, cache: PrefixCache) -> None:
+    def __init__(
+        self, limits: Limits, pool: BlockPool, cache: PrefixCache, proposer: Proposer | None = None
+    ) -> None:
         assert limits.num_rows <= limits.max_num_batched_tokens
         self._limits = limits
         self._pool = pool
@@ -55,8 +58,9 @@ class Scheduler:
         """What each tenant has had lately."""
         self._waiting = WaitingLine(self.rows, self.recent)
         held = self._running, self._prefilling, self._waiting, self.rows, pool, groups
-        self._sharing = Sharing(*held, self.preempt, self._fits, self.recent)
+        self._sharing = Sharing(*held, self.preempt, self._find, self.recent)
         self._room = Room(pool, self._tables, self._running, self.rows, self._requeue)
+        self._speculating = Speculating(proposer, pool, self._tables, cache, self._ends, self._room)
         self.num_queued_tokens = 0
         """Sum of `backlog` over all requests."""
         self.notes = StepNotes()
@@ -111,47 +115,46 @@ class Scheduler:
         for request in self._decoding.outgrown():
             self._running.remove(request)
             self._send_back(request)
-        budget -= len(plan.decodes)
+        budget -= len(plan.decodes) + len(plan.scheduled)
         if len(self._prefilling):
             budget -= self._continue_prefills(plan, budget)
         if not is_short and len(self.notes.preempted) == num_gave_way:
             self._admit(plan, budget)
+        if self._speculating.is_on:
+            self._speculating.draft(self._limits.max_num_batched_tokens - plan.num_tokens)
         prefills = ((request.owner, tokens) for request, tokens, _ in self.notes.prefills)
         self.recent.note(self.rows.by_tenant, prefills)
         if plan.num_rows:
-            plan.removed_rows = self.rows.take_removed()
             plan.saves = self._cache.take_saved()
-        self.rows.note_step(plan.step)
+        self.rows.note_step(plan)
         return plan
 
-    def draw(self, step: int, tokens: Mapping[int, int]) -> tuple[list[Request | None], set[int]]:
-        """Append what a step drew, by row: whose tokens they are, and rows maybe at their end.
-
-        A token belongs to nobody when its request has ended since the launch.
-        """
-        by_row = self.rows.requests
-        drawn = [by_row[row] for row in tokens]
-        ends = self._ends.rows(tokens)
-        stale = self.rows.take_stale(step)
-        if stale:
-            late = {row: self.rows.late_owner(row) for row in stale & tokens.keys()}
-            self.num_queued_tokens += sum(owner is not None for owner in late.values())
-            drawn = [late[row] if row in stale else by_row[row] for row in tokens]
-            # who has lost the row is watched no more
-            ends |= stale
-        for request, token in zip(drawn, tokens.values(), strict=True):
-            if request is not None:
-                request.token_ids.append(token)
+    def draw(self, step: int, tokens: Mapping[int, list[int]]) -> Drawn:
+        """Append what a step drew, but what is past a stream's end, which `tokens` lose as well."""
+        owners, late = self.rows.owners(step, tokens)
+        ids = single_ids(tokens)
+        if ids is None:
+            ends = self._speculating.land(owners, tokens)
+        else:
+            ends = self._ends.rows(tokens, ids)
+            for request, token in zip(owners, ids, strict=True):
+                if request is not None:
+                    request.token_ids.append(token)
+        if late:
+            ends |= late  # who has lost the row is watched no more
+            self.num_queued_tokens += sum(len(tokens[row]) for row in late)
         for request in self._filling:
             length = len(request.token_ids)
             # whoever lost its row has no capacity
             if length == request.capacity:
                 # the latest step computes this very token: the block's content is known now
-                self._register(request, length - 1, length)
-        return drawn, ends
+                self.notes.registered += self._cache.register(request, length - 1, length)
+        return owners, ends, ids
 
     def _decode(self, plan: StepPlan) -> None:
         """Everybody who decodes goes on by a token."""
+        if self._speculating.is_on:
+            self._speculating.begin_step(self._decoding, len(self._running))
         self._filling = []
         at_border = self._decoding.tick()
         is_short = self._pool.num_free < len(at_border) * self._groups.growth
@@ -162,6 +165,8 @@ class Scheduler:
             if not is_short or request in self._decoding:
                 self._pass_border(plan, request, is_short=is_short)
         plan.decodes = self._decoding.rows()
+        if self._speculating.is_on:
+            self.notes.registered += self._speculating.schedule(plan)
 
     def _pass_border(self, plan: StepPlan, request: Request, *, is_short: bool) -> None:
         """A decoding request fills a block, needs one, or comes to its end."""
@@ -179,7 +184,7 @@ class Scheduler:
                 plan.grown_windowed.append((request.row, [each for (each,) in windowed]))
         if length == request.capacity:
             if length <= len(request.token_ids):
-                self._register(request, length - 1, length)
+                self.notes.registered += self._cache.register(request, length - 1, length)
             else:
                 self._filling.append(request)
         if length == request.max_len - 1:
@@ -213,7 +218,7 @@ class Scheduler:
         self.notes.prefills.append((request, num_tokens, num_cached))
         request.num_computed = end
         request.is_prefilling = end < request.num_known
-        self._register(request, start, end)
+        self.notes.registered += self._cache.register(request, start, end)
         if not request.is_prefilling:
             self._decoding.enter(request)
             if end == request.max_len - 1:
@@ -236,9 +241,6 @@ class Scheduler:
         # a request alone always fits: `add` saw to that
         reserve = self._limits.watermark_blocks if len(self._running) else 0
         return self._tables.find(request, reserve)
-
-    def _fits(self, request: Request) -> bool:
-        return self._find(request) is not None
 
     def _place(self, request: Request, hits: Hits, step: int) -> None:
         self.num_queued_tokens -= request.backlog
@@ -270,9 +272,6 @@ class Scheduler:
             pending = min(pending, threshold)
         return self._sharing.take(request, self._cache.cut(request, min(pending, budget)))
 
-    def _register(self, request: Request, start: int, end: int) -> None:
-        self.notes.registered += self._cache.register(request, start, end)
-
     def _requeue(self, request: Request) -> None:
         """Give way to others; the request has left the running ones already."""
         self._send_back(request)
@@ -295,6 +294,7 @@ class Scheduler:
             self._prefilling.remove(request)
         else:
             self._decoding.leave(request)
+            self._speculating.leave(request)
         self._ends.leave(request)
         self._tables.release(request)
         self.rows.take(request)

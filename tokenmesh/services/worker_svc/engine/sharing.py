@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Final
 
 from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
+from tokenmesh.services.worker_svc.engine.block_tables import Hits
 from tokenmesh.services.worker_svc.engine.fair_share import (
     Amount,
     giving_way,
@@ -35,10 +36,10 @@ class Sharing:
         pool: BlockPool,
         groups: KvGroups,
         preempt: Callable[[Request], None],
-        fits: Callable[[Request], bool],
+        find: Callable[[Request], Hits | None],
         recent: RecentUse,
     ) -> None:
-        """`fits`: whether there are blocks for a request that waits."""
+        """`find`: what a request that waits would share; None: there are no blocks for it."""
         self._running = running
         self._prefilling = prefilling
         self._waiting = waiting
@@ -46,7 +47,7 @@ class Sharing:
         self._pool = pool
         self._groups = groups
         self._preempt = preempt
-        self._fits = fits
+        self._find = find
         self._recent = recent
         self._shares = _UNBOUND
         """Prefill tokens that each tenant has left in this step; empty: they do not compete."""
@@ -54,7 +55,10 @@ class Sharing:
     def begin_step(self, budget: int) -> bool:
         """Give each tenant its share; whether running requests are short of blocks."""
         self._shares, is_short = _UNBOUND, False
-        if len(self._rows.by_tenant.keys() | self._waiting.tenants) < 2:
+        holders = self._rows.by_tenant
+        if len(holders) < 2 and not len(self._waiting):
+            return False
+        if len(holders.keys() | self._waiting.tenants) < 2:
             return False
         while self._must_relieve():
             self._preempt(heaviest(self._running))
@@ -86,7 +90,7 @@ class Sharing:
         if not self._rows.has_free and not self._take_from_others(claimant, 1, one_row):
             return
         need = self._groups.needed(claimant.num_known)
-        while not self._fits(claimant) and self._take_from_others(claimant, need, num_blocks):
+        while self._find(claimant) is None and self._take_from_others(claimant, need, num_blocks):
             pass
 
     def _take_from_others(self, claimant: Request, need: int, amount: Amount) -> bool:
@@ -100,7 +104,11 @@ class Sharing:
         that other: they are few, and short ones bring the first token sooner."""
         prefilling = list(self._prefilling)
         left = max(0, budget - len(self._running) + len(prefilling))
-        if len(self._waiting) and self._rows.has_free and self._fits(self._waiting.first):
+        if (
+            len(self._waiting)
+            and self._rows.has_free
+            and self._find(self._waiting.first) is not None
+        ):
             prefilling.append(self._waiting.first)
         demands: dict[Owner, int] = {}
         for request in prefilling:

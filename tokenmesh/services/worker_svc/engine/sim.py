@@ -138,29 +138,35 @@ class SimRunner:
             self._rows[new.row] = _SimRow(new, key, len(new.token_ids))
         result = StepResult()
         for number in plan.decodes:
-            self._draw(number, result)
+            self._draw(number, [], result)
         for entry in plan.scheduled:
             row = self._rows[entry.row]
             if row.new.wants_prompt_logprobs:
                 result.prompt_logprobs[entry.row] = self._prompt_logprobs(row, entry)
             if entry.samples:
-                self._draw(entry.row, result)
+                self._draw(entry.row, entry.drafts, result)
         return result
 
-    def _draw(self, number: int, result: StepResult) -> None:
+    def _draw(self, number: int, drafts: Sequence[int], result: StepResult) -> None:
+        """A token, and one more after each draft that is right."""
         row = self._rows[number]
         sampling = row.new.sampling
-        position = row.num_known - row.new.num_prompt
-        token = sim_token(row.key, sampling, position, self._vocabulary)
-        row.num_known += 1
-        result.tokens[number] = token
+        tokens = result.tokens[number] = []
+        for draft in (*drafts, None):
+            position = row.num_known - row.new.num_prompt
+            tokens.append(sim_token(row.key, sampling, position, self._vocabulary))
+            row.num_known += 1
+            if tokens[-1] != draft:
+                break
         if sampling.logprobs is not None:
-            logprobs = sim_logprobs(token, sampling.logprobs, self._vocabulary.size)
-            named = sampling.logprob_token_ids
-            if named:
-                values = [_HALF if each == token else 2 * _HALF for each in named]
-                logprobs = TokenLogprobs(token, _HALF, 1, named, values)
-            result.logprobs[number] = logprobs
+            result.logprobs[number] = [self._logprobs(sampling, token) for token in tokens]
+
+    def _logprobs(self, sampling: SamplingParams, token: int) -> TokenLogprobs:
+        named = sampling.logprob_token_ids
+        if not named:
+            return sim_logprobs(token, sampling.logprobs or 0, self._vocabulary.size)
+        values = [_HALF if each == token else 2 * _HALF for each in named]
+        return TokenLogprobs(token, _HALF, 1, named, values)
 
     def _prompt_logprobs(self, row: _SimRow, entry: ScheduledRow) -> list[TokenLogprobs]:
         num_top = row.new.sampling.prompt_logprobs or 0

@@ -27,8 +27,18 @@ class PromptSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class Drafted:
+    """Drafts of one row that samples."""
+
+    row: int
+    token_ids: list[int]
+    first: int
+    """Of the places in `StepInputs.last_tokens` for what is drawn after each of them."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepInputs:
-    """Everything one step needs. T tokens, N sampled rows."""
+    """Everything one step needs. T tokens, N sampled rows, D drafts."""
 
     token_ids: torch.Tensor
     """[T] int64"""
@@ -36,7 +46,9 @@ class StepInputs:
     step: HostStep
     sampled_rows: list[int]
     last_tokens: torch.Tensor | None
-    """[N] batch token whose logits each sampled row draws from; None: each token has its row."""
+    """[N + D] batch token whose logits each sampled row draws from, then those of the drafts; None:
+    each token has its row."""
+    drafted: list[Drafted]
     prompt_spans: list[PromptSpan]
     errors: dict[int, str]
 
@@ -47,11 +59,15 @@ def build_inputs(scheduled: list[ScheduledRow], rows: Rows, page_size: int) -> S
     token_ids: list[int] = []
     lengths: list[int] = []
     patches, sampled_rows, last_tokens, spans, errors = [], [], [], [], {}
+    drafts: list[tuple[int, list[int], int]] = []
     for entry in order:
         row, first = rows[entry.row], len(token_ids)
         end = entry.start + entry.num_tokens
         token_ids += row.token_ids[entry.start : end]
-        lengths += [max(row.min_length, p + 1) for p in range(entry.start, end)]
+        if entry.drafts:
+            drafts.append((entry.row, entry.drafts, len(token_ids)))
+            token_ids += entry.drafts
+        lengths += [max(row.min_length, p + 1) for p in range(entry.start, end + len(entry.drafts))]
         for patch in row.patches:
             overlap = patch.overlap(entry.start, end)
             if overlap is not None:
@@ -61,21 +77,19 @@ def build_inputs(scheduled: list[ScheduledRow], rows: Rows, page_size: int) -> S
             errors[entry.row] = row.error
         elif entry.samples:
             sampled_rows.append(entry.row)
-            last_tokens.append(len(token_ids) - 1)
+            last_tokens.append(first + entry.num_tokens - 1)
         if row.prompt_logprobs is not None and entry.start + 1 < row.num_prompt:
             targets = row.token_ids[entry.start + 1 : min(end + 1, row.num_prompt)]
-            spans.append(
-                PromptSpan(
-                    entry.row, slice(first, first + len(targets)), targets, row.prompt_logprobs
-                )
-            )
+            tokens = slice(first, first + len(targets))
+            spans.append(PromptSpan(entry.row, tokens, targets, row.prompt_logprobs))
     is_whole = len(last_tokens) == len(token_ids)
+    drafted = _place_drafts(drafts, last_tokens)
     return StepInputs(
         token_ids=torch.tensor(token_ids),
         patches=patches,
         step=HostStep(
             starts=[entry.start for entry in order],
-            counts=[entry.num_tokens for entry in order],
+            counts=[entry.num_tokens + len(entry.drafts) for entry in order],
             numbers=[entry.row for entry in order],
             all_tables=rows.tables,
             page_size=page_size,
@@ -84,10 +98,22 @@ def build_inputs(scheduled: list[ScheduledRow], rows: Rows, page_size: int) -> S
         ),
         sampled_rows=sampled_rows,
         last_tokens=None if is_whole else torch.tensor(last_tokens, dtype=torch.int64),
+        drafted=drafted,
         prompt_spans=spans,
         errors=errors,
     )
 
 
+def _place_drafts(
+    drafts: list[tuple[int, list[int], int]], last_tokens: list[int]
+) -> list[Drafted]:
+    """Append the batch tokens of drafts, each given with its row and the first one's token."""
+    drafted = []
+    for row, token_ids, token in drafts:
+        drafted.append(Drafted(row, token_ids, len(last_tokens)))
+        last_tokens += range(token, token + len(token_ids))
+    return drafted
+
+
 def _batch_key(entry: ScheduledRow) -> tuple[bool, int]:
-    return (entry.num_tokens > 1, entry.start)
+    return (entry.num_tokens + len(entry.drafts) > 1, entry.start)

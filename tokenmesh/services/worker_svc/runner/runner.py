@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 
 import torch
 
@@ -10,10 +11,10 @@ from tokenmesh.services.worker_svc.engine.plan import StepPlan, StepResult
 from tokenmesh.services.worker_svc.models.api import Model
 from tokenmesh.services.worker_svc.models.keeps import KvStore
 from tokenmesh.services.worker_svc.runner.compute_thread import ComputeHere, ComputeThread, Task
-from tokenmesh.services.worker_svc.runner.inputs import StepInputs, build_inputs
+from tokenmesh.services.worker_svc.runner.inputs import Drafted, StepInputs, build_inputs
 from tokenmesh.services.worker_svc.runner.prompt_logprobs import prompt_logprobs
 from tokenmesh.services.worker_svc.runner.rows import Rows
-from tokenmesh.services.worker_svc.sampling.sampler import Sampler
+from tokenmesh.services.worker_svc.sampling.sampler import Draws, Sampler
 from tokenmesh.shared.messages.tokens import TokenLogprobs
 
 
@@ -22,7 +23,7 @@ class StepLogits:
     """What `forward` leaves for `sample`."""
 
     sampled: torch.Tensor | None
-    """float32 [N, vocab] in the order of StepInputs.sampled_rows; None when nobody samples."""
+    """float32 [N + D, vocab] in the order of StepInputs.last_tokens; None when no row samples."""
     prompt: dict[int, list[TokenLogprobs]]
 
 
@@ -125,19 +126,44 @@ class TorchRunner:
 
     @torch.inference_mode()
     def sample(self, inputs: StepInputs | None, logits: StepLogits) -> StepResult:
-        """Draw one token for each row that samples."""
+        """Draw a token for each row that samples, and one more after each draft that is right."""
         if inputs is None:
             return StepResult()
         result = StepResult(prompt_logprobs=logits.prompt, errors=dict(inputs.errors))
         if logits.sampled is not None:
-            draws = self._sampler.draw(inputs.sampled_rows, logits.sampled)
+            num_rows = len(inputs.sampled_rows)
+            draws = self._sampler.draw(inputs.sampled_rows, logits.sampled[:num_rows])
             result.errors |= draws.errors
             result.hopeless |= draws.hopeless
-            for number, draw in draws.draw_by_row.items():
-                self._rows[number].token_ids.append(draw.token_id)
-                result.tokens[number] = draw.token_id
-                if draw.logprobs is not None:
-                    result.logprobs[number] = draw.logprobs
+            self._note_draws(draws, result)
+            if inputs.drafted:
+                self._verify(inputs.drafted, logits.sampled, result)
         for number, error in result.errors.items():
             self._rows.fail(number, error)
         return result
+
+    def _verify(self, drafted: list[Drafted], logits: torch.Tensor, result: StepResult) -> None:
+        """Draw on after drafts [N + D, V], place by place, for as long as they are what was drawn.
+
+        A row that cannot draw says so in the step after, as it would without drafts.
+        """
+        for place in count():
+            drafted = [
+                each
+                for each in drafted
+                if place < len(each.token_ids)
+                and result.tokens.get(each.row, [])[place:] == each.token_ids[place : place + 1]
+            ]
+            if not drafted:
+                return
+            places = [each.first + place for each in drafted]
+            self._note_draws(
+                self._sampler.draw([each.row for each in drafted], logits[places]), result
+            )
+
+    def _note_draws(self, draws: Draws, result: StepResult) -> None:
+        for number, draw in draws.draw_by_row.items():
+            self._rows[number].token_ids.append(draw.token_id)
+            result.tokens.setdefault(number, []).append(draw.token_id)
+            if draw.logprobs is not None:
+                result.logprobs.setdefault(number, []).append(draw.logprobs)

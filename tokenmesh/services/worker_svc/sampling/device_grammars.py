@@ -43,7 +43,8 @@ class DeviceStepGrammars:
         """The step has been read: go on by its tokens, and take out the rows that failed."""
         for index, number in enumerate(self._numbers):
             if number in result.tokens and index not in self._step.errors:
-                self._step.append(index, result.tokens[number])
+                for token_id in result.tokens[number]:
+                    self._step.append(index, token_id)
         failed = {self._numbers[index]: error for index, error in self._step.errors.items()}
         if failed:
             for number in failed:

@@ -50,9 +50,9 @@ class Answer:
             result.errors |= draws.errors
             result.hopeless |= draws.hopeless
             for number, draw in draws.draw_by_row.items():
-                result.tokens[number] = draw.token_id
+                result.tokens[number] = [draw.token_id]
                 if draw.logprobs is not None:
-                    result.logprobs[number] = draw.logprobs
+                    result.logprobs[number] = [draw.logprobs]
         for span, pieces in self.prompts:
             taken = [_take(unread) for _ in pieces]
             result.prompt_logprobs[span.row] = _entries(span, taken)

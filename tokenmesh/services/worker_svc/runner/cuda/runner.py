@@ -40,6 +40,7 @@ from tokenmesh.services.worker_svc.sampling.device_sampler import (
     Needs,
 )
 from tokenmesh.services.worker_svc.sampling.upload import upload
+from tokenmesh.shared.errors import ConfigError
 
 
 class CudaRunner:
@@ -140,6 +141,8 @@ class CudaRunner:
         for number, block in plan.grown:
             rows.append_block(number, block)
         for entry in plan.scheduled:
+            if entry.drafts:
+                raise ConfigError("the runner for GPUs takes no drafts")
             rows.schedule(entry)
         sampler.apply()
         return make_batch(rows.advance(plan.decodes) + plan.scheduled, rows)

@@ -1,0 +1,42 @@
+"""DiceProposer: drafts that are right, wrong or right in part, as the dice say."""
+
+from collections.abc import Callable
+from random import Random
+
+from tokenmesh.services.worker_svc.engine.request import Request
+
+
+class DiceProposer:
+    """Knows what each stream would draw, and spoils some of it."""
+
+    def __init__(
+        self,
+        rng: Random,
+        output_of: Callable[[Request], list[int]],
+        vocab_size: int,
+        *,
+        max_drafts: int = 5,
+        max_rows: int = 1000,
+        share_wrong: float = 0.3,
+    ) -> None:
+        """output_of: a stream's output, past its end where that is known."""
+        self.max_drafts = max_drafts
+        self.max_rows = max_rows
+        self.num_drafts = 0
+        self._rng = rng
+        self._output_of = output_of
+        self._vocab_size = vocab_size
+        self._share_wrong = share_wrong
+
+    def propose(self, request: Request, limit: int) -> list[int]:
+        rng = self._rng
+        assert limit >= 1
+        coming = self._output_of(request)[request.num_known - request.num_prompt :]
+        # more than is asked for is cut
+        drafts = coming[: rng.randint(0, limit + 1)]
+        drafts += [rng.randrange(self._vocab_size) for _ in range(rng.randrange(3))]
+        if drafts and rng.random() < self._share_wrong:
+            place = rng.randrange(len(drafts))
+            drafts[place] = (drafts[place] + 1) % self._vocab_size
+        self.num_drafts += len(drafts[:limit])
+        return drafts

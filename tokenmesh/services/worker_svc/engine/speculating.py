@@ -1,0 +1,184 @@
+"""Speculating: requests that compute guesses of their next tokens along with the last known one.
+
+What a stream draws does not depend on the guesses: the runner draws every token as it would without
+them, and goes on to the next only where the guess was what it drew. So a guess costs or saves time.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
+from tokenmesh.services.worker_svc.engine.block_tables import BlockTables
+from tokenmesh.services.worker_svc.engine.decoding import Decoding
+from tokenmesh.services.worker_svc.engine.end_watch import EndWatch
+from tokenmesh.services.worker_svc.engine.plan import ScheduledRow, StepPlan
+from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache, Registered
+from tokenmesh.services.worker_svc.engine.queues import service_order
+from tokenmesh.services.worker_svc.engine.request import Request
+from tokenmesh.services.worker_svc.engine.room import Room
+from tokenmesh.services.worker_svc.engine.runner import Runner
+from tokenmesh.shared.errors import ConfigError
+
+
+class Proposer(Protocol):
+    """Guesses how streams go on."""
+
+    max_rows: int
+    """With more running requests than this, all of them decode without drafts."""
+    max_drafts: int
+    """Of one row in one step."""
+
+    def propose(self, request: Request, limit: int) -> list[int]:
+        """At most `limit` ids of the vocabulary that may follow the known tokens, in order.
+
+        Asked once for each row and step that has room for any; `limit` is at least 1.
+        """
+
+
+def check_drafts(runner: Runner, proposer: Proposer | None) -> None:
+    """Raises ConfigError where a model cannot take drafts."""
+    if proposer is not None and runner.has_states:
+        raise ConfigError("no drafts: this model's rows keep states, which a refused draft spoils")
+
+
+class Speculating:
+    """Members have a row; all of their tokens but the last are computed, or a step is in flight
+    that draws the next ones. They are scheduled once the step before has landed.
+
+    Drafts get what others leave of a step's budget and of the free blocks. Without a proposer there
+    are no members.
+    """
+
+    def __init__(
+        self, proposer: Proposer | None, pool: BlockPool, tables: BlockTables, cache: PrefixCache,
+        ends: EndWatch, room: Room,
+    ) -> None:  # fmt: skip
+        self._proposer = proposer
+        self.is_on = proposer is not None
+        """Whether there may be members: the rest need not be called else."""
+        self._pool = pool
+        self._tables = tables
+        self._cache = cache
+        self._growth = cache.groups.growth
+        self._size = cache.groups.block_size
+        self._ends = ends
+        self._room = room
+        self._members: dict[int, Request] = {}
+        """By row."""
+        self._grown: list[tuple[Request, list[int]]] = []
+        """Who computes something in this step, and the blocks that it got for that."""
+        self._entries: list[tuple[Request, ScheduledRow]] = []
+        """The same once they are in the plan."""
+
+    def __contains__(self, request: Request) -> bool:
+        return self._members.get(request.row) is request
+
+    def leave(self, request: Request) -> None:
+        """Stop; nothing happens when it is no member."""
+        if request in self:
+            del self._members[request.row]
+
+    def begin_step(self, decoding: Decoding, num_running: int) -> None:
+        """Take in those that decode, or send members there where too many requests run; then get
+        blocks for last known tokens: others may have to give way, whom no plan holds yet."""
+        assert self._proposer is not None
+        self._exchange(decoding, is_wanted=num_running <= self._proposer.max_rows)
+        self._grown = []
+        for request in sorted(self._landed(), key=service_order):
+            if request not in self:
+                continue  # it has given way to one before it
+            if request.num_known == request.decode_end:
+                self.leave(request)
+                decoding.add_outgrown(request)
+                continue
+            new_blocks = self._make_room(request)
+            if new_blocks is not None:
+                self._grown.append((request, new_blocks))
+
+    def _exchange(self, decoding: Decoding, *, is_wanted: bool) -> None:
+        if is_wanted:
+            for request in decoding.members():
+                decoding.leave(request)
+                self._members[request.row] = request
+            return
+        for request in self._landed():
+            # whoever holds blocks ahead stays until it has filled them: borders are at full ones
+            if request.capacity - request.num_known < self._size:
+                self.leave(request)
+                decoding.enter(request)
+
+    def _make_room(self, request: Request) -> list[int] | None:
+        """New blocks for its last known token; None where it has given way itself."""
+        length = request.num_known
+        if length <= request.capacity:
+            return []
+        self._tables.drop_behind(request, length - 1)
+        return [self._tables.grow(request)] if self._room.make(request, self._growth) else None
+
+    def schedule(self, plan: StepPlan) -> list[Registered]:
+        """Plan the last known tokens of those that have not given way; blocks that these fill."""
+        self._entries = []
+        registered = []
+        for request, new_blocks in self._grown:
+            if request not in self:
+                continue
+            length = request.num_known
+            windowed = self._tables.take_new(request)
+            entry = ScheduledRow(request.row, length - 1, 1, new_blocks, True, windowed)
+            plan.scheduled.append(entry)
+            self._entries.append((request, entry))
+            registered += self._cache.register(request, length - 1, length)
+            request.num_computed = length
+            if length == request.max_len - 1:
+                self._ends.expect_end(request)
+        return registered
+
+    def draft(self, budget: int) -> None:
+        """Add drafts to what was planned, at most so many in all."""
+        assert self._proposer is not None
+        for request, entry in self._entries:
+            # with all of them right, one more is drawn
+            limit = request.decode_end - 1 - request.num_known
+            limit = min(limit, self._proposer.max_drafts, budget)
+            if limit > 0:
+                drafts = self._proposer.propose(request, limit)[:limit]
+                entry.drafts = drafts[: self._grow(request, entry, len(drafts))]
+                budget -= len(entry.drafts)
+
+    def land(self, drawn: Sequence[Request | None], tokens: Mapping[int, list[int]]) -> set[int]:
+        """Append what rows drew, where one of them drew several: up to the end of its stream, and
+        what is past that is taken out of `tokens` as well. Returns all rows."""
+        for new, request in zip(tokens.values(), drawn, strict=True):
+            if request is None:
+                continue
+            first = request.num_known
+            _append(request, new)
+            if request in self:
+                # all but the last are drafts that were computed
+                request.num_computed = request.num_known - 1
+                self._cache.register(request, first, request.num_known - 1)
+        return set(tokens)
+
+    def _landed(self) -> list[Request]:
+        return [each for each in self._members.values() if each.num_known > each.num_computed]
+
+    def _grow(self, request: Request, entry: ScheduledRow, num_drafts: int) -> int:
+        """For how many drafts there are blocks, with those that are free."""
+        wanted = request.num_known + num_drafts
+        if num_drafts and request.capacity < wanted:
+            self._tables.drop_behind(request, request.num_known - 1)
+        while request.capacity < wanted and self._pool.num_free >= self._growth:
+            entry.new_blocks.append(self._tables.grow(request))
+        windowed = self._tables.take_new(request)
+        if windowed:
+            old = entry.new_windowed or [[] for _ in windowed]
+            entry.new_windowed = [a + b for a, b in zip(old, windowed, strict=True)]
+        return min(num_drafts, request.capacity - request.num_known)
+
+
+def _append(request: Request, new: list[int]) -> None:
+    for index, token in enumerate(new):
+        request.token_ids.append(token)
+        if request.ending() is not None:
+            del new[index + 1 :]
+            return
