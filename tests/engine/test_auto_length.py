@@ -7,6 +7,7 @@ import pytest
 from tests.fakes.engine_driver import EngineDriver, Job, greedy, load
 from tests.fakes.tiny import Tiny, prompt_of
 from tokenmesh.services.worker_svc.admission import admit
+from tokenmesh.services.worker_svc.load import LoadBook
 from tokenmesh.services.worker_svc.main import card_of
 from tokenmesh.shared.errors import ConfigError, PromptTooLong
 from tokenmesh.shared.ids import GatewayId, ModelName, RequestId
@@ -54,6 +55,30 @@ def test_the_pool_bounds_the_length(tiny: Tiny, name: str, num_blocks: int, long
     if longest < 256:
         with pytest.raises(ConfigError, match=f"lower max_model_len to {longest}"):
             load(tiny(name).directory, max_model_len=longest + 1, **sizes)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_groups"),
+    [("llama", 1), ("gemma3_text", 6), ("deepseek_v2", 1), ("bamba", 1), ("mamba2", 1)],
+)
+def test_bytes_that_are_reported_are_those_of_the_store(
+    tiny: Tiny, name: str, num_groups: int
+) -> None:
+    sizes = {**SIZES, "num_gpu_blocks_override": 100, "max_num_seqs": 3}
+    driver = EngineDriver(tiny(name).directory, max_model_len="auto", **sizes)
+    model = driver.model
+    store, book = model.resident._store, LoadBook.of(driver.settings, model)
+    # the null block, and the row that padding writes to, hold no request
+    spare = model.kv_bytes.block + model.kv_bytes.row
+    total = sum(book.kv_bytes(of_rows=each, in_use=False) for each in (False, True))
+    assert total + spare == store.nbytes
+    assert store.has_states == (model.kv_bytes.row > 0)
+    assert book.cache_config["enable_prefix_caching"] == "True"
+    stats = []
+    driver.on_output = lambda output: stats.append(output.stats)
+    driver.run([Job(prompt_of(20), greedy(4))])
+    # 23 tokens are computed, in two blocks of each group
+    assert max(each.kv_blocks_used for each in stats) == 2 * num_groups
 
 
 def test_latents_are_counted_by_their_bytes(tiny: Tiny) -> None:

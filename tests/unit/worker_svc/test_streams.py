@@ -7,6 +7,7 @@ from tokenmesh.services.worker_svc.engine.owner import NOBODY, Owner
 from tokenmesh.services.worker_svc.engine.request import StreamKey
 from tokenmesh.services.worker_svc.gateway_watch import GatewayWatch
 from tokenmesh.services.worker_svc.load import LoadBook
+from tokenmesh.services.worker_svc.loaded import KvBytes
 from tokenmesh.services.worker_svc.streams import Stream, Streams
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.ids import GatewayId
@@ -97,6 +98,32 @@ def test_what_the_engine_has_not_seen_yet_counts_as_load() -> None:
     book.update(EngineStats(num_added=1, running=1, queued_tokens=5, prefill_tokens_per_s=10.0))
     load = book.load()
     assert (load.running, load.waiting, load.queued_tokens) == (1, 1, 35)
+
+
+@pytest.mark.parametrize(
+    ("block", "row", "used", "blocks", "states"),
+    [
+        # pages or latents; states and blocks; states alone
+        (100, 0, (7, 9), (700, 900), (0, 0)),
+        (100, 30, (7, 9), (700, 900), (60, 30 * SETTINGS.num_rows)),
+        (0, 30, (2, SETTINGS.num_rows), (0, 0), (60, 30 * SETTINGS.num_rows)),
+    ],
+)
+def test_what_the_kv_cache_takes_is_blocks_and_states(
+    block: int,
+    row: int,
+    used: tuple[int, int],
+    blocks: tuple[int, int],
+    states: tuple[int, int],
+) -> None:
+    book = LoadBook(SETTINGS, 10, KvBytes(block, row), has_prefix_cache=row == 0)
+    book.update(EngineStats(running=2, kv_blocks_used=7))
+    load = book.load()
+    assert (load.kv_blocks_used, load.kv_blocks_total) == used
+    for of_rows, expected in ((False, blocks), (True, states)):
+        sizes = (book.kv_bytes(of_rows=of_rows, in_use=in_use) for in_use in (True, False))
+        assert tuple(sizes) == expected
+    assert book.cache_config["enable_prefix_caching"] == str(row == 0)
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ class WorkerActor(Actor):
         self._around = around
         self._index = around.index
         self._streams = Streams(settings, self._index.release if self._index else None)
-        self._book = LoadBook(settings, loaded.runner.num_blocks)
+        self._book = LoadBook.of(settings, loaded)
         self._entrance = Entrance(
             settings, loaded, host, self._streams, self._book, around.blobs, around.grammars
         )

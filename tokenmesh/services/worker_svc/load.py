@@ -6,16 +6,19 @@ The engine's numbers are those of its last step; what was handed to it since is 
 from collections import Counter, deque
 from heapq import nlargest
 from operator import itemgetter
-from typing import Final
+from typing import Final, Self
 
+from tokenmesh.services.worker_svc.engine.from_settings import has_prefix_cache
 from tokenmesh.services.worker_svc.engine.outputs import EngineStats
 from tokenmesh.services.worker_svc.engine.owner import Owner
+from tokenmesh.services.worker_svc.loaded import KvBytes, Loaded
 from tokenmesh.services.worker_svc.streams import Streams
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.messages.beat import WorkerLoad
 from tokenmesh.shared.messages.place import Refused
 from tokenmesh.shared.tenant_share import is_within_share
 
+NO_BYTES: Final = KvBytes()
 _MIN_RETRY_S: Final = 0.1
 _ASSUMED_RETRY_S: Final = 1.0
 """While no prefill rate is known."""
@@ -26,9 +29,21 @@ _MAX_TENANTS: Final = 64
 class LoadBook:
     """Accepted work, in streams and prompt tokens."""
 
-    def __init__(self, settings: WorkerSettings, num_blocks: int) -> None:
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        num_blocks: int,
+        kv_bytes: KvBytes = NO_BYTES,
+        *,
+        num_saved_states: int = 0,
+        has_prefix_cache: bool = True,
+    ) -> None:
+        """num_blocks: with the null block."""
         self._settings = settings
         self._num_blocks = num_blocks - 1
+        self._kv_bytes = kv_bytes
+        self._num_saved = num_saved_states
+        self._has_prefix_cache = has_prefix_cache
         self._stats = EngineStats()
         self._num_submitted = 0
         self._pending: deque[int] = deque()
@@ -38,6 +53,18 @@ class LoadBook:
         """Prompt tokens of ended streams that the prefix cache held."""
         self.num_preparing = 0
         """Requests that were accepted and are not ready for the engine."""
+
+    @classmethod
+    def of(cls, settings: WorkerSettings, loaded: Loaded) -> Self:
+        """Of a worker with that model."""
+        runner = loaded.runner
+        return cls(
+            settings,
+            runner.num_blocks,
+            loaded.kv_bytes,
+            num_saved_states=runner.num_saved_states,
+            has_prefix_cache=has_prefix_cache(settings, runner),
+        )
 
     @property
     def stats(self) -> EngineStats:
@@ -50,8 +77,22 @@ class LoadBook:
         return {
             "block_size": str(self._settings.block_size),
             "num_gpu_blocks": str(self._num_blocks),
-            "enable_prefix_caching": str(self._settings.enable_prefix_caching),
+            "enable_prefix_caching": str(self._has_prefix_cache),
         }
+
+    def kv_bytes(self, *, of_rows: bool, in_use: bool) -> int:
+        """Bytes of states, or else of blocks: all, saved states included, or what streams hold."""
+        if of_rows:
+            all_slots = self._settings.num_rows + self._num_saved
+            return (self._stats.running if in_use else all_slots) * self._kv_bytes.row
+        num_blocks = self._stats.kv_blocks_used if in_use else self._num_blocks
+        return num_blocks * self._kv_bytes.block
+
+    def _kv_blocks(self) -> tuple[int, int]:
+        """In use, and all. Where rows keep states alone blocks take no memory, so rows count."""
+        if self._kv_bytes.row and not self._kv_bytes.block:
+            return self._stats.running, self._settings.num_rows
+        return self._stats.kv_blocks_used, self._num_blocks
 
     def submitted(self, num_tokens: int) -> None:
         """A request went to the engine."""
@@ -96,13 +137,14 @@ class LoadBook:
         stats = self._stats
         holders = streams.holders() if streams is not None else Counter()
         weights = {owner.tenant: owner.weight for owner in holders}
+        blocks_used, blocks_total = self._kv_blocks()
         return WorkerLoad(
             running=stats.running,
             waiting=stats.waiting + len(self._pending) + self.num_preparing,
             max_num_seqs=self._settings.num_rows,
             queued_tokens=stats.queued_tokens + self._pending_tokens,
-            kv_blocks_used=stats.kv_blocks_used,
-            kv_blocks_total=self._num_blocks,
+            kv_blocks_used=blocks_used,
+            kv_blocks_total=blocks_total,
             prefill_tokens_per_s=stats.prefill_tokens_per_s,
             step_s=stats.step_s,
             starting=streams.num_starting if streams is not None else 0,

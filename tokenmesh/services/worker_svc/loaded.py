@@ -64,6 +64,16 @@ class SimResident:
             self._asleep.pop(tag, None)
 
 
+@dataclass(frozen=True, slots=True)
+class KvBytes:
+    """What a KV cache takes of the device's memory."""
+
+    block: int = 0
+    """Of one block, of any group."""
+    row: int = 0
+    """States of one row, whatever its length."""
+
+
 class Loaded(Protocol):
     """A model that is ready to run. `runner.build.LoadedModel` is the one with weights."""
 
@@ -96,6 +106,10 @@ class Loaded(Protocol):
         """Whether its sampler follows grammars."""
 
     @property
+    def kv_bytes(self) -> KvBytes:
+        """Sizes of what it keeps between steps; none for a simulated model."""
+
+    @property
     def resident(self) -> Resident:
         """Its memory."""
 
@@ -122,6 +136,7 @@ class SimModel:
     hidden_size: int = 0
     takes_images: bool = False
     has_grammars: bool = False
+    kv_bytes: KvBytes = KvBytes()
     resident: SimResident = field(default_factory=SimResident)
     make_trace: None = None
     rope_boundary: None = None

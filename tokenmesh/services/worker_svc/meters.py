@@ -51,6 +51,10 @@ class WorkerMeters:
         deferred.set_function(lambda: book.load().waiting - book.stats.waiting)
         metrics.gauge("cache_config_info", **labels, **book.cache_config).set(1)
         metrics.gauge_of("kv_cache_usage_perc", lambda: _kv_usage(book), **labels)
+        for kind in ("blocks", "states"):
+            read = partial(book.kv_bytes, of_rows=kind == "states")
+            metrics.gauge_of("kv_cache_bytes", partial(read, in_use=False), **labels, kind=kind)
+            metrics.gauge_of("kv_cache_used_bytes", partial(read, in_use=True), **labels, kind=kind)
 
     def watch_sleep(self, level_of: Callable[[], int]) -> None:
         """Tell the sleep state; `level_of` is asked at each scrape."""

@@ -110,7 +110,19 @@ ENGINE_METRICS: Final = (
     _gauge("block_event_ring_bytes", "The same in bytes.", *_MODEL),
     _gauge("block_event_snapshots", "Snapshots that are being read.", *_MODEL),
     _gauge("block_event_blocks", "Blocks that subscribers should know of.", *_MODEL),
-    _gauge("kv_cache_usage_perc", "Share of KV blocks in use; 1 is all.", *_MODEL),
+    _gauge(
+        "kv_cache_usage_perc",
+        "Share of KV blocks of all groups in use, or of rows where these keep states and nothing "
+        "else; 1 is all.",
+        *_MODEL,
+    ),
+    _gauge(
+        "kv_cache_bytes",
+        "Device memory of the KV cache: blocks of all groups, states of all rows and saved ones.",
+        *_MODEL,
+        "kind",
+    ),
+    _gauge("kv_cache_used_bytes", "Of these, held by running streams.", *_MODEL, "kind"),
     _counter("prompt_tokens", "Prompt tokens computed or found in the prefix cache.", *_MODEL),
     _counter("prompt_tokens_cached", "Of these, found in the prefix cache.", *_MODEL),
     _counter(

@@ -12,6 +12,7 @@ import torch
 
 from tokenmesh.kernels import native as native_kernels
 from tokenmesh.kernels.linear import can_pack
+from tokenmesh.services.worker_svc.loaded import KvBytes
 from tokenmesh.services.worker_svc.models.api import Model, ModelFacts, Progress
 from tokenmesh.services.worker_svc.models.keeps import KvStore
 from tokenmesh.services.worker_svc.models.load import read_model_facts
@@ -56,6 +57,7 @@ class LoadedModel:
     times: LoadTimes
     pool_s: float
     """Seconds to measure memory and make the KV pool."""
+    kv_bytes: KvBytes
     make_trace: type[TorchTrace] = TorchTrace
     has_grammars: bool = True
 
@@ -124,6 +126,7 @@ def build_runner(model: ModelSettings, worker: WorkerSettings, progress: Progres
         resident=TorchResident(runner, loaded, store, partial(_reload, maker)),
         times=times,
         pool_s=pool_s,
+        kv_bytes=maker.kv_bytes(loaded),
     )
 
 

@@ -8,9 +8,10 @@ from typing import Self
 
 import torch
 
+from tokenmesh.services.worker_svc.loaded import KvBytes
 from tokenmesh.services.worker_svc.models.api import Model, ModelFacts, Progress
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
-from tokenmesh.services.worker_svc.models.keeps import KvStore, make_store
+from tokenmesh.services.worker_svc.models.keeps import KvStore, make_store, row_bytes
 from tokenmesh.services.worker_svc.models.load import load_model
 from tokenmesh.services.worker_svc.runner.cuda.decode_steps import KINDS
 from tokenmesh.services.worker_svc.runner.cuda.graph_memory import graph_bytes
@@ -114,6 +115,10 @@ class RunnerMaker:
         sampler = Sampler(self.facts.vocab_size, self.eos_token_ids, worker.grammar_step_s)
         is_async = worker.async_scheduling is True
         return TorchRunner(model, store, rows, sampler, is_async=is_async), store
+
+    def kv_bytes(self, model: Model) -> KvBytes:
+        """What blocks and rows of the store take."""
+        return KvBytes(self._need_of(model).block_bytes, row_bytes(model.keeps))
 
     def _need_of(self, model: Model) -> Need:
         return need_of(
