@@ -25,7 +25,9 @@ from tokenmesh.shared.ids import ModelName
 _PATIENCE_S = 40.0
 """Imports alone take a busy machine half of it."""
 _FORKS = get_context("forkserver")
-_FORKS.set_forkserver_preload([__name__, "tokenmesh.cli.main", "tokenmesh.services.gateway.main"])
+_FORKS.set_forkserver_preload(
+    [__name__, "tokenmesh.cli.main", "tokenmesh.cli.serve", "tokenmesh.services.gateway.main"]
+)
 
 
 class GatewayProcess:
