@@ -103,10 +103,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _proved(model: HfModel, skeleton: Skeleton, number: int) -> Reading:
-    original = skeleton.layers[number]
-    if any(parameter.dim() > 2 for parameter in original.parameters()):
-        raise Unread("it has weights that are no linear layer's")  # experts are too large to try
-    layer = _in_float32(model, original)
+    layer = _in_float32(model, skeleton.layers[number])
     run = model.tree.run
     step, hidden = first_step(), random_rows(1, len(skeleton.positions), model.facts.hidden_size)
     kept = model.keeps[number]
