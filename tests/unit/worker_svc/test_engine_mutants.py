@@ -41,7 +41,6 @@ class Mutant(NamedTuple):
     """Whether keys change past a length, as those of longrope do."""
     has_states: bool = False
     has_drafts: bool = False
-    has_windows: bool = False
 
 
 MUTANTS = {
@@ -168,9 +167,6 @@ MUTANTS = {
     "drafts beyond the budget": Mutant(
         Speculating, "draft", "budget -= len(entry.drafts)", "pass", has_drafts=True
     ),
-    "who gave way to another is planned": Mutant(
-        Speculating, "schedule", "request not in self", "False", has_drafts=True, has_windows=True
-    ),
     "a stream is scheduled before its tokens are there": Mutant(
         Speculating, "_landed", "if each.num_known > each.num_computed", "", has_drafts=True
     ),
@@ -220,7 +216,6 @@ def test_a_planted_bug_is_noticed(
                 has_boundary=mutant.has_boundary,
                 has_states=mutant.has_states,
                 has_drafts=mutant.has_drafts,
-                has_windows=mutant.has_windows,
             ).run()
         except Exception:
             return
