@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-LONG_RUN = re.compile(r"pytest\.mark\.slow|@rounds\(|@counts\(")
+LONG_RUN = re.compile(r"pytest\.mark\.slow|@rounds\(|@counts\(|@some\(")
 
 
 def kernel_inputs(folder: Path) -> str:

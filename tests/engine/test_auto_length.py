@@ -75,7 +75,7 @@ def test_bytes_that_are_reported_are_those_of_the_store(
     assert store.has_states == (model.kv_bytes.row > 0)
     assert book.cache_config["enable_prefix_caching"] == "True"
     stats = []
-    driver.on_output = lambda output: stats.append(output.stats)
+    driver.on_output = lambda output: stats.append(output.stats)  # type: ignore[method-assign]
     driver.run([Job(prompt_of(20), greedy(4))])
     # 23 tokens are computed, in two blocks of each group
     assert max(each.kv_blocks_used for each in stats) == 2 * num_groups

@@ -232,32 +232,27 @@ class Schedule:
         if has_tenants:
             for case in self.cases:
                 case.request.owner = random_owner(rng)
-        rows, steps = rng.choice([(trouble, 0.0), (0.0, trouble), (trouble / 4, trouble / 2)])
+        chances = rng.choice([(trouble, 0.0), (0.0, trouble), (trouble / 4, trouble / 2)])
+        dice = Random(seed + 1)
         self.runner = KvRunner(
-            self.settings,
-            num_blocks,
-            Random(seed + 1),
-            rows,
-            steps,
-            boundary,
-            windows,
-            num_saved,
-            has_pages,
+            self.settings, num_blocks, dice, *chances, boundary, windows, num_saved, has_pages
         )
-        self.proposer = None
-        if has_drafts:
-            outputs = {case.request.key: endless(case) for case in self.cases}
-            self.proposer = DiceProposer(
-                Random(seed + 2),
-                lambda request: outputs[request.key],
-                VOCAB,
-                max_drafts=rng.choice([1, 3, 7]),
-                max_rows=rng.choice([1, 3, 1000]),
-                share_wrong=rng.choice([0.0, 0.3, 1.0]),
-            )
+        self.proposer = self._make_proposer(seed) if has_drafts else None
         self.engine = Engine(self.runner, self.settings, proposer=self.proposer)
         self._may_cancel = may_cancel
         self._added: list[Case] = []
+
+    def _make_proposer(self, seed: int) -> DiceProposer:
+        outputs = {case.request.key: endless(case) for case in self.cases}
+        rng = self._rng
+        return DiceProposer(
+            Random(seed + 2),
+            lambda request: outputs[request.key],
+            VOCAB,
+            max_drafts=rng.choice([1, 3, 7]),
+            max_rows=rng.choice([1, 3, 1000]),
+            share_wrong=rng.choice([0.0, 0.3, 1.0]),
+        )
 
     def run(self) -> Counter[str]:
         """To its end; how its requests ended and what happened on the way."""
