@@ -30,7 +30,7 @@ pytestmark = [
 
 
 @pytest.fixture(autouse=True)
-def _waiting_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def waiting_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
     launch = CudaRunner.launch
 
     def strict(self: CudaRunner, plan: StepPlan) -> CudaLaunch:

@@ -12,8 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.fakes.engine_driver import EngineDriver, Job, greedy
+from tests.fakes.general_models import GENERAL, HEADS
+from tests.fakes.models import Fake, make_fake
 from tests.fakes.tiny import Tiny, prompt_of
-from tokenmesh.shared.config.model import ModelImpl
+from tokenmesh.services.worker_svc.models.load import read_model_facts
+from tokenmesh.services.worker_svc.models.raw_config import read_json
+from tokenmesh.shared.config.model import ModelImpl, ModelSettings
 from tokenmesh.shared.errors import CheckpointError
 
 Tensors = dict[str, torch.Tensor]
@@ -221,3 +225,26 @@ def test_special_tokens_past_the_embedding_are_logged_and_refused_in_requests(
     assert "has 160 rows, so requests with <160> (160) are refused" in caplog.text
     (outcome,) = driver.run([Job([5, 160], greedy(2))])
     assert outcome.error == "token id 160 is not in the vocabulary of 160"
+
+
+@pytest.mark.parametrize(
+    ("fake", "problem"),
+    [
+        (GENERAL["deepseek_v3"], "latents of 16 and 8 features do not run on a GPU"),
+        (Fake("Llama", {"head_dim": 24}), "heads of 24 features do not run on a GPU"),
+        (
+            Fake("Mamba", {"state_size": 8, "expand": 2, "time_step_rank": 8}),
+            "its MambaMixer keeps a state that no kernel of a GPU computes",
+        ),
+    ],
+    ids=lambda value: value.family if isinstance(value, Fake) else "",
+)
+def test_what_a_gpu_does_not_run_is_named_before_weights_are_read(
+    fake: Fake, problem: str, tmp_path: Path
+) -> None:
+    make_fake(fake, HEADS).save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    settings = ModelSettings(model=str(tmp_path), model_impl="transformers")
+    found = read_model_facts(read_json(tmp_path / "config.json"), tmp_path, settings).gpu_problem()
+    assert found is not None
+    assert found.startswith(problem)

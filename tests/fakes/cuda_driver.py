@@ -20,14 +20,14 @@ from tokenmesh.services.worker_svc.engine.plan import StepPlan
 from tokenmesh.services.worker_svc.engine.request import Request
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
 from tokenmesh.services.worker_svc.models.keeps import make_store
-from tokenmesh.services.worker_svc.models.native.build_decoder import build_decoder
+from tokenmesh.services.worker_svc.models.load import load_model, read_model_facts
 from tokenmesh.services.worker_svc.models.native.decoder import Decoder
-from tokenmesh.services.worker_svc.models.native.read_config import read_facts
 from tokenmesh.services.worker_svc.models.raw_config import read_json
 from tokenmesh.services.worker_svc.runner.cuda.launch import CudaLaunch
 from tokenmesh.services.worker_svc.runner.cuda.limits import CudaLimits
 from tokenmesh.services.worker_svc.runner.cuda.runner import CudaRunner
 from tokenmesh.services.worker_svc.sampling.device_sampler import DeviceSampler
+from tokenmesh.shared.config.model import ModelImpl, ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings
 
 EOS = frozenset({2})
@@ -45,7 +45,13 @@ class StrictRunner(CudaRunner):
 class CudaDriver(EngineDriver):
     """See EngineDriver; use it within `inference_mode`, and one of the ways to run kernels."""
 
-    def __init__(self, directory: Path, on: torch.device = HOST, **settings: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        on: torch.device = HOST,
+        model_impl: ModelImpl = "auto",
+        **settings: Any,
+    ) -> None:
         worker = {
             "num_gpu_blocks_override": 32,
             "max_num_seqs": 4,
@@ -54,7 +60,7 @@ class CudaDriver(EngineDriver):
         }
         self.settings = WorkerSettings.model_validate(worker)
         self.device = FakeDevice(on=on)
-        self.runner = make_runner(directory, self.settings, self.device)
+        self.runner = make_runner(directory, self.settings, self.device, model_impl)
         self.model: Any = SimpleNamespace(
             eos_token_ids=EOS,
             cache_salt=lambda salt, num_prompt: salt,
@@ -80,27 +86,38 @@ class CudaDriver(EngineDriver):
         return self._request(job)
 
 
-def make_runner(directory: Path, settings: WorkerSettings, device: FakeDevice) -> CudaRunner:
+def make_runner(
+    directory: Path, settings: WorkerSettings, device: FakeDevice, model_impl: ModelImpl = "auto"
+) -> CudaRunner:
     """With graphs unless the settings say otherwise; its pages are full of NaN."""
-    facts = read_facts(read_json(directory / "config.json"))
+    raw = read_json(directory / "config.json")
+    facts = read_model_facts(
+        raw, directory, ModelSettings(model=str(directory), model_impl=model_impl)
+    )
     weights = Checkpoint(directory, device.device)
-    decoder = build_decoder(facts, weights, torch.float32, lambda done, total: None)
+    model = load_model(facts, weights, torch.float32, lambda done, total: None, has_kernels=False)
     assert settings.num_gpu_blocks_override is not None
     num_blocks = settings.num_gpu_blocks_override
     store = make_store(
-        decoder.keeps, num_blocks, settings.block_size, 1, torch.float32, device.device
+        model.keeps,
+        num_blocks,
+        settings.block_size,
+        settings.num_rows,
+        torch.float32,
+        device.device,
+        model.grouping,
     )
     for tensor in store.tensors:
         tensor.fill_(float("nan"))
     sampler = DeviceSampler(
         settings.max_num_seqs,
-        facts.config.vocab_size,
+        facts.vocab_size,
         EOS,
         device.device,
         settings.grammar_step_s,
     )
     limits = CudaLimits.of(settings, MAX_MODEL_LEN)
-    runner = StrictRunner(decoder, store, sampler, device, limits)
+    runner = StrictRunner(model, store, sampler, device, limits)
     runner.make_graphs(runner.graph_sizes)
     return runner
 

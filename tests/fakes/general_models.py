@@ -5,6 +5,7 @@ that leaving one out changes every logit.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from tests.fakes.models import YARN, Fake, make_fake
@@ -191,6 +192,30 @@ STATES: Final = frozenset(
 """Those whose rows keep states."""
 
 
-def make_general(name: str) -> Any:
-    """The transformers model of an entry, in float32, with weights that depend on nothing else."""
-    return make_fake({**GENERAL, **VARIANTS}[name], HEADS)
+ON_GPU: Final[Mapping[str, Mapping[str, Any]]] = {
+    "gemma3_text": {},
+    "exaone_moe": {},
+    "gpt_oss": {},
+    "qwen3_moe": {},
+    "deepseek_v3": {
+        **{"q_lora_rank": 32, "qk_rope_head_dim": 16, "head_dim": 16, "v_head_dim": 16},
+    },
+    "deepseek_v32": {
+        **{"q_lora_rank": 32, "qk_rope_head_dim": 16, "head_dim": 16, "v_head_dim": 16},
+    },
+    "qwen3_next": {},
+    "mamba2": {},
+    "lfm2": {},
+}
+"""Families that are run on a GPU, with sizes that it takes in place of theirs."""
+EAGER: Final = frozenset({"deepseek_v32"})
+"""Those of them whose steps cannot be recorded."""
+
+
+def make_general(name: str, sizes: Mapping[str, Any] | None = None) -> Any:
+    """The transformers model of an entry, in float32, with weights that depend on nothing else.
+
+    sizes: in place of the entry's.
+    """
+    fake = {**GENERAL, **VARIANTS}[name]
+    return make_fake(replace(fake, sizes={**fake.sizes, **(sizes or {})}), HEADS)

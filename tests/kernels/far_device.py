@@ -50,8 +50,10 @@ class FarDevice(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         name, tensors = _name_of(func), _tensors_in((args, kwargs))
         far = [tensor for tensor in tensors if is_far(tensor)]
-        if name in ("device", "is_cuda") and tensors:
-            return (FAR if far else _HOST) if name == "device" else bool(far)
+        if name == "is_cuda" and tensors:
+            return bool(far)
+        if name == "device" and far:
+            return FAR
         if name == "pin_memory":
             return args[0]
         kwargs.pop("pin_memory", None)
@@ -61,11 +63,12 @@ class FarDevice(TorchFunctionMode):
         there = bool(far) and name not in ("cpu", "numpy")
         if kwargs.get("device") is not None:
             there = _is_there(kwargs["device"])
-            kwargs["device"] = _HOST
+            if there:
+                kwargs["device"] = _HOST
         elif far and name not in _MIXES:
             near = [each for each in tensors if not is_far(each) and each.dim()]
             assert not near, f"{name} of tensors on two devices"
-        return _marked(func(*args, **kwargs), there)
+        return marked(func(*args, **kwargs), there)
 
     def _moved(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         tensor: torch.Tensor = args[0]
@@ -80,12 +83,12 @@ class FarDevice(TorchFunctionMode):
         if there == is_far(tensor):
             moved = tensor.to(dtype)
             if moved is not tensor:
-                _marked(moved, there)
+                marked(moved, there)
             return moved
         assert self.may_read or there, "a copy to the host waits"
         # of a slice this is contiguous, unlike the slice
         moved = torch.empty_like(tensor, dtype=dtype).copy_(tensor)
-        _marked(moved, there)
+        marked(moved, there)
         return moved
 
 
@@ -115,7 +118,8 @@ def _tensors_in(value: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
-def _marked(result: Any, there: bool) -> Any:
+def marked(result: Any, there: bool) -> Any:
+    """The same, its tensors counted as those of either device."""
     for tensor in _tensors_in(result):
         tensor.__dict__[_MARK] = there
     return result

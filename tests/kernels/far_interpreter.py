@@ -11,7 +11,7 @@ from unittest.mock import patch
 import torch
 from triton.runtime.interpreter import GridExecutor
 
-from tests.kernels.far_device import FarDevice, FarGenerator, assert_far
+from tests.kernels.far_device import FarDevice, FarGenerator, assert_far, is_far, marked
 from tests.kernels.patch_once import patch_once
 
 
@@ -26,8 +26,15 @@ def far_device_interpreted() -> Iterator[FarDevice]:
         with torch._C.DisableTorchFunction():
             return run(kernel, *args, **kwargs)
 
+    make = torch.nn.Parameter.__new__
+
+    def parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+        made = make(cls, data, requires_grad)
+        return made if data is None else marked(made, is_far(data))
+
     with (
         patch.object(GridExecutor, "__call__", launched),
+        patch.object(torch.nn.Parameter, "__new__", parameter),
         patch.object(torch, "Generator", FarGenerator),
         FarDevice() as device,
     ):

@@ -139,3 +139,17 @@ def test_state_follows_requests_through_any_schedule(data: st.DataObject) -> Non
             for row, request in mirror.requests.items()
         }
         mirror.step(counts, data.draw(st.integers(0, 2)))
+
+
+def test_groups_have_tables_of_their_own_and_all_else_in_common() -> None:
+    state = RowState.zeros(NUM_ROWS, MAX_TOKENS, MAX_BLOCKS, CPU, num_groups=3)
+    groups = [state.of_group(number) for number in range(3)]
+    for number, group in enumerate(groups):
+        group.tables.fill_(number + 1)
+        group.num_computed.add_(1)
+    assert [set(group.tables.flatten().tolist()) for group in groups] == [{1}, {2}, {3}]
+    assert state.num_computed.tolist() == [3] * NUM_ROWS
+    assert not state.min_length.any()
+    last = groups[2]
+    state.flat[last.address(last.tables, NUM_ROWS - 1, MAX_BLOCKS - 1)] = 9
+    assert last.tables[-1, -1] == 9

@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmesh.services.worker_svc.engine.kv_groups import KvGroups
-from tokenmesh.services.worker_svc.models.keeps import Pages, State, one_group
+from tokenmesh.services.worker_svc.models.keeps import (
+    Latent,
+    LayerKeeps,
+    Pages,
+    State,
+    make_store,
+    one_group,
+    window_groups,
+)
 from tokenmesh.services.worker_svc.runner.device_memory import available_host_bytes
 from tokenmesh.services.worker_svc.runner.memory import (
     Budget,
@@ -350,3 +358,30 @@ def test_a_model_of_states_alone_has_blocks_for_every_row_at_full_length() -> No
     assert size_store(states, settings(max_num_seqs=3), lambda: budget).num_blocks == 1 + 3 * 7
     with pytest.raises(ConfigError, match=f"raise kv_cache_memory_bytes to {4 * MIB} or lower"):
         size_store(states, settings(kv_cache_memory_bytes=4 * MIB - 1), never)
+
+
+PAGES = Pages(2, 16, 16)
+WINDOW = Pages(2, 16, 16, window=16)
+RECURRENT = State((4, 3), torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("keeps", "block_elements"),
+    [
+        (((RECURRENT, Latent(16, 8)), (PAGES,)), 24 + 64),
+        (((WINDOW,), (WINDOW,), (PAGES,)), 64),
+        (((RECURRENT,), (RECURRENT,)), 0),
+    ],
+    ids=["state, latent and pages", "window groups", "states alone"],
+)
+def test_what_is_planned_for_is_what_is_made(
+    keeps: tuple[LayerKeeps, ...], block_elements: int
+) -> None:
+    settings = WorkerSettings(max_num_seqs=3, max_num_batched_tokens=64, block_size=16)
+    grouping = window_groups(keeps)
+    need = need_of(keeps, grouping, settings, torch.bfloat16, 64, can_save=False)
+    assert need.block_bytes == 2 * 16 * block_elements
+    rows, cpu = settings.num_rows, torch.device("cpu")
+    store = make_store(keeps, 5, 16, rows, torch.bfloat16, cpu, grouping)
+    assert store.nbytes == 5 * need.block_bytes + need.row_bytes
+    assert store.num_blocks == need.size_in(store.nbytes, 5).num_blocks or not block_elements

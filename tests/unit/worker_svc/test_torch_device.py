@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from tests.fakes.family_configs import SIZES
-from tokenmesh.services.worker_svc.models.api import ModelFacts
 from tokenmesh.services.worker_svc.models.native.read_config import read_facts
 from tokenmesh.services.worker_svc.models.raw_config import RawConfig
 from tokenmesh.services.worker_svc.runner.cuda import torch_device
@@ -241,9 +240,9 @@ def test_what_does_not_run_on_a_gpu_is_refused_before_weights_are_read() -> None
     ):
         with pytest.raises(ConfigError, match=text):
             check_shapes(facts, settings)
-    general = ModelFacts("MixtralForCausalLM", 160, 64, 256, (), takes_images=False, dtype=None)
-    with pytest.raises(ConfigError, match="MixtralForCausalLM runs as a module tree"):
-        check_shapes(general, WorkerSettings())
+    narrow = read_facts(RawConfig({**raw.values, "head_dim": 24}, "config.json"))
+    with pytest.raises(ConfigError, match="LlamaForCausalLM: heads of 24 features do not run"):
+        check_shapes(narrow, WorkerSettings())
 
 
 @pytest.mark.parametrize(

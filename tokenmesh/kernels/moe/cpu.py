@@ -11,6 +11,8 @@ from typing import Final
 import torch
 from torch.nn import functional
 
+from tokenmesh.kernels.alignment import padded
+from tokenmesh.kernels.dispatch import uses_triton
 from tokenmesh.kernels.moe.routing import SCORES, Routing
 from tokenmesh.kernels.moe.spec import ACTIVATIONS, ExpertsSpec
 from tokenmesh.kernels.native import (
@@ -43,12 +45,21 @@ def pack(
         straight13 = torch.cat((straight13[:, 0::2], straight13[:, 1::2]), dim=1)
         b13 = None if b13 is None else torch.cat((b13[:, 0::2], b13[:, 1::2]), dim=1)
     straight = replace(spec, is_transposed=False, is_interleaved=False, b13=b13)
-    if w13.is_cuda:
-        return straight13.contiguous(), straight2.contiguous(), straight
+    if uses_triton(w13):
+        return _aligned(straight13), _aligned(straight2), straight
     if native and NativeExperts.fits(straight13) and NativeExperts.fits(straight2):
         slices = 2 if spec.is_gated else 1
         return NativeExperts.pack(straight13, slices), NativeExperts.pack(straight2, 1), straight
     return w13, w2, spec
+
+
+def _aligned(stack: torch.Tensor) -> torch.Tensor:
+    """[E, outputs, inputs] in rows that begin at multiples of what kernels want."""
+    width = stack.shape[-1]
+    if width == padded(width):
+        return stack.contiguous()
+    wide = stack.new_empty(*stack.shape[:-1], padded(width))[..., :width]
+    return wide.copy_(stack)
 
 
 def _check(w13: torch.Tensor, w2: torch.Tensor, spec: ExpertsSpec) -> None:

@@ -11,8 +11,8 @@ from tokenmesh.kernels.specimen import Compilation, Inputs, Limits, Make, Output
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x [T, F] with weight [F], or x [T, N, F] with weight [F] or [N, F]; see the package."""
-    by_head = x if x.dim() == 3 else x.unsqueeze(1)
+    """x [..., F] with weight [F], or x [T, N, F] with weight [F] or [N, F]; see the package."""
+    by_head = x if x.dim() == 3 else x.flatten(0, -2).unsqueeze(1)
     tokens, heads, features = by_head.shape
     out = torch.empty(by_head.shape, dtype=x.dtype, device=x.device)
     assert_aligned_rows(by_head)

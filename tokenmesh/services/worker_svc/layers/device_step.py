@@ -1,15 +1,30 @@
 """DeviceStep: a step on a GPU. Nothing of it is read back."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
+from tokenmesh.kernels.alignment import padded
+from tokenmesh.kernels.dispatch import uses_triton
 from tokenmesh.kernels.paged_attention import DeviceRows
+from tokenmesh.kernels.state_rows import StateRows
+from tokenmesh.services.worker_svc.layers.step import HostStep, Step
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTables:
+    """Where a window group's keys and values are."""
+
+    token_slots: torch.Tensor
+    """[T] int64"""
+    block_tables: torch.Tensor
+    """[R, columns] int32"""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceStep:
-    """See `Step`; from tensors that were written on the device. T tokens."""
+    """See `Step`; from tensors that were written on the device. T tokens, R rows."""
 
     positions: torch.Tensor
     """[T] int64"""
@@ -18,13 +33,67 @@ class DeviceStep:
     token_slots: torch.Tensor
     """[T] int64, see kv_write."""
     rows: DeviceRows
+    windowed: Sequence[GroupTables] = ()
+    state_rows: StateRows | None = None
+    """None for a model whose rows keep no states."""
+    starts: Sequence[int] = ()
+    """[R] position of each row's first new token; none while a graph is recorded."""
+    counts: Sequence[int] = ()
+    """[R] new tokens of each row; none while a graph is recorded."""
+
+    @property
+    def row_tables(self) -> torch.Tensor:
+        """See `Step.row_tables`."""
+        return self.rows.block_tables
 
     def slots(self, _pages: torch.Tensor, group: int = 0) -> torch.Tensor:
-        """Alike for pages of any shape; there is one group."""
-        assert not group
-        return self.token_slots
+        """Alike for pages of any shape."""
+        return self.windowed[group - 1].token_slots if group else self.token_slots
 
     def attention(self, window: int | None, _pages: torch.Tensor, group: int = 0) -> DeviceRows:
-        """The rows as layers of one window see them."""
-        assert not group
-        return self.rows.for_window(window)
+        """The rows as layers of one group and window see them."""
+        if not group:
+            return self.rows.for_window(window)
+        tables = self.windowed[group - 1].block_tables
+        return replace(self.rows, window=window, block_tables=tables)
+
+
+def on_device(step: HostStep, device: torch.device) -> Step:
+    """The same step as the device takes it: for what is tried on a model while it is loaded.
+
+    Rows of one token must come first.
+    """
+    if not uses_triton(step.positions.to(device)):
+        return step
+    counts, groups = step.counts, range(1 + len(step.windowed_tables))
+    num_short = sum(count == 1 for count in counts)
+    tables = [_aligned(step.rows(group).tables).to(device) for group in groups]
+    slots = [step.slots_of(group).to(device) for group in groups]
+    states = StateRows.of(list(step.numbers), list(step.starts), list(counts), device)
+    lengths = [start + count for start, count in zip(step.starts, counts, strict=True)]
+    rows = DeviceRows(
+        cu_q=states.cu_q,
+        seq_lens=torch.tensor(lengths, dtype=torch.int32).to(device),
+        block_tables=tables[0],
+        num_short=num_short,
+        max_short_query=1,
+        num_long_tokens=sum(counts) - num_short,
+        num_splits=1,
+    )
+    return DeviceStep(
+        positions=step.positions.to(device),
+        lengths=step.lengths.to(device),
+        token_slots=slots[0],
+        rows=rows,
+        windowed=[GroupTables(*each) for each in zip(slots[1:], tables[1:], strict=True)],
+        state_rows=states,
+        starts=step.starts,
+        counts=counts,
+    )
+
+
+def _aligned(tables: torch.Tensor) -> torch.Tensor:
+    """[R, columns] int32, in rows as wide as kernels want them."""
+    wide = tables.new_zeros((len(tables), padded(tables.shape[1])), dtype=torch.int32)
+    wide[:, : tables.shape[1]] = tables
+    return wide

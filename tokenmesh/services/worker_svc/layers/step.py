@@ -27,6 +27,22 @@ class Step(Protocol):
     def token_slots(self) -> torch.Tensor:
         """[T] int64 block * page_size + offset, of the first KV group."""
 
+    @property
+    def starts(self) -> Sequence[int]:
+        """[R] position of each row's first new token; empty while a graph is recorded."""
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """[R] new tokens of each row; empty while a graph is recorded."""
+
+    @property
+    def row_tables(self) -> torch.Tensor:
+        """[R, columns] block ids of the first KV group; read only those that a row's tokens use."""
+
+    @property
+    def state_rows(self) -> StateRows | None:
+        """For ops over states, whose slots are row numbers."""
+
     def slots(self, pages: torch.Tensor, group: int = 0) -> torch.Tensor:
         """Where new keys and values go in a KV group's pages of this shape, see `kv_write`."""
 
@@ -108,14 +124,23 @@ class HostStep:
             self._slots[key] = slots
         return slots
 
+    @property
+    def row_tables(self) -> torch.Tensor:
+        """See `Step.row_tables`."""
+        return self.rows(0).tables
+
     @cached_property
     def token_slots(self) -> torch.Tensor:
         """See `Step.token_slots`."""
-        return self._blocks(0) * self.page_size + self.positions % self.page_size
+        return self.slots_of(0)
+
+    def slots_of(self, group: int) -> torch.Tensor:
+        """[T] int64 block * page_size + offset, of a KV group."""
+        return self._blocks(group) * self.page_size + self.positions % self.page_size
 
     @cached_property
     def state_rows(self) -> StateRows:
-        """For ops over states, whose slots are row numbers."""
+        """See `Step.state_rows`."""
         return StateRows.of(list(self.numbers), list(self.starts), list(self.counts))
 
     def _blocks(self, group: int) -> torch.Tensor:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+from tokenmesh.kernels.alignment import MULTIPLE
 from tokenmesh.services.worker_svc.layers.rope_config import RopeConfig
 from tokenmesh.services.worker_svc.layers.step import Step
 from tokenmesh.services.worker_svc.models.keeps import Grouping, KvStore, LayerKeeps
@@ -40,6 +41,10 @@ class ModelFacts:
         """Sequences that grow past this length compute all of their keys again."""
         return next((rope.boundary for rope in self.ropes if rope.boundary is not None), None)
 
+    def gpu_problem(self) -> str | None:
+        """Why the model does not run on a GPU; None: nothing in its config stands against it."""
+        return None
+
     def min_length(self, num_prompt: int, num_known: int) -> int:
         """The length that the first tokens of a row count with, where keys depend on it.
 
@@ -53,6 +58,13 @@ class ModelFacts:
         for rope in self.ropes:
             salt = rope.cache_salt(salt, num_prompt)
         return salt
+
+
+def heads_problem(width: int) -> str | None:
+    """Why heads of so many features do not run on a GPU; None: they do."""
+    if width % MULTIPLE == 0:
+        return None
+    return f"heads of {width} features do not run on a GPU: no multiple of {MULTIPLE}"
 
 
 class Model(Protocol):
@@ -77,6 +89,10 @@ class Model(Protocol):
     @property
     def has_program(self) -> bool:
         """Whether C kernels run all layers, which makes results independent of the batch."""
+
+    @property
+    def takes_graphs(self) -> bool:
+        """Whether its steps can be recorded into CUDA graphs: nothing in them asks the host."""
 
     def embed(self, token_ids: torch.Tensor, patches: Sequence[Patch] = ()) -> torch.Tensor:
         """token_ids [T] -> [T, hidden], a new tensor; patches replace the embeddings of tokens."""

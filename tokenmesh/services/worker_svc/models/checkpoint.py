@@ -62,6 +62,11 @@ class Checkpoint:
             if not _is_left_out(name, ignored)
         )
 
+    @property
+    def device(self) -> torch.device:
+        """Where tensors are read to."""
+        return self._device
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of all tensors, by name."""
         return {name: self._shards.file_of(name)[name].shape for name in self._shards}

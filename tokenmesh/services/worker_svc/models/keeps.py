@@ -166,6 +166,11 @@ class KvStore:
         """Whether any layer keeps something in blocks."""
         return block_elements(self.keeps, self.grouping) > 0
 
+    @property
+    def scratch_row(self) -> int:
+        """The slot of states that padding writes to."""
+        return len(next(self._states())) - 1
+
     def clear_blocks(self, blocks: torch.Tensor) -> None:
         """Zero blocks [n] in all layers."""
         if self.pool is not None:

@@ -167,10 +167,14 @@ def bring_back(aside: list[tuple[torch.UntypedStorage, torch.Tensor]]) -> None:
 
 
 def tensors_of(part: object, _seen: set[int] | None = None) -> Iterator[torch.Tensor]:
-    """Every tensor that a structure of dataclasses, sequences and modules is made of."""
+    """Every tensor that a structure of dataclasses, sequences and modules is made of.
+
+    Without those that have a shape and no memory: what holds their weights now is there as well.
+    """
     seen = set() if _seen is None else _seen
     if isinstance(part, torch.Tensor):
-        yield part
+        if not part.is_meta:
+            yield part
         return
     if id(part) in seen:
         return

@@ -4,11 +4,18 @@ import logging
 
 import torch
 
-from tokenmesh.services.worker_svc.layers.step import HostStep
+from tokenmesh.kernels.dispatch import uses_triton
+from tokenmesh.services.worker_svc.layers.step import Step
 from tokenmesh.services.worker_svc.models.api import Model, Progress
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
 from tokenmesh.services.worker_svc.models.hf import experts
-from tokenmesh.services.worker_svc.models.hf.calls import Calls, first_step, record
+from tokenmesh.services.worker_svc.models.hf.calls import (
+    FIRST_PAGE,
+    FIRST_TOKENS,
+    Calls,
+    first_step,
+    record,
+)
 from tokenmesh.services.worker_svc.models.hf.check import check, paged_logits, prompts, reference
 from tokenmesh.services.worker_svc.models.hf.facts import HfFacts
 from tokenmesh.services.worker_svc.models.hf.mixers import FORMS
@@ -16,6 +23,7 @@ from tokenmesh.services.worker_svc.models.hf.model import Computed, HfModel
 from tokenmesh.services.worker_svc.models.hf.swap import swap
 from tokenmesh.services.worker_svc.models.hf.tree import adapt
 from tokenmesh.services.worker_svc.models.hf.unserved import UnservedModel
+from tokenmesh.services.worker_svc.models.hf.waits import Waits
 from tokenmesh.services.worker_svc.models.hf.weights import read_weights
 from tokenmesh.services.worker_svc.models.keeps import KvStore, make_store
 from tokenmesh.services.worker_svc.models.native.decoder import Decoder
@@ -80,30 +88,38 @@ def _as_decoder(model: HfModel, expected: torch.Tensor, has_kernels: bool) -> De
 def _as_tree(model: HfModel, expected: torch.Tensor, has_kernels: bool) -> HfModel:
     """With the parts replaced that ours are faster than. Raises UnservedModel."""
     experts.take_over(model.tree.body, has_kernels)
+    mixers = model.tree.mixers
+    # the others go from row to row on the host
+    forms = FORMS if mixers and not uses_triton(expected) else FORMS[:1]
+    if len(forms) == 1:
+        for port in mixers:
+            port.take_form(forms[0])
     modules = [*model.tree.body.modules(), *model.tree.model.modules()]
     swap(modules, _record(model, modules), has_kernels)
-    mixers = model.tree.mixers
-    for form in FORMS if mixers else FORMS[:1]:
+    for form in forms:
         for port in mixers:
             port.take_form(form)
         try:
-            _check(model, expected)
+            model.waits_for = _check(model, expected)
         except UnservedModel as error:
-            if not mixers or form == FORMS[-1]:
+            if form == forms[-1]:
                 raise
             logger.info("mixers of %s %s: %s", model.facts.architecture, form, error.message)
         else:
             break
+    if uses_triton(expected) and not model.takes_graphs:
+        why = model.waits_for or "its indexer, which goes from row to row"
+        logger.warning("%s decodes without CUDA graphs: %s", model.facts.architecture, why)
     return model
 
 
 @torch.inference_mode()
 def _record(model: HfModel, modules: list[torch.nn.Module]) -> Calls:
     """The calls of one pass over a few tokens, the head included."""
-    step = first_step()
-    store = make_store(model.keeps, 3, step.page_size, 1, model.dtype, torch.device("cpu"))
-    store.clear_blocks(torch.arange(3))
-    ids = prompts(model.facts.vocab_size)[0][: len(step.token_lengths)]
+    step = first_step(model.device)
+    store = make_store(model.keeps, 3, FIRST_PAGE, 1, model.dtype, model.device)
+    store.clear_blocks(torch.arange(3, device=model.device))
+    ids = prompts(model.facts.vocab_size, model.device)[0][:FIRST_TOKENS]
     return record(modules, lambda: model.logits(model.forward(model.embed(ids), step, store)))
 
 
@@ -120,13 +136,18 @@ def read_tree(
     return HfModel(facts, keeps, tree, body), expected
 
 
-def _check(model: Model, expected: torch.Tensor) -> None:
-    """See `check`."""
+def _check(model: Model, expected: torch.Tensor) -> str | None:
+    """See `check`; an operation that would wait for a GPU, if there is one."""
+    waits = Waits()
 
-    def logits(ids: torch.Tensor, step: HostStep, store: KvStore) -> torch.Tensor:
-        return model.logits(model.forward(model.embed(ids), step, store))
+    def logits(ids: torch.Tensor, step: Step, store: KvStore) -> torch.Tensor:
+        with waits.watching():
+            return model.logits(model.forward(model.embed(ids), step, store))
 
     with torch.inference_mode():
-        ours = paged_logits(logits, model.keeps, model.facts.vocab_size, model.dtype)
+        ours = paged_logits(
+            logits, model.keeps, model.facts.vocab_size, model.dtype, expected.device
+        )
     error = check(expected, ours, model.dtype)
     logger.info("chunks of %s are %.1e from the whole", model.facts.architecture, error)
+    return waits.seen

@@ -8,10 +8,11 @@ from typing import Any, Final
 import torch
 from torch.overrides import TorchFunctionMode
 
-from tokenmesh.services.worker_svc.layers.step import HostStep
+from tokenmesh.services.worker_svc.layers.device_step import on_device
+from tokenmesh.services.worker_svc.layers.step import HostStep, Step
 
-_TOKENS: Final = 6
-_PAGE: Final = 4
+FIRST_TOKENS: Final = 6
+FIRST_PAGE: Final = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,13 +84,15 @@ def record(modules: Iterable[torch.nn.Module], forward: Callable[[], object]) ->
     return calls
 
 
-def first_step() -> HostStep:
-    """The first tokens of one row, number 0; its blocks are 1 and 2 of a store with pages of 4."""
-    return HostStep(
+def first_step(device: torch.device) -> Step:
+    """The first tokens of one row, number 0; its blocks are 1 and 2 of a store with pages of
+    FIRST_PAGE."""
+    step = HostStep(
         starts=[0],
-        counts=[_TOKENS],
+        counts=[FIRST_TOKENS],
         numbers=[0],
         all_tables=torch.tensor([[1, 2]]),
-        page_size=_PAGE,
-        token_lengths=range(1, _TOKENS + 1),
+        page_size=FIRST_PAGE,
+        token_lengths=range(1, FIRST_TOKENS + 1),
     )
+    return on_device(step, device)

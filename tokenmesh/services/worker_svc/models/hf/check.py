@@ -10,7 +10,8 @@ from typing import Final
 import torch
 from transformers import PreTrainedModel
 
-from tokenmesh.services.worker_svc.layers.step import HostStep
+from tokenmesh.services.worker_svc.layers.device_step import on_device
+from tokenmesh.services.worker_svc.layers.step import HostStep, Step
 from tokenmesh.services.worker_svc.models.hf.unserved import UnservedModel
 from tokenmesh.services.worker_svc.models.keeps import KvStore, LayerKeeps, make_store
 
@@ -24,19 +25,21 @@ _CUTS: Final = ((0, 9, 10, 17, 22, 23), (0, 5, 6, 12, 13, 14))
 _TABLES: Final = ((7, 2, 11, 4, 9, 1), (3, 10, 5, 8, 0, 0))
 _NUM_BLOCKS: Final = 12
 
-Forward = Callable[[torch.Tensor, HostStep, KvStore], torch.Tensor]
+Forward = Callable[[torch.Tensor, Step, KvStore], torch.Tensor]
 
 
-def prompts(vocab_size: int) -> list[torch.Tensor]:
-    """Two of random tokens."""
+def prompts(vocab_size: int, device: torch.device) -> list[torch.Tensor]:
+    """Two of random tokens, the same on every device."""
     generator = torch.Generator().manual_seed(0)
-    return [torch.randint(vocab_size, (length,), generator=generator) for length in _LENGTHS]
+    ids = [torch.randint(vocab_size, (length,), generator=generator) for length in _LENGTHS]
+    return [each.to(device) for each in ids]
 
 
 @torch.inference_mode()
 def reference(model: PreTrainedModel, vocab_size: int) -> torch.Tensor:
     """float32 [tokens, V] by transformers' own code; call it before the tree is adapted."""
-    each = [model(input_ids=ids[None], use_cache=False).logits[0] for ids in prompts(vocab_size)]
+    given = prompts(vocab_size, model.device)
+    each = [model(input_ids=ids[None], use_cache=False).logits[0] for ids in given]
     return torch.cat(each).float()
 
 
@@ -53,16 +56,20 @@ def check(expected: torch.Tensor, ours: torch.Tensor, dtype: torch.dtype) -> flo
 
 @torch.inference_mode()
 def paged_logits(
-    forward: Forward, keeps: tuple[LayerKeeps, ...], vocab_size: int, dtype: torch.dtype
+    forward: Forward,
+    keeps: tuple[LayerKeeps, ...],
+    vocab_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> torch.Tensor:
     """float32 [tokens, V] of the same prompts over a store; forward: ids, step, store -> logits."""
-    store = make_store(keeps, _NUM_BLOCKS, _PAGE, len(_LENGTHS), dtype, torch.device("cpu"))
+    store = make_store(keeps, _NUM_BLOCKS, _PAGE, len(_LENGTHS), dtype, device)
     for tensor in store.tensors:
         if tensor.is_floating_point():
             tensor.fill_(float("nan"))
     for row in range(len(_LENGTHS)):
         store.clear_row(row)
-    ids, tables = prompts(vocab_size), torch.tensor(_TABLES)
+    ids, tables = prompts(vocab_size, device), torch.tensor(_TABLES)
     found: list[list[torch.Tensor]] = [[], []]
     for index in range(len(_CUTS[0]) - 1):
         spans = [(row, _CUTS[row][index], _CUTS[row][index + 1]) for row in (1, 0)]
@@ -76,7 +83,8 @@ def paged_logits(
             token_lengths=[p + 1 for _, start, end in spans for p in range(start, end)],
         )
         tokens = torch.cat([ids[row][start:end] for row, start, end in spans])
-        pieces = torch.split(forward(tokens, step, store), list(step.counts))
+        logits = forward(tokens, on_device(step, device), store)
+        pieces = torch.split(logits, list(step.counts))
         for (row, _, _), piece in zip(spans, pieces, strict=True):
             found[row].append(piece)
     return torch.cat([piece for row in found for piece in row]).float()

@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,10 +11,13 @@ import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
-from tokenmesh.services.worker_svc.models.api import ModelFacts
+from tokenmesh.kernels.alignment import MULTIPLE
+from tokenmesh.services.worker_svc.models.api import ModelFacts, heads_problem
 from tokenmesh.services.worker_svc.models.hf.rope import length_ropes
+from tokenmesh.services.worker_svc.models.hf.state_forms import has_flat_form
 from tokenmesh.services.worker_svc.models.hf.tree import adapt
 from tokenmesh.services.worker_svc.models.hf.unserved import UnservedModel
+from tokenmesh.services.worker_svc.models.keeps import Latent, LayerKeeps, Pages, State
 from tokenmesh.services.worker_svc.models.native.read_rope import stretched
 from tokenmesh.services.worker_svc.models.raw_config import RawConfig
 from tokenmesh.shared.errors import CheckpointError
@@ -37,6 +40,34 @@ class HfFacts(ModelFacts):
     kind: type[PreTrainedModel]
     has_mxfp4: bool
     """Experts may be stored in MXFP4."""
+    keeps: tuple[LayerKeeps, ...] = ()
+    mixers: tuple[type[torch.nn.Module], ...] = ()
+    """Kinds of modules that keep a state."""
+
+    def gpu_problem(self) -> str | None:
+        """See `ModelFacts.gpu_problem`."""
+        problems = [_gpu_problem_of(each) for layer in self.keeps for each in layer]
+        problems += [
+            f"its {kind.__name__} keeps a state that no kernel of a GPU computes"
+            for kind in self.mixers
+            if not has_flat_form(kind)
+        ]
+        return next((each for each in problems if each is not None), None)
+
+
+def _gpu_problem_of(kept: Pages | Latent | State) -> str | None:
+    match kept:
+        case Pages():
+            return heads_problem(kept.width)
+        # the keys of an indexer have no turned part, and no kernel reads them
+        case Latent() if kept.rope_dim:
+            widths = (kept.rank, kept.rope_dim)
+            if any(width < MULTIPLE or width & (width - 1) for width in widths):
+                return (
+                    f"latents of {kept.rank} and {kept.rope_dim} features do not run on a GPU: "
+                    f"both must be powers of two, at least {MULTIPLE}"
+                )
+    return None
 
 
 def read_hf_facts(raw: RawConfig, directory: Path, trust_remote_code: bool) -> HfFacts:
@@ -69,7 +100,9 @@ def read_hf_facts(raw: RawConfig, directory: Path, trust_remote_code: bool) -> H
             raise UnservedModel("it does not generate text")
         tree = _built(raw, config, kind)
         facts = _facts_of(raw, directory, architecture, config, tree, has_mxfp4)
-        adapt(tree, facts.ropes).probe()
+        adapted = adapt(tree, facts.ropes)
+        kinds = dict.fromkeys(type(port.module) for port in adapted.mixers)
+        facts = replace(facts, keeps=adapted.probe(), mixers=tuple(kinds))
     except UnservedModel as error:
         raise CheckpointError(
             f"{raw.origin}: {architecture} cannot be served: {error.message}", param="architectures"

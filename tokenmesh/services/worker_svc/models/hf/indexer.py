@@ -10,7 +10,6 @@ from typing import Any, Final
 import torch
 
 from tokenmesh.kernels.mla_attention import latent_write
-from tokenmesh.services.worker_svc.layers.step import HostStep
 from tokenmesh.services.worker_svc.models.hf.attention import PORT
 from tokenmesh.services.worker_svc.models.hf.cache import RunCache
 from tokenmesh.services.worker_svc.models.hf.run import Run
@@ -54,18 +53,20 @@ class IndexerPort:
         self._choose(named, slice(None), hidden.new_zeros(1, 1, 1))  # writes all keys
         if step is None:
             return torch.zeros(1, hidden.shape[1], 1, dtype=torch.int32, device=hidden.device)
-        assert isinstance(step, HostStep)
-        most = min(self.module.index_topk, step.longest)
-        chosen = torch.full((1, hidden.shape[1], most), -1, dtype=torch.int32)
-        keys = getattr(self.module, PORT).tensor
+        # a recorded step would have none; see `HfModel.takes_graphs`
+        assert step.starts
+        keys, device = getattr(self.module, PORT).tensor, hidden.device
+        ends = [start + count for start, count in zip(step.starts, step.counts, strict=True)]
+        shape = (1, hidden.shape[1], min(self.module.index_topk, max(ends)))
+        chosen = torch.full(shape, -1, dtype=torch.int32, device=device)
         first = 0
-        for start, count, table in zip(step.starts, step.counts, step.rows(0).tables, strict=True):
-            tokens, end = slice(first, first + count), start + count
-            first += count
-            blocks = table[: -(-end // step.page_size)]
+        for start, end, table in zip(step.starts, ends, step.row_tables, strict=True):
+            tokens = slice(first, first + end - start)
+            first = tokens.stop
+            blocks = table[: -(-end // keys.shape[1])].long()
             self._context = keys[blocks].flatten(0, 1)[None, :end]
-            positions = torch.arange(start, end)[:, None]
-            mask = torch.arange(end)[None] <= positions
+            positions = torch.arange(start, end, device=device)[:, None]
+            mask = torch.arange(end, device=device)[None] <= positions
             found = self._choose(named, tokens, mask[None])[0]
             chosen[0, tokens, : found.shape[-1]] = torch.where(found <= positions, found, -1)
         return chosen
@@ -75,7 +76,6 @@ class IndexerPort:
             return self._context
         self.width, step = int(keys.shape[-1]), self.run.step
         if step is not None:
-            assert isinstance(step, HostStep)
             kept = getattr(self.module, PORT).tensor
             latent_write(keys[0].to(kept.dtype), kept, step.token_slots)
         return keys[:, :1]

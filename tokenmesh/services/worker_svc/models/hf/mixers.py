@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import torch
 
+from tokenmesh.kernels.state_rows import StateRows
 from tokenmesh.services.worker_svc.layers.step import HostStep
 from tokenmesh.services.worker_svc.models.hf.cache import RunCache
 from tokenmesh.services.worker_svc.models.hf.run import CONV, RECURRENT, Run
@@ -59,9 +60,10 @@ class MixerPort:
         step = self.run.step
         if step is None:  # the probe looks at what this leaves in the run
             return _mixed(inner(hidden, **named))
-        assert isinstance(step, HostStep)
         if self.flat is not None:
-            return self._all_at_once(self.flat, hidden[0], step)[None]
+            assert step.state_rows is not None
+            return self._all_at_once(self.flat, hidden[0], step.state_rows)[None]
+        assert isinstance(step, HostStep), "a GPU runs mixers that have kernels"
         out: torch.Tensor | None = None
         for tokens, rows in _batches(step):
             flat = hidden[0, tokens]
@@ -77,11 +79,11 @@ class MixerPort:
         assert out is not None
         return out
 
-    def _all_at_once(self, flat: FlatMixer, hidden: torch.Tensor, step: HostStep) -> torch.Tensor:
+    def _all_at_once(self, flat: FlatMixer, hidden: torch.Tensor, rows: StateRows) -> torch.Tensor:
         store = self.run.store
         assert store is not None
         tensors = {kind: store.layers[a][b] for (kind, _), (a, b) in self.places.items()}
-        return flat(hidden, MixerStates(step.state_rows, tensors[CONV], tensors.get(RECURRENT)))
+        return flat(hidden, MixerStates(rows, tensors[CONV], tensors.get(RECURRENT)))
 
     def _mix(
         self, inner: Any, batch: torch.Tensor, rows: list[int], named: dict[str, Any]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from tokenmesh.kernels.mla_attention import latent_write, mla_attention
+from tokenmesh.kernels.paged_attention import DeviceRows, Prepared
 from tokenmesh.services.worker_svc.models.hf.indexer import AnyMask
 from tokenmesh.services.worker_svc.models.hf.run import Place
 from tokenmesh.services.worker_svc.models.hf.unserved import UnservedModel
@@ -38,6 +39,11 @@ def keep_latents(module: torch.nn.Module) -> None:
 
 def _unchanged(latent: torch.Tensor, turned: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return latent, turned
+
+
+def _positions(chosen: torch.Tensor, rows: Prepared | DeviceRows) -> torch.Tensor:
+    """chosen [T, k] int32 in the type that `mla_attention` takes there."""
+    return chosen.contiguous() if isinstance(rows, DeviceRows) else chosen.long()
 
 
 @dataclass(slots=True)
@@ -74,7 +80,7 @@ class LatentPort:
         absorbed = torch.matmul(query[0, ..., :nope], self._inward)
         absorbed = torch.cat([absorbed, query[0, ..., nope:]], dim=-1).transpose(0, 1)
         rows = step.attention(None, pages[None, :, None])
-        indices = None if chosen is None else chosen[0].long()
+        indices = None if chosen is None else _positions(chosen[0], rows)
         mixed = mla_attention(absorbed.contiguous(), pages, rows, rank, scale, indices)
         by_head = mixed.view(len(absorbed), heads, rank).transpose(0, 1)
         return torch.matmul(by_head, self._outward).transpose(0, 1)[None]

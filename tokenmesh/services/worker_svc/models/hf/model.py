@@ -25,12 +25,25 @@ class HfModel:
     body: "Computed"
     is_whole: bool = True
     """Whether its weights are still its own."""
+    waits_for: str | None = None
+    """An operation of its code that would wait for a GPU; None: none was seen."""
 
     @property
     def dtype(self) -> torch.dtype:
         """See `Model.dtype`."""
         dtype: torch.dtype = self.tree.model.dtype
         return dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        table: Any = self.tree.embedding.weight
+        return table.device  # type: ignore[no-any-return]
+
+    @property
+    def takes_graphs(self) -> bool:
+        """See `Model.takes_graphs`; indexers go from row to row by the host's numbers."""
+        return self.waits_for is None and not self.tree.indexers
 
     @property
     def grouping(self) -> Grouping:

@@ -7,6 +7,8 @@ from typing import Any, Final
 
 import torch
 
+from tokenmesh.kernels.alignment import MULTIPLE
+from tokenmesh.kernels.dispatch import uses_triton
 from tokenmesh.kernels.moe import ACTIVATIONS, ExpertsSpec
 from tokenmesh.kernels.moe.cpu import activated
 from tokenmesh.kernels.rms_norm import rms_norm
@@ -36,9 +38,9 @@ class Gated:
     spec: ExpertsSpec
 
 
-def random_rows(*shape: int, seed: int = 0) -> torch.Tensor:
-    """Normal numbers in float32, the same on every call."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+def random_rows(*shape: int, seed: int = 0, device: torch.device | None = None) -> torch.Tensor:
+    """Normal numbers in float32, the same on every call and every device; None: on the CPU."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device or "cpu")
 
 
 def norm_of(module: torch.nn.Module) -> Norm | None:
@@ -48,7 +50,9 @@ def norm_of(module: torch.nn.Module) -> Norm | None:
         return None
     if len(inspect.signature(module.forward).parameters) != 1:
         return None
-    x = random_rows(_ROWS, len(own[0]))
+    x = random_rows(_ROWS, len(own[0]), device=own[0].device)
+    if uses_triton(x) and x.shape[1] % MULTIPLE:
+        return None
     x[::2] *= 1e-3  # so that eps counts
     try:
         expected = module.forward(x)
@@ -122,7 +126,8 @@ def _activation_of(
     module: torch.nn.Module, gate_up: list[torch.nn.Linear], down: torch.nn.Linear
 ) -> ExpertsSpec | None:
     """What happens between the projections, which are left out while the module is tried."""
-    probe = 2 * random_rows(1, _ROWS, 2 * down.in_features)
+    device = down.weight.device
+    probe = 2 * random_rows(1, _ROWS, 2 * down.in_features, device=device)
     given = [each.contiguous() for each in probe.chunk(len(gate_up), dim=-1)]
     names = {child: name for name, child in module.named_children()}
     stand_ins: dict[torch.nn.Module, torch.Tensor | None] = dict(
@@ -131,7 +136,7 @@ def _activation_of(
     try:
         for linear, out in stand_ins.items():
             module._modules[names[linear]] = Given(out)
-        expected = module.forward(random_rows(1, _ROWS, gate_up[0].in_features))
+        expected = module.forward(random_rows(1, _ROWS, gate_up[0].in_features, device=device))
     except Exception:  # whatever a module raises that is something else
         return None
     finally:

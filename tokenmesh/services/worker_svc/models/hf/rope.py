@@ -35,9 +35,10 @@ def length_ropes(raw: RawConfig, text: Any, tree: torch.nn.Module) -> tuple[Rope
 class RowRope(torch.nn.Module):
     """Takes the place of a tree's rotary module."""
 
-    def __init__(self, rope: RopeConfig, run: Run) -> None:
+    def __init__(self, rope: RopeConfig, run: Run, device: torch.device) -> None:
+        """device: where positions will be."""
         super().__init__()
-        self.rotary = Rotary(rope)
+        self.rotary = Rotary(rope, None if device.type == "meta" else device)
         self._run = run
 
     def forward(
@@ -48,11 +49,9 @@ class RowRope(torch.nn.Module):
             shape = (*position_ids.shape, self.rotary.config.rotary_dim)
             return x.new_empty(shape), x.new_empty(shape)
         step, positions = self._run.step, position_ids[0]
-        if positions.is_meta:
-            positions = torch.arange(len(positions))
         lengths = positions + 1 if step is None else step.lengths
-        turns = self.rotary.turns(positions.cpu(), lengths.cpu())[:, 0]
-        both = torch.cat([turns, turns], dim=-1)[None].to(x.device)
+        turns = self.rotary.turns(positions, lengths)[:, 0]
+        both = torch.cat([turns, turns], dim=-1)[None]
         return both.real.to(x.dtype), both.imag.to(x.dtype)
 
 
@@ -61,15 +60,16 @@ def by_row(body: torch.nn.Module, ropes: tuple[RopeConfig, ...], run: Run) -> No
     for parent in body.modules():
         for name, module in parent.named_children():
             if getattr(module, "rope_type", None) in _BY_LENGTH:
-                rope = RowRope(ropes[0], run)
-                _compare(module, rope, next(body.parameters()))
+                like = next(body.parameters())
+                rope = RowRope(ropes[0], run, like.device)
+                _compare(module, rope, like)
                 setattr(parent, name, rope)
 
 
 def _compare(module: Any, rope: RowRope, like: torch.Tensor) -> None:
     """A short and a long sequence: their last tokens are turned as the tree's module turns them."""
     for last in () if like.is_meta else (1, 2 * module.config.max_position_embeddings):
-        positions = torch.tensor([[0, last]])
+        positions = torch.tensor([[0, last]], device=like.device)
         for own, ours in zip(module(like, positions), rope(like, positions), strict=True):
             if not torch.allclose(own[0, -1], ours[0, -1], atol=1e-2):
                 raise UnservedModel("its rope depends on the length in a way of its own")

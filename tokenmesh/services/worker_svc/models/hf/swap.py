@@ -100,11 +100,11 @@ def _set_products(group: list[torch.nn.Linear], native: bool) -> None:
     sizes = [each.out_features for each in group]
     layer = _packed(group, native)
     if len(group) == 1:
-        _run_by(group[0], lambda x: _by_row(linear, x, layer))
+        _run_by(group[0], lambda x: _by_row(linear, x, layer), layer)
         return
     merged = _Merged(layer, sizes)
     for number, each in enumerate(group):
-        _run_by(each, _part(merged, number))
+        _run_by(each, _part(merged, number), layer)
 
 
 def _part(merged: "_Merged", number: int) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -209,7 +209,7 @@ def _set_gated(module: torch.nn.Module, gated: Gated, native: bool) -> None:
     def mlp(x: torch.Tensor) -> torch.Tensor:
         return linear(_activated(linear(x, gate_up), spec), down)
 
-    _run_by(module, lambda x: _by_row(mlp, x))
+    _run_by(module, lambda x: _by_row(mlp, x), gate_up, down)
 
 
 def _activated(gate_up: torch.Tensor, spec: ExpertsSpec) -> torch.Tensor:
@@ -220,11 +220,15 @@ def _activated(gate_up: torch.Tensor, spec: ExpertsSpec) -> torch.Tensor:
             return activated_in_float32(gate_up.float(), spec).to(gate_up.dtype)
 
 
-def _run_by(module: Any, forward: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Replace the forward of this instance; attributes that others read stay."""
+def _run_by(module: Any, forward: Callable[[torch.Tensor], torch.Tensor], *own: object) -> None:
+    """Replace the forward of this instance; attributes that others read stay.
+
+    own: what holds its weights from now on, where `tensors_of` finds them.
+    """
     module.forward = forward
+    module.tokenmesh_own = own
 
 
 def _set_norm(module: torch.nn.Module, norm: Norm) -> None:
     weight, eps = norm.weight, norm.eps
-    _run_by(module, lambda x: rms_norm(x, weight, eps))
+    _run_by(module, lambda x: rms_norm(x, weight, eps), weight)

@@ -55,7 +55,29 @@ def read_weights(
             raise CheckpointError(f"{place}: {what} tensors: {listed(names)}")
     progress(total, total)
     tree: PreTrainedModel = model.eval()
+    if checkpoint.device.type != "cpu":
+        _move(tree, checkpoint.device)
     return tree
+
+
+def _move(tree: torch.nn.Module, device: torch.device) -> None:
+    """One tensor after the other, so that what has moved leaves the host's memory at once.
+
+    Those that several modules share stay one.
+    """
+    moved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    for module in tree.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                if id(parameter) not in moved:
+                    there = torch.nn.Parameter(parameter.to(device), requires_grad=False)
+                    # the old one stays alive, without memory, and so does its id
+                    parameter.data = torch.empty(0)
+                    moved[id(parameter)] = parameter, there
+                module._parameters[name] = moved[id(parameter)][1]  # type: ignore[assignment]
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = buffer.to(device)
 
 
 def _place_of(checkpoint: Checkpoint, names: Iterable[str]) -> Path:

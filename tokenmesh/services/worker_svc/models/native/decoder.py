@@ -114,6 +114,11 @@ class Decoder:
         """See `Model.has_program`."""
         return self.program is not None
 
+    @property
+    def takes_graphs(self) -> bool:
+        """See `Model.takes_graphs`."""
+        return True
+
     def embed(self, token_ids: torch.Tensor, patches: Sequence[Patch] = ()) -> torch.Tensor:
         """token_ids [T] -> [T, hidden], a new tensor; patches replace the embeddings of tokens.
 

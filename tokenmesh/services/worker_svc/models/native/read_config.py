@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenmesh.services.worker_svc.models import refused_keys
-from tokenmesh.services.worker_svc.models.api import ModelFacts
+from tokenmesh.services.worker_svc.models.api import ModelFacts, heads_problem
 from tokenmesh.services.worker_svc.models.native.config import DecoderConfig
 from tokenmesh.services.worker_svc.models.native.names import Names
 from tokenmesh.services.worker_svc.models.native.read_rope import longest_position, read_ropes
@@ -26,6 +26,10 @@ class NativeFacts(ModelFacts):
     config: DecoderConfig
     names: tuple[Names, ...]
     """Candidates: the one whose embedding the checkpoint holds applies."""
+
+    def gpu_problem(self) -> str | None:
+        """See `ModelFacts.gpu_problem`."""
+        return heads_problem(self.config.head_dim)
 
 
 def is_native(raw: RawConfig) -> bool:

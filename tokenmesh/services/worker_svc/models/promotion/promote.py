@@ -15,7 +15,7 @@ from tokenmesh.kernels.linear import pack
 from tokenmesh.kernels.rope import interleave_rows
 from tokenmesh.services.worker_svc.layers.attention import Attention, TurnedStep
 from tokenmesh.services.worker_svc.models.hf.attention import PORT, Port
-from tokenmesh.services.worker_svc.models.hf.calls import first_step
+from tokenmesh.services.worker_svc.models.hf.calls import FIRST_PAGE, first_step
 from tokenmesh.services.worker_svc.models.hf.model import HfModel
 from tokenmesh.services.worker_svc.models.hf.recognise import norm_of, random_rows
 from tokenmesh.services.worker_svc.models.hf.swap import taken
@@ -105,12 +105,14 @@ def _is_plain(value: object) -> bool:
 def _proved(model: HfModel, skeleton: Skeleton, number: int) -> Reading:
     layer = _in_float32(model, skeleton.layers[number])
     run = model.tree.run
-    step, hidden = first_step(), random_rows(1, len(skeleton.positions), model.facts.hidden_size)
+    device = model.device
+    step = first_step(device)
+    hidden = random_rows(1, len(skeleton.positions), model.facts.hidden_size, device=device)
     kept = model.keeps[number]
-    store = make_store([kept], 3, step.page_size, 1, torch.float32, torch.device("cpu"))
-    store.clear_blocks(torch.arange(3))
+    store = make_store([kept], 3, FIRST_PAGE, 1, torch.float32, device)
+    store.clear_blocks(torch.arange(3, device=device))
     layers = [store.layers[0]] * len(model.keeps)
-    everywhere = KvStore([kept], layers, None, 3, step.page_size, grouping=one_group(model.keeps))
+    everywhere = KvStore([kept], layers, None, 3, FIRST_PAGE, grouping=one_group(model.keeps))
     run.begin(step, everywhere)
     try:
         reading = read_layer(

@@ -71,7 +71,7 @@ class _StandIn(torch.nn.Module):
     def forward(self, *args: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
         """See the class."""
         given = [*args, *named.values()]
-        made = random_rows(*given[0].shape, seed=1).to(given[0].dtype)
+        made = random_rows(*given[0].shape, seed=1).to(given[0])
         self.calls.append((given, made))
         return made.clone()
 
@@ -115,7 +115,7 @@ def read_experts(
     vectors = [name for name, each in tensors.items() if each.shape == (count,)]
     if len(routers) != 1:
         raise Unread(f"its router has {len(routers)} matrices")
-    x = random_rows(1, _ROWS, hidden)
+    x = random_rows(1, _ROWS, hidden, device=next(layer.parameters()).device)
     with _randomized([tensors[name] for name in (*routers, *vectors)]):
         seen = _run(layer, block, experts, x)
         bias, correction, routing = _choice_of(tensors, routers[0], vectors, x[0], seen)
@@ -137,7 +137,7 @@ def in_dtype(reading: ExpertsReading, layer: torch.nn.Module) -> ExpertsReading:
     weight, bias = reading.router_of(layer)
     if weight.dtype == torch.float32:
         return reading
-    x = random_rows(1, _ROWS, weight.shape[1]).to(weight.dtype)
+    x = random_rows(1, _ROWS, weight.shape[1]).to(weight)
     seen = _run(layer, reading.block, reading.experts, x)
     theirs = _by_expert(seen.ids, seen.weights, len(weight))
     fits = []
@@ -188,7 +188,7 @@ def _run(layer: torch.nn.Module, block: str, experts: str, x: torch.Tensor) -> _
 
 def _by_expert(ids: torch.Tensor, weights: torch.Tensor, count: int) -> torch.Tensor:
     """[T, E]; zero for those that were not chosen."""
-    return torch.zeros(len(ids), count).scatter(1, ids, weights.float())
+    return torch.zeros(len(ids), count, device=ids.device).scatter(1, ids, weights.float())
 
 
 def _choice_of(

@@ -51,8 +51,9 @@ def read_skeleton(model: HfModel) -> Skeleton:
     tree = model.tree
     layers = _layers_of(tree.body, len(model.keeps))
     last_position = model.facts.max_position - 1
-    positions = torch.tensor([min(each, last_position) for each in (*_POSITIONS, last_position)])
-    embeddings = random_rows(1, len(positions), model.facts.hidden_size)
+    chosen, device = [*_POSITIONS, last_position], model.device
+    positions = torch.tensor([min(each, last_position) for each in chosen], device=device)
+    embeddings = random_rows(1, len(positions), model.facts.hidden_size, device=device)
     calls, seen, out = _calls_of(layers, lambda: tree.hidden_of(embeddings, positions[None]))
     norm = _norm_of(tree.body, layers, seen[-1], out)
     of_all = _factor(seen[0], embeddings, "its embeddings")
@@ -158,7 +159,7 @@ def _multiplier_of(embedding: Any) -> float:
     if not isinstance(embedding, torch.nn.Embedding) or len(list(embedding.parameters())) != 1:
         raise Unread("its embedding is more than a table")
     table = embedding.weight.detach()
-    ids = torch.linspace(0, len(table) - 1, min(len(table), _ROWS)).long()
+    ids = torch.linspace(0, len(table) - 1, min(len(table), _ROWS)).long().to(table.device)
     rows, made = table[ids], embedding(ids)
     numbers = [*vars(embedding).values(), *(b.item() for b in embedding.buffers() if b.dim() == 0)]
     for number in (1.0, *(n for n in numbers if isinstance(n, float))):
@@ -174,10 +175,10 @@ def _head_of(model: HfModel) -> tuple[torch.nn.Linear, float, float | None]:
     head = tree.get_output_embeddings()
     if type(head) is not torch.nn.Linear or head.bias is not None:
         raise Unread("its head is more than a product")
-    hidden = random_rows(4, model.facts.hidden_size)
+    hidden = random_rows(4, model.facts.hidden_size, device=model.device)
     # of all sizes: what bounds logits shows
-    sizes = torch.tensor([[[1e-2], [1.0], [100.0], [1e6]]])
-    probe = random_rows(1, 4, model.facts.vocab_size) * sizes
+    sizes = torch.tensor([[[1e-2], [1.0], [100.0], [1e6]]], device=model.device)
+    probe = random_rows(1, 4, model.facts.vocab_size, device=model.device) * sizes
     given = Given(probe.clone())
     tree.set_output_embeddings(given)
     try:

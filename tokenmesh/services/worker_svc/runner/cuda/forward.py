@@ -1,13 +1,15 @@
 """Forward: from the rows' state on the device to logits; nothing here waits for the device."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from tokenmesh.kernels.logprobs import Logprobs, logprobs
 from tokenmesh.kernels.paged_attention import DeviceRows, choose_splits
+from tokenmesh.kernels.state_rows import StateRows
 from tokenmesh.kernels.step_inputs import RowState, StepTensors, step_inputs
-from tokenmesh.services.worker_svc.layers.device_step import DeviceStep
+from tokenmesh.services.worker_svc.layers.device_step import DeviceStep, GroupTables
 from tokenmesh.services.worker_svc.models.api import Model
 from tokenmesh.services.worker_svc.models.keeps import KvStore, Pages
 from tokenmesh.services.worker_svc.runner.cuda.batch import Batch, PromptSpan
@@ -24,8 +26,8 @@ class Forward:
     state: RowState
     buffer: StepBuffer
     """The device's."""
-    tensors: StepTensors
-    """For the largest step."""
+    tensors: Sequence[StepTensors]
+    """Of each KV group, for the largest step."""
     iota: torch.Tensor
     """int32: 0, 1, 2, ..., as many as the largest step has tokens or rows, and one more."""
 
@@ -33,9 +35,15 @@ class Forward:
         """[T, hidden] of any batch; keys and values are in their pages."""
         num_tokens, num_rows = batch.num_tokens, len(batch.entries)
         splits = choose_splits(batch.num_short, self._kv_heads, batch.longest_short)
-        starts = self.buffer.query_starts[: num_rows + 1]
-        step = self._step(num_tokens, starts, batch.num_short, splits)
-        hidden = self.model.embed(self.tensors.token_ids[:num_tokens], batch.patches)
+        step = self._step(
+            num_tokens,
+            self.buffer.query_starts[: num_rows + 1],
+            batch.num_short,
+            splits,
+            [entry.start for entry in batch.entries],
+            [entry.num_tokens for entry in batch.entries],
+        )
+        hidden = self.model.embed(self.tensors[0].token_ids[:num_tokens], batch.patches)
         return self.model.forward(hidden, step, self.store)
 
     def decode_logits(self, size: int, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -45,7 +53,7 @@ class Forward:
         """
         splits = choose_splits(size, self._kv_heads, self.state.token_ids.shape[1])
         step = self._step(size, self.iota[: size + 1], size, splits)
-        hidden = self.model.embed(self.tensors.token_ids[:size])
+        hidden = self.model.embed(self.tensors[0].token_ids[:size])
         return self.model.logits(self.model.forward(hidden, step, self.store), out)
 
     def prompt_logprobs(self, hidden: torch.Tensor, span: PromptSpan) -> list[Logprobs]:
@@ -62,9 +70,53 @@ class Forward:
         return pieces
 
     def _step(
-        self, num_tokens: int, starts: torch.Tensor, num_short: int, num_splits: int
+        self,
+        num_tokens: int,
+        cu_q: torch.Tensor,
+        num_short: int,
+        num_splits: int,
+        starts: Sequence[int] = (),
+        counts: Sequence[int] = (),
     ) -> DeviceStep:
-        num_rows, all_of_it = len(starts) - 1, self.tensors
+        """starts and counts: the host's numbers of each row; none in a step that is recorded."""
+        num_rows = len(cu_q) - 1
+        first, *windowed = [
+            self._fill(group, num_tokens, cu_q) for group in range(len(self.tensors))
+        ]
+        rows = DeviceRows(
+            cu_q=cu_q,
+            seq_lens=first.seq_lens,
+            block_tables=first.tables,
+            num_short=num_short,
+            max_short_query=1,
+            num_long_tokens=num_tokens - num_short,
+            num_splits=num_splits,
+        )
+        states = None
+        if self.store.has_states:
+            states = StateRows(
+                # padding points at the last slot, which belongs to no row
+                self.buffer.rows[:num_rows].masked_fill(
+                    self.buffer.rows[:num_rows] < 0, self.store.scratch_row
+                ),
+                cu_q,
+                first.seq_lens - cu_q.diff(),
+                max(counts, default=1),
+            )
+        return DeviceStep(
+            first.positions,
+            first.lengths,
+            first.slots,
+            rows,
+            [GroupTables(each.slots, each.tables) for each in windowed],
+            states,
+            starts,
+            counts,
+        )
+
+    def _fill(self, group: int, num_tokens: int, cu_q: torch.Tensor) -> StepTensors:
+        """What a KV group's layers read of the step."""
+        all_of_it, num_rows = self.tensors[group], len(cu_q) - 1
         out = StepTensors(
             all_of_it.token_ids[:num_tokens],
             all_of_it.positions[:num_tokens],
@@ -73,17 +125,9 @@ class Forward:
             all_of_it.seq_lens[:num_rows],
             all_of_it.tables[:num_rows],
         )
-        step_inputs(self.buffer.rows[:num_rows], starts, self.state, self.store.page_size, out)
-        rows = DeviceRows(
-            cu_q=starts,
-            seq_lens=out.seq_lens,
-            block_tables=out.tables,
-            num_short=num_short,
-            max_short_query=1,
-            num_long_tokens=num_tokens - num_short,
-            num_splits=num_splits,
-        )
-        return DeviceStep(out.positions, out.lengths, out.slots, rows)
+        state = self.state.of_group(group)
+        step_inputs(self.buffer.rows[:num_rows], cu_q, state, self.store.page_size, out)
+        return out
 
     @property
     def _kv_heads(self) -> int:

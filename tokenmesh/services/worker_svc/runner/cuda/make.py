@@ -1,19 +1,14 @@
 """make_cuda_runner: a model and its store on a GPU -> a runner."""
 
-from typing import Final
-
 from tokenmesh.kernels.triton_start import CannotCompileError, start_triton
 from tokenmesh.services.worker_svc.models.api import Model, ModelFacts
 from tokenmesh.services.worker_svc.models.keeps import KvStore
-from tokenmesh.services.worker_svc.models.native.read_config import NativeFacts
 from tokenmesh.services.worker_svc.runner.cuda.limits import CudaLimits
 from tokenmesh.services.worker_svc.runner.cuda.runner import CudaRunner
 from tokenmesh.services.worker_svc.runner.cuda.torch_device import TorchDevice
 from tokenmesh.services.worker_svc.sampling.device_sampler import DeviceSampler
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import ConfigError
-
-_HEAD_MULTIPLE: Final = 16
 
 
 def check_shapes(facts: ModelFacts, settings: WorkerSettings) -> None:
@@ -24,17 +19,10 @@ def check_shapes(facts: ModelFacts, settings: WorkerSettings) -> None:
             "the batch; leave it out or set worker.device to cpu",
             param="worker.batch_invariant",
         )
-    if not isinstance(facts, NativeFacts):
+    problem = facts.gpu_problem()
+    if problem is not None:
         raise ConfigError(
-            f"{facts.architecture} runs as a module tree of transformers, which is served on a CPU "
-            "only so far; set worker.device to cpu",
-            param="worker.device",
-        )
-    if facts.config.head_dim % _HEAD_MULTIPLE:
-        raise ConfigError(
-            f"heads of {facts.config.head_dim} features do not run on a GPU: no multiple of "
-            f"{_HEAD_MULTIPLE}; set worker.device to cpu",
-            param="worker.device",
+            f"{facts.architecture}: {problem}; set worker.device to cpu", param="worker.device"
         )
     if settings.block_size & (settings.block_size - 1):
         raise ConfigError(

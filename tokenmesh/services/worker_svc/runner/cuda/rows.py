@@ -26,7 +26,8 @@ class Row:
     prompt: list[int]
     """Its tokens when their log-probabilities are wanted, else empty."""
     num_prompt_logprobs: int
-    num_blocks: int = 0
+    num_blocks: list[int]
+    """Of each KV group."""
     num_computed: int = _UNKNOWN
     """What the device believes it to be at the end of what was launched."""
     error: str | None = None
@@ -36,8 +37,10 @@ class Row:
 class CudaRows:
     """Keeps the rows and collects what a step has to write into `state`."""
 
-    def __init__(self, state: RowState, facts: ModelFacts) -> None:
+    def __init__(self, state: RowState, facts: ModelFacts, num_groups: int = 1) -> None:
+        """num_groups: KV groups that `state` was made for."""
         self.state = state
+        self._tables = [state.of_group(group).tables for group in range(num_groups)]
         self.writes: list[tuple[int, list[int]]] = []
         """Addresses in `state.flat` and what goes there; they do not overlap."""
         self._facts = facts
@@ -69,6 +72,7 @@ class CudaRows:
             patches=[MediaPatch(p.start, upload(p.embeddings, device)) for p in patches],
             prompt=[] if wanted is None else token_ids[: new.num_prompt],
             num_prompt_logprobs=wanted or 0,
+            num_blocks=[0] * len(self._tables),
             error=error,
         )
         self._write(state.token_ids, new.row, 0, token_ids)
@@ -84,18 +88,19 @@ class CudaRows:
             row.num_computed += 1
         return entries
 
-    def append_block(self, number: int, block: int) -> None:
-        """Extend a decoding row's table."""
-        row = self._row_by_number[number]
-        self._write(self.state.tables, number, row.num_blocks, [block])
-        row.num_blocks += 1
+    def append_blocks(self, number: int, blocks: Sequence[int], group: int = 0) -> None:
+        """Extend a row's table of a KV group."""
+        if blocks:
+            filled = self._row_by_number[number].num_blocks
+            self._write(self._tables[group], number, filled[group], list(blocks))
+            filled[group] += len(blocks)
 
     def schedule(self, entry: ScheduledRow) -> None:
-        """Extend a row's table and tell the device where its tokens begin, should it not know."""
+        """Extend a row's tables and tell the device where its tokens begin, should it not know."""
         row = self._row_by_number[entry.row]
-        if entry.new_blocks:
-            self._write(self.state.tables, entry.row, row.num_blocks, entry.new_blocks)
-            row.num_blocks += len(entry.new_blocks)
+        self.append_blocks(entry.row, entry.new_blocks)
+        for group, blocks in enumerate(entry.new_windowed, start=1):
+            self.append_blocks(entry.row, blocks, group)
         if entry.start != row.num_computed:
             self._write(self.state.num_computed, entry.row, 0, [entry.start])
         row.num_computed = entry.start + entry.num_tokens

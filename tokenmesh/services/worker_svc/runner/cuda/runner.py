@@ -67,7 +67,7 @@ class CudaRunner:
         self._sampler = sampler
         self._forward = _make_forward(model, store, device.device, limits)
         self._nothing = torch.zeros(1, dtype=torch.int64, device=device.device)
-        self._rows = CudaRows(self._forward.state, model.facts)
+        self._rows = CudaRows(self._forward.state, model.facts, len(self.windows))
         self._staging = Staging(device, limits.max_num_seqs, limits.steps_in_flight)
         self._graphs = Graphs()
         self._last: CudaLaunch | None = None
@@ -90,7 +90,9 @@ class CudaRunner:
 
     @property
     def graph_sizes(self) -> list[int]:
-        """Those that `make_graphs` records, ascending."""
+        """Those that `make_graphs` records, ascending; none for a model that takes no graphs."""
+        if not self._forward.model.takes_graphs:
+            return []
         return graph_sizes(self._limits.max_num_seqs, self._limits.largest_graph)
 
     @torch.inference_mode()
@@ -139,7 +141,10 @@ class CudaRunner:
             rows.add(new)
             sampler.add(new)
         for number, block in plan.grown:
-            rows.append_block(number, block)
+            rows.append_blocks(number, [block])
+        for number, blocks in plan.grown_windowed:
+            for group, block in enumerate(blocks, start=1):
+                rows.append_blocks(number, [block], group)
         for entry in plan.scheduled:
             if entry.drafts:
                 raise ConfigError("the runner for GPUs takes no drafts")
@@ -229,13 +234,14 @@ def _make_forward(
 ) -> Forward:
     """With all the memory that the largest step needs."""
     num_rows, max_blocks = limits.max_num_seqs, -(-limits.max_model_len // store.page_size)
+    num_groups = len(store.grouping.windows)
     words = torch.zeros(StepBuffer.num_words(num_rows), dtype=torch.int32, device=device)
     most = max(limits.max_tokens, num_rows)
     return Forward(
         model=model,
         store=store,
-        state=RowState.zeros(num_rows, limits.max_model_len, max_blocks, device),
+        state=RowState.zeros(num_rows, limits.max_model_len, max_blocks, device, num_groups),
         buffer=StepBuffer.of(words, num_rows),
-        tensors=StepTensors.zeros(most, num_rows, max_blocks, device),
+        tensors=[StepTensors.zeros(most, num_rows, max_blocks, device) for _ in range(num_groups)],
         iota=torch.arange(most + 1, dtype=torch.int32, device=device),
     )
