@@ -103,13 +103,11 @@ def steps(file: Path, dry: bool) -> list[Step]:
         tests("engine", [engine], 300),
         tests("general kind", [general], 420),
         bars("0.6B", 300, "nano", "idle"),
-        tests("kernels", ["tests/kernels"], 360, *in_parallel),
+        tests("kernels", ["tests/kernels/test_gpu.py"], 360, *in_parallel),
         bars("8B", 360, "decode", "prefill"),
         _ops(python, file, dry),
         _tuner(python, file, dry),
-        tests("other tests", ["tests", f"--ignore={engine}", f"--ignore={general}",
-                              "--ignore=tests/kernels"], 200),
-    ]  # fmt: skip
+    ]
 
 
 def _ops(python: list[str], file: Path, dry: bool) -> Step:

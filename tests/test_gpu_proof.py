@@ -95,6 +95,15 @@ def test_numbers_of_tests_come_from_their_report(tmp_path: Path) -> None:
     assert found == {"tests": 2, "failures": 1, "errors": 0, "skipped": 0, "failed": ["bad: no"]}
 
 
+def test_every_file_with_tests_for_a_gpu_is_run() -> None:
+    marker = "pytest.mark." + "gpu"
+    paths = (gpu_proof.ROOT / "tests").rglob("test_*.py")
+    marked = {str(p.relative_to(gpu_proof.ROOT)) for p in paths if marker in p.read_text("utf-8")}
+    run = {part for step in gpu_proof.steps(Path("out"), False) for part in step.command}
+    assert marked
+    assert marked <= run
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_command_starts_without_a_gpu(tmp_path: Path) -> None:
