@@ -34,6 +34,7 @@ EXPERTS = {
     "olmoe_unclipped": ("softmax", False, [True] * 3),
     "hunyuan_v1_moe": ("softmax", True, [True] * 3),
     "minimax_m2": ("sigmoid", True, [True] * 3),
+    "ernie4_5_moe": ("softmax", True, [False, True, True]),
     "gpt_oss": ("softmax", True, [True] * 4),
     "glm4_moe_one_group": ("sigmoid", True, [False, True, True]),
     "exaone_moe_one_group": ("sigmoid", True, [False, True, True, True]),

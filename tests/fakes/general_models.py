@@ -168,6 +168,7 @@ GENERAL: Final[Mapping[str, Fake]] = {
 
 _ONE_GROUP: Final[Mapping[str, Any]] = {**_GROUPED, "n_group": 1}
 VARIANTS: Final[Mapping[str, Fake]] = {
+    "ernie4_5_moe": Fake("Ernie4_5_Moe", {"moe_num_experts": 8, "moe_k": 2, **_EXPERTS}),
     "olmoe_unclipped": Fake("Olmoe", _EXPERTS),
     "qwen3_moe_raw": Fake(
         "Qwen3Moe", {**_EXPERTS, "norm_topk_prob": False, "mlp_only_layers": [0]}
@@ -179,7 +180,7 @@ VARIANTS: Final[Mapping[str, Fake]] = {
         "ExaoneMoe", {**_ONE_GROUP, "num_hidden_layers": 4, "sliding_window": 16}
     ),
 }
-"""Other forms of entries in GENERAL: their experts are chosen as native layers choose them."""
+"""More families and forms with experts, which are chosen as native layers choose them."""
 
 HEADS: Final[Mapping[str, Any]] = {"head_dim": 16}
 """Sizes that they have beside those of all fakes."""

@@ -31,9 +31,9 @@ class ExpertsReading:
     router: str
     """A parameter [E, hidden]."""
     bias: str | None
-    """Of the router, [E]."""
+    """Of the router, [E] or [1, E]."""
     correction: str | None
-    """[E], see `route`."""
+    """Likewise, see `route`."""
     routing: Routing
     is_wide: bool
     """The router computes in float32."""
@@ -42,11 +42,13 @@ class ExpertsReading:
 
     def router_of(self, layer: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Weight and bias."""
-        return _tensor(layer, self.router), None if self.bias is None else _tensor(layer, self.bias)
+        bias = None if self.bias is None else _tensor(layer, self.bias).flatten()
+        return _tensor(layer, self.router), bias
 
     def correction_of(self, layer: torch.nn.Module) -> torch.Tensor | None:
         """float32."""
-        return None if self.correction is None else _tensor(layer, self.correction).float()
+        name = self.correction
+        return None if name is None else _tensor(layer, name).flatten().float()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,7 @@ def read_experts(
     count = inside.down_proj.shape[0]
     hidden = inside.down_proj.shape[-1 if inside.is_transposed else -2]
     routers = [name for name, each in tensors.items() if each.shape == (count, hidden)]
-    vectors = [name for name, each in tensors.items() if each.shape == (count,)]
+    vectors = [n for n, each in tensors.items() if each.shape in ((count,), (1, count))]
     if len(routers) != 1:
         raise Unread(f"its router has {len(routers)} matrices")
     x = random_rows(1, _ROWS, hidden, device=next(layer.parameters()).device)
@@ -157,7 +159,7 @@ def _randomized(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     kept = [each.detach().clone() for each in tensors]
     try:
         for seed, each in enumerate(tensors, start=2):
-            factor = _SPREAD / each.shape[1] ** 0.5 if each.dim() == 2 else 0.5
+            factor = _SPREAD / each.shape[1] ** 0.5 if each.squeeze().dim() == 2 else 0.5
             each.data.copy_(factor * random_rows(*each.shape, seed=seed))
         yield
     finally:
@@ -203,9 +205,11 @@ def _choice_of(
     theirs = _by_expert(seen.ids, seen.weights, count)
     roles = [pair for pair in permutations([None, None, *vectors], 2) if set(vectors) <= set(pair)]
     for (bias, correction), scores, is_normalized in product(roles, SCORES, (False, True)):
-        logits = functional.linear(x, tensors[router], None if bias is None else tensors[bias])
+        logits = functional.linear(
+            x, tensors[router], None if bias is None else tensors[bias].flatten()
+        )
         routing = Routing(top_k=top_k, scores=scores, is_normalized=is_normalized)
-        added = None if correction is None else tensors[correction]
+        added = None if correction is None else tensors[correction].flatten()
         ours = _by_expert(*route(logits, added, routing), count)
         scale = float((theirs * ours).sum() / (ours * ours).sum())
         if is_same(theirs, ours * scale):

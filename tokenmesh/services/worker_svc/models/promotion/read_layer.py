@@ -212,7 +212,9 @@ class _Reader:
         modules = [self._modules[experts.experts]]
         if experts.shared_gate is not None:
             modules.append(self._modules[experts.shared_gate])
-        own = [self._layer.get_parameter(n) for n in (experts.router, experts.bias) if n]
+        named = dict(self._layer.named_parameters())
+        names = (experts.router, experts.bias, experts.correction)
+        own = [named[name] for name in names if name in named]
         return {id(p) for p in (*own, *(p for m in modules for p in m.parameters()))}
 
     def _activation(self, gated: Gated | None) -> Activation:
