@@ -241,3 +241,15 @@ def test_a_tree_with_one_layer_of_another_kind_stays_a_tree(
     with pytest.raises(Unread, match=f"^{reason}"):
         promote(model, False)
     assert not any(parameter.is_meta for parameter in model.tree.body.parameters())
+
+
+@torch.inference_mode()
+def test_a_tree_that_stays_one_keeps_its_numbers(tiny: Tiny) -> None:
+    model = tree_of(tiny("phi3").directory)
+    layers: Any = model.tree.body.layers
+    _more_weights(layers[1])
+    before = [parameter.clone() for parameter in model.tree.body.parameters()]
+    with pytest.raises(Unread, match=r"^layer 1: "):
+        promote(model, False)
+    after = list(model.tree.body.parameters())
+    assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))

@@ -141,9 +141,8 @@ def _in_float32(model: HfModel, layer: torch.nn.Module) -> Any:
     """A copy that shares what belongs to the tree; its weights are copied once."""
     shared: dict[int, Any] = {id(each): each for each in (model.tree.run, model.tree.model.config)}
     for each in layer.parameters():
-        # a copy also where they are in float32: the proof turns its rows in place
-        copied = each.detach().to(torch.float32, copy=True)
-        shared[id(each)] = torch.nn.Parameter(copied, requires_grad=False)
+        own = each.detach().to(torch.float32, copy=True)  # a native layer reorders rows in place
+        shared[id(each)] = torch.nn.Parameter(own, requires_grad=False)
     return copy.deepcopy(layer, shared).float()
 
 
