@@ -28,6 +28,8 @@ KINDS = (
     "exaone4",
 )
 """One of each kind of attention, norm and rope."""
+GROUPS = {"olmo3": 4, "exaone4": 4, "qwen2_window": 3}
+"""Of those with several KV groups. Each request has a block table for each of them."""
 SAMPLED = SamplingParams(seed=11, max_tokens=24, temperature=0.9, top_p=0.95, ignore_eos=True)
 
 
@@ -84,7 +86,7 @@ def test_preempted_requests_match_transformers(tiny: Tiny, name: str) -> None:
     jobs = jobs_of(6)
     driver = EngineDriver(
         tiny(name).directory,
-        num_gpu_blocks_override=17,
+        num_gpu_blocks_override=1 + 8 * GROUPS.get(name, 2),
         kv_watermark=0.0,
         enable_prefix_caching=False,
         max_model_len=120,
@@ -140,7 +142,7 @@ def test_no_setting_of_the_scheduler_changes_a_token(tiny: Tiny, seed: int) -> N
     jobs = jobs_of(6)
     rng.shuffle(jobs)
     block_size = rng.choice([1, 2, 5, 8, 64])
-    longest = -(-120 // block_size)
+    longest = GROUPS.get(name, 1) * -(-120 // block_size)
     driver = EngineDriver(
         tiny(name).directory,
         max_model_len=120,

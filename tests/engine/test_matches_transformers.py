@@ -29,12 +29,18 @@ def all_logits(checkpoint: TinyCheckpoint, prompt: list[int], native: bool) -> t
     weights = Checkpoint(checkpoint.directory)
     with torch.inference_mode():
         decoder = build_decoder(facts, weights, torch.float32, lambda done, total: None, native)
-        store = make_store(decoder.keeps, 8, 16, 1, torch.float32, torch.device("cpu"))
-        store.clear_blocks(torch.arange(8))
-        rows = Rows(1, 8, facts)
+        cpu, grouping = torch.device("cpu"), decoder.grouping
+        num_windowed = len(grouping.windows) - 1
+        num_blocks = 8 * (1 + num_windowed)
+        store = make_store(decoder.keeps, num_blocks, 16, 1, torch.float32, cpu, grouping)
+        store.clear_blocks(torch.arange(num_blocks))
+        rows = Rows(1, 8, facts, num_windowed)
         rows.add(NewRow(0, prompt, len(prompt), greedy(1), [], False))
-        entry = ScheduledRow(0, 0, len(prompt), [3, 7, 1, 5], samples=True)
+        blocks = [3, 7, 1, 5]
+        entry = ScheduledRow(0, 0, len(prompt), blocks, samples=True)
         rows.append_blocks(entry)
+        shifts = range(8, num_blocks, 8)
+        rows.append_windowed(0, [[shift + block for block in blocks] for shift in shifts])
         inputs = build_inputs([entry], rows, 16)
         hidden = decoder.forward(decoder.embed(inputs.token_ids), inputs.step, store)
         return decoder.logits(hidden)

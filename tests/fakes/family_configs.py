@@ -118,13 +118,18 @@ def decoder_logits(decoder: Decoder, prompt: list[int], chunk: int) -> torch.Ten
     logits = []
     with torch.inference_mode():
         cpu = torch.device("cpu")
-        store = make_store(decoder.keeps, num_blocks + 1, 16, 1, decoder.dtype, cpu)
-        store.clear_blocks(torch.arange(num_blocks + 1))
-        rows = Rows(1, num_blocks, decoder.facts)
+        grouping, dtype = decoder.grouping, decoder.dtype
+        num_windowed = len(grouping.windows) - 1
+        all_blocks = 1 + num_blocks * (1 + num_windowed)
+        store = make_store(decoder.keeps, all_blocks, 16, 1, dtype, cpu, grouping)
+        store.clear_blocks(torch.arange(all_blocks))
+        rows = Rows(1, num_blocks, decoder.facts, num_windowed)
         rows.add(NewRow(0, prompt, len(prompt), greedy(1), [], False))
+        first, *windowed = torch.arange(1, all_blocks).view(-1, num_blocks).tolist()
+        rows.append_windowed(0, windowed)
         for start in range(0, len(prompt), chunk):
             count = min(chunk, len(prompt) - start)
-            blocks = [] if start else list(range(1, num_blocks + 1))
+            blocks = [] if start else first
             entry = ScheduledRow(0, start, count, blocks, start + count == len(prompt))
             if blocks:
                 rows.append_blocks(entry)

@@ -27,7 +27,7 @@ def run(kind: Kind, gate_up: torch.Tensor) -> torch.Tensor:
     # a result may take its own gate's place
     program = Program(Model(is_bf16, 1, 1, 16), [Op(kind=kind, width=width)], [2 * width], [])
     tables = torch.zeros(1, 1, dtype=torch.int64)
-    inputs = ProgramInputs([0], [num_tokens], [0], tables, [], None)
+    inputs = ProgramInputs([0], [num_tokens], [0], [tables], [], None)
     program.run(buffer, inputs, torch.zeros(1, 2, 1, 1, 16, 16, dtype=gate_up.dtype))
     return buffer[:, :width]
 

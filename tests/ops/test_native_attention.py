@@ -61,8 +61,12 @@ class Case:
         starts: list[int],
         counts: list[int],
         variant: Variant = PLAIN,
+        group: int = 0,
     ) -> torch.Tensor:
-        """[T, H * D] of these tokens of the rows; keys and values are written."""
+        """[T, H * D] of these tokens of the rows; keys and values are written.
+
+        group: the KV group that has the rows' tables; those of all before it are out of order.
+        """
         heads, kv_heads, dim = self.model.heads, self.model.kv_heads, self.model.head_dim
         queries = heads * dim
         first = {number: (s, n) for number, s, n in zip(self.numbers, starts, counts, strict=True)}
@@ -74,16 +78,18 @@ class Case:
             for i in range(count)
         ]
         hidden = self.qkv[tokens].clone()
-        write = Op(kind=Kind.KV_WRITE, width=2 * kv_heads * dim, offset=queries)
+        write = Op(kind=Kind.KV_WRITE, width=2 * kv_heads * dim, offset=queries, group=group)
         attend = Op(
             kind=Kind.ATTENTION,
+            group=group,
             window=window or 0,
             value=SCALE,
             softcap=variant.softcap or 0,
             weight=None if variant.sinks is None else variant.sinks.data_ptr(),
         )
         program = Program(self.model, [write, attend], [hidden.shape[1]], [])
-        inputs = ProgramInputs(starts, counts, self.numbers, self.tables, [], None)
+        tables = [*[self.tables.flip(1)] * group, self.tables]
+        inputs = ProgramInputs(starts, counts, self.numbers, tables, [], None)
         program.run(hidden, inputs, self.pages.unsqueeze(0))
         # a tile's result may take its queries' place
         return hidden[:, :queries]
@@ -200,3 +206,31 @@ def test_a_token_has_the_same_bits_in_any_tile(
         starts = [start + i for start in case.starts]
         alone = case.run(window, starts, [1] * len(starts), variant)
         assert torch.equal(alone, whole[[base + i for base in case.bases()]])
+
+
+@pytest.mark.parametrize("group", [1, 3])
+@pytest.mark.parametrize("name", ROWS)
+def test_operations_read_the_tables_of_their_group(name: str, group: int) -> None:
+    case = Case(name, (4, 4, 64), 16, torch.bfloat16)
+    pages = case.written()
+    result = case.run(6, case.starts, case.counts, group=group)
+    assert torch.equal(case.pages, pages)
+    torch.testing.assert_close(result, case.expected(6), atol=TOLERANCE[torch.bfloat16], rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [([64], "tables of 1 KV groups for a program of 2"), ([64, 32], "must have one shape")],
+)
+def test_tables_that_are_not_those_of_the_groups_are_refused(
+    columns: list[int], message: str
+) -> None:
+    case = Case("decode", (4, 4, 64), 16, torch.float32)
+    write = Op(kind=Kind.KV_WRITE, width=2 * 4 * 64, offset=4 * 64, group=1)
+    program = Program(case.model, [write], [case.qkv.shape[1]], [])
+    tables = [case.tables[:, :count] for count in columns]
+    inputs = ProgramInputs(case.starts, case.counts, case.numbers, tables, [], None)
+    pages = case.pages.clone()
+    with pytest.raises(ValueError, match=message):
+        program.run(case.qkv.clone(), inputs, case.pages.unsqueeze(0))
+    assert torch.equal(case.pages, pages)

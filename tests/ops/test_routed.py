@@ -89,7 +89,7 @@ def run(program: Program, x: torch.Tensor) -> torch.Tensor:
         starts=[0] * count,
         counts=[1] * count,
         numbers=[0] * count,
-        tables=torch.zeros(1, 1, dtype=torch.int64),
+        tables=[torch.zeros(1, 1, dtype=torch.int64)],
         turns=[],
         query_scale=None,
     )

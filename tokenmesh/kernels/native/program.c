@@ -18,6 +18,11 @@ enum {
     FEW_QUERIES = 2, /* for which values are not made float32 beforehand */
 };
 
+/* The block ids of a token's row, of the operation's KV group. */
+static inline const int64_t *table_of(const struct tm_step *step, const struct tm_op *op, long token) {
+    return step->tables[op->group] + step->rows[token] * step->columns;
+}
+
 #include "typed.h"
 #include "elementwise.inc"
 #include "attention.inc"

@@ -16,7 +16,8 @@ struct tm_op {
     int64_t width;          /* numbers of a token that the operation covers; LINEAR: its inputs */
     int64_t outputs;        /* LINEAR */
     int64_t offset;         /* first number of the token that the operation covers */
-    int64_t index;          /* ROPE: which turns; KV_WRITE, ATTENTION: which layer of the pool */
+    int64_t index;          /* ROPE: which turns; KV_WRITE, ATTENTION: which slot of the pool */
+    int64_t group;          /* KV_WRITE, ATTENTION: whose tables */
     int64_t window;         /* ATTENTION: 0 without */
     float value;            /* NORM, HEAD_NORM: eps; ATTENTION: scale; ADD: factor */
     const void *weight;     /* ATTENTION: float [heads] sinks or NULL; EXPERTS: a struct tm_routed */
@@ -39,11 +40,11 @@ struct tm_step {
     const float *const *turns;     /* of each rope: [*, pairs, 2] */
     const int64_t *turns_by_position; /* of each rope: a row for each position, else for each token */
     const int64_t *pairs;          /* of each rope */
-    void *pages;                   /* [layers, 2, blocks, kv_heads, page_size, head_dim] */
+    void *pages;                   /* [slots, 2, blocks, kv_heads, page_size, head_dim] */
     int64_t blocks, page_size;
-    const int64_t *tables;         /* [*, columns] block ids */
+    const int64_t *const *tables;  /* of each KV group: [*, columns] block ids */
     int64_t columns;
-    const int64_t *rows;           /* [tokens] the table of each token */
+    const int64_t *rows;           /* [tokens] the row of each token in the tables */
     const int64_t *positions;      /* [tokens] */
     const float *scales;           /* [tokens] what SCALE multiplies with */
     const int64_t *tiles;          /* [tile_count + 1] first tokens of attention's tiles, then tokens */

@@ -31,9 +31,9 @@ class ProgramInputs:
     counts: Sequence[int]
     """[R] new tokens of each row; T in all."""
     numbers: Sequence[int]
-    """[R] row of `tables` that each one's blocks are in."""
-    tables: torch.Tensor
-    """[*, max_blocks] int64 block ids, contiguous."""
+    """[R] row of the tables that each one's blocks are in."""
+    tables: Sequence[torch.Tensor]
+    """Of each KV group: [*, max_blocks] int64 block ids, contiguous."""
     turns: Sequence[Turns]
     """For each rope."""
     query_scale: torch.Tensor | None
@@ -65,17 +65,20 @@ class Program:
         self._addresses = (ctypes.c_void_p * len(widths))()
         self._capacity = 0
         self._tokens_of_tile = max(1, MAX_QUERIES // (model.heads // model.kv_heads))
+        self._num_groups = 1 + max((op.group for op in ops), default=0)
 
     def run(self, hidden: torch.Tensor, inputs: ProgramInputs, pool: torch.Tensor) -> None:
         """Run over hidden [T, hidden], in place; writes keys and values into the pool.
 
-        pool is [layers, 2, blocks, kv_heads, page_size, head_dim] in hidden's dtype.
+        pool is [slots, 2, blocks, kv_heads, page_size, head_dim] in hidden's dtype. Raises
+        ValueError where there are tables of other KV groups than those of the operations.
         """
         num_tokens, ropes, scale = hidden.shape[0], inputs.turns, inputs.query_scale
         self._make_room(num_tokens, hidden.dtype)
         self._addresses[0] = hidden.data_ptr()
         numbers = self._expand(inputs)
         base = numbers.buffer_info()[0]
+        tables = self._tables(inputs.tables)
         turns = (ctypes.c_void_p * len(ropes))(*(each.factors.data_ptr() for each in ropes))
         by_position = (ctypes.c_int64 * len(ropes))(*(each.is_by_position for each in ropes))
         pairs = (ctypes.c_int64 * len(ropes))(*(each.factors.shape[-1] for each in ropes))
@@ -89,8 +92,8 @@ class Program:
             pages=pool.data_ptr(),
             blocks=pool.shape[2],
             page_size=pool.shape[4],
-            tables=inputs.tables.data_ptr(),
-            columns=inputs.tables.stride(0),
+            tables=ctypes.addressof(tables),
+            columns=inputs.tables[0].stride(0),
             positions=base,
             rows=base + num_tokens * numbers.itemsize,
             scales=None if scale is None else scale.data_ptr(),
@@ -100,6 +103,16 @@ class Program:
         )
         count = ctypes.c_int64(len(self._ops))
         library().tm_run(ctypes.byref(self._model), self._ops, count, ctypes.byref(step))
+
+    def _tables(self, tables: Sequence[torch.Tensor]) -> "ctypes.Array[ctypes.c_void_p]":
+        """The address of each group's."""
+        if len(tables) != self._num_groups:
+            raise ValueError(
+                f"tables of {len(tables)} KV groups for a program of {self._num_groups}"
+            )
+        if any(each.shape != tables[0].shape for each in tables[1:]):
+            raise ValueError("the tables of all KV groups must have one shape")
+        return (ctypes.c_void_p * len(tables))(*(each.data_ptr() for each in tables))
 
     def _make_room(self, num_tokens: int, dtype: torch.dtype) -> None:
         """Grow the buffers to the largest step so far; steps have a limit, so they do."""

@@ -42,6 +42,7 @@ class Op(ctypes.Structure):
         ("outputs", _I),
         ("offset", _I),
         ("index", _I),
+        ("group", _I),
         ("window", _I),
         ("value", ctypes.c_float),
         ("weight", _P),

@@ -40,8 +40,13 @@ class Attention:
     sinks: torch.Tensor | None = None
     """float32 [H]: for each query head a score without a value; None: there are none."""
 
-    def forward(self, x: torch.Tensor, turned: TurnedStep, pages: torch.Tensor) -> torch.Tensor:
-        """x [T, hidden] -> [T, hidden]; writes the keys and values of x into `pages`."""
+    def forward(
+        self, x: torch.Tensor, turned: TurnedStep, pages: torch.Tensor, group: int = 0
+    ) -> torch.Tensor:
+        """x [T, hidden] -> [T, hidden]; writes the keys and values of x into `pages`.
+
+        group: the layer's KV group, whose blocks the step names.
+        """
         config = self.config
         heads, kv_heads = config.num_heads, config.num_kv_heads
         buffer = linear(x, self.qkv).view(len(x), heads + 2 * kv_heads, config.head_dim)
@@ -53,9 +58,9 @@ class Attention:
         step = turned.step
         turns = None if self.layer.rope is None else turned.turns[self.layer.rope]
         query = qk_norm_rope_kv_write(
-            buffer, pages, step.slots(pages), turns, norm, turned.query_scale
+            buffer, pages, step.slots(pages, group), turns, norm, turned.query_scale
         )
-        prepared = step.attention(self.layer.window, pages)
+        prepared = step.attention(self.layer.window, pages, group)
         variant = variant_of(config.attention_softcap, self.sinks)
         mixed = paged_attention(query, pages, prepared, config.attention_scale, variant)
         return linear(mixed, self.out)

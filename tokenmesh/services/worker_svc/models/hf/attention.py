@@ -93,7 +93,7 @@ class Port:
         step: HostStep,
     ) -> torch.Tensor:
         heads = torch.cat([each[0].transpose(0, 1) for each in (query, key, value)], dim=1)
-        tables = step.tables(self.place.group)
+        tables = [step.tables(self.place.group)]
         inputs = ProgramInputs(step.starts, step.counts, step.numbers, tables, (), None)
         program = self._program(query.shape[1], key.shape[1], heads, scale)
         program.run(heads.flatten(1), inputs, self.place.tensor[None])

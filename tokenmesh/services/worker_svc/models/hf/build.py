@@ -145,9 +145,7 @@ def _check(model: Model, expected: torch.Tensor) -> str | None:
             return model.logits(model.forward(model.embed(ids), step, store))
 
     with torch.inference_mode():
-        ours = paged_logits(
-            logits, model.keeps, model.facts.vocab_size, model.dtype, expected.device
-        )
+        ours = paged_logits(logits, model, expected.device)
     error = check(expected, ours, model.dtype)
     logger.info("chunks of %s are %.1e from the whole", model.facts.architecture, error)
     return waits.seen

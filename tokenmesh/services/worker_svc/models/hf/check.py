@@ -12,8 +12,9 @@ from transformers import PreTrainedModel
 
 from tokenmesh.services.worker_svc.layers.device_step import on_device
 from tokenmesh.services.worker_svc.layers.step import HostStep, Step
+from tokenmesh.services.worker_svc.models.api import Model
 from tokenmesh.services.worker_svc.models.hf.unserved import UnservedModel
-from tokenmesh.services.worker_svc.models.keeps import KvStore, LayerKeeps, make_store
+from tokenmesh.services.worker_svc.models.keeps import KvStore, make_store
 
 TOLERANCE: Final = {torch.float32: 2e-3}
 """Largest relative error of all logits. In half precision a route may flip, so it is wider."""
@@ -55,21 +56,18 @@ def check(expected: torch.Tensor, ours: torch.Tensor, dtype: torch.dtype) -> flo
 
 
 @torch.inference_mode()
-def paged_logits(
-    forward: Forward,
-    keeps: tuple[LayerKeeps, ...],
-    vocab_size: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> torch.Tensor:
+def paged_logits(forward: Forward, model: Model, device: torch.device) -> torch.Tensor:
     """float32 [tokens, V] of the same prompts over a store; forward: ids, step, store -> logits."""
-    store = make_store(keeps, _NUM_BLOCKS, _PAGE, len(_LENGTHS), dtype, device)
+    grouping, vocab_size = model.grouping, model.facts.vocab_size
+    num_blocks = _NUM_BLOCKS * len(grouping.windows)
+    store = make_store(model.keeps, num_blocks, _PAGE, len(_LENGTHS), model.dtype, device, grouping)
     for tensor in store.tensors:
         if tensor.is_floating_point():
             tensor.fill_(float("nan"))
     for row in range(len(_LENGTHS)):
         store.clear_row(row)
     ids, tables = prompts(vocab_size, device), torch.tensor(_TABLES)
+    windowed = [tables + _NUM_BLOCKS * group for group in range(1, len(grouping.windows))]
     found: list[list[torch.Tensor]] = [[], []]
     for index in range(len(_CUTS[0]) - 1):
         spans = [(row, _CUTS[row][index], _CUTS[row][index + 1]) for row in (1, 0)]
@@ -81,6 +79,7 @@ def paged_logits(
             all_tables=tables,
             page_size=_PAGE,
             token_lengths=[p + 1 for _, start, end in spans for p in range(start, end)],
+            windowed_tables=windowed,
         )
         tokens = torch.cat([ids[row][start:end] for row, start, end in spans])
         logits = forward(tokens, on_device(step, device), store)

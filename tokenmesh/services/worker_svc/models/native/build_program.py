@@ -21,6 +21,7 @@ from tokenmesh.kernels.native import (
 from tokenmesh.services.worker_svc.layers.attention import Attention
 from tokenmesh.services.worker_svc.layers.experts import Experts
 from tokenmesh.services.worker_svc.layers.mlp import Mlp
+from tokenmesh.services.worker_svc.models.keeps import window_groups
 from tokenmesh.services.worker_svc.models.native.config import (
     Activation,
     DecoderConfig,
@@ -102,6 +103,7 @@ class _Writer:
 
     def __init__(self, config: DecoderConfig) -> None:
         self._config = config
+        self._grouping = window_groups(config.keeps)
         self.ops: list[Op] = []
         self.weights: list[torch.Tensor] = []
         self.routed: list[Routed] = []
@@ -115,6 +117,7 @@ class _Writer:
     def attention_block(self, number: int, layer: DecoderLayer, config: LayerConfig) -> None:
         """Norm, projections, norms and rope of queries and keys, attention, residual."""
         attention, shape = layer.attention, self._config
+        slot, group = self._grouping.slot_of[number], self._grouping.group_of[number]
         queries = shape.num_heads * shape.head_dim
         keys = shape.num_kv_heads * shape.head_dim
         self._linear(self._normed(layer.attention_norm), _Buffer.QKV, attention.qkv)
@@ -126,12 +129,15 @@ class _Writer:
             self._qk_norm(attention, queries, keys)
         if shape.query_scaling is not None:
             self._in_place(Kind.SCALE, _Buffer.QKV, queries)
-        self._in_place(Kind.KV_WRITE, _Buffer.QKV, 2 * keys, offset=queries, index=number)
+        self._in_place(
+            Kind.KV_WRITE, _Buffer.QKV, 2 * keys, offset=queries, index=slot, group=group
+        )
         self._op(
             Kind.ATTENTION,
             _Buffer.QKV,
             _Buffer.MIXED,
-            index=number,
+            index=slot,
+            group=group,
             window=config.window or 0,
             value=shape.attention_scale,
             softcap=shape.attention_softcap or 0.0,

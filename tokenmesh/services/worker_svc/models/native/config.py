@@ -5,6 +5,7 @@ from typing import Literal
 
 from tokenmesh.kernels.moe import Routing
 from tokenmesh.services.worker_svc.layers.rope_config import RopeConfig
+from tokenmesh.services.worker_svc.models.keeps import LayerKeeps, Pages
 
 QkNorm = Literal["none", "head", "all"]
 """none; over each head's features; over all heads' features at once."""
@@ -66,3 +67,9 @@ class DecoderConfig:
     logits_softcap: float | None = None
     """Of the divided logits, in the same way."""
     query_scaling: QueryScaling | None = None
+
+    @property
+    def keeps(self) -> tuple[LayerKeeps, ...]:
+        """What each layer keeps between steps."""
+        shape = (self.num_kv_heads, self.head_dim, self.head_dim)
+        return tuple((Pages(*shape, layer.window),) for layer in self.layers)

@@ -21,8 +21,7 @@ from tokenmesh.services.worker_svc.models.keeps import (
     Grouping,
     KvStore,
     LayerKeeps,
-    Pages,
-    one_group,
+    window_groups,
 )
 from tokenmesh.services.worker_svc.models.native.config import DecoderConfig, QueryScaling
 
@@ -45,13 +44,15 @@ class DecoderLayer:
         step: TurnedStep,
         pages: torch.Tensor,
         config: DecoderConfig,
+        group: int = 0,
     ) -> torch.Tensor:
         """Add `pending`, the last layer's result, and one block to hidden [T, hidden], in place.
 
         Returns the other block's result: the next layer adds it where it reads hidden anyway.
+        group: the layer's KV group.
         """
         x = _add_and_norm(hidden, pending, self.attention_norm, config)
-        x = self.attention.forward(x, step, pages)
+        x = self.attention.forward(x, step, pages, group)
         if self.attention_post_norm is not None:
             x = rms_norm(x, self.attention_post_norm, config.rms_norm_eps)
         x = _add_and_norm(hidden, x, self.mlp_norm, config)
@@ -95,9 +96,7 @@ class Decoder:
     @property
     def keeps(self) -> tuple[LayerKeeps, ...]:
         """See `Model.keeps`."""
-        config = self.config
-        shape = (config.num_kv_heads, config.head_dim, config.head_dim)
-        return tuple((Pages(*shape, layer.window),) for layer in config.layers)
+        return self.config.keeps
 
     @property
     def dtype(self) -> torch.dtype:
@@ -106,8 +105,8 @@ class Decoder:
 
     @property
     def grouping(self) -> Grouping:
-        """See `Model.grouping`; C kernels read one table."""
-        return one_group(self.keeps)
+        """See `Model.grouping`."""
+        return window_groups(self.keeps)
 
     @property
     def has_program(self) -> bool:
@@ -138,7 +137,7 @@ class Decoder:
         """See `Model.forward`; hidden [T, hidden] is overwritten."""
         assert store.pool is not None
         if self.program is not None and isinstance(step, HostStep):
-            self.program.run(hidden, self._program_inputs(step), store.pool)
+            self.program.run(hidden, self._program_inputs(step, store), store.pool)
             return hidden
         turned = TurnedStep(
             step,
@@ -146,16 +145,17 @@ class Decoder:
             _query_scale(self.config.query_scaling, step),
         )
         x = None
-        for layer, (pages,) in zip(self.layers, store.layers, strict=True):
-            x = layer.forward(hidden, x, turned, pages, self.config)
+        groups = store.grouping.group_of
+        for layer, (pages,), group in zip(self.layers, store.layers, groups, strict=True):
+            x = layer.forward(hidden, x, turned, pages, self.config, group)
         return _add_and_norm(hidden, x, self.norm, self.config)
 
-    def _program_inputs(self, step: HostStep) -> ProgramInputs:
+    def _program_inputs(self, step: HostStep, store: KvStore) -> ProgramInputs:
         return ProgramInputs(
             starts=step.starts,
             counts=step.counts,
             numbers=step.numbers,
-            tables=step.all_tables,
+            tables=[step.tables(group) for group in range(len(store.grouping.windows))],
             turns=[
                 Turns(rotary.table(step.longest), is_by_position=True)
                 if rotary.has_table
