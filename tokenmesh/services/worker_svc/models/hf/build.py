@@ -16,7 +16,13 @@ from tokenmesh.services.worker_svc.models.hf.calls import (
     first_step,
     record,
 )
-from tokenmesh.services.worker_svc.models.hf.check import check, paged_logits, prompts, reference
+from tokenmesh.services.worker_svc.models.hf.check import (
+    Reference,
+    check,
+    paged_logits,
+    prompts,
+    reference,
+)
 from tokenmesh.services.worker_svc.models.hf.facts import HfFacts
 from tokenmesh.services.worker_svc.models.hf.mixers import FORMS
 from tokenmesh.services.worker_svc.models.hf.model import Computed, HfModel
@@ -47,7 +53,7 @@ def build_hf(
     computes something else in chunks than it does as a whole, and for one whose code fails.
     """
 
-    def read() -> tuple[HfModel, torch.Tensor]:
+    def read() -> tuple[HfModel, Reference]:
         return read_tree(facts, checkpoint, dtype, progress)
 
     try:
@@ -67,7 +73,7 @@ def build_hf(
         raise CheckpointError(f"{facts.architecture} cannot be served: {what}") from error
 
 
-def _as_decoder(model: HfModel, expected: torch.Tensor, has_kernels: bool) -> Decoder | None:
+def _as_decoder(model: HfModel, expected: Reference, has_kernels: bool) -> Decoder | None:
     """The same weights as a native decoder; None where it is not one."""
     name = model.facts.architecture
     try:
@@ -85,12 +91,12 @@ def _as_decoder(model: HfModel, expected: torch.Tensor, has_kernels: bool) -> De
     return promoted
 
 
-def _as_tree(model: HfModel, expected: torch.Tensor, has_kernels: bool) -> HfModel:
+def _as_tree(model: HfModel, expected: Reference, has_kernels: bool) -> HfModel:
     """With the parts replaced that ours are faster than. Raises UnservedModel."""
     experts.take_over(model.tree.body, has_kernels)
     mixers = model.tree.mixers
     # the others go from row to row on the host
-    forms = FORMS if mixers and not uses_triton(expected) else FORMS[:1]
+    forms = FORMS if mixers and not uses_triton(expected.logits) else FORMS[:1]
     if len(forms) == 1:
         for port in mixers:
             port.take_form(forms[0])
@@ -107,7 +113,7 @@ def _as_tree(model: HfModel, expected: torch.Tensor, has_kernels: bool) -> HfMod
             logger.info("mixers of %s %s: %s", model.facts.architecture, form, error.message)
         else:
             break
-    if uses_triton(expected) and not model.takes_graphs:
+    if uses_triton(expected.logits) and not model.takes_graphs:
         why = model.waits_for or "its indexer, which goes from row to row"
         logger.warning("%s decodes without CUDA graphs: %s", model.facts.architecture, why)
     return model
@@ -125,7 +131,7 @@ def _record(model: HfModel, modules: list[torch.nn.Module]) -> Calls:
 
 def read_tree(
     facts: HfFacts, checkpoint: Checkpoint, dtype: torch.dtype, progress: Progress
-) -> tuple[HfModel, torch.Tensor]:
+) -> tuple[HfModel, Reference]:
     """The tree over our memory, and the logits that it has to come to."""
     model = read_weights(facts, checkpoint, dtype, progress)
     expected = reference(model, facts.vocab_size)
@@ -136,7 +142,7 @@ def read_tree(
     return HfModel(facts, keeps, tree, body), expected
 
 
-def _check(model: Model, expected: torch.Tensor) -> str | None:
+def _check(model: Model, expected: Reference) -> str | None:
     """See `check`; an operation that would wait for a GPU, if there is one."""
     waits = Waits()
 
@@ -145,7 +151,7 @@ def _check(model: Model, expected: torch.Tensor) -> str | None:
             return model.logits(model.forward(model.embed(ids), step, store))
 
     with torch.inference_mode():
-        ours = paged_logits(logits, model, expected.device)
-    error = check(expected, ours, model.dtype)
+        ours = paged_logits(logits, model, expected.logits.device)
+    error = check(expected, ours)
     logger.info("chunks of %s are %.1e from the whole", model.facts.architecture, error)
     return waits.seen

@@ -1,0 +1,50 @@
+"""How far the logits of a loaded tree may be from those of transformers."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from tokenmesh.services.worker_svc.models.hf.check import check, reference
+from tokenmesh.services.worker_svc.models.hf.unserved import UnservedModel
+
+VOCAB = 50
+
+
+class Waves(torch.nn.Module):
+    """Logits turn by `steepness` for each unit of an embedding: the steeper, the more rounding."""
+
+    def __init__(self, steepness: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(VOCAB, VOCAB, dtype=dtype)
+        self.steepness, self.dtype, self.device = steepness, dtype, torch.device("cpu")
+
+    def get_input_embeddings(self) -> torch.nn.Module:
+        return self.table
+
+    def forward(self, input_ids: torch.Tensor, use_cache: bool) -> Any:
+        return SimpleNamespace(logits=(self.table(input_ids).float() * self.steepness).sin())
+
+
+def limit_of(steepness: float, dtype: torch.dtype) -> float:
+    torch.manual_seed(0)
+    return reference(cast("Any", Waves(steepness, dtype)), VOCAB).limit
+
+
+def test_in_half_precision_a_model_may_err_as_its_own_rounding_makes_it() -> None:
+    assert limit_of(1e4, torch.float32) == 2e-3
+    assert limit_of(1.0, torch.bfloat16) == 0.2
+    assert 0.25 < limit_of(40.0, torch.bfloat16) < 0.8
+    # what rounding alone decides is still told from another function
+    assert limit_of(1e4, torch.bfloat16) == 0.8
+
+
+def test_other_logits_are_refused_with_both_numbers() -> None:
+    torch.manual_seed(0)
+    expected = reference(cast("Any", Waves(1.0, torch.bfloat16)), VOCAB)
+    assert check(expected, expected.logits * 1.1) == pytest.approx(0.1, rel=1e-4)
+    with pytest.raises(UnservedModel, match=r"are 0\.3 away .* more than 0\.2 is not rounding"):
+        check(expected, expected.logits * 1.3)
+    with pytest.raises(UnservedModel, match="are nan away"):
+        check(expected, expected.logits * float("nan"))
