@@ -65,7 +65,8 @@ class Program:
         self._addresses = (ctypes.c_void_p * len(widths))()
         self._capacity = 0
         self._tokens_of_tile = max(1, MAX_QUERIES // (model.heads // model.kv_heads))
-        self._num_groups = 1 + max((op.group for op in ops), default=0)
+        num_groups = 1 + max((op.group for op in ops), default=0)
+        self._tables = (ctypes.c_void_p * num_groups)()
 
     def run(self, hidden: torch.Tensor, inputs: ProgramInputs, pool: torch.Tensor) -> None:
         """Run over hidden [T, hidden], in place; writes keys and values into the pool.
@@ -78,7 +79,7 @@ class Program:
         self._addresses[0] = hidden.data_ptr()
         numbers = self._expand(inputs)
         base = numbers.buffer_info()[0]
-        tables = self._tables(inputs.tables)
+        self._take_tables(inputs.tables)
         turns = (ctypes.c_void_p * len(ropes))(*(each.factors.data_ptr() for each in ropes))
         by_position = (ctypes.c_int64 * len(ropes))(*(each.is_by_position for each in ropes))
         pairs = (ctypes.c_int64 * len(ropes))(*(each.factors.shape[-1] for each in ropes))
@@ -92,7 +93,7 @@ class Program:
             pages=pool.data_ptr(),
             blocks=pool.shape[2],
             page_size=pool.shape[4],
-            tables=ctypes.addressof(tables),
+            tables=ctypes.addressof(self._tables),
             columns=inputs.tables[0].stride(0),
             positions=base,
             rows=base + num_tokens * numbers.itemsize,
@@ -104,15 +105,14 @@ class Program:
         count = ctypes.c_int64(len(self._ops))
         library().tm_run(ctypes.byref(self._model), self._ops, count, ctypes.byref(step))
 
-    def _tables(self, tables: Sequence[torch.Tensor]) -> "ctypes.Array[ctypes.c_void_p]":
-        """The address of each group's."""
-        if len(tables) != self._num_groups:
+    def _take_tables(self, tables: Sequence[torch.Tensor]) -> None:
+        if len(tables) != len(self._tables):
             raise ValueError(
-                f"tables of {len(tables)} KV groups for a program of {self._num_groups}"
+                f"tables of {len(tables)} KV groups for a program of {len(self._tables)}"
             )
-        if any(each.shape != tables[0].shape for each in tables[1:]):
+        if len(tables) > 1 and len({each.shape for each in tables}) > 1:
             raise ValueError("the tables of all KV groups must have one shape")
-        return (ctypes.c_void_p * len(tables))(*(each.data_ptr() for each in tables))
+        self._tables[:] = [each.data_ptr() for each in tables]
 
     def _make_room(self, num_tokens: int, dtype: torch.dtype) -> None:
         """Grow the buffers to the largest step so far; steps have a limit, so they do."""

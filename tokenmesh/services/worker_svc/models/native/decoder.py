@@ -137,7 +137,7 @@ class Decoder:
         """See `Model.forward`; hidden [T, hidden] is overwritten."""
         assert store.pool is not None
         if self.program is not None and isinstance(step, HostStep):
-            self.program.run(hidden, self._program_inputs(step, store), store.pool)
+            self.program.run(hidden, self._program_inputs(step), store.pool)
             return hidden
         turned = TurnedStep(
             step,
@@ -150,12 +150,12 @@ class Decoder:
             x = layer.forward(hidden, x, turned, pages, self.config, group)
         return _add_and_norm(hidden, x, self.norm, self.config)
 
-    def _program_inputs(self, step: HostStep, store: KvStore) -> ProgramInputs:
+    def _program_inputs(self, step: HostStep) -> ProgramInputs:
         return ProgramInputs(
             starts=step.starts,
             counts=step.counts,
             numbers=step.numbers,
-            tables=[step.tables(group) for group in range(len(store.grouping.windows))],
+            tables=[step.all_tables, *step.windowed_tables],
             turns=[
                 Turns(rotary.table(step.longest), is_by_position=True)
                 if rotary.has_table
