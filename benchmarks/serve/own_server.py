@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,7 +69,8 @@ async def end_group(
     if process.returncode is not None:
         return
     process.send_signal(sign)
-    os.killpg(process.pid, signal.SIGCONT)
+    with suppress(ProcessLookupError):  # it has just ended
+        os.killpg(process.pid, signal.SIGCONT)
     try:
         await asyncio.wait_for(process.wait(), leave_s)
     except TimeoutError:

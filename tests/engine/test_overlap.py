@@ -33,12 +33,12 @@ JOBS = (
 
 
 @pytest.mark.parametrize("steps_between", [0, 1, 3])
-@pytest.mark.parametrize("name", ["llama", "qwen2_window"])
+@pytest.mark.parametrize(("name", "num_blocks"), [("llama", 17), ("qwen2_window", 21)])
 def test_overlap_changes_nothing_that_a_request_gets(
-    tiny: Tiny, name: str, steps_between: int
+    tiny: Tiny, name: str, num_blocks: int, steps_between: int
 ) -> None:
     settings: dict[str, Any] = {
-        "num_gpu_blocks_override": 17,
+        "num_gpu_blocks_override": num_blocks,
         "max_model_len": 120,
         "kv_watermark": 0.0,
         "max_num_batched_tokens": 48,
