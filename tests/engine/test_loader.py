@@ -208,7 +208,7 @@ def test_an_architecture_that_cannot_be_served_is_named_with_the_reason(
         ("tie_word_embeddings", 1),
         ("hidden_act", "gelu"),
         ("rope_parameters", "default"),
-        ("quantization_config", {"quant_method": "gptq"}),
+        ("quantization_config", {"quant_method": "hqq"}),
     ],
 )
 def test_a_bad_key_of_config_json_is_named(

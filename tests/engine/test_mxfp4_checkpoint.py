@@ -101,7 +101,7 @@ def _without(name: str) -> Callable[[Tensors], object]:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (_without(SCALES), f"tensor {BLOCKS} has no {SCALES} of type U8"),
+        (_without(SCALES), f"tensor {BLOCKS} has no scales beside it"),
         (_without(BLOCKS), f"tensor {SCALES} has type U8; supported are F32, F16, BF16"),
         (
             lambda t: t.update({BLOCKS: t[BLOCKS][..., :8].clone()}),
@@ -150,11 +150,12 @@ def test_blocks_and_scales_that_do_not_fit_are_named(
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"quantization_config": {"quant_method": "fp8"}}, "quant_method 'fp8'; supported is"),
-        ({"quantization_config": {}}, "quant_method None; supported is 'mxfp4' of gpt_oss"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "has type U8; supported are F32, F16"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "quant_method is 'hqq'; supported are"),
+        ({"quantization_config": {}}, "quantization_config: quant_method is None; supported are"),
         ({"quantization_config": None}, "has type U8; supported are F32, F16, BF16"),
     ],
-    ids=["fp8", "empty", "none"],
+    ids=["fp8", "hqq", "empty", "none"],
 )
 def test_no_other_quantization_is_taken_for_it(
     pair: tuple[Path, Path, Any], tmp_path: Path, values: dict[str, Any], message: str

@@ -81,7 +81,7 @@ ADVICE: Final = {
     "optimization-level": "kernels are compiled ahead; --enforce-eager turns CUDA graphs off",
     "override-generation-config": "edit the checkpoint's generation_config.json",
     "profiler-config": "--profiler-dir is where /stop_profile writes, with --enable-admin-routes",
-    "quantization": "only unquantized checkpoints are served",
+    "quantization": "config.json says how a checkpoint is quantized; leave the flag out",
     "reasoning-config": "--reasoning-parser names the parser",
     "rope-scaling": "edit the checkpoint's config.json",
     "speculative-config": "speculative decoding is not implemented; leave the flag out",

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tokenmesh.services.worker_svc.models.mxfp4 import dequantize
+from tokenmesh.kernels.linear.formats.mxfp4 import dequantize
 
 
 def e2m1(bits: int) -> float:

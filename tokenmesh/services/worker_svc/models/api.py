@@ -4,7 +4,7 @@ Shapes: T tokens of the step, N rows that need logits, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -13,6 +13,7 @@ from tokenmesh.kernels.alignment import MULTIPLE
 from tokenmesh.services.worker_svc.layers.rope_config import RopeConfig
 from tokenmesh.services.worker_svc.layers.step import Step
 from tokenmesh.services.worker_svc.models.keeps import Grouping, KvStore, LayerKeeps
+from tokenmesh.services.worker_svc.models.quantization import Quantization
 
 Patch = tuple[slice, torch.Tensor]
 """Tokens of a batch and the embeddings [length, hidden] that replace theirs."""
@@ -35,6 +36,8 @@ class ModelFacts:
     takes_images: bool
     dtype: str | None
     """As the checkpoint states it, such as "bfloat16"."""
+    quantization: Quantization | None = field(default=None, kw_only=True)
+    """How its weights are stored; None: plainly."""
 
     @property
     def rope_boundary(self) -> int | None:

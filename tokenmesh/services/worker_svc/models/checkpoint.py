@@ -6,22 +6,37 @@ that nobody asks for is an error like one that is missing: both mean that the mo
 compute what its authors trained.
 """
 
+import logging
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final
 
 import torch
 
+from tokenmesh.kernels.linear.formats import Part
+from tokenmesh.services.worker_svc.models.quantization import Encoded, Quantization, find_encoded
 from tokenmesh.shared.clock import perf_s
 from tokenmesh.shared.errors import CheckpointError
-from tokenmesh.shared.tensor_file import TensorFile
+from tokenmesh.shared.tensor_file import TensorEntry, TensorFile
 from tokenmesh.shared.tensor_shards import TensorShards
 
 LEFT_OVER_SHOWN: Final = 5
 """Names listed in the error about unknown tensors."""
 
 _DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_PART_DTYPES: Final = {
+    **_DTYPES,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+}
+"""Of tensors that weights are decoded from."""
 _BUFFER_BYTES: Final = 4 << 20
+
+logger = logging.getLogger(__name__)
 
 
 class Checkpoint:
@@ -47,9 +62,39 @@ class Checkpoint:
         self._buffer: torch.Tensor | None = None
         self._shards = TensorShards(directory)
         self._taken: set[str] = set()
+        self._encoded: dict[str, Encoded] = {}
+        self._parts: frozenset[str] = frozenset()
+        """Tensors that weights are decoded from."""
+        self._unapplied: frozenset[str] = frozenset()
+        """Tensors that nothing needs."""
+
+    def decode(self, quantization: Quantization) -> None:
+        """Let weights that are stored so be taken by their plain names, in place of their parts.
+
+        Raises CheckpointError for parts that do not fit each other.
+        """
+        bytes_read = self.bytes_read
+        self._encoded = {each.name: each for each in find_encoded(self._shards, self, quantization)}
+        self.bytes_read = bytes_read  # shapes that parts hold are read again with the numbers
+        parts = (part.name for each in self._encoded.values() for part in each.parts.values())
+        self._parts = frozenset(parts)
+        self._unapplied = quantization.unapplied_of(self._shards) - self._parts
+        if self._unapplied:
+            logger.info(
+                "%s: activations, keys and values are not quantized, so that %d scales of them "
+                "are not applied: %s",
+                *(self.directory, len(self._unapplied), listed(self._unapplied)),
+            )
+        for name in self._plain():
+            if name in self._encoded:
+                part = next(iter(self._encoded[name].parts.values())).name
+                problem = f"is a weight that {part} holds too"
+                raise CheckpointError(f"{self.file_of(name)}: tensor {name} {problem}")
 
     def __contains__(self, name: object) -> bool:
-        return name in self._shards
+        if name in self._encoded:
+            return True
+        return name in self._shards and name not in self._parts and name not in self._unapplied
 
     def __len__(self) -> int:
         return len(self._shards)
@@ -59,7 +104,7 @@ class Checkpoint:
         return sum(
             self._shards.file_of(name)[name].num_bytes
             for name in self._shards
-            if not _is_left_out(name, ignored)
+            if not _is_left_out(name, ignored) and name not in self._unapplied
         )
 
     @property
@@ -68,31 +113,55 @@ class Checkpoint:
         return self._device
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of all tensors, by name."""
-        return {name: self._shards.file_of(name)[name].shape for name in self._shards}
+        """Of all tensors, by name; of quantized ones as they are taken."""
+        plain = {name: self._shards.file_of(name)[name].shape for name in self._plain()}
+        return plain | {name: each.shape for name, each in self._encoded.items()}
 
     def file_of(self, name: str) -> Path:
         """The file that holds a tensor; the directory if none does."""
+        if name in self._encoded:
+            return self._encoded[name].file
         return self._shards.file_of(name).path if name in self._shards else self.directory
 
-    def type_of(self, name: str) -> str:
-        """Of a tensor, as the format spells it. Raises KeyError."""
-        return self._shards.file_of(name)[name].dtype
+    def is_encoded(self, name: str) -> bool:
+        """Whether a tensor is decoded when it is taken."""
+        return name in self._encoded
 
-    def check_types(self, also: tuple[str, ...], apart: Collection[str] = ()) -> None:
-        """Raise CheckpointError for a tensor of a type that is neither loaded nor in `also`.
+    def is_neutral(self, name: str) -> bool:
+        """Whether it is a bias of zeros at an encoded weight, as AutoGPTQ writes for any module."""
+        module, _, leaf = name.rpartition(".")
+        part = self.part(name)
+        if leaf != "bias" or part is None or f"{module}.weight" not in self._encoded:
+            return False
+        return not part.read().any()
 
-        The tensors in `apart` are not looked at.
-        """
-        for name in self._shards:
-            stored = self.type_of(name)
-            if stored not in _DTYPES and stored not in also and name not in apart:
+    def part(self, name: str) -> Part | None:
+        """A stored tensor; None if there is none, or of a type that no format has."""
+        if name not in self._shards:
+            return None
+        file = self._shards.file_of(name)
+        entry, dtype = file[name], _PART_DTYPES.get(file[name].dtype)
+        if dtype is None:
+            return None
+
+        def read() -> torch.Tensor:
+            tensor = torch.empty(entry.shape, dtype=dtype, device="cpu")
+            self._read(file, name, tensor.view(-1), 0)
+            return tensor
+
+        return Part(name, dtype, entry.shape, read)
+
+    def check_types(self, also: tuple[str, ...]) -> None:
+        """Raise CheckpointError for a tensor of a type that is neither loaded nor in `also`."""
+        for name in self._plain():
+            stored = self._shards.file_of(name)[name].dtype
+            if stored not in _DTYPES and stored not in also:
                 raise _unknown_type(self.file_of(name), name, stored)
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """The tensor in `dtype`. Raises CheckpointError that names it."""
         # found or not, before memory is asked for
-        self._find(name, shape)
+        self._check(name, shape)
         tensor = torch.empty(shape, dtype=dtype, device=self._device)
         self.take_into(name, tensor)
         return tensor
@@ -111,8 +180,13 @@ class Checkpoint:
 
     def take_into(self, name: str, target: torch.Tensor) -> None:
         """Read a tensor into a contiguous one of its shape. Raises CheckpointError."""
-        file, stored = self._find(name, tuple(target.shape))
+        self._check(name, tuple(target.shape))
         self._taken.add(name)
+        if name in self._encoded:
+            self._encoded[name].fill(target)
+            return
+        file = self._shards.file_of(name)
+        stored = _DTYPES[file[name].dtype]
         flat = target.view(-1)
         if flat.dtype == stored and flat.device.type == "cpu":
             self._read(file, name, flat, 0)
@@ -128,24 +202,29 @@ class Checkpoint:
         self._buffer = None
         unknown = sorted(
             name
-            for name in self._shards
-            if name not in self._taken and not _is_left_out(name, ignored)
+            for name in self.shapes()
+            if name not in self._taken
+            and not _is_left_out(name, ignored)
+            and not self.is_neutral(name)
         )
         if unknown:
             raise CheckpointError(f"{self.directory}: unknown tensors: {listed(unknown)}")
 
-    def _find(self, name: str, shape: tuple[int, ...]) -> tuple[TensorFile, torch.dtype]:
-        """The file of a tensor that has this shape, and its type there."""
-        if name not in self._shards:
+    def _plain(self) -> list[str]:
+        """Tensors that are taken as they are stored."""
+        apart = self._parts | self._unapplied
+        return [name for name in self._shards if name not in apart]
+
+    def _check(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raise CheckpointError unless a tensor is there, of this shape and a type that is read."""
+        if name not in self:
             raise CheckpointError(f"{self.directory}: tensor {name} {list(shape)} is missing")
-        file = self._shards.file_of(name)
-        entry = file[name]
+        encoded = self._encoded.get(name)
+        entry = self._shards.file_of(name)[name] if encoded is None else encoded
         if entry.shape != shape:
-            raise CheckpointError(f"{file.path}: {misshapen(name, entry.shape, shape)}")
-        stored = _DTYPES.get(entry.dtype)
-        if stored is None:
-            raise _unknown_type(file.path, name, entry.dtype)
-        return file, stored
+            raise CheckpointError(f"{self.file_of(name)}: {misshapen(name, entry.shape, shape)}")
+        if isinstance(entry, TensorEntry) and entry.dtype not in _DTYPES:
+            raise _unknown_type(self.file_of(name), name, entry.dtype)
 
     def _read(self, file: TensorFile, name: str, target: torch.Tensor, start: int) -> None:
         """Fill a flat CPU tensor with a tensor's bytes from `start` on."""

@@ -43,6 +43,8 @@ def load_model(
 
     Raises CheckpointError for any that is missing, misshapen or unknown.
     """
+    if facts.quantization is not None:
+        checkpoint.decode(facts.quantization)
     if isinstance(facts, NativeFacts):
         return build_decoder(facts, checkpoint, dtype, progress, has_kernels)
     from tokenmesh.services.worker_svc.models.hf.build import build_hf

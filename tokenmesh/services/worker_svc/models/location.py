@@ -7,7 +7,10 @@ from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.errors import CheckpointError
 from tokenmesh.shared.model_files import locate_model
 
-FILES: Final = ("config.json", "generation_config.json", "model*.safetensors*")
+FILES: Final = (
+    *("config.json", "generation_config.json", "hf_quant_config.json"),
+    "model*.safetensors*",
+)
 CODE_FILES: Final = ("*.py",)
 TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 

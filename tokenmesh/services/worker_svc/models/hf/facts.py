@@ -19,14 +19,13 @@ from tokenmesh.services.worker_svc.models.hf.tree import adapt
 from tokenmesh.services.worker_svc.models.hf.unserved import UnservedModel
 from tokenmesh.services.worker_svc.models.keeps import Latent, LayerKeeps, Pages, State
 from tokenmesh.services.worker_svc.models.native.read_rope import stretched
+from tokenmesh.services.worker_svc.models.quantization import Quantization, read_quantization
+from tokenmesh.services.worker_svc.models.quantization.read import KEYS
 from tokenmesh.services.worker_svc.models.raw_config import RawConfig
 from tokenmesh.shared.errors import CheckpointError
 
 UNBOUNDED: Final = 32768
 """Longest sequence of a model that has no such limit itself; max_model_len may ask for less."""
-
-_MXFP4_TYPES: Final = ("gpt_oss",)
-"""Model types whose experts lie in MXFP4 as `stored` reads them."""
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +37,6 @@ class HfFacts(ModelFacts):
     directory: Path
     config: PreTrainedConfig
     kind: type[PreTrainedModel]
-    has_mxfp4: bool
-    """Experts may be stored in MXFP4."""
     keeps: tuple[LayerKeeps, ...] = ()
     mixers: tuple[type[torch.nn.Module], ...] = ()
     """Kinds of modules that keep a state."""
@@ -76,7 +73,7 @@ def read_hf_facts(raw: RawConfig, directory: Path, trust_remote_code: bool) -> H
     trust_remote_code: code that config.json names in `auto_map` is imported.
     """
     architecture = _architecture(raw)
-    has_mxfp4 = _has_mxfp4(raw)
+    quantization = read_quantization(raw)
     is_known = raw.get("model_type") in CONFIG_MAPPING and hasattr(transformers, architecture)
     if raw.get("auto_map") is not None and not trust_remote_code and not is_known:
         problem = "names code of the checkpoint's own, which only --trust-remote-code runs"
@@ -85,9 +82,7 @@ def read_hf_facts(raw: RawConfig, directory: Path, trust_remote_code: bool) -> H
         config = AutoConfig.from_pretrained(
             directory, local_files_only=True, trust_remote_code=trust_remote_code
         )
-        if has_mxfp4:
-            # what is built and loaded has plain weights
-            del config.quantization_config
+        _forget_quantization(config)
         kind = _class_of(raw, architecture, directory, trust_remote_code)
     except Exception as error:  # whatever a config class raises about its own keys
         raise CheckpointError(
@@ -99,7 +94,7 @@ def read_hf_facts(raw: RawConfig, directory: Path, trust_remote_code: bool) -> H
         if not kind.can_generate():
             raise UnservedModel("it does not generate text")
         tree = _built(raw, config, kind)
-        facts = _facts_of(raw, directory, architecture, config, tree, has_mxfp4)
+        facts = _facts_of(raw, directory, architecture, config, tree, quantization)
         adapted = adapt(tree, facts.ropes)
         kinds = dict.fromkeys(type(port.module) for port in adapted.mixers)
         facts = replace(facts, keeps=adapted.probe(), mixers=tuple(kinds))
@@ -137,16 +132,12 @@ def _architecture(raw: RawConfig) -> str:
     return names[0]
 
 
-def _has_mxfp4(raw: RawConfig) -> bool:
-    """Raises CheckpointError for any other quantization."""
-    quantization = raw.part("quantization_config")
-    if quantization is None:
-        return False
-    method, model_type = quantization.get("quant_method"), raw.get("model_type")
-    if method == "mxfp4" and model_type in _MXFP4_TYPES:
-        return True
-    problem = f"has quant_method {method!r}; supported is 'mxfp4' of {', '.join(_MXFP4_TYPES)}"
-    raise raw.error("quantization_config", problem)
+def _forget_quantization(config: PreTrainedConfig) -> None:
+    """What is built and loaded has plain weights."""
+    for part in (config, config.get_text_config()):
+        for key in KEYS:
+            if hasattr(part, key):
+                delattr(part, key)
 
 
 def _class_of(
@@ -168,7 +159,7 @@ def _facts_of(
     architecture: str,
     config: PreTrainedConfig,
     tree: PreTrainedModel,
-    has_mxfp4: bool,
+    quantization: Quantization | None,
 ) -> HfFacts:
     text: Any = config.get_text_config()
     dtype = raw.get("dtype") or raw.get("torch_dtype")
@@ -183,7 +174,7 @@ def _facts_of(
         directory=directory,
         config=config,
         kind=type(tree),
-        has_mxfp4=has_mxfp4,
+        quantization=quantization,
     )
 
 

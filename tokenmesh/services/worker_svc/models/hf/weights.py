@@ -26,7 +26,7 @@ def read_weights(
 
     Raises CheckpointError for a tensor that is missing, misshapen, left over or of another type.
     """
-    tensors = stored_tensors(checkpoint, dtype, _BUFFER_TYPES, facts.has_mxfp4)
+    tensors = stored_tensors(checkpoint, dtype, _BUFFER_TYPES)
     total = checkpoint.num_bytes(())
     progress(0, total)
     try:
@@ -46,10 +46,9 @@ def read_weights(
         what = _difference(facts, checkpoint, tensors) or f"{facts.directory}: {error}"
         raise CheckpointError(what) from error
     for name, stored, asked in sorted(found["mismatched_keys"]):
-        file = checkpoint.file_of(name if name in checkpoint else f"{name}_blocks")
-        raise CheckpointError(f"{file}: {misshapen(name, stored, asked)}")
+        raise CheckpointError(f"{checkpoint.file_of(name)}: {misshapen(name, stored, asked)}")
     for problem in ("missing_keys", "unexpected_keys"):
-        if names := found[problem]:
+        if names := [name for name in found[problem] if not checkpoint.is_neutral(name)]:
             what = problem.removesuffix("_keys")
             place = _place_of(checkpoint, names)
             raise CheckpointError(f"{place}: {what} tensors: {listed(names)}")

@@ -15,6 +15,7 @@ from tokenmesh.services.worker_svc.models.native.registry import (
     TEXT_MODELS,
     Family,
 )
+from tokenmesh.services.worker_svc.models.quantization import read_quantization
 from tokenmesh.services.worker_svc.models.raw_config import RawConfig
 
 
@@ -42,8 +43,7 @@ def is_native(raw: RawConfig) -> bool:
 def read_facts(raw: RawConfig) -> NativeFacts:
     """Read a whole config.json. Raises CheckpointError that names the key at fault."""
     architecture = _architecture(raw)
-    if raw.part("quantization_config") is not None:
-        raise raw.error("quantization_config", "is set; only unquantized checkpoints are supported")
+    quantization = read_quantization(raw)
     takes_images = architecture in IMAGE_ARCHITECTURES
     if takes_images:
         text, family = _text_model(raw)
@@ -68,6 +68,7 @@ def read_facts(raw: RawConfig) -> NativeFacts:
         names=_VISION_NAMES if takes_images else (Names(),),
         takes_images=takes_images,
         dtype=dtype if isinstance(dtype, str) else None,
+        quantization=quantization,
     )
 
 

@@ -1,0 +1,58 @@
+"""AWQ in the layout "gemm": 4 bits packed along the outputs, in an order of its own.
+
+qweight [I, O / 8], qzeros [G, O / 8], scales [G, O].
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+
+from tokenmesh.kernels.linear.formats.packing import unpack_words
+from tokenmesh.kernels.linear.formats.parts import (
+    FLOATS,
+    Parts,
+    Tensors,
+    expect,
+    groups_of,
+    matrix,
+)
+
+_WORDS: Final = (torch.int32,)
+_BITS: Final = 4
+_IN_WORD: Final = 8
+_PLACES: Final = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Where in a word, counted from its lowest bits, its first to eighth output lie."""
+
+
+@dataclass(frozen=True, slots=True)
+class Awq:
+    """Integers of 4 bits with zero points."""
+
+    group_size: int
+    """-1: all inputs."""
+    weight: str = field(default="qweight", init=False)
+    stored: tuple[torch.dtype, ...] = field(default=_WORDS, init=False)
+    others: tuple[str, ...] = field(default=("qzeros", "scales"), init=False)
+
+    def shape_of(self, parts: Parts) -> tuple[int, ...]:
+        """See Format."""
+        inputs, width = matrix(parts, self.weight, _WORDS)
+        groups = groups_of(inputs, self.group_size, self.weight)
+        expect(parts, "scales", FLOATS, self.weight, (groups, width * _IN_WORD))
+        expect(parts, "qzeros", _WORDS, self.weight, (groups, width))
+        return width * _IN_WORD, inputs
+
+    def reference(self, tensors: Tensors) -> torch.Tensor:
+        """See Format."""
+        numbers = _outputs(tensors["qweight"])
+        zeros, scales = _outputs(tensors["qzeros"]), tensors["scales"].float()
+        size = len(numbers) // len(scales)
+        by_group = numbers.view(len(scales), size, -1) - zeros[:, None]
+        return (by_group * scales[:, None]).flatten(0, 1).t()
+
+
+def _outputs(words: torch.Tensor) -> torch.Tensor:
+    """int32 [N, O / 8] -> float32 [N, O]."""
+    places = unpack_words(words, _BITS).view(*words.shape, _IN_WORD)
+    return places[..., list(_PLACES)].flatten(-2).float()

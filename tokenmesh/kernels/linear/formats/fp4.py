@@ -1,0 +1,66 @@
+"""NVFP4 and MXFP4 of linear layers: numbers of e2m1, two in a byte, with a scale by group.
+
+weight_packed or weight [O, I / 2], weight_scale [O, I / group]. NVFP4 has groups of 16, scales of
+e4m3 and one more scale for all of them, MXFP4 groups of 32 and powers of two.
+"""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import torch
+
+from tokenmesh.kernels.linear.formats.mxfp4 import VALUES
+from tokenmesh.kernels.linear.formats.packing import spread, unpack_halves
+from tokenmesh.kernels.linear.formats.parts import (
+    Parts,
+    Tensors,
+    expect,
+    groups_of,
+    matrix,
+)
+from tokenmesh.kernels.linear.formats.scaled import E8M0, scale_numbers
+
+NVFP4_GROUP: Final = 16
+MXFP4_GROUP: Final = 32
+_BYTES: Final = (torch.uint8,)
+
+
+@dataclass(frozen=True, slots=True)
+class Fp4:
+    """weight [O, I / 2] of bytes."""
+
+    weight: str
+    group_size: int
+    whole: str | None
+    """Name of the scale of all groups, float32 [1] or []; None: there is none."""
+    use: Literal["multiply", "divide"] = "multiply"
+    """What is done with it."""
+
+    @property
+    def stored(self) -> tuple[torch.dtype, ...]:
+        """See Format."""
+        return _BYTES
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """See Format."""
+        return ("weight_scale",) if self.whole is None else ("weight_scale", self.whole)
+
+    def shape_of(self, parts: Parts) -> tuple[int, ...]:
+        """See Format."""
+        outputs, width = matrix(parts, self.weight, _BYTES)
+        groups = groups_of(2 * width, self.group_size, self.weight)
+        types = E8M0 if self.whole is None else (torch.float8_e4m3fn,)
+        expect(parts, "weight_scale", types, self.weight, (outputs, groups))
+        if self.whole is not None:
+            expect(parts, self.whole, (torch.float32,), self.weight, (), (1,))
+        return outputs, 2 * width
+
+    def reference(self, tensors: Tensors) -> torch.Tensor:
+        """See Format."""
+        numbers = torch.tensor(VALUES)[unpack_halves(tensors[self.weight]).int()]
+        scales = scale_numbers(tensors["weight_scale"])
+        if self.whole is not None:
+            whole = tensors[self.whole].float()
+            scales = scales * whole if self.use == "multiply" else scales / whole
+        return numbers * spread(scales, (1, self.group_size), numbers.shape)

@@ -1,0 +1,75 @@
+"""GPTQ: integers packed along the inputs, scales and zero points by group of inputs.
+
+qweight [I / 32 * bits, O], qzeros [G, O / 32 * bits], scales [G, O], g_idx [I]: each input's group.
+Files of the first version hold zero points less 1.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+
+from tokenmesh.kernels.linear.formats.packing import WORD_BITS, unpack_words
+from tokenmesh.kernels.linear.formats.parts import (
+    FLOATS,
+    FormatError,
+    Parts,
+    Tensors,
+    expect,
+    groups_of,
+    matrix,
+)
+
+_WORDS: Final = (torch.int32,)
+
+
+@dataclass(frozen=True, slots=True)
+class Gptq:
+    """Integers of 2, 3, 4 or 8 bits."""
+
+    bits: int
+    group_size: int
+    """-1: all inputs."""
+    has_order: bool
+    """Groups are of any inputs (desc_act), so that g_idx is needed."""
+    zero_offset: int
+    """What stored zero points lack: 1 in the first version, 0 in the second."""
+    weight: str = field(default="qweight", init=False)
+    stored: tuple[torch.dtype, ...] = field(default=_WORDS, init=False)
+    others: tuple[str, ...] = field(default=("qzeros", "scales", "g_idx"), init=False)
+
+    def shape_of(self, parts: Parts) -> tuple[int, ...]:
+        """See Format."""
+        rows, outputs = matrix(parts, self.weight, _WORDS)
+        if rows * WORD_BITS % self.bits or outputs * self.bits % WORD_BITS:
+            problem = f"has shape {[rows, outputs]}, which words of {self.bits} bits do not fill"
+            raise FormatError(self.weight, problem)
+        inputs = rows * WORD_BITS // self.bits
+        groups = groups_of(inputs, self.group_size, self.weight)
+        expect(parts, "scales", FLOATS, self.weight, (groups, outputs))
+        width = outputs * self.bits // WORD_BITS
+        expect(parts, "qzeros", _WORDS, self.weight, (groups, width))
+        if self.has_order or "g_idx" in parts:
+            expect(parts, "g_idx", _WORDS, self.weight, (inputs,))
+        return outputs, inputs
+
+    def reference(self, tensors: Tensors) -> torch.Tensor:
+        """See Format."""
+        numbers = unpack_words(tensors["qweight"].t(), self.bits)
+        scales = tensors["scales"].float()
+        zeros = unpack_words(tensors["qzeros"], self.bits).int() + self.zero_offset
+        # a stored zero point of -1 has all bits set
+        zeros = (zeros & ((1 << self.bits) - 1)).float()
+        group = self._group_by_input(tensors, numbers.shape[1], len(scales))
+        return (numbers.float() - zeros.t()[:, group]) * scales.t()[:, group]
+
+    def _group_by_input(self, tensors: Tensors, inputs: int, groups: int) -> torch.Tensor:
+        in_order = torch.arange(inputs) // (inputs // groups)
+        if "g_idx" not in tensors:
+            return in_order
+        given = tensors["g_idx"].long()
+        if int(given.min()) < 0 or int(given.max()) >= groups:
+            raise FormatError("g_idx", f"has groups that are not within the {groups} of scales")
+        if not self.has_order and not torch.equal(given, in_order):
+            raise FormatError("g_idx", "is not in order, as desc_act: false asks for")
+        return given

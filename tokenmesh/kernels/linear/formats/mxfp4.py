@@ -1,0 +1,60 @@
+"""MXFP4 of the OCP Microscaling Formats specification (version 1.0), as gpt_oss publishes experts.
+
+A block is 32 numbers of e2m1 (a sign, 2 bits of exponent, 1 of mantissa) that share one scale of
+e8m0, a power of two. Two numbers lie in a byte, the first in its lower 4 bits.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+
+from tokenmesh.kernels.linear.formats.parts import FormatError, Parts, Tensors, expect, part_of
+
+BLOCK_BYTES: Final = 16
+"""Of 32 numbers."""
+NAN_SCALE: Final = 255
+"""The only scale that is not a power of two."""
+_BIAS: Final = 127
+_MAGNITUDES: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+VALUES: Final = (*_MAGNITUDES, *(-each for each in _MAGNITUDES))
+"""By the 4 bits; the first of them is the sign."""
+_BYTES: Final = (torch.uint8,)
+
+
+def dequantize(blocks: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """blocks uint8 [..., G, 16], scales uint8 [..., G] -> `dtype` [..., G * 32].
+
+    Exact where the products are numbers of `dtype`. A scale of 255 makes its block NaN.
+    """
+    pairs = torch.tensor([(VALUES[byte & 15], VALUES[byte >> 4]) for byte in range(256)])
+    # float64 holds all powers of two from -127 to 127
+    powers = torch.exp2(torch.arange(256, dtype=torch.float64) - _BIAS)
+    powers[NAN_SCALE] = torch.nan
+    numbers = pairs[blocks.int()].flatten(-2)
+    if dtype == torch.float64:
+        numbers = numbers.double()
+    products = numbers * powers.to(numbers.dtype)[scales.int()][..., None]
+    return products.to(dtype).flatten(-2)
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4Experts:
+    """blocks [E, O, I / 32, 16], scales [E, O, I / 32] -> [E, I, O], as gpt_oss multiplies."""
+
+    weight: str = field(default="blocks", init=False)
+    stored: tuple[torch.dtype, ...] = field(default=_BYTES, init=False)
+    others: tuple[str, ...] = field(default=("scales",), init=False)
+
+    def shape_of(self, parts: Parts) -> tuple[int, ...]:
+        """See Format."""
+        shape = part_of(parts, self.weight, _BYTES, self.weight).shape
+        if len(shape) != 4 or shape[-1] != BLOCK_BYTES:
+            asked = f"[experts, outputs, inputs / {2 * BLOCK_BYTES}, {BLOCK_BYTES}]"
+            raise FormatError(self.weight, f"has shape {list(shape)}, not {asked}")
+        expect(parts, "scales", _BYTES, self.weight, shape[:-1])
+        return shape[0], 2 * BLOCK_BYTES * shape[2], shape[1]
+
+    def reference(self, tensors: Tensors) -> torch.Tensor:
+        """float32 [E, I, O]."""
+        return dequantize(tensors["blocks"], tensors["scales"], torch.float32).transpose(-1, -2)

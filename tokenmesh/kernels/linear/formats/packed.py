@@ -1,0 +1,97 @@
+"""pack-quantized of compressed-tensors: 4 or 8 bits along the inputs, with an offset.
+
+weight_packed [O, words], weight_scale [O, G] (or [1]: all), weight_shape (O, I); a number q lies
+there as q + 2^(bits - 1). weight_zero_point, if any, is packed along the outputs in the same way.
+weight_g_idx [I], if any, is each input's group.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+
+from tokenmesh.kernels.linear.formats.packing import WORD_BITS, unpack_words
+from tokenmesh.kernels.linear.formats.parts import (
+    FLOATS,
+    FormatError,
+    Parts,
+    Tensors,
+    expect,
+    groups_of,
+    matrix,
+    part_of,
+)
+
+_WORDS: Final = (torch.int32,)
+_INDICES: Final = (torch.int32, torch.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Integers with a scale by group, row or tensor."""
+
+    bits: int
+    group_size: int
+    """-1: all inputs."""
+    is_tensor: bool
+    """One scale for all rows."""
+    has_zeros: bool
+    has_order: bool
+    """Groups are of any inputs (actorder "group")."""
+    weight: str = field(default="weight_packed", init=False)
+    stored: tuple[torch.dtype, ...] = field(default=_WORDS, init=False)
+    others: tuple[str, ...] = field(
+        default=("weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx"), init=False
+    )
+
+    def shape_of(self, parts: Parts) -> tuple[int, ...]:
+        """See Format."""
+        rows, words = matrix(parts, self.weight, _WORDS)
+        shape = part_of(parts, "weight_shape", _INDICES, self.weight)
+        if shape.shape != (2,):
+            raise FormatError("weight_shape", f"has shape {list(shape.shape)}, not [2]")
+        outputs, inputs = (int(size) for size in shape.read())
+        if (rows, words) != (outputs, _words(inputs, self.bits)):
+            stored = f"which {parts[self.weight].name} {[rows, words]} does not hold"
+            raise FormatError("weight_shape", f"is {[outputs, inputs]}, {stored}")
+        groups = groups_of(inputs, self.group_size, self.weight)
+        shapes = [(1,), (1, 1)] if self.is_tensor else [(outputs, groups)]
+        expect(parts, "weight_scale", FLOATS, self.weight, *shapes)
+        if self.has_zeros:
+            zeros = (_words(1 if self.is_tensor else outputs, self.bits), groups)
+            expect(parts, "weight_zero_point", _WORDS, self.weight, zeros)
+        elif "weight_zero_point" in parts:
+            raise FormatError("weight_zero_point", "is stored, but the weights are symmetric")
+        if self.has_order or "weight_g_idx" in parts:
+            expect(parts, "weight_g_idx", _INDICES, self.weight, (inputs,))
+        return outputs, inputs
+
+    def reference(self, tensors: Tensors) -> torch.Tensor:
+        """See Format."""
+        inputs = int(tensors["weight_shape"][1])
+        numbers = unpack_words(tensors["weight_packed"], self.bits, inputs).float()
+        scales = tensors["weight_scale"].float()
+        scales = scales.view(1, 1) if self.is_tensor else scales
+        zeros = torch.full_like(scales, float(1 << (self.bits - 1)))
+        if self.has_zeros:
+            words = tensors["weight_zero_point"].t()
+            zeros = unpack_words(words, self.bits, len(scales)).t().float()
+        group = self._group_by_input(tensors, inputs, scales.shape[1])
+        return (numbers - zeros[:, group]) * scales[:, group]
+
+    def _group_by_input(self, tensors: Tensors, inputs: int, groups: int) -> torch.Tensor:
+        in_order = torch.arange(inputs) // (inputs // groups)
+        if "weight_g_idx" not in tensors:
+            return in_order
+        given = tensors["weight_g_idx"].long()
+        if bool((given == -1).all()):
+            return in_order
+        if not self.has_order and not torch.equal(given, in_order):
+            raise FormatError("weight_g_idx", "is not in order, which actorder does not say")
+        if int(given.min()) < 0 or int(given.max()) >= groups:
+            raise FormatError("weight_g_idx", f"has groups that are not within {groups}")
+        return given
+
+
+def _words(count: int, bits: int) -> int:
+    return -(-count // (WORD_BITS // bits))

@@ -1,0 +1,91 @@
+"""Encoded: a weight that has to be decoded from other tensors of the checkpoint."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from tokenmesh.kernels.linear.formats import Format, FormatError, Part
+from tokenmesh.kernels.linear.formats.parts import Tensors
+from tokenmesh.services.worker_svc.models.quantization.rules import Quantization
+from tokenmesh.shared.errors import CheckpointError
+
+
+class Source(Protocol):
+    """The stored tensors that parts are read from."""
+
+    def part(self, name: str) -> Part | None:
+        """A stored tensor; None if there is none, or of a type that no format has."""
+
+    def file_of(self, name: str) -> Path:
+        """The file that holds it; the directory if none does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A weight that is loaded like a plain tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    format: Format
+    parts: Mapping[str, Part]
+    """By their names in the format."""
+    file: Path
+    """Of the numbers."""
+
+    def fill(self, target: torch.Tensor) -> None:
+        """Decode into a tensor of its shape, in any type and on any device.
+
+        Raises CheckpointError for numbers that the type cannot hold.
+        """
+        tensors = {name: part.read() for name, part in self.parts.items()}
+        if target.ndim == 2:
+            self._fill(target, tensors, "")
+            return
+        # of all experts at once, what is between takes many times the memory
+        for expert in range(len(target)):
+            one = slice(expert, expert + 1)
+            of_one = {name: tensor[one] for name, tensor in tensors.items()}
+            self._fill(target[one], of_one, f", in expert {expert}")
+
+    def _fill(self, target: torch.Tensor, tensors: Tensors, where: str) -> None:
+        try:
+            target.copy_(self.format.reference(tensors))
+        except FormatError as error:
+            raise _refusal(self.file, self.parts, error) from error
+        if not target.isfinite().all():
+            problem = f"has numbers that {target.dtype} cannot hold{where}"
+            raise CheckpointError(f"{self.file}: tensor {self.name} {problem}")
+
+
+def find_encoded(names: Iterable[str], source: Source, how: Quantization) -> Iterator[Encoded]:
+    """All encoded weights among the names. Raises CheckpointError where parts do not fit."""
+    for name in names:
+        module, _, leaf = name.rpartition(".")
+        form, stacks = how.format_of(module), how.stacks
+        if form is not None and leaf == form.weight:
+            yield from _encoded(f"{module}.weight", f"{module}.", form, source)
+        elif stacks is not None and leaf.endswith(f"_{stacks.weight}"):
+            whole = name.removesuffix(f"_{stacks.weight}")
+            yield from _encoded(whole, f"{whole}_", stacks, source)
+
+
+def _encoded(name: str, prefix: str, form: Format, source: Source) -> Iterator[Encoded]:
+    weight = source.part(f"{prefix}{form.weight}")
+    if weight is None or weight.dtype not in form.stored:
+        return
+    found = {each: source.part(f"{prefix}{each}") for each in (form.weight, *form.others)}
+    parts = {each: part for each, part in found.items() if part is not None}
+    try:
+        shape = form.shape_of(parts)
+    except FormatError as error:
+        part = parts.get(error.part, weight)
+        raise _refusal(source.file_of(part.name), parts, error) from error
+    yield Encoded(name, shape, form, parts, source.file_of(weight.name))
+
+
+def _refusal(file: Path, parts: Mapping[str, Part], error: FormatError) -> CheckpointError:
+    name = parts[error.part].name if error.part in parts else error.part
+    return CheckpointError(f"{file}: tensor {name} {error.problem}")

@@ -1,0 +1,104 @@
+"""Quantization: the format of each module, by patterns of names."""
+
+import fnmatch
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tokenmesh.kernels.linear.formats import Format
+from tokenmesh.services.worker_svc.models.raw_config import RawConfig
+
+ALL: Final = re.compile("")
+"""Matches every module."""
+
+Rule = tuple[re.Pattern[str], Format | None]
+"""Modules whose names begin with a match, and how they are stored; None: plainly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """What a checkpoint's configuration says of its weights."""
+
+    origin: str
+    """File and key that say so."""
+    rules: tuple[Rule, ...]
+    """The first that matches a module counts."""
+    unapplied: frozenset[str] = frozenset()
+    """Last names of tensors that only quantized activations, keys and values need."""
+    stacks: Format | None = None
+    """Of experts in one tensor, whose parts have names such as `down_proj_blocks`."""
+
+    def format_of(self, module: str) -> Format | None:
+        """How a module is stored; None: plainly."""
+        return next((form for pattern, form in self.rules if pattern.match(module)), None)
+
+    def unapplied_of(self, tensors: Iterable[str]) -> frozenset[str]:
+        """Those of the tensors whose last name is one of `unapplied`."""
+        return frozenset(name for name in tensors if name.rpartition(".")[2] in self.unapplied)
+
+
+def names(raw: RawConfig, key: str) -> list[str]:
+    """A list of strings; empty if there is none."""
+    value = raw.get(key)
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise raw.error(key, "is not a list of names")
+    return value
+
+
+def expression(raw: RawConfig, key: str, text: str) -> re.Pattern[str]:
+    """Raises CheckpointError for what is not a regular expression."""
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise raw.error(key, f"has {text!r}, which is no regular expression: {error}") from error
+
+
+def exact(name: str) -> re.Pattern[str]:
+    """Matches the one module."""
+    return re.compile(rf"{re.escape(name)}\Z")
+
+
+def wildcards(raw: RawConfig, key: str) -> list[re.Pattern[str]]:
+    """Of names with `*` and `?`, as modelopt writes them; a name stands for all under it."""
+    found = names(raw, key)
+    return [re.compile(f"{fnmatch.translate(each)}|{exact_or_under(each)}") for each in found]
+
+
+def exact_or_under(name: str) -> str:
+    """An expression for a module and those within it."""
+    return rf"{re.escape(name)}(?:\.|\Z)"
+
+
+def skipped(raw: RawConfig, key: str) -> list[re.Pattern[str]]:
+    """As transformers reads `modules_to_not_convert`: beginnings, expressions, endings."""
+    found = []
+    for each in names(raw, key):
+        found.append(re.compile(rf"(?:.*{re.escape(each)}\Z)|{exact_or_under(each)}"))
+        found.append(expression(raw, key, rf"(?:{each})(?:(?<=\.)|(?=\.|\Z))"))
+    return found
+
+
+def plain(patterns: Iterable[re.Pattern[str]]) -> tuple[Rule, ...]:
+    """Rules for modules that are not quantized."""
+    return tuple((pattern, None) for pattern in patterns)
+
+
+def choose(raw: RawConfig, key: str, *supported: Any, fallback: Any = None) -> Any:
+    """A value out of those supported. Raises CheckpointError that names the key."""
+    value = raw.get(key)
+    value = fallback if value is None else value
+    # True is 1 in Python
+    if not any(value == each and type(value) is type(each) for each in supported):
+        known = ", ".join(repr(each) for each in supported)
+        raise raw.error(key, f"is {value!r}; supported is {known}")
+    return value
+
+
+def refuse_unknown(raw: RawConfig, harmless: Iterable[str]) -> None:
+    """Raise CheckpointError for a key that is set, was not read and is not known to be harmless."""
+    for key, value in raw.values.items():
+        if key not in raw.read and key not in harmless and value is not None:
+            raise raw.error(key, f"is {value!r}, which is not known: it may change the weights")
