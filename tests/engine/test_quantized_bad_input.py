@@ -92,7 +92,7 @@ FILE: Final = f"DIR/model.safetensors: tensor {DOWN}"
         (
             "gptq4",
             changed("g_idx", lambda t: t.flip(0)),
-            f"{FILE}.g_idx is not in order, as desc_act: false asks for",
+            f"{FILE}.g_idx is not in order, which the configuration does not say",
         ),
         (
             "gptq_desc_act",

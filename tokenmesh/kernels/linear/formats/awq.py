@@ -47,12 +47,10 @@ class Awq:
         """See Format."""
         numbers = _outputs(tensors["qweight"])
         zeros, scales = _outputs(tensors["qzeros"]), tensors["scales"].float()
-        size = len(numbers) // len(scales)
-        by_group = numbers.view(len(scales), size, -1) - zeros[:, None]
-        return (by_group * scales[:, None]).flatten(0, 1).t()
+        products = numbers.view(len(scales), -1, numbers.shape[1])
+        return products.sub_(zeros[:, None]).mul_(scales[:, None]).flatten(0, 1).t()
 
 
 def _outputs(words: torch.Tensor) -> torch.Tensor:
     """int32 [N, O / 8] -> float32 [N, O]."""
-    places = unpack_words(words, _BITS).view(*words.shape, _IN_WORD)
-    return places[..., list(_PLACES)].flatten(-2).float()
+    return unpack_words(words, _BITS, places=_PLACES).float()

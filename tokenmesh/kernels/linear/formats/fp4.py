@@ -9,8 +9,7 @@ from typing import Final, Literal
 
 import torch
 
-from tokenmesh.kernels.linear.formats.mxfp4 import VALUES
-from tokenmesh.kernels.linear.formats.packing import spread, unpack_halves
+from tokenmesh.kernels.linear.formats.mxfp4 import e2m1_numbers
 from tokenmesh.kernels.linear.formats.parts import (
     Parts,
     Tensors,
@@ -58,9 +57,10 @@ class Fp4:
 
     def reference(self, tensors: Tensors) -> torch.Tensor:
         """See Format."""
-        numbers = torch.tensor(VALUES)[unpack_halves(tensors[self.weight]).int()]
+        numbers = e2m1_numbers(tensors[self.weight])
         scales = scale_numbers(tensors["weight_scale"])
         if self.whole is not None:
             whole = tensors[self.whole].float()
             scales = scales * whole if self.use == "multiply" else scales / whole
-        return numbers * spread(scales, (1, self.group_size), numbers.shape)
+        numbers.view(*scales.shape, self.group_size).mul_(scales[..., None])
+        return numbers

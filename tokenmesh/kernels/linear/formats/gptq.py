@@ -9,7 +9,12 @@ from typing import Final
 
 import torch
 
-from tokenmesh.kernels.linear.formats.packing import WORD_BITS, unpack_words
+from tokenmesh.kernels.linear.formats.packing import (
+    WORD_BITS,
+    by_group,
+    ordered_group,
+    unpack_words,
+)
 from tokenmesh.kernels.linear.formats.parts import (
     FLOATS,
     FormatError,
@@ -60,16 +65,6 @@ class Gptq:
         zeros = unpack_words(tensors["qzeros"], self.bits).int() + self.zero_offset
         # a stored zero point of -1 has all bits set
         zeros = (zeros & ((1 << self.bits) - 1)).float()
-        group = self._group_by_input(tensors, numbers.shape[1], len(scales))
-        return (numbers.float() - zeros.t()[:, group]) * scales.t()[:, group]
-
-    def _group_by_input(self, tensors: Tensors, inputs: int, groups: int) -> torch.Tensor:
-        in_order = torch.arange(inputs) // (inputs // groups)
-        if "g_idx" not in tensors:
-            return in_order
-        given = tensors["g_idx"].long()
-        if int(given.min()) < 0 or int(given.max()) >= groups:
-            raise FormatError("g_idx", f"has groups that are not within the {groups} of scales")
-        if not self.has_order and not torch.equal(given, in_order):
-            raise FormatError("g_idx", "is not in order, as desc_act: false asks for")
-        return given
+        inputs, groups = numbers.shape[1], len(scales)
+        order = ordered_group(tensors.get("g_idx"), inputs, groups, self.has_order, "g_idx")
+        return by_group(numbers, zeros.t(), scales.t(), order)

@@ -17,9 +17,15 @@ NAN_SCALE: Final = 255
 """The only scale that is not a power of two."""
 _BIAS: Final = 127
 _MAGNITUDES: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-VALUES: Final = (*_MAGNITUDES, *(-each for each in _MAGNITUDES))
+_VALUES: Final = (*_MAGNITUDES, *(-each for each in _MAGNITUDES))
 """By the 4 bits; the first of them is the sign."""
 _BYTES: Final = (torch.uint8,)
+
+
+def e2m1_numbers(packed: torch.Tensor) -> torch.Tensor:
+    """uint8 [..., B] -> float32 [..., 2B]."""
+    pairs = torch.tensor([(_VALUES[byte & 15], _VALUES[byte >> 4]) for byte in range(256)])
+    return pairs[packed.int()].flatten(-2)
 
 
 def dequantize(blocks: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -27,11 +33,10 @@ def dequantize(blocks: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -
 
     Exact where the products are numbers of `dtype`. A scale of 255 makes its block NaN.
     """
-    pairs = torch.tensor([(VALUES[byte & 15], VALUES[byte >> 4]) for byte in range(256)])
     # float64 holds all powers of two from -127 to 127
     powers = torch.exp2(torch.arange(256, dtype=torch.float64) - _BIAS)
     powers[NAN_SCALE] = torch.nan
-    numbers = pairs[blocks.int()].flatten(-2)
+    numbers = e2m1_numbers(blocks)
     if dtype == torch.float64:
         numbers = numbers.double()
     products = numbers * powers.to(numbers.dtype)[scales.int()][..., None]

@@ -10,7 +10,12 @@ from typing import Final
 
 import torch
 
-from tokenmesh.kernels.linear.formats.packing import WORD_BITS, unpack_words
+from tokenmesh.kernels.linear.formats.packing import (
+    WORD_BITS,
+    by_group,
+    ordered_group,
+    unpack_words,
+)
 from tokenmesh.kernels.linear.formats.parts import (
     FLOATS,
     FormatError,
@@ -69,28 +74,19 @@ class Packed:
     def reference(self, tensors: Tensors) -> torch.Tensor:
         """See Format."""
         inputs = int(tensors["weight_shape"][1])
-        numbers = unpack_words(tensors["weight_packed"], self.bits, inputs).float()
+        numbers = unpack_words(tensors["weight_packed"], self.bits, inputs)
         scales = tensors["weight_scale"].float()
         scales = scales.view(1, 1) if self.is_tensor else scales
         zeros = torch.full_like(scales, float(1 << (self.bits - 1)))
         if self.has_zeros:
             words = tensors["weight_zero_point"].t()
             zeros = unpack_words(words, self.bits, len(scales)).t().float()
-        group = self._group_by_input(tensors, inputs, scales.shape[1])
-        return (numbers - zeros[:, group]) * scales[:, group]
-
-    def _group_by_input(self, tensors: Tensors, inputs: int, groups: int) -> torch.Tensor:
-        in_order = torch.arange(inputs) // (inputs // groups)
-        if "weight_g_idx" not in tensors:
-            return in_order
-        given = tensors["weight_g_idx"].long()
-        if bool((given == -1).all()):
-            return in_order
-        if not self.has_order and not torch.equal(given, in_order):
-            raise FormatError("weight_g_idx", "is not in order, which actorder does not say")
-        if int(given.min()) < 0 or int(given.max()) >= groups:
-            raise FormatError("weight_g_idx", f"has groups that are not within {groups}")
-        return given
+        given = tensors.get("weight_g_idx")
+        if given is not None and bool((given == -1).all()):
+            given = None  # what stands for no order
+        groups = scales.shape[1]
+        order = ordered_group(given, inputs, groups, self.has_order, "weight_g_idx")
+        return by_group(numbers, zeros, scales, order)
 
 
 def _words(count: int, bits: int) -> int:

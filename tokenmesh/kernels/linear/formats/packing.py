@@ -1,21 +1,26 @@
-"""Integers of 2 to 8 bits in words of 32, and numbers of 4 bits in bytes."""
+"""Integers of 2 to 8 bits in words of 32, and scales that several of them share."""
 
 from collections.abc import Sequence
 
 import torch
 
+from tokenmesh.kernels.linear.formats.parts import FormatError
+
 WORD_BITS = 32
 
 
-def unpack_words(words: torch.Tensor, bits: int, count: int | None = None) -> torch.Tensor:
+def unpack_words(
+    words: torch.Tensor, bits: int, count: int | None = None, places: Sequence[int] | None = None
+) -> torch.Tensor:
     """words int32 [..., W] -> uint8 [..., count]: a stream of bits, the lowest first.
 
-    count: None for all of them. Where `bits` does not divide 32, numbers cross words (3 bits: 32
-    in 3 words).
+    count: None for all of them. places: where in a word the first, second, ... number lies. Where
+    `bits` does not divide 32, numbers cross words (3 bits: 32 in 3 words).
     """
     mask = (1 << bits) - 1
     if WORD_BITS % bits == 0:
-        shifts = range(0, WORD_BITS, bits)
+        in_word = range(WORD_BITS // bits) if places is None else places
+        shifts = [bits * place for place in in_word]
         numbers = torch.stack([((words >> shift) & mask).to(torch.uint8) for shift in shifts], -1)
         return numbers.flatten(-2)[..., :count]
     total = words.shape[-1] * WORD_BITS // bits
@@ -28,9 +33,37 @@ def unpack_words(words: torch.Tensor, bits: int, count: int | None = None) -> to
     return ((pairs >> shift) & mask).to(torch.uint8)
 
 
-def unpack_halves(packed: torch.Tensor) -> torch.Tensor:
-    """uint8 [..., B] -> uint8 [..., 2B]: two numbers of 4 bits a byte, the first in the lower."""
-    return torch.stack((packed & 15, packed >> 4), -1).flatten(-2)
+def by_group(
+    numbers: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor, group: torch.Tensor | None
+) -> torch.Tensor:
+    """(numbers - zeros) * scales: uint8 [O, I], two of [O, G] or [1, G] -> float32 [O, I].
+
+    group: of each input, [I]; None: groups of the same size, in their order.
+    """
+    if group is not None:
+        zeros, scales = zeros[:, group], scales[:, group]
+    products = numbers.float().view(len(numbers), scales.shape[1], -1)
+    products.sub_(zeros[..., None]).mul_(scales[..., None])
+    return products.view(numbers.shape)
+
+
+def ordered_group(
+    given: torch.Tensor | None, inputs: int, groups: int, has_order: bool, part: str
+) -> torch.Tensor | None:
+    """Each input's group, or None where they are in order. Raises FormatError for bad ones.
+
+    has_order: they may be in any order.
+    """
+    if given is None:
+        return None
+    given = given.long()
+    if torch.equal(given, torch.arange(inputs) // (inputs // groups)):
+        return None
+    if not has_order:
+        raise FormatError(part, "is not in order, which the configuration does not say")
+    if int(given.min()) < 0 or int(given.max()) >= groups:
+        raise FormatError(part, f"has groups that are not within the {groups} of scales")
+    return given
 
 
 def spread(scales: torch.Tensor, tile: Sequence[int], shape: Sequence[int]) -> torch.Tensor:

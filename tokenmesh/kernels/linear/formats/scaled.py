@@ -67,9 +67,10 @@ class Scaled:
         )
         if self.zero_point is not None and self.zero_point in tensors:
             zeros = _as_matrix(tensors[self.zero_point].float())
-            weight = weight - spread(zeros, rows, weight.shape)
+            weight.sub_(spread(zeros, rows, weight.shape))
         scales = _as_matrix(scale_numbers(tensors[self._scale_in(tensors)]))
-        return weight * spread(scales, rows, weight.shape) / self.divisor
+        weight.mul_(spread(scales, rows, weight.shape))
+        return weight if self.divisor == 1 else weight.div_(self.divisor)
 
     def _scale_in(self, parts: Parts | Tensors) -> str:
         return next((name for name in self.scales if name in parts), self.scales[0])
