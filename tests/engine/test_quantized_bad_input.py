@@ -240,10 +240,12 @@ AWQ: Final = {"quant_method": "awq", "bits": 4, "group_size": 16, "zero_point": 
         ({"quant_method": "mxfp4"}, "quant_method is 'mxfp4', which only gpt_oss has"),
         (gptq(5), "bits is 5; supported is 2, 3, 4, 8"),
         (gptq(4, group_size=-2), "group_size is -2, not a whole number of at least -1"),
+        (gptq(4, method="awq"), "method is 'awq'; supported is 'gptq'"),
         (gptq(4, rotation="hadamard"), "rotation is 'hadamard', which is not known"),
-        (gptq(4, dynamic={"+:(": {}}), "dynamic: +:( has '(', which is no regular expression"),
+        (gptq(4, dynamic={"+:(": {}}), "dynamic: +:( has '(', which is not a regular expression"),
         (gptq(4, dynamic={"+:a": {"bits": 7}}), "dynamic: +:a: bits is 7; supported is 2, 3"),
         (gptq(4, dynamic={"a": {"wobble": 7}}), "dynamic: a: wobble is 7, which is not known"),
+        ({"quant_method": "fp8", "ignored_layers": ["(*"]}, "ignored_layers has '(?:(*)"),
         ({**AWQ, "version": "gemv"}, "version is 'gemv'; supported is 'gemm'"),
         ({**AWQ, "zero_point": False}, "zero_point is False; supported is True"),
         ({**AWQ, "bits": 8}, "bits is 8; supported is 4"),
@@ -261,7 +263,7 @@ AWQ: Final = {"quant_method": "awq", "bits": 4, "group_size": 16, "zero_point": 
         (group(wobble=1), "group_0: weights: wobble is 1, which is not known"),
         (with_group(output_activations={"num_bits": 8}), "output_activations is set; quantized"),
         (with_group(targets=["Conv2d"]), "targets names the class Conv2d; supported are names"),
-        (with_group(targets=["re:("]), "targets has '(', which is no regular expression"),
+        (with_group(targets=["re:("]), "targets has '(', which is not a regular expression"),
         (with_group(targets="Linear"), "targets is not a list of names"),
         ({**group(), "quantization_status": "calibration"}, "quantization_status is 'calibration'"),
         (
@@ -270,7 +272,7 @@ AWQ: Final = {"quant_method": "awq", "bits": 4, "group_size": 16, "zero_point": 
         ),
         ({**group(), "transform_config": {"config_groups": {"u": {}}}}, "transform_config is set"),
         ({**group(), "config_groups": None}, "config_groups is missing"),
-        ({**group(), "ignore": ["re:["]}, "ignore has '[', which is no regular expression"),
+        ({**group(), "ignore": ["re:["]}, "ignore has '[', which is not a regular expression"),
         (compressed("dense", floating(8, "tensor")), "format is 'dense' of 8 bits (float)"),
         (compressed("float-quantized", floating(8, "block")), "block_structure is None, not rows"),
     ],
@@ -363,3 +365,103 @@ def test_a_quantized_head_is_loaded(source: Path, tmp_path: Path) -> None:
     raw["quantization_config"]["lm_head"] = True
     (pair[0] / "config.json").write_text(json.dumps(raw))
     load(pair[0])
+
+
+@pytest.mark.parametrize(
+    ("values", "form"),
+    [
+        (
+            {
+                "activation_scheme": "dynamic",
+                "fmt": "e4m3",
+                "quant_method": "fp8",
+                "scale_fmt": "ue8m0",
+                "weight_block_size": [128, 128],
+            },
+            {"tile": (128, 128)},
+        ),
+        (
+            {
+                "activation_scheme": "static",
+                "dequantize": False,
+                "modules_to_not_convert": ["model.vision_tower", "lm_head"],
+                "quant_method": "fp8",
+                "weight_block_size": None,
+            },
+            {"tile": (0, 0)},
+        ),
+        (
+            {
+                "config_groups": {
+                    "group_0": {
+                        "input_activations": {"dynamic": True, "num_bits": 8, "type": "int"},
+                        "output_activations": None,
+                        "targets": ["Linear"],
+                        "weights": {
+                            "actorder": None,
+                            "block_structure": None,
+                            "dynamic": False,
+                            "group_size": None,
+                            "num_bits": 8,
+                            "observer": "mse",
+                            "observer_kwargs": {},
+                            "strategy": "channel",
+                            "symmetric": True,
+                            "type": "int",
+                        },
+                    }
+                },
+                "format": "int-quantized",
+                "global_compression_ratio": 1.24,
+                "ignore": ["lm_head"],
+                "kv_cache_scheme": None,
+                "quant_method": "compressed-tensors",
+                "quantization_status": "frozen",
+                "sparsity_config": {},
+                "transform_config": {},
+                "version": "0.12.2",
+            },
+            {"tile": (1, 0), "is_symmetric": True},
+        ),
+        (
+            {
+                "batch_size": 1,
+                "bits": 4,
+                "damp_percent": 0.01,
+                "desc_act": False,
+                "exllama_config": {"version": 1},
+                "group_size": 128,
+                "modules_in_block_to_quantize": None,
+                "quant_method": "gptq",
+                "sym": True,
+                "true_sequential": True,
+                "use_cuda_fp16": False,
+                "use_exllama": True,
+            },
+            {"bits": 4, "group_size": 128, "has_order": False, "zero_offset": 1},
+        ),
+        (
+            {
+                "backend": "autoawq",
+                "bits": 4,
+                "do_fuse": False,
+                "exllama_config": None,
+                "group_size": 64,
+                "modules_to_not_convert": ["visual"],
+                "quant_method": "awq",
+                "version": "GEMM",
+                "zero_point": True,
+            },
+            {"group_size": 64},
+        ),
+    ],
+    ids=["deepseek", "static", "int8", "gptq", "awq"],
+)
+def test_configurations_as_they_are_published_are_read(
+    values: dict[str, Any], form: dict[str, Any]
+) -> None:
+    how = read(values)
+    assert how is not None
+    assert how.format_of("lm_head") is None or "lm_head" not in str(values)
+    found = how.format_of("model.layers.3.mlp.experts.7.up_proj")
+    assert {name: getattr(found, name) for name in form} == form

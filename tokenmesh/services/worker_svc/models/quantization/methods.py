@@ -100,7 +100,10 @@ _GPTQ_HARMLESS: Final = (
     *("tokenizer", "block_name_to_quantize", "modules_in_block_to_quantize", "model_seqlen"),
     *("module_name_preceding_first_block", "batch_size", "pad_token_id", "max_input_length"),
     *("cache_block_outputs", "use_cuda_fp16", "use_exllama", "exllama_config", "backend"),
-    *("disable_exllama", "act_group_aware", "parallel_packing", "version", "hyb_act"),
+    *("disable_exllama", "act_group_aware", "parallel_packing", "version", "hyb_act", "gptaq"),
+    *("gptaq_alpha", "foem", "failsafe", "fallback", "offload_to_disk", "offload_to_disk_path"),
+    *("gc_mode", "vram_strategy", "compute_device_filter", "wait_for_submodule_finalizers"),
+    *("auto_forward_data_parallel", "mock_quantization", "process", "uuid"),
 )
 """How the numbers were found, and what runs them elsewhere."""
 
@@ -109,6 +112,7 @@ def read_gptq(raw: RawConfig) -> Quantization:
     """With the exceptions of `dynamic`: "-:" modules are plain, others have values of their own."""
     key = "checkpoint_format" if raw.get("checkpoint_format") is not None else "format"
     stored = choose(raw, key, "gptq", "gptq_v2", fallback="gptq")
+    choose(raw, "method", "gptq", fallback="gptq")
     choose(raw, "is_marlin_format", False, fallback=False)
     choose(raw, "pack_dtype", "int32", fallback="int32")
     form = Gptq(

@@ -4,7 +4,7 @@ import fnmatch
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from tokenmesh.kernels.linear.formats import Format
 from tokenmesh.services.worker_svc.models.raw_config import RawConfig
@@ -12,8 +12,28 @@ from tokenmesh.services.worker_svc.models.raw_config import RawConfig
 ALL: Final = re.compile("")
 """Matches every module."""
 
-Rule = tuple[re.Pattern[str], Format | None]
-"""Modules whose names begin with a match, and how they are stored; None: plainly."""
+
+class Modules(Protocol):
+    """Some modules by their names, such as an expression that matches the beginning of a name."""
+
+    def match(self, module: str, /) -> object:
+        """True in the eyes of `if` where a module is one of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Modules with one of these names, all within them and all whose names end with one of them."""
+
+    names: tuple[str, ...]
+
+    def match(self, module: str, /) -> object:
+        """See Modules. Lists of hundreds of names are usual."""
+        ending = module.endswith(self.names)
+        return ending or module.startswith(tuple(f"{name}." for name in self.names))
+
+
+Rule = tuple[Modules, Format | None]
+"""How modules are stored; None: plainly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +73,7 @@ def expression(raw: RawConfig, key: str, text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except re.error as error:
-        raise raw.error(key, f"has {text!r}, which is no regular expression: {error}") from error
+        raise raw.error(key, f"has {text!r}, which is not a regular expression: {error}") from error
 
 
 def exact(name: str) -> re.Pattern[str]:
@@ -61,27 +81,25 @@ def exact(name: str) -> re.Pattern[str]:
     return re.compile(rf"{re.escape(name)}\Z")
 
 
-def wildcards(raw: RawConfig, key: str) -> list[re.Pattern[str]]:
+def wildcards(raw: RawConfig, key: str) -> list[Modules]:
     """Of names with `*` and `?`, as modelopt writes them; a name stands for all under it."""
     found = names(raw, key)
-    return [re.compile(f"{fnmatch.translate(each)}|{exact_or_under(each)}") for each in found]
+    under = [re.compile(fnmatch.translate(f"{each}.*")) for each in found]
+    return [*(re.compile(fnmatch.translate(each)) for each in found), *under]
 
 
-def exact_or_under(name: str) -> str:
-    """An expression for a module and those within it."""
-    return rf"{re.escape(name)}(?:\.|\Z)"
+def skipped(raw: RawConfig, key: str) -> list[Modules]:
+    """As transformers reads `modules_to_not_convert`: beginnings, endings and expressions."""
+    found = names(raw, key)
+    special = [each for each in found if re.search(r"[^\w.-]", each)]
+    ending = r"(?:(?<=\.)|(?=\.|\Z))"
+    return [
+        Paths(tuple(found)),
+        *(expression(raw, key, f"(?:{each}){ending}") for each in special),
+    ]
 
 
-def skipped(raw: RawConfig, key: str) -> list[re.Pattern[str]]:
-    """As transformers reads `modules_to_not_convert`: beginnings, expressions, endings."""
-    found = []
-    for each in names(raw, key):
-        found.append(re.compile(rf"(?:.*{re.escape(each)}\Z)|{exact_or_under(each)}"))
-        found.append(expression(raw, key, rf"(?:{each})(?:(?<=\.)|(?=\.|\Z))"))
-    return found
-
-
-def plain(patterns: Iterable[re.Pattern[str]]) -> tuple[Rule, ...]:
+def plain(patterns: Iterable[Modules]) -> tuple[Rule, ...]:
     """Rules for modules that are not quantized."""
     return tuple((pattern, None) for pattern in patterns)
 
