@@ -132,6 +132,11 @@ FILE: Final = f"DIR/model.safetensors: tensor {DOWN}"
             f"{FILE}.weight_scale_inv has shape [3, 4]; {DOWN}.weight asks for [3, 3]",
         ),
         (
+            "fp8_block",
+            lambda t: t.update({f"{DOWN}.weight_scale": torch.ones(())}),
+            f"{FILE}.weight_scale is stored beside {DOWN}.weight_scale_inv",
+        ),
+        (
             "fp8_channel",
             changed("weight_scale", lambda t: t[:9]),
             f"{FILE}.weight_scale has shape [9, 1]; {DOWN}.weight asks for [64, 1] or [64]",

@@ -114,6 +114,15 @@ def write_fp8(rows: int, columns: int, scale: str, shape: str = "") -> Callable[
     return write
 
 
+def write_fp8_powers(weight: torch.Tensor) -> Written:
+    """Scales of blocks are powers of two, stored as such."""
+    exponents = (tiles(weight, *BLOCK) / 448).log2().ceil()
+    numbers = (weight / 2**exponents).to(torch.float8_e4m3fn)
+    stored = (exponents[:: BLOCK[0], :: BLOCK[1]] + 127).to(torch.uint8)
+    parts = {"weight": numbers, "weight_scale_inv": stored.view(torch.float8_e8m0fnu)}
+    return parts, numbers.float() * 2**exponents
+
+
 def write_static_fp8(weight: torch.Tensor) -> Written:
     parts, plain = write_fp8(0, 0, "weight_scale", "scalar")(weight)
     return {**parts, "input_scale": torch.tensor(0.02)}, plain

@@ -13,6 +13,7 @@ from tests.fakes.quantized import (
     write_bnb4,
     write_bnb8,
     write_fp8,
+    write_fp8_powers,
     write_gptq,
     write_int8,
     write_int8_zeros,
@@ -87,6 +88,10 @@ SCHEMES: Final[Mapping[str, Scheme]] = {
             **_SKIPPED,
         },
         write_fp8(*BLOCK, "weight_scale_inv"),
+    ),
+    "fp8_block_powers": Scheme(
+        {"quant_method": "fp8", "weight_block_size": list(BLOCK), "scale_fmt": "ue8m0"},
+        write_fp8_powers,
     ),
     "fp8_channel": Scheme(
         compressed("float-quantized", floating(8, "channel"), kv_cache_scheme=_KV),

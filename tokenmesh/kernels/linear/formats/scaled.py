@@ -12,6 +12,7 @@ import torch
 from tokenmesh.kernels.linear.formats.packing import spread
 from tokenmesh.kernels.linear.formats.parts import (
     FLOATS,
+    FormatError,
     Parts,
     Tensors,
     expect,
@@ -52,6 +53,9 @@ class Scaled:
         """See Format."""
         outputs, inputs = matrix(parts, self.weight, self.stored)
         scale = self._scale_in(parts)
+        for other in self.scales:
+            if other in parts and other != scale:
+                raise FormatError(other, f"is stored beside {parts[scale].name}")
         shapes = self._scale_shapes(outputs, inputs)
         expect(parts, scale, self.scale_types, self.weight, *shapes)
         if self.zero_point is not None and (self.zero_point in parts or not self.is_symmetric):

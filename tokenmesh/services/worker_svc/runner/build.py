@@ -103,7 +103,7 @@ def build_runner(model: ModelSettings, worker: WorkerSettings, progress: Progres
     maker = _maker_of(model, worker, native, device)
     with torch.inference_mode():
         gpu = gpu_budget(maker.device, worker)
-        with _fitting(f"{_weights_gib(maker)} of weights do not fit the GPU", "model"):
+        with _fitting(f"{_weights_of(maker)} do not fit the GPU", "model"):
             loaded, times = maker.load(progress)
         began_s = perf_s()
         # the pool gets a share of what the weights have left
@@ -149,9 +149,11 @@ def _fitting(problem: str, setting: str) -> Iterator[None]:
         raise ConfigError(f"{problem}: {error}", param=setting) from error
 
 
-def _weights_gib(maker: RunnerMaker) -> str:
+def _weights_of(maker: RunnerMaker) -> str:
     size = sum(file.stat().st_size for file in maker.directory.glob("*.safetensors"))
-    return f"{size / (1 << 30):.2f} GiB"
+    is_plain = maker.facts.quantization is None
+    what = "weights" if is_plain else "quantized weights, decoded when they are loaded,"
+    return f"{size / (1 << 30):.2f} GiB of {what}"
 
 
 def _maker_of(
