@@ -36,7 +36,7 @@ def test_in_half_precision_a_model_may_err_as_its_own_rounding_makes_it() -> Non
     assert limit_of(1e4, torch.float32) == 2e-3
     assert limit_of(1.0, torch.bfloat16) == 0.2
     assert 0.25 < limit_of(40.0, torch.bfloat16) < 0.8
-    # what rounding alone decides is still told from another function
+    # even where rounding decides most, another function is refused
     assert limit_of(1e4, torch.bfloat16) == 0.8
 
 

@@ -102,7 +102,7 @@ class Speculating:
                 self._members[request.row] = request
             return
         for request in self._landed():
-            # whoever holds blocks ahead stays until it has filled them: borders are at full ones
+            # one that holds blocks ahead stays until it has filled them: borders are at full ones
             if request.capacity - request.num_known < self._size:
                 self.leave(request)
                 decoding.enter(request)
