@@ -241,7 +241,10 @@ def _too_little(need: Need, budget: Budget, fits: int) -> ConfigError:
     lower = [f"max_model_len to {fits}" if fits > 0 else "max_model_len"]
     if need.may_be_shorter:
         need, lower = replace(need, max_model_len=1), []
-    lower += [budget.also_lower] if budget.also_lower else []
+    if budget.also_lower:
+        lower.append(budget.also_lower)
+    elif need.row_bytes:
+        lower.append("max_num_seqs")  # each row has states of its own
     wanted = need.num_bytes
     missing = wanted - budget.num_bytes
     advice = _raised(need, budget, missing)
