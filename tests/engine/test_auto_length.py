@@ -97,5 +97,5 @@ def test_where_rows_keep_states_alone_the_length_is_the_models(tiny: Tiny) -> No
     enough = int(error.value.message.split("kv_cache_memory_bytes to ")[1].split()[0])
     model, _ = load(directory, max_model_len="auto", kv_cache_memory_bytes=enough, **sizes)
     assert model.max_model_len == 256
-    with pytest.raises(ConfigError, match=f"to {enough}$"):
+    with pytest.raises(ConfigError, match=f"to {enough} or lower max_num_seqs$"):
         load(directory, max_model_len="auto", kv_cache_memory_bytes=enough - 1, **sizes)
