@@ -217,9 +217,9 @@ def test_every_architecture_is_in_the_list_of_what_is_supported() -> None:
         for row in rows(ROOT / "docs/limits.md", "## What is not supported")
         if row[0] == "Architectures"
     )
-    told = set(re.findall(r"\w+", row[1].partition(" are native")[0])) - {"and"}
+    documented = set(re.findall(r"\w+", row[1].partition(" are native")[0])) - {"and"}
     ends = re.compile(r"(?:ForCausalLM|ForConditionalGeneration)$")
-    assert told == {ends.sub("", name) for name in (*FAMILIES, *IMAGE_ARCHITECTURES)}
+    assert documented == {ends.sub("", name) for name in (*FAMILIES, *IMAGE_ARCHITECTURES)}
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_memory_peaks_at_the_weights_and_a_layer(
         monkeypatch.setattr(build, "promote", _refuse)
     directory = directories[name]
     impl = "native" if kind == "native" else "transformers"
-    # what a first load imports, compiles and keeps for later ones is no part of it
+    # what a first load imports, compiles and keeps for later ones is not counted
     peak_of(directory, impl)
     model, peak = peak_of(directory, impl)
     assert isinstance(model, HfModel) == (kind == "tree")

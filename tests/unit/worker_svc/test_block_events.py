@@ -32,7 +32,7 @@ def wire(seq: int, events: list[BlockEvent]) -> dict[str, object]:
     return decoded
 
 
-class Told(LoggedSchedule):
+class ReportedSchedule(LoggedSchedule):
     """Every step's changes reach a subscriber at once."""
 
     def __init__(self, seed: int, has_states: bool = False) -> None:
@@ -60,7 +60,7 @@ def test_events_amount_to_what_can_be_found_after_every_step(chunk: int, has_sta
     # chunked prefill, hits, evictions, preemptions, failed steps, adapters, salts, images
     counts: Counter[str] = Counter()
     for seed in range(chunk * 120, chunk * 120 + 120):
-        schedule = Told(seed, has_states)
+        schedule = ReportedSchedule(seed, has_states)
         counts += schedule.run()
         check_hashes(schedule.subscriber)
         counts += schedule.counts

@@ -72,7 +72,7 @@ class Decoding:
             self._outgrown.append(request)
 
     def add_outgrown(self, request: Request) -> None:
-        """One that is no member knows the token past its boundary."""
+        """A request outside the batch of decoding ones knows the token past its boundary."""
         self._outgrown.append(request)
 
     def outgrown(self) -> list[Request]:

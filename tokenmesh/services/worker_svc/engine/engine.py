@@ -55,7 +55,7 @@ class Engine:
         log: BlockLog | None = None,
         proposer: Proposer | None = None,
     ) -> None:
-        """`route_tokens`: of a route block; 0: nothing is told to the prefix index. log: where
+        """`route_tokens`: of a route block; 0: the prefix index gets nothing. log: where
         changes of the prefix cache are written for the outside; None: nowhere. proposer: of drafts;
         None: there are none. Raises ConfigError where the model takes none.
         """

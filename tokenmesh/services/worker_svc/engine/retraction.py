@@ -38,7 +38,7 @@ def spoiled_by(
                 if unwritten.isdisjoint(hits.get(row, ())) and states.get(row) not in unsaved:
                     continue
                 spoiled.add(row)
-            # nobody, when the request has ended or was preempted after the launch
+            # None when the request has ended or was preempted after the launch
             request = scheduler.rows.owner(row, flight.plan.step)
             if request is not None and index == 0 and row in lost_rows:
                 failed.append(request)
