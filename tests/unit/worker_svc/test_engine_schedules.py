@@ -92,33 +92,19 @@ def test_overlap_changes_nothing_that_a_stream_says(chunk: int) -> None:
 
 
 @pytest.mark.parametrize("trouble", [0.0, 0.15])
+@pytest.mark.parametrize(("kind", "first"), [("has_windows", 7_000_000), ("has_states", 9_000_000)])
 @rounds("chunk", 2, 20)
-def test_window_groups_free_what_is_behind_and_lose_nothing(
-    chunk: int, trouble: float, caplog: pytest.LogCaptureFixture
+def test_window_groups_and_saved_states_change_no_token(
+    chunk: int, kind: str, first: int, trouble: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL, logger=engine_module.__name__)
     counts: Counter[str] = Counter()
-    for seed in range(7_000_000 + 500 * chunk, 7_000_500 + 500 * chunk):
+    for seed in range(first + 500 * chunk, first + 500 * chunk + 500):
         schedule = Schedule(
-            seed, trouble, is_async=seed % 3 > 0, has_tenants=chunk > 0, has_windows=True
+            seed, trouble, is_async=seed % 3 > 0, has_tenants=chunk > 0, **{kind: True}
         )
         counts += schedule.run()
-    assert min(counts[kind] for kind in EVENTS) > 50
-
-
-@pytest.mark.parametrize("trouble", [0.0, 0.15])
-@rounds("chunk", 2, 20)
-def test_hits_on_saved_states_change_no_token(
-    chunk: int, trouble: float, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.CRITICAL, logger=engine_module.__name__)
-    counts: Counter[str] = Counter()
-    for seed in range(9_000_000 + 500 * chunk, 9_000_500 + 500 * chunk):
-        schedule = Schedule(
-            seed, trouble, is_async=seed % 3 > 0, has_tenants=chunk > 0, has_states=True
-        )
-        counts += schedule.run()
-    assert min(counts[kind] for kind in EVENTS) > 50
+    assert min(counts[each] for each in EVENTS) > 50
 
 
 def test_what_a_row_made_of_lost_blocks_is_forgotten_when_its_request_has_left() -> None:
