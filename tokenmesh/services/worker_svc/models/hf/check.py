@@ -1,4 +1,4 @@
-"""A loaded tree is compared with itself as transformers runs it, before it serves anybody.
+"""A loaded tree is compared with itself as transformers runs it, before it serves requests.
 
 Module trees may mix tokens in ways that no probe sees. Two prompts, cut into chunks and batched,
 over shuffled blocks full of NaN, have to come out as each does alone and whole.
