@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from tokenmesh.services.gateway.traces import TraceStore
+from tokenmesh.services.gateway.operations.traces import TraceStore
 from tokenmesh.shared.config.telemetry import TelemetrySettings
 from tokenmesh.shared.ids import InstanceId
 from tokenmesh.shared.telemetry import record_span, span, start_telemetry

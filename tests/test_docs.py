@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 
 ANCHOR = re.compile(r"`([\w/]+\.py):([A-Za-z_][\w.]*)`")
-"""`gateway/pipeline.py:run` style; the path is relative to tokenmesh/ or tokenmesh/services/."""
+"""As in `gateway/mesh/pipeline.py:run`, relative to tokenmesh/ or tokenmesh/services/."""
 ROUTE = re.compile(r"""router\.(?:get|post|delete)\(\s*"([^"]+)\"""")
 """A route of the gateway where it is declared."""
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import pytest
 
 from tests.servers import Server, bus_settings_of
-from tokenmesh.services.gateway.response_store.follow import follow
-from tokenmesh.services.gateway.response_store.history import Log, read_log
-from tokenmesh.services.gateway.response_store.journal import open_journal
-from tokenmesh.services.gateway.response_store.log_writer import LateWriter, LogWriter
-from tokenmesh.services.gateway.response_store.logs import ResponseLogs
-from tokenmesh.services.gateway.response_store.records import (
+from tokenmesh.services.gateway.responses.event_log import Log, read_log
+from tokenmesh.services.gateway.responses.follow import follow
+from tokenmesh.services.gateway.responses.journal import open_journal
+from tokenmesh.services.gateway.responses.log_writer import LateWriter, LogWriter
+from tokenmesh.services.gateway.responses.logs import ResponseLogs
+from tokenmesh.services.gateway.responses.records import (
     Adopted,
     Begun,
     Ended,

@@ -2,8 +2,8 @@
 
 import asyncio
 
+from tokenmesh.services.gateway.operations.traces import TraceStore
 from tokenmesh.services.gateway.tenancy.tenant import DEFAULT_TENANT, Access
-from tokenmesh.services.gateway.traces import TraceStore
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.bus.nats import connect
 from tokenmesh.shared.config.bus import BusSettings

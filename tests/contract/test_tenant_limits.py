@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.servers import Server, redis_settings_of
-from tokenmesh.services.gateway.exchange import Exchange
+from tokenmesh.services.gateway.context import Exchange
 from tokenmesh.services.gateway.openai.shapes import usage_of
 from tokenmesh.services.gateway.tenancy.admission import Admission
 from tokenmesh.services.gateway.tenancy.batch import Tokens

@@ -17,8 +17,8 @@ from tests.fakes.tokenizers import byte_level_bpe
 from tests.fakes.worker import FakeWorker, Script
 from tokenmesh.services.gateway.app import make_app
 from tokenmesh.services.gateway.gateway import Gateway
-from tokenmesh.services.gateway.response_store.journal import open_journal
-from tokenmesh.services.gateway.server import Server
+from tokenmesh.services.gateway.http.server import Server
+from tokenmesh.services.gateway.responses.journal import open_journal
 from tokenmesh.services.tokenizer_svc.held_prompt import with_prompt
 from tokenmesh.shared.actor import Actor, ActorLimits, ActorRuntime, Context, handles
 from tokenmesh.shared.blobs import Blobs, content_key

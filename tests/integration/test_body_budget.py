@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from tests.fakes.back_end import BackEnd
-from tokenmesh.services.gateway.body_budget import BodyBudget, Share
+from tokenmesh.services.gateway.http.body_budget import BodyBudget, Share
 from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.redis import RedisSettings
 

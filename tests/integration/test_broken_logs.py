@@ -11,9 +11,9 @@ import pytest
 
 from tests.fakes.back_end import BackEnd
 from tests.fakes.response_client import ResponseClient, output_text
-from tokenmesh.services.gateway.response_store.journal import open_journal
-from tokenmesh.services.gateway.response_store.logs import ResponseLogs
-from tokenmesh.services.gateway.response_store.records import (
+from tokenmesh.services.gateway.responses.journal import open_journal
+from tokenmesh.services.gateway.responses.logs import ResponseLogs
+from tokenmesh.services.gateway.responses.records import (
     Begun,
     Flushed,
     Record,

@@ -7,8 +7,8 @@ import httpx
 import pytest
 
 from tests.fakes.back_end import BackEnd, eos_id, fake_tokenizer
-from tokenmesh.services.gateway.intake import desk
-from tokenmesh.services.gateway.openai.batch_request import BatchChatRequest
+from tokenmesh.services.gateway.extras.batch_chat_request import BatchChatRequest
+from tokenmesh.services.gateway.openai import request_builder as desk
 from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.redis import RedisSettings
 from tokenmesh.shared.messages import Generate

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.small_mesh import SmallMesh
-from tokenmesh.services.gateway import sse
+from tokenmesh.services.gateway.http import sse
 from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.redis import RedisSettings
 

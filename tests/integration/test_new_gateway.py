@@ -10,7 +10,7 @@ from websockets.asyncio.client import connect as connect_socket
 from tests.fakes.back_end import BackEnd
 from tokenmesh.services.gateway.app import make_app
 from tokenmesh.services.gateway.gateway import Gateway
-from tokenmesh.services.gateway.server import Server
+from tokenmesh.services.gateway.http.server import Server
 from tokenmesh.shared.bus.nats import connect
 from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.redis import RedisSettings

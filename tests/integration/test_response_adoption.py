@@ -20,9 +20,9 @@ from tests.fakes.response_client import (
 )
 from tests.fakes.small_mesh import SmallMesh
 from tests.servers import Server, bus_settings_of, redis_settings_of
-from tokenmesh.services.gateway.response_store.journal import open_journal
-from tokenmesh.services.gateway.response_store.logs import ResponseLogs
-from tokenmesh.services.gateway.response_store.records import Adopted
+from tokenmesh.services.gateway.responses.journal import open_journal
+from tokenmesh.services.gateway.responses.logs import ResponseLogs
+from tokenmesh.services.gateway.responses.records import Adopted
 from tokenmesh.shared.ids import ResponseId
 
 pytestmark = pytest.mark.timeout(90)

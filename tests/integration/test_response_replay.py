@@ -12,9 +12,9 @@ from tests.fakes.response_client import Event, ResponseClient, numbers
 from tests.fakes.tool_turns import OFFER, call, in_turns
 from tests.fakes.worker import CACHED_TOKENS
 from tests.servers import Server, bus_settings_of
-from tokenmesh.services.gateway.response_store.journal import open_journal
-from tokenmesh.services.gateway.response_store.logs import ResponseLogs
-from tokenmesh.services.gateway.response_store.records import (
+from tokenmesh.services.gateway.responses.journal import open_journal
+from tokenmesh.services.gateway.responses.logs import ResponseLogs
+from tokenmesh.services.gateway.responses.records import (
     CallBegun,
     Flushed,
     Record,

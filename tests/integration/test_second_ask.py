@@ -8,9 +8,9 @@ import pytest
 
 from tests.fakes.back_end import FakeTokenizer
 from tests.fakes.service_mesh import running
-from tokenmesh.services.gateway.calls import Calls
-from tokenmesh.services.gateway.held_prompts import HeldPrompts
-from tokenmesh.services.gateway.replicas import Replicas
+from tokenmesh.services.gateway.mesh.calls import Calls
+from tokenmesh.services.gateway.mesh.held_prompts import HeldPrompts
+from tokenmesh.services.gateway.mesh.replicas import Replicas
 from tokenmesh.shared import subjects
 from tokenmesh.shared.actor import Actor, Context, handles
 from tokenmesh.shared.bus.base import Envelope

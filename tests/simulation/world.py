@@ -9,8 +9,8 @@ from typing import Any, cast
 from tests.simulation.network import Network, SimBus
 from tests.simulation.sim_host import SimHost
 from tokenmesh.services.gateway.gateway import Gateway
-from tokenmesh.services.gateway.inbox import Inbox
-from tokenmesh.services.gateway.job import Job
+from tokenmesh.services.gateway.generation.inbox import Inbox
+from tokenmesh.services.gateway.generation.prompt_job import Job
 from tokenmesh.services.scheduler_svc.main import build as build_scheduler
 from tokenmesh.services.worker_svc.actor import Identity, Surroundings, WorkerActor
 from tokenmesh.services.worker_svc.engine.engine import Engine

@@ -15,8 +15,10 @@ from pydantic import TypeAdapter
 from tokenmesh.services.gateway.anthropic.content import ContentBlocks, Step, collect
 from tokenmesh.services.gateway.anthropic.shapes import stop_of
 from tokenmesh.services.gateway.anthropic.writer import MessagesWriter
-from tokenmesh.services.gateway.ask import Ask
-from tokenmesh.services.gateway.delivery import Delivery
+from tokenmesh.services.gateway.generation.chunk import Piece
+from tokenmesh.services.gateway.generation.delivery import Delivery
+from tokenmesh.services.gateway.generation.request import Ask
+from tokenmesh.services.gateway.openai.field_places import Places
 from tokenmesh.services.gateway.openai.head import Head
 from tokenmesh.services.gateway.openai.shapes import usage_of
 from tokenmesh.services.gateway.parsers.events import (
@@ -26,8 +28,6 @@ from tokenmesh.services.gateway.parsers.events import (
     Event,
     Reasoning,
 )
-from tokenmesh.services.gateway.piece import Piece
-from tokenmesh.services.gateway.places import Places
 
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 START = {

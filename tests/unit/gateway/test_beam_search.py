@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fakes.beam_reference import next_token, reference
-from tokenmesh.services.gateway.beams.search import BeamOptions, BeamSearch
+from tokenmesh.services.gateway.extras.beam_search import BeamOptions, BeamSearch
 from tokenmesh.shared.messages.tokens import TokenLogprobs
 
 ENDS = frozenset({0})

@@ -11,9 +11,9 @@ import pytest
 from pydantic import ValidationError
 
 from tokenmesh.services.gateway.anthropic.request import MessagesRequest
-from tokenmesh.services.gateway.body import parse_body
-from tokenmesh.services.gateway.json_bounds import check_bounds, check_bounds_now
-from tokenmesh.services.gateway.openai.batch_request import BatchChatRequest
+from tokenmesh.services.gateway.extras.batch_chat_request import BatchChatRequest
+from tokenmesh.services.gateway.http.body import parse_body
+from tokenmesh.services.gateway.http.json_bounds import check_bounds, check_bounds_now
 from tokenmesh.services.gateway.openai.bounded import Bounded
 from tokenmesh.services.gateway.openai.chat_request import ChatRequest
 from tokenmesh.services.gateway.openai.completion_request import CompletionRequest

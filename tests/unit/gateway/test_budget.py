@@ -4,12 +4,12 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.fakes.tokenizers import byte_level_bpe
-from tokenmesh.services.gateway.budget import Budget
+from tokenmesh.services.gateway.generation.parsing import Parsing
+from tokenmesh.services.gateway.generation.reasoning_budget import Budget
 from tokenmesh.services.gateway.parsers.formats import Family
 from tokenmesh.services.gateway.parsers.parser import ToolSchema
 from tokenmesh.services.gateway.parsers.reasoning.table import REASONING
 from tokenmesh.services.gateway.parsers.registry import ParserRegistry
-from tokenmesh.services.gateway.parsing import Parsing
 from tokenmesh.shared.text import Vocabulary
 from tokenmesh.shared.tokens import pack_ids
 

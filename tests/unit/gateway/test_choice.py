@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from tokenmesh.services.gateway.choice import Choice, TextOptions
-from tokenmesh.services.gateway.piece import Piece, merge
-from tokenmesh.services.gateway.session import Output
+from tokenmesh.services.gateway.generation.choice import Choice, TextOptions
+from tokenmesh.services.gateway.generation.chunk import Piece, merge
+from tokenmesh.services.gateway.mesh.session import Output
 from tokenmesh.shared.messages.tokens import TokenLogprobs
 from tokenmesh.shared.text import StopStrings, Vocabulary
 

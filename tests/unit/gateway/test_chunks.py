@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
+from tokenmesh.services.gateway.generation.chunk import Piece
+from tokenmesh.services.gateway.http.sse import error_frames
 from tokenmesh.services.gateway.openai.call_ids import call_id
 from tokenmesh.services.gateway.openai.chat_stream import ChatStream, ChunkOptions
 from tokenmesh.services.gateway.openai.completion_stream import CompletionStream
@@ -20,8 +22,6 @@ from tokenmesh.services.gateway.parsers.events import (
     Content,
     Event,
 )
-from tokenmesh.services.gateway.piece import Piece
-from tokenmesh.services.gateway.sse import error_frames
 from tokenmesh.shared.errors import Unavailable
 from tokenmesh.shared.messages.tokens import TokenLogprobs
 from tokenmesh.shared.text import Vocabulary

@@ -5,9 +5,9 @@ import hashlib
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from tokenmesh.services.gateway.auth import key_of
-from tokenmesh.services.gateway.catalog import Catalog
+from tokenmesh.services.gateway.mesh.catalog import Catalog
 from tokenmesh.services.gateway.openai.errors import error_body, field_path, invalid_fields
+from tokenmesh.services.gateway.tenancy.auth import key_of
 from tokenmesh.services.gateway.tenancy.key_ring import KeyRing
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config import Settings

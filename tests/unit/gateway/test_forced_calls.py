@@ -6,8 +6,8 @@ from typing import Any
 import jsonschema
 import pytest
 
+from tokenmesh.services.gateway.openai.call_constraint import named_call, required_calls
 from tokenmesh.services.gateway.parsers.parser import ToolSchema
-from tokenmesh.services.gateway.structured.forced_calls import named_call, required_calls
 
 TREE = ToolSchema(
     name="tree",

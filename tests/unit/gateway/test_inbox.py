@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from tokenmesh.services.gateway.inbox import Inbox
-from tokenmesh.services.gateway.session import Output
+from tokenmesh.services.gateway.generation.inbox import Inbox
+from tokenmesh.services.gateway.mesh.session import Output
 from tokenmesh.shared.errors import InvalidInput, Overloaded
 
 

@@ -6,15 +6,15 @@ from typing import Any, cast
 import pytest
 
 from tests.unit.gateway.test_pipeline import JOB
-from tokenmesh.services.gateway.breaker import Breaker
-from tokenmesh.services.gateway.calls import Calls
-from tokenmesh.services.gateway.cancels import Cancels
-from tokenmesh.services.gateway.inbox import Inbox
-from tokenmesh.services.gateway.job import Prompt
-from tokenmesh.services.gateway.launcher import Launcher
-from tokenmesh.services.gateway.stages import Stages
-from tokenmesh.services.gateway.streams import Streams
-from tokenmesh.services.gateway.watch_times import WatchTimes
+from tokenmesh.services.gateway.generation.inbox import Inbox
+from tokenmesh.services.gateway.generation.prompt_job import Prompt
+from tokenmesh.services.gateway.mesh.breaker import Breaker
+from tokenmesh.services.gateway.mesh.calls import Calls
+from tokenmesh.services.gateway.mesh.cancels import Cancels
+from tokenmesh.services.gateway.mesh.launcher import Launcher
+from tokenmesh.services.gateway.mesh.stages import Stages
+from tokenmesh.services.gateway.mesh.streams import Streams
+from tokenmesh.services.gateway.mesh.watch_times import WatchTimes
 from tokenmesh.shared.bus.base import Bus, Envelope, Headers
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config.gateway import GatewaySettings

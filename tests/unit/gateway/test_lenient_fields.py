@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from tokenmesh.services.gateway.anthropic.request import MessagesRequest
-from tokenmesh.services.gateway.openai.batch_request import BatchChatRequest
+from tokenmesh.services.gateway.extras.batch_chat_request import BatchChatRequest
 from tokenmesh.services.gateway.openai.chat_request import ChatRequest
 from tokenmesh.services.gateway.openai.completion_request import CompletionRequest
 from tokenmesh.services.gateway.openai.lenient import Conversions

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from tokenmesh.services.gateway.mcp_servers.offer import offer
-from tokenmesh.services.gateway.mcp_servers.requested import RequestedServer
+from tokenmesh.services.gateway.responses.mcp_offer import offer
+from tokenmesh.services.gateway.responses.mcp_requested import RequestedServer
 from tokenmesh.shared.config.mcp import McpServerSettings
 
 

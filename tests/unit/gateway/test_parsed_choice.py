@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from tests.fakes.parsers import BracketParser
-from tokenmesh.services.gateway.choice import Choice, TextOptions
+from tokenmesh.services.gateway.generation.choice import Choice, TextOptions
+from tokenmesh.services.gateway.generation.chunk import Piece, merge
+from tokenmesh.services.gateway.mesh.session import Output
 from tokenmesh.services.gateway.parsers.events import (
     CallArguments,
     CallBegin,
     Content,
     Reasoning,
 )
-from tokenmesh.services.gateway.piece import Piece, merge
-from tokenmesh.services.gateway.session import Output
 from tokenmesh.shared.text import StopStrings, Vocabulary
 
 LETTERS = "abcdef<>{}:"

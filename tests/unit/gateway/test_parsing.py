@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 import tokenmesh.demo_model
-from tokenmesh.services.gateway.intake.forced_calls import family_of
+from tokenmesh.services.gateway.generation.parsing import Parsing
+from tokenmesh.services.gateway.openai.forced_calls import family_of
 from tokenmesh.services.gateway.openai.tool_use import Mode, ToolUse
 from tokenmesh.services.gateway.parsers.events import (
     CallArguments,
@@ -18,7 +19,6 @@ from tokenmesh.services.gateway.parsers.events import (
 from tokenmesh.services.gateway.parsers.formats import Family
 from tokenmesh.services.gateway.parsers.parser import ToolSchema
 from tokenmesh.services.gateway.parsers.registry import ParserRegistry
-from tokenmesh.services.gateway.parsing import Parsing
 from tokenmesh.shared.text import Vocabulary
 from tokenmesh.shared.tokens import pack_ids
 

@@ -6,10 +6,10 @@ from typing import Any, cast
 
 import pytest
 
-from tokenmesh.services.gateway.inbox import Inbox
-from tokenmesh.services.gateway.job import Job, Prompt
-from tokenmesh.services.gateway.pipeline import Pipeline
-from tokenmesh.services.gateway.stages import Stages
+from tokenmesh.services.gateway.generation.inbox import Inbox
+from tokenmesh.services.gateway.generation.prompt_job import Job, Prompt
+from tokenmesh.services.gateway.mesh.pipeline import Pipeline
+from tokenmesh.services.gateway.mesh.stages import Stages
 from tokenmesh.shared.errors import NotFound
 from tokenmesh.shared.ids import ModelName, RequestId, WorkerId
 from tokenmesh.shared.messages import Placed

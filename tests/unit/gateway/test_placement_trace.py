@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tokenmesh.services.gateway import launcher as launcher_module
-from tokenmesh.services.gateway.launcher import Launcher
-from tokenmesh.services.gateway.placement_trace import trace_placement
+from tokenmesh.services.gateway.mesh import launcher as launcher_module
+from tokenmesh.services.gateway.mesh.launcher import Launcher
+from tokenmesh.services.gateway.mesh.placement_trace import trace_placement
 from tokenmesh.shared.ids import ModelName, RequestId, WorkerId
 from tokenmesh.shared.messages import Place, Placed
 from tokenmesh.shared.messages.place import Candidate

@@ -1,7 +1,7 @@
 """When a silent worker is pinged, and how long the answer may take."""
 
-from tokenmesh.services.gateway.pulse import Pulse
-from tokenmesh.services.gateway.watch_times import WatchTimes
+from tokenmesh.services.gateway.mesh.liveness import Pulse
+from tokenmesh.services.gateway.mesh.watch_times import WatchTimes
 
 TIMES = WatchTimes(
     silence_s=0.05,

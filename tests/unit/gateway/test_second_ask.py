@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tokenmesh.services.gateway.second_ask import first_answer, first_outcome
+from tokenmesh.services.gateway.mesh.hedging import first_answer, first_outcome
 from tokenmesh.shared.errors import InvalidInput, NoResponders, TokenMeshError, Unavailable
 from tokenmesh.shared.messages import Done, Message, Ping
 

@@ -5,8 +5,8 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenmesh.services.gateway.session import Session, State
-from tokenmesh.services.gateway.watch_times import WatchTimes
+from tokenmesh.services.gateway.mesh.session import Session, State
+from tokenmesh.services.gateway.mesh.watch_times import WatchTimes
 from tokenmesh.shared.errors import InvalidInput, Overloaded, ProtocolError
 from tokenmesh.shared.ids import WorkerId
 from tokenmesh.shared.messages.failed import to_failed

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tokenmesh.services.gateway.split import in_order
+from tokenmesh.services.gateway.mesh.split import in_order
 from tokenmesh.shared.config.gateway import GatewaySettings
 
 

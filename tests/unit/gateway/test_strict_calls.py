@@ -9,12 +9,12 @@ import pytest
 
 import tokenmesh.demo_model
 from tests.unit.gateway.parsers.harness import parse
-from tokenmesh.services.gateway.intake.strict_calls import strict_calls, wants_strict_calls
+from tokenmesh.services.gateway.openai.strict_calls import strict_calls, wants_strict_calls
+from tokenmesh.services.gateway.openai.structured_limits import check_structured
 from tokenmesh.services.gateway.openai.tool_use import Mode, ToolUse
 from tokenmesh.services.gateway.parsers.events import CallArguments, CallBegin, Content
 from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser, ToolSchema
 from tokenmesh.services.gateway.parsers.registry import ParserRegistry
-from tokenmesh.services.gateway.structured.limits import check_structured
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.text import Vocabulary

@@ -7,13 +7,13 @@ import msgspec
 import pytest
 
 from tests.unit.gateway.test_pipeline import JOB
-from tokenmesh.services.gateway.calls import Calls
-from tokenmesh.services.gateway.held_prompts import HeldPrompts
-from tokenmesh.services.gateway.job import Job
-from tokenmesh.services.gateway.launcher import Launcher
-from tokenmesh.services.gateway.prompt_logprobs import check_fits
-from tokenmesh.services.gateway.stages import Stages
-from tokenmesh.services.gateway.streams import Streams
+from tokenmesh.services.gateway.generation.prompt_job import Job
+from tokenmesh.services.gateway.generation.prompt_logprobs import check_fits
+from tokenmesh.services.gateway.mesh.calls import Calls
+from tokenmesh.services.gateway.mesh.held_prompts import HeldPrompts
+from tokenmesh.services.gateway.mesh.launcher import Launcher
+from tokenmesh.services.gateway.mesh.stages import Stages
+from tokenmesh.services.gateway.mesh.streams import Streams
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import PayloadTooLarge, PromptTooLong
 from tokenmesh.shared.ids import GatewayId

@@ -15,11 +15,11 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Sp
 from starlette.middleware.base import RequestResponseEndpoint
 from starlette.responses import Response
 
-from tokenmesh.services.gateway.console import HEADERS, PAGE
-from tokenmesh.services.gateway.exchange import Exchange, attach
-from tokenmesh.services.gateway.routes_traces import traces_router
+from tokenmesh.services.gateway.context import Exchange, attach
+from tokenmesh.services.gateway.operations.console import HEADERS, PAGE
+from tokenmesh.services.gateway.operations.trace_routes import traces_router
+from tokenmesh.services.gateway.operations.traces import TraceStore
 from tokenmesh.services.gateway.tenancy.tenant import DEFAULT_TENANT, Access, Tenant
-from tokenmesh.services.gateway.traces import TraceStore
 from tokenmesh.shared.config.telemetry import TelemetrySettings
 from tokenmesh.shared.errors import NotFound, TokenMeshError
 from tokenmesh.shared.ids import RequestId

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from tokenmesh.services.gateway.turnstile import Turnstile
+from tokenmesh.services.gateway.http.start_limiter import Turnstile
 
 
 async def count_turns(turns: list[int]) -> None:

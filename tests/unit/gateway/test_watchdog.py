@@ -6,12 +6,12 @@ from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any, cast
 
-from tokenmesh.services.gateway.cancels import Cancels
-from tokenmesh.services.gateway.inbox import Inbox
-from tokenmesh.services.gateway.session import State
-from tokenmesh.services.gateway.streams import Stream, Streams
-from tokenmesh.services.gateway.watch_times import WatchTimes
-from tokenmesh.services.gateway.watchdog import Watchdog
+from tokenmesh.services.gateway.generation.inbox import Inbox
+from tokenmesh.services.gateway.mesh.cancels import Cancels
+from tokenmesh.services.gateway.mesh.recovery import Watchdog
+from tokenmesh.services.gateway.mesh.session import State
+from tokenmesh.services.gateway.mesh.streams import Stream, Streams
+from tokenmesh.services.gateway.mesh.watch_times import WatchTimes
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import DeadlineExceeded

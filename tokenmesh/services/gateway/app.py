@@ -10,45 +10,49 @@ from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.types import ASGIApp
 
 import tokenmesh
-from tokenmesh.services.gateway.admitted_routes import AdmittedRoutes
+from tokenmesh.services.gateway.anthropic import routes as messages
 from tokenmesh.services.gateway.anthropic.request import CountTokensRequest, MessagesRequest
+from tokenmesh.services.gateway.anthropic.routes import messages_endpoint, messages_router
 from tokenmesh.services.gateway.document.bodies import body_schema
 from tokenmesh.services.gateway.document.document import complete
 from tokenmesh.services.gateway.edge import Edge
-from tokenmesh.services.gateway.error_response import crash_response, install_error_handlers
+from tokenmesh.services.gateway.errors import crash_response, install_error_handlers
+from tokenmesh.services.gateway.extras import batch_chat_routes as chat_batch
+from tokenmesh.services.gateway.extras.batch_chat_request import BatchChatRequest
+from tokenmesh.services.gateway.extras.batch_chat_routes import chat_batch_endpoint
+from tokenmesh.services.gateway.extras.sagemaker_routes import sagemaker_router
 from tokenmesh.services.gateway.gateway import Gateway
-from tokenmesh.services.gateway.head_as_get import HeadAsGet
-from tokenmesh.services.gateway.openai.batch_request import BatchChatRequest
+from tokenmesh.services.gateway.http.docs_pages import docs_router
+from tokenmesh.services.gateway.http.head_as_get import HeadAsGet
+from tokenmesh.services.gateway.http.root_path import RootPath
+from tokenmesh.services.gateway.http.shortcut import Endpoint, Shortcut
+from tokenmesh.services.gateway.http.start_limiter import Turnstile
+from tokenmesh.services.gateway.openai import chat_routes as chat
+from tokenmesh.services.gateway.openai import completion_routes as completions
 from tokenmesh.services.gateway.openai.chat_request import ChatRequest
+from tokenmesh.services.gateway.openai.chat_routes import chat_endpoint
 from tokenmesh.services.gateway.openai.completion_request import CompletionRequest
+from tokenmesh.services.gateway.openai.completion_routes import completion_endpoint
+from tokenmesh.services.gateway.openai.file_routes import files_router
+from tokenmesh.services.gateway.openai.model_routes import models_router
 from tokenmesh.services.gateway.openai.tokenize_request import DetokenizeRequest, TokenizeRequest
+from tokenmesh.services.gateway.openai.tokenize_routes import tokenize_router
+from tokenmesh.services.gateway.openai.tokenizer_info_routes import tokenizer_info_router
+from tokenmesh.services.gateway.operations.admin_routes import admin_router
+from tokenmesh.services.gateway.operations.health_routes import health_router
+from tokenmesh.services.gateway.operations.mesh_routes import mesh_router
+from tokenmesh.services.gateway.operations.server_info_routes import server_info_router
+from tokenmesh.services.gateway.operations.trace_routes import traces_router
+from tokenmesh.services.gateway.realtime.routes import realtime_router
+from tokenmesh.services.gateway.responses import routes as responses
+from tokenmesh.services.gateway.responses.input_tokens_routes import input_tokens_router
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
-from tokenmesh.services.gateway.root_path import RootPath
-from tokenmesh.services.gateway.routes import chat, chat_batch, completions, messages, responses
-from tokenmesh.services.gateway.routes.admin import admin_router
-from tokenmesh.services.gateway.routes.chat import chat_endpoint
-from tokenmesh.services.gateway.routes.chat_batch import chat_batch_endpoint
-from tokenmesh.services.gateway.routes.completions import completion_endpoint
-from tokenmesh.services.gateway.routes.docs_pages import docs_router
-from tokenmesh.services.gateway.routes.files import files_router
-from tokenmesh.services.gateway.routes.health import health_router
-from tokenmesh.services.gateway.routes.input_tokens import input_tokens_router
-from tokenmesh.services.gateway.routes.mesh import mesh_router
-from tokenmesh.services.gateway.routes.messages import messages_endpoint, messages_router
-from tokenmesh.services.gateway.routes.models import models_router
-from tokenmesh.services.gateway.routes.realtime import realtime_router
-from tokenmesh.services.gateway.routes.responses import response_endpoint
-from tokenmesh.services.gateway.routes.sagemaker import sagemaker_router
-from tokenmesh.services.gateway.routes.scale_out import BODIES as SCALE_OUT_BODIES
-from tokenmesh.services.gateway.routes.scale_out import scale_out_router
-from tokenmesh.services.gateway.routes.server_info import server_info_router
-from tokenmesh.services.gateway.routes.stored_responses import stored_responses_router
-from tokenmesh.services.gateway.routes.tokenize import tokenize_router
-from tokenmesh.services.gateway.routes.tokenizer_info import tokenizer_info_router
-from tokenmesh.services.gateway.routes.usage import usage_router
-from tokenmesh.services.gateway.routes_traces import traces_router
-from tokenmesh.services.gateway.shortcut import Endpoint, Shortcut
-from tokenmesh.services.gateway.turnstile import Turnstile
+from tokenmesh.services.gateway.responses.routes import response_endpoint
+from tokenmesh.services.gateway.responses.stored_routes import stored_responses_router
+from tokenmesh.services.gateway.scale_out.routes import BODIES as SCALE_OUT_BODIES
+from tokenmesh.services.gateway.scale_out.routes import scale_out_router
+from tokenmesh.services.gateway.tenancy.admitted_routes import AdmittedRoutes
+from tokenmesh.services.gateway.tenancy.usage_routes import usage_router
 
 _BODIES: Final[dict[str, type[BaseModel]]] = {
     chat.PATH: ChatRequest,

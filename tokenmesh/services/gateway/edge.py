@@ -10,12 +10,12 @@ from typing import Final
 from opentelemetry.trace import Span
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tokenmesh.services.gateway.auth import check_single, key_of
-from tokenmesh.services.gateway.error_response import error_response
-from tokenmesh.services.gateway.exchange import Exchange, attach, check_request_id
-from tokenmesh.services.gateway.http_meters import HttpMeters
-from tokenmesh.services.gateway.origin import check_page
-from tokenmesh.services.gateway.outlet import leaving
+from tokenmesh.services.gateway.context import Exchange, attach, check_request_id
+from tokenmesh.services.gateway.errors import error_response
+from tokenmesh.services.gateway.http.meters import HttpMeters
+from tokenmesh.services.gateway.http.origin import check_page
+from tokenmesh.services.gateway.http.response_sender import leaving
+from tokenmesh.services.gateway.tenancy.auth import check_single, key_of
 from tokenmesh.services.gateway.tenancy.key_ring import KeyRing
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.gateway import GatewaySettings

@@ -4,34 +4,34 @@ import asyncio
 from collections.abc import Callable
 from math import inf
 
-from tokenmesh.services.gateway.admin import Admin
-from tokenmesh.services.gateway.body_budget import BodyBudget
-from tokenmesh.services.gateway.breaker import Breaker
-from tokenmesh.services.gateway.calls import Calls
-from tokenmesh.services.gateway.cancels import Cancels
-from tokenmesh.services.gateway.catalog import ENCODER, WORKER, Catalog
-from tokenmesh.services.gateway.held_prompts import HeldPrompts
-from tokenmesh.services.gateway.http_meters import HttpMeters
-from tokenmesh.services.gateway.intake.desk import Desk
-from tokenmesh.services.gateway.intake.intake import Intake
-from tokenmesh.services.gateway.launcher import Launcher
-from tokenmesh.services.gateway.mesh_view import MeshView
-from tokenmesh.services.gateway.metering import Meters
-from tokenmesh.services.gateway.pipeline import Pipeline
-from tokenmesh.services.gateway.replicas import Replicas
-from tokenmesh.services.gateway.response_store.responses import Responses
+from tokenmesh.services.gateway.generation.metering import Meters
+from tokenmesh.services.gateway.http.body_budget import BodyBudget
+from tokenmesh.services.gateway.http.meters import HttpMeters
+from tokenmesh.services.gateway.mesh.breaker import Breaker
+from tokenmesh.services.gateway.mesh.calls import Calls
+from tokenmesh.services.gateway.mesh.cancels import Cancels
+from tokenmesh.services.gateway.mesh.catalog import ENCODER, WORKER, Catalog
+from tokenmesh.services.gateway.mesh.held_prompts import HeldPrompts
+from tokenmesh.services.gateway.mesh.launcher import Launcher
+from tokenmesh.services.gateway.mesh.pipeline import Pipeline
+from tokenmesh.services.gateway.mesh.recovery import Watchdog
+from tokenmesh.services.gateway.mesh.replicas import Replicas
+from tokenmesh.services.gateway.mesh.stages import Stages
+from tokenmesh.services.gateway.mesh.streams import Streams
+from tokenmesh.services.gateway.mesh.vocabularies import Vocabularies
+from tokenmesh.services.gateway.mesh.watch_times import WatchTimes
+from tokenmesh.services.gateway.openai.intake import Intake
+from tokenmesh.services.gateway.openai.request_builder import Desk
+from tokenmesh.services.gateway.operations.admin import Admin
+from tokenmesh.services.gateway.operations.mesh_view import MeshView
+from tokenmesh.services.gateway.operations.traces import TraceStore
+from tokenmesh.services.gateway.operations.worker_metrics import EngineMetrics, measure_workers
+from tokenmesh.services.gateway.responses.service import Responses
 from tokenmesh.services.gateway.scale_out.scale_out import ScaleOut
-from tokenmesh.services.gateway.stages import Stages
-from tokenmesh.services.gateway.streams import Streams
 from tokenmesh.services.gateway.tenancy.admission import Admission
 from tokenmesh.services.gateway.tenancy.key_ring import KeyRing
 from tokenmesh.services.gateway.tenancy.upload_quota import UploadQuota
 from tokenmesh.services.gateway.tenancy.usage_reader import UsageReader
-from tokenmesh.services.gateway.traces import TraceStore
-from tokenmesh.services.gateway.vocabularies import Vocabularies
-from tokenmesh.services.gateway.watch_times import WatchTimes
-from tokenmesh.services.gateway.watchdog import Watchdog
-from tokenmesh.services.gateway.worker_metrics import EngineMetrics, measure_workers
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.bus.base import Bus, Subscription
 from tokenmesh.shared.config import Settings

@@ -7,10 +7,10 @@ from typing import Final
 
 from tokenmesh.services.gateway.app import make_app
 from tokenmesh.services.gateway.gateway import Gateway
-from tokenmesh.services.gateway.off_loop import SWITCH_S
-from tokenmesh.services.gateway.response_store.journal import open_journal
-from tokenmesh.services.gateway.server import Server
-from tokenmesh.services.gateway.unused_placements import UnusedPlacements
+from tokenmesh.services.gateway.http.off_loop import SWITCH_S
+from tokenmesh.services.gateway.http.server import Server
+from tokenmesh.services.gateway.mesh.unused_placements import UnusedPlacements
+from tokenmesh.services.gateway.responses.journal import open_journal
 from tokenmesh.shared.actor.supervisor import RestartPolicy, Supervisor
 from tokenmesh.shared.allocator import give_back_freed_memory
 from tokenmesh.shared.config import Settings

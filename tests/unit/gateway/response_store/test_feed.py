@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmesh.services.gateway.response_store.feed import Feed
-from tokenmesh.services.gateway.response_store.records import Ended, Flushed
+from tokenmesh.services.gateway.responses.feed import Feed
+from tokenmesh.services.gateway.responses.records import Ended, Flushed
 from tokenmesh.shared.errors import Conflict
 
 ENDED = Ended(status="completed", response=b"{}", frames=[b"end"])

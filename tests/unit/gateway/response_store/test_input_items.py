@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmesh.services.gateway.response_store.input_items import input_items, page
-from tokenmesh.services.gateway.response_store.records import Begun
+from tokenmesh.services.gateway.responses.input_items import input_items, page
+from tokenmesh.services.gateway.responses.records import Begun
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.ids import GatewayId, ModelName, ResponseId
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tokenmesh.services.gateway.response_store.records import (
+from tokenmesh.services.gateway.responses.records import (
     Adopted,
     Begun,
     CallBegun,

@@ -6,17 +6,17 @@ from typing import Any, cast
 
 import pytest
 
-from tokenmesh.services.gateway.mcp_servers.offer import Listings
-from tokenmesh.services.gateway.mcp_servers.requested import RequestedServer
-from tokenmesh.services.gateway.mcp_servers.servers import McpServers, ToolFailed
+from tokenmesh.services.gateway.generation.chunk import Piece
 from tokenmesh.services.gateway.parsers.events import CallArguments, CallBegin
-from tokenmesh.services.gateway.piece import Piece
-from tokenmesh.services.gateway.response_store.history import History, Log
-from tokenmesh.services.gateway.response_store.log_writer import NoWriter
-from tokenmesh.services.gateway.response_store.records import CallBegun, CallEnded, Flushed, Record
-from tokenmesh.services.gateway.response_store.steps import Steps
-from tokenmesh.services.gateway.response_store.tool_calls import ToolCalls
+from tokenmesh.services.gateway.responses.event_log import History, Log
 from tokenmesh.services.gateway.responses.events import ResponseEvents
+from tokenmesh.services.gateway.responses.log_writer import NoWriter
+from tokenmesh.services.gateway.responses.mcp_offer import Listings
+from tokenmesh.services.gateway.responses.mcp_requested import RequestedServer
+from tokenmesh.services.gateway.responses.mcp_servers import McpServers, ToolFailed
+from tokenmesh.services.gateway.responses.records import CallBegun, CallEnded, Flushed, Record
+from tokenmesh.services.gateway.responses.replay import Steps
+from tokenmesh.services.gateway.responses.tool_calls import ToolCalls
 from tokenmesh.services.gateway.responses.tools import ToolName
 from tokenmesh.shared.config.mcp import McpServerSettings
 from tokenmesh.shared.errors import ProtocolError

@@ -3,9 +3,9 @@
 import pytest
 
 from tests.fakes.back_end import fake_tokenizer
+from tokenmesh.services.gateway.generation.chunk import Piece
 from tokenmesh.services.gateway.openai.logprobs import LogprobShapes
 from tokenmesh.services.gateway.parsers.events import CallBegin, Content, Event, Reasoning
-from tokenmesh.services.gateway.piece import Piece
 from tokenmesh.services.gateway.responses.content_logprobs import ContentLogprobs
 from tokenmesh.shared.messages.tokens import TokenLogprobs
 from tokenmesh.shared.text import Vocabulary

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
 
+from tokenmesh.services.gateway.generation.chunk import Piece, join_events
 from tokenmesh.services.gateway.openai.shapes import (
     CompletionTokensDetails,
     PromptTokensDetails,
@@ -22,7 +23,6 @@ from tokenmesh.services.gateway.parsers.events import (
     Reasoning,
 )
 from tokenmesh.services.gateway.parsers.events import Event as ParserEvent
-from tokenmesh.services.gateway.piece import Piece, join_events
 from tokenmesh.services.gateway.responses.events import ResponseEvents
 from tokenmesh.services.gateway.responses.recorder import Event
 from tokenmesh.services.gateway.responses.shapes import usage_fields

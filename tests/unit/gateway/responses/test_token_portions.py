@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.back_end import eos_id, fake_tokenizer
-from tokenmesh.services.gateway.choice import Choice, TextOptions
+from tokenmesh.services.gateway.generation.choice import Choice, TextOptions
+from tokenmesh.services.gateway.generation.chunk import Piece
+from tokenmesh.services.gateway.mesh.session import Output
 from tokenmesh.services.gateway.openai.logprobs import LogprobShapes
 from tokenmesh.services.gateway.parsers.parser import ParseContext, ToolSchema
 from tokenmesh.services.gateway.parsers.registry import ParserRegistry
-from tokenmesh.services.gateway.piece import Piece
 from tokenmesh.services.gateway.responses.events import ResponseEvents
 from tokenmesh.services.gateway.responses.recorder import Event
 from tokenmesh.services.gateway.responses.tools import ToolName
-from tokenmesh.services.gateway.session import Output
 from tokenmesh.shared.messages.tokens import TokenLogprobs
 from tokenmesh.shared.text import Vocabulary
 

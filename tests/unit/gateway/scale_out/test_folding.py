@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from tokenmesh.services.gateway.http.sse import frame
 from tokenmesh.services.gateway.scale_out.folding import chunks_of, fold
-from tokenmesh.services.gateway.sse import frame
 
 EMPTY: dict[str, Any] = {"id": "r", "choices": []}
 

@@ -20,7 +20,7 @@ from tokenmesh.services.gateway.anthropic.blocks import (
     search_result_text,
 )
 from tokenmesh.services.gateway.anthropic.request import Message
-from tokenmesh.services.gateway.places import Places
+from tokenmesh.services.gateway.openai.field_places import Places
 from tokenmesh.shared.errors import InvalidInput
 
 _SAID: Final = ("text", "image", "document", "search_result")

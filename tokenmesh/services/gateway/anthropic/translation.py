@@ -11,7 +11,7 @@ from tokenmesh.services.gateway.anthropic.request import CountTokensRequest, Mes
 from tokenmesh.services.gateway.anthropic.tools import translate_choice, translate_tools
 from tokenmesh.services.gateway.openai.chat_request import ChatRequest
 from tokenmesh.services.gateway.openai.errors import NotSupported, invalid_fields
-from tokenmesh.services.gateway.places import Places
+from tokenmesh.services.gateway.openai.field_places import Places
 from tokenmesh.shared.errors import InvalidInput
 
 _SAME: Final = (

@@ -5,11 +5,11 @@ from typing import Any, Final
 from tokenmesh.services.gateway.anthropic.content import ContentBlocks, Step, collect
 from tokenmesh.services.gateway.anthropic.errors import error_body
 from tokenmesh.services.gateway.anthropic.shapes import MessageBody, message_usage, stop_of
-from tokenmesh.services.gateway.ask import Ask
-from tokenmesh.services.gateway.delivery import Delivery
-from tokenmesh.services.gateway.piece import Piece, merge
-from tokenmesh.services.gateway.places import Places
-from tokenmesh.services.gateway.sse import encode_json
+from tokenmesh.services.gateway.generation.chunk import Piece, merge
+from tokenmesh.services.gateway.generation.delivery import Delivery
+from tokenmesh.services.gateway.generation.request import Ask
+from tokenmesh.services.gateway.http.sse import encode_json
+from tokenmesh.services.gateway.openai.field_places import Places
 from tokenmesh.shared.errors import TokenMeshError
 
 PING: Final = b'event: ping\ndata: {"type":"ping"}\n\n'

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from tokenmesh.services.gateway.beams.search import BeamOptions
+from tokenmesh.services.gateway.extras.beam_search import BeamOptions
 from tokenmesh.services.gateway.openai.sampling_fields import SamplingFields
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput

@@ -4,10 +4,10 @@ from typing import Any
 
 import msgspec
 
+from tokenmesh.services.gateway.generation.chunk import Piece
 from tokenmesh.services.gateway.openai.call_ids import call_id
 from tokenmesh.services.gateway.openai.shapes import ChatMessageOut, FunctionOut, ToolCallOut
 from tokenmesh.services.gateway.parsers.events import CallBegin, Content, Event, Reasoning
-from tokenmesh.services.gateway.piece import Piece
 
 
 def delta_of(events: list[Event], choice: int, response_id: str) -> dict[str, Any]:

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from tokenmesh.services.gateway.generation.chunk import Piece
+from tokenmesh.services.gateway.http.sse import encode_json
 from tokenmesh.services.gateway.openai.chat_events import delta_of
 from tokenmesh.services.gateway.openai.head import Head, tier_field
 from tokenmesh.services.gateway.openai.logprobs import LogprobShapes
 from tokenmesh.services.gateway.openai.shapes import Usage, usage_of
 from tokenmesh.services.gateway.parsers.events import Content, Event, Reasoning
-from tokenmesh.services.gateway.piece import Piece
-from tokenmesh.services.gateway.sse import encode_json
 
 _NULL: Final = b"null"
 

@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+from tokenmesh.services.gateway.generation.chunk import Piece
+from tokenmesh.services.gateway.http.sse import encode_json
 from tokenmesh.services.gateway.openai.chat_stream import ChunkOptions
 from tokenmesh.services.gateway.openai.head import Head, tier_field
 from tokenmesh.services.gateway.openai.logprobs import LogprobShapes
 from tokenmesh.services.gateway.openai.shapes import CompletionLogprobs, Usage, usage_of
-from tokenmesh.services.gateway.piece import Piece
-from tokenmesh.services.gateway.sse import encode_json
 
 _NULL: Final = b"null"
 

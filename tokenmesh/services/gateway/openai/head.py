@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tokenmesh.services.gateway.sse import encode_json
+from tokenmesh.services.gateway.http.sse import encode_json
 
 
 @dataclass(frozen=True, slots=True)

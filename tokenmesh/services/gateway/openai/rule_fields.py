@@ -7,9 +7,9 @@ from typing import Final
 
 from pydantic import ConfigDict, Field
 
-from tokenmesh.services.gateway.budget import Budget
+from tokenmesh.services.gateway.generation.parsing import Parsing
+from tokenmesh.services.gateway.generation.reasoning_budget import Budget
 from tokenmesh.services.gateway.openai.bounded import Bounded
-from tokenmesh.services.gateway.parsing import Parsing
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.messages.sampling import RepetitionRule

@@ -13,7 +13,7 @@ from tokenmesh.services.gateway.openai.rule_fields import (
     repetition_rule,
 )
 from tokenmesh.services.gateway.openai.sampling_fields import SamplingFields
-from tokenmesh.services.gateway.structured.read import read_structured
+from tokenmesh.services.gateway.openai.structured_output import read_structured
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.ids import SEED_BITS

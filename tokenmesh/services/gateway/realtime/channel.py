@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from tokenmesh.services.gateway.sse import encode_json
+from tokenmesh.services.gateway.http.sse import encode_json
 from tokenmesh.shared.errors import Cancelled, InvalidInput, TokenMeshError
 
 

@@ -5,7 +5,7 @@ from typing import Any, Final, Literal
 import msgspec
 from pydantic import ConfigDict, Field, ValidationError
 
-from tokenmesh.services.gateway.json_bounds import check_bounds
+from tokenmesh.services.gateway.http.json_bounds import check_bounds
 from tokenmesh.services.gateway.openai.bounded import Bounded
 from tokenmesh.services.gateway.openai.errors import NotSupported, invalid_fields
 from tokenmesh.services.gateway.realtime.fields import ResponseFields, SessionFields

@@ -4,9 +4,9 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from tokenmesh.services.gateway.http.sse import encode_json
 from tokenmesh.services.gateway.openai.bounded import Bounded
 from tokenmesh.services.gateway.openai.errors import NotSupported, invalid_fields
-from tokenmesh.services.gateway.sse import encode_json
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.ids import new_request_id
 

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from tokenmesh.services.gateway.openai.chat_request import ChatRequest
 from tokenmesh.services.gateway.openai.errors import invalid_fields
-from tokenmesh.services.gateway.places import Places
+from tokenmesh.services.gateway.openai.field_places import Places
 from tokenmesh.services.gateway.realtime.items import Item
 from tokenmesh.services.gateway.realtime.session_config import SessionConfig
 from tokenmesh.shared.errors import InvalidInput

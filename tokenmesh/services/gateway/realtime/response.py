@@ -4,12 +4,12 @@ import asyncio
 from collections import deque
 from typing import Any
 
-from tokenmesh.services.gateway.ask import Ask
-from tokenmesh.services.gateway.delivery import Delivery, deliver
-from tokenmesh.services.gateway.exchange import Exchange
+from tokenmesh.services.gateway.context import Exchange
 from tokenmesh.services.gateway.gateway import Gateway
+from tokenmesh.services.gateway.generation.delivery import Delivery, deliver
+from tokenmesh.services.gateway.generation.request import Ask
+from tokenmesh.services.gateway.openai.field_places import Places
 from tokenmesh.services.gateway.openai.shapes import Usage
-from tokenmesh.services.gateway.places import Places
 from tokenmesh.services.gateway.realtime.channel import Channel
 from tokenmesh.services.gateway.realtime.output import ResponseOutput
 from tokenmesh.shared.errors import Cancelled, TokenMeshError

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from tokenmesh.services.gateway.exchange import Exchange
+from tokenmesh.services.gateway.context import Exchange
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.realtime import client_events as events
 from tokenmesh.services.gateway.realtime.channel import Channel

@@ -8,8 +8,8 @@ from typing import Final
 from starlette.datastructures import Headers
 from starlette.websockets import WebSocket
 
-from tokenmesh.services.gateway.error_response import error_response
-from tokenmesh.services.gateway.exchange import exchange_of
+from tokenmesh.services.gateway.context import exchange_of
+from tokenmesh.services.gateway.errors import error_response
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.realtime.channel import Channel
 from tokenmesh.services.gateway.realtime.session import RESTARTS, Session

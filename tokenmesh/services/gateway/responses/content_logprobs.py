@@ -5,9 +5,9 @@ Tokens of reasoning, calls and markers have log-probabilities too, which no text
 
 from typing import Final
 
+from tokenmesh.services.gateway.generation.chunk import Piece
 from tokenmesh.services.gateway.openai.logprobs import LogprobShapes
 from tokenmesh.services.gateway.openai.shapes import ChatLogprob
-from tokenmesh.services.gateway.piece import Piece
 
 _MAX_UNDECIDED: Final = 64
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tokenmesh.services.gateway.ask import Ask
-from tokenmesh.services.gateway.exchange import Exchange
-from tokenmesh.services.gateway.intake.intake import Intake
-from tokenmesh.services.gateway.off_loop import off_loop
+from tokenmesh.services.gateway.context import Exchange
+from tokenmesh.services.gateway.generation.request import Ask
+from tokenmesh.services.gateway.http.off_loop import off_loop
+from tokenmesh.services.gateway.openai.intake import Intake
 from tokenmesh.services.gateway.responses.events import ResponseEvents
 from tokenmesh.services.gateway.responses.items import Item
 from tokenmesh.services.gateway.responses.raw_messages import RawMessages

@@ -7,6 +7,7 @@ function of the response's first state and of what is passed in: a replay makes 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from tokenmesh.services.gateway.generation.chunk import Piece
 from tokenmesh.services.gateway.openai.logprobs import LogprobShapes
 from tokenmesh.services.gateway.openai.shapes import ChatLogprob
 from tokenmesh.services.gateway.parsers.events import (
@@ -15,7 +16,6 @@ from tokenmesh.services.gateway.parsers.events import (
     Content,
     Reasoning,
 )
-from tokenmesh.services.gateway.piece import Piece
 from tokenmesh.services.gateway.responses.content_logprobs import ContentLogprobs
 from tokenmesh.services.gateway.responses.open_items import (
     OpenCustomCall,

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
+from tokenmesh.services.gateway.http.sse import encode_json
 from tokenmesh.services.gateway.responses.recorder import Event
-from tokenmesh.services.gateway.sse import encode_json
 
 
 def frames(events: Iterable[Event]) -> bytes:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from tokenmesh.services.gateway.piece import Piece
+from tokenmesh.services.gateway.generation.chunk import Piece
 from tokenmesh.shared.text import Vocabulary, make_detokenizer
 from tokenmesh.shared.tokens import unpack_ids
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any, Final
 
-from tokenmesh.services.gateway.ask import Ask
+from tokenmesh.services.gateway.generation.request import Ask
 from tokenmesh.services.gateway.openai.shapes import Usage
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
 from tokenmesh.shared.errors import TokenMeshError

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from tokenmesh.services.gateway.openai.chat_request import ChatRequest
 from tokenmesh.services.gateway.openai.errors import NotSupported, invalid_fields
-from tokenmesh.services.gateway.places import Places
+from tokenmesh.services.gateway.openai.field_places import Places
 from tokenmesh.services.gateway.responses.items import Conversation, Item
 from tokenmesh.services.gateway.responses.request import LOGPROBS, ResponsesRequest, TextFormat
 from tokenmesh.services.gateway.responses.tools import (

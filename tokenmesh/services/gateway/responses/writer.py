@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from tokenmesh.services.gateway import sse
-from tokenmesh.services.gateway.delivery import Delivery
-from tokenmesh.services.gateway.piece import Piece
-from tokenmesh.services.gateway.places import Places
+from tokenmesh.services.gateway.generation.chunk import Piece
+from tokenmesh.services.gateway.generation.delivery import Delivery
+from tokenmesh.services.gateway.http import sse
+from tokenmesh.services.gateway.openai.field_places import Places
 from tokenmesh.services.gateway.responses.events import ResponseEvents
 from tokenmesh.services.gateway.responses.frames import frames
 from tokenmesh.services.gateway.responses.recorder import Event

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from tokenmesh.services.gateway.ask import Ask
-from tokenmesh.services.gateway.catalog import Catalog
-from tokenmesh.services.gateway.exchange import Exchange
-from tokenmesh.services.gateway.intake.intake import Intake
+from tokenmesh.services.gateway.context import Exchange
+from tokenmesh.services.gateway.generation.request import Ask
+from tokenmesh.services.gateway.mesh.catalog import Catalog
+from tokenmesh.services.gateway.mesh.vocabularies import Vocabularies
 from tokenmesh.services.gateway.openai.chat_request import ChatMessage, ChatRequest
 from tokenmesh.services.gateway.openai.completion_request import CompletionRequest
+from tokenmesh.services.gateway.openai.intake import Intake
 from tokenmesh.services.gateway.openai.sampling_fields import SamplingFields
 from tokenmesh.services.gateway.scale_out.derender_request import (
     DerenderChatRequest,
@@ -18,7 +19,6 @@ from tokenmesh.services.gateway.scale_out.derender_request import (
     TokensChoice,
 )
 from tokenmesh.services.gateway.scale_out.rendering import refuse_not_rendered
-from tokenmesh.services.gateway.vocabularies import Vocabularies
 from tokenmesh.shared.errors import InvalidInput
 
 _NOT_READ: Final = dict.fromkeys(

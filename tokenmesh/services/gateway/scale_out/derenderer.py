@@ -7,13 +7,13 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from tokenmesh.services.gateway import sse
-from tokenmesh.services.gateway.ask import Ask
-from tokenmesh.services.gateway.chat_writer import ChatWriter
-from tokenmesh.services.gateway.completion_writer import CompletionWriter
-from tokenmesh.services.gateway.exchange import Exchange
+from tokenmesh.services.gateway.context import Exchange
+from tokenmesh.services.gateway.generation.request import Ask
+from tokenmesh.services.gateway.http import sse
 from tokenmesh.services.gateway.openai.chat_stream import ChatStream
+from tokenmesh.services.gateway.openai.chat_writer import ChatWriter
 from tokenmesh.services.gateway.openai.completion_stream import CompletionStream
+from tokenmesh.services.gateway.openai.completion_writer import CompletionWriter
 from tokenmesh.services.gateway.openai.shapes import Usage
 from tokenmesh.services.gateway.scale_out.derender_intake import DerenderIntake
 from tokenmesh.services.gateway.scale_out.derender_request import (

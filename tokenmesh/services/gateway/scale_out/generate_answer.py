@@ -2,12 +2,12 @@
 
 import asyncio
 
-from tokenmesh.services.gateway.answer import Answer
-from tokenmesh.services.gateway.ask import Ask
-from tokenmesh.services.gateway.delivery import Delivery
-from tokenmesh.services.gateway.exchange import Exchange
+from tokenmesh.services.gateway.context import Exchange
 from tokenmesh.services.gateway.gateway import Gateway
-from tokenmesh.services.gateway.outlet import Outlet
+from tokenmesh.services.gateway.generation.answer import Answer
+from tokenmesh.services.gateway.generation.delivery import Delivery
+from tokenmesh.services.gateway.generation.request import Ask
+from tokenmesh.services.gateway.http.response_sender import Outlet
 from tokenmesh.services.gateway.scale_out.generate_writer import GenerateWriter
 from tokenmesh.shared.errors import Draining
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import msgspec
 
-from tokenmesh.services.gateway import sse
-from tokenmesh.services.gateway.ask import Ask
-from tokenmesh.services.gateway.delivery import Delivery
+from tokenmesh.services.gateway.generation.chunk import Piece, merge
+from tokenmesh.services.gateway.generation.delivery import Delivery
+from tokenmesh.services.gateway.generation.request import Ask
+from tokenmesh.services.gateway.http import sse
 from tokenmesh.services.gateway.openai.shapes import Usage, usage_of
-from tokenmesh.services.gateway.piece import Piece, merge
 from tokenmesh.services.gateway.scale_out.generate_request import GenerateRequest
 from tokenmesh.services.gateway.scale_out.shapes import (
     GenerateChoice,

@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
+from tokenmesh.services.gateway.mesh.session import Output
 from tokenmesh.services.gateway.scale_out.derender_request import (
     LogprobCandidate,
     PromptCell,
     TokensChoice,
 )
 from tokenmesh.services.gateway.scale_out.token_logprobs import read
-from tokenmesh.services.gateway.session import Output
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.messages.tokens import TokenLogprobs

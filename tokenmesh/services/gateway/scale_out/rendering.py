@@ -5,12 +5,12 @@ from typing import Any
 
 import msgspec
 
-from tokenmesh.services.gateway.ask import Ask
-from tokenmesh.services.gateway.intake.thinking import template_kwargs
-from tokenmesh.services.gateway.job import Job, Prompt
+from tokenmesh.services.gateway.generation.prompt_job import Job, Prompt
+from tokenmesh.services.gateway.generation.request import Ask
 from tokenmesh.services.gateway.openai.chat_request import ChatRequest
 from tokenmesh.services.gateway.openai.errors import NotSupported
 from tokenmesh.services.gateway.openai.sampling_fields import SamplingFields
+from tokenmesh.services.gateway.openai.thinking import template_kwargs
 from tokenmesh.services.gateway.scale_out.shapes import (
     RenderedFacts,
     RenderedRequest,

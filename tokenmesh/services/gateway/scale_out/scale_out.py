@@ -3,15 +3,15 @@
 import asyncio
 from collections.abc import Sequence
 
-from tokenmesh.services.gateway.ask import Ask
-from tokenmesh.services.gateway.catalog import Catalog
-from tokenmesh.services.gateway.intake.desk import Desk
-from tokenmesh.services.gateway.intake.intake import Intake
-from tokenmesh.services.gateway.job import Prompt
-from tokenmesh.services.gateway.pipeline import Pipeline
+from tokenmesh.services.gateway.generation.prompt_job import Prompt
+from tokenmesh.services.gateway.generation.request import Ask
+from tokenmesh.services.gateway.mesh.catalog import Catalog
+from tokenmesh.services.gateway.mesh.pipeline import Pipeline
+from tokenmesh.services.gateway.mesh.vocabularies import Vocabularies
+from tokenmesh.services.gateway.openai.intake import Intake
+from tokenmesh.services.gateway.openai.request_builder import Desk
 from tokenmesh.services.gateway.scale_out.aborts import Aborts
 from tokenmesh.services.gateway.scale_out.token_intake import TokenIntake
-from tokenmesh.services.gateway.vocabularies import Vocabularies
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.config import Settings

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tokenmesh.services.gateway.answer import Writer
-from tokenmesh.services.gateway.ask import Ask
-from tokenmesh.services.gateway.delivery import Delivery
+from tokenmesh.services.gateway.generation.answer import Writer
+from tokenmesh.services.gateway.generation.delivery import Delivery
+from tokenmesh.services.gateway.generation.request import Ask
 from tokenmesh.services.gateway.openai.shapes import Usage, usage_of
 from tokenmesh.services.gateway.scale_out.derender_request import (
     StreamState,

@@ -5,20 +5,25 @@ from dataclasses import replace
 
 import msgspec
 
-from tokenmesh.services.gateway.ask import Ask
-from tokenmesh.services.gateway.catalog import Catalog
-from tokenmesh.services.gateway.exchange import Exchange
-from tokenmesh.services.gateway.intake.desk import Desk, chunk_options, head_of, text_options
-from tokenmesh.services.gateway.intake.thinking import thinking_told
+from tokenmesh.services.gateway.context import Exchange
+from tokenmesh.services.gateway.generation.parsing import Parsing
+from tokenmesh.services.gateway.generation.request import Ask
+from tokenmesh.services.gateway.mesh.catalog import Catalog
+from tokenmesh.services.gateway.mesh.vocabularies import ModelText, Vocabularies
+from tokenmesh.services.gateway.openai.request_builder import (
+    Desk,
+    chunk_options,
+    head_of,
+    text_options,
+)
 from tokenmesh.services.gateway.openai.rule_fields import read_budget
+from tokenmesh.services.gateway.openai.thinking import thinking_told
 from tokenmesh.services.gateway.parsers.formats import Family
-from tokenmesh.services.gateway.parsing import Parsing
 from tokenmesh.services.gateway.scale_out.generate_request import (
     GenerateRequest,
     GenerateSampling,
     Rendered,
 )
-from tokenmesh.services.gateway.vocabularies import ModelText, Vocabularies
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.errors import InvalidInput, PromptTooLong
 from tokenmesh.shared.hashing import chain_head, route_hashes, route_scope

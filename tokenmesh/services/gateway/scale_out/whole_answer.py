@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tokenmesh.services.gateway.ask import Ask
-from tokenmesh.services.gateway.delivery import Delivery
-from tokenmesh.services.gateway.inbox import Inbox
-from tokenmesh.services.gateway.job import Prompt
+from tokenmesh.services.gateway.generation.chunk import Piece
+from tokenmesh.services.gateway.generation.delivery import Delivery
+from tokenmesh.services.gateway.generation.inbox import Inbox
+from tokenmesh.services.gateway.generation.prompt_job import Prompt
+from tokenmesh.services.gateway.generation.request import Ask
 from tokenmesh.services.gateway.openai.head import Head
-from tokenmesh.services.gateway.piece import Piece
 from tokenmesh.services.gateway.scale_out.derender_request import TokensChoice, TokensResponse
 from tokenmesh.services.gateway.scale_out.outputs import OutputReader
 from tokenmesh.shared.errors import InvalidInput

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from itertools import count
 
-from tokenmesh.services.gateway.exchange import Exchange
+from tokenmesh.services.gateway.context import Exchange
 from tokenmesh.services.gateway.openai.shapes import Usage
 from tokenmesh.services.gateway.tenancy.batch import Tokens
 from tokenmesh.services.gateway.tenancy.buckets import Buckets

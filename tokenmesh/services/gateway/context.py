@@ -1,0 +1,85 @@
+"""Exchange: one HTTP request and its response, as everybody who handles it sees them."""
+
+from dataclasses import dataclass, field
+from typing import Final, cast
+
+from starlette.types import Scope
+
+from tokenmesh.services.gateway.http.body_budget import Body
+from tokenmesh.services.gateway.tenancy.lease import Lease
+from tokenmesh.services.gateway.tenancy.standing import Standing
+from tokenmesh.services.gateway.tenancy.tenant import DEFAULT_ACCESS, Access
+from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.errors import InvalidInput
+from tokenmesh.shared.ids import RequestId
+
+_KEY: Final = "tokenmesh.exchange"
+
+
+@dataclass(slots=True)
+class Exchange:
+    """Made by the edge, completed on the way."""
+
+    request_id: RequestId
+    """Sent back as X-Request-Id; a body's `request_id` may replace it."""
+    is_own_id: bool
+    """Whether the client chose it."""
+    started_s: float
+    """Monotonic."""
+    access: Access = DEFAULT_ACCESS
+    """As whom its client comes."""
+    standing: Standing | None = None
+    """How the tenant stands to its limits, once that was asked."""
+    lease: Lease | None = None
+    """What the request counts for while it runs."""
+    body: Body | None = None
+    """What is being sent, where it counts."""
+    warnings: list[str] = field(default_factory=list)
+    """Sent back as X-TokenMesh-Warning."""
+    route: str = "other"
+    model: str | None = None
+    asked_model: str | None = None
+    """What the client calls it."""
+    session_id: str | None = None
+    """A client's name for what belongs together; told in the trace."""
+    status: int = 0
+    response_bytes: int = 0
+    """Of the body, so far."""
+    has_client_left: bool = False
+
+    async def widen(self, requests: int, sequences: int) -> None:
+        """Count as that many requests and sequences. Raises Overloaded or InvalidInput."""
+        if self.lease is not None:
+            await self.lease.widen(requests, sequences)
+
+    def take_lease(self) -> Lease | None:
+        """For work that outlives the request; the caller releases it."""
+        lease, self.lease = self.lease, None
+        return lease
+
+    def hand_on(self) -> None:
+        """The body is not needed any more: its prompts are tokenized, or the request is over."""
+        if self.body is not None:
+            self.body.hand_on()
+
+    def release(self) -> None:
+        """The request is over."""
+        if (lease := self.take_lease()) is not None:
+            lease.release()
+
+
+def attach(scope: Scope, exchange: Exchange) -> None:
+    """Let handlers find it."""
+    scope[_KEY] = exchange
+
+
+def exchange_of(scope: Scope) -> Exchange:
+    """The exchange of a request that came through the edge."""
+    return cast("Exchange", scope[_KEY])
+
+
+def check_request_id(text: str, field: str, limits: GatewaySettings) -> None:
+    """It comes back in a header. Raises InvalidInput that names the field."""
+    limit = limits.max_request_id_chars
+    if len(text) > limit or not (text.isascii() and text.isprintable() and text):
+        raise InvalidInput(f"{field} must be 1 to {limit} printable ASCII characters", param=field)

@@ -1,0 +1,85 @@
+"""GET and POST /ping, POST /invocations: what a SageMaker container must answer."""
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+from fastapi import APIRouter
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Receive
+
+from tokenmesh.services.gateway.document.bodies import any_body_schema
+from tokenmesh.services.gateway.gateway import Gateway
+from tokenmesh.services.gateway.http.body import read_bytes, without_ids
+from tokenmesh.services.gateway.http.shortcut import Endpoint
+from tokenmesh.services.gateway.openai import chat_routes as chat
+from tokenmesh.services.gateway.openai import completion_routes as completions
+from tokenmesh.services.gateway.openai.chat_request import ChatRequest
+from tokenmesh.services.gateway.openai.completion_request import CompletionRequest
+from tokenmesh.services.gateway.operations.health_routes import readiness
+from tokenmesh.shared.errors import InvalidInput
+
+_BODIES: Final[tuple[type[BaseModel], ...]] = (ChatRequest, CompletionRequest)
+
+
+class _Keys(msgspec.Struct):
+    """The fields that say which task a body is for; nothing in them is read here."""
+
+    messages: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    prompt: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    prompt_embeds: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+def sagemaker_router(gateway: Gateway, endpoints: Mapping[str, Endpoint]) -> APIRouter:
+    """The routes. `endpoints`: of the tasks, by their paths."""
+    router = APIRouter(tags=["generate"])
+    limits = gateway.settings
+
+    @router.get("/ping", tags=["operation"])
+    async def ping() -> Response:
+        """200 while requests can be served; the same as /health."""
+        return readiness(gateway)
+
+    @router.post("/ping", tags=["operation"])
+    async def post_ping() -> Response:
+        """200 while requests can be served; the same as /health."""
+        return readiness(gateway)
+
+    @router.post("/invocations", response_model=None, openapi_extra=any_body_schema(_BODIES))
+    async def invoke(request: Request) -> Response:
+        """Answer `messages` as a chat, `prompt` or `prompt_embeds` as a completion."""
+        parts = [await read_bytes(request, limits.max_body_bytes, limits.body_timeout_s)]
+        endpoint = endpoints[_path_of(await without_ids(parts[0], limits))]
+        # The list is all that holds the body: it is the endpoint's alone once it is read again.
+        return await endpoint(Request(request.scope, _replayed(parts, request.receive)))
+
+    return router
+
+
+def _path_of(data: bytes) -> str:
+    """The task's route. Raises InvalidInput."""
+    try:
+        keys = msgspec.json.decode(data, type=_Keys)
+    except (msgspec.DecodeError, RecursionError):
+        # That task says what is wrong with the body, as far as its fields go.
+        return chat.PATH
+    if keys.messages is not msgspec.UNSET:
+        return chat.PATH
+    if keys.prompt is not msgspec.UNSET or keys.prompt_embeds is not msgspec.UNSET:
+        return completions.PATH
+    raise InvalidInput(
+        "Cannot find suitable handler for request: the body has neither messages nor prompt"
+    )
+
+
+def _replayed(parts: list[bytes], receive: Receive) -> Receive:
+    """What a server would call with, for a body that was read already."""
+
+    async def replay() -> Message:
+        if parts:
+            return {"type": "http.request", "body": parts.pop(), "more_body": False}
+        return await receive()
+
+    return replay

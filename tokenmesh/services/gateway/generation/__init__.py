@@ -1,0 +1,1 @@
+"""Generation: requests, the choices of a response and its usage, without names of any API."""

@@ -1,0 +1,84 @@
+"""Media of a chat request: large data URIs go into the blob store before the message is sent, and
+a file is used by its tenant only."""
+
+import asyncio
+import base64
+import binascii
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from tokenmesh.services.gateway.http.turns import Turns
+from tokenmesh.services.gateway.openai.uploads import ID_PREFIX, Uploads
+from tokenmesh.services.gateway.tenancy.tenant import Access
+from tokenmesh.shared.blobs import Blobs
+from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.errors import InvalidInput, NotFound, PayloadTooLarge
+
+BLOB_SCHEME: Final = "blob:"
+"""How the tokenizer is told where the bytes are; clients may not name blobs themselves."""
+
+_DATA_SCHEME: Final = "data:"
+_SOURCE_FIELDS: Final = ("image_url", "image", "file_id", "url")
+_BASE64_CHARS_PER_BYTE: Final = 4 / 3
+
+
+async def move_inline_media(
+    messages: Sequence[Any], blobs: Blobs, settings: GatewaySettings, access: Access
+) -> None:
+    """Replace large data URIs by `blob:` URLs, in place.
+
+    Raises InvalidInput, and NotFound for a file that is not there for `access`.
+    """
+    turns = Turns()
+    for place, holder, key in _sources(messages):
+        await turns.rest()
+        url = holder[key]
+        if url.startswith(BLOB_SCHEME):
+            raise InvalidInput(f"{place}: the scheme blob: is not for clients", param="messages")
+        if url.startswith(f"{ID_PREFIX}-"):
+            await _check_upload(url, place, Uploads(blobs, settings), access)
+        if url.startswith(_DATA_SCHEME) and len(url) > settings.inline_media_bytes:
+            data = await _decode(url, place, settings.max_media_bytes)
+            holder[key] = BLOB_SCHEME + await blobs.put(data, ttl_s=settings.media_ttl_s)
+
+
+async def _check_upload(file_id: str, place: str, uploads: Uploads, access: Access) -> None:
+    try:
+        await uploads.get(file_id, access)
+    except NotFound as error:
+        raise NotFound(f"{place}: {error.message}", param="messages") from error
+
+
+def _sources(messages: Sequence[Any]) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Where a part names its medium: the place, the object and its key that holds the URL."""
+    for index, message in enumerate(messages):
+        content = message.get("content")
+        if not isinstance(content, list):
+            continue
+        for number, part in enumerate(content):
+            if isinstance(part, dict):
+                place = f"messages[{index}].content[{number}]"
+                yield from ((place, *found) for found in _sources_of(part))
+
+
+def _sources_of(part: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    for name in _SOURCE_FIELDS:
+        value = part.get(name)
+        if isinstance(value, str):
+            yield part, name
+        elif isinstance(value, dict):
+            yield from _sources_of(value)
+
+
+async def _decode(url: str, place: str, max_bytes: int) -> bytes:
+    head, comma, body = url.partition(",")
+    if not comma or not head.endswith(";base64"):
+        raise InvalidInput(
+            f"{place}: a data URI must be of the form data:image/...;base64,...", param="messages"
+        )
+    if len(body) > max_bytes * _BASE64_CHARS_PER_BYTE + 4:
+        raise PayloadTooLarge(f"{place}: the file has more than {max_bytes} bytes")
+    try:
+        return await asyncio.to_thread(base64.b64decode, body, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidInput(f"{place}: the data URI is not base64", param="messages") from error

@@ -1,0 +1,133 @@
+"""Reading a JSON body: media type, size, what it holds, then the fields; each with its refusal."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final, TypeVar
+
+from pydantic import ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from tokenmesh.services.gateway.context import exchange_of
+from tokenmesh.services.gateway.http.body_budget import SHORT_BYTES
+from tokenmesh.services.gateway.http.id_lists import IdLists
+from tokenmesh.services.gateway.http.json_bounds import check_bounds, check_bounds_now
+from tokenmesh.services.gateway.http.turns import OneByOne
+from tokenmesh.services.gateway.openai.bounded import Bounded
+from tokenmesh.services.gateway.openai.errors import UnsupportedMediaType, invalid_fields
+from tokenmesh.services.gateway.openai.lenient import Conversions
+from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    PayloadTooLarge,
+)
+
+_Body = TypeVar("_Body", bound=Bounded)
+
+_large: Final = OneByOne()
+
+
+async def read_json(request: Request, model: type[_Body], limits: GatewaySettings) -> _Body:
+    """The validated body. Raises InvalidInput and its kin."""
+    _check_json_type(request)
+    _check_is_plain(request)
+    data = await read_bytes(request, limits.max_body_bytes, limits.body_timeout_s)
+    converted = Conversions()
+    body = await parse_body(data, model, limits, converted)
+    if converted:
+        names = ", ".join(converted)
+        warnings = exchange_of(request.scope).warnings
+        warnings.append(f"strings read as numbers or booleans: {names}")
+    return body
+
+
+async def parse_body(
+    data: bytes, model: type[_Body], limits: GatewaySettings, converted: Conversions
+) -> _Body:
+    """The same of the bytes: bounds first, then the fields; a large body gives way to others."""
+    if len(data) <= SHORT_BYTES:
+        check_bounds_now(data, limits)
+        return _validated(model, data, converted)
+    async with _large.turn():
+        return await _parse_large(data, model, limits, converted)
+
+
+async def without_ids(data: bytes, limits: GatewaySettings) -> bytes:
+    """A body's text as far as it may be parsed at once. Raises what `parse_body` does for sizes."""
+    async with _large.turn():
+        return (await _checked(data, limits))[0]
+
+
+async def _checked(data: bytes, limits: GatewaySettings) -> tuple[bytes, IdLists]:
+    lists = IdLists(limits.max_json_ids)
+    rest = await lists.cut(data)
+    await check_bounds(rest, limits)
+    return rest, lists
+
+
+async def _parse_large(
+    data: bytes, model: type[_Body], limits: GatewaySettings, converted: Conversions
+) -> _Body:
+    rest, lists = await _checked(data, limits)
+    body = _validated(model, rest, converted)
+    if lists and not lists.fill(body):
+        await check_bounds(data, limits)
+        body = _validated(model, data, converted)
+    return body
+
+
+def _validated(model: type[_Body], data: bytes, converted: Conversions) -> _Body:
+    try:
+        return model.model_validate_json(data, context=converted)
+    except ValidationError as error:
+        raise invalid_fields(error) from None
+
+
+async def read_bytes(request: Request, max_bytes: int, timeout_s: float) -> bytes:
+    """The body. Raises PayloadTooLarge, before reading where the length is told."""
+    told = request.headers.get("content-length", "")
+    if told.isdigit() and int(told) > max_bytes:
+        raise _too_large(max_bytes)
+    async with arriving(timeout_s):
+        return await _join_parts(request, max_bytes)
+
+
+@asynccontextmanager
+async def arriving(timeout_s: float) -> AsyncIterator[None]:
+    """A body is read inside. Raises DeadlineExceeded, and Cancelled when its client leaves."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            yield
+    except TimeoutError as error:
+        raise DeadlineExceeded(f"the body did not arrive within {timeout_s:g} s") from error
+    except ClientDisconnect as error:
+        raise Cancelled("the client left while sending") from error
+
+
+async def _join_parts(request: Request, max_bytes: int) -> bytes:
+    parts, num_bytes = [], 0
+    async for part in request.stream():
+        num_bytes += len(part)
+        if num_bytes > max_bytes:
+            raise _too_large(max_bytes)
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _too_large(max_bytes: int) -> PayloadTooLarge:
+    return PayloadTooLarge(f"the body is larger than {max_bytes} bytes")
+
+
+def _check_json_type(request: Request) -> None:
+    given = request.headers.get("content-type", "")
+    kind = given.partition(";")[0].strip().lower()
+    # Without the header curl users would be refused, with a form's they are told.
+    if kind and kind != "application/json" and not kind.endswith("+json"):
+        raise UnsupportedMediaType(f"the body must be application/json, not {given!r}")
+
+
+def _check_is_plain(request: Request) -> None:
+    given = request.headers.get("content-encoding", "identity")
+    if given.strip().lower() not in ("identity", ""):
+        raise UnsupportedMediaType(f"the body must be sent as it is, not in {given[:60]!r}")

@@ -1,1 +1,0 @@
-"""A validated body becomes an Ask: the only place that reads OpenAI's request fields."""

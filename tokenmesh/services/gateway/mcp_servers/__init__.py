@@ -1,1 +1,0 @@
-"""MCP servers: which a request may use, what they offer, and calls of their tools."""

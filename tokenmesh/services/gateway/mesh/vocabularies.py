@@ -1,0 +1,130 @@
+"""Vocabularies: what each model's tokenizer is, asked once and then now and again."""
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import msgspec
+
+from tokenmesh.services.gateway.mesh.calls import Calls
+from tokenmesh.services.gateway.parsers.formats import Family
+from tokenmesh.services.gateway.parsers.registry import ParserRegistry
+from tokenmesh.shared.clock import monotonic_s, now_s
+from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.errors import ProtocolError, TokenMeshError
+from tokenmesh.shared.ids import ModelName
+from tokenmesh.shared.messages import Describe, Described, ReadTokenizer, TokenizerRead
+from tokenmesh.shared.subjects import tokenize as tokenize_subject
+from tokenmesh.shared.text import Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class ModelText:
+    """What the gateway must know of a model to write its text."""
+
+    described: Described
+    vocabulary: Vocabulary
+    defaults: dict[str, object]
+    """Sampling fields of the model's generation config, for fields that a client leaves out."""
+    family: Family
+    """How the model writes reasoning and tool calls."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    text: ModelText
+    asked_s: float
+
+
+class Vocabularies:
+    """A bounded cache by model. An old entry is used while it is asked for again."""
+
+    def __init__(self, calls: Calls, settings: GatewaySettings) -> None:
+        """Raises ConfigError for a parser plugin that cannot be imported."""
+        self._calls = calls
+        self._settings = settings
+        self._parsers = ParserRegistry(settings.parser_plugins)
+        self._entry_by_model: OrderedDict[ModelName, _Entry] = OrderedDict()
+        self._loading: dict[ModelName, asyncio.Task[ModelText]] = {}
+
+    async def get(self, model: ModelName) -> ModelText:
+        """The facts. Raises NoResponders and its kin when no tokenizer of the model lives."""
+        entry = self._entry_by_model.get(model)
+        if entry is None:
+            return await asyncio.shield(self._load_once(model))
+        self._entry_by_model.move_to_end(model)
+        if monotonic_s() - entry.asked_s >= self._settings.describe_ttl_s:
+            entry.asked_s = monotonic_s()
+            self._load_once(model)
+        return entry.text
+
+    def _load_once(self, model: ModelName) -> "asyncio.Task[ModelText]":
+        """One question a model at a time, whoever waits for it."""
+        task = self._loading.get(model)
+        if task is None:
+            task = self._loading[model] = asyncio.create_task(self._load(model))
+            task.add_done_callback(lambda done: self._loaded(model, done))
+        return task
+
+    def _loaded(self, model: ModelName, task: "asyncio.Task[ModelText]") -> None:
+        del self._loading[model]
+        # A refresh has nobody who waits: the old entry stays in use, and is asked for again.
+        if not task.cancelled() and not isinstance(task.exception(), TokenMeshError | None):
+            task.result()
+
+    async def _load(self, model: ModelName) -> ModelText:
+        timeout_s = self._settings.tokenize_timeout_s
+        described = await self._calls.ask(
+            tokenize_subject(model),
+            Describe(model=model),
+            Described,
+            timeout_s=timeout_s,
+            deadline_s=now_s() + timeout_s,
+        )
+        known = self._entry_by_model.get(model)
+        if known is not None and known.text.described.fingerprint == described.fingerprint:
+            vocabulary = known.text.vocabulary
+        else:
+            tokenizer_json = await self._read(model, described.fingerprint)
+            # A large vocabulary takes a good part of a second to parse.
+            vocabulary = await asyncio.to_thread(
+                Vocabulary.load, tokenizer_json, described.special_ids
+            )
+        family = self._parsers.family(described.reasoning_parser, described.tool_call_parser)
+        text = ModelText(described, vocabulary, _defaults(described), family)
+        self._keep(model, text)
+        return text
+
+    async def _read(self, model: ModelName, fingerprint: str) -> str:
+        """The tokenizer's text, part by part, each from any tokenizer of the model."""
+        text, num_bytes = bytearray(), 1
+        timeout_s = self._settings.tokenize_timeout_s
+        while len(text) < num_bytes:
+            part = await self._calls.ask(
+                tokenize_subject(model),
+                ReadTokenizer(model=model, fingerprint=fingerprint, offset=len(text)),
+                TokenizerRead,
+                timeout_s=timeout_s,
+                deadline_s=now_s() + timeout_s,
+            )
+            num_bytes = part.num_bytes
+            if not part.data or num_bytes > self._settings.max_tokenizer_bytes:
+                raise ProtocolError(f"the tokenizer of {model!r} has a text of {num_bytes} bytes")
+            text += part.data
+        try:
+            return text.decode()
+        except UnicodeDecodeError as error:
+            raise ProtocolError(f"the tokenizer of {model!r} is no text: {error}") from error
+
+    def _keep(self, model: ModelName, text: ModelText) -> None:
+        self._entry_by_model[model] = _Entry(text, monotonic_s())
+        self._entry_by_model.move_to_end(model)
+        if len(self._entry_by_model) > self._settings.max_vocabularies:
+            self._entry_by_model.popitem(last=False)
+
+
+def _defaults(described: Described) -> dict[str, object]:
+    try:
+        return msgspec.json.decode(described.default_sampling_json, type=dict[str, object])
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"default_sampling_json is broken: {error}") from error

@@ -1,0 +1,188 @@
+"""Desk: what all kinds of request have in common on their way to an Ask."""
+
+from typing import Final
+
+from tokenmesh.services.gateway.context import Exchange, check_request_id
+from tokenmesh.services.gateway.generation.choice import TextOptions
+from tokenmesh.services.gateway.generation.parsing import Parsing
+from tokenmesh.services.gateway.generation.prompt_job import Job
+from tokenmesh.services.gateway.http.off_loop import off_loop
+from tokenmesh.services.gateway.mesh.catalog import Catalog
+from tokenmesh.services.gateway.mesh.vocabularies import ModelText, Vocabularies
+from tokenmesh.services.gateway.openai.beam_fields import beam_options
+from tokenmesh.services.gateway.openai.chat_stream import ChunkOptions
+from tokenmesh.services.gateway.openai.head import Head
+from tokenmesh.services.gateway.openai.not_supported import refuse_not_supported
+from tokenmesh.services.gateway.openai.rule_fields import read_budget
+from tokenmesh.services.gateway.openai.sampling_fields import SamplingFields, StreamOptions
+from tokenmesh.services.gateway.openai.structured_limits import check_structured
+from tokenmesh.services.gateway.openai.to_sampling import check_limits, to_sampling
+from tokenmesh.shared.blobs import Blobs
+from tokenmesh.shared.clock import now_s, wall_s
+from tokenmesh.shared.config.answers import AnswerSettings
+from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.ids import RequestId, SeedSource
+from tokenmesh.shared.messages.beat import ModelCard
+from tokenmesh.shared.messages.sampling import SamplingParams
+from tokenmesh.shared.messages.structured import Structured
+from tokenmesh.shared.messages.tokenize import ChatPrompt, IdsPrompt, TextPrompt
+from tokenmesh.shared.text import StopStrings
+
+_SHORT_CHARS: Final = 2048
+"""A constraint of up to so many is checked at once."""
+
+
+class Desk:
+    """Knows the models and the limits."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        vocabularies: Vocabularies,
+        blobs: Blobs,
+        settings: GatewaySettings,
+    ) -> None:
+        self.blobs = blobs
+        self.settings = settings
+        self._catalog = catalog
+        self._vocabularies = vocabularies
+        self._seeds = SeedSource(settings.seed)
+
+    async def begin(
+        self, body: SamplingFields, exchange: Exchange, max_tokens: int | None
+    ) -> tuple[ModelCard, ModelText]:
+        """Whatever can be refused without asking anybody, and the model."""
+        card = await self.find_model(body, exchange, max_tokens)
+        return card, await self._vocabularies.get(card.name)
+
+    async def find_model(
+        self, body: SamplingFields, exchange: Exchange, max_tokens: int | None
+    ) -> ModelCard:
+        """`begin` without the model's text."""
+        if body.request_id is not None and not exchange.is_own_id:
+            check_request_id(body.request_id, "request_id", self.settings)
+            exchange.request_id = RequestId(body.request_id)
+        if body.unknown_fields:
+            names = ", ".join(name[:64] for name in body.unknown_fields[:16])
+            exchange.warnings.append(f"unknown fields ignored: {names}")
+        refuse_not_supported(body)
+        check_limits(body, max_tokens, self.settings)
+        card = await self._catalog.find_soon(body.model, exchange.request_id)
+        exchange.model, exchange.asked_model = card.name, body.model
+        exchange.session_id = body.session_id
+        return card
+
+    def sampling(
+        self,
+        body: SamplingFields,
+        text: ModelText,
+        *,
+        logprobs: int | None,
+        prompt_logprobs: int | None,
+    ) -> SamplingParams:
+        """Defaults filled in. Raises InvalidInput."""
+        return to_sampling(
+            body,
+            text.defaults,
+            text.described.vocab_size,
+            self.settings,
+            seed=self.draw_seed(),
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+        )
+
+    async def check(self, structured: Structured | None) -> None:
+        """Raises InvalidInput for a constraint that is over the limits."""
+        if structured is not None:
+            is_long = len(structured.text) > _SHORT_CHARS
+            await off_loop(is_long, check_structured, structured, self.settings)
+
+    def draw_seed(self) -> int:
+        """For a request that brings none."""
+        return self._seeds.draw()
+
+    def job(
+        self,
+        body: SamplingFields,
+        card: ModelCard,
+        prompt: TextPrompt | IdsPrompt | ChatPrompt,
+        sampling: SamplingParams,
+        max_tokens: int | None,
+        exchange: Exchange,
+        first_choice: int = 0,
+        parsing: Parsing | None = None,
+    ) -> Job:
+        """One prompt, ready for the pipeline."""
+        return Job(
+            request_id=exchange.request_id,
+            card=card,
+            prompt=prompt,
+            sampling=sampling,
+            max_tokens=max_tokens,
+            n=body.n or 1,
+            first_choice=first_choice,
+            bad_words=tuple(body.bad_words or ()),
+            truncate_prompt_tokens=_most_prompt_tokens(body, card, max_tokens),
+            truncation_side=body.truncation_side or "left",
+            cache_salt=self._cache_salt(body, exchange),
+            priority=body.priority,
+            tenant=exchange.access.tenant,
+            parsing=parsing,
+            budget=None if parsing is None else read_budget(body.thinking_token_budget, parsing),
+            beams=beam_options(body, card, self.settings),
+            deadline_s=now_s() + self.settings.request_timeout_s,
+            on_prepared=exchange.hand_on,
+        )
+
+    def _cache_salt(self, body: SamplingFields, exchange: Exchange) -> str | None:
+        if not self.settings.separate_prefix_caches:
+            return body.cache_salt
+        return f"{exchange.access.tenant.name}:{body.cache_salt or ''}"
+
+
+def _most_prompt_tokens(
+    body: SamplingFields, card: ModelCard, max_tokens: int | None
+) -> int | None:
+    """-1 keeps as many as leave room for the answer, which is at least one token."""
+    if body.truncate_prompt_tokens != -1:
+        return body.truncate_prompt_tokens
+    return max(1, card.max_model_len - (max_tokens or 1))
+
+
+def head_of(body: SamplingFields, exchange: Exchange, card: ModelCard) -> Head:
+    """What the response begins with; there is one tier of service."""
+    tier = "default" if body.service_tier is not None else None
+    return Head(exchange.request_id, int(wall_s()), card.name, tier)
+
+
+def text_options(
+    body: SamplingFields, *, drops_output: bool = False, shows_special: bool = False
+) -> TextOptions:
+    """How the text is to be made. `shows_special`: whatever the body says, for a parser."""
+    return TextOptions(
+        stops=StopStrings(body.stops) if body.stops else None,
+        include_stop=body.include_stop_str_in_output,
+        skip_special_tokens=body.skip_special_tokens and not shows_special,
+        spaces_between_special_tokens=body.spaces_between_special_tokens,
+        min_tokens=body.min_tokens,
+        stream_interval=body.stream_interval or 1,
+        drops_output=drops_output,
+    )
+
+
+def chunk_options(body: SamplingFields, logprobs: bool, defaults: AnswerSettings) -> ChunkOptions:
+    """What is to be told besides text."""
+    told = body.stream_options or StreamOptions()
+    has_usage = told.include_usage or defaults.force_include_usage
+    return ChunkOptions(
+        logprobs=logprobs,
+        token_ids=bool(body.return_token_ids),
+        usage=has_usage,
+        running_usage=has_usage and told.continuous_usage_stats,
+    )
+
+
+def shows_tokens_as_ids(body: SamplingFields, defaults: AnswerSettings) -> bool:
+    """Whether logprobs name tokens by their ids."""
+    asked = body.return_tokens_as_token_ids
+    return defaults.return_tokens_as_token_ids if asked is None else asked

@@ -1,0 +1,92 @@
+"""POST /tokenize and /detokenize."""
+
+from collections.abc import Sequence
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from tokenmesh.services.gateway.context import exchange_of
+from tokenmesh.services.gateway.document.bodies import body_schema
+from tokenmesh.services.gateway.errors import json_response
+from tokenmesh.services.gateway.gateway import Gateway
+from tokenmesh.services.gateway.generation.inline_media import move_inline_media
+from tokenmesh.services.gateway.http.body import read_json
+from tokenmesh.services.gateway.openai.shapes import DetokenizeResult, TokenizeResult
+from tokenmesh.services.gateway.openai.tokenize_request import DetokenizeRequest, TokenizeRequest
+from tokenmesh.shared import subjects
+from tokenmesh.shared.clock import now_s
+from tokenmesh.shared.errors import InvalidInput
+from tokenmesh.shared.messages import Detokenize, Detokenized, Tokenize
+from tokenmesh.shared.messages.tokenize import ChatPrompt, TextPrompt
+from tokenmesh.shared.tokens import pack_ids, unpack_ids
+
+
+def tokenize_router(gateway: Gateway) -> APIRouter:
+    """The routes."""
+    router = APIRouter(tags=["tokens"])
+    timeout_s = gateway.settings.tokenize_timeout_s
+
+    @router.post("/tokenize", openapi_extra=body_schema(TokenizeRequest))
+    async def tokenize(request: Request) -> Response:
+        """The ids of a prompt, or of a conversation as its template writes it."""
+        body = await read_json(request, TokenizeRequest, gateway.settings)
+        card = await gateway.catalog.find_soon(body.model)
+        exchange = exchange_of(request.scope)
+        if body.messages is not None:
+            await move_inline_media(body.messages, gateway.blobs, gateway.settings, exchange.access)
+        question = Tokenize(
+            request_id=exchange.request_id,
+            model=card.name,
+            tenant=exchange.access.tenant.name,
+            prompt=_prompt(body),
+            context_tokens=card.max_model_len,
+            return_token_strs=bool(body.return_token_strs),
+        )
+        answer = await gateway.calls.tokenize(question, now_s() + timeout_s)
+        ids = unpack_ids(answer.token_ids)
+        return json_response(TokenizeResult(len(ids), card.max_model_len, ids, answer.token_strs))
+
+    @router.post("/detokenize", openapi_extra=body_schema(DetokenizeRequest))
+    async def detokenize(request: Request) -> Response:
+        """The text of ids, special tokens included."""
+        body = await read_json(request, DetokenizeRequest, gateway.settings)
+        card = await gateway.catalog.find_soon(body.model)
+        exchange = exchange_of(request.scope)
+        _check_length(body.tokens, card.max_model_len)
+        question = Detokenize(
+            request_id=exchange.request_id,
+            model=card.name,
+            token_ids=pack_ids(body.tokens),
+            tenant=exchange.access.tenant.name,
+        )
+        subject, deadline_s = subjects.tokenize(card.name), now_s() + timeout_s
+        answer = await gateway.calls.ask(
+            subject, question, Detokenized, timeout_s=timeout_s, deadline_s=deadline_s
+        )
+        return json_response(DetokenizeResult(answer.text))
+
+    return router
+
+
+def _check_length(ids: Sequence[int], limit: int) -> None:
+    if len(ids) > limit:
+        raise InvalidInput(f"tokens holds {len(ids)} ids, the model takes {limit}", param="tokens")
+
+
+def _prompt(body: TokenizeRequest) -> TextPrompt | ChatPrompt:
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidInput("send either prompt or messages", param="prompt")
+    if body.prompt is not None:
+        special = body.add_special_tokens
+        return TextPrompt(text=body.prompt, add_special_tokens=special is not False)
+    kwargs = body.chat_template_kwargs
+    return ChatPrompt(
+        messages_json=msgspec.json.encode(body.messages),
+        tools_json=None if body.tools is None else msgspec.json.encode(body.tools),
+        template_kwargs_json=None if kwargs is None else msgspec.json.encode(kwargs),
+        chat_template=body.chat_template,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        add_special_tokens=bool(body.add_special_tokens),
+    )

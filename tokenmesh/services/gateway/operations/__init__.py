@@ -1,0 +1,1 @@
+"""For operators: traces, metrics, health, commands to workers and the console."""

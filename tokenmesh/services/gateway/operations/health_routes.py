@@ -1,0 +1,76 @@
+"""GET /health, /livez, /readyz, /metrics, /load, /version."""
+
+from fastapi import APIRouter, Depends
+from starlette.responses import Response
+
+import tokenmesh
+from tokenmesh.services.gateway.errors import json_response
+from tokenmesh.services.gateway.gateway import Gateway
+from tokenmesh.services.gateway.tenancy.auth import require_admin
+from tokenmesh.shared.membership import Member
+from tokenmesh.shared.metrics.registry import CONTENT_TYPE
+
+_NEEDED: tuple[str, ...] = ("tokenizer", "scheduler", "worker")
+_RENDER_NEEDED = ("tokenizer",)
+_TOKENS_NEEDED = ("scheduler", "worker")
+
+
+def health_router(gateway: Gateway) -> APIRouter:
+    """The routes."""
+    router = APIRouter(tags=["operation"])
+
+    @router.get("/livez")
+    async def livez() -> Response:
+        """200 while the process answers at all."""
+        return Response()
+
+    @router.get("/health")
+    async def health() -> Response:
+        """200 while requests can be served; vLLM's name for /readyz."""
+        return readiness(gateway)
+
+    @router.get("/readyz")
+    async def readyz() -> Response:
+        """200 while a tokenizer, a scheduler and an awake worker live; else 503 and why not.
+
+        With --render-only a tokenizer is enough, with --tokens-only none is needed.
+        """
+        return readiness(gateway)
+
+    @router.get("/metrics", dependencies=[Depends(require_admin)])
+    async def metrics() -> Response:
+        """Metrics of this process and of the mesh's engines for Prometheus."""
+        return Response(await gateway.render_metrics(), media_type=CONTENT_TYPE)
+
+    @router.get("/load")
+    async def load() -> Response:
+        """HTTP requests that this gateway is answering now, this one left out."""
+        return json_response({"server_load": gateway.http_meters.num_open - 1})
+
+    @router.get("/version")
+    async def version() -> Response:
+        """Of TokenMesh."""
+        return json_response({"version": tokenmesh.__version__})
+
+    return router
+
+
+def readiness(gateway: Gateway) -> Response:
+    """200 while requests can be served, else 503 and why not."""
+    needed, settings = _NEEDED, gateway.settings
+    if settings.render_only or settings.tokens_only:
+        needed = _RENDER_NEEDED if settings.render_only else _TOKENS_NEEDED
+    missing = [service for service in needed if not gateway.members.service(service)]
+    if gateway.draining.is_set():
+        return json_response({"ready": False, "draining": True}, 503)
+    if missing:
+        return json_response({"ready": False, "missing": missing}, 503)
+    if "worker" in needed and not any(
+        _is_awake(member) for member in gateway.members.service("worker")
+    ):
+        return json_response({"ready": False, "asleep": True}, 503)
+    return json_response({"ready": True, "gateway": gateway.id})
+
+
+def _is_awake(member: Member) -> bool:
+    return member.beat.load is None or member.beat.load.sleep_level == 0

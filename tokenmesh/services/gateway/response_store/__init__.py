@@ -1,1 +1,0 @@
-"""What makes responses durable: their logs, who writes them, who takes over, who reads them."""

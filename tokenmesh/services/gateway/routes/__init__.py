@@ -1,1 +1,0 @@
-"""HTTP routes: thin; each reads, asks the gateway, and shapes the answer."""

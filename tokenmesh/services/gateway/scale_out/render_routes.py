@@ -1,0 +1,125 @@
+"""POST .../render: what a base route would generate from, as bodies for /inference/v1/generate."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tokenmesh.services.gateway.anthropic.request import MessagesRequest
+from tokenmesh.services.gateway.anthropic.routes import fit_thinking, warn_unknown
+from tokenmesh.services.gateway.anthropic.translation import is_long, translate
+from tokenmesh.services.gateway.context import Exchange, exchange_of
+from tokenmesh.services.gateway.errors import json_response
+from tokenmesh.services.gateway.gateway import Gateway
+from tokenmesh.services.gateway.http.body import read_json
+from tokenmesh.services.gateway.http.off_loop import off_loop
+from tokenmesh.services.gateway.http.shortcut import Endpoint
+from tokenmesh.services.gateway.openai.chat_request import ChatRequest
+from tokenmesh.services.gateway.openai.completion_request import CompletionRequest
+from tokenmesh.services.gateway.openai.errors import NotSupported
+from tokenmesh.services.gateway.openai.sampling_fields import SamplingFields
+from tokenmesh.services.gateway.responses.draft import draft
+from tokenmesh.services.gateway.responses.request import ResponsesRequest
+from tokenmesh.services.gateway.scale_out.rendering import Rendering, refuse_not_rendered
+from tokenmesh.services.gateway.scale_out.shapes import RenderedRequest
+from tokenmesh.shared.errors import TokenMeshError
+from tokenmesh.shared.ids import new_response_id
+from tokenmesh.shared.telemetry import span
+
+CHAT: Final = "/v1/chat/completions/render"
+COMPLETION: Final = "/v1/completions/render"
+MESSAGES: Final = "/v1/messages/render"
+RESPONSES: Final = "/v1/responses/render"
+
+
+def render_endpoints(gateway: Gateway) -> dict[str, Endpoint]:
+    """The routes' functions by path."""
+    renderer = _Renderer(gateway)
+    return {
+        CHAT: renderer.chat,
+        COMPLETION: renderer.completion,
+        MESSAGES: renderer.message,
+        RESPONSES: renderer.response,
+    }
+
+
+class _Renderer:
+    """The same intake as the base routes', with models that only a tokenizer knows."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._settings = gateway.settings
+        self._intake = gateway.scale_out.intake
+
+    async def chat(self, request: Request) -> Response:
+        """The token ids and sampling parameters of a conversation."""
+        exchange = exchange_of(request.scope)
+        with span("validate"):
+            body = await read_json(request, ChatRequest, self._settings)
+            rendering = await self._chat(body, exchange)
+        return json_response((await self._requests(rendering))[0])
+
+    async def completion(self, request: Request) -> Response:
+        """The token ids and sampling parameters of each prompt, as a list."""
+        exchange = exchange_of(request.scope)
+        with span("validate"):
+            body = await read_json(request, CompletionRequest, self._settings)
+            refuse_not_rendered(body)
+            transfer = _take_transfer(body)
+            ask = await self._intake.completion(body, exchange)
+            await exchange.widen(len(ask.jobs), 1)
+        return json_response(await self._requests(Rendering(body, ask, transfer)))
+
+    async def message(self, request: Request) -> Response:
+        """The token ids and sampling parameters of a conversation in Anthropic's shapes."""
+        exchange = exchange_of(request.scope)
+        with span("validate"):
+            body = await read_json(request, MessagesRequest, self._settings)
+            warn_unknown(body, exchange)
+            translation = await off_loop(is_long(body), translate, body)
+            await fit_thinking(
+                self._gateway.scale_out.catalog,
+                self._gateway.vocabularies,
+                translation.body,
+                exchange,
+            )
+        try:
+            rendering = await self._chat(translation.body, exchange)
+            return json_response((await self._requests(rendering))[0])
+        except TokenMeshError as error:
+            raise translation.places.rename(error) from None
+
+    async def response(self, request: Request) -> Response:
+        """The token ids and sampling parameters of a response's input."""
+        exchange = exchange_of(request.scope)
+        with span("validate"):
+            body = await read_json(request, ResponsesRequest, self._settings)
+            if body.previous_response_id is not None:
+                raise NotSupported(
+                    "previous_response_id is not supported by the stateless render endpoint",
+                    param="previous_response_id",
+                )
+            transfer, body.kv_transfer_params = body.kv_transfer_params, None
+            made = await draft(self._intake, body, exchange, new_response_id())
+        try:
+            rendering = Rendering(made.translation.chat, made.ask, transfer)
+            return json_response((await self._requests(rendering))[0])
+        except TokenMeshError as error:
+            raise made.translation.places.rename(error) from None
+
+    async def _chat(self, body: ChatRequest, exchange: Exchange) -> Rendering:
+        refuse_not_rendered(body)
+        transfer = _take_transfer(body)
+        return Rendering(body, await self._intake.chat(body, exchange), transfer)
+
+    async def _requests(self, rendering: Rendering) -> Sequence[RenderedRequest]:
+        ask = rendering.ask
+        prompts = await self._gateway.scale_out.tokenize(ask)
+        return [rendering.request(*pair) for pair in zip(ask.jobs, prompts, strict=True)]
+
+
+def _take_transfer(body: SamplingFields) -> dict[str, Any] | None:
+    """The kv_transfer_params of a body: handed through, since workers do not read them."""
+    transfer, body.kv_transfer_params = body.kv_transfer_params, None
+    return transfer

@@ -1,0 +1,100 @@
+"""AdmittedRoutes: every route counts against its tenant's limits, except those named here.
+
+A route that is added is limited without further code: it cannot be forgotten.
+"""
+
+import re
+from collections.abc import Container
+from typing import Final
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tokenmesh.services.gateway.context import exchange_of
+from tokenmesh.services.gateway.errors import error_response, log_error
+from tokenmesh.services.gateway.http.body_budget import Body, BodyBudget
+from tokenmesh.services.gateway.tenancy.admission import Admission
+from tokenmesh.shared.errors import TokenMeshError
+
+_PROBES: Final = ("health", "livez", "readyz", "load", "version", "metrics", "mesh", "server_info")
+_PAGES: Final = ("console", "docs", "docs/[^/]+", "redoc", r"openapi\.json")
+_FACTS: Final = (
+    "traces",
+    "traces/[^/]+",
+    "v1/models",
+    "v1/models/.+",
+    "v1/usage",
+    "v1/usage/[^/]+",
+)
+_KEPT: Final = ("v1/files/[^/]+", "v1/responses/[^/]+", "v1/responses/[^/]+/input_items")
+"""Objects of a tenant: their creation has counted, and clients poll them."""
+_FOR_ADMINS: Final = ("mesh/[^/]+/drain", "sleep", "wake_up", "start_profile", "stop_profile")
+
+
+def _any_of(*paths: str) -> re.Pattern[str]:
+    return re.compile(f"/(?:{'|'.join(paths)})")
+
+
+_EXEMPT: Final = {
+    "GET": _any_of(*_PROBES, *_PAGES, *_FACTS, *_KEPT, "is_sleeping"),
+    "DELETE": _any_of(*_KEPT[:2]),
+    # Ending a response frees what the tenant's other requests wait for.
+    "POST": _any_of(*_FOR_ADMINS, "v1/responses/[^/]+/cancel", "inference/v1/abort_requests"),
+    # Answered without a route.
+    "OPTIONS": re.compile(".*", re.DOTALL),
+}
+
+
+def is_exempt(method: str, path: str) -> bool:
+    """Whether a request takes no part in its tenant's limits."""
+    exempt = _EXEMPT.get(method)
+    return exempt is not None and exempt.fullmatch(path) is not None
+
+
+class AdmittedRoutes:
+    """ASGI middleware, inside the edge. A request is admitted before its body is read.
+
+    What it lets in of bodies is bounded, by the tenants' requests and by the gateway's memory.
+
+    A websocket counts as one request when it is opened; its responses count by themselves.
+    """
+
+    def __init__(
+        self, app: ASGIApp, admission: Admission, bodies: BodyBudget, named: Container[str]
+    ) -> None:
+        """`named`: paths that metrics know by their own names, also when they are refused."""
+        self._app = app
+        self._admission = admission
+        self._bodies = bodies
+        self._named = named
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] not in ("http", "websocket") or (
+            scope["type"] == "http" and is_exempt(scope["method"], scope["path"])
+        ):
+            await self._app(scope, receive, send)
+            return
+        exchange = exchange_of(scope)
+        if scope["path"] in self._named:
+            exchange.route = scope["path"]
+        try:
+            exchange.lease = await self._admission.admit(exchange)
+        except TokenMeshError as error:
+            log_error(error)
+            await error_response(error, scope)(scope, receive, send)
+            return
+        try:
+            if scope["type"] == "websocket":
+                exchange.release()
+            else:
+                receive = self._bounded(scope, receive)
+            await self._app(scope, receive, send)
+        finally:
+            exchange.release()
+            exchange.hand_on()
+
+    def _bounded(self, scope: Scope, receive: Receive) -> Receive:
+        exchange = exchange_of(scope)
+        told = dict(scope["headers"]).get(b"content-length", b"").decode("latin-1")
+        exchange.body = Body(self._bodies, exchange.access.tenant.name, told, receive)
+        return exchange.body.receive

@@ -1,1 +1,0 @@
-"""Tensors that clients send: files of torch and of safetensors, read without running anything."""
