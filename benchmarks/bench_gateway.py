@@ -26,11 +26,11 @@ from tokenmesh.shared.ids import GatewayId, InstanceId, ModelName, WorkerId
 from tokenmesh.shared.membership import Members, MembershipView
 from tokenmesh.shared.messages import (
     Accepted,
-    Beat,
     Describe,
     Described,
     Done,
     Generate,
+    Heartbeat,
     Message,
     Placed,
     ReadTokenizer,
@@ -135,7 +135,7 @@ def one_worker() -> Members:
     """A membership that a single worker keeps for ever."""
     view = MembershipView(4, 10)
     card = ModelCard(name=MODEL, max_model_len=10**6, vocab_size=len(LETTERS))
-    alive = Beat(
+    alive = Heartbeat(
         service="worker",
         instance_id=InstanceId(WORKER),
         epoch=1,

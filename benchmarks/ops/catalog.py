@@ -18,7 +18,7 @@ from benchmarks.ops.elementwise import (
 from benchmarks.ops.linear import linear_work
 from benchmarks.ops.moe import moe_work
 from benchmarks.ops.work import Dimensions, Work, size_of
-from tokenmesh.kernels.specimen import Specimen
+from tokenmesh.kernels.specimen import KernelCase
 
 MakeWork = Callable[[Batch, Dimensions, torch.dtype, torch.device], Work]
 
@@ -43,7 +43,7 @@ def specimen_works(op: str, dtype: torch.dtype, device: torch.device) -> Iterato
             yield specimen.name, _work(specimen, dtype, device)
 
 
-def _work(specimen: Specimen, dtype: torch.dtype, device: torch.device) -> Work:
+def _work(specimen: KernelCase, dtype: torch.dtype, device: torch.device) -> Work:
     generator = torch.Generator(device).manual_seed(0)
     inputs = specimen.make(dtype, device, generator)
     fresh = specimen.make(dtype, device, generator.manual_seed(0))

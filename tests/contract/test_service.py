@@ -31,7 +31,7 @@ from tokenmesh.shared.errors import (
     Unavailable,
 )
 from tokenmesh.shared.ids import InstanceId, ModelName, WorkerId
-from tokenmesh.shared.messages import Accepted, Beat, Done, Ping
+from tokenmesh.shared.messages import Accepted, Done, Heartbeat, Ping
 from tokenmesh.shared.messages.beat import ModelCard, WorkerLoad
 from tokenmesh.shared.service import Mesh, exit_codes, serve
 from tokenmesh.shared.service.stops import StopSignals
@@ -114,12 +114,12 @@ async def running(settings: Settings, name: str = "worker") -> AsyncIterator[Run
         await service.exit_code()
 
 
-async def collect_beats(bus: MessageBus) -> list[Beat]:
+async def collect_beats(bus: MessageBus) -> list[Heartbeat]:
     """Beats of the service under test, as they arrive."""
-    beats: list[Beat] = []
+    beats: list[Heartbeat] = []
 
     async def receiver(envelope: Envelope) -> None:
-        if isinstance(envelope.message, Beat) and envelope.message.instance_id == INSTANCE:
+        if isinstance(envelope.message, Heartbeat) and envelope.message.instance_id == INSTANCE:
             beats.append(envelope.message)
 
     await bus.subscribe(subjects.ALL_BEATS, receiver)
@@ -157,7 +157,7 @@ async def test_members_appear_and_disappear(bus: MessageBus, settings: Settings)
     async with running(settings, "scheduler") as service:
         mesh = await service.ready()
         await until(lambda: mesh.members.workers(CARD.name))
-        stranger = Beat(
+        stranger = Heartbeat(
             service="worker",
             instance_id=InstanceId("worker-other"),
             epoch=1,
@@ -186,7 +186,7 @@ async def test_nobody_hears_beats_that_are_nothing_to_him(
     async with running(settings, name) as service:
         mesh = await service.ready()
         for stranger in ("worker", "gateway"):
-            beat = Beat(
+            beat = Heartbeat(
                 service=stranger,
                 instance_id=InstanceId(f"{stranger}-other"),
                 epoch=1,

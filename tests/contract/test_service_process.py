@@ -12,7 +12,7 @@ from tests.servers import Server
 from tokenmesh.shared import subjects
 from tokenmesh.shared.bus.base import Envelope
 from tokenmesh.shared.bus.message_bus import MessageBus
-from tokenmesh.shared.messages import Beat
+from tokenmesh.shared.messages import Heartbeat
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,12 +49,12 @@ def settings_json(nats_server: Server, redis_server: Server) -> str:
 
 
 @pytest.fixture
-async def beats(bus: MessageBus) -> "asyncio.Queue[Beat]":
+async def beats(bus: MessageBus) -> "asyncio.Queue[Heartbeat]":
     """Every beat on the bus."""
-    queue: asyncio.Queue[Beat] = asyncio.Queue()
+    queue: asyncio.Queue[Heartbeat] = asyncio.Queue()
 
     async def receiver(envelope: Envelope) -> None:
-        assert isinstance(envelope.message, Beat)
+        assert isinstance(envelope.message, Heartbeat)
         queue.put_nowait(envelope.message)
 
     await bus.subscribe(subjects.ALL_BEATS, receiver)
@@ -83,7 +83,7 @@ async def finish(process: asyncio.subprocess.Process) -> tuple[int | None, str]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_signal_ends_a_process_cleanly(
-    beats: "asyncio.Queue[Beat]", settings_json: str, number: signal.Signals
+    beats: "asyncio.Queue[Heartbeat]", settings_json: str, number: signal.Signals
 ) -> None:
     process = await start(SERVICE, settings_json)
     async with asyncio.timeout(15):
@@ -98,7 +98,7 @@ async def test_signal_ends_a_process_cleanly(
 
 
 async def test_process_leaves_when_its_parent_is_killed(
-    beats: "asyncio.Queue[Beat]", settings_json: str
+    beats: "asyncio.Queue[Heartbeat]", settings_json: str
 ) -> None:
     parent = await start(PARENT, SERVICE, settings_json)
     async with asyncio.timeout(15):

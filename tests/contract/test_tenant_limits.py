@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.servers import Server, redis_settings_of
-from tokenmesh.services.gateway.context import Exchange
+from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.openai.shapes import usage_of
 from tokenmesh.services.gateway.tenancy.admission import Admission
-from tokenmesh.services.gateway.tenancy.batch import Tokens
+from tokenmesh.services.gateway.tenancy.batch import TokenCounts
 from tokenmesh.services.gateway.tenancy.buckets import Buckets
 from tokenmesh.services.gateway.tenancy.keys import expiry_key, open_key, state_key, usage_key
 from tokenmesh.services.gateway.tenancy.ledger import Ledger
@@ -46,8 +46,8 @@ def admission_of(redis: Redis | None, **settings: Any) -> Admission:
     return Admission(name, redis, TenancySettings(**settings), Metrics())
 
 
-def exchange_of(tenant: Tenant) -> Exchange:
-    return Exchange(RequestId("r"), True, monotonic_s(), Access(tenant))
+def exchange_of(tenant: Tenant) -> RequestContext:
+    return RequestContext(RequestId("r"), True, monotonic_s(), Access(tenant))
 
 
 async def usage_of_tenant(redis: Redis, tenant: Tenant) -> dict[bytes, int]:
@@ -176,7 +176,7 @@ async def test_every_charge_counts_once_whatever_answers_are_lost(redis: Redis) 
         scripts: Any = _Forgetful(redis, losses)
         ledger = Ledger(secrets.token_hex(4), scripts, TenancySettings(), Metrics())
         for prompt, completion in charges:
-            ledger.charge(tenant, month_of(now_s()), "m", Tokens(1, prompt, 0, completion))
+            ledger.charge(tenant, month_of(now_s()), "m", TokenCounts(1, prompt, 0, completion))
             if prompt % 2:
                 try:
                     await ledger.flush()
@@ -200,13 +200,13 @@ async def test_what_has_a_name_counts_once_whichever_gateways_charge_it(redis: R
     owner.charge(tenant, "m", [usage_of(1, 1, 0, None)])
     assert owner.waits("resp_1")
     waiting = asyncio.create_task(owner.told("resp_1"))
-    await heir.charge_for_another(tenant, "m", Tokens(1, 7, 0, 3), "resp_1")
+    await heir.charge_for_another(tenant, "m", TokenCounts(1, 7, 0, 3), "resp_1")
     assert not waiting.done()
     await owner.settle()
     async with asyncio.timeout(5):
         await waiting
-    await heir.charge_for_another(tenant, "m", Tokens(1, 7, 0, 3), "resp_1")
-    await heir.charge_for_another(tenant, "m", Tokens(1, 50, 0, 0), "resp_2")
+    await heir.charge_for_another(tenant, "m", TokenCounts(1, 7, 0, 3), "resp_1")
+    await heir.charge_for_another(tenant, "m", TokenCounts(1, 50, 0, 0), "resp_2")
     counted = await usage_of_tenant(redis, tenant)
     assert (counted[b"tokens"], counted[b"requests:m"]) == (62, 3)
 

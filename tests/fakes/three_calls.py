@@ -8,7 +8,7 @@ import httpx
 from tests.fakes.back_end import MAX_MODEL_LEN, BackEnd, eos_id, fake_tokenizer
 from tokenmesh.shared import subjects
 from tokenmesh.shared.ids import new_instance_id
-from tokenmesh.shared.messages import Beat
+from tokenmesh.shared.messages import Heartbeat
 from tokenmesh.shared.messages.beat import ModelCard
 
 CHAT = "/v1/chat/completions"
@@ -25,7 +25,7 @@ async def announce_tokenizer(mesh: BackEnd) -> None:
         vocab_size=fake_tokenizer().get_vocab_size(),
         eos_token_ids=[eos_id()],
     )
-    beat = Beat(
+    beat = Heartbeat(
         service="tokenizer",
         instance_id=name,
         epoch=1,

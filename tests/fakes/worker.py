@@ -10,11 +10,11 @@ from tokenmesh.shared.errors import Overloaded
 from tokenmesh.shared.ids import WorkerId, new_epoch
 from tokenmesh.shared.messages import (
     Accepted,
-    Beat,
     Cancel,
     Done,
     Failed,
     Generate,
+    Heartbeat,
     Message,
     Ping,
     Refused,
@@ -266,7 +266,7 @@ class FakeWorker:
         sequence = 0
         while True:
             sequence += 1
-            message = Beat(
+            message = Heartbeat(
                 service="worker",
                 instance_id=self.id,  # type: ignore[arg-type]
                 epoch=self.epoch,

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from tokenmesh.services.worker_svc.actor import Identity, Surroundings, WorkerActor
+from tokenmesh.services.worker_svc.actor import Identity, WorkerActor, WorkerContext
 from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.sim import (
     SimRunner,
@@ -169,7 +169,7 @@ async def running_rig(bus: MessageBus, blobs: Blobs) -> AsyncIterator[Rig]:
     metrics = Metrics()
     alive = {GATEWAY}
     left: list[bool] = []
-    around = Surroundings(
+    around = WorkerContext(
         bus, blobs, metrics, alive.__contains__, lambda: left.append(True), no_beat
     )
     host = EngineThread(Engine(runner, SETTINGS), SETTINGS)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.fakes.back_end import BackEnd, ignore_generate
 from tests.servers import Server, bus_settings_of
-from tokenmesh.services.gateway.mesh.session import State
+from tokenmesh.services.gateway.mesh.session import SessionState
 from tokenmesh.shared.config.redis import RedisSettings
 
 IDS = [5] * 200
@@ -38,7 +38,7 @@ async def test_streams_stay_where_they_are_while_nats_stands_still(
             answer = await asking
         assert answer.json()["choices"][0]["token_ids"] == IDS
         assert stream.session.attempt == 0
-        assert stream.session.state is State.ENDED
+        assert stream.session.state is SessionState.ENDED
         assert [len(each.generates) for each in mesh.workers] == [1, 0]
 
 

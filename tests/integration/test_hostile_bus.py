@@ -14,7 +14,7 @@ from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.redis import RedisSettings
 from tokenmesh.shared.ids import GatewayId, InstanceId, WorkerId
-from tokenmesh.shared.messages import Beat, Ping, Tokens
+from tokenmesh.shared.messages import Heartbeat, Ping, Tokens
 from tokenmesh.shared.messages.tokens import Delta
 
 
@@ -65,7 +65,7 @@ async def test_well_formed_nonsense_reaches_nobody(mesh: SmallMesh, bus: Message
         forged = Tokens(WorkerId("worker-forged"), 7, 1, deltas)
         await bus.publish(subjects.gateway_tokens(gateway), forged)
         await bus.publish(subjects.gateway_tokens(gateway), Ping())
-    forged_beat = Beat(
+    forged_beat = Heartbeat(
         service="worker",
         instance_id=InstanceId(mesh.workers[0].instance_id),
         epoch=mesh.workers[0].epoch,

@@ -11,7 +11,7 @@ from tokenmesh.shared import subjects
 from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.redis import RedisSettings
 from tokenmesh.shared.ids import InstanceId
-from tokenmesh.shared.messages import Beat
+from tokenmesh.shared.messages import Heartbeat
 
 KEY = "secret"
 
@@ -48,7 +48,7 @@ async def test_every_process_is_shown_with_its_load(mesh: SmallMesh) -> None:
 
 
 async def test_a_process_of_another_protocol_is_shown_apart(mesh: SmallMesh) -> None:
-    beat = Beat(
+    beat = Heartbeat(
         service="worker",
         instance_id=InstanceId("worker-future"),
         epoch=1,

@@ -142,7 +142,7 @@ async def test_a_chat_is_told_its_prompt_as_text_and_its_tier(
 async def test_a_suffix_is_written_around_the_gap(
     mesh: BackEnd, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, prompt: Any
 ) -> None:
-    markers = fill_in.Markers("<|im_start|>", "<|im_end|>", "<|endoftext|>")
+    markers = fill_in.SuffixMarkers("<|im_start|>", "<|im_end|>", "<|endoftext|>")
     monkeypatch.setattr(fill_in, "FORMATS", (markers,))
     body = ask(mesh, PLAIN, suffix="return x", prompt=prompt)
     assert (await client.post(PLAIN, json=body)).status_code == 200

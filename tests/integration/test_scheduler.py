@@ -18,7 +18,7 @@ from tokenmesh.shared.config.scheduler import SchedulerSettings
 from tokenmesh.shared.errors import Asleep, Overloaded, Unavailable
 from tokenmesh.shared.ids import InstanceId, ModelName, RequestId
 from tokenmesh.shared.membership import Members, MembershipView
-from tokenmesh.shared.messages import Beat, Message, Place, Placed, Queued
+from tokenmesh.shared.messages import Heartbeat, Message, Place, Placed, Queued
 from tokenmesh.shared.messages.beat import ModelCard, WorkerLoad
 from tokenmesh.shared.metrics import Metrics
 
@@ -37,7 +37,7 @@ class Desks:
     async def beat(self, *, running: int, name: str = "w1", sleep_level: int = 0) -> None:
         self.sequence += 1
         card = ModelCard(name=MODEL, max_model_len=128, vocab_size=10)
-        beat = Beat(
+        beat = Heartbeat(
             service="worker",
             instance_id=InstanceId(name),
             epoch=3,

@@ -8,7 +8,7 @@ import pytest
 
 from tests.fakes.back_end import FakeTokenizer
 from tests.fakes.service_mesh import running
-from tokenmesh.services.gateway.mesh.calls import Calls
+from tokenmesh.services.gateway.mesh.calls import ServiceCalls
 from tokenmesh.services.gateway.mesh.held_prompts import HeldPrompts
 from tokenmesh.services.gateway.mesh.replicas import Replicas
 from tokenmesh.shared import subjects
@@ -64,9 +64,9 @@ async def freeze_one(bus: MessageBus, subject: str, queue: str) -> None:
     await bus.flush()
 
 
-def calls_of(bus: MessageBus, members: Members) -> Calls:
+def calls_of(bus: MessageBus, members: Members) -> ServiceCalls:
     other = Replicas(members).freshest
-    return Calls(
+    return ServiceCalls(
         bus,
         GatewaySettings(second_ask_s=0.05),
         other,
@@ -169,7 +169,7 @@ async def test_a_replica_that_is_gone_is_asked_only_once(
     async with running("scheduler", settings, build):
         await freeze_one(bus, subject, subjects.SCHEDULER_QUEUE)
         limits = GatewaySettings(second_ask_s=0.05, call_attempts=24, place_idle_s=0.1)
-        calls = Calls(bus, limits, gone, left_out=list, prompts=HeldPrompts(bus, GATEWAY))
+        calls = ServiceCalls(bus, limits, gone, left_out=list, prompts=HeldPrompts(bus, GATEWAY))
         place = Place(request_id=RequestId("r"), model=model, num_tokens=1, max_tokens=1)
         async with asyncio.timeout(15):
             for _ in range(8):
@@ -216,7 +216,7 @@ async def test_a_hole_without_any_scheduler_is_waited_out(
 
 async def test_the_wait_for_somebody_has_an_end(bus: MessageBus, members: Members) -> None:
     limits = GatewaySettings(service_wait_s=0.4, retry_pause_max_s=0.1)
-    calls = Calls(
+    calls = ServiceCalls(
         bus, limits, Replicas(members).freshest, left_out=list, prompts=HeldPrompts(bus, GATEWAY)
     )
     place = Place(request_id=RequestId("r"), model=ModelName("none"), num_tokens=1, max_tokens=1)

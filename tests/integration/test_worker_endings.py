@@ -20,7 +20,7 @@ from tests.fakes.worker_rig import (
     running_rig,
 )
 from tokenmesh.services.worker_svc import entrance
-from tokenmesh.services.worker_svc.actor import Identity, Surroundings, WorkerActor
+from tokenmesh.services.worker_svc.actor import Identity, WorkerActor, WorkerContext
 from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.plan import StepPlan, StepResult
 from tokenmesh.services.worker_svc.engine.sim import SimLaunch, SimRunner
@@ -113,7 +113,7 @@ async def test_an_engine_that_keeps_failing_ends_the_service_and_every_stream(
 ) -> None:
     runner = BrokenRunner(VOCABULARY, SETTINGS, Brakes())
     loaded = SimModel(runner, 512, VOCABULARY.size, frozenset())
-    around = Surroundings(bus, blobs, Metrics(), lambda _: True, lambda: None, no_beat)
+    around = WorkerContext(bus, blobs, Metrics(), lambda _: True, lambda: None, no_beat)
     host = EngineThread(Engine(runner, SETTINGS), SETTINGS)
     actor = WorkerActor(Identity(WORKER, EPOCH, (MODEL,)), SETTINGS, loaded, host, around)
     fatal = asyncio.Event()
@@ -141,7 +141,7 @@ async def test_a_step_that_never_ends_ends_the_service(bus: MessageBus, blobs: B
     hasty = SETTINGS.model_copy(update={"max_step_s": 0.1, "engine_check_s": 0.02})
     runner = SimRunner(VOCABULARY, hasty, brakes)
     loaded = SimModel(runner, 512, VOCABULARY.size, frozenset())
-    around = Surroundings(bus, blobs, Metrics(), lambda _: True, lambda: None, no_beat)
+    around = WorkerContext(bus, blobs, Metrics(), lambda _: True, lambda: None, no_beat)
     host = EngineThread(Engine(runner, hasty), hasty)
     actor = WorkerActor(Identity(WORKER, EPOCH, (MODEL,)), hasty, loaded, host, around)
     fatal: asyncio.Queue[str] = asyncio.Queue()

@@ -12,7 +12,7 @@ from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.redis import RedisSettings
 from tokenmesh.shared.ids import ModelName, WorkerId
-from tokenmesh.shared.messages import Beat, Done, Drain
+from tokenmesh.shared.messages import Done, Drain, Heartbeat
 
 MODEL = ModelName("process-of-test")
 
@@ -55,7 +55,7 @@ async def test_a_simulated_worker_has_no_torch_and_leaves_after_drain(
     found: asyncio.Future[WorkerId] = asyncio.get_running_loop().create_future()
 
     async def see(envelope: Envelope) -> None:
-        assert isinstance(envelope.message, Beat)
+        assert isinstance(envelope.message, Heartbeat)
         names = [card.name for card in envelope.message.models]
         if names == [MODEL] and not found.done():
             found.set_result(WorkerId(envelope.message.instance_id))

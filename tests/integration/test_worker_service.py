@@ -19,7 +19,7 @@ from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.config.redis import RedisSettings
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.ids import GatewayId, ModelName, RequestId, WorkerId, new_instance_id
-from tokenmesh.shared.messages import Accepted, Beat, Generate, Tokens
+from tokenmesh.shared.messages import Accepted, Generate, Heartbeat, Tokens
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.messages.tokens import Delta
 from tokenmesh.shared.service import serve
@@ -120,7 +120,7 @@ async def test_a_stopped_worker_says_goodbye_and_exits_with_0(
 
     async def see(envelope: Envelope) -> None:
         beat = envelope.message
-        assert isinstance(beat, Beat)
+        assert isinstance(beat, Heartbeat)
         if [card.name for card in beat.models] == ["sim"]:
             stops.stop("test")
             if beat.leaving:

@@ -4,7 +4,7 @@ import torch
 
 from tests.kernels.discovery import specimen_named
 from tests.kernels.guarded import Guarded, GuardedMemory
-from tokenmesh.kernels.specimen import Inputs, Specimen
+from tokenmesh.kernels.specimen import Inputs, KernelCase
 
 
 def check_named(op: str, name: str, dtype: torch.dtype, device: str) -> None:
@@ -12,7 +12,7 @@ def check_named(op: str, name: str, dtype: torch.dtype, device: str) -> None:
     check(specimen_named(op, name), dtype, device)
 
 
-def check(specimen: Specimen, dtype: torch.dtype, device: str) -> None:
+def check(specimen: KernelCase, dtype: torch.dtype, device: str) -> None:
     """Run the specimen; AssertionError when it is wrong anywhere or writes where it may not."""
     expected = specimen.reference(inputs_of(specimen, dtype, device))
     guarded = Guarded(inputs_of(specimen, dtype, device))
@@ -25,7 +25,7 @@ def check(specimen: Specimen, dtype: torch.dtype, device: str) -> None:
     memory.assert_untouched()
 
 
-def inputs_of(specimen: Specimen, dtype: torch.dtype, device: str) -> Inputs:
+def inputs_of(specimen: KernelCase, dtype: torch.dtype, device: str) -> Inputs:
     """The same at each call."""
     where = torch.device(device)
     return specimen.make(dtype, where, torch.Generator(where).manual_seed(0))

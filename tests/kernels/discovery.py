@@ -14,7 +14,7 @@ from typing import Final
 import torch
 
 import tokenmesh.kernels
-from tokenmesh.kernels.specimen import Compilation, Specimen
+from tokenmesh.kernels.specimen import Compilation, KernelCase
 
 BROKEN: Final = "import"
 
@@ -33,9 +33,9 @@ def triton_module(op: str) -> ModuleType:
     return importlib.import_module(f"tokenmesh.kernels.{op}.triton")
 
 
-def specimen_named(op: str, name: str) -> Specimen:
+def specimen_named(op: str, name: str) -> KernelCase:
     """One specimen; ValueError unless exactly one has the name."""
-    specimens: list[Specimen] = triton_module(op).specimens()
+    specimens: list[KernelCase] = triton_module(op).specimens()
     (specimen,) = [each for each in specimens if each.name == name]
     return specimen
 
@@ -51,7 +51,7 @@ def specimen_cases(dtypes: tuple[torch.dtype, ...]) -> Iterator[tuple[str, str, 
     """(op, specimen, dtype) for each of these dtypes that the specimen has a tolerance for."""
     for op in ops():
         try:
-            specimens: list[Specimen] = triton_module(op).specimens()
+            specimens: list[KernelCase] = triton_module(op).specimens()
         except Exception:
             yield op, BROKEN, dtypes[0]
             continue

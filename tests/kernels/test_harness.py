@@ -14,10 +14,10 @@ from tests.kernels.interpreter import Interpreter
 from tests.kernels.sass import compile_for_hopper
 from tokenmesh.kernels import silu_mul
 from tokenmesh.kernels.dispatch import interpreted_on_cpu, uses_triton
-from tokenmesh.kernels.specimen import EXACT, Inputs, Outputs, Specimen
+from tokenmesh.kernels.specimen import EXACT, Inputs, KernelCase, Outputs
 
 
-def doubling(run: Callable[[Inputs], Outputs]) -> Specimen:
+def doubling(run: Callable[[Inputs], Outputs]) -> KernelCase:
     """out = 2 * x over padded rows of 5 in 8, and y stays as it is."""
 
     def make(dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> Inputs:
@@ -25,7 +25,7 @@ def doubling(run: Callable[[Inputs], Outputs]) -> Specimen:
         out = torch.zeros((3, 8), dtype=dtype, device=device)
         return {"x": wide[:, :5], "y": wide.sum(1), "out": out[:, :5], "eps": 0.5}
 
-    return Specimen("doubling", make, run, lambda a: {"out": 2 * a["x"]}, EXACT)
+    return KernelCase("doubling", make, run, lambda a: {"out": 2 * a["x"]}, EXACT)
 
 
 def correct(a: Inputs) -> Outputs:
@@ -108,7 +108,7 @@ def test_views_of_one_storage_stay_views_of_one_storage() -> None:
         both = a["left"].as_strided((3, 8), (8, 1))
         return {"sum": both.sum(1)}
 
-    specimen = Specimen(
+    specimen = KernelCase(
         "halves", make, run, lambda a: {"sum": torch.cat([a["left"], a["right"]], 1).sum(1)}, EXACT
     )
     check(specimen, torch.float32, "cpu")

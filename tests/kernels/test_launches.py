@@ -21,7 +21,7 @@ from tests.kernels.launches import Launches
 from tokenmesh.kernels.logprobs import logprobs
 from tokenmesh.kernels.moe import ExpertsSpec, experts
 from tokenmesh.kernels.paged_attention import DeviceRows, paged_attention
-from tokenmesh.kernels.specimen import Specimen
+from tokenmesh.kernels.specimen import KernelCase
 from tokenmesh.kernels.step_inputs import RowState
 from tokenmesh.services.worker_svc.engine.plan import NewRow
 from tokenmesh.services.worker_svc.runner.cuda.writes import apply_writes, pack_writes
@@ -44,7 +44,7 @@ def test_what_the_gpu_tests_do_can_be_done_on_a_device_of_its_own(op: str) -> No
         up_to_launches(specimen, torch.bfloat16 if is_narrow else torch.float32)
 
 
-def up_to_launches(specimen: Specimen, dtype: torch.dtype) -> None:
+def up_to_launches(specimen: KernelCase, dtype: torch.dtype) -> None:
     """As `check`, but that kernels do not run, so that numbers are not compared."""
     with patch.object(torch, "Generator", FarGenerator), FarDevice() as device, Launches():
         expected = specimen.reference(checks.inputs_of(specimen, dtype, "cuda"))

@@ -12,7 +12,7 @@ from tests.rounds import rounds
 from tests.simulation.network import Faults, Network
 from tests.simulation.virtual_time import EPOCH_S, VirtualClock, run_virtually, virtual_time
 from tests.simulation.world import CARD, VOCABULARY, Outcome, World, disturb
-from tokenmesh.services.gateway.generation.prompt_job import Job
+from tokenmesh.services.gateway.generation.prompt_job import PromptJob
 from tokenmesh.services.worker_svc.engine.sim import prompt_key, sim_token
 from tokenmesh.shared.config import Settings, load_settings
 from tokenmesh.shared.ids import RequestId
@@ -31,7 +31,7 @@ class Client:
     """One request and when it comes."""
 
     starts_s: float
-    job: Job
+    job: PromptJob
     prompt_ids: list[int]
     leaves_after_s: float | None
 
@@ -46,7 +46,7 @@ def make_client(number: int, dice: random.Random, *, may_leave: bool) -> Client:
     prompt_ids = [7] * dice.choice([1, 16, 40]) + [
         dice.randrange(3, 1000) for _ in range(dice.randrange(1, 60))
     ]
-    job = Job(
+    job = PromptJob(
         request_id=RequestId(f"r{number}"),
         card=CARD,
         prompt=IdsPrompt(token_ids=pack_ids(prompt_ids)),

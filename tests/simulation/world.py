@@ -10,9 +10,9 @@ from tests.simulation.network import Network, SimBus
 from tests.simulation.sim_host import SimHost
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.generation.inbox import Inbox
-from tokenmesh.services.gateway.generation.prompt_job import Job
+from tokenmesh.services.gateway.generation.prompt_job import PromptJob
 from tokenmesh.services.scheduler_svc.main import build as build_scheduler
-from tokenmesh.services.worker_svc.actor import Identity, Surroundings, WorkerActor
+from tokenmesh.services.worker_svc.actor import Identity, WorkerActor, WorkerContext
 from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.sim import SimRunner, SimVocabulary
 from tokenmesh.services.worker_svc.loaded import SimModel
@@ -129,7 +129,7 @@ class World:
             settings,
             loaded,
             host,
-            Surroundings(
+            WorkerContext(
                 bus=bus,
                 blobs=mesh.blobs,
                 metrics=mesh.metrics,
@@ -154,7 +154,7 @@ class World:
         worker.bus.kill()
         worker.host.kill()
 
-    async def ask(self, job: Job) -> Outcome:
+    async def ask(self, job: PromptJob) -> Outcome:
         """One client: reads until every choice has ended or the request has failed."""
         outcome = Outcome()
         inbox = Inbox(self.settings.gateway.max_buffered_tokens)

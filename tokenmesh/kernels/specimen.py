@@ -21,7 +21,7 @@ EXACT: Final[Mapping[torch.dtype, float]] = {torch.float32: 0.0}
 
 
 @dataclass(frozen=True, slots=True)
-class Specimen:
+class KernelCase:
     """One case of an op."""
 
     name: str

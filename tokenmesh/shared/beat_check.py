@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from tokenmesh.shared.errors import ProtocolError
-from tokenmesh.shared.messages import Beat
+from tokenmesh.shared.messages import Heartbeat
 from tokenmesh.shared.messages.beat import ModelCard, WorkerLoad
 from tokenmesh.shared.subjects import beat as beat_subject
 
@@ -17,14 +17,14 @@ _MAX_MODELS: Final = 256
 _MAX_NAME_CHARS: Final = 1024
 
 
-def check_beat(beat: Beat, subject: str) -> None:
+def check_beat(beat: Heartbeat, subject: str) -> None:
     """Raises ProtocolError for a beat that no process of ours would send on `subject`."""
     wrong = _wrong(beat, subject)
     if wrong is not None:
         raise ProtocolError(f"a beat of {beat.instance_id[:64]!r} with {wrong}")
 
 
-def _wrong(beat: Beat, subject: str) -> str | None:
+def _wrong(beat: Heartbeat, subject: str) -> str | None:
     if subject != beat_subject(beat.service, beat.instance_id):
         return "another sender than its subject names"
     if not 0 < beat.interval_s <= _MAX_INTERVAL_S:

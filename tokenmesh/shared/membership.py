@@ -14,7 +14,7 @@ from tokenmesh.shared.bus.base import Bus, Envelope, Subscription
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.errors import ProtocolError
 from tokenmesh.shared.ids import InstanceId, ModelName
-from tokenmesh.shared.messages import Beat
+from tokenmesh.shared.messages import Heartbeat
 from tokenmesh.shared.messages.beat import PROTOCOL
 from tokenmesh.shared.subjects import ALL_BEATS
 
@@ -27,11 +27,11 @@ _SHOWN_CHARS: Final = 64
 class Member:
     """One process as its last beat describes it."""
 
-    beat: Beat
+    beat: Heartbeat
     last_seen: float
     """By the clock that the view is given, not by the sender's."""
     deaf_s: float = 0.0
-    """How long the view had been deaf in all when it saw the process, see `Hearing`."""
+    """How long the view had been deaf in all when it saw the process, see `ListenGap`."""
 
 
 class MembershipView:
@@ -44,7 +44,7 @@ class MembershipView:
         self.ignored = 0
         """Beats that were older than what is known, or one process too many."""
 
-    def observe(self, beat: Beat, now: float, deaf_s: float = 0.0) -> None:
+    def observe(self, beat: Heartbeat, now: float, deaf_s: float = 0.0) -> None:
         """Take a beat: newer than the known one, or of another incarnation."""
         known = self._member_by_id.get(beat.instance_id)
         if known is None and len(self._member_by_id) >= self._max_members:
@@ -96,7 +96,7 @@ class MembershipView:
         ]
 
 
-class Hearing:
+class ListenGap:
     """How long we have been deaf: of a gap in which nobody at all was heard, all but `max_gap_s`.
 
     Somebody who was too busy to read, or cut off from the bus, has no reason to take everybody
@@ -125,9 +125,9 @@ class Foreigners:
     def __init__(self, limit: int = 64, memory_s: float = 60.0) -> None:
         self._limit = limit
         self._memory_s = memory_s
-        self._last: dict[InstanceId, tuple[Beat, float]] = {}
+        self._last: dict[InstanceId, tuple[Heartbeat, float]] = {}
 
-    def note(self, beat: Beat, now: float) -> bool:
+    def note(self, beat: Heartbeat, now: float) -> bool:
         """Whether it is one that was not known yet; false also when there are too many."""
         is_known = beat.instance_id in self._last
         if not is_known and len(self.all(now)) >= self._limit:
@@ -135,7 +135,7 @@ class Foreigners:
         self._last[beat.instance_id] = (beat, now)
         return not is_known
 
-    def all(self, now: float) -> list[Beat]:
+    def all(self, now: float) -> list[Heartbeat]:
         """The last beats of those heard of lately."""
         self._last = {
             name: (beat, at)
@@ -149,12 +149,12 @@ class Members:
     """A view kept current by the beats on the bus. Its clock is `monotonic_s`."""
 
     def __init__(self, view: MembershipView, max_gap_s: float = 0.5) -> None:
-        """`max_gap_s`: how much of a time without any beat counts, see `Hearing`."""
+        """`max_gap_s`: how much of a time without any beat counts, see `ListenGap`."""
         self.view = view
         self.foreign = Foreigners()
-        self._hearing = Hearing(max_gap_s, monotonic_s())
+        self._hearing = ListenGap(max_gap_s, monotonic_s())
         self._subscriptions: list[Subscription] = []
-        self.on_beat: Callable[[Beat], None] = _ignore
+        self.on_beat: Callable[[Heartbeat], None] = _ignore
         """Called after each beat was taken in; must be quick and must not raise."""
 
     async def start(self, bus: Bus, beats: Iterable[str] = (ALL_BEATS,)) -> None:
@@ -194,7 +194,7 @@ class Members:
     async def _on_beat(self, envelope: Envelope) -> None:
         """Raises ProtocolError, which the bus counts, for a beat that cannot be."""
         beat = envelope.message
-        if not isinstance(beat, Beat):
+        if not isinstance(beat, Heartbeat):
             raise ProtocolError(f"a {type(beat).__name__} instead of a beat")
         now = monotonic_s()
         if beat.protocol != PROTOCOL:
@@ -204,7 +204,7 @@ class Members:
         self.view.observe(beat, now, self._hearing.hear(now))
         self.on_beat(beat)
 
-    def _note_foreign(self, beat: Beat, now: float) -> None:
+    def _note_foreign(self, beat: Heartbeat, now: float) -> None:
         if self.foreign.note(beat, now):
             logger.warning(
                 "%s speaks protocol %d, this process %d: it is left out",
@@ -214,5 +214,5 @@ class Members:
             )
 
 
-def _ignore(_beat: Beat) -> None:
+def _ignore(_beat: Heartbeat) -> None:
     """Until somebody wants to know."""

@@ -13,7 +13,7 @@ from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import Conflict, ProtocolError, Unavailable
 from tokenmesh.shared.ids import InstanceId, ModelName, WorkerId
 from tokenmesh.shared.membership import Members, MembershipView
-from tokenmesh.shared.messages import Beat, Done, Sleep, Slept
+from tokenmesh.shared.messages import Done, Heartbeat, Sleep, Slept
 from tokenmesh.shared.messages.beat import ModelCard, WorkerLoad
 from tokenmesh.shared.subjects import worker_control
 
@@ -44,7 +44,7 @@ class Fleet:
 
     def beat(self, name: str, level: int = 0, *, draining: bool = False) -> None:
         self._sequence += 1
-        beat = Beat(
+        beat = Heartbeat(
             service="worker",
             instance_id=InstanceId(name),
             epoch=1,

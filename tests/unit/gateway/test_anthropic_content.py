@@ -15,9 +15,9 @@ from pydantic import TypeAdapter
 from tokenmesh.services.gateway.anthropic.content import ContentBlocks, Step, collect
 from tokenmesh.services.gateway.anthropic.shapes import stop_of
 from tokenmesh.services.gateway.anthropic.writer import MessagesWriter
-from tokenmesh.services.gateway.generation.chunk import Piece
+from tokenmesh.services.gateway.generation.chunk import OutputChunk
 from tokenmesh.services.gateway.generation.delivery import Delivery
-from tokenmesh.services.gateway.generation.request import Ask
+from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.openai.field_places import Places
 from tokenmesh.services.gateway.openai.head import Head
 from tokenmesh.services.gateway.openai.shapes import usage_of
@@ -183,10 +183,10 @@ def test_a_long_message_is_put_together_in_one_go(kind: type[Any]) -> None:
     """Pieces joined one by one would copy gigabytes."""
     text = "x" * 100
     event = CallArguments(0, text) if kind is CallArguments else kind(text)
-    pieces = [Piece(0, events=[event]) for _ in range(40_000)]
-    pieces.insert(0, Piece(0, events=[CallBegin(0, "f")] if kind is CallArguments else []))
-    pieces.append(Piece(0, events=[], finish_reason="stop"))
-    ask = cast("Ask", SimpleNamespace(head=Head("msg-1", 1, "m")))
+    pieces = [OutputChunk(0, events=[event]) for _ in range(40_000)]
+    pieces.insert(0, OutputChunk(0, events=[CallBegin(0, "f")] if kind is CallArguments else []))
+    pieces.append(OutputChunk(0, events=[], finish_reason="stop"))
+    ask = cast("GenerationRequest", SimpleNamespace(head=Head("msg-1", 1, "m")))
     usage = SimpleNamespace(usage=lambda: usage_of(1, 40_000, None))
     began_s = time.process_time()
     body = MessagesWriter(ask, Places({})).whole(cast("Delivery", usage), pieces)

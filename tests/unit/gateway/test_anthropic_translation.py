@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from tokenmesh.services.gateway.anthropic.request import CountTokensRequest, MessagesRequest
-from tokenmesh.services.gateway.anthropic.translation import Translation, translate
+from tokenmesh.services.gateway.anthropic.translation import MessagesTranslation, translate
 from tokenmesh.services.gateway.openai.chat_request import ChatRequest
 from tokenmesh.services.gateway.openai.errors import invalid_fields
 from tokenmesh.shared.errors import InvalidInput, Overloaded
@@ -20,7 +20,7 @@ FUNCTION: Json = {"type": "function", "function": {"name": "look"}}
 PIXEL: Json = {"type": "base64", "media_type": "image/png", "data": "aGk="}
 
 
-def read(**fields: Any) -> Translation:
+def read(**fields: Any) -> MessagesTranslation:
     """As the route does it."""
     body = {"model": "m", "max_tokens": 100, "messages": [USER]} | fields
     try:

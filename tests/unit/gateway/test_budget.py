@@ -5,8 +5,8 @@ from tokenizers import Tokenizer
 
 from tests.fakes.tokenizers import byte_level_bpe
 from tokenmesh.services.gateway.generation.parsing import Parsing
-from tokenmesh.services.gateway.generation.reasoning_budget import Budget
-from tokenmesh.services.gateway.parsers.formats import Family
+from tokenmesh.services.gateway.generation.reasoning_budget import ReasoningBudget
+from tokenmesh.services.gateway.parsers.formats import FormatFamily
 from tokenmesh.services.gateway.parsers.parser import ToolSchema
 from tokenmesh.services.gateway.parsers.reasoning.table import REASONING
 from tokenmesh.services.gateway.parsers.registry import ParserRegistry
@@ -42,9 +42,9 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
 def test_what_the_prompt_has_spent(
     vocabulary: Vocabulary, parser: str, prompt: str, continues: bool, spent: str | None
 ) -> None:
-    family = Family(ParserRegistry().find_reasoning(parser))
+    family = FormatFamily(ParserRegistry().find_reasoning(parser))
     parsing = Parsing(family=family, vocabulary=vocabulary, continues=continues)
-    rule = Budget(7, parsing).rule(pack_ids(vocabulary.encode(prompt)))
+    rule = ReasoningBudget(7, parsing).rule(pack_ids(vocabulary.encode(prompt)))
     assert rule.is_open == (spent is not None)
     assert rule.num_spent == len(vocabulary.encode(spent or ""))
     assert (rule.num_tokens, rule.start_ids, rule.end_ids) == (
@@ -55,17 +55,19 @@ def test_what_the_prompt_has_spent(
 
 
 def test_a_call_ends_reasoning_where_there_are_tools(vocabulary: Vocabulary) -> None:
-    family = Family(ParserRegistry().find_reasoning("qwen3"))
+    family = FormatFamily(ParserRegistry().find_reasoning("qwen3"))
     tools = (ToolSchema(name="f", parameters={}),)
     for given, others in (((), []), (tools, [vocabulary.encode("<tool_call>")])):
-        rule = Budget(7, Parsing(family=family, vocabulary=vocabulary, tools=given)).rule(b"")
+        rule = ReasoningBudget(7, Parsing(family=family, vocabulary=vocabulary, tools=given)).rule(
+            b""
+        )
         assert rule.other_ends == others
 
 
 @pytest.mark.parametrize("name", sorted(REASONING))
 def test_every_format_that_can_be_cut_has_few_markers(name: str, vocabulary: Vocabulary) -> None:
     """What a worker takes: see worker_svc/sampling_limits.py."""
-    family = Family(ParserRegistry().find_reasoning(name))
+    family = FormatFamily(ParserRegistry().find_reasoning(name))
     assert family.can_cut_reasoning == (name != "openai_gptoss")
     _, ends = Parsing(
         family=family, vocabulary=vocabulary, tools=(ToolSchema(name="f", parameters={}),)

@@ -11,7 +11,7 @@ from tokenmesh.shared.config.scheduler import SchedulerSettings
 from tokenmesh.shared.errors import Unavailable, UnknownModel
 from tokenmesh.shared.ids import InstanceId, ModelName
 from tokenmesh.shared.membership import Members, MembershipView
-from tokenmesh.shared.messages import Beat
+from tokenmesh.shared.messages import Heartbeat
 from tokenmesh.shared.messages.beat import ModelCard
 
 MEMORY_S = 30.0
@@ -39,7 +39,7 @@ class Mesh:
         length: int = 64,
     ) -> None:
         card = ModelCard(name=ModelName(model), max_model_len=length, vocab_size=8)
-        beat = Beat(
+        beat = Heartbeat(
             service=service,
             instance_id=InstanceId(f"worker-{model}-{number}"),
             epoch=1,
@@ -60,7 +60,7 @@ async def test_models_that_a_tokenizer_knows_count_where_that_is_asked_for() -> 
         ModelCard(name=ModelName("a"), max_model_len=length, vocab_size=8) for length in (32, 64)
     )
     both = Catalog(Members(mesh.view), Settings(), lambda: mesh.now + 60.0, includes_tokenized=True)
-    beat = Beat(
+    beat = Heartbeat(
         service="tokenizer",
         instance_id=InstanceId("tokenizer-1"),
         epoch=1,

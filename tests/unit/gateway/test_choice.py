@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from tokenmesh.services.gateway.generation.choice import Choice, TextOptions
-from tokenmesh.services.gateway.generation.chunk import Piece, merge
+from tokenmesh.services.gateway.generation.chunk import OutputChunk, merge
 from tokenmesh.services.gateway.mesh.session import Output
 from tokenmesh.shared.messages.tokens import TokenLogprobs
 from tokenmesh.shared.text import StopStrings, Vocabulary
@@ -30,7 +30,7 @@ def ids(text: str) -> list[int]:
     return [LETTERS.index(letter) for letter in text]
 
 
-def run(choice: Choice, outputs: list[Output]) -> Piece:
+def run(choice: Choice, outputs: list[Output]) -> OutputChunk:
     pieces = [piece for output in outputs if (piece := choice.push(output)) is not None]
     return merge(pieces, 1)[0]
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from tokenmesh.services.gateway.generation.chunk import Piece
+from tokenmesh.services.gateway.generation.chunk import OutputChunk
 from tokenmesh.services.gateway.http.sse import error_frames
 from tokenmesh.services.gateway.openai.call_ids import call_id
 from tokenmesh.services.gateway.openai.chat_stream import ChatStream, ChunkOptions
@@ -46,7 +46,7 @@ def parse(data: bytes) -> list[Any]:
 def test_any_text_survives(text: str) -> None:
     shapes = LogprobShapes(Vocabulary(Tokenizer(models.BPE()), []))
     chat = ChatStream(HEAD, ChunkOptions(), shapes, 3)
-    events = parse(chat.write([Piece(1, text or "x", [5])]))
+    events = parse(chat.write([OutputChunk(1, text or "x", [5])]))
     assert events[0]["choices"][0]["delta"]["content"] == (text or "x")
     assert (events[0]["id"], events[0]["model"], events[0]["created"]) == (
         HEAD.id,
@@ -54,7 +54,7 @@ def test_any_text_survives(text: str) -> None:
         1234,
     )
     plain = CompletionStream(HEAD, ChunkOptions(), shapes, [3, 3])
-    assert parse(plain.write([Piece(1, text, [5], finish_reason="stop")]))[0]["choices"] == [
+    assert parse(plain.write([OutputChunk(1, text, [5], finish_reason="stop")]))[0]["choices"] == [
         {
             "index": 1,
             "text": text,
@@ -69,7 +69,7 @@ def test_a_chat_chunk_with_everything(shapes: LogprobShapes) -> None:
     options = ChunkOptions(logprobs=True, token_ids=True, usage=True, running_usage=True)
     stream = ChatStream(HEAD, options, shapes, 3)
     entry = TokenLogprobs(0, -0.5, 1, [0, 1], [-0.5, float("-inf")])
-    piece = Piece(0, "a", [0], [entry], finish_reason="stop", stop_reason="b")
+    piece = OutputChunk(0, "a", [0], [entry], finish_reason="stop", stop_reason="b")
     begin, text, usage = parse(
         stream.begin(1, "assistant", "", {"prompt_token_ids": [1, 0], "prompt_text": None})
         + stream.write([piece])
@@ -100,7 +100,7 @@ def test_what_a_parser_tells_at_the_very_end_is_sent(
 ) -> None:
     stream = ChatStream(HEAD, options, shapes, 3)
     events: list[Event] = [Content("a"), CallBegin(0, "f"), CallArguments(0, "{}")]
-    [shown] = parse(stream.write([Piece(0, finish_reason="tool_calls", events=events)]))
+    [shown] = parse(stream.write([OutputChunk(0, finish_reason="tool_calls", events=events)]))
     delta = shown["choices"][0]["delta"]
     assert delta["content"] == "a"
     assert delta["tool_calls"] == [
@@ -127,7 +127,7 @@ def test_text_offsets_go_on_over_chunks_and_after_an_echo(shapes: LogprobShapes)
     stream = CompletionStream(HEAD, ChunkOptions(logprobs=True), shapes, [2])
     entry = TokenLogprobs(0, -0.5, 1, [0], [-0.5])
     echo = stream.echo(0, "ab", shapes.completion([None, entry], [0, 1], 0))
-    first, second = (stream.write([Piece(0, "a", [0], [entry])]) for _ in range(2))
+    first, second = (stream.write([OutputChunk(0, "a", [0], [entry])]) for _ in range(2))
     offsets = [
         event["choices"][0]["logprobs"]["text_offset"] for event in parse(echo + first + second)
     ]

@@ -22,7 +22,7 @@ from tokenmesh.shared.errors import (
 )
 from tokenmesh.shared.ids import InstanceId, ModelName
 from tokenmesh.shared.membership import Members, MembershipView
-from tokenmesh.shared.messages import Beat
+from tokenmesh.shared.messages import Heartbeat
 from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.metrics import Metrics
 
@@ -120,7 +120,7 @@ def catalog(
             vocab_size=9,
         )
         view.observe(
-            Beat(
+            Heartbeat(
                 service="worker",
                 instance_id=InstanceId(f"worker-{index}"),
                 epoch=1,

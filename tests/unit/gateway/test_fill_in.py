@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.fakes.tokenizers import byte_level_bpe
-from tokenmesh.services.gateway.extras.suffix import FORMATS, Markers, fill_in_prompt
+from tokenmesh.services.gateway.extras.suffix import FORMATS, SuffixMarkers, fill_in_prompt
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.text import Vocabulary
 
@@ -18,7 +18,7 @@ def vocabulary_with(folder: Path, *added: str) -> Vocabulary:
 
 
 @pytest.mark.parametrize("markers", FORMATS, ids=lambda markers: markers.middle)
-def test_text_and_ids_come_to_the_same_prompt(tmp_path: Path, markers: Markers) -> None:
+def test_text_and_ids_come_to_the_same_prompt(tmp_path: Path, markers: SuffixMarkers) -> None:
     vocabulary = vocabulary_with(tmp_path, *markers)
     text = fill_in_prompt("def f(", "return x", vocabulary)
     assert text == f"{markers.prefix}def f({markers.suffix}return x{markers.middle}"

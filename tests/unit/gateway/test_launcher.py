@@ -9,7 +9,7 @@ from tests.unit.gateway.test_pipeline import JOB
 from tokenmesh.services.gateway.generation.inbox import Inbox
 from tokenmesh.services.gateway.generation.prompt_job import Prompt
 from tokenmesh.services.gateway.mesh.breaker import Breaker
-from tokenmesh.services.gateway.mesh.calls import Calls
+from tokenmesh.services.gateway.mesh.calls import ServiceCalls
 from tokenmesh.services.gateway.mesh.cancels import Cancels
 from tokenmesh.services.gateway.mesh.launcher import Launcher
 from tokenmesh.services.gateway.mesh.stages import Stages
@@ -63,7 +63,7 @@ class NotingBreaker(Breaker):
 
 async def test_a_worker_that_accepts_and_loses_is_asked_a_few_times_only() -> None:
     moody, breaker = Moody(), NotingBreaker()
-    bus, calls = cast("Bus", cast("Any", moody)), cast("Calls", cast("Any", moody))
+    bus, calls = cast("Bus", cast("Any", moody)), cast("ServiceCalls", cast("Any", moody))
     cancels = Cancels(bus, GatewayId("g"), 100)
     moody.streams = streams = Streams(WatchTimes(), cancels, max_streams=8, max_told=8)
     launcher = Launcher(bus, calls, streams, SETTINGS, Metrics(), breaker)

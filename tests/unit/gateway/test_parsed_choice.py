@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from tests.fakes.parsers import BracketParser
 from tokenmesh.services.gateway.generation.choice import Choice, TextOptions
-from tokenmesh.services.gateway.generation.chunk import Piece, merge
+from tokenmesh.services.gateway.generation.chunk import OutputChunk, merge
 from tokenmesh.services.gateway.mesh.session import Output
 from tokenmesh.services.gateway.parsers.events import (
     CallArguments,
@@ -36,12 +36,12 @@ def ids(text: str) -> list[int]:
     return [LETTERS.index(letter) for letter in text]
 
 
-def run(choice: Choice, outputs: list[Output]) -> Piece:
+def run(choice: Choice, outputs: list[Output]) -> OutputChunk:
     pieces = [piece for output in outputs if (piece := choice.push(output)) is not None]
     return merge(pieces, 1)[0]
 
 
-def parsed(vocabulary: Vocabulary, text: str, **options: object) -> tuple[Choice, Piece]:
+def parsed(vocabulary: Vocabulary, text: str, **options: object) -> tuple[Choice, OutputChunk]:
     choice = Choice(0, vocabulary, TextOptions(**options), parser=BracketParser())  # type: ignore[arg-type]
     return choice, run(choice, [Output([*ids(text), EOS], finish="stop")])
 

@@ -16,7 +16,7 @@ from tokenmesh.services.gateway.parsers.events import (
     Event,
     Reasoning,
 )
-from tokenmesh.services.gateway.parsers.formats import Family
+from tokenmesh.services.gateway.parsers.formats import FormatFamily
 from tokenmesh.services.gateway.parsers.parser import ToolSchema
 from tokenmesh.services.gateway.parsers.registry import ParserRegistry
 from tokenmesh.shared.text import Vocabulary
@@ -86,12 +86,12 @@ def test_special_tokens_are_shown_where_a_marker_is_one(vocabulary: Vocabulary) 
     marker = vocabulary.encode("</think>")
     folder = Path(tokenmesh.demo_model.__file__).parent
     special = Vocabulary.load((folder / "tokenizer.json").read_text(), marker)
-    reasoning = Family(FAMILY.reasoning)
+    reasoning = FormatFamily(FAMILY.reasoning)
     assert Parsing(family=reasoning, vocabulary=special).shows_special
     assert not Parsing(family=reasoning, vocabulary=vocabulary).shows_special
     assert Parsing(family=FAMILY, vocabulary=vocabulary, tools=TOOLS).shows_special
     assert not Parsing(family=FAMILY, vocabulary=vocabulary).shows_special
-    assert not Parsing(family=Family(), vocabulary=special).shows_special
+    assert not Parsing(family=FormatFamily(), vocabulary=special).shows_special
     for names in (("openai_gptoss", ""), ("", "openai")):
         harmony = ParserRegistry().family(*names)
         assert Parsing(family=harmony, vocabulary=vocabulary).shows_special

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from tokenmesh.services.gateway.generation.inbox import Inbox
-from tokenmesh.services.gateway.generation.prompt_job import Job, Prompt
+from tokenmesh.services.gateway.generation.prompt_job import Prompt, PromptJob
 from tokenmesh.services.gateway.mesh.pipeline import Pipeline
 from tokenmesh.services.gateway.mesh.stages import Stages
 from tokenmesh.shared.errors import NotFound
@@ -17,7 +17,7 @@ from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.messages.tokenize import IdsPrompt
 
-JOB = Job(
+JOB = PromptJob(
     request_id=RequestId("r"),
     card=ModelCard(name=ModelName("m"), max_model_len=8, vocab_size=8),
     prompt=IdsPrompt(token_ids=b""),
@@ -34,24 +34,24 @@ class ForgetfulStages:
         self.steps: list[str] = []
         self._num_losses = num_losses
 
-    async def tokenize(self, job: Job) -> Prompt:
+    async def tokenize(self, job: PromptJob) -> Prompt:
         self.steps.append("tokenize")
         return Prompt(packed_ids=b"", num_tokens=1, max_tokens=1)
 
-    async def encode(self, job: Job, prompt: Prompt) -> Prompt:
+    async def encode(self, job: PromptJob, prompt: Prompt) -> Prompt:
         self.steps.append("encode")
         if self._num_losses:
             self._num_losses -= 1
             raise NotFound("pixels have expired", param="media")
         return prompt
 
-    async def place(self, job: Job, prompt: Prompt) -> Placed:
+    async def place(self, job: PromptJob, prompt: Prompt) -> Placed:
         self.steps.append("place")
         return Placed(worker_id=WorkerId("w"), epoch=1)
 
     @asynccontextmanager
     async def generate(
-        self, job: Job, prompt: Prompt, placed: Placed, inbox: Inbox
+        self, job: PromptJob, prompt: Prompt, placed: Placed, inbox: Inbox
     ) -> AsyncIterator[None]:
         self.steps.append("generate")
         yield

@@ -1,6 +1,6 @@
 """When a silent worker is pinged, and how long the answer may take."""
 
-from tokenmesh.services.gateway.mesh.liveness import Pulse
+from tokenmesh.services.gateway.mesh.liveness import LivenessTracker
 from tokenmesh.services.gateway.mesh.watch_times import WatchTimes
 
 TIMES = WatchTimes(
@@ -15,9 +15,9 @@ TIMES = WatchTimes(
 )
 
 
-def beating(interval_s: float) -> tuple[Pulse, float]:
+def beating(interval_s: float) -> tuple[LivenessTracker, float]:
     """A worker that has sent at an interval for a while, and the time."""
-    pulse, now = Pulse(TIMES, 0.0), 0.0
+    pulse, now = LivenessTracker(TIMES, 0.0), 0.0
     for _ in range(100):
         now += interval_s
         pulse.hear(now)

@@ -19,7 +19,7 @@ from tokenmesh.services.gateway.parsers.events import (
     Reasoning,
 )
 from tokenmesh.services.gateway.realtime.channel import Channel
-from tokenmesh.services.gateway.realtime.conversation import Conversation
+from tokenmesh.services.gateway.realtime.conversation import RealtimeConversation
 from tokenmesh.services.gateway.realtime.items import Item, read_item
 from tokenmesh.services.gateway.realtime.output import ResponseOutput
 from tokenmesh.shared.config.gateway import GatewaySettings
@@ -40,7 +40,7 @@ def turns(draw: st.DrawFn) -> list[Event]:
     return events
 
 
-def told(events: list[Event], status: str, conversation: Conversation | None) -> list[Any]:
+def told(events: list[Event], status: str, conversation: RealtimeConversation | None) -> list[Any]:
     """The server events, each as the openai client reads it."""
     output = ResponseOutput("resp-1", conversation)
     made: list[Any] = []
@@ -54,7 +54,7 @@ def told(events: list[Event], status: str, conversation: Conversation | None) ->
 
 @given(turns(), st.sampled_from(["completed", "incomplete"]), st.booleans())
 def test_events_of_a_response(events: list[Event], status: str, is_apart: bool) -> None:
-    conversation = None if is_apart else Conversation(GatewaySettings())
+    conversation = None if is_apart else RealtimeConversation(GatewaySettings())
     made = told(events, status, conversation)
     done = [each for each in made if each.type == "response.output_item.done"]
     added = [each for each in made if each.type == "response.output_item.added"]
@@ -102,7 +102,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_a_conversation_is_a_list_with_bounds(steps: list[tuple[str, str, str | None]]) -> None:
-    conversation = Conversation(GatewaySettings(realtime_max_items=3))
+    conversation = RealtimeConversation(GatewaySettings(realtime_max_items=3))
     model: list[str] = []
     for kind, item_id, previous in steps:
         if kind == "remove":
@@ -129,7 +129,7 @@ def test_a_conversation_is_a_list_with_bounds(steps: list[tuple[str, str, str | 
 
 
 def test_bytes_are_counted_as_they_change() -> None:
-    conversation = Conversation(GatewaySettings(realtime_max_session_bytes=1024))
+    conversation = RealtimeConversation(GatewaySettings(realtime_max_session_bytes=1024))
     item = message("a", "x" * 500)
     conversation.add(item)
     with pytest.raises(InvalidInput):

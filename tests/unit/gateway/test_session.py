@@ -5,7 +5,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenmesh.services.gateway.mesh.session import Session, State
+from tokenmesh.services.gateway.mesh.session import Session, SessionState
 from tokenmesh.services.gateway.mesh.watch_times import WatchTimes
 from tokenmesh.shared.errors import InvalidInput, Overloaded, ProtocolError
 from tokenmesh.shared.ids import WorkerId
@@ -39,7 +39,7 @@ def test_tokens_are_taken_in_order() -> None:
     assert taken(session, delta(0, [5, 6])) == [5, 6]
     assert taken(session, delta(2, [7], "stop")) == [7]
     assert session.token_ids == [5, 6, 7]
-    assert session.state is State.ENDED
+    assert session.state is SessionState.ENDED
 
 
 def test_a_repeated_delta_is_dropped_and_an_overlap_cut() -> None:
@@ -95,7 +95,7 @@ def test_a_broken_off_attempt_leaves_the_session_without_a_worker() -> None:
     session = started()
     taken(session, delta(0, [5]))
     assert session.take(delta(1, [], "abort"), 0.0) is None
-    assert (session.state, session.attempt, session.token_ids) == (State.PLACING, 1, [5])
+    assert (session.state, session.attempt, session.token_ids) == (SessionState.PLACING, 1, [5])
 
 
 def test_an_error_that_may_pass_costs_only_the_attempt() -> None:
@@ -103,7 +103,7 @@ def test_an_error_that_may_pass_costs_only_the_attempt() -> None:
     failed = to_failed(Overloaded("no blocks"))
     broken = Delta(stream=1, attempt=0, offset=0, token_ids=b"", finish="error", error=failed)
     assert session.take(broken, 0.0) is None
-    assert (session.state, session.lost_because) == (State.PLACING, "no blocks")
+    assert (session.state, session.lost_because) == (SessionState.PLACING, "no blocks")
 
 
 def test_an_error_for_good_ends_the_stream() -> None:
@@ -113,7 +113,7 @@ def test_an_error_for_good_ends_the_stream() -> None:
     output = session.take(broken, 0.0)
     assert output is not None
     assert isinstance(output.error, InvalidInput)
-    assert session.state is State.ENDED
+    assert session.state is SessionState.ENDED
 
 
 def test_an_error_without_a_reason_is_still_one() -> None:
@@ -177,7 +177,7 @@ def test_any_loss_repetition_and_disorder_ends_with_each_token_once(seed: int) -
             output = session.take(arrived, now)
             delivered += output.token_ids if output is not None else []
         wire = wire[len(wire) - num_late :]
-        if session.state is State.ENDED:
+        if session.state is SessionState.ENDED:
             break
     assert delivered == WORD
     assert session.token_ids == WORD

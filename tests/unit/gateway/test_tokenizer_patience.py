@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from tests.unit.gateway.test_pipeline import JOB
-from tokenmesh.services.gateway.generation.prompt_job import Job
+from tokenmesh.services.gateway.generation.prompt_job import PromptJob
 from tokenmesh.services.gateway.generation.prompt_logprobs import check_fits
-from tokenmesh.services.gateway.mesh.calls import Calls
+from tokenmesh.services.gateway.mesh.calls import ServiceCalls
 from tokenmesh.services.gateway.mesh.held_prompts import HeldPrompts
 from tokenmesh.services.gateway.mesh.launcher import Launcher
 from tokenmesh.services.gateway.mesh.stages import Stages
@@ -29,7 +29,7 @@ from tokenmesh.shared.tokens import pack_ids
 SETTINGS = GatewaySettings(second_ask_s=0.5, second_ask_chars_per_s=1000.0)
 
 
-class NotingCalls(Calls):
+class NotingCalls(ServiceCalls):
     """Answers every question with the same, and notes how long it would have waited."""
 
     max_message_bytes = 1000
@@ -55,8 +55,8 @@ def stages_with(calls: NotingCalls) -> Stages:
     return Stages(GatewayId("g"), calls, streams, launcher, SETTINGS)
 
 
-def job_of(prompt: TextPrompt | IdsPrompt | ChatPrompt) -> Job:
-    return Job(
+def job_of(prompt: TextPrompt | IdsPrompt | ChatPrompt) -> PromptJob:
+    return PromptJob(
         request_id=JOB.request_id,
         card=JOB.card,
         prompt=prompt,

@@ -15,7 +15,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Sp
 from starlette.middleware.base import RequestResponseEndpoint
 from starlette.responses import Response
 
-from tokenmesh.services.gateway.context import Exchange, attach
+from tokenmesh.services.gateway.context import RequestContext, attach
 from tokenmesh.services.gateway.operations.console import HEADERS, PAGE
 from tokenmesh.services.gateway.operations.trace_routes import traces_router
 from tokenmesh.services.gateway.operations.traces import TraceStore
@@ -241,7 +241,7 @@ def client_of(store: TraceStore) -> httpx.AsyncClient:
 
     @app.middleware("http")
     async def identify(request: Request, call_next: RequestResponseEndpoint) -> Response:
-        attach(request.scope, Exchange(RequestId("x"), False, 0.0, ADMIN))
+        attach(request.scope, RequestContext(RequestId("x"), False, 0.0, ADMIN))
         return await call_next(request)
 
     @app.exception_handler(TokenMeshError)

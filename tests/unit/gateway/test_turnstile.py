@@ -2,7 +2,7 @@
 
 import asyncio
 
-from tokenmesh.services.gateway.http.start_limiter import Turnstile
+from tokenmesh.services.gateway.http.start_limiter import StartLimiter
 
 
 async def count_turns(turns: list[int]) -> None:
@@ -13,7 +13,7 @@ async def count_turns(turns: list[int]) -> None:
 
 
 async def test_a_burst_begins_in_portions_and_in_order() -> None:
-    turnstile, turns = Turnstile(8), [0]
+    turnstile, turns = StartLimiter(8), [0]
     begun: list[tuple[int, int]] = []
 
     async def request(number: int) -> None:
@@ -31,7 +31,7 @@ async def test_a_burst_begins_in_portions_and_in_order() -> None:
 
 
 async def test_a_single_request_does_not_wait() -> None:
-    turnstile = Turnstile(1)
+    turnstile = StartLimiter(1)
     for _ in range(3):
         entering = turnstile.enter()
         try:
@@ -44,7 +44,7 @@ async def test_a_single_request_does_not_wait() -> None:
 
 
 async def test_who_gives_up_takes_nobodys_turn() -> None:
-    turnstile = Turnstile(1)
+    turnstile = StartLimiter(1)
     first, second, third = (asyncio.create_task(turnstile.enter()) for _ in range(3))
     await first
     second.cancel()
@@ -54,7 +54,7 @@ async def test_who_gives_up_takes_nobodys_turn() -> None:
 
 
 async def test_after_a_burst_nothing_is_left_running() -> None:
-    turnstile = Turnstile(2)
+    turnstile = StartLimiter(2)
     await asyncio.gather(*(turnstile.enter() for _ in range(9)))
     for _ in range(3):
         await asyncio.sleep(0)

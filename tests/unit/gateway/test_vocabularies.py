@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from tests.fakes.tokenizers import byte_level_bpe
-from tokenmesh.services.gateway.mesh.calls import Calls
+from tokenmesh.services.gateway.mesh.calls import ServiceCalls
 from tokenmesh.services.gateway.mesh.vocabularies import Vocabularies
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import NoResponders, ProtocolError
@@ -18,7 +18,7 @@ MODEL = ModelName("m")
 
 
 class Tokenizers:
-    """Stands in for `Calls`."""
+    """Stands in for `ServiceCalls`."""
 
     def __init__(self, text: str) -> None:
         self.text = text.encode()
@@ -62,7 +62,7 @@ def tokenizer_json(tmp_path_factory: pytest.TempPathFactory) -> str:
 def made(text: str, **limits: Any) -> tuple[Vocabularies, Tokenizers]:
     service = Tokenizers(text)
     settings = GatewaySettings(**limits)
-    return Vocabularies(cast("Calls", service), settings), service
+    return Vocabularies(cast("ServiceCalls", service), settings), service
 
 
 async def until(vocabularies: Vocabularies, service: Tokenizers, num_asked: int) -> None:

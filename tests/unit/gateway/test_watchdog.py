@@ -8,8 +8,8 @@ from typing import Any, cast
 
 from tokenmesh.services.gateway.generation.inbox import Inbox
 from tokenmesh.services.gateway.mesh.cancels import Cancels
-from tokenmesh.services.gateway.mesh.recovery import Watchdog
-from tokenmesh.services.gateway.mesh.session import State
+from tokenmesh.services.gateway.mesh.recovery import StreamRecovery
+from tokenmesh.services.gateway.mesh.session import SessionState
 from tokenmesh.services.gateway.mesh.streams import Stream, Streams
 from tokenmesh.services.gateway.mesh.watch_times import WatchTimes
 from tokenmesh.shared.clock import monotonic_s
@@ -57,7 +57,7 @@ class Waking(Bus):
 async def watching(bus: Bus, looks: "count[int]") -> AsyncIterator[Streams]:
     """A watchdog at work; it takes a number from `looks` with each look."""
     streams = Streams(WatchTimes.of(PATIENT), cast("Cancels", None), max_streams=8, max_told=8)
-    dog = Watchdog(
+    dog = StreamRecovery(
         cast("Any", bus),
         streams,
         cast("Any", None),
@@ -120,5 +120,5 @@ async def test_a_bus_that_was_still_during_a_ping_is_to_blame_though_it_answers_
         stream = open_stream(streams)
         await until(lambda: len(bus.asked_s) >= 2)
         assert bus.num_flushes >= 1
-        assert stream.session.state is State.RUNNING
+        assert stream.session.state is SessionState.RUNNING
         assert streams.on(WORKER) == [stream]

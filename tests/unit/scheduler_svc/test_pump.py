@@ -9,7 +9,7 @@ from tokenmesh.services.scheduler_svc.placement import Placement
 from tokenmesh.shared.clock import monotonic_s, sleep_s
 from tokenmesh.shared.config.scheduler import SchedulerSettings
 from tokenmesh.shared.ids import InstanceId
-from tokenmesh.shared.messages import Beat
+from tokenmesh.shared.messages import Heartbeat
 from tokenmesh.shared.metrics import Metrics
 
 TRY_S = 0.01
@@ -34,7 +34,7 @@ async def test_beats_of_many_workers_do_not_take_all_of_the_time() -> None:
     settings = SchedulerSettings()
     desk = SlowDesk(settings, lambda _: [worker("w")], Placement(settings))
     actor = SchedulerActor(settings, desk, Metrics())
-    beat = Beat(
+    beat = Heartbeat(
         service="worker",
         instance_id=InstanceId("w"),
         epoch=1,

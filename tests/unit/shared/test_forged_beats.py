@@ -14,7 +14,7 @@ from tokenmesh.shared.bus.base import Envelope, Headers
 from tokenmesh.shared.errors import ProtocolError
 from tokenmesh.shared.ids import InstanceId, ModelName
 from tokenmesh.shared.membership import Foreigners, Members, MembershipView
-from tokenmesh.shared.messages import Beat, Ping
+from tokenmesh.shared.messages import Heartbeat, Ping
 from tokenmesh.shared.messages.beat import PROTOCOL, WorkerLoad
 from tokenmesh.shared.subjects import beat as beat_subject
 
@@ -39,9 +39,9 @@ FORGED = {
 }
 
 
-def heard(members: Members, message: Beat | Ping, subject: str = "") -> None:
+def heard(members: Members, message: Heartbeat | Ping, subject: str = "") -> None:
     """Let the members hear a message as the bus hands it over."""
-    if isinstance(message, Beat) and not subject:
+    if isinstance(message, Heartbeat) and not subject:
         subject = beat_subject(message.service, message.instance_id)
     envelope = Envelope(subject, message, Headers())
     try:
@@ -57,7 +57,7 @@ def members() -> Members:
 
 @pytest.mark.parametrize("forged", [each for kind in FORGED.values() for each in kind])
 def test_a_beat_that_cannot_be_is_refused_and_the_known_one_stays(
-    members: Members, forged: Beat
+    members: Members, forged: Heartbeat
 ) -> None:
     heard(members, beat())
     with pytest.raises(ProtocolError):
@@ -91,20 +91,20 @@ def test_other_minor_versions_work_together(members: Members) -> None:
     raw["field_of_tomorrow"] = {"x": [1]}
     raw["load"]["another"] = 1.5
     newer = codec.decode(msgspec.msgpack.encode(raw))
-    assert isinstance(newer, Beat)
+    assert isinstance(newer, Heartbeat)
     heard(members, newer)
     assert [each.beat.version for each in members.all()] == ["0.9.7"]
     raw.pop("load")
     raw["instance_id"] = "worker-2"
     older = codec.decode(msgspec.msgpack.encode(raw))
-    assert isinstance(older, Beat)
+    assert isinstance(older, Heartbeat)
     heard(members, older)
     assert len(members.workers(LLAMA.name)) == 2
 
 
 def test_a_beat_without_a_protocol_is_of_the_first(members: Members) -> None:
     """The default is what old bytes mean; raising it would make enemies look like friends."""
-    (protocol,) = [each for each in msgspec.structs.fields(Beat) if each.name == "protocol"]
+    (protocol,) = [each for each in msgspec.structs.fields(Heartbeat) if each.name == "protocol"]
     assert protocol.default == 1
 
 

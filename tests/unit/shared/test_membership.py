@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmesh.shared.ids import InstanceId, ModelName
-from tokenmesh.shared.membership import Hearing, MembershipView
-from tokenmesh.shared.messages import Beat
+from tokenmesh.shared.membership import ListenGap, MembershipView
+from tokenmesh.shared.messages import Heartbeat
 from tokenmesh.shared.messages.beat import ModelCard, WorkerLoad
 
 MISSED_BEATS = 4
@@ -23,8 +23,8 @@ def beat(
     draining: bool = False,
     leaving: bool = False,
     models: tuple[ModelCard, ...] = (LLAMA,),
-) -> Beat:
-    return Beat(
+) -> Heartbeat:
+    return Heartbeat(
         service=service,
         instance_id=InstanceId(instance_id),
         epoch=epoch,
@@ -38,7 +38,7 @@ def beat(
     )
 
 
-def view(*beats: Beat, max_members: int = 10) -> MembershipView:
+def view(*beats: Heartbeat, max_members: int = 10) -> MembershipView:
     made = MembershipView(MISSED_BEATS, max_members)
     for each in beats:
         made.observe(each, 0.0)
@@ -122,7 +122,7 @@ def test_the_newest_beat_wins_in_whatever_order_they_come(sequences: list[int]) 
 
 
 def test_whoever_did_not_read_for_a_while_takes_nobody_for_dead() -> None:
-    hearing = Hearing(max_gap_s=0.5, now=100.0)
+    hearing = ListenGap(max_gap_s=0.5, now=100.0)
     members = MembershipView(MISSED_BEATS, 10)
     members.observe(beat(1), 100.0, hearing.hear(100.0))
     members.observe(beat(1, instance_id="worker-2"), 100.0, hearing.hear(100.0))
@@ -139,6 +139,6 @@ def test_whoever_did_not_read_for_a_while_takes_nobody_for_dead() -> None:
 
 
 def test_short_gaps_are_no_deafness() -> None:
-    hearing = Hearing(max_gap_s=0.5, now=100.0)
+    hearing = ListenGap(max_gap_s=0.5, now=100.0)
     for beats in range(1, 40):
         assert hearing.hear(100.0 + beats * 0.5) == 0.0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
 from tokenmesh.services.worker_svc.engine.decoding import Decoding
 from tokenmesh.services.worker_svc.engine.kv_groups import KvGroups
-from tokenmesh.services.worker_svc.engine.limits import Limits
+from tokenmesh.services.worker_svc.engine.limits import EngineLimits
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.request import Request, StreamKey
 from tokenmesh.services.worker_svc.engine.scheduler import Scheduler
@@ -35,7 +35,7 @@ def request(stream: int, max_tokens: int = 100, **sampling: Any) -> Request:
 
 def running(num_requests: int) -> Scheduler:
     """All of them decode, far from any border."""
-    limits = Limits(num_requests, 10_000, 0, BLOCK_SIZE, 0)
+    limits = EngineLimits(num_requests, 10_000, 0, BLOCK_SIZE, 0)
     pool = BlockPool(10 * num_requests + 10)
     groups = KvGroups(BLOCK_SIZE)
     scheduler = Scheduler(limits, pool, PrefixCache(pool, groups, enabled=True))

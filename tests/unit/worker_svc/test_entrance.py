@@ -12,12 +12,12 @@ import pytest
 from tests.unit.worker_svc.conftest import MakeRequest
 from tokenmesh.services.worker_svc.engine.request import Request
 from tokenmesh.services.worker_svc.engine.sim import SimRunner, SimVocabulary
-from tokenmesh.services.worker_svc.entrance import Entrance
+from tokenmesh.services.worker_svc.entrance import RequestPreparation
 from tokenmesh.services.worker_svc.grammar.compiler import GrammarCompiler
 from tokenmesh.services.worker_svc.grammar.matcher import Grammar, Matcher
 from tokenmesh.services.worker_svc.load import LoadBook
 from tokenmesh.services.worker_svc.loaded import SimModel
-from tokenmesh.services.worker_svc.streams import Streams
+from tokenmesh.services.worker_svc.streams import WorkerStreams
 from tokenmesh.services.worker_svc.thread import Add
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import InvalidInput, Overloaded, TokenMeshError
@@ -63,10 +63,10 @@ class Rig:
         runner = SimRunner(vocabulary, SETTINGS, lambda seconds: None)
         loaded = SimModel(runner, 64, 10, frozenset({2}))
         self.host = FakeHost()
-        self.streams = Streams(SETTINGS)
+        self.streams = WorkerStreams(SETTINGS)
         self.book = LoadBook(SETTINGS, 64)
         self.compiler = cast(FakeCompiler, compiler)
-        self.entrance = Entrance(
+        self.entrance = RequestPreparation(
             SETTINGS,
             loaded,
             cast(Any, self.host),

@@ -22,8 +22,8 @@ from tokenmesh.services.worker_svc.models.keeps import (
 )
 from tokenmesh.services.worker_svc.runner.device_memory import available_host_bytes
 from tokenmesh.services.worker_svc.runner.memory import (
-    Budget,
     GpuBudget,
+    MemoryBudget,
     Need,
     StoreSize,
     host_budget,
@@ -92,11 +92,11 @@ def settings(**values: Any) -> WorkerSettings:
     return WorkerSettings.model_validate(values)
 
 
-def never() -> Budget:
+def never() -> MemoryBudget:
     raise AssertionError("nothing was to be measured")
 
 
-def measured(gpu: FakeGpu, utilization: float, **steps: float) -> Budget:
+def measured(gpu: FakeGpu, utilization: float, **steps: float) -> MemoryBudget:
     budget = GpuBudget(gpu, utilization)
     gpu.load(weights=15, context=0.5)
     return budget.measure(gpu.step(**steps))
@@ -133,7 +133,7 @@ def test_what_was_there_before_the_start_is_not_this_workers() -> None:
 
 
 def test_the_whole_budget_becomes_blocks_but_no_more_than_can_be_used() -> None:
-    budget = Budget(40 * GIB + MIB, "gpu_memory_utilization", "")
+    budget = MemoryBudget(40 * GIB + MIB, "gpu_memory_utilization", "")
     assert size_store(need(), settings(max_num_seqs=256), lambda: budget).num_blocks == 20 * 1024
     # three rows of 2048 blocks, and the null block
     assert size_store(need(), settings(max_num_seqs=3), lambda: budget).num_blocks == 3 * 2048 + 1
@@ -355,7 +355,7 @@ def test_a_model_of_states_alone_has_blocks_for_every_row_at_full_length() -> No
     states = Need(block_bytes=0, groups=KvGroups(16), max_model_len=100, row_bytes=4 * MIB)
     few = settings(max_num_seqs=3, kv_cache_memory_bytes=4 * MIB)
     assert size_store(states, few, never).num_blocks == 1 + 3 * 7
-    budget = Budget(4 * MIB, "cpu_memory_utilization", "")
+    budget = MemoryBudget(4 * MIB, "cpu_memory_utilization", "")
     assert size_store(states, settings(max_num_seqs=3), lambda: budget).num_blocks == 1 + 3 * 7
     with pytest.raises(ConfigError, match=f"raise kv_cache_memory_bytes to {4 * MIB} or lower"):
         size_store(states, settings(kv_cache_memory_bytes=4 * MIB - 1), never)

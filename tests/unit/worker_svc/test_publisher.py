@@ -7,7 +7,7 @@ from tokenmesh.services.worker_svc.engine.request import StreamKey
 from tokenmesh.services.worker_svc.load import LoadBook
 from tokenmesh.services.worker_svc.meters import WorkerMeters
 from tokenmesh.services.worker_svc.publisher import Publisher
-from tokenmesh.services.worker_svc.streams import Streams
+from tokenmesh.services.worker_svc.streams import WorkerStreams
 from tokenmesh.shared import codec, subjects
 from tokenmesh.shared.bus.base import Headers
 from tokenmesh.shared.config.worker import WorkerSettings
@@ -46,12 +46,12 @@ def bus() -> SmallBus:
 
 
 @pytest.fixture
-def streams() -> Streams:
-    return Streams(SETTINGS)
+def streams() -> WorkerStreams:
+    return WorkerStreams(SETTINGS)
 
 
 @pytest.fixture
-def publisher(bus: SmallBus, streams: Streams) -> Publisher:
+def publisher(bus: SmallBus, streams: WorkerStreams) -> Publisher:
     meters = WorkerMeters(Metrics(), ModelName("m"), WORKER, LoadBook(SETTINGS, 8))
     return Publisher(bus, WORKER, 5, streams, meters)  # type: ignore[arg-type]
 
@@ -91,7 +91,7 @@ async def test_a_delta_over_the_limit_ends_its_stream_with_an_error(
 
 
 async def test_what_a_lost_bus_did_not_take_can_be_sent_again(
-    bus: SmallBus, publisher: Publisher, streams: Streams
+    bus: SmallBus, publisher: Publisher, streams: WorkerStreams
 ) -> None:
     stream = streams.open(StreamKey(GATEWAY, 1, 0), 0)
     bus.is_lost = True

@@ -7,14 +7,14 @@ import pytest
 
 from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
 from tokenmesh.services.worker_svc.engine.kv_groups import KvGroups
-from tokenmesh.services.worker_svc.engine.limits import Limits
+from tokenmesh.services.worker_svc.engine.limits import EngineLimits
 from tokenmesh.services.worker_svc.engine.plan import StepPlan
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.request import Request, Status
 from tokenmesh.services.worker_svc.engine.scheduler import Scheduler
 
 MakeRequest = Callable[..., Request]
-LIMITS = Limits(
+LIMITS = EngineLimits(
     num_rows=4,
     max_num_batched_tokens=16,
     long_prefill_token_threshold=0,
@@ -27,7 +27,7 @@ TOKEN = 99
 class Bench:
     """A scheduler whose steps always succeed."""
 
-    def __init__(self, limits: Limits = LIMITS, num_blocks: int = 64, caching: bool = False):
+    def __init__(self, limits: EngineLimits = LIMITS, num_blocks: int = 64, caching: bool = False):
         self.pool = BlockPool(num_blocks)
         groups = KvGroups(limits.block_size)
         cache = PrefixCache(self.pool, groups, enabled=caching)

@@ -8,7 +8,7 @@ from tokenmesh.services.worker_svc.engine.request import StreamKey
 from tokenmesh.services.worker_svc.gateway_watch import GatewayWatch
 from tokenmesh.services.worker_svc.load import LoadBook
 from tokenmesh.services.worker_svc.loaded import KvBytes
-from tokenmesh.services.worker_svc.streams import Stream, Streams
+from tokenmesh.services.worker_svc.streams import WorkerStream, WorkerStreams
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.ids import GatewayId
 from tokenmesh.shared.messages.tokens import Delta
@@ -25,7 +25,7 @@ def key(stream: int, attempt: int = 0) -> StreamKey:
 
 
 def test_a_replay_holds_what_was_recorded_from_the_offset_on() -> None:
-    stream = Stream(key(1), first_offset=4)
+    stream = WorkerStream(key(1), first_offset=4)
     stream.record(Delta(1, 0, 4, pack_ids([10]), cached_tokens=3))
     stream.record(Delta(1, 0, 5, pack_ids([11, 12])))
     stream.record(Delta(1, 0, 7, b"", "stop", stop_token=9))
@@ -41,7 +41,7 @@ def test_a_replay_holds_what_was_recorded_from_the_offset_on() -> None:
 
 
 def test_ended_streams_are_kept_for_a_while_and_up_to_a_number() -> None:
-    streams = Streams(SETTINGS)
+    streams = WorkerStreams(SETTINGS)
     for number in range(4):
         stream = streams.open(key(number), 0)
         if number < 3:
@@ -57,7 +57,7 @@ def test_ended_streams_are_kept_for_a_while_and_up_to_a_number() -> None:
 
 
 def test_a_higher_attempt_takes_the_place_of_a_lower_one() -> None:
-    streams = Streams(SETTINGS)
+    streams = WorkerStreams(SETTINGS)
     old = streams.open(key(1), 0)
     new = streams.open(key(1, attempt=1), 0)
     streams.end(old, now=0.0)
@@ -71,7 +71,7 @@ def test_a_higher_attempt_takes_the_place_of_a_lower_one() -> None:
 
 def test_the_reservation_of_an_attempt_that_was_replaced_is_given_back() -> None:
     released: list[str] = []
-    streams = Streams(SETTINGS, released.append)
+    streams = WorkerStreams(SETTINGS, released.append)
     streams.open(key(1), 0).reservation = "first"
     streams.open(key(1, attempt=1), 0).reservation = "second"
     assert released == ["first"]
@@ -136,13 +136,13 @@ def test_the_queue_is_bounded_in_streams_and_tokens(
     book = LoadBook(SETTINGS, num_blocks=10)
     for num_tokens in submitted:
         book.submitted(num_tokens)
-    refusal = book.refusal(tokens, NOBODY, Streams(SETTINGS))
+    refusal = book.refusal(tokens, NOBODY, WorkerStreams(SETTINGS))
     assert (refusal is not None) == is_refused
     assert refusal is None or refusal.retry_after_s > 0
 
 
 def test_tokens_of_one_tenant_keep_no_other_out_of_its_share() -> None:
-    streams, book = Streams(SETTINGS), LoadBook(SETTINGS, num_blocks=10)
+    streams, book = WorkerStreams(SETTINGS), LoadBook(SETTINGS, num_blocks=10)
     flood, quiet = Owner("flood"), Owner("quiet", weight=1e-2)
     streams.open(StreamKey(GATEWAY, 1, 0), 0).owner = flood
     book.submitted(SETTINGS.max_waiting_tokens)

@@ -9,7 +9,7 @@ import triton.language as tl
 from tokenmesh.kernels.alignment import assert_aligned_rows
 from tokenmesh.kernels.causal_conv.specimens import specimens_of
 from tokenmesh.kernels.fusion import FUSED
-from tokenmesh.kernels.specimen import Compilation, Limits, Specimen
+from tokenmesh.kernels.specimen import Compilation, KernelCase, Limits
 from tokenmesh.kernels.state_rows import StateRows
 from tokenmesh.kernels.state_rows.triton_chunk import find_chunk, max_chunks
 
@@ -142,7 +142,7 @@ def _causal_conv_kernel(
                 tl.store(state_rows + channel * KEPT + column, newest, mask=is_kept)
 
 
-def specimens() -> list[Specimen]:
+def specimens() -> list[KernelCase]:
     """See `specimens.py`."""
     return specimens_of(causal_conv)
 

@@ -17,7 +17,7 @@ from tokenmesh.kernels.exponential_noise.reference import (
 )
 from tokenmesh.kernels.exponential_noise.tolerance import TOLERANCE
 from tokenmesh.kernels.fusion import FUSED
-from tokenmesh.kernels.specimen import EXACT, Compilation, Inputs, Limits, Outputs, Specimen
+from tokenmesh.kernels.specimen import EXACT, Compilation, Inputs, KernelCase, Limits, Outputs
 
 _BLOCK = 1024
 _ROUNDS = tl.constexpr(ROUNDS)
@@ -167,7 +167,7 @@ def _exponential_noise_kernel(
         tl.store(out_ptr + row * size + offs, exponential_of_bits(bits), mask=mask)
 
 
-def specimens() -> list[Specimen]:
+def specimens() -> list[KernelCase]:
     """Seeds and positions at the ends of their ranges, all tokens and some, an odd size."""
     return [
         _specimen("bits", is_bits=True, of_ids=False),
@@ -177,7 +177,7 @@ def specimens() -> list[Specimen]:
     ]
 
 
-def _specimen(name: str, is_bits: bool, of_ids: bool) -> Specimen:
+def _specimen(name: str, is_bits: bool, of_ids: bool) -> KernelCase:
     def make(_: torch.dtype, device: torch.device, generator: torch.Generator) -> Inputs:
         seeds = [0, 1, -5, 2**62 + 3, -(2**63)]
         ids = torch.arange(1027, device=device).repeat(len(seeds), 1)
@@ -205,7 +205,7 @@ def _specimen(name: str, is_bits: bool, of_ids: bool) -> Specimen:
         return {"out": torch.tensor(rows, dtype=dtype, device=a["ids"].device)}
 
     tolerance = EXACT if is_bits else {torch.float32: TOLERANCE}
-    return Specimen(name, make, run, reference, tolerance)
+    return KernelCase(name, make, run, reference, tolerance)
 
 
 def compilations() -> list[Compilation]:

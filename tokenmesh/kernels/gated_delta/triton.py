@@ -26,7 +26,7 @@ from tokenmesh.kernels.gated_delta.triton_tiles import (
     scan_block_v,
     solve_constants,
 )
-from tokenmesh.kernels.specimen import Compilation, Specimen
+from tokenmesh.kernels.specimen import Compilation, KernelCase
 from tokenmesh.kernels.state_rows import StateRows
 from tokenmesh.kernels.state_rows.triton_chunk import max_chunks
 
@@ -129,7 +129,7 @@ def _chunked(
     )
 
 
-def specimens() -> list[Specimen]:
+def specimens() -> list[KernelCase]:
     """See `specimens.py`."""
     return specimens_of(gated_delta)
 

@@ -14,7 +14,7 @@ from tokenmesh.kernels.silu_mul.triton import (
     launch_gated,
     load_gate_up,
 )
-from tokenmesh.kernels.specimen import Compilation, Inputs, Outputs, Specimen
+from tokenmesh.kernels.specimen import Compilation, Inputs, KernelCase, Outputs
 
 
 def gelu_mul(gate_up: torch.Tensor, approximate: Approximate) -> torch.Tensor:
@@ -40,11 +40,11 @@ def _gelu_mul_kernel(
     tl.store(out_ptr + offs, (gate * share * up).to(out_ptr.dtype.element_ty), mask=mask)
 
 
-def specimens() -> list[Specimen]:
+def specimens() -> list[KernelCase]:
     """silu_mul's shapes with both definitions."""
     variants: tuple[Approximate, ...] = ("none", "tanh")
     return [
-        Specimen(
+        KernelCase(
             name=f"{variant}-{tokens}x{features}",
             make=gate_up_of(tokens, features),
             run=partial(_run, variant),

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from tokenmesh.kernels.fusion import FUSED
 from tokenmesh.kernels.grammar_mask import grammar_mask_reference
-from tokenmesh.kernels.specimen import Compilation, Inputs, Limits, Outputs, Specimen, normal
+from tokenmesh.kernels.specimen import Compilation, Inputs, KernelCase, Limits, Outputs, normal
 
 BLOCK: Final = 4096
 NUM_WARPS: Final = 4
@@ -56,7 +56,7 @@ def _grammar_mask_kernel(
     tl.store(logits_ptr + row * stride_logits + offs, minus_infinity, mask=is_forbidden)
 
 
-def specimens() -> list[Specimen]:
+def specimens() -> list[KernelCase]:
     """A vocabulary within a word, one over two tiles, one of whole words; no row with a grammar."""
     return [
         _specimen("less-than-a-word", 3, [2], 31),
@@ -66,7 +66,7 @@ def specimens() -> list[Specimen]:
     ]
 
 
-def _specimen(name: str, num_rows: int, rows: list[int], vocab: int) -> Specimen:
+def _specimen(name: str, num_rows: int, rows: list[int], vocab: int) -> KernelCase:
     def make(dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> Inputs:
         words = torch.empty((len(rows), triton.cdiv(vocab, 32) + 1), dtype=torch.int64)
         masks = words.to(device).random_(-(1 << 31), 1 << 31, generator=generator)
@@ -84,7 +84,7 @@ def _specimen(name: str, num_rows: int, rows: list[int], vocab: int) -> Specimen
         grammar_mask_reference(a["logits"], a["rows"], a["masks"])
         return {"logits": a["logits"]}
 
-    return Specimen(name, make, run, reference, TOLERANCE)
+    return KernelCase(name, make, run, reference, TOLERANCE)
 
 
 def compilations() -> list[Compilation]:

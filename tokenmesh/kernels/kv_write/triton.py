@@ -9,7 +9,7 @@ import triton.language as tl
 from tokenmesh.kernels.alignment import assert_aligned_rows
 from tokenmesh.kernels.fusion import FUSED
 from tokenmesh.kernels.kv_write import TOLERANCE, kv_write_reference
-from tokenmesh.kernels.specimen import Compilation, Inputs, Limits, Outputs, Specimen, normal
+from tokenmesh.kernels.specimen import Compilation, Inputs, KernelCase, Limits, Outputs, normal
 
 BLOCK_H: Final = 8
 NUM_WARPS: Final = 4
@@ -121,7 +121,7 @@ def _kv_write_kernel(
     )
 
 
-def specimens() -> list[Specimen]:
+def specimens() -> list[KernelCase]:
     """Heads over more than a tile, odd head sizes, 8-bit pages that saturate, nothing."""
     return [
         _specimen("5x1x16", 5, 1, 16),
@@ -138,7 +138,7 @@ def _specimen(
     head_dim: int,
     pages_dtype: torch.dtype | None = None,
     scales: tuple[float, float] = (1.0, 1.0),
-) -> Specimen:
+) -> KernelCase:
     def make(dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> Inputs:
         wide = normal((tokens, 2 * kv_heads + 1, 64), dtype, device, generator)
         if pages_dtype is not None:
@@ -161,7 +161,7 @@ def _specimen(
         kv_write_reference(a["keys_values"], a["pages"], slots, *scales)
         return {"pages": a["pages"]}
 
-    return Specimen(name, make, run, reference, TOLERANCE)
+    return KernelCase(name, make, run, reference, TOLERANCE)
 
 
 def compilations() -> list[Compilation]:

@@ -13,16 +13,16 @@ from tokenmesh.kernels.logit_bias.triton import (
     record,
     record_kernel,
 )
-from tokenmesh.kernels.specimen import EXACT, Compilation, Inputs, Limits, Outputs, Specimen
+from tokenmesh.kernels.specimen import EXACT, Compilation, Inputs, KernelCase, Limits, Outputs
 
 _NAMES = tuple(LimitRows.__dataclass_fields__)
 
 
-def specimens() -> list[Specimen]:
+def specimens() -> list[KernelCase]:
     """Each feature alone, all at once, none; chunks of edits; flaws under what is hidden."""
     return [
-        Specimen("limits", _make, _run, _reference, EXACT),
-        Specimen("record", _make, _run_record, _reference_record, EXACT),
+        KernelCase("limits", _make, _run, _reference, EXACT),
+        KernelCase("record", _make, _run_record, _reference_record, EXACT),
     ]
 
 

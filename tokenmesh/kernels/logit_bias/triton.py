@@ -12,7 +12,7 @@ import triton.language as tl
 from tokenmesh.kernels.fusion import FUSED
 from tokenmesh.kernels.logit_bias.rows import LimitRows
 from tokenmesh.kernels.sample.rows import HID_DEFECT, HID_NUMBER
-from tokenmesh.kernels.specimen import Compilation, Specimen
+from tokenmesh.kernels.specimen import Compilation, KernelCase
 
 BLOCK: Final = 2048
 """Tokens at a time."""
@@ -231,7 +231,7 @@ def record_kernel(
             tl.store(ptrs, tl.where(offs == 0, newest, older), mask=offs < num_recent)
 
 
-def specimens() -> list[Specimen]:
+def specimens() -> list[KernelCase]:
     """See specimens.py, which imports this module."""
     from tokenmesh.kernels.logit_bias import specimens as module
 

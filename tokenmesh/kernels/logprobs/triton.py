@@ -14,7 +14,7 @@ from tokenmesh.kernels.fusion import FUSED
 from tokenmesh.kernels.logprobs.answer import Logprobs
 from tokenmesh.kernels.logprobs.reference import logprobs_reference
 from tokenmesh.kernels.logprobs.tolerance import TOLERANCE
-from tokenmesh.kernels.specimen import Compilation, Inputs, Limits, Outputs, Specimen
+from tokenmesh.kernels.specimen import Compilation, Inputs, KernelCase, Limits, Outputs
 
 BLOCK: Final = 4096
 """Tokens of one program."""
@@ -184,7 +184,7 @@ def _join_kernel(
             keys = tl.where(keys == key, _NONE, keys)
 
 
-def specimens() -> list[Specimen]:
+def specimens() -> list[KernelCase]:
     """No, few, many and all alternatives; one block and several; equal logits; nobody asks."""
     return [
         _specimen("none", num_top=0, vocab_size=301),
@@ -198,7 +198,7 @@ def specimens() -> list[Specimen]:
 
 def _specimen(
     name: str, num_top: int, vocab_size: int, indices: tuple[int, ...] = (3, 0, 2)
-) -> Specimen:
+) -> KernelCase:
     def make(dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> Inputs:
         logits = torch.randn(4, vocab_size + 3, generator=generator, device=device) * 5
         logits[2] = logits[2].round()
@@ -215,7 +215,7 @@ def _specimen(
     def reference(a: Inputs) -> Outputs:
         return _outputs(logprobs_reference(a["logits"], a["indices"], a["tokens"], num_top))
 
-    return Specimen(name, make, run, reference, TOLERANCE)
+    return KernelCase(name, make, run, reference, TOLERANCE)
 
 
 def _outputs(answer: Logprobs) -> Outputs:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 from tokenmesh.kernels.mamba2 import TOLERANCE, mamba2_reference
-from tokenmesh.kernels.specimen import Inputs, Outputs, Specimen, normal
+from tokenmesh.kernels.specimen import Inputs, KernelCase, Outputs, normal
 from tokenmesh.kernels.state_rows.inputs import put_rows, rows_in, state_of
 
 
@@ -37,14 +37,14 @@ CASES: Final = (
 )
 
 
-def specimens_of(op: Callable[..., torch.Tensor]) -> list[Specimen]:
+def specimens_of(op: Callable[..., torch.Tensor]) -> list[KernelCase]:
     """All cases, run by a launcher with the op's arguments."""
     return [specimen_of(op, case) for case in CASES]
 
 
-def specimen_of(op: Callable[..., torch.Tensor], case: Case) -> Specimen:
+def specimen_of(op: Callable[..., torch.Tensor], case: Case) -> KernelCase:
     """One case."""
-    return Specimen(
+    return KernelCase(
         name=case.name,
         make=partial(_make, case),
         run=partial(_call, case, op),

@@ -16,7 +16,7 @@ from tokenmesh.kernels.alignment import assert_aligned_rows
 from tokenmesh.kernels.fusion import FUSED
 from tokenmesh.kernels.mamba2.cpu import CHUNK
 from tokenmesh.kernels.mamba2.specimens import specimens_of
-from tokenmesh.kernels.specimen import Compilation, Limits, Specimen
+from tokenmesh.kernels.specimen import Compilation, KernelCase, Limits
 from tokenmesh.kernels.state_rows import StateRows
 
 FEW: Final = 8
@@ -276,7 +276,7 @@ def _scan_kernel(
         tl.store(held_ptrs, held, mask=is_state)
 
 
-def specimens() -> list[Specimen]:
+def specimens() -> list[KernelCase]:
     """See `specimens.py`."""
     return specimens_of(mamba2)
 

@@ -8,7 +8,7 @@ from tokenmesh.kernels.alignment import assert_aligned_rows
 from tokenmesh.kernels.fusion import FUSED
 from tokenmesh.kernels.merge_attention.reference import merge_attention_reference
 from tokenmesh.kernels.merge_attention.tolerance import TOLERANCE
-from tokenmesh.kernels.specimen import Compilation, Inputs, Limits, Outputs, Specimen
+from tokenmesh.kernels.specimen import Compilation, Inputs, KernelCase, Limits, Outputs
 
 
 def merge_attention(
@@ -71,12 +71,12 @@ def _merge_attention_kernel(
     tl.store(out + at, merged.to(out.dtype.element_ty), mask=column < D)
 
 
-def specimens() -> list[Specimen]:
+def specimens() -> list[KernelCase]:
     """Sides of like and unlike weight, without keys (then NaN), and nothing at all."""
     return [_specimen(*shape) for shape in [(9, 3, 64), (4, 2, 80), (1, 1, 256), (0, 2, 16)]]
 
 
-def _specimen(tokens: int, heads: int, head_dim: int) -> Specimen:
+def _specimen(tokens: int, heads: int, head_dim: int) -> KernelCase:
     def make(dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> Inputs:
         def side(empty_every: int) -> tuple[torch.Tensor, torch.Tensor]:
             shape = (tokens, heads * head_dim)
@@ -98,7 +98,7 @@ def _specimen(tokens: int, heads: int, head_dim: int) -> Specimen:
     def outputs(results: tuple[torch.Tensor, torch.Tensor]) -> Outputs:
         return {"out": results[0], "lse": results[1]}
 
-    return Specimen(
+    return KernelCase(
         name=f"{tokens}x{heads}x{head_dim}",
         make=make,
         run=lambda inputs: outputs(merge_attention(**inputs)),

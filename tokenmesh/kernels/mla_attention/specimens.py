@@ -7,7 +7,7 @@ from tokenmesh.kernels.mla_attention.tolerance import TOLERANCE
 from tokenmesh.kernels.paged_attention.device import DeviceRows
 from tokenmesh.kernels.paged_attention.triton_specimens import Case, scattered_tables
 from tokenmesh.kernels.paged_attention.work import Rows
-from tokenmesh.kernels.specimen import Inputs, Outputs, Specimen
+from tokenmesh.kernels.specimen import Inputs, KernelCase, Outputs
 
 ROPE_DIM = 16
 CASES = (
@@ -25,17 +25,17 @@ SPARSE = (
 NUM_INDICES = 48
 
 
-def specimens() -> list[Specimen]:
+def specimens() -> list[KernelCase]:
     """Every case; the head's width is the rank."""
     dense = [_specimen(case, is_sparse=False) for case in CASES]
     return dense + [_specimen(case, is_sparse=True) for case in SPARSE]
 
 
-def _specimen(case: Case, is_sparse: bool) -> Specimen:
+def _specimen(case: Case, is_sparse: bool) -> KernelCase:
     def make(dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> Inputs:
         return _inputs(case, is_sparse, dtype, device, generator)
 
-    return Specimen(
+    return KernelCase(
         name=case.name,
         make=make,
         run=lambda inputs: _run(case, inputs),

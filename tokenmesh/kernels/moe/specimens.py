@@ -12,7 +12,15 @@ from tokenmesh.kernels.moe.spec import ExpertsSpec
 from tokenmesh.kernels.moe.triton_align import count_kernel, place_kernel, start_kernel
 from tokenmesh.kernels.moe.triton_products import first_kernel, second_kernel, sum_kernel
 from tokenmesh.kernels.moe.triton_tiles import DEFAULT, Tile, read_tiles
-from tokenmesh.kernels.specimen import Compilation, Inputs, Limits, Make, Outputs, Specimen, normal
+from tokenmesh.kernels.specimen import (
+    Compilation,
+    Inputs,
+    KernelCase,
+    Limits,
+    Make,
+    Outputs,
+    normal,
+)
 
 Run = Callable[..., torch.Tensor]
 _GPT_OSS: Final = ExpertsSpec(alpha=1.702, limit=1.5, up_offset=1.0)
@@ -36,7 +44,7 @@ TOLERANCE: Final = {torch.float32: 5e-5, torch.float16: 1e-2, torch.bfloat16: 6e
 """Of outputs of about 1 to 5."""
 
 
-def specimens(run: Run) -> list[Specimen]:
+def specimens(run: Run) -> list[KernelCase]:
     """Every form, and ids that are not here, twice in a row, all the same."""
     cases = [_specimen(run, name, *case) for name, case in _CASES.items()]
     sizes = (9, 2, 4, 32, 32)
@@ -54,7 +62,7 @@ def _specimen(
     has_bias: bool,
     sizes: tuple[int, ...],
     ids: list[list[int]] | None = None,
-) -> Specimen:
+) -> KernelCase:
     def out_of(compute: Run) -> Callable[[Inputs], Outputs]:
         def call(a: Inputs) -> Outputs:
             own = replace(spec, b13=a["b13"], b2=a["b2"])
@@ -64,7 +72,7 @@ def _specimen(
         return call
 
     make = _make(spec, has_bias, sizes, ids)
-    return Specimen(name, make, out_of(run), out_of(experts_reference), TOLERANCE)
+    return KernelCase(name, make, out_of(run), out_of(experts_reference), TOLERANCE)
 
 
 def _make(

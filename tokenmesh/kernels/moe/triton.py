@@ -18,7 +18,7 @@ from tokenmesh.kernels.moe.specimens import compilations
 from tokenmesh.kernels.moe.triton_align import count_kernel, place_kernel, start_kernel
 from tokenmesh.kernels.moe.triton_products import first_kernel, second_kernel, sum_kernel
 from tokenmesh.kernels.moe.triton_tiles import Tiles, choose_tiles
-from tokenmesh.kernels.specimen import Specimen
+from tokenmesh.kernels.specimen import KernelCase
 
 __all__ = ["compilations", "experts", "run_tiles", "specimens"]
 
@@ -115,6 +115,6 @@ def _contiguous(bias: torch.Tensor | None) -> torch.Tensor | None:
     return None if bias is None else bias.contiguous()
 
 
-def specimens() -> list[Specimen]:
+def specimens() -> list[KernelCase]:
     """See `specimens.py`."""
     return shown.specimens(experts)

@@ -13,7 +13,7 @@ from tokenmesh.kernels.paged_attention.reference import attention_and_lse_refere
 from tokenmesh.kernels.paged_attention.tolerance import TOLERANCE
 from tokenmesh.kernels.paged_attention.variant import Variant
 from tokenmesh.kernels.paged_attention.work import Rows, span_ends
-from tokenmesh.kernels.specimen import Inputs, Outputs, Specimen
+from tokenmesh.kernels.specimen import Inputs, KernelCase, Outputs
 
 COLUMN_MULTIPLE = 16
 SPARE_BLOCKS = 3
@@ -97,18 +97,18 @@ CASES = (
 )  # fmt: skip
 
 
-def specimens() -> list[Specimen]:
+def specimens() -> list[KernelCase]:
     """Every case."""
     return [specimen(case) for case in CASES]
 
 
-def specimen(case: Case) -> Specimen:
+def specimen(case: Case) -> KernelCase:
     """One case, as the kernel tests take it."""
 
     def make(dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> Inputs:
         return _inputs(case, dtype, device, generator)
 
-    return Specimen(
+    return KernelCase(
         name=case.name,
         make=make,
         run=lambda inputs: _run(case, inputs),

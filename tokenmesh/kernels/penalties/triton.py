@@ -16,9 +16,9 @@ from tokenmesh.kernels.specimen import (
     EXACT,
     Compilation,
     Inputs,
+    KernelCase,
     Limits,
     Outputs,
-    Specimen,
 )
 
 BLOCK: Final = 1024
@@ -126,11 +126,11 @@ def _count_tokens_kernel(
     tl.store(ptrs, tl.load(ptrs, mask=mask, other=0) + 1, mask=mask)
 
 
-def specimens() -> list[Specimen]:
+def specimens() -> list[KernelCase]:
     """Rows with and without a slot, padding, an odd vocabulary in two blocks, a flaw."""
     return [
-        Specimen("penalties", _make, _run, _reference, EXACT),
-        Specimen("count", _make, _run_count, _reference_count, EXACT),
+        KernelCase("penalties", _make, _run, _reference, EXACT),
+        KernelCase("count", _make, _run_count, _reference_count, EXACT),
     ]
 
 

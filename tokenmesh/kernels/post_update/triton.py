@@ -9,7 +9,7 @@ import triton.language as tl
 from tokenmesh.kernels.alignment import assert_aligned_rows
 from tokenmesh.kernels.fusion import FUSED
 from tokenmesh.kernels.post_update import post_update_reference
-from tokenmesh.kernels.specimen import EXACT, Compilation, Inputs, Limits, Outputs, Specimen
+from tokenmesh.kernels.specimen import EXACT, Compilation, Inputs, KernelCase, Limits, Outputs
 from tokenmesh.kernels.step_inputs.row_state import RowState
 from tokenmesh.kernels.step_inputs.triton import inputs_of, random_state, state_of
 
@@ -71,7 +71,7 @@ def _post_update_kernel(
     tl.store(token_ids_ptr + row * stride_token_ids + computed, token_id, mask=appends)
 
 
-def specimens() -> list[Specimen]:
+def specimens() -> list[KernelCase]:
     """Padding, rows that draw nothing, draws in another order, a full row; more than a tile."""
     mixed = [(3, 1, 2), (-1, 1, 0), (0, 40, -1), (4, 7, 0), (1, 0, -1), (2, 30, 1), (-1, 2, -1)]
     many = [(row, 1, BLOCK + 8 - row) for row in range(BLOCK + 9)]
@@ -84,7 +84,7 @@ def specimens() -> list[Specimen]:
 
 def _specimen(
     name: str, batch: list[tuple[int, int, int]], num_rows: int, max_tokens: int
-) -> Specimen:
+) -> KernelCase:
     """batch: (row, tokens, draw). Random counts up to 50 leave some rows no room."""
 
     def make(dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> Inputs:
@@ -107,7 +107,7 @@ def _specimen(
         post_update_reference(a["rows"], a["query_starts"], a["draws"], a["sampled"], state)
         return {key: a[key] for key in ("token_ids", "num_computed")}
 
-    return Specimen(name, make, run, reference, EXACT)
+    return KernelCase(name, make, run, reference, EXACT)
 
 
 def compilations() -> list[Compilation]:

@@ -9,7 +9,7 @@ import torch
 
 from tokenmesh.kernels.qk_norm_rope_kv_write import TOLERANCE, qk_norm_rope_kv_write_reference
 from tokenmesh.kernels.qk_norm_rope_kv_write.head_norm import HeadNorm
-from tokenmesh.kernels.specimen import Inputs, Outputs, Specimen, normal
+from tokenmesh.kernels.specimen import Inputs, KernelCase, Outputs, normal
 
 PAGE_SIZE: Final = 16
 BLOCKS: Final = 4
@@ -42,10 +42,10 @@ CASES: Final = (
 )
 
 
-def specimens_of(op: Callable[..., torch.Tensor]) -> list[Specimen]:
+def specimens_of(op: Callable[..., torch.Tensor]) -> list[KernelCase]:
     """All cases, run by a launcher with the op's arguments."""
     return [
-        Specimen(
+        KernelCase(
             name=case.name,
             make=partial(_make, case),
             run=partial(_run, case, op),

@@ -12,7 +12,7 @@ from tokenmesh.kernels.kv_write.triton import page_constants, store_in_pages
 from tokenmesh.kernels.qk_norm_rope_kv_write.head_norm import HeadNorm
 from tokenmesh.kernels.qk_norm_rope_kv_write.specimens import specimens_of
 from tokenmesh.kernels.rope.triton import load_turns, turned
-from tokenmesh.kernels.specimen import Compilation, Limits, Specimen
+from tokenmesh.kernels.specimen import Compilation, KernelCase, Limits
 
 BLOCK_H: Final = 8
 NUM_WARPS: Final = 4
@@ -137,7 +137,7 @@ def _qk_norm_rope_kv_write_kernel(
     )
 
 
-def specimens() -> list[Specimen]:
+def specimens() -> list[KernelCase]:
     """See `specimens.py`."""
     return specimens_of(qk_norm_rope_kv_write)
 

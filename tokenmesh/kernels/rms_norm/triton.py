@@ -7,7 +7,15 @@ import triton.language as tl
 from tokenmesh.kernels.alignment import assert_aligned_rows, padded
 from tokenmesh.kernels.fusion import FUSED
 from tokenmesh.kernels.rms_norm import TOLERANCE, add_rms_norm_reference, rms_norm_reference
-from tokenmesh.kernels.specimen import Compilation, Inputs, Limits, Make, Outputs, Specimen, normal
+from tokenmesh.kernels.specimen import (
+    Compilation,
+    Inputs,
+    KernelCase,
+    Limits,
+    Make,
+    Outputs,
+    normal,
+)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -117,7 +125,7 @@ def _add_rms_norm_kernel(
     tl.store(out_ptr + token * FEATURES + offs, y.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-def specimens() -> list[Specimen]:
+def specimens() -> list[KernelCase]:
     """Rows of one feature to several warps, padded rows, heads inside a wider buffer, nothing."""
     return [
         *(_plain(*shape) for shape in [(3, 1), (2, 33), (1, 896), (0, 64)]),
@@ -126,7 +134,7 @@ def specimens() -> list[Specimen]:
     ]
 
 
-def _plain(tokens: int, features: int) -> Specimen:
+def _plain(tokens: int, features: int) -> KernelCase:
     def make(dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> Inputs:
         wide = normal((tokens, padded(features + 1)), dtype, device, generator)
         weight = normal((features,), torch.float32, device, generator)
@@ -135,7 +143,7 @@ def _plain(tokens: int, features: int) -> Specimen:
     return _norm_specimen(f"{tokens}x{features}", make)
 
 
-def _by_head(has_rows: bool) -> Specimen:
+def _by_head(has_rows: bool) -> KernelCase:
     def make(dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> Inputs:
         wide = normal((3, 7, 16), dtype, device, generator)
         shape = (5, 16) if has_rows else (16,)
@@ -145,8 +153,8 @@ def _by_head(has_rows: bool) -> Specimen:
     return _norm_specimen(f"heads-weight-{'each' if has_rows else 'shared'}", make)
 
 
-def _norm_specimen(name: str, make: Make) -> Specimen:
-    return Specimen(
+def _norm_specimen(name: str, make: Make) -> KernelCase:
+    return KernelCase(
         name=name,
         make=make,
         run=lambda a: {"out": rms_norm(a["x"], a["weight"], 1e-5)},
@@ -155,7 +163,7 @@ def _norm_specimen(name: str, make: Make) -> Specimen:
     )
 
 
-def _added(tokens: int, features: int, alpha: float) -> Specimen:
+def _added(tokens: int, features: int, alpha: float) -> KernelCase:
     def make(dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> Inputs:
         wide = normal((tokens, padded(features + 1)), dtype, device, generator)
         return {
@@ -172,7 +180,7 @@ def _added(tokens: int, features: int, alpha: float) -> Specimen:
         hidden, out = add_rms_norm_reference(a["hidden"], a["x"], a["weight"], 1e-6, alpha)
         return {"out": out, "hidden": hidden}
 
-    return Specimen(f"add-{tokens}x{features}", make, run, reference, TOLERANCE)
+    return KernelCase(f"add-{tokens}x{features}", make, run, reference, TOLERANCE)
 
 
 def compilations() -> list[Compilation]:

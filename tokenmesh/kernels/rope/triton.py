@@ -9,7 +9,15 @@ import triton.language as tl
 from tokenmesh.kernels.alignment import assert_aligned_rows
 from tokenmesh.kernels.fusion import FUSED
 from tokenmesh.kernels.rope import TOLERANCE, rope_reference
-from tokenmesh.kernels.specimen import Compilation, Inputs, Limits, Make, Outputs, Specimen, normal
+from tokenmesh.kernels.specimen import (
+    Compilation,
+    Inputs,
+    KernelCase,
+    Limits,
+    Make,
+    Outputs,
+    normal,
+)
 
 BLOCK_H: Final = 8
 NUM_WARPS: Final = 4
@@ -81,18 +89,18 @@ def random_turns(
     return torch.polar(drawn[0] + 0.5, 20 * drawn[1])
 
 
-def specimens() -> list[Specimen]:
+def specimens() -> list[KernelCase]:
     """One pair, partial and odd rotary parts, more heads than a tile, nothing."""
     shapes = [(3, 1, 2, 1), (2, BLOCK_H + 3, 20, 3), (2, 3, 64, 32), (0, 2, 16, 8)]
     return [_specimen(*shape) for shape in shapes]
 
 
-def _specimen(tokens: int, heads: int, head_dim: int, pairs: int) -> Specimen:
+def _specimen(tokens: int, heads: int, head_dim: int, pairs: int) -> KernelCase:
     def run(a: Inputs) -> Outputs:
         rotate(a["x"], a["turns"])
         return {"x": a["x"]}
 
-    return Specimen(
+    return KernelCase(
         name=f"{tokens}x{heads}x{head_dim}-{pairs}",
         make=_make(tokens, heads, head_dim, pairs),
         run=run,

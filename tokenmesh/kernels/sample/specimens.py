@@ -16,7 +16,7 @@ from tokenmesh.kernels.sample.triton_filters import (
     survey_kernel,
 )
 from tokenmesh.kernels.sample.triton_race import race_kernel
-from tokenmesh.kernels.specimen import Compilation, Inputs, Limits, Outputs, Specimen
+from tokenmesh.kernels.specimen import Compilation, Inputs, KernelCase, Limits, Outputs
 
 _EQUAL: Final = {torch.float32: 0.0, torch.float16: 0.0, torch.bfloat16: 0.0}
 _Row = tuple[float, float, int, float]
@@ -38,7 +38,7 @@ _NESTED: Final[_Row] = (3.0, 0.0, 30, 0.5)
 """Half of what top_k leaves is far less than half of everything."""
 
 
-def specimens() -> list[Specimen]:
+def specimens() -> list[KernelCase]:
     """One block and several, few and too many candidates, equal logits, every kind of flaw."""
     return [
         _specimen("plain", _PLAIN, 301, block=128),
@@ -60,7 +60,7 @@ def _specimen(
     candidates: int = 16,
     step: float = 0.0,
     spoil: bool = False,
-) -> Specimen:
+) -> KernelCase:
     """`step` rounds the logits to its multiples; `spoil` adds rows with nothing to draw."""
 
     def make(dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> Inputs:
@@ -90,7 +90,7 @@ def _specimen(
         arguments = (a["logits"], a["idx_mapping"], a["positions"], rows, a["marks"])
         return {"out": sample_reference(*arguments)}
 
-    return Specimen(name, make, run, reference, _EQUAL)
+    return KernelCase(name, make, run, reference, _EQUAL)
 
 
 def _spoil(logits: torch.Tensor, marks: torch.Tensor) -> None:

@@ -9,7 +9,7 @@ import triton.language as tl
 from tokenmesh.kernels.alignment import assert_aligned_rows, padded
 from tokenmesh.kernels.fusion import FUSED
 from tokenmesh.kernels.silu_mul import TOLERANCE, silu_mul_reference
-from tokenmesh.kernels.specimen import Compilation, Inputs, Limits, Make, Specimen, normal
+from tokenmesh.kernels.specimen import Compilation, Inputs, KernelCase, Limits, Make, normal
 
 BLOCK: Final = 1024
 NUM_WARPS: Final = 4
@@ -64,10 +64,10 @@ def _silu_mul_kernel(
     tl.store(out_ptr + offs, out.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-def specimens() -> list[Specimen]:
+def specimens() -> list[KernelCase]:
     """Less than a tile, several tiles with a tail, nothing."""
     return [
-        Specimen(
+        KernelCase(
             name=f"{tokens}x{features}",
             make=gate_up_of(tokens, features),
             run=lambda a: {"out": silu_mul(a["gate_up"])},

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from tokenmesh.kernels.fusion import FUSED
-from tokenmesh.kernels.specimen import EXACT, Compilation, Inputs, Limits, Outputs, Specimen
+from tokenmesh.kernels.specimen import EXACT, Compilation, Inputs, KernelCase, Limits, Outputs
 from tokenmesh.kernels.staged_writes import staged_writes_reference
 
 BLOCK: Final = 1024
@@ -48,7 +48,7 @@ def _staged_writes_kernel(
         tl.store(destination + (offs - begin), tl.load(values_ptr + offs, mask=mask), mask=mask)
 
 
-def specimens() -> list[Specimen]:
+def specimens() -> list[KernelCase]:
     """Writes of nothing, of one number, of more than a tile, side by side; no writes at all."""
     lengths = [1, 0, BLOCK + 77, 3, 0]
     return [
@@ -57,7 +57,7 @@ def specimens() -> list[Specimen]:
     ]
 
 
-def _specimen(name: str, destinations: list[int], lengths: list[int], total: int) -> Specimen:
+def _specimen(name: str, destinations: list[int], lengths: list[int], total: int) -> KernelCase:
     def make(dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> Inputs:
         starts = torch.tensor([0, *lengths]).cumsum(0)
         values = torch.empty(sum(lengths), dtype=torch.int32, device=device)
@@ -77,7 +77,7 @@ def _specimen(name: str, destinations: list[int], lengths: list[int], total: int
         staged_writes_reference(a["flat"], a["destinations"], a["starts"], a["values"])
         return {"flat": a["flat"]}
 
-    return Specimen(name, make, run, reference, EXACT)
+    return KernelCase(name, make, run, reference, EXACT)
 
 
 def compilations() -> list[Compilation]:

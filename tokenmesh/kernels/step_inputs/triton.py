@@ -8,7 +8,7 @@ import triton.language as tl
 
 from tokenmesh.kernels.alignment import assert_aligned_rows
 from tokenmesh.kernels.fusion import FUSED
-from tokenmesh.kernels.specimen import EXACT, Compilation, Inputs, Limits, Outputs, Specimen
+from tokenmesh.kernels.specimen import EXACT, Compilation, Inputs, KernelCase, Limits, Outputs
 from tokenmesh.kernels.step_inputs import RowState, StepTensors, step_inputs_reference
 
 BLOCK: Final = 1024
@@ -120,7 +120,7 @@ def _step_inputs_kernel(
         tl.store(tables_ptr + index * stride_tables + offs, block, mask=mask)
 
 
-def specimens() -> list[Specimen]:
+def specimens() -> list[KernelCase]:
     """Decode with padding, chunks that cross pages and tiles, nothing but padding."""
     return [
         _specimen("decode-padded", [(5, 1), (0, 1), (-1, 1), (-1, 0)], num_tokens=7),
@@ -132,7 +132,7 @@ def specimens() -> list[Specimen]:
 
 def _specimen(
     name: str, batch: list[tuple[int, int]], num_tokens: int, page_size: int = 16
-) -> Specimen:
+) -> KernelCase:
     """batch: (row, tokens)."""
 
     def make(dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> Inputs:
@@ -159,7 +159,7 @@ def _specimen(
         step_inputs_reference(a["rows"], a["query_starts"], state_of(a), page_size, out)
         return _outputs(a)
 
-    return Specimen(name, make, run, reference, EXACT)
+    return KernelCase(name, make, run, reference, EXACT)
 
 
 def random_state(

@@ -26,7 +26,7 @@ from tokenmesh.services.gateway.http.docs_pages import docs_router
 from tokenmesh.services.gateway.http.head_as_get import HeadAsGet
 from tokenmesh.services.gateway.http.root_path import RootPath
 from tokenmesh.services.gateway.http.shortcut import Endpoint, Shortcut
-from tokenmesh.services.gateway.http.start_limiter import Turnstile
+from tokenmesh.services.gateway.http.start_limiter import StartLimiter
 from tokenmesh.services.gateway.openai import chat_routes as chat
 from tokenmesh.services.gateway.openai import completion_routes as completions
 from tokenmesh.services.gateway.openai.chat_request import ChatRequest
@@ -102,7 +102,7 @@ def make_app(gateway: Gateway) -> ASGIApp:
         messages.PATH: messages_endpoint(gateway),
         responses.PATH: response_endpoint(gateway),
     }
-    turnstile = Turnstile(settings.requests_per_turn)
+    turnstile = StartLimiter(settings.requests_per_turn)
     app: ASGIApp = Shortcut(_make_routes(gateway, endpoints), endpoints, turnstile)
     app = AdmittedRoutes(app, gateway.admission, gateway.bodies, endpoints)
     app = Edge(app, gateway.keys, settings, gateway.http_meters)

@@ -1,4 +1,4 @@
-"""Exchange: one HTTP request and its response, as everybody who handles it sees them."""
+"""RequestContext: one HTTP request and its response, as everybody who handles it sees them."""
 
 from dataclasses import dataclass, field
 from typing import Final, cast
@@ -7,7 +7,7 @@ from starlette.types import Scope
 
 from tokenmesh.services.gateway.http.body_budget import Body
 from tokenmesh.services.gateway.tenancy.lease import Lease
-from tokenmesh.services.gateway.tenancy.standing import Standing
+from tokenmesh.services.gateway.tenancy.standing import RateLimitStatus
 from tokenmesh.services.gateway.tenancy.tenant import DEFAULT_ACCESS, Access
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput
@@ -17,7 +17,7 @@ _KEY: Final = "tokenmesh.exchange"
 
 
 @dataclass(slots=True)
-class Exchange:
+class RequestContext:
     """Made by the edge, completed on the way."""
 
     request_id: RequestId
@@ -28,7 +28,7 @@ class Exchange:
     """Monotonic."""
     access: Access = DEFAULT_ACCESS
     """As whom its client comes."""
-    standing: Standing | None = None
+    standing: RateLimitStatus | None = None
     """How the tenant stands to its limits, once that was asked."""
     lease: Lease | None = None
     """What the request counts for while it runs."""
@@ -68,14 +68,14 @@ class Exchange:
             lease.release()
 
 
-def attach(scope: Scope, exchange: Exchange) -> None:
+def attach(scope: Scope, exchange: RequestContext) -> None:
     """Let handlers find it."""
     scope[_KEY] = exchange
 
 
-def exchange_of(scope: Scope) -> Exchange:
+def context_of(scope: Scope) -> RequestContext:
     """The exchange of a request that came through the edge."""
-    return cast("Exchange", scope[_KEY])
+    return cast("RequestContext", scope[_KEY])
 
 
 def check_request_id(text: str, field: str, limits: GatewaySettings) -> None:

@@ -10,7 +10,7 @@ from typing import Final
 from opentelemetry.trace import Span
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tokenmesh.services.gateway.context import Exchange, attach, check_request_id
+from tokenmesh.services.gateway.context import RequestContext, attach, check_request_id
 from tokenmesh.services.gateway.errors import error_response
 from tokenmesh.services.gateway.http.meters import HttpMeters
 from tokenmesh.services.gateway.http.origin import check_page
@@ -99,7 +99,7 @@ class Edge:
         if not self._keys:
             check_page(method, headers, self._settings)
 
-    def _open(self, path: str, headers: dict[bytes, bytes]) -> Exchange:
+    def _open(self, path: str, headers: dict[bytes, bytes]) -> RequestContext:
         """The exchange of a request that may pass. Raises Unauthorized or InvalidInput."""
         access = self._keys.access(path, key_of(headers))
         given = headers.get(b"x-request-id")
@@ -109,18 +109,18 @@ class Edge:
             return exchange
         text = given.decode("latin-1")
         check_request_id(text, "X-Request-Id", self._settings)
-        return Exchange(RequestId(text), True, monotonic_s(), access)
+        return RequestContext(RequestId(text), True, monotonic_s(), access)
 
-    def _unnamed(self, path: str) -> Exchange:
+    def _unnamed(self, path: str) -> RequestContext:
         prefix = _PREFIX_BY_PATH.get(path, "req")
-        return Exchange(new_request_id(prefix), False, monotonic_s())
+        return RequestContext(new_request_id(prefix), False, monotonic_s())
 
     async def _answer(
         self,
         scope: Scope,
         receive: Receive,
         send: Send,
-        exchange: Exchange,
+        exchange: RequestContext,
         refusal: TokenMeshError | None,
     ) -> None:
         async def send_on(message: Message) -> None:
@@ -145,7 +145,7 @@ class Edge:
         finally:
             self._count(scope, exchange)
 
-    def _count(self, scope: Scope, exchange: Exchange) -> None:
+    def _count(self, scope: Scope, exchange: RequestContext) -> None:
         if exchange.has_client_left:
             exchange.status = _CLIENT_LEFT
         self._meters.end(
@@ -164,7 +164,7 @@ def _told_length(scope: Scope) -> int:
     return int(told) if told.isdigit() else 0
 
 
-def _headers(exchange: Exchange) -> list[tuple[bytes, bytes]]:
+def _headers(exchange: RequestContext) -> list[tuple[bytes, bytes]]:
     request_id = exchange.request_id.encode("latin-1", "replace")
     # The second is where Anthropic's clients look for it.
     headers = [(b"x-request-id", request_id), (b"request-id", request_id)]
@@ -184,7 +184,7 @@ def _header_text(text: str) -> bytes:
     return "".join(char if char.isprintable() else "?" for char in text).encode("ascii", "replace")
 
 
-def _complete(current: Span, exchange: Exchange) -> None:
+def _complete(current: Span, exchange: RequestContext) -> None:
     current.set_attribute(REQUEST_ID, exchange.request_id)
     current.set_attribute("http.response.status_code", exchange.status)
     if exchange.model is not None:

@@ -12,7 +12,7 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from tokenmesh.services.gateway.anthropic import errors as anthropic_errors
-from tokenmesh.services.gateway.context import exchange_of
+from tokenmesh.services.gateway.context import context_of
 from tokenmesh.services.gateway.http.sse import encode_json
 from tokenmesh.services.gateway.openai.errors import error_body, status_body
 from tokenmesh.shared.errors import InvalidInput, TokenMeshError
@@ -39,7 +39,7 @@ def error_response(error: TokenMeshError, scope: Scope) -> Response:
         headers["www-authenticate"] = "Bearer"
     if _is_anthropic(scope):
         body = anthropic_errors.error_body(
-            error.status, error.message, error.param, exchange_of(scope).request_id, error.code
+            error.status, error.message, error.param, context_of(scope).request_id, error.code
         )
         return json_response(body, anthropic_errors.status_of(error.status), headers)
     return json_response(error_body(error), error.status, headers)
@@ -64,7 +64,7 @@ def _is_anthropic(scope: Scope) -> bool:
 def _plain_response(scope: Scope, status: int, message: str, code: str | None = None) -> Response:
     """For a status that no error of ours stands for."""
     if _is_anthropic(scope):
-        request_id = exchange_of(scope).request_id
+        request_id = context_of(scope).request_id
         told = anthropic_errors.error_body(status, message, request_id=request_id)
         return json_response(told, status)
     return json_response(status_body(status, message, code), status)

@@ -8,20 +8,20 @@ from tokenmesh.services.gateway.generation.metering import Meters
 from tokenmesh.services.gateway.http.body_budget import BodyBudget
 from tokenmesh.services.gateway.http.meters import HttpMeters
 from tokenmesh.services.gateway.mesh.breaker import Breaker
-from tokenmesh.services.gateway.mesh.calls import Calls
+from tokenmesh.services.gateway.mesh.calls import ServiceCalls
 from tokenmesh.services.gateway.mesh.cancels import Cancels
 from tokenmesh.services.gateway.mesh.catalog import ENCODER, WORKER, Catalog
 from tokenmesh.services.gateway.mesh.held_prompts import HeldPrompts
 from tokenmesh.services.gateway.mesh.launcher import Launcher
 from tokenmesh.services.gateway.mesh.pipeline import Pipeline
-from tokenmesh.services.gateway.mesh.recovery import Watchdog
+from tokenmesh.services.gateway.mesh.recovery import StreamRecovery
 from tokenmesh.services.gateway.mesh.replicas import Replicas
 from tokenmesh.services.gateway.mesh.stages import Stages
 from tokenmesh.services.gateway.mesh.streams import Streams
 from tokenmesh.services.gateway.mesh.vocabularies import Vocabularies
 from tokenmesh.services.gateway.mesh.watch_times import WatchTimes
 from tokenmesh.services.gateway.openai.intake import Intake
-from tokenmesh.services.gateway.openai.request_builder import Desk
+from tokenmesh.services.gateway.openai.request_builder import RequestBuilder
 from tokenmesh.services.gateway.operations.admin import Admin
 from tokenmesh.services.gateway.operations.mesh_view import MeshView
 from tokenmesh.services.gateway.operations.traces import TraceStore
@@ -38,7 +38,7 @@ from tokenmesh.shared.config import Settings
 from tokenmesh.shared.ids import GatewayId, InstanceId, WorkerId
 from tokenmesh.shared.journal import Journal
 from tokenmesh.shared.membership import Member, Members
-from tokenmesh.shared.messages import Beat
+from tokenmesh.shared.messages import Heartbeat
 from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.redis import Redis
 from tokenmesh.shared.subjects import gateway_tokens
@@ -81,7 +81,9 @@ class Gateway:
         breaker = Breaker(limits)
         metrics.gauge_of("workers_left_out", lambda: len(breaker))
         self._prompts = HeldPrompts(bus, gateway_id)
-        self.calls = Calls(bus, limits, Replicas(members).freshest, breaker.left_out, self._prompts)
+        self.calls = ServiceCalls(
+            bus, limits, Replicas(members).freshest, breaker.left_out, self._prompts
+        )
         launcher = Launcher(bus, self.calls, self.streams, limits, metrics, breaker)
         self.streams.on_done = breaker.succeed
         self._watchdog = self._make_watchdog(launcher, count_losses)
@@ -89,7 +91,7 @@ class Gateway:
         self.admin = Admin(bus, members, self.catalog, limits)
         self.mesh_view = MeshView(gateway_id, bus, members, limits)
         self.vocabularies = Vocabularies(self.calls, limits)
-        self.intake = Intake(Desk(self.catalog, self.vocabularies, blobs, limits))
+        self.intake = Intake(RequestBuilder(self.catalog, self.vocabularies, blobs, limits))
         self.pipeline = Pipeline(Stages(gateway_id, self.calls, self.streams, launcher, limits))
         self.scale_out = self._make_scale_out(settings)
         self.traces = TraceStore(settings.telemetry)
@@ -115,7 +117,7 @@ class Gateway:
             pipeline=self.pipeline,
         )
 
-        def on_beat(beat: Beat) -> None:
+        def on_beat(beat: Heartbeat) -> None:
             self.catalog.on_beat(beat)
             scale_out.on_beat(beat)
 
@@ -131,8 +133,8 @@ class Gateway:
             max_told=limits.max_cancels_known,
         )
 
-    def _make_watchdog(self, launcher: Launcher, count_losses: Callable[[], int]) -> Watchdog:
-        return Watchdog(
+    def _make_watchdog(self, launcher: Launcher, count_losses: Callable[[], int]) -> StreamRecovery:
+        return StreamRecovery(
             self._bus,
             self.streams,
             launcher,

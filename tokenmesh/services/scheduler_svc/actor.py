@@ -9,7 +9,7 @@ from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.scheduler import SchedulerSettings
 from tokenmesh.shared.errors import Asleep, Cancelled, TokenMeshError, Unavailable
 from tokenmesh.shared.ids import ModelName
-from tokenmesh.shared.messages.beat import Beat
+from tokenmesh.shared.messages.beat import Heartbeat
 from tokenmesh.shared.messages.place import Place, Placed, Queued
 from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.telemetry import span
@@ -55,7 +55,7 @@ class SchedulerActor(Actor):
     def _count(self, outcome: str) -> None:
         self._metrics.counter("placements", outcome=outcome).inc()
 
-    def on_beat(self, beat: Beat) -> None:
+    def on_beat(self, beat: Heartbeat) -> None:
         """A worker's beat may show room."""
         if beat.load is not None and self._desk.num_waiting:
             self._has_room.set()

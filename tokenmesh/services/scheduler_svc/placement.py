@@ -10,7 +10,7 @@ from tokenmesh.services.scheduler_svc.cost import capacity, estimated_ttft_s, kv
 from tokenmesh.services.scheduler_svc.reservations import Reservation, Reservations
 from tokenmesh.shared.config.scheduler import SchedulerSettings
 from tokenmesh.shared.ids import WorkerId
-from tokenmesh.shared.messages.beat import Beat, WorkerLoad
+from tokenmesh.shared.messages.beat import Heartbeat, WorkerLoad
 from tokenmesh.shared.messages.place import Candidate, Place
 from tokenmesh.shared.tenant_share import is_within_share
 
@@ -46,7 +46,7 @@ class Decision:
     reservation: str = ""
 
 
-def worker_from_beat(beat: Beat, beat_at: float) -> Worker | None:
+def worker_from_beat(beat: Heartbeat, beat_at: float) -> Worker | None:
     """None for a beat that is no worker's."""
     if beat.load is None:
         return None

@@ -10,7 +10,7 @@ from tokenmesh.services.worker_svc.beat_pace import BeatPace
 from tokenmesh.services.worker_svc.block_events.stream import BlockEventStream
 from tokenmesh.services.worker_svc.engine.engine import ABORTED, EngineBroken
 from tokenmesh.services.worker_svc.engine.request import Ending, StreamKey
-from tokenmesh.services.worker_svc.entrance import Entrance
+from tokenmesh.services.worker_svc.entrance import RequestPreparation
 from tokenmesh.services.worker_svc.gateway_watch import GatewayWatch
 from tokenmesh.services.worker_svc.grammar.compiler import GrammarCompiler
 from tokenmesh.services.worker_svc.load import LoadBook
@@ -19,8 +19,8 @@ from tokenmesh.services.worker_svc.meters import WorkerMeters
 from tokenmesh.services.worker_svc.prefix_index.writer import IndexWriter
 from tokenmesh.services.worker_svc.profiling import Profiling
 from tokenmesh.services.worker_svc.publisher import Publisher
-from tokenmesh.services.worker_svc.rest import Rest
-from tokenmesh.services.worker_svc.streams import Stream, Streams
+from tokenmesh.services.worker_svc.rest import SleepController
+from tokenmesh.services.worker_svc.streams import WorkerStream, WorkerStreams
 from tokenmesh.services.worker_svc.thread import End, EngineHost
 from tokenmesh.services.worker_svc.tracing import sampled
 from tokenmesh.shared.actor import Actor, Context, handles
@@ -66,7 +66,7 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class WorkerContext:
     """What the worker needs of its process."""
 
     bus: Bus
@@ -95,7 +95,7 @@ class WorkerActor(Actor):
         settings: WorkerSettings,
         loaded: Loaded,
         host: EngineHost,
-        around: Surroundings,
+        around: WorkerContext,
     ) -> None:
         super().__init__()
         self._identity = identity
@@ -104,9 +104,9 @@ class WorkerActor(Actor):
         self._host = host
         self._around = around
         self._index = around.index
-        self._streams = Streams(settings, self._index.release if self._index else None)
+        self._streams = WorkerStreams(settings, self._index.release if self._index else None)
         self._book = LoadBook.of(settings, loaded)
-        self._entrance = Entrance(
+        self._entrance = RequestPreparation(
             settings, loaded, host, self._streams, self._book, around.blobs, around.grammars
         )
         self._watch = GatewayWatch(settings.gateway_grace_s)
@@ -116,7 +116,7 @@ class WorkerActor(Actor):
             around.bus, identity.worker_id, identity.epoch, self._streams, meters, self._index
         )
         self._publisher.block_events = around.block_events
-        self._rest = Rest(loaded, host, self._streams, self._end_all, around.beat)
+        self._rest = SleepController(loaded, host, self._streams, self._end_all, around.beat)
         meters.watch_sleep(lambda: self._rest.level)
         self._profiling = Profiling(settings, identity.worker_id, loaded.make_trace)
         self._is_draining = False
@@ -243,7 +243,7 @@ class WorkerActor(Actor):
         await self._end_all(Ending("error", error=to_failed(Draining("the worker is leaving"))))
         await self._streams.wait_idle(hand_over_s)
 
-    def _end(self, stream: Stream) -> None:
+    def _end(self, stream: WorkerStream) -> None:
         """Cancel a stream, wherever it is on its way."""
         if not stream.is_submitted:
             self._streams.end(stream, monotonic_s())
@@ -257,7 +257,7 @@ class WorkerActor(Actor):
             await self._publisher.break_off(stream, ending)
         self._host.submit(End(ending, key=None))
 
-    def _answer_again(self, known: Stream, attempt: int) -> Accepted | Refused:
+    def _answer_again(self, known: WorkerStream, attempt: int) -> Accepted | Refused:
         if attempt < known.key.attempt:
             return Refused(reason=f"attempt {known.key.attempt} is here", retry_after_s=0.0)
         return Accepted(worker_id=self._identity.worker_id)

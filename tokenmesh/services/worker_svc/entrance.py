@@ -1,4 +1,4 @@
-"""Entrance: where a request waits for what the engine must not wait for: embeddings, a grammar."""
+"""RequestPreparation: requests wait here for embeddings and grammars, not in the engine."""
 
 import asyncio
 import logging
@@ -9,7 +9,7 @@ from tokenmesh.services.worker_svc.grammar.compiler import GrammarCompiler
 from tokenmesh.services.worker_svc.load import LoadBook
 from tokenmesh.services.worker_svc.loaded import Loaded
 from tokenmesh.services.worker_svc.media import fetch_embeddings
-from tokenmesh.services.worker_svc.streams import Stream, Streams
+from tokenmesh.services.worker_svc.streams import WorkerStream, WorkerStreams
 from tokenmesh.services.worker_svc.thread import Add, EngineHost
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.clock import now_ns
@@ -23,13 +23,13 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Entrance:
+class RequestPreparation:
     """Hands requests to the engine once they have all they need."""
 
     settings: WorkerSettings
     loaded: Loaded
     host: EngineHost
-    streams: Streams
+    streams: WorkerStreams
     book: LoadBook
     blobs: Blobs
     grammars: GrammarCompiler | None
@@ -90,7 +90,7 @@ class Entrance:
             )
         return self.grammars
 
-    async def _follow(self, request: Request, stream: Stream, structured: Structured) -> None:
+    async def _follow(self, request: Request, stream: WorkerStream, structured: Structured) -> None:
         """Submit once the grammar is there, or with the reason why it is not."""
         self.book.num_preparing += 1
         try:
@@ -108,7 +108,7 @@ class Entrance:
             request.timeline.grammar_ns = now_ns()
         self._submit(request, stream)
 
-    def _submit(self, request: Request, stream: Stream) -> None:
+    def _submit(self, request: Request, stream: WorkerStream) -> None:
         """Unless it was cancelled meanwhile."""
         if stream.ended_s is not None:
             return

@@ -12,7 +12,7 @@ from tokenmesh.services.worker_svc.engine.from_settings import has_prefix_cache
 from tokenmesh.services.worker_svc.engine.outputs import EngineStats
 from tokenmesh.services.worker_svc.engine.owner import Owner
 from tokenmesh.services.worker_svc.loaded import KvBytes, Loaded
-from tokenmesh.services.worker_svc.streams import Streams
+from tokenmesh.services.worker_svc.streams import WorkerStreams
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.messages.beat import WorkerLoad
 from tokenmesh.shared.messages.place import Refused
@@ -106,7 +106,7 @@ class LoadBook:
         while len(self._pending) > self._num_submitted - stats.num_added:
             self._pending_tokens -= self._pending.popleft()
 
-    def refusal(self, num_tokens: int, owner: Owner, streams: Streams) -> Refused | None:
+    def refusal(self, num_tokens: int, owner: Owner, streams: WorkerStreams) -> Refused | None:
         """Why a request of that many tokens is not taken now; None when it is."""
         load = self.load(streams=streams)
         settings = self._settings
@@ -129,7 +129,7 @@ class LoadBook:
         self,
         sleep_level: int = 0,
         *,
-        streams: Streams | None = None,
+        streams: WorkerStreams | None = None,
         is_indexed: bool = False,
         is_compiler_starting: bool = False,
     ) -> WorkerLoad:

@@ -6,7 +6,7 @@ import logging
 import signal
 from functools import partial
 
-from tokenmesh.services.worker_svc.actor import Identity, Surroundings, WorkerActor
+from tokenmesh.services.worker_svc.actor import Identity, WorkerActor, WorkerContext
 from tokenmesh.services.worker_svc.block_events.actor import BlockEventsActor
 from tokenmesh.services.worker_svc.block_events.stream import BlockEventStream
 from tokenmesh.services.worker_svc.engine.block_log import BlockLog
@@ -51,7 +51,7 @@ async def build(mesh: Mesh) -> None:
         settings,
         loaded,
         EngineThread(Engine(loaded.runner, settings, route_tokens, log), settings),
-        Surroundings(
+        WorkerContext(
             bus=mesh.bus,
             blobs=mesh.blobs,
             metrics=mesh.metrics,

@@ -11,7 +11,7 @@ from tokenmesh.services.worker_svc.engine.outputs import StepOutput
 from tokenmesh.services.worker_svc.engine.request import Ending
 from tokenmesh.services.worker_svc.meters import WorkerMeters
 from tokenmesh.services.worker_svc.prefix_index.writer import IndexWriter
-from tokenmesh.services.worker_svc.streams import Stream, Streams
+from tokenmesh.services.worker_svc.streams import WorkerStream, WorkerStreams
 from tokenmesh.services.worker_svc.tracing import record_spans
 from tokenmesh.shared import subjects
 from tokenmesh.shared.bus.base import Bus
@@ -32,7 +32,7 @@ class Publisher:
         bus: Bus,
         worker_id: WorkerId,
         epoch: int,
-        streams: Streams,
+        streams: WorkerStreams,
         meters: WorkerMeters,
         index: IndexWriter | None = None,
     ) -> None:
@@ -71,7 +71,7 @@ class Publisher:
             self.block_events.note(output.blocks)
         self._meters.note(output)
 
-    async def break_off(self, stream: Stream, ending: Ending) -> None:
+    async def break_off(self, stream: WorkerStream, ending: Ending) -> None:
         """End a stream that the engine was not told of; nothing happens to any other."""
         if stream.is_submitted or stream.ended_s is not None:
             return

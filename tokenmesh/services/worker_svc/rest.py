@@ -1,4 +1,4 @@
-"""Rest: one worker's way to sleep and back. Who runs is ended or waited for, who comes is refused.
+"""SleepController: puts one worker to sleep and wakes it. Running requests end or are waited for.
 
 The engine's part happens on its own thread, between two steps, when it holds no request.
 """
@@ -13,7 +13,7 @@ from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.request import Ending
 from tokenmesh.services.worker_svc.loaded import Loaded
 from tokenmesh.services.worker_svc.one_by_one import OneByOne
-from tokenmesh.services.worker_svc.streams import Streams
+from tokenmesh.services.worker_svc.streams import WorkerStreams
 from tokenmesh.services.worker_svc.thread import EngineHost, Perform
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.errors import Asleep, InvalidInput, Unavailable
@@ -28,14 +28,14 @@ _RETRY_AFTER_S: Final = 1.0
 _Result = TypeVar("_Result")
 
 
-class Rest:
+class SleepController:
     """Sleeps and wakes; one command at a time."""
 
     def __init__(
         self,
         loaded: Loaded,
         host: EngineHost,
-        streams: Streams,
+        streams: WorkerStreams,
         end_all: Callable[[Ending], Coroutine[object, object, None]],
         beat: Callable[[], Coroutine[object, object, None]],
     ) -> None:

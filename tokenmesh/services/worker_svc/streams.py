@@ -1,4 +1,4 @@
-"""Streams: what the event loop's side remembers of each stream, so that it can be sent again.
+"""WorkerStreams: what the event loop's side remembers of each stream, so that it can be sent again.
 
 A stream is kept for a while after its end: a gateway may have missed its last tokens, and a
 repeated or late Generate of the same attempt must not start it anew.
@@ -20,7 +20,7 @@ _Place = tuple[GatewayId, int]
 
 
 @dataclass(slots=True, eq=False)
-class Stream:
+class WorkerStream:
     """The output of one attempt so far."""
 
     key: StreamKey
@@ -72,7 +72,7 @@ class Stream:
         )
 
 
-class Streams:
+class WorkerStreams:
     """At most one attempt of each stream; ended ones up to `resend_streams` and their time."""
 
     def __init__(
@@ -81,8 +81,8 @@ class Streams:
         """`release` is told of each reservation that is over."""
         self._settings = settings
         self._release = release
-        self._stream_by_place: dict[_Place, Stream] = {}
-        self._ended: OrderedDict[_Place, Stream] = OrderedDict()
+        self._stream_by_place: dict[_Place, WorkerStream] = {}
+        self._ended: OrderedDict[_Place, WorkerStream] = OrderedDict()
         self._idle = asyncio.Event()
 
     async def wait_idle(self, timeout_s: float) -> bool:
@@ -110,40 +110,40 @@ class Streams:
         """How many live streams each tenant has."""
         return Counter(stream.owner for stream in self.live())
 
-    def live(self) -> Iterator[Stream]:
+    def live(self) -> Iterator[WorkerStream]:
         """Streams that have not ended."""
         return (each for each in self._stream_by_place.values() if each.ended_s is None)
 
-    def get(self, gateway: GatewayId, stream: int) -> Stream | None:
+    def get(self, gateway: GatewayId, stream: int) -> WorkerStream | None:
         """The latest attempt, ended or not."""
         return self._stream_by_place.get((gateway, stream))
 
-    def find(self, delta: Delta, gateway: GatewayId) -> Stream | None:
+    def find(self, delta: Delta, gateway: GatewayId) -> WorkerStream | None:
         """The stream of a delta; None when a higher attempt took its place."""
         stream = self._stream_by_place.get((gateway, delta.stream))
         return stream if stream is not None and stream.key.attempt == delta.attempt else None
 
-    def open(self, key: StreamKey, first_offset: int) -> Stream:
+    def open(self, key: StreamKey, first_offset: int) -> WorkerStream:
         """Begin an attempt; it replaces an earlier one."""
         place = (key.gateway, key.stream)
         earlier = self._stream_by_place.get(place)
         if earlier is not None:
             self._give_back(earlier)
         self._ended.pop(place, None)
-        stream = self._stream_by_place[place] = Stream(key, first_offset)
+        stream = self._stream_by_place[place] = WorkerStream(key, first_offset)
         return stream
 
-    def record(self, stream: Stream, delta: Delta) -> None:
+    def record(self, stream: WorkerStream, delta: Delta) -> None:
         """Remember what was published; with the first of it the worker's load tells the rest."""
         stream.record(delta)
         self._give_back(stream)
 
-    def _give_back(self, stream: Stream) -> None:
+    def _give_back(self, stream: WorkerStream) -> None:
         if stream.reservation and self._release is not None:
             self._release(stream.reservation)
         stream.reservation = ""
 
-    def end(self, stream: Stream, now: float) -> None:
+    def end(self, stream: WorkerStream, now: float) -> None:
         """The stream is over; keep it for a while. Forgets whatever was kept long enough."""
         self._give_back(stream)
         place = (stream.key.gateway, stream.key.stream)
@@ -153,7 +153,7 @@ class Streams:
         self.expire(now)
         self._note_idle()
 
-    def forget(self, stream: Stream) -> None:
+    def forget(self, stream: WorkerStream) -> None:
         """It never began."""
         self._give_back(stream)
         place = (stream.key.gateway, stream.key.stream)

@@ -7,7 +7,7 @@
 from typing import Final
 
 from tokenmesh.services.worker_svc.engine.outputs import Ended
-from tokenmesh.services.worker_svc.engine.timeline import Step
+from tokenmesh.services.worker_svc.engine.timeline import TimelineStep
 from tokenmesh.shared.telemetry import REQUEST_ID, TimedEvent, record_span
 
 GRAMMAR: Final = "worker.grammar"
@@ -67,6 +67,6 @@ def _record_decode(ended: Ended, parent: str) -> None:
     )
 
 
-def _step_event(step: Step) -> TimedEvent:
+def _step_event(step: TimelineStep) -> TimedEvent:
     facts = {"batch_size": step.batch_size, "tokens": step.num_tokens, "kv_used": step.kv_used}
     return ("step", step.end_ns, facts)

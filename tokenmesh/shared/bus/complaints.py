@@ -7,7 +7,7 @@ from collections.abc import Callable
 from tokenmesh.shared.clock import monotonic_s
 
 
-class Complaints:
+class RateLimitedLog:
     """One counter a kind, and at most one log line a kind and interval."""
 
     def __init__(

@@ -20,7 +20,7 @@ from tokenmesh.shared.bus.base import (
     Receiver,
     Subscription,
 )
-from tokenmesh.shared.bus.complaints import Complaints
+from tokenmesh.shared.bus.complaints import RateLimitedLog
 from tokenmesh.shared.bus.headers import pack, unpack
 from tokenmesh.shared.bus.link import Link, Packet
 from tokenmesh.shared.bus.raw_questions import NO_RESPONDERS, STATUS, RawQuestions
@@ -52,7 +52,7 @@ _Answer = asyncio.Future[bytes | None]
 class MessageBus(Bus):
     """A `Bus` over a `Link`."""
 
-    def __init__(self, link: Link, settings: BusSettings, complaints: Complaints) -> None:
+    def __init__(self, link: Link, settings: BusSettings, complaints: RateLimitedLog) -> None:
         self._link = link
         self._settings = settings
         self._complaints = complaints

@@ -15,7 +15,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as ClientSubscription
 
 from tokenmesh.shared.bus.base import Subscription
-from tokenmesh.shared.bus.complaints import Complaints
+from tokenmesh.shared.bus.complaints import RateLimitedLog
 from tokenmesh.shared.bus.link import Link, OnPacket
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.cancellation import keeps_cancellation
@@ -37,7 +37,7 @@ async def connect(settings: BusSettings, name: str) -> MessageBus:
     Raises BusLost when no server answers within `connect_deadline_s`, ConfigError at once when one
     answers that the credentials are wrong.
     """
-    complaints = Complaints(logger, settings.log_interval_s)
+    complaints = RateLimitedLog(logger, settings.log_interval_s)
     link = NatsLink(settings, complaints)
     bus = MessageBus(link, settings, complaints)
     link.on_dropped = bus.refuse_dropped
@@ -49,7 +49,7 @@ async def connect(settings: BusSettings, name: str) -> MessageBus:
 class NatsLink(Link):
     """A `Link` on one NATS connection."""
 
-    def __init__(self, settings: BusSettings, complaints: Complaints) -> None:
+    def __init__(self, settings: BusSettings, complaints: RateLimitedLog) -> None:
         self._settings = settings
         self._complaints = complaints
         self._shown_url = _USER_INFO.sub("//", settings.url)

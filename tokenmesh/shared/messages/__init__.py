@@ -5,7 +5,7 @@ that is no longer sent stays decodable for one minor version. Golden files in te
 yesterday's bytes.
 """
 
-from tokenmesh.shared.messages.beat import Beat
+from tokenmesh.shared.messages.beat import Heartbeat
 from tokenmesh.shared.messages.blocks import (
     BlockEvents,
     BlockEventsReplayed,
@@ -91,7 +91,7 @@ Message = (
     | Profiled
     | ReadMetrics
     | MetricsRead
-    | Beat
+    | Heartbeat
     | BlockEvents
     | BlocksHeld
     | ReplayBlockEvents
@@ -105,7 +105,6 @@ Message = (
 __all__ = [
     "AbortRequests",
     "Accepted",
-    "Beat",
     "BlockEvents",
     "BlockEventsReplayed",
     "BlocksHeld",
@@ -121,6 +120,7 @@ __all__ = [
     "Encoded",
     "Failed",
     "Generate",
+    "Heartbeat",
     "Message",
     "MetricsRead",
     "Ping",

@@ -1,4 +1,4 @@
-"""Beat: a process says that it lives, what it serves and how busy it is."""
+"""Heartbeat: a process says that it lives, what it serves and how busy it is."""
 
 from typing import Final
 
@@ -66,7 +66,7 @@ class WorkerLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A stream with a grammar would wait for the worker's grammar libraries to load."""
 
 
-class Beat(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="Beat", omit_defaults=True):
     """Published on `tm.beat.<service>.<id>`; every 250 ms by workers, every second by others."""
 
     service: str

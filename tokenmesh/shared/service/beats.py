@@ -10,7 +10,7 @@ from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.errors import BusLost
 from tokenmesh.shared.ids import InstanceId
-from tokenmesh.shared.messages import Beat
+from tokenmesh.shared.messages import Heartbeat
 from tokenmesh.shared.messages.beat import PROTOCOL, ModelCard, WorkerLoad
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class Beats:
         """One beat, now. While the bus is away there is none."""
         self._sequence += 1
         models, load = self.content()
-        message = Beat(
+        message = Heartbeat(
             service=self._service,
             instance_id=self._instance_id,
             epoch=self._epoch,

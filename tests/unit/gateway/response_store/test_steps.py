@@ -6,16 +6,16 @@ from typing import Any, cast
 
 import pytest
 
-from tokenmesh.services.gateway.generation.chunk import Piece
+from tokenmesh.services.gateway.generation.chunk import OutputChunk
 from tokenmesh.services.gateway.parsers.events import CallArguments, CallBegin
-from tokenmesh.services.gateway.responses.event_log import History, Log
+from tokenmesh.services.gateway.responses.event_log import EventLog, Log
 from tokenmesh.services.gateway.responses.events import ResponseEvents
 from tokenmesh.services.gateway.responses.log_writer import NoWriter
 from tokenmesh.services.gateway.responses.mcp_offer import Listings
 from tokenmesh.services.gateway.responses.mcp_requested import RequestedServer
 from tokenmesh.services.gateway.responses.mcp_servers import McpServers, ToolFailed
 from tokenmesh.services.gateway.responses.records import CallBegun, CallEnded, Flushed, Record
-from tokenmesh.services.gateway.responses.replay import Steps
+from tokenmesh.services.gateway.responses.replay import Replay
 from tokenmesh.services.gateway.responses.tool_calls import ToolCalls
 from tokenmesh.services.gateway.responses.tools import ToolName
 from tokenmesh.shared.config.mcp import McpServerSettings
@@ -47,14 +47,14 @@ class Scene:
     def __init__(self, history: list[Record], *arguments: dict[str, Any], max_calls: int = 9):
         self.records: list[Record] = []
         self.asker = Asker()
-        self.steps = Steps(History(Log(history)), NoWriter(self.records.extend))
+        self.steps = Replay(EventLog(Log(history)), NoWriter(self.records.extend))
         self.events = ResponseEvents(START, {"find": ToolName("mcp", "docs", "find")})
         asker = cast("McpServers", self.asker)
         self.tools = ToolCalls(asker, [SERVER], LISTINGS, [], max_calls)
         for each in arguments:
             begun, told = CallBegin(0, "find"), CallArguments(0, json.dumps(each))
-            self.events.write([Piece(0, events=[begun, told])])
-        self.events.write([Piece(0, finish_reason="stop")])
+            self.events.write([OutputChunk(0, events=[begun, told])])
+        self.events.write([OutputChunk(0, finish_reason="stop")])
         self.events.end_turn()
 
     async def run(self) -> list[dict[str, Any]]:
@@ -95,9 +95,9 @@ async def test_calls_over_the_limit_are_not_made() -> None:
 
 
 async def test_a_history_that_went_another_way_is_refused() -> None:
-    steps = Steps(History(Log([Flushed(frames=[b"a", b"b"])])), NoWriter(lambda records: None))
+    steps = Replay(EventLog(Log([Flushed(frames=[b"a", b"b"])])), NoWriter(lambda records: None))
     with pytest.raises(ProtocolError):
         await steps.tell([{"type": "response.created"}])
-    steps = Steps(History(Log([CallBegun(item="x")])), NoWriter(lambda records: None))
+    steps = Replay(EventLog(Log([CallBegun(item="x")])), NoWriter(lambda records: None))
     with pytest.raises(ProtocolError):
         await steps.record(Flushed(frames=[b"a"]))

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.fakes.back_end import fake_tokenizer
-from tokenmesh.services.gateway.generation.chunk import Piece
+from tokenmesh.services.gateway.generation.chunk import OutputChunk
 from tokenmesh.services.gateway.openai.logprobs import LogprobShapes
 from tokenmesh.services.gateway.parsers.events import CallBegin, Content, Event, Reasoning
 from tokenmesh.services.gateway.responses.content_logprobs import ContentLogprobs
@@ -27,18 +27,18 @@ def logprobs() -> ContentLogprobs:
 
 def written(
     *tokens: tuple[str, int | None], events: list[Event] | None, end: str | None = None
-) -> Piece:
+) -> OutputChunk:
     """A piece of tokens with the content that each made certain."""
     ids = [each for text, _ in tokens for each in ids_of(text)]
     assert len(ids) == len(tokens), "each a token of its own"
     entries = [TokenLogprobs(token_id=each, logprob=-1.0, rank=1) for each in ids]
     text = "".join(text for text, _ in tokens if text != END)
-    piece = Piece(0, text, ids, entries, end, events=events)
+    piece = OutputChunk(0, text, ids, entries, end, events=events)
     piece.content_bytes = [num_bytes for _, num_bytes in tokens] if events is not None else []
     return piece
 
 
-def spelled(logprobs: ContentLogprobs, *pieces: Piece) -> list[list[str]]:
+def spelled(logprobs: ContentLogprobs, *pieces: OutputChunk) -> list[list[str]]:
     return [
         ["".join(entry.token for entry in stretch) for stretch in logprobs.push(each)]
         for each in pieces

@@ -15,8 +15,8 @@ from tokenmesh.services.gateway.responses.open_items import (
     OpenMessage,
     OpenReasoning,
 )
-from tokenmesh.services.gateway.responses.recorder import Recorder
-from tokenmesh.services.gateway.responses.server_calls import McpCall, McpListing
+from tokenmesh.services.gateway.responses.recorder import EventRecorder
+from tokenmesh.services.gateway.responses.server_calls import McpCallItem, McpListing
 from tokenmesh.services.gateway.responses.tools import ToolName
 
 NAME = ToolName("mcp", "shop", "buy")
@@ -27,7 +27,7 @@ def written(item: OpenItem) -> None:
     item.close("completed")
 
 
-MAKERS: tuple[Callable[[Recorder], None], ...] = (
+MAKERS: tuple[Callable[[EventRecorder], None], ...] = (
     lambda each: written(OpenMessage(each, has_logprobs=True)),
     lambda each: written(OpenMessage(each, has_logprobs=False)),
     lambda each: written(OpenReasoning(each)),
@@ -36,28 +36,28 @@ MAKERS: tuple[Callable[[Recorder], None], ...] = (
     lambda each: McpListing(each, "shop").succeed([{"name": "buy", "input_schema": {}}]),
     lambda each: McpListing(each, "shop").fail("it is closed"),
 )
-ENDS: tuple[Callable[[McpCall], None], ...] = (
+ENDS: tuple[Callable[[McpCallItem], None], ...] = (
     lambda call: call.succeed("done"),
     lambda call: call.fail({"type": "mcp_protocol_error", "code": 1, "message": "no"}),
     lambda call: call.give_up(),
 )
 
 
-def outputs() -> Iterator[Recorder]:
+def outputs() -> Iterator[EventRecorder]:
     for make in MAKERS:
-        recorder = Recorder("resp_1")
+        recorder = EventRecorder("resp_1")
         make(recorder)
         yield recorder
     for end in ENDS:
-        recorder = Recorder("resp_1")
-        call = McpCall(recorder, NAME)
+        recorder = EventRecorder("resp_1")
+        call = McpCallItem(recorder, NAME)
         written(call)
         end(call)
         yield recorder
 
 
 @pytest.mark.parametrize("recorder", list(outputs()))
-def test_every_item_and_what_events_tell_of_it_fit(recorder: Recorder) -> None:
+def test_every_item_and_what_events_tell_of_it_fit(recorder: EventRecorder) -> None:
     told = [event["item"] for event in recorder.take() if "item" in event]
     assert len(told) >= 2
     for item in [*told, *recorder.output]:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
 
-from tokenmesh.services.gateway.generation.chunk import Piece, join_events
+from tokenmesh.services.gateway.generation.chunk import OutputChunk, join_events
 from tokenmesh.services.gateway.openai.shapes import (
     CompletionTokensDetails,
     PromptTokensDetails,
@@ -56,15 +56,15 @@ def start() -> ResponseEvents:
     return ResponseEvents(START, NAMES)
 
 
-def parsed(*events: ParserEvent, finish: str | None = None) -> Piece:
-    return Piece(0, events=list(events), finish_reason=finish)
+def parsed(*events: ParserEvent, finish: str | None = None) -> OutputChunk:
+    return OutputChunk(0, events=list(events), finish_reason=finish)
 
 
 def kinds_of(events: Sequence[Event]) -> list[str]:
     return [each["type"].removeprefix("response.") for each in events]
 
 
-def run(pieces: Sequence[Piece]) -> tuple[list[Event], dict[str, Any]]:
+def run(pieces: Sequence[OutputChunk]) -> tuple[list[Event], dict[str, Any]]:
     """A response of one turn, its MCP calls answered, to its end."""
     maker = start()
     events = maker.begin()
@@ -124,7 +124,7 @@ def saying(event: ParserEvent, text: str) -> ParserEvent:
     return Content(text) if isinstance(event, Content) else Reasoning(text)
 
 
-def portion(draw: st.DrawFn, events: Sequence[ParserEvent], finish: str) -> list[Piece]:
+def portion(draw: st.DrawFn, events: Sequence[ParserEvent], finish: str) -> list[OutputChunk]:
     """The events in any pieces."""
     finer = [part for each in events for part in split(each, draw(st.integers(0, 5)))]
     pieces, rest = [], finer
@@ -136,7 +136,7 @@ def portion(draw: st.DrawFn, events: Sequence[ParserEvent], finish: str) -> list
 
 
 @st.composite
-def two_portionings(draw: st.DrawFn) -> tuple[list[Piece], list[Piece]]:
+def two_portionings(draw: st.DrawFn) -> tuple[list[OutputChunk], list[OutputChunk]]:
     events, finish = draw(turns()), draw(st.sampled_from(["stop", "length", "tool_calls"]))
     return portion(draw, events, finish), portion(draw, events, finish)
 
@@ -158,7 +158,7 @@ def joined(events: Sequence[Event]) -> list[Any]:
 @settings(max_examples=60, deadline=None)
 @given(two_portionings())
 def test_any_portioning_makes_the_same_events_and_a_replay_the_very_same(
-    portionings: tuple[list[Piece], list[Piece]],
+    portionings: tuple[list[OutputChunk], list[OutputChunk]],
 ) -> None:
     one, other = portionings
     events, response = run(one)
@@ -170,7 +170,9 @@ def test_any_portioning_makes_the_same_events_and_a_replay_the_very_same(
 
 @settings(max_examples=60, deadline=None)
 @given(two_portionings())
-def test_nothing_that_the_model_said_is_lost(portionings: tuple[list[Piece], list[Piece]]) -> None:
+def test_nothing_that_the_model_said_is_lost(
+    portionings: tuple[list[OutputChunk], list[OutputChunk]],
+) -> None:
     events, response = run(portionings[0])
     said = [event for piece in portionings[0] for event in piece.all_events()]
     told = "".join(each["delta"] for each in events if each["type"].endswith("text.delta"))
@@ -250,7 +252,7 @@ def test_space_alone_is_an_answer() -> None:
 
 
 def test_without_a_parser_text_is_content() -> None:
-    _, response = run([Piece(0, "He"), Piece(0, "llo", finish_reason="stop")])
+    _, response = run([OutputChunk(0, "He"), OutputChunk(0, "llo", finish_reason="stop")])
     assert response["output"][0]["content"][0]["text"] == "Hello"
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.fakes.back_end import eos_id, fake_tokenizer
 from tokenmesh.services.gateway.generation.choice import Choice, TextOptions
-from tokenmesh.services.gateway.generation.chunk import Piece
+from tokenmesh.services.gateway.generation.chunk import OutputChunk
 from tokenmesh.services.gateway.mesh.session import Output
 from tokenmesh.services.gateway.openai.logprobs import LogprobShapes
 from tokenmesh.services.gateway.parsers.parser import ParseContext, ToolSchema
@@ -63,7 +63,7 @@ def run(vocabulary: Vocabulary, outputs: list[Output]) -> tuple[list[Event], dic
     maker = ResponseEvents(START, NAMES, logprobs=LogprobShapes(vocabulary))
     events = maker.begin()
     for output in outputs:
-        piece: Piece | None = choice.push(output)
+        piece: OutputChunk | None = choice.push(output)
         events += maker.write([piece] if piece is not None else [])
     events += maker.end_turn()
     for call in list(maker.server_calls):

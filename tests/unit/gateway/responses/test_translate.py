@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from tokenmesh.services.gateway.openai.errors import invalid_fields
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
 from tokenmesh.services.gateway.responses.tools import ServerTool
-from tokenmesh.services.gateway.responses.translate import Translation, translate
+from tokenmesh.services.gateway.responses.translate import ResponsesTranslation, translate
 from tokenmesh.shared.errors import InvalidInput, TokenMeshError
 
 USER: Any = {"role": "user", "content": "Hi"}
@@ -401,7 +401,7 @@ def test_every_field_has_a_bad_value_here() -> None:
     assert set(ResponsesRequest.model_fields) - tried == {"watermarking"}
 
 
-def renamed(param: str | None, message: str, translation: Translation) -> tuple[Any, str]:
+def renamed(param: str | None, message: str, translation: ResponsesTranslation) -> tuple[Any, str]:
     error = translation.places.rename(InvalidInput(message, param=param))
     return error.param, error.message
 

@@ -33,7 +33,7 @@ request: it would only keep prompts from being found in the cache."""
 _Json = dict[str, Any]
 
 
-class Conversation:
+class MessagesConversation:
     """Builds `messages`, and `places` beside them."""
 
     def __init__(self, places: Places) -> None:

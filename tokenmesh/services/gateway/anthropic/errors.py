@@ -30,7 +30,7 @@ class ThreadNotFound(NotFound):
     code = "thread_not_found"
 
 
-class ErrorFacts(msgspec.Struct, frozen=True, omit_defaults=True):
+class MessagesErrorFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """The inner object."""
 
     type: str
@@ -38,10 +38,10 @@ class ErrorFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     details: dict[str, str] | None = None
 
 
-class ErrorBody(msgspec.Struct, frozen=True):
+class MessagesErrorBody(msgspec.Struct, frozen=True):
     """The body of a response, and the data of an `error` event."""
 
-    error: ErrorFacts
+    error: MessagesErrorFacts
     request_id: str | None
     type: str = "error"
 
@@ -57,12 +57,12 @@ def error_body(
     param: str | None = None,
     request_id: str | None = None,
     code: str | None = None,
-) -> ErrorBody:
+) -> MessagesErrorBody:
     """The body for one of our statuses."""
     status = status_of(status)
     kind = _TYPE_BY_STATUS.get(status) or ("invalid_request_error" if status < 500 else "api_error")
     is_named = param is None or param in message
     # The one code that clients look for.
     details = {"error_code": code} if code == ThreadNotFound.code else None
-    facts = ErrorFacts(kind, message if is_named else f"{param}: {message}", details)
-    return ErrorBody(facts, request_id)
+    facts = MessagesErrorFacts(kind, message if is_named else f"{param}: {message}", details)
+    return MessagesErrorBody(facts, request_id)

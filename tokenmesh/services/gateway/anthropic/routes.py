@@ -11,11 +11,11 @@ from tokenmesh.services.gateway.anthropic.request import CountTokensRequest, Mes
 from tokenmesh.services.gateway.anthropic.shapes import TokenCount
 from tokenmesh.services.gateway.anthropic.translation import is_long, translate
 from tokenmesh.services.gateway.anthropic.writer import MessagesWriter
-from tokenmesh.services.gateway.context import Exchange, exchange_of
+from tokenmesh.services.gateway.context import RequestContext, context_of
 from tokenmesh.services.gateway.document.bodies import body_schema
 from tokenmesh.services.gateway.errors import json_response
 from tokenmesh.services.gateway.gateway import Gateway
-from tokenmesh.services.gateway.generation.answer import Answer
+from tokenmesh.services.gateway.generation.answer import GenerationResponse
 from tokenmesh.services.gateway.generation.prompt_length import count_prompt_tokens
 from tokenmesh.services.gateway.http.body import read_json
 from tokenmesh.services.gateway.http.off_loop import off_loop
@@ -35,7 +35,7 @@ def messages_endpoint(gateway: Gateway) -> Endpoint:
 
     async def create_message(request: Request) -> Response:
         """Answer a conversation in Anthropic's shapes, whole or as a stream of events."""
-        exchange = exchange_of(request.scope)
+        exchange = context_of(request.scope)
         with span("validate"):
             body = await read_json(request, MessagesRequest, gateway.settings)
             warn_unknown(body, exchange)
@@ -49,7 +49,7 @@ def messages_endpoint(gateway: Gateway) -> Endpoint:
         # Clients ask for as much as the largest models can write, without asking what this one can.
         ask = replace(ask, jobs=tuple(replace(job, cuts_max_tokens=True) for job in ask.jobs))
         writer = MessagesWriter(ask, translation.places, shows_thinking=not is_omitted)
-        answer = Answer(ask, gateway, writer, exchange.started_s)
+        answer = GenerationResponse(ask, gateway, writer, exchange.started_s)
         return RenamedAnswer(answer, translation.places.rename)
 
     return create_message
@@ -62,7 +62,7 @@ def messages_router(gateway: Gateway) -> APIRouter:
     @router.post(f"{PATH}/count_tokens", openapi_extra=body_schema(CountTokensRequest))
     async def count_tokens(request: Request) -> Response:
         """How many tokens a message's prompt has, system prompt, tools and images included."""
-        exchange = exchange_of(request.scope)
+        exchange = context_of(request.scope)
         body = await read_json(request, CountTokensRequest, gateway.settings)
         warn_unknown(body, exchange)
         translation = await off_loop(is_long(body), translate, body)
@@ -76,7 +76,7 @@ def messages_router(gateway: Gateway) -> APIRouter:
 
 
 async def fit_thinking(
-    catalog: Catalog, vocabularies: Vocabularies, body: ChatRequest, exchange: Exchange
+    catalog: Catalog, vocabularies: Vocabularies, body: ChatRequest, exchange: RequestContext
 ) -> None:
     """Clients ask for thinking whatever the model is: one that does not reason needs no bound."""
     if body.thinking_token_budget is None:
@@ -87,7 +87,7 @@ async def fit_thinking(
         exchange.warnings.append("thinking.budget_tokens ignored: the model does not reason")
 
 
-def warn_unknown(body: CountTokensRequest, exchange: Exchange) -> None:
+def warn_unknown(body: CountTokensRequest, exchange: RequestContext) -> None:
     """Name fields that no version knows."""
     names = [name[:64] for name in list(body.model_extra or ())[:16]]
     if names:

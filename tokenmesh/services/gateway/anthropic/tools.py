@@ -11,7 +11,7 @@ from tokenmesh.services.gateway.openai.errors import NotSupported
 from tokenmesh.shared.errors import InvalidInput
 
 
-class Tool(Bounded):
+class MessagesTool(Bounded):
     """A client's own tool: the model asks, the client does."""
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -37,7 +37,7 @@ def _function(value: dict[str, Any], place: str) -> dict[str, Any]:
             "describe your own one with name, description and input_schema",
             param=f"{place}.type",
         )
-    tool = read_part(Tool, value, place)
+    tool = read_part(MessagesTool, value, place)
     if tool.input_schema.get("type") != "object":
         where = f"{place}.input_schema.type"
         raise InvalidInput(f"{where} must be 'object'", param=where)

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from tokenmesh.services.gateway.anthropic.conversation import Conversation
+from tokenmesh.services.gateway.anthropic.conversation import MessagesConversation
 from tokenmesh.services.gateway.anthropic.errors import ThreadNotFound
 from tokenmesh.services.gateway.anthropic.request import CountTokensRequest, MessagesRequest
 from tokenmesh.services.gateway.anthropic.tools import translate_choice, translate_tools
@@ -50,7 +50,7 @@ _SWITCHES: Final = ("enable_thinking", "thinking")
 
 
 @dataclass(frozen=True, slots=True)
-class Translation:
+class MessagesTranslation:
     """The chat request, and how to tell what is wrong with it."""
 
     body: ChatRequest
@@ -64,12 +64,12 @@ def is_long(body: CountTokensRequest) -> bool:
     return any(len(each) > _FEW_BLOCKS for each in lists if not isinstance(each, str))
 
 
-def translate(body: CountTokensRequest) -> Translation:
+def translate(body: CountTokensRequest) -> MessagesTranslation:
     """Raises InvalidInput that names the client's fields."""
     if isinstance(body, MessagesRequest):
         _check_served(body)
     places = Places(_NAMES)
-    conversation = Conversation(places)
+    conversation = MessagesConversation(places)
     conversation.add_system(body.system)
     for index, message in enumerate(body.messages):
         conversation.add(message, f"messages[{index}]")
@@ -87,7 +87,7 @@ def translate(body: CountTokensRequest) -> Translation:
         fields["tools"] = functions
     if isinstance(body, MessagesRequest):
         fields |= _generation(body)
-    return Translation(_make(fields, places), places)
+    return MessagesTranslation(_make(fields, places), places)
 
 
 def _make(fields: dict[str, Any], places: Places) -> ChatRequest:

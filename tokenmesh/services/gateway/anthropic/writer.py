@@ -5,9 +5,9 @@ from typing import Any, Final
 from tokenmesh.services.gateway.anthropic.content import ContentBlocks, Step, collect
 from tokenmesh.services.gateway.anthropic.errors import error_body
 from tokenmesh.services.gateway.anthropic.shapes import MessageBody, message_usage, stop_of
-from tokenmesh.services.gateway.generation.chunk import Piece, merge
+from tokenmesh.services.gateway.generation.chunk import OutputChunk, merge
 from tokenmesh.services.gateway.generation.delivery import Delivery
-from tokenmesh.services.gateway.generation.request import Ask
+from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.http.sse import encode_json
 from tokenmesh.services.gateway.openai.field_places import Places
 from tokenmesh.shared.errors import TokenMeshError
@@ -18,7 +18,9 @@ PING: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
 class MessagesWriter:
     """A `Writer`. A message has one choice."""
 
-    def __init__(self, ask: Ask, places: Places, *, shows_thinking: bool = True) -> None:
+    def __init__(
+        self, ask: GenerationRequest, places: Places, *, shows_thinking: bool = True
+    ) -> None:
         self._ask = ask
         self._places = places
         self._blocks = ContentBlocks(ask.head.id, shows_thinking=shows_thinking)
@@ -32,7 +34,7 @@ class MessagesWriter:
         message.usage.output_tokens = 0
         return _frame({"type": "message_start", "message": message})
 
-    def write(self, delivery: Delivery, pieces: list[Piece]) -> bytes:
+    def write(self, delivery: Delivery, pieces: list[OutputChunk]) -> bytes:
         """See `Writer.write`."""
         return b"".join([_frame(step) for piece in pieces for step in self._steps(piece)])
 
@@ -52,14 +54,14 @@ class MessagesWriter:
         body = error_body(told.status, told.message, told.param, self._ask.head.id)
         return b"event: error\ndata: " + encode_json(body) + b"\n\n"
 
-    def whole(self, delivery: Delivery, pieces: list[Piece]) -> MessageBody:
+    def whole(self, delivery: Delivery, pieces: list[OutputChunk]) -> MessageBody:
         """See `Writer.whole`."""
         (piece,) = merge(pieces, 1)
         message = self._message(delivery, collect(self._steps(piece)))
         message.stop_reason, message.stop_sequence = self._stop
         return message
 
-    def _steps(self, piece: Piece) -> list[Step]:
+    def _steps(self, piece: OutputChunk) -> list[Step]:
         steps = list(self._blocks.push(piece.all_events()))
         if piece.finish_reason is not None:
             steps.extend(self._blocks.finish())

@@ -81,7 +81,7 @@ _ERRORS: Final = {"4XX": "The request cannot be served.", "5XX": "The mesh canno
 
 def answer_components() -> dict[str, Any]:
     """The schemas of all answers, by name."""
-    kinds: list[type[msgspec.Struct]] = [ErrorBody, anthropic_errors.ErrorBody]
+    kinds: list[type[msgspec.Struct]] = [ErrorBody, anthropic_errors.MessagesErrorBody]
     kinds += dict.fromkeys((*_STRUCTS.values(), *_MEMBERS))
     components: dict[str, Any] = {}
     for kind in kinds:
@@ -94,7 +94,7 @@ def answer_components() -> dict[str, Any]:
 def answers_of(method: str, path: str) -> dict[str, Any]:
     """The `responses` of an operation."""
     is_anthropic = path.startswith(anthropic_errors.PREFIX)
-    error = anthropic_errors.ErrorBody if is_anthropic else ErrorBody
+    error = anthropic_errors.MessagesErrorBody if is_anthropic else ErrorBody
     responses: dict[str, Any] = {
         status: {"description": text, "content": {"application/json": {"schema": _ref(error)}}}
         for status, text in _ERRORS.items()

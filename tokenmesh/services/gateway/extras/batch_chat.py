@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tokenmesh.services.gateway.context import Exchange
+from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.extras.batch_chat_request import BatchChatRequest
-from tokenmesh.services.gateway.generation.request import Ask
+from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.http.turns import Turns
 from tokenmesh.services.gateway.openai.chat_intake import ChatIntake
 from tokenmesh.services.gateway.openai.prompt_places import located
@@ -15,8 +15,8 @@ from tokenmesh.shared.ids import RequestId
 
 
 async def batch_asks(
-    chats: ChatIntake, body: BatchChatRequest, exchange: Exchange, limits: GatewaySettings
-) -> list[Ask]:
+    chats: ChatIntake, body: BatchChatRequest, exchange: RequestContext, limits: GatewaySettings
+) -> list[GenerationRequest]:
     """Choice i of a conversation is number `conversation * n + i`. Raises InvalidInput."""
     num_conversations, n = len(body.messages), body.n or 1
     if num_conversations * n > limits.max_choices:
@@ -25,7 +25,7 @@ async def batch_asks(
             f"{limits.max_choices} choices",
             param="messages",
         )
-    asks: list[Ask] = []
+    asks: list[GenerationRequest] = []
     turns = Turns()
     for index, conversation in enumerate(body.conversations()):
         await turns.rest()
@@ -49,6 +49,6 @@ async def batch_asks(
     return asks
 
 
-def joined(asks: Sequence[Ask]) -> Ask:
+def joined(asks: Sequence[GenerationRequest]) -> GenerationRequest:
     """All of them as one, for what they have in common."""
     return replace(asks[0], jobs=tuple(job for ask in asks for job in ask.jobs))

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from tokenmesh.services.gateway.extras.beam_search import Beam, BeamOptions, BeamSearch
 from tokenmesh.services.gateway.generation.inbox import Inbox
-from tokenmesh.services.gateway.generation.prompt_job import Job, Prompt
+from tokenmesh.services.gateway.generation.prompt_job import Prompt, PromptJob
 from tokenmesh.services.gateway.mesh.session import Output
 from tokenmesh.services.gateway.mesh.stages import Stages
 from tokenmesh.shared.errors import ProtocolError, TokenMeshError
@@ -30,7 +30,7 @@ class Searcher:
 
     @asynccontextmanager
     async def run(
-        self, job: Job, options: BeamOptions, prompt: Prompt, inbox: Inbox
+        self, job: PromptJob, options: BeamOptions, prompt: Prompt, inbox: Inbox
     ) -> AsyncIterator[None]:
         """Inside the block the search runs and delivers into `inbox`; leaving it ends it."""
         for index in range(job.n):
@@ -42,7 +42,9 @@ class Searcher:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    async def _search(self, job: Job, options: BeamOptions, prompt: Prompt, inbox: Inbox) -> None:
+    async def _search(
+        self, job: PromptJob, options: BeamOptions, prompt: Prompt, inbox: Inbox
+    ) -> None:
         try:
             await self._deliver(job, options, prompt, inbox)
         except TokenMeshError as error:
@@ -52,7 +54,9 @@ class Searcher:
             inbox.fail(TokenMeshError("internal error"))
             raise
 
-    async def _deliver(self, job: Job, options: BeamOptions, prompt: Prompt, inbox: Inbox) -> None:
+    async def _deliver(
+        self, job: PromptJob, options: BeamOptions, prompt: Prompt, inbox: Inbox
+    ) -> None:
         search = BeamSearch(options, prompt.num_tokens, prompt.max_tokens)
         attributes: dict[str, str | int] = {
             REQUEST_ID: job.request_id,
@@ -79,7 +83,7 @@ class Searcher:
         )
 
     async def _step(
-        self, job: Job, options: BeamOptions, prompt: Prompt, beams: Sequence[Beam]
+        self, job: PromptJob, options: BeamOptions, prompt: Prompt, beams: Sequence[Beam]
     ) -> list[Output]:
         """What comes next after each beam."""
         candidates = min(options.num_candidates, job.card.vocab_size)

@@ -19,13 +19,13 @@ class Name(NamedTuple):
     name: str
 
 
-class Reference(NamedTuple):
+class PickledReference(NamedTuple):
     """What torch keeps beside the pickle."""
 
     facts: Any
 
 
-class Call(NamedTuple):
+class PickledCall(NamedTuple):
     """What would be called, with what."""
 
     function: Any
@@ -58,15 +58,15 @@ def describe(data: bytes) -> Description:
     if len(data) > MAX_BYTES:
         raise ValueError("it holds more than one tensor")
     match _interpret(data):
-        case Call(
+        case PickledCall(
             function,
             (
-                Reference(("storage", Name("torch", storage_type), str(key), str(), int())),
+                PickledReference(("storage", Name("torch", storage_type), str(key), str(), int())),
                 int(offset),
                 tuple(shape),
                 tuple(strides),
                 bool(),
-                Call(Name("collections", "OrderedDict"), ()),
+                PickledCall(Name("collections", "OrderedDict"), ()),
             ),
         ) if function == _REBUILD and all(type(n) is int for n in (*shape, *strides)):
             return Description(storage_type, key, offset, shape, strides)
@@ -108,9 +108,9 @@ def _apply(name: str, argument: Any, stack: list[Any], memo: dict[int, Any]) -> 
         start = len(stack) - _TUPLES[name]
         stack[start:] = [tuple(stack[start:])]
     elif name == "BINPERSID":
-        stack.append(Reference(stack.pop()))
+        stack.append(PickledReference(stack.pop()))
     elif name == "REDUCE":
         arguments = stack.pop()
-        stack.append(Call(stack.pop(), arguments))
+        stack.append(PickledCall(stack.pop(), arguments))
     else:
         raise ValueError(f"it holds a {name}, which no plain tensor has")

@@ -6,7 +6,7 @@ from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.text import Vocabulary
 
 
-class Markers(NamedTuple):
+class SuffixMarkers(NamedTuple):
     """Written before the prompt, before the suffix, and before what is to be filled in."""
 
     prefix: str
@@ -16,19 +16,19 @@ class Markers(NamedTuple):
 
 FORMATS: Final = (
     # Qwen coder, CodeGemma
-    Markers("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    SuffixMarkers("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
     # StarCoder, Granite code, StableCode
-    Markers("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    SuffixMarkers("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
     # SantaCoder
-    Markers("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+    SuffixMarkers("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
     # DeepSeek coder
-    Markers(
+    SuffixMarkers(
         "<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"
     ),
     # Code Llama
-    Markers("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"),
+    SuffixMarkers("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"),
     # CodeGeeX, GLM-4
-    Markers("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),
+    SuffixMarkers("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),
 )
 
 
@@ -49,7 +49,7 @@ def fill_in_prompt(prompt: str | list[int], suffix: str, vocabulary: Vocabulary)
     return [before, *prompt, between, *vocabulary.encode(suffix), after]
 
 
-def _markers_of(vocabulary: Vocabulary) -> Markers | None:
+def _markers_of(vocabulary: Vocabulary) -> SuffixMarkers | None:
     for markers in FORMATS:
         if all(vocabulary.added_id(marker) is not None for marker in markers):
             return markers

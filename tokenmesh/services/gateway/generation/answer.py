@@ -1,4 +1,4 @@
-"""Answer: a generation as an HTTP response, streamed or whole.
+"""GenerationResponse: a generation as an HTTP response, streamed or whole.
 
 Nothing is sent before the first tokens are there, so that an error until then has its status; only
 a stream that waits for longer than the keep-alive's interval begins without them.
@@ -12,21 +12,21 @@ from typing import Any, Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tokenmesh.services.gateway.context import Exchange, exchange_of
+from tokenmesh.services.gateway.context import RequestContext, context_of
 from tokenmesh.services.gateway.errors import forget_frames
 from tokenmesh.services.gateway.gateway import Gateway
-from tokenmesh.services.gateway.generation.chunk import Piece
+from tokenmesh.services.gateway.generation.chunk import OutputChunk
 from tokenmesh.services.gateway.generation.delivery import Delivery, deliver
-from tokenmesh.services.gateway.generation.request import Ask
+from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.http import sse
 from tokenmesh.services.gateway.http.client_watch import ClientWatch
-from tokenmesh.services.gateway.http.response_sender import Outlet
+from tokenmesh.services.gateway.http.response_sender import ResponseSender
 from tokenmesh.services.gateway.operations.load_header import Headers, load_header
 from tokenmesh.shared.errors import Cancelled, TokenMeshError
 from tokenmesh.shared.telemetry import REQUEST_ID, Tally
 
 
-class Writer(Protocol):
+class BodyWriter(Protocol):
     """The shape of a route's answer."""
 
     @property
@@ -36,7 +36,7 @@ class Writer(Protocol):
     def begin(self, delivery: Delivery) -> bytes:
         """What a stream starts with."""
 
-    def write(self, delivery: Delivery, pieces: list[Piece]) -> bytes:
+    def write(self, delivery: Delivery, pieces: list[OutputChunk]) -> bytes:
         """The chunks of a flush; may be empty."""
 
     def end(self, delivery: Delivery) -> bytes:
@@ -45,14 +45,16 @@ class Writer(Protocol):
     def fail(self, error: TokenMeshError) -> bytes:
         """The end of a stream that has begun and cannot be completed."""
 
-    def whole(self, delivery: Delivery, pieces: list[Piece]) -> Any:
+    def whole(self, delivery: Delivery, pieces: list[OutputChunk]) -> Any:
         """The body of an answer that is not streamed, from all its pieces."""
 
 
-class Answer(Response):
+class GenerationResponse(Response):
     """Runs an Ask when it is called."""
 
-    def __init__(self, ask: Ask, gateway: Gateway, writer: Writer, started_s: float) -> None:
+    def __init__(
+        self, ask: GenerationRequest, gateway: Gateway, writer: BodyWriter, started_s: float
+    ) -> None:
         """`started_s`: when the request arrived (monotonic)."""
         super().__init__()
         self._ask = ask
@@ -67,11 +69,13 @@ class Answer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
-        exchange = exchange_of(scope)
+        exchange = context_of(scope)
         try:
             await exchange.widen(len(self._ask.jobs), self._ask.num_choices)
             async with ClientWatch(receive, self._settings.write_timeout_s) as watch:
-                outlet = Outlet(send, watch, self._flushing, partial(self._load_header, scope))
+                outlet = ResponseSender(
+                    send, watch, self._flushing, partial(self._load_header, scope)
+                )
                 await self._run(outlet, exchange)
         except Cancelled:
             exchange.has_client_left = True
@@ -79,7 +83,7 @@ class Answer(Response):
     def _load_header(self, scope: Scope) -> Headers:
         return load_header(scope, self._members.workers(self._ask.jobs[0].card.name))
 
-    async def _run(self, outlet: Outlet, exchange: Exchange) -> None:
+    async def _run(self, outlet: ResponseSender, exchange: RequestContext) -> None:
         ask, limit = self._ask, self._settings.max_buffered_tokens
         if ask.is_stream:
             outlet.keep_alive(self._settings.sse_keep_alive_s, self._writer.keep_alive)
@@ -103,7 +107,7 @@ class Answer(Response):
             outlet.stop()
             self._flushing.record({REQUEST_ID: ask.jobs[0].request_id})
 
-    async def _stream(self, delivery: Delivery, outlet: Outlet) -> None:
+    async def _stream(self, delivery: Delivery, outlet: ResponseSender) -> None:
         writer = self._writer
         async for pieces in delivery.pieces():
             self._meter.flush(delivery)
@@ -115,8 +119,8 @@ class Answer(Response):
             elif data:
                 await outlet.write(data)
 
-    async def _collect(self, delivery: Delivery, outlet: Outlet) -> None:
-        collected: list[Piece] = []
+    async def _collect(self, delivery: Delivery, outlet: ResponseSender) -> None:
+        collected: list[OutputChunk] = []
         async for pieces in delivery.pieces():
             self._meter.flush(delivery)
             collected.extend(pieces)
@@ -127,11 +131,11 @@ class Answer(Response):
             body = self._whole(delivery, collected)
         await outlet.answer(body)
 
-    def _whole(self, delivery: Delivery, pieces: list[Piece]) -> bytes:
+    def _whole(self, delivery: Delivery, pieces: list[OutputChunk]) -> bytes:
         return sse.encode_json(self._writer.whole(delivery, pieces))
 
 
-def _cuts(ask: Ask, delivery: Delivery) -> Iterator[str]:
+def _cuts(ask: GenerationRequest, delivery: Delivery) -> Iterator[str]:
     """Warnings of prompts that left less room than max_tokens asked for."""
     for job, prompt in zip(ask.jobs, delivery.prompts, strict=True):
         if job.max_tokens is not None and prompt.max_tokens < job.max_tokens:
@@ -141,7 +145,7 @@ def _cuts(ask: Ask, delivery: Delivery) -> Iterator[str]:
             )
 
 
-def _num_logprobs(delivery: Delivery, pieces: list[Piece]) -> int:
+def _num_logprobs(delivery: Delivery, pieces: list[OutputChunk]) -> int:
     """Tokens whose log-probabilities are to be written."""
     of_prompts = sum(len(choice.prompt_logprobs or ()) for choice in delivery.choices)
     return of_prompts + sum(len(piece.logprobs) for piece in pieces)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tokenmesh.services.gateway.generation.chunk import Piece, join_events
+from tokenmesh.services.gateway.generation.chunk import OutputChunk, join_events
 from tokenmesh.services.gateway.mesh.session import Output
 from tokenmesh.services.gateway.parsers.events import CallBegin, Content, Event
 from tokenmesh.services.gateway.parsers.parser import Parser
@@ -58,7 +58,7 @@ class Choice:
         self.cached_tokens: int | None = None
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None
         self.finish_reason: str | None = None
-        """The worker's word: `Piece.finish_reason` also knows of tool calls."""
+        """The worker's word: `OutputChunk.finish_reason` also knows of tool calls."""
         self._options = options
         self._parser = parser
         self._events: list[Event] = []
@@ -74,7 +74,7 @@ class Choice:
         self._matcher = (
             StopMatcher(options.stops, options.include_stop) if options.stops is not None else None
         )
-        self._kept: Piece | None = None
+        self._kept: OutputChunk | None = None
         self._has_begun = False
 
     @property
@@ -82,7 +82,7 @@ class Choice:
         """Those of `num_tokens` that the parser found to be reasoning; None without a parser."""
         return None if self._parser is None else self._reasoning_tokens
 
-    def push(self, output: Output) -> Piece | None:
+    def push(self, output: Output) -> OutputChunk | None:
         """What there is to pass on; None when nothing is, or after the end."""
         if self.finish_reason is not None:
             return None
@@ -90,7 +90,7 @@ class Choice:
             self.cached_tokens = output.cached_tokens
         if output.prompt_logprobs is not None:
             self.prompt_logprobs = output.prompt_logprobs
-        piece = self._kept or Piece(self.index)
+        piece = self._kept or OutputChunk(self.index)
         self._kept = None
         if self._matcher is None and self._parser is None:
             self._add(piece, output)
@@ -100,7 +100,7 @@ class Choice:
             self._finish(piece, output)
         return self._release(piece)
 
-    def _add(self, piece: Piece, output: Output) -> None:
+    def _add(self, piece: OutputChunk, output: Output) -> None:
         ids = output.token_ids
         piece.text += self._detokenizer.push(self._written(ids, output))
         piece.token_ids.extend(ids)
@@ -108,7 +108,7 @@ class Choice:
             piece.logprobs.extend(output.logprobs)
         self.num_tokens += len(ids)
 
-    def _add_each(self, piece: Piece, output: Output) -> None:
+    def _add_each(self, piece: OutputChunk, output: Output) -> None:
         """Token by token: the choice ends with the one that completes a stop string."""
         written = self._written(output.token_ids, output)
         for index, token_id in enumerate(output.token_ids):
@@ -131,7 +131,7 @@ class Choice:
                 self._end(piece, "stop", stop)
                 return
 
-    def _pass_on(self, piece: Piece, text: str) -> None:
+    def _pass_on(self, piece: OutputChunk, text: str) -> None:
         piece.text += text
         if text and self._parser is not None:
             self._take(self._parser.push(text))
@@ -147,7 +147,7 @@ class Choice:
         is_stop_token = output.finish == _TOKEN_STOP and bool(ids)
         return ids[:-1] if is_stop_token and not self._options.include_stop else ids
 
-    def _finish(self, piece: Piece, output: Output) -> None:
+    def _finish(self, piece: OutputChunk, output: Output) -> None:
         rest = self._detokenizer.finish()
         if self._matcher is not None:
             scan = self._matcher.push(rest)
@@ -156,7 +156,7 @@ class Choice:
         is_loop = output.finish == "repetition"
         self._end(piece, output.finish, _LOOP_REASON if is_loop else output.stop_token)
 
-    def _end(self, piece: Piece, reason: str | None, stop_reason: str | int | None) -> None:
+    def _end(self, piece: OutputChunk, reason: str | None, stop_reason: str | int | None) -> None:
         if self._parser is not None:
             rest = self._parser.finish()
             self._take(rest)
@@ -169,13 +169,13 @@ class Choice:
         piece.finish_reason = "tool_calls" if has_called else reason
         piece.stop_reason = stop_reason
 
-    def _release(self, piece: Piece) -> Piece | None:
+    def _release(self, piece: OutputChunk) -> OutputChunk | None:
         options = self._options
         if options.drops_output:
             if piece.finish_reason is None:
                 return None
             self.num_tokens = 0
-            return Piece(self.index, finish_reason="length")
+            return OutputChunk(self.index, finish_reason="length")
         is_full = len(piece.token_ids) >= options.stream_interval or not self._has_begun
         if piece.finish_reason is None and not is_full:
             self._kept = piece
@@ -188,7 +188,7 @@ class Choice:
 
 
 def _content_bytes(events: list[Event]) -> int | None:
-    """See `Piece.content_bytes`."""
+    """See `OutputChunk.content_bytes`."""
     if not events:
         return None
     return sum(len(event.text.encode()) for event in events if type(event) is Content)

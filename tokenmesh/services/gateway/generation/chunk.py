@@ -1,4 +1,4 @@
-"""Piece: what a choice passes on at one time, and how pieces become one."""
+"""OutputChunk: what a choice passes on at one time, and how pieces become one."""
 
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -14,7 +14,7 @@ from tokenmesh.shared.messages.tokens import TokenLogprobs
 
 
 @dataclass(slots=True)
-class Piece:
+class OutputChunk:
     """Of one choice."""
 
     choice: int
@@ -60,11 +60,11 @@ def _kind_of(event: Event) -> tuple[type[Event], int]:
     return type(event), -1
 
 
-def merge(pieces: list[Piece], num_choices: int) -> list[Piece]:
+def merge(pieces: list[OutputChunk], num_choices: int) -> list[OutputChunk]:
     """All pieces of each choice as one."""
     texts: list[list[str]] = [[] for _ in range(num_choices)]
     events: list[list[Event]] = [[] for _ in range(num_choices)]
-    merged = [Piece(index) for index in range(num_choices)]
+    merged = [OutputChunk(index) for index in range(num_choices)]
     for piece in pieces:
         whole = merged[piece.choice]
         texts[piece.choice].append(piece.text)

@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 
 from tokenmesh.services.gateway.generation.choice import Choice
-from tokenmesh.services.gateway.generation.chunk import Piece
+from tokenmesh.services.gateway.generation.chunk import OutputChunk
 from tokenmesh.services.gateway.generation.inbox import Inbox
-from tokenmesh.services.gateway.generation.prompt_job import Job, Prompt
+from tokenmesh.services.gateway.generation.prompt_job import Prompt, PromptJob
 from tokenmesh.services.gateway.mesh.pipeline import Pipeline
 from tokenmesh.services.gateway.mesh.session import Output
 from tokenmesh.services.gateway.openai.shapes import Usage, usage_of
@@ -64,7 +64,7 @@ class Delivery:
         """Of each prompt: the others find its blocks in the cache and would hide the truth."""
         return self.choices[:: len(self.choices) // len(self.prompts)]
 
-    async def pieces(self) -> AsyncIterator[list[Piece]]:
+    async def pieces(self) -> AsyncIterator[list[OutputChunk]]:
         """Everything that arrived since the last time, until every choice has ended.
 
         Raises what made it impossible to go on.
@@ -84,12 +84,12 @@ class Delivery:
             if choice.finish_reason is None:
                 self._inbox.put(choice.index, Output(finish="abort"))
 
-    def push(self, outputs: Sequence[tuple[int, Output]]) -> list[Piece]:
+    def push(self, outputs: Sequence[tuple[int, Output]]) -> list[OutputChunk]:
         """What `receive` gave, or once gave to somebody else, as pieces."""
         with self._detokenizing:
             return list(self._push(outputs))
 
-    def _push(self, outputs: Sequence[tuple[int, Output]]) -> Iterator[Piece]:
+    def _push(self, outputs: Sequence[tuple[int, Output]]) -> Iterator[OutputChunk]:
         for index, output in outputs:
             piece = self.choices[index].push(output)
             if piece is None:
@@ -103,8 +103,8 @@ class Delivery:
 @asynccontextmanager
 async def deliver(
     pipeline: Pipeline,
-    jobs: Sequence[Job],
-    make_choices: Callable[[Job, Prompt], list[Choice]],
+    jobs: Sequence[PromptJob],
+    make_choices: Callable[[PromptJob, Prompt], list[Choice]],
     max_tokens: int,
     admission: Admission,
 ) -> AsyncIterator[Delivery]:
@@ -138,7 +138,7 @@ async def deliver(
 
 
 @contextmanager
-def _charged(delivery: Delivery, job: Job, admission: Admission) -> Iterator[None]:
+def _charged(delivery: Delivery, job: PromptJob, admission: Admission) -> Iterator[None]:
     """However the block ends, but for a failure of ours that left the client without a token."""
     is_ours = False
     try:
@@ -153,7 +153,7 @@ def _charged(delivery: Delivery, job: Job, admission: Admission) -> Iterator[Non
 
 @asynccontextmanager
 async def _run_all(
-    pipeline: Pipeline, jobs: Sequence[Job], inbox: Inbox
+    pipeline: Pipeline, jobs: Sequence[PromptJob], inbox: Inbox
 ) -> AsyncIterator[Sequence[Prompt]]:
     """All at once. The block begins before there is a worker for each of them: what the first ones
     bring must be read while others wait for room."""
@@ -175,7 +175,7 @@ async def _run_all(
 
 async def _hold(
     pipeline: Pipeline,
-    job: Job,
+    job: PromptJob,
     prompts: list[Prompt],
     index: int,
     inbox: Inbox,

@@ -11,7 +11,7 @@ from tokenmesh.services.gateway.parsers.events import (
     Event,
     Reasoning,
 )
-from tokenmesh.services.gateway.parsers.formats import Family
+from tokenmesh.services.gateway.parsers.formats import FormatFamily
 from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser, ToolSchema
 from tokenmesh.shared.text import Vocabulary
 from tokenmesh.shared.tokens import BYTES_PER_ID, unpack_ids
@@ -27,7 +27,7 @@ _CONTINUED_TAIL_TOKENS: Final = 4096
 class Parsing:
     """Of one request."""
 
-    family: Family
+    family: FormatFamily
     vocabulary: Vocabulary
     tools: tuple[ToolSchema, ...] = ()
     thinking: bool | None = None

@@ -1,4 +1,4 @@
-"""Job: one prompt of a request with all that the mesh must know of it, free of OpenAI's names."""
+"""PromptJob: one prompt of a request and what the mesh must know of it, in no API's names."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import msgspec
 
 from tokenmesh.services.gateway.extras.beam_search import BeamOptions
 from tokenmesh.services.gateway.generation.parsing import Parsing
-from tokenmesh.services.gateway.generation.reasoning_budget import Budget
+from tokenmesh.services.gateway.generation.reasoning_budget import ReasoningBudget
 from tokenmesh.services.gateway.tenancy.tenant import DEFAULT_TENANT, Tenant
 from tokenmesh.shared.ids import RequestId, WorkerId
 from tokenmesh.shared.messages.beat import ModelCard
@@ -25,7 +25,7 @@ def _nothing() -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class PromptJob:
     """What a client asked for, validated."""
 
     request_id: RequestId
@@ -56,7 +56,7 @@ class Job:
     """What takes the place of all of the prompt's tokens."""
     parsing: Parsing | None = None
     """How the answers are read; None: as plain text."""
-    budget: Budget | None = None
+    budget: ReasoningBudget | None = None
     """How long the answers may reason; None: without limit."""
     tokenized: Tokenized | None = None
     """What a tokenizer would answer, where the client has sent the ids; None: one is asked."""

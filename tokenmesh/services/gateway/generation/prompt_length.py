@@ -1,6 +1,6 @@
 """How many tokens the prompt of a chat has, by a tokenizer and without an answer."""
 
-from tokenmesh.services.gateway.context import Exchange
+from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.openai.chat_request import ChatRequest
 from tokenmesh.shared.clock import now_s
@@ -8,7 +8,7 @@ from tokenmesh.shared.messages import Tokenize
 from tokenmesh.shared.tokens import count_ids
 
 
-async def count_prompt_tokens(gateway: Gateway, body: ChatRequest, exchange: Exchange) -> int:
+async def count_prompt_tokens(gateway: Gateway, body: ChatRequest, exchange: RequestContext) -> int:
     """System prompt, tools and images included. Raises what is wrong with the chat."""
     card = await gateway.catalog.find_soon(body.model, exchange.request_id)
     exchange.model = card.name

@@ -1,4 +1,4 @@
-"""Budget: how many tokens an answer may reason for, and what of them its prompt has spent."""
+"""ReasoningBudget: how many tokens an answer may reason for, and how many its prompt has spent."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from tokenmesh.shared.messages.sampling import ThinkingBudget
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class ReasoningBudget:
     """Of one request to a model whose reasoning has an end marker."""
 
     num_tokens: int

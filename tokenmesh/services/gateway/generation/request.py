@@ -1,9 +1,9 @@
-"""Ask: a validated generation request, ready to run; the same for chat and plain completions."""
+"""GenerationRequest: a validated request, ready to run; the same for every API."""
 
 from dataclasses import dataclass
 
 from tokenmesh.services.gateway.generation.choice import Choice, TextOptions
-from tokenmesh.services.gateway.generation.prompt_job import Job, Prompt
+from tokenmesh.services.gateway.generation.prompt_job import Prompt, PromptJob
 from tokenmesh.services.gateway.mesh.vocabularies import ModelText
 from tokenmesh.services.gateway.openai.chat_stream import ChunkOptions
 from tokenmesh.services.gateway.openai.head import Head
@@ -14,11 +14,11 @@ from tokenmesh.shared.tokens import BYTES_PER_ID, unpack_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class GenerationRequest:
     """What to run and how to show it."""
 
     head: Head
-    jobs: tuple[Job, ...]
+    jobs: tuple[PromptJob, ...]
     text: ModelText
     options: TextOptions
     chunks: ChunkOptions
@@ -49,7 +49,7 @@ class Ask:
             has_named=bool(self.jobs[0].sampling.logprob_token_ids),
         )
 
-    def make_choices(self, job: Job, prompt: Prompt) -> list[Choice]:
+    def make_choices(self, job: PromptJob, prompt: Prompt) -> list[Choice]:
         """The choices of one prompt."""
         context = unpack_ids(prompt.packed_ids[-CONTEXT_TOKENS * BYTES_PER_ID :])
         parsers: list[Parser | None] = [None] * job.n

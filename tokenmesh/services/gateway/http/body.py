@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from tokenmesh.services.gateway.context import exchange_of
+from tokenmesh.services.gateway.context import context_of
 from tokenmesh.services.gateway.http.body_budget import SHORT_BYTES
 from tokenmesh.services.gateway.http.id_lists import IdLists
 from tokenmesh.services.gateway.http.json_bounds import check_bounds, check_bounds_now
@@ -37,7 +37,7 @@ async def read_json(request: Request, model: type[_Body], limits: GatewaySetting
     body = await parse_body(data, model, limits, converted)
     if converted:
         names = ", ".join(converted)
-        warnings = exchange_of(request.scope).warnings
+        warnings = context_of(request.scope).warnings
         warnings.append(f"strings read as numbers or booleans: {names}")
     return body
 

@@ -26,7 +26,7 @@ from tokenmesh.services.gateway.http.refusal import (
     Refusal,
     Refused,
 )
-from tokenmesh.shared.bus.complaints import Complaints
+from tokenmesh.shared.bus.complaints import RateLimitedLog
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.listener import ListenerSettings
 
@@ -52,7 +52,7 @@ class HttpConnection(HttpToolsProtocol):
         self,
         limits: ListenerSettings,
         max_connections: int,
-        complaints: Complaints,
+        complaints: RateLimitedLog,
         **uvicorns: Any,
     ) -> None:
         super().__init__(**uvicorns)

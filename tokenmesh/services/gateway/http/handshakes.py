@@ -9,7 +9,7 @@ import asyncio
 import ssl
 from typing import cast
 
-from tokenmesh.shared.bus.complaints import Complaints
+from tokenmesh.shared.bus.complaints import RateLimitedLog
 from tokenmesh.shared.config.listener import ListenerSettings
 
 _UNFINISHED = "unfinished handshake"
@@ -19,7 +19,7 @@ class Handshakes:
     """Those of one server."""
 
     def __init__(
-        self, context: ssl.SSLContext, limits: ListenerSettings, complaints: Complaints
+        self, context: ssl.SSLContext, limits: ListenerSettings, complaints: RateLimitedLog
     ) -> None:
         self.context = context
         self.limits = limits

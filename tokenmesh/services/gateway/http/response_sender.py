@@ -1,4 +1,4 @@
-"""Outlet: one response's way to its client. Headers once, bytes in order, somebody who watches."""
+"""ResponseSender: sends one response: headers once, bytes in order; it notices a lost client."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ def leaving() -> Draining:
     return Draining("this gateway is about to leave", retry_after_s=1.0)
 
 
-class Outlet:
+class ResponseSender:
     """Of a stream of events or of one JSON body."""
 
     def __init__(

@@ -16,7 +16,7 @@ from tokenmesh.services.gateway.http.handshakes import Handshakes
 from tokenmesh.services.gateway.http.listener import forget, listen
 from tokenmesh.services.gateway.http.open_files import connections_allowed
 from tokenmesh.services.gateway.http.web_socket import WebSocket
-from tokenmesh.shared.bus.complaints import Complaints
+from tokenmesh.shared.bus.complaints import RateLimitedLog
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.metrics import Metrics
 
@@ -27,7 +27,7 @@ def _connect(
     handshakes: Handshakes | None,
     settings: GatewaySettings,
     max_connections: int,
-    refusals: Complaints,
+    refusals: RateLimitedLog,
     **uvicorns: Any,
 ) -> asyncio.Protocol:
     """The protocol of a connection that was accepted."""
@@ -48,7 +48,7 @@ class Server:
 
     def __init__(self, app: ASGIApp, settings: GatewaySettings, metrics: Metrics) -> None:
         self._settings = settings
-        refusals = Complaints(logger, settings.refusal_log_interval_s)
+        refusals = RateLimitedLog(logger, settings.refusal_log_interval_s)
         refusals.on_note = lambda kind: metrics.counter("refused_connections", kind=kind).inc()
         self._certificate = (
             Certificate(settings.ssl_certfile, settings) if settings.ssl_certfile else None

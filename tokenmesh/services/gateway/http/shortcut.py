@@ -9,9 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tokenmesh.services.gateway.context import exchange_of
+from tokenmesh.services.gateway.context import context_of
 from tokenmesh.services.gateway.errors import error_response, log_error
-from tokenmesh.services.gateway.http.start_limiter import Turnstile
+from tokenmesh.services.gateway.http.start_limiter import StartLimiter
 from tokenmesh.shared.errors import TokenMeshError
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -21,7 +21,7 @@ class Shortcut:
     """ASGI middleware, inside the edge: POST to one of `endpoints` by its path."""
 
     def __init__(
-        self, app: ASGIApp, endpoints: Mapping[str, Endpoint], turnstile: Turnstile
+        self, app: ASGIApp, endpoints: Mapping[str, Endpoint], turnstile: StartLimiter
     ) -> None:
         self._app = app
         self._endpoints = endpoints
@@ -33,7 +33,7 @@ class Shortcut:
         if endpoint is None or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        exchange = exchange_of(scope)
+        exchange = context_of(scope)
         exchange.route = scope["path"]
         await self._turnstile.enter()
         try:

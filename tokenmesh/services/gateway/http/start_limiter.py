@@ -1,4 +1,4 @@
-"""Turnstile: a burst of requests begins in portions, and the event loop looks around in between.
+"""StartLimiter: a burst of requests begins in portions, and the event loop looks around in between.
 
 All that has arrived at once would otherwise be taken in within one turn of the loop, at about half
 a millisecond each: hundreds of requests would stop the tokens of everybody else meanwhile.
@@ -8,7 +8,7 @@ import asyncio
 from collections import deque
 
 
-class Turnstile:
+class StartLimiter:
     """Lets `per_turn` through in a turn of the event loop, in order of arrival.
 
     Who waits has a request open; so what bounds those bounds the queue.

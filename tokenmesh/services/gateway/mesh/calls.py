@@ -13,7 +13,7 @@ import msgspec
 
 from tokenmesh.services.gateway.mesh.hedging import first_answer
 from tokenmesh.services.gateway.mesh.held_prompts import HeldPrompts, prompt_size
-from tokenmesh.services.gateway.mesh.retry_policy import Patience, is_own_word
+from tokenmesh.services.gateway.mesh.retry_policy import RetryPolicy, is_own_word
 from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config.gateway import GatewaySettings
@@ -41,7 +41,7 @@ from tokenmesh.shared.tokens import BYTES_PER_ID
 _Answer = TypeVar("_Answer")
 
 
-class Calls:
+class ServiceCalls:
     """The bus as the gateway uses it."""
 
     def __init__(
@@ -85,7 +85,7 @@ class Calls:
 
         Raises the last error, ProtocolError for an answer of another type.
         """
-        patience = Patience(self._settings, deadline_s)
+        patience = RetryPolicy(self._settings, deadline_s)
         while True:
             limit_s = min(deadline_s, now_s() + timeout_s)
             try:
@@ -125,7 +125,7 @@ class Calls:
         Raises Overloaded when it refuses, Unavailable when it has waited for a worker in vain, and
         the last error when no scheduler has said anything for `service_wait_s`.
         """
-        patience = Patience(self._settings, deadline_s)
+        patience = RetryPolicy(self._settings, deadline_s)
         first_word_s = self._settings.second_ask_s
         subject = group = place_subject(message.model)
         if left_out := self._left_out():

@@ -16,7 +16,7 @@ from tokenmesh.shared.config import Settings
 from tokenmesh.shared.errors import InvalidInput, Unavailable, UnknownModel
 from tokenmesh.shared.ids import ModelName
 from tokenmesh.shared.membership import Members
-from tokenmesh.shared.messages.beat import Beat, ModelCard
+from tokenmesh.shared.messages.beat import Heartbeat, ModelCard
 
 WORKER = "worker"
 ENCODER = "encoder"
@@ -57,7 +57,7 @@ class Catalog:
             name for model in settings.models for name in (model.name, *model.served_model_name)
         }
 
-    def on_beat(self, beat: Beat) -> None:
+    def on_beat(self, beat: Heartbeat) -> None:
         """Remember what a process serves."""
         cards = beat.models if beat.service == WORKER else []
         if self._includes_tokenized:

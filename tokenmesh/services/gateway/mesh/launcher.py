@@ -12,9 +12,9 @@ from functools import partial
 import msgspec
 
 from tokenmesh.services.gateway.mesh.breaker import Breaker
-from tokenmesh.services.gateway.mesh.calls import Calls
+from tokenmesh.services.gateway.mesh.calls import ServiceCalls
 from tokenmesh.services.gateway.mesh.placement_trace import trace_placement
-from tokenmesh.services.gateway.mesh.session import Output, State
+from tokenmesh.services.gateway.mesh.session import Output, SessionState
 from tokenmesh.services.gateway.mesh.streams import Stream, Streams
 from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.clock import monotonic_s, now_s
@@ -54,7 +54,7 @@ class Launcher:
     def __init__(
         self,
         bus: Bus,
-        calls: Calls,
+        calls: ServiceCalls,
         streams: Streams,
         settings: GatewaySettings,
         metrics: Metrics,
@@ -137,7 +137,7 @@ class Launcher:
     async def _drive(self, stream: Stream, placed: Placed | None) -> None:
         session = stream.session
         failures = 0
-        while session.state is not State.ENDED:
+        while session.state is not SessionState.ENDED:
             if len(session.token_ids) >= stream.generate.sampling.max_tokens:
                 # Only the word that it is the end was lost.
                 session.end()
@@ -151,7 +151,7 @@ class Launcher:
             except (Unavailable, DeadlineExceeded) as error:
                 failures += 1
                 await self._pause_or_raise(stream, error, failures)
-            if session.state is State.RUNNING:
+            if session.state is SessionState.RUNNING:
                 return
             placed = None
 
@@ -210,17 +210,19 @@ class Launcher:
         try:
             _check_accepted(await self._ask(stream, placed.worker_id, generate, limit_s))
             self._streams.heard(placed.worker_id, asked_s)
-            if session.state is State.PLACING:
+            if session.state is SessionState.PLACING:
                 raise Unavailable(f"accepted and lost: {session.lost_because}")
         except TokenMeshError as error:
             if not error.retryable:
                 raise
-            is_at_work = session.state is State.ENDED or len(session.token_ids) > num_delivered
+            is_at_work = (
+                session.state is SessionState.ENDED or len(session.token_ids) > num_delivered
+            )
             if session.attempt == attempt and not is_at_work:
                 kind = "refused" if isinstance(error, Overloaded | Draining) else "not accepted"
                 self._streams.lose(stream, kind, error.message)
                 self._leave_worker(stream)
-            if session.state is State.PLACING:
+            if session.state is SessionState.PLACING:
                 raise
 
     async def _ask(

@@ -1,4 +1,4 @@
-"""Pulse: whether one worker lives, from what it sends and how it answers pings.
+"""LivenessTracker: whether one worker lives, from what it sends and how it answers pings.
 
 No I/O. A worker in use is never silent for long: it sends Tokens or answers a Ping. How long is
 long follows from its own habits, within bounds: a ping costs little, and a slow worker answers it.
@@ -13,7 +13,7 @@ _FADING: Final = 0.9
 """Share of the slowest answer that is remembered after a faster one."""
 
 
-class Pulse:
+class LivenessTracker:
     """The pulse of one worker that has streams of this gateway."""
 
     __slots__ = ("_answer_s", "_heard_s", "_interval_s", "_is_pinged", "_times")

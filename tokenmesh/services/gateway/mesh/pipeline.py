@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from tokenmesh.services.gateway.extras.beam_searcher import Searcher
 from tokenmesh.services.gateway.generation.inbox import Inbox
-from tokenmesh.services.gateway.generation.prompt_job import Job, Prompt
+from tokenmesh.services.gateway.generation.prompt_job import Prompt, PromptJob
 from tokenmesh.services.gateway.mesh.stages import Stages
 from tokenmesh.services.gateway.openai.prompt_places import located
 from tokenmesh.shared.errors import InvalidInput, NotFound
@@ -23,19 +23,19 @@ class Pipeline:
         self._searcher = Searcher(stages)
 
     @asynccontextmanager
-    async def run(self, job: Job, inbox: Inbox) -> AsyncIterator[Prompt]:
+    async def run(self, job: PromptJob, inbox: Inbox) -> AsyncIterator[Prompt]:
         """Inside the block workers deliver into `inbox`; leaving it cancels what still runs."""
         async with self.generate(job, await self.prepare(job), inbox) as prompt:
             yield prompt
 
-    async def tokenize(self, job: Job) -> Prompt:
+    async def tokenize(self, job: PromptJob) -> Prompt:
         """The prompt as ids; errors name its place in the client's body."""
         try:
             return await self._stages.tokenize(job)
         except InvalidInput as error:
             raise located(error, job.where) from error
 
-    async def prepare(self, job: Job) -> Prompt:
+    async def prepare(self, job: PromptJob) -> Prompt:
         """Tokenize and encode; pixels that have expired in between are made again, once."""
         try:
             prompt = await self._stages.tokenize(job)
@@ -48,7 +48,7 @@ class Pipeline:
         return prompt if job.embeds is None else replace(prompt, media=(job.embeds,))
 
     @asynccontextmanager
-    async def generate(self, job: Job, prompt: Prompt, inbox: Inbox) -> AsyncIterator[Prompt]:
+    async def generate(self, job: PromptJob, prompt: Prompt, inbox: Inbox) -> AsyncIterator[Prompt]:
         """The rest of `run`: the prompt with the worker that took it."""
         job.on_prepared()
         if job.beams is not None:

@@ -1,6 +1,6 @@
-"""Watchdog: pings silent workers, asks for lost tokens, takes streams from the dead.
+"""StreamRecovery: pings silent workers, asks for lost tokens, takes streams from the dead.
 
-`Pulse` and `Session` decide, this does the I/O.
+`LivenessTracker` and `Session` decide, this does the I/O.
 """
 
 import asyncio
@@ -10,8 +10,8 @@ from math import inf
 
 from tokenmesh.services.gateway.mesh.hedging import first_outcome
 from tokenmesh.services.gateway.mesh.launcher import Launcher
-from tokenmesh.services.gateway.mesh.liveness import Pulse
-from tokenmesh.services.gateway.mesh.session import State
+from tokenmesh.services.gateway.mesh.liveness import LivenessTracker
+from tokenmesh.services.gateway.mesh.session import SessionState
 from tokenmesh.services.gateway.mesh.streams import Stream, Streams
 from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.clock import monotonic_s, now_s
@@ -36,7 +36,7 @@ _STREAM_INTERVALS = 4
 """Between two looks at the streams at least: there are far more of them, and less hurry."""
 
 
-class Watchdog:
+class StreamRecovery:
     """Looks at workers when the silence of one may be too long, and at all streams now and then.
 
     While no worker has a stream there is little to look at, and each look in vain takes a core from
@@ -133,7 +133,7 @@ class Watchdog:
         self._questions.add(task)
         task.add_done_callback(self._questions.discard)
 
-    async def _ping(self, worker_id: WorkerId, pulse: Pulse) -> None:
+    async def _ping(self, worker_id: WorkerId, pulse: LivenessTracker) -> None:
         started_s = monotonic_s()
         # Asked at the same time: a NATS that wakes just before the ping's deadline answers then.
         patience_s = pulse.patience_s(self._lag_s)
@@ -188,7 +188,7 @@ class Watchdog:
         if isinstance(answer, StreamUnknown):
             # The end of the stream may still be on its way on the other subscription.
             await asyncio.sleep(self._settings.retry_pause_s)
-            if session.attempt == attempt and session.state is State.RUNNING:
+            if session.attempt == attempt and session.state is SessionState.RUNNING:
                 self._lose(stream, "stream unknown", f"{worker_id} does not know the stream")
 
     def _bury(self, worker_id: WorkerId, kind: str) -> None:

@@ -1,4 +1,4 @@
-"""Patience: how often, and for how long, somebody is asked who is not there.
+"""RetryPolicy: how often, and for how long, somebody is asked who is not there.
 
 A tokenizer that starts again, or processes that have not all found a restarted NATS yet, are a hole
 of seconds: a request waits it out. An answer, even a bad one, is worth a few attempts only.
@@ -22,7 +22,7 @@ from tokenmesh.shared.errors import (
 _NOBODY: Final = (NoResponders, Draining, BusLost)
 
 
-class Patience:
+class RetryPolicy:
     """Of one question, over all times that it is asked."""
 
     def __init__(self, settings: GatewaySettings, deadline_s: float) -> None:

@@ -20,7 +20,7 @@ _MAYBE_ITS_FAULT: Final = frozenset({"worker gone", "broken off"})
 """A request can kill a worker or make it fail; it cannot freeze it, or make it leave."""
 
 
-class State(Enum):
+class SessionState(Enum):
     """Where a stream is."""
 
     PLACING = "placing"
@@ -64,7 +64,7 @@ class Session:
 
     def __init__(self, times: WatchTimes) -> None:
         self._times = times
-        self.state = State.PLACING
+        self.state = SessionState.PLACING
         self.attempt = 0
         self.worker_id: WorkerId | None = None
         self.epoch = 0
@@ -83,7 +83,7 @@ class Session:
 
     def start(self, worker_id: WorkerId, epoch: int, now: float) -> None:
         """The current attempt was given to a worker; its tokens count from now on."""
-        self.state = State.RUNNING
+        self.state = SessionState.RUNNING
         self.worker_id = worker_id
         self.epoch = epoch
         self._gap_seen = False
@@ -95,8 +95,8 @@ class Session:
 
         `kind` is one of a few words, for metrics.
         """
-        assert self.state is not State.ENDED
-        self.state = State.PLACING
+        assert self.state is not SessionState.ENDED
+        self.state = SessionState.PLACING
         self.attempt += 1
         if len(self.token_ids) > self._num_lost_at:
             self.num_fruitless = 0
@@ -107,14 +107,14 @@ class Session:
 
     def end(self) -> None:
         """Take nothing any more."""
-        self.state = State.ENDED
+        self.state = SessionState.ENDED
 
     def take(self, delta: Delta, now: float) -> Output | None:
         """What is new in `delta`; None when nothing is.
 
         An attempt that its worker broke off moves the session to PLACING instead.
         """
-        if self.state is not State.RUNNING or delta.attempt != self.attempt:
+        if self.state is not SessionState.RUNNING or delta.attempt != self.attempt:
             return None
         num_known = len(self.token_ids)
         num_seen = num_known - delta.offset
@@ -161,7 +161,7 @@ class Session:
         True once a time: after a gap at once and then every `resend_interval_s`, in silence
         after `stall_s` and then less and less often.
         """
-        if self.state is not State.RUNNING:
+        if self.state is not SessionState.RUNNING:
             return False
         pause_s = self._times.resend_interval_s if self._gap_seen else self._pause_s
         if now - self._asked_s < pause_s:

@@ -9,9 +9,9 @@ from typing import Final
 import msgspec
 
 from tokenmesh.services.gateway.generation.inbox import Inbox
-from tokenmesh.services.gateway.generation.prompt_job import EMPTY_PROMPT, Job, Prompt
+from tokenmesh.services.gateway.generation.prompt_job import EMPTY_PROMPT, Prompt, PromptJob
 from tokenmesh.services.gateway.generation.prompt_logprobs import check_fits
-from tokenmesh.services.gateway.mesh.calls import Calls
+from tokenmesh.services.gateway.mesh.calls import ServiceCalls
 from tokenmesh.services.gateway.mesh.launcher import Launcher
 from tokenmesh.services.gateway.mesh.placement_trace import trace_placement
 from tokenmesh.services.gateway.mesh.streams import Stream, Streams
@@ -34,7 +34,7 @@ class Stages:
     def __init__(
         self,
         gateway: GatewayId,
-        calls: Calls,
+        calls: ServiceCalls,
         streams: Streams,
         launcher: Launcher,
         settings: GatewaySettings,
@@ -45,7 +45,7 @@ class Stages:
         self._launcher = launcher
         self._settings = settings
 
-    async def tokenize(self, job: Job) -> Prompt:
+    async def tokenize(self, job: PromptJob) -> Prompt:
         """Text and media to ids. Raises PromptTooLong and whatever the tokenizer finds wrong."""
         question = Tokenize(
             request_id=job.request_id,
@@ -77,7 +77,7 @@ class Stages:
             bad_words_ids=tuple(tuple(ids) for ids in answer.bad_words_ids),
         )
 
-    async def encode(self, job: Job, prompt: Prompt) -> Prompt:
+    async def encode(self, job: PromptJob, prompt: Prompt) -> Prompt:
         """Pixels to embeddings; nothing to do without media."""
         if not prompt.media:
             return prompt
@@ -98,7 +98,7 @@ class Stages:
             current.set_attribute("tokenmesh.cached", answer.cached)
         return replace(prompt, media=tuple(answer.items))
 
-    async def place(self, job: Job, prompt: Prompt) -> Placed:
+    async def place(self, job: PromptJob, prompt: Prompt) -> Placed:
         """Choose a worker. Raises Overloaded when there is no room."""
         with span("place", {REQUEST_ID: job.request_id}) as current:
             question = _place_of(job, prompt)
@@ -111,7 +111,7 @@ class Stages:
 
     @asynccontextmanager
     async def generate(
-        self, job: Job, prompt: Prompt, placed: Placed, inbox: Inbox
+        self, job: PromptJob, prompt: Prompt, placed: Placed, inbox: Inbox
     ) -> AsyncIterator[None]:
         """Start n streams; inside the block they deliver into `inbox`."""
         attributes: dict[str, str | int] = {
@@ -124,7 +124,9 @@ class Stages:
                 yield
 
     @asynccontextmanager
-    async def step(self, job: Job, prompts: Sequence[Prompt], inbox: Inbox) -> AsyncIterator[None]:
+    async def step(
+        self, job: PromptJob, prompts: Sequence[Prompt], inbox: Inbox
+    ) -> AsyncIterator[None]:
         """Place and start a stream for each of n prompts that differ at their end only.
 
         Without spans of its own: a beam search takes hundreds of these.
@@ -135,7 +137,7 @@ class Stages:
 
     @asynccontextmanager
     async def _running(
-        self, job: Job, prompts: Sequence[Prompt], placed: Placed, inbox: Inbox
+        self, job: PromptJob, prompts: Sequence[Prompt], placed: Placed, inbox: Inbox
     ) -> AsyncIterator[None]:
         streams: list[Stream] = []
         sampling = job.sampling_after(prompts[0].packed_ids)
@@ -154,7 +156,7 @@ class Stages:
                 self._streams.close(stream)
 
     def _new_stream(
-        self, job: Job, prompt: Prompt, inbox: Inbox, index: int, sampling: SamplingParams
+        self, job: PromptJob, prompt: Prompt, inbox: Inbox, index: int, sampling: SamplingParams
     ) -> Stream:
         sampling = msgspec.structs.replace(
             sampling,
@@ -195,7 +197,7 @@ class Stages:
         return stream
 
 
-def _place_of(job: Job, prompt: Prompt) -> Place:
+def _place_of(job: PromptJob, prompt: Prompt) -> Place:
     return Place(
         request_id=job.request_id,
         model=job.card.name,
@@ -211,7 +213,7 @@ def _place_of(job: Job, prompt: Prompt) -> Place:
     )
 
 
-def _room(job: Job, num_tokens: int) -> int:
+def _room(job: PromptJob, num_tokens: int) -> int:
     """How many tokens may be generated. Raises PromptTooLong."""
     limit = job.card.max_model_len
     room, wanted = limit - num_tokens, job.max_tokens
@@ -221,12 +223,12 @@ def _room(job: Job, num_tokens: int) -> int:
     return room if wanted is None else min(wanted, room)
 
 
-def _field(job: Job) -> str:
+def _field(job: PromptJob) -> str:
     """Where the client wrote the prompt."""
     return "messages" if isinstance(job.prompt, ChatPrompt) else "prompt"
 
 
-def _no_token(job: Job) -> InvalidInput:
+def _no_token(job: PromptJob) -> InvalidInput:
     where = _field(job)
     message = f"the {where} holds no token"
     if where == "prompt":
@@ -234,7 +236,7 @@ def _no_token(job: Job) -> InvalidInput:
     return InvalidInput(message, param=where)
 
 
-def _too_long(job: Job, num_tokens: int, limit: int) -> PromptTooLong:
+def _too_long(job: PromptJob, num_tokens: int, limit: int) -> PromptTooLong:
     where = _field(job)
     if job.max_tokens is None or num_tokens >= limit:
         return PromptTooLong.over(

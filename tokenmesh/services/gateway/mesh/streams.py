@@ -12,8 +12,8 @@ from math import inf
 
 from tokenmesh.services.gateway.generation.inbox import Inbox
 from tokenmesh.services.gateway.mesh.cancels import Cancels
-from tokenmesh.services.gateway.mesh.liveness import Pulse
-from tokenmesh.services.gateway.mesh.session import Session, State
+from tokenmesh.services.gateway.mesh.liveness import LivenessTracker
+from tokenmesh.services.gateway.mesh.session import Session, SessionState
 from tokenmesh.services.gateway.mesh.watch_times import WatchTimes
 from tokenmesh.shared.bus.base import Envelope
 from tokenmesh.shared.clock import monotonic_s
@@ -82,7 +82,7 @@ class Streams:
         self._stream_by_number: dict[int, Stream] = {}
         self._told: OrderedDict[tuple[WorkerId, int], float] = OrderedDict()
         """When a worker was last told to stop a stream."""
-        self.pulses: dict[WorkerId, Pulse] = {}
+        self.pulses: dict[WorkerId, LivenessTracker] = {}
         """Of the workers that have a stream now."""
         self.has_workers = asyncio.Event()
         """Set while there are any."""
@@ -119,7 +119,7 @@ class Streams:
         now = monotonic_s()
         stream.session.start(worker_id, epoch, now)
         if worker_id not in self.pulses:
-            self.pulses[worker_id] = Pulse(self._times, now)
+            self.pulses[worker_id] = LivenessTracker(self._times, now)
             self.has_workers.set()
 
     def heard(self, worker_id: WorkerId, asked_s: float) -> None:
@@ -138,7 +138,7 @@ class Streams:
         """Forget a stream; a worker that still runs it is told to stop."""
         if self._stream_by_number.pop(stream.number, None) is None:
             return
-        if stream.session.state is State.RUNNING:
+        if stream.session.state is SessionState.RUNNING:
             self._cancel(stream)
         stream.session.end()
         if stream.driver is not None:
@@ -200,4 +200,4 @@ def _ignore(_what: object) -> None:
 
 
 def _runs_on(stream: Stream, worker_id: WorkerId) -> bool:
-    return stream.session.state is State.RUNNING and stream.session.worker_id == worker_id
+    return stream.session.state is SessionState.RUNNING and stream.session.worker_id == worker_id

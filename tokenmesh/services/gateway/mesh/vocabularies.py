@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tokenmesh.services.gateway.mesh.calls import Calls
-from tokenmesh.services.gateway.parsers.formats import Family
+from tokenmesh.services.gateway.mesh.calls import ServiceCalls
+from tokenmesh.services.gateway.parsers.formats import FormatFamily
 from tokenmesh.services.gateway.parsers.registry import ParserRegistry
 from tokenmesh.shared.clock import monotonic_s, now_s
 from tokenmesh.shared.config.gateway import GatewaySettings
@@ -26,7 +26,7 @@ class ModelText:
     vocabulary: Vocabulary
     defaults: dict[str, object]
     """Sampling fields of the model's generation config, for fields that a client leaves out."""
-    family: Family
+    family: FormatFamily
     """How the model writes reasoning and tool calls."""
 
 
@@ -39,7 +39,7 @@ class _Entry:
 class Vocabularies:
     """A bounded cache by model. An old entry is used while it is asked for again."""
 
-    def __init__(self, calls: Calls, settings: GatewaySettings) -> None:
+    def __init__(self, calls: ServiceCalls, settings: GatewaySettings) -> None:
         """Raises ConfigError for a parser plugin that cannot be imported."""
         self._calls = calls
         self._settings = settings

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from tokenmesh.services.gateway.generation.chunk import Piece
+from tokenmesh.services.gateway.generation.chunk import OutputChunk
 from tokenmesh.services.gateway.openai.call_ids import call_id
 from tokenmesh.services.gateway.openai.shapes import ChatMessageOut, FunctionOut, ToolCallOut
 from tokenmesh.services.gateway.parsers.events import CallBegin, Content, Event, Reasoning
@@ -36,7 +36,7 @@ def delta_of(events: list[Event], choice: int, response_id: str) -> dict[str, An
     return delta
 
 
-def message_of(piece: Piece, response_id: str, role: str, echo: str) -> ChatMessageOut:
+def message_of(piece: OutputChunk, response_id: str, role: str, echo: str) -> ChatMessageOut:
     """All of a choice; `echo` is text that its content begins with."""
     events = piece.all_events()
     calls: dict[int, ToolCallOut] = {}

@@ -6,16 +6,16 @@ from typing import Final
 
 import msgspec
 
-from tokenmesh.services.gateway.context import Exchange
+from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.generation.inline_media import move_inline_media
 from tokenmesh.services.gateway.generation.parsing import Parsing
-from tokenmesh.services.gateway.generation.request import Ask
+from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.http.off_loop import off_loop
 from tokenmesh.services.gateway.mesh.vocabularies import ModelText
 from tokenmesh.services.gateway.openai.chat_request import ChatRequest
 from tokenmesh.services.gateway.openai.forced_calls import clear_formats, constraint_of, family_of
 from tokenmesh.services.gateway.openai.request_builder import (
-    Desk,
+    RequestBuilder,
     chunk_options,
     head_of,
     shows_tokens_as_ids,
@@ -35,10 +35,10 @@ _FEW_TOOLS: Final = 8
 class ChatIntake:
     """The only place that reads the fields of a chat."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: RequestBuilder) -> None:
         self._desk = desk
 
-    async def ask(self, body: ChatRequest, exchange: Exchange) -> Ask:
+    async def ask(self, body: ChatRequest, exchange: RequestContext) -> GenerationRequest:
         """Raises InvalidInput and its kin."""
         asked = body.max_completion_tokens
         max_tokens = body.max_tokens if asked is None else asked
@@ -64,7 +64,7 @@ class ChatIntake:
         prompt = await self._prompt(body, tools, exchange.access)
         job = self._desk.job(body, card, prompt, sampling, max_tokens, exchange, parsing=parsing)
         role, echo = _opening(body)
-        return Ask(
+        return GenerationRequest(
             head=head_of(body, exchange, card),
             jobs=(job,),
             text=text,
@@ -79,7 +79,9 @@ class ChatIntake:
             names_tool=tools.mode == "named",
         )
 
-    async def again(self, first: Ask, body: ChatRequest, exchange: Exchange) -> Ask:
+    async def again(
+        self, first: GenerationRequest, body: ChatRequest, exchange: RequestContext
+    ) -> GenerationRequest:
         """The same of another conversation. Raises InvalidInput and its kin."""
         (job,) = first.jobs
         prompt = await self._prompt(body, ToolUse(), exchange.access)
@@ -91,7 +93,7 @@ class ChatIntake:
         return replace(first, jobs=(job,), role=role, echo=echo)
 
     def _calls_constraint(
-        self, body: ChatRequest, tools: ToolUse, text: ModelText, exchange: Exchange
+        self, body: ChatRequest, tools: ToolUse, text: ModelText, exchange: RequestContext
     ) -> Structured | None:
         """What binds the calls of the answer."""
         if tools.is_forced:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tokenmesh.services.gateway.generation.chunk import Piece
+from tokenmesh.services.gateway.generation.chunk import OutputChunk
 from tokenmesh.services.gateway.http.sse import encode_json
 from tokenmesh.services.gateway.openai.chat_events import delta_of
 from tokenmesh.services.gateway.openai.head import Head, tier_field
@@ -67,7 +67,7 @@ class ChatStream:
                 frames.append(self._text(index, echo))
         return b"".join(frames)
 
-    def write(self, pieces: Iterable[Piece]) -> bytes:
+    def write(self, pieces: Iterable[OutputChunk]) -> bytes:
         """The chunks of a flush."""
         frames = []
         for piece in pieces:
@@ -95,7 +95,7 @@ class ChatStream:
             encode_json(text),
         )
 
-    def _events(self, piece: Piece, events: list[Event]) -> bytes:
+    def _events(self, piece: OutputChunk, events: list[Event]) -> bytes:
         if not events:
             return b""
         if len(events) == 1:
@@ -107,7 +107,7 @@ class ChatStream:
         delta = encode_json(delta_of(events, piece.choice, self._id))
         return self._chunk(piece.choice, delta, _NULL, _NULL, b"")
 
-    def _full(self, piece: Piece) -> bytes:
+    def _full(self, piece: OutputChunk) -> bytes:
         """A chunk with all that was asked for; the last one of a choice says why it ended."""
         logprobs = _NULL
         if self._options.logprobs and piece.token_ids:
@@ -122,7 +122,7 @@ class ChatStream:
         delta = encode_json(self._delta(piece))
         return self._chunk(piece.choice, delta, logprobs, reasons, self._usage(count))
 
-    def _delta(self, piece: Piece) -> dict[str, Any]:
+    def _delta(self, piece: OutputChunk) -> dict[str, Any]:
         if piece.events is not None:
             return delta_of(piece.events, piece.choice, self._id)
         if not piece.text and piece.finish_reason is not None:

@@ -1,8 +1,8 @@
 """ChatWriter: the answer of /v1/chat/completions."""
 
-from tokenmesh.services.gateway.generation.chunk import Piece, merge
+from tokenmesh.services.gateway.generation.chunk import OutputChunk, merge
 from tokenmesh.services.gateway.generation.delivery import Delivery
-from tokenmesh.services.gateway.generation.request import Ask
+from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.http import sse
 from tokenmesh.services.gateway.openai.chat_events import message_of
 from tokenmesh.services.gateway.openai.chat_stream import ChatStream
@@ -14,7 +14,7 @@ from tokenmesh.shared.tokens import unpack_ids
 class ChatWriter:
     """A `Writer`."""
 
-    def __init__(self, ask: Ask) -> None:
+    def __init__(self, ask: GenerationRequest) -> None:
         self._ask = ask
         self._stream: ChatStream | None = None
 
@@ -30,7 +30,7 @@ class ChatWriter:
         }
         return stream.begin(ask.num_choices, ask.role, ask.echo, extra)
 
-    def write(self, delivery: Delivery, pieces: list[Piece]) -> bytes:
+    def write(self, delivery: Delivery, pieces: list[OutputChunk]) -> bytes:
         """See `Writer.write`."""
         return self._chunks(delivery).write(self._named(pieces))
 
@@ -42,7 +42,7 @@ class ChatWriter:
         """See `Writer.fail`."""
         return sse.error_frames(error)
 
-    def whole(self, delivery: Delivery, pieces: list[Piece]) -> ChatCompletion:
+    def whole(self, delivery: Delivery, pieces: list[OutputChunk]) -> ChatCompletion:
         """See `Writer.whole`."""
         ask = self._ask
         choices = [self.choice(each) for each in self._named(merge(pieces, ask.num_choices))]
@@ -61,7 +61,7 @@ class ChatWriter:
             prompt_text=self._prompt_text(delivery),
         )
 
-    def choice(self, piece: Piece) -> ChatChoice:
+    def choice(self, piece: OutputChunk) -> ChatChoice:
         """One choice of an answer that is not streamed, from all its pieces."""
         ask = self._ask
         return ChatChoice(
@@ -73,7 +73,7 @@ class ChatWriter:
             token_ids=piece.token_ids if ask.chunks.token_ids else None,
         )
 
-    def _named(self, pieces: list[Piece]) -> list[Piece]:
+    def _named(self, pieces: list[OutputChunk]) -> list[OutputChunk]:
         """A function that the client has named was not the model's choice: OpenAI says stop."""
         if self._ask.names_tool:
             for piece in pieces:

@@ -3,12 +3,12 @@
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-from tokenmesh.services.gateway.context import Exchange
+from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.extras.prompt_embeds import EmbedsPrompt, read_embeds
 from tokenmesh.services.gateway.extras.suffix import fill_in_prompt
 from tokenmesh.services.gateway.generation.parsing import Parsing
-from tokenmesh.services.gateway.generation.prompt_job import EMPTY_PROMPT, Job
-from tokenmesh.services.gateway.generation.request import Ask
+from tokenmesh.services.gateway.generation.prompt_job import EMPTY_PROMPT, PromptJob
+from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.http.turns import Turns
 from tokenmesh.services.gateway.mesh.vocabularies import ModelText
 from tokenmesh.services.gateway.openai.completion_request import (
@@ -16,7 +16,7 @@ from tokenmesh.services.gateway.openai.completion_request import (
     CompletionRequest,
 )
 from tokenmesh.services.gateway.openai.request_builder import (
-    Desk,
+    RequestBuilder,
     chunk_options,
     head_of,
     shows_tokens_as_ids,
@@ -34,10 +34,10 @@ from tokenmesh.shared.tokens import pack_ids
 class CompletionIntake:
     """The only place that reads the fields of a plain completion."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: RequestBuilder) -> None:
         self._desk = desk
 
-    async def ask(self, body: CompletionRequest, exchange: Exchange) -> Ask:
+    async def ask(self, body: CompletionRequest, exchange: RequestContext) -> GenerationRequest:
         """Raises InvalidInput and its kin."""
         max_tokens = body.max_tokens
         if max_tokens == 0 and not body.echo:
@@ -54,7 +54,7 @@ class CompletionIntake:
         await self._desk.check(sampling.structured)
         embeds = await read_embeds(body, card, self._desk.blobs, self._desk.settings)
         jobs = await self._jobs(body, card, sampling, exchange, text, embeds)
-        return Ask(
+        return GenerationRequest(
             head=head_of(body, exchange, card),
             jobs=tuple(jobs),
             text=text,
@@ -71,10 +71,10 @@ class CompletionIntake:
         body: CompletionRequest,
         card: ModelCard,
         sampling: SamplingParams,
-        exchange: Exchange,
+        exchange: RequestContext,
         text: ModelText,
         embeds: list[EmbedsPrompt],
-    ) -> list[Job]:
+    ) -> list[PromptJob]:
         """Tensors first, as in vLLM."""
         self._check_number(body, len(embeds))
         # The client has written the prompt: it may end anywhere, also in the midst of reasoning.

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from tokenmesh.services.gateway.generation.chunk import Piece
+from tokenmesh.services.gateway.generation.chunk import OutputChunk
 from tokenmesh.services.gateway.http.sse import encode_json
 from tokenmesh.services.gateway.openai.chat_stream import ChunkOptions
 from tokenmesh.services.gateway.openai.head import Head, tier_field
@@ -40,9 +40,11 @@ class CompletionStream:
         """A choice's prompt, as its first chunk, without generated tokens."""
         self._offsets[choice] = len(text)
         shown = _NULL if logprobs is None else encode_json(logprobs)
-        return self._chunk(Piece(choice, text), shown, [] if self._options.token_ids else None)
+        return self._chunk(
+            OutputChunk(choice, text), shown, [] if self._options.token_ids else None
+        )
 
-    def write(self, pieces: Iterable[Piece]) -> bytes:
+    def write(self, pieces: Iterable[OutputChunk]) -> bytes:
         """The chunks of a flush."""
         frames = []
         for piece in pieces:
@@ -58,7 +60,7 @@ class CompletionStream:
             return b""
         return b'%b],"usage":%b}\n\n' % (self._start, encode_json(usage))
 
-    def _shape(self, piece: Piece) -> bytes:
+    def _shape(self, piece: OutputChunk) -> bytes:
         if not self._options.logprobs or not piece.logprobs:
             return _NULL
         shape = self._logprobs.completion(
@@ -67,7 +69,7 @@ class CompletionStream:
         self._offsets[piece.choice] += sum(len(token) for token in shape.tokens)
         return encode_json(shape)
 
-    def _chunk(self, piece: Piece, logprobs: bytes, ids: list[int] | None) -> bytes:
+    def _chunk(self, piece: OutputChunk, logprobs: bytes, ids: list[int] | None) -> bytes:
         return (
             b'%b{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b,"stop_reason":%b%b}]%b}\n\n'
             % (

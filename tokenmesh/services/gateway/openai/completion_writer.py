@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-from tokenmesh.services.gateway.generation.chunk import Piece, merge
+from tokenmesh.services.gateway.generation.chunk import OutputChunk, merge
 from tokenmesh.services.gateway.generation.delivery import Delivery
-from tokenmesh.services.gateway.generation.request import Ask
+from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.http import sse
 from tokenmesh.services.gateway.openai.completion_stream import CompletionStream
 from tokenmesh.services.gateway.openai.shapes import (
@@ -21,14 +21,14 @@ from tokenmesh.shared.tokens import unpack_ids
 class CompletionWriter:
     """A `Writer`. A choice belongs to prompt `choice // n`."""
 
-    def __init__(self, ask: Ask) -> None:
+    def __init__(self, ask: GenerationRequest) -> None:
         self._ask = ask
         self._n = ask.jobs[0].n
         self._stream: CompletionStream | None = None
         self._echoes_late = ask.echoes_prompt and ask.chunks.logprobs
         """A prompt's log-probabilities come with the first token of its first choice."""
         self._echoed: set[int] = set()
-        self._held: dict[int, list[Piece]] = {}
+        self._held: dict[int, list[OutputChunk]] = {}
         """Of choices whose prompt cannot be echoed yet."""
 
     keep_alive = sse.COMMENT
@@ -40,13 +40,13 @@ class CompletionWriter:
         frames = (self._echo_frame(delivery, index) for index in range(self._ask.num_choices))
         return b"".join(frames)
 
-    def write(self, delivery: Delivery, pieces: list[Piece]) -> bytes:
+    def write(self, delivery: Delivery, pieces: list[OutputChunk]) -> bytes:
         """See `Writer.write`."""
         if self._echoes_late:
             return b"".join(self._write_echoed(delivery, pieces))
         return self._chunks(delivery).write(pieces)
 
-    def _write_echoed(self, delivery: Delivery, pieces: list[Piece]) -> Iterator[bytes]:
+    def _write_echoed(self, delivery: Delivery, pieces: list[OutputChunk]) -> Iterator[bytes]:
         """The chunks of each choice behind its echo."""
         for piece in pieces:
             self._held.setdefault(piece.choice, []).append(piece)
@@ -75,7 +75,7 @@ class CompletionWriter:
         """See `Writer.fail`."""
         return sse.error_frames(error)
 
-    def whole(self, delivery: Delivery, pieces: list[Piece]) -> Completion:
+    def whole(self, delivery: Delivery, pieces: list[OutputChunk]) -> Completion:
         """See `Writer.whole`."""
         head = self._ask.head
         merged = merge(pieces, self._ask.num_choices)
@@ -88,7 +88,7 @@ class CompletionWriter:
             service_tier=head.service_tier,
         )
 
-    def _choice(self, delivery: Delivery, piece: Piece) -> CompletionChoice:
+    def _choice(self, delivery: Delivery, piece: OutputChunk) -> CompletionChoice:
         ask = self._ask
         text, ids = "", list[int]()
         entries: list[TokenLogprobs | None] = list(piece.logprobs)

@@ -6,14 +6,14 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Message
 
-from tokenmesh.services.gateway.context import exchange_of
+from tokenmesh.services.gateway.context import context_of
 from tokenmesh.services.gateway.errors import json_response
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.body import arriving
 from tokenmesh.services.gateway.openai.errors import UnsupportedMediaType
 from tokenmesh.services.gateway.openai.shapes import FileDeleted, FileObject
 from tokenmesh.services.gateway.openai.uploads import Uploads, new_file_id
-from tokenmesh.services.gateway.tenancy.upload_quota import Reservation
+from tokenmesh.services.gateway.tenancy.upload_quota import UploadReservation
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
 
@@ -53,9 +53,11 @@ def files_router(gateway: Gateway) -> APIRouter:
 
 async def _keep(request: Request, gateway: Gateway, uploads: Uploads) -> FileObject:
     """Store the form's file; what it has reserved of the quota is given back on any error."""
-    file_id, access = new_file_id(), exchange_of(request.scope).access
+    file_id, access = new_file_id(), context_of(request.scope).access
     settings = gateway.settings
-    reservation = Reservation(gateway.upload_quota, access.tenant, file_id, settings.body_timeout_s)
+    reservation = UploadReservation(
+        gateway.upload_quota, access.tenant, file_id, settings.body_timeout_s
+    )
     try:
         form = await _receive(request, settings, reservation)
         try:
@@ -74,12 +76,12 @@ def _add_reading(router: APIRouter, gateway: Gateway, uploads: Uploads) -> None:
     @router.get("/v1/files/{file_id}")
     async def get_file(request: Request, file_id: str) -> Response:
         """What is known of an upload."""
-        return json_response(await uploads.get(file_id, exchange_of(request.scope).access))
+        return json_response(await uploads.get(file_id, context_of(request.scope).access))
 
     @router.get("/v1/files/{file_id}/content")
     async def get_content(request: Request, file_id: str) -> Response:
         """The bytes of an upload."""
-        facts = await uploads.get(file_id, exchange_of(request.scope).access)
+        facts = await uploads.get(file_id, context_of(request.scope).access)
         # Never shown as a page: the bytes are a stranger's.
         headers = {"content-disposition": "attachment", "x-content-type-options": "nosniff"}
         data = await uploads.content(facts.id)
@@ -88,7 +90,7 @@ def _add_reading(router: APIRouter, gateway: Gateway, uploads: Uploads) -> None:
     @router.delete("/v1/files/{file_id}")
     async def delete_file(request: Request, file_id: str) -> Response:
         """Forget an upload."""
-        access = exchange_of(request.scope).access
+        access = context_of(request.scope).access
         owner = access.tenant.name
         try:
             owner = await uploads.remove(file_id, access)
@@ -110,7 +112,9 @@ def _read(form: FormData) -> tuple[UploadFile, str]:
     return file, purpose
 
 
-async def _receive(request: Request, limits: GatewaySettings, reservation: Reservation) -> FormData:
+async def _receive(
+    request: Request, limits: GatewaySettings, reservation: UploadReservation
+) -> FormData:
     """The form, whose bytes are reserved before they are read where their number is known."""
     bounded = await _bounded(request, limits.max_media_bytes + _FORM_BYTES, reservation)
     try:
@@ -120,7 +124,7 @@ async def _receive(request: Request, limits: GatewaySettings, reservation: Reser
         raise InvalidInput(f"the form is broken: {error.detail}") from error
 
 
-async def _bounded(request: Request, max_bytes: int, reservation: Reservation) -> Request:
+async def _bounded(request: Request, max_bytes: int, reservation: UploadReservation) -> Request:
     """The same request, refused as soon as its body is too large or over the quota."""
     told = request.headers.get("content-length", "")
     too_large = PayloadTooLarge(f"the body is larger than {max_bytes} bytes", param="file")

@@ -1,10 +1,10 @@
 """A chat whose answer has to be a call: what gives way, the constraint, and how it is read."""
 
-from tokenmesh.services.gateway.context import Exchange
+from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.openai import call_constraint as forced_calls
 from tokenmesh.services.gateway.openai.chat_request import ChatRequest
 from tokenmesh.services.gateway.openai.tool_use import ToolUse
-from tokenmesh.services.gateway.parsers.formats import Family, ToolFormat
+from tokenmesh.services.gateway.parsers.formats import FormatFamily, ToolFormat
 from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser
 from tokenmesh.services.gateway.parsers.tools import forced
 from tokenmesh.shared.config.gateway import GatewaySettings
@@ -12,7 +12,7 @@ from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.messages.structured import Structured
 
 
-def clear_formats(body: ChatRequest, tools: ToolUse, exchange: Exchange) -> None:
+def clear_formats(body: ChatRequest, tools: ToolUse, exchange: RequestContext) -> None:
     """A forced call is a format of its own. Raises InvalidInput."""
     if not tools.is_forced:
         return
@@ -36,10 +36,10 @@ def constraint_of(body: ChatRequest, tools: ToolUse, limits: GatewaySettings) ->
     return constraint
 
 
-def family_of(own: Family, tools: ToolUse) -> Family:
+def family_of(own: FormatFamily, tools: ToolUse) -> FormatFamily:
     """How the answer is written: the model's own format, but for calls that it is forced to."""
     if not tools.is_forced:
-        return own if tools.schemas else Family(own.reasoning)
+        return own if tools.schemas else FormatFamily(own.reasoning)
     make_ids = None if own.tools is None else own.tools.make_ids
 
     def make(context: ParseContext) -> Parser:
@@ -48,4 +48,4 @@ def family_of(own: Family, tools: ToolUse) -> Family:
             return forced.named_call(tools.schemas[0].name, make_id)
         return forced.required_calls(make_id)
 
-    return Family(own.reasoning, ToolFormat(make=make))
+    return FormatFamily(own.reasoning, ToolFormat(make=make))

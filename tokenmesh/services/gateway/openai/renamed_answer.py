@@ -5,14 +5,16 @@ from collections.abc import Callable
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tokenmesh.services.gateway.generation.answer import Answer
+from tokenmesh.services.gateway.generation.answer import GenerationResponse
 from tokenmesh.shared.errors import TokenMeshError
 
 
 class RenamedAnswer(Response):
     """For APIs whose bodies become a chat's."""
 
-    def __init__(self, answer: Answer, rename: Callable[[TokenMeshError], TokenMeshError]) -> None:
+    def __init__(
+        self, answer: GenerationResponse, rename: Callable[[TokenMeshError], TokenMeshError]
+    ) -> None:
         super().__init__()
         self._answer = answer
         self._rename = rename

@@ -1,11 +1,11 @@
-"""Desk: what all kinds of request have in common on their way to an Ask."""
+"""RequestBuilder: what all kinds of request have in common on their way to an Ask."""
 
 from typing import Final
 
-from tokenmesh.services.gateway.context import Exchange, check_request_id
+from tokenmesh.services.gateway.context import RequestContext, check_request_id
 from tokenmesh.services.gateway.generation.choice import TextOptions
 from tokenmesh.services.gateway.generation.parsing import Parsing
-from tokenmesh.services.gateway.generation.prompt_job import Job
+from tokenmesh.services.gateway.generation.prompt_job import PromptJob
 from tokenmesh.services.gateway.http.off_loop import off_loop
 from tokenmesh.services.gateway.mesh.catalog import Catalog
 from tokenmesh.services.gateway.mesh.vocabularies import ModelText, Vocabularies
@@ -32,7 +32,7 @@ _SHORT_CHARS: Final = 2048
 """A constraint of up to so many is checked at once."""
 
 
-class Desk:
+class RequestBuilder:
     """Knows the models and the limits."""
 
     def __init__(
@@ -49,14 +49,14 @@ class Desk:
         self._seeds = SeedSource(settings.seed)
 
     async def begin(
-        self, body: SamplingFields, exchange: Exchange, max_tokens: int | None
+        self, body: SamplingFields, exchange: RequestContext, max_tokens: int | None
     ) -> tuple[ModelCard, ModelText]:
         """Whatever can be refused without asking anybody, and the model."""
         card = await self.find_model(body, exchange, max_tokens)
         return card, await self._vocabularies.get(card.name)
 
     async def find_model(
-        self, body: SamplingFields, exchange: Exchange, max_tokens: int | None
+        self, body: SamplingFields, exchange: RequestContext, max_tokens: int | None
     ) -> ModelCard:
         """`begin` without the model's text."""
         if body.request_id is not None and not exchange.is_own_id:
@@ -108,12 +108,12 @@ class Desk:
         prompt: TextPrompt | IdsPrompt | ChatPrompt,
         sampling: SamplingParams,
         max_tokens: int | None,
-        exchange: Exchange,
+        exchange: RequestContext,
         first_choice: int = 0,
         parsing: Parsing | None = None,
-    ) -> Job:
+    ) -> PromptJob:
         """One prompt, ready for the pipeline."""
-        return Job(
+        return PromptJob(
             request_id=exchange.request_id,
             card=card,
             prompt=prompt,
@@ -134,7 +134,7 @@ class Desk:
             on_prepared=exchange.hand_on,
         )
 
-    def _cache_salt(self, body: SamplingFields, exchange: Exchange) -> str | None:
+    def _cache_salt(self, body: SamplingFields, exchange: RequestContext) -> str | None:
         if not self.settings.separate_prefix_caches:
             return body.cache_salt
         return f"{exchange.access.tenant.name}:{body.cache_salt or ''}"
@@ -149,7 +149,7 @@ def _most_prompt_tokens(
     return max(1, card.max_model_len - (max_tokens or 1))
 
 
-def head_of(body: SamplingFields, exchange: Exchange, card: ModelCard) -> Head:
+def head_of(body: SamplingFields, exchange: RequestContext, card: ModelCard) -> Head:
     """What the response begins with; there is one tier of service."""
     tier = "default" if body.service_tier is not None else None
     return Head(exchange.request_id, int(wall_s()), card.name, tier)

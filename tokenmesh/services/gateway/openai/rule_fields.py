@@ -8,7 +8,7 @@ from typing import Final
 from pydantic import ConfigDict, Field
 
 from tokenmesh.services.gateway.generation.parsing import Parsing
-from tokenmesh.services.gateway.generation.reasoning_budget import Budget
+from tokenmesh.services.gateway.generation.reasoning_budget import ReasoningBudget
 from tokenmesh.services.gateway.openai.bounded import Bounded
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput
@@ -50,7 +50,7 @@ def repetition_rule(
     )
 
 
-def read_budget(asked: int | None, parsing: Parsing) -> Budget | None:
+def read_budget(asked: int | None, parsing: Parsing) -> ReasoningBudget | None:
     """-1 is no limit. Raises InvalidInput for a model whose reasoning has no end."""
     if asked is None or asked == -1:
         return None
@@ -60,7 +60,7 @@ def read_budget(asked: int | None, parsing: Parsing) -> Budget | None:
             "no such reasoning parser",
             param="thinking_token_budget",
         )
-    return Budget(asked, parsing)
+    return ReasoningBudget(asked, parsing)
 
 
 def check_named_tokens(

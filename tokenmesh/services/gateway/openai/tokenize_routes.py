@@ -6,7 +6,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from tokenmesh.services.gateway.context import exchange_of
+from tokenmesh.services.gateway.context import context_of
 from tokenmesh.services.gateway.document.bodies import body_schema
 from tokenmesh.services.gateway.errors import json_response
 from tokenmesh.services.gateway.gateway import Gateway
@@ -32,7 +32,7 @@ def tokenize_router(gateway: Gateway) -> APIRouter:
         """The ids of a prompt, or of a conversation as its template writes it."""
         body = await read_json(request, TokenizeRequest, gateway.settings)
         card = await gateway.catalog.find_soon(body.model)
-        exchange = exchange_of(request.scope)
+        exchange = context_of(request.scope)
         if body.messages is not None:
             await move_inline_media(body.messages, gateway.blobs, gateway.settings, exchange.access)
         question = Tokenize(
@@ -52,7 +52,7 @@ def tokenize_router(gateway: Gateway) -> APIRouter:
         """The text of ids, special tokens included."""
         body = await read_json(request, DetokenizeRequest, gateway.settings)
         card = await gateway.catalog.find_soon(body.model)
-        exchange = exchange_of(request.scope)
+        exchange = context_of(request.scope)
         _check_length(body.tokens, card.max_model_len)
         question = Detokenize(
             request_id=exchange.request_id,

@@ -5,7 +5,7 @@ from typing import Final
 
 from starlette.types import Scope
 
-from tokenmesh.services.gateway.context import exchange_of
+from tokenmesh.services.gateway.context import context_of
 from tokenmesh.services.gateway.http.sse import encode_json
 from tokenmesh.shared.membership import Member
 
@@ -22,7 +22,7 @@ def load_header(scope: Scope, workers: Sequence[Member]) -> Headers:
         return []
     kind = asked.upper()
     if kind not in (b"TEXT", b"JSON"):
-        exchange_of(scope).warnings.append("endpoint-load-metrics-format must be TEXT or JSON")
+        context_of(scope).warnings.append("endpoint-load-metrics-format must be TEXT or JSON")
         return []
     metrics = _metrics(workers)
     if not metrics:

@@ -13,7 +13,7 @@ from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import Forbidden, NotFound
 from tokenmesh.shared.ids import GatewayId, InstanceId
 from tokenmesh.shared.membership import Member, Members
-from tokenmesh.shared.messages import Beat, Drain
+from tokenmesh.shared.messages import Drain, Heartbeat
 from tokenmesh.shared.messages.beat import PROTOCOL
 from tokenmesh.shared.subjects import process_control
 
@@ -69,7 +69,7 @@ class MeshView:
         return f"no process {instance_id[:64]!r} in the mesh; there are: {', '.join(near)}"
 
 
-def _identity(beat: Beat) -> dict[str, Any]:
+def _identity(beat: Heartbeat) -> dict[str, Any]:
     return {
         "id": beat.instance_id,
         "service": beat.service,

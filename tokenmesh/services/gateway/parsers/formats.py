@@ -63,7 +63,7 @@ class ReasoningFormat:
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class FormatFamily:
     """The two formats of one model; either may be missing."""
 
     reasoning: ReasoningFormat | None = None

@@ -8,7 +8,7 @@ import functools
 from collections.abc import Mapping
 from importlib import import_module
 
-from tokenmesh.services.gateway.parsers.formats import Family, ReasoningFormat, ToolFormat
+from tokenmesh.services.gateway.parsers.formats import FormatFamily, ReasoningFormat, ToolFormat
 from tokenmesh.services.gateway.parsers.guarded import guard_reasoning, guard_tools
 from tokenmesh.services.gateway.parsers.reasoning.table import REASONING
 from tokenmesh.services.gateway.parsers.tools.table import TOOLS
@@ -31,9 +31,9 @@ class ParserRegistry:
         for name, address in (plugins or {}).items():
             self._add(name, address)
 
-    def family(self, reasoning: str, tools: str) -> Family:
+    def family(self, reasoning: str, tools: str) -> FormatFamily:
         """The formats of a model; an empty name stands for none. Raises ConfigError."""
-        return Family(
+        return FormatFamily(
             self.find_reasoning(reasoning) if reasoning else None,
             self.find_tools(tools) if tools else None,
         )

@@ -1,4 +1,4 @@
-"""Conversation: a session's items in order, within bounds."""
+"""RealtimeConversation: a session's items in order, within bounds."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ _ROOT = "root"
 """Where the first item comes after."""
 
 
-class Conversation:
+class RealtimeConversation:
     """Items by id and by place."""
 
     def __init__(self, limits: RealtimeSettings) -> None:

@@ -9,7 +9,7 @@ from tokenmesh.services.gateway.parsers.events import (
     Content,
     Event,
 )
-from tokenmesh.services.gateway.realtime.conversation import Conversation
+from tokenmesh.services.gateway.realtime.conversation import RealtimeConversation
 from tokenmesh.services.gateway.realtime.items import Item
 from tokenmesh.shared.ids import new_request_id
 
@@ -21,7 +21,7 @@ _ITEM: Final = {"object": "realtime.item", "status": "in_progress"}
 class ResponseOutput:
     """One response's items in order. Reasoning is not shown: the API has no event for it."""
 
-    def __init__(self, response_id: str, conversation: Conversation | None) -> None:
+    def __init__(self, response_id: str, conversation: RealtimeConversation | None) -> None:
         """`conversation`: where the items go; None: nowhere."""
         self.items: list[Item] = []
         self._response_id = response_id

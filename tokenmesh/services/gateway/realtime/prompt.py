@@ -21,7 +21,7 @@ _NAMES: Final = {
 }
 
 
-class Prompt:
+class RealtimePrompt:
     """The request, and how to tell what is wrong with it."""
 
     def __init__(self, config: SessionConfig, items: Iterable[Item]) -> None:

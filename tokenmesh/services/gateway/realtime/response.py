@@ -1,13 +1,13 @@
-"""Response: one answer of a session, from response.created to response.done."""
+"""RealtimeResponse: one answer of a session, from response.created to response.done."""
 
 import asyncio
 from collections import deque
 from typing import Any
 
-from tokenmesh.services.gateway.context import Exchange
+from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.generation.delivery import Delivery, deliver
-from tokenmesh.services.gateway.generation.request import Ask
+from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.openai.field_places import Places
 from tokenmesh.services.gateway.openai.shapes import Usage
 from tokenmesh.services.gateway.realtime.channel import Channel
@@ -18,18 +18,18 @@ from tokenmesh.shared.telemetry import REQUEST_ID, span
 Json = dict[str, Any]
 
 
-class Response:
+class RealtimeResponse:
     """Runs an Ask and tells of it in events."""
 
     def __init__(
         self,
-        ask: Ask,
+        ask: GenerationRequest,
         gateway: Gateway,
         channel: Channel,
         output: ResponseOutput,
         places: Places,
         facts: Json,
-        exchange: Exchange,
+        exchange: RequestContext,
     ) -> None:
         """`facts`: what the client is shown of the response besides how it goes."""
         self._ask = ask

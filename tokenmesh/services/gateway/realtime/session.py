@@ -1,20 +1,20 @@
-"""Session: one client's websocket from session.created to its end."""
+"""RealtimeSession: one client's websocket from session.created to its end."""
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from tokenmesh.services.gateway.context import Exchange
+from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.realtime import client_events as events
 from tokenmesh.services.gateway.realtime.channel import Channel
-from tokenmesh.services.gateway.realtime.conversation import Conversation
+from tokenmesh.services.gateway.realtime.conversation import RealtimeConversation
 from tokenmesh.services.gateway.realtime.fields import ResponseFields
 from tokenmesh.services.gateway.realtime.items import Item, read_item, reference_id
 from tokenmesh.services.gateway.realtime.output import ResponseOutput
-from tokenmesh.services.gateway.realtime.prompt import Prompt
-from tokenmesh.services.gateway.realtime.response import Response
+from tokenmesh.services.gateway.realtime.prompt import RealtimePrompt
+from tokenmesh.services.gateway.realtime.response import RealtimeResponse
 from tokenmesh.services.gateway.realtime.session_config import SessionConfig
 from tokenmesh.services.gateway.tenancy.tenant import Access
 from tokenmesh.shared.clock import monotonic_s, wall_s
@@ -42,7 +42,7 @@ class SessionOver(TokenMeshError):
     code = "session_expired"
 
 
-class Session:
+class RealtimeSession:
     """Takes events one after another; a response runs beside them."""
 
     def __init__(
@@ -59,9 +59,9 @@ class Session:
         self._limits = gateway.settings
         self._channel = channel
         self._access = access
-        self._conversation = Conversation(gateway.settings)
+        self._conversation = RealtimeConversation(gateway.settings)
         self._conversation_id = new_request_id("conv")
-        self._response: Response | None = None
+        self._response: RealtimeResponse | None = None
         self._group = asyncio.TaskGroup()
         self._ends_s = monotonic_s() + self._limits.realtime_session_timeout_s
         self._expires_at_s = int(wall_s() + self._limits.realtime_session_timeout_s)
@@ -207,7 +207,9 @@ class Session:
             raise NotFound("response.conversation is unknown", param="response.conversation")
         if not is_apart:
             self._conversation.check_room()
-        exchange = Exchange(RequestId(new_request_id("resp")), True, monotonic_s(), self._access)
+        exchange = RequestContext(
+            RequestId(new_request_id("resp")), True, monotonic_s(), self._access
+        )
         exchange.lease = await self._gateway.admission.admit(exchange)
         try:
             self._response = await self._make_response(config, fields, exchange, is_apart=is_apart)
@@ -217,14 +219,19 @@ class Session:
             raise
 
     async def _make_response(
-        self, config: SessionConfig, fields: ResponseFields, exchange: Exchange, *, is_apart: bool
-    ) -> Response:
-        prompt = Prompt(config, self._input(fields))
+        self,
+        config: SessionConfig,
+        fields: ResponseFields,
+        exchange: RequestContext,
+        *,
+        is_apart: bool,
+    ) -> RealtimeResponse:
+        prompt = RealtimePrompt(config, self._input(fields))
         try:
             ask = await self._gateway.intake.chat(prompt.body, exchange)
         except TokenMeshError as error:
             raise prompt.places.rename(error) from None
-        return Response(
+        return RealtimeResponse(
             ask,
             self._gateway,
             self._channel,

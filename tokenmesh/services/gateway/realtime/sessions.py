@@ -8,11 +8,11 @@ from typing import Final
 from starlette.datastructures import Headers
 from starlette.websockets import WebSocket
 
-from tokenmesh.services.gateway.context import exchange_of
+from tokenmesh.services.gateway.context import context_of
 from tokenmesh.services.gateway.errors import error_response
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.realtime.channel import Channel
-from tokenmesh.services.gateway.realtime.session import RESTARTS, Session
+from tokenmesh.services.gateway.realtime.session import RESTARTS, RealtimeSession
 from tokenmesh.services.gateway.realtime.session_config import SessionConfig
 from tokenmesh.services.gateway.tenancy.standing import refusal
 from tokenmesh.services.gateway.tenancy.tenant import Tenant
@@ -36,7 +36,7 @@ class Sessions:
 
     async def serve(self, websocket: WebSocket) -> None:
         """One websocket that may pass, from before it is accepted to its end."""
-        tenant = exchange_of(websocket.scope).access.tenant
+        tenant = context_of(websocket.scope).access.tenant
         try:
             config = await self._open(websocket.query_params, tenant)
         except TokenMeshError as error:
@@ -72,7 +72,7 @@ class Sessions:
 
     async def _run(self, websocket: WebSocket, config: SessionConfig) -> None:
         gateway, session_id = self._gateway, new_request_id("sess")
-        access = exchange_of(websocket.scope).access
+        access = context_of(websocket.scope).access
         offered = websocket.scope.get("subprotocols", [])
         headers = [(b"x-request-id", session_id.encode())]
         parent = Headers(scope=websocket.scope).get("traceparent")
@@ -86,7 +86,7 @@ class Sessions:
             await websocket.accept(protocol, headers)
             channel = Channel(websocket, gateway.settings.write_timeout_s)
             try:
-                await Session(session_id, config, gateway, channel, access).run()
+                await RealtimeSession(session_id, config, gateway, channel, access).run()
             except asyncio.CancelledError:
                 # The gateway cannot wait for the response any longer; nobody waits for this task.
                 await channel.close(RESTARTS)

@@ -9,13 +9,13 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from tokenmesh.services.gateway.context import Exchange
+from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.responses.chain import previous_items
 from tokenmesh.services.gateway.responses.event_log import Log
 from tokenmesh.services.gateway.responses.logs import ResponseLogs, owner_of
 from tokenmesh.services.gateway.responses.records import Begun
 from tokenmesh.services.gateway.responses.response_plan import Planner
-from tokenmesh.services.gateway.responses.response_spec import Order
+from tokenmesh.services.gateway.responses.response_spec import ResponseSpec
 from tokenmesh.services.gateway.responses.runs import Runs
 from tokenmesh.services.gateway.tenancy.tenant import DEFAULT_TENANT, Access, Tenant
 from tokenmesh.shared.clock import monotonic_s, now_s
@@ -113,18 +113,18 @@ class Adopter:
                 raise
             await self._runs.give_up(begun.id, error)
 
-    async def _order(self, begun: Begun) -> Order:
+    async def _order(self, begun: Begun) -> ResponseSpec:
         # The name may stand for several models by now.
         body = begun.request().model_copy(update={"model": begun.model})
         previous = await previous_items(self._logs, body.previous_response_id, _MESH)
         access = Access(self._tenant_of(begun.tenant))
-        return Order(
+        return ResponseSpec(
             id=begun.id,
             body=body,
             body_json=begun.body,
             created_s=begun.created_s,
             deadline_s=begun.deadline_s,
-            exchange=Exchange(RequestId(begun.id), True, monotonic_s(), access),
+            exchange=RequestContext(RequestId(begun.id), True, monotonic_s(), access),
             previous=previous,
             seed=begun.seed,
         )

@@ -6,9 +6,9 @@ from contextlib import aclosing
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tokenmesh.services.gateway.context import exchange_of
+from tokenmesh.services.gateway.context import context_of
 from tokenmesh.services.gateway.http.client_watch import ClientWatch
-from tokenmesh.services.gateway.http.response_sender import Outlet
+from tokenmesh.services.gateway.http.response_sender import ResponseSender
 from tokenmesh.services.gateway.http.sse import COMMENT
 from tokenmesh.services.gateway.responses.feed import Feed
 from tokenmesh.services.gateway.responses.frames import frames
@@ -44,18 +44,18 @@ class FramesAnswer(Response):
         flushing = Tally("flush")
         try:
             async with ClientWatch(receive, self._settings.write_timeout_s) as watch:
-                outlet = Outlet(send, watch, flushing)
+                outlet = ResponseSender(send, watch, flushing)
                 outlet.keep_alive(self._settings.sse_keep_alive_s, COMMENT)
                 try:
                     await self._run(outlet)
                 finally:
                     outlet.stop()
-                    flushing.record({REQUEST_ID: exchange_of(scope).request_id})
+                    flushing.record({REQUEST_ID: context_of(scope).request_id})
         except Cancelled:
-            exchange_of(scope).has_client_left = True
+            context_of(scope).has_client_left = True
             self._on_left()
 
-    async def _run(self, outlet: Outlet) -> None:
+    async def _run(self, outlet: ResponseSender) -> None:
         try:
             with outlet.until_leaving():
                 async with aclosing(self._told) as told:
@@ -87,9 +87,9 @@ class WholeAnswer(Response):
                 ended = await self._feed.end()
                 if ended is None:
                     raise TokenMeshError("the response was not completed")
-                await Outlet(send, watch, Tally("flush")).answer(ended.response)
+                await ResponseSender(send, watch, Tally("flush")).answer(ended.response)
         except Cancelled:
-            exchange_of(scope).has_client_left = True
+            context_of(scope).has_client_left = True
             self._on_left()
 
 

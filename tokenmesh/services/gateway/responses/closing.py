@@ -9,7 +9,7 @@ from tokenmesh.services.gateway.responses.event_log import Log
 from tokenmesh.services.gateway.responses.records import Ended
 from tokenmesh.services.gateway.responses.replay import encode_frames
 from tokenmesh.services.gateway.responses.shapes import error_facts
-from tokenmesh.services.gateway.tenancy.batch import Tokens
+from tokenmesh.services.gateway.tenancy.batch import TokenCounts
 from tokenmesh.shared.errors import TokenMeshError
 
 _DATA: Final = b"data: "
@@ -39,13 +39,13 @@ def response_of(log: Log) -> dict[str, Any]:
     return {**response, "output": items}
 
 
-def tokens_of(ended: Ended) -> Tokens | None:
+def tokens_of(ended: Ended) -> TokenCounts | None:
     """What the client of a response is told that it used; None: nothing is told."""
     usage = _decode(ended.response).get("usage")
     if usage is None:
         return None
     cached = usage["input_tokens_details"]["cached_tokens"]
-    return Tokens(1, usage["input_tokens"], cached, usage["output_tokens"])
+    return TokenCounts(1, usage["input_tokens"], cached, usage["output_tokens"])
 
 
 def cancelled(log: Log) -> Ended:

@@ -5,7 +5,7 @@ Tokens of reasoning, calls and markers have log-probabilities too, which no text
 
 from typing import Final
 
-from tokenmesh.services.gateway.generation.chunk import Piece
+from tokenmesh.services.gateway.generation.chunk import OutputChunk
 from tokenmesh.services.gateway.openai.logprobs import LogprobShapes
 from tokenmesh.services.gateway.openai.shapes import ChatLogprob
 
@@ -20,7 +20,7 @@ class ContentLogprobs:
         self._undecided: list[ChatLogprob] = []
         """Tokens whose text a parser still holds: a marker, or the beginning of text."""
 
-    def push(self, piece: Piece) -> list[list[ChatLogprob]]:
+    def push(self, piece: OutputChunk) -> list[list[ChatLogprob]]:
         """Those of the piece's content: one list for each stretch of it."""
         entries = self._shapes.chat(piece.logprobs).content
         last = entries[-1] if entries and piece.finish_reason is not None else None

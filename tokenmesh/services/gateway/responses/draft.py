@@ -1,11 +1,11 @@
-"""Draft: a request that has been read, ready to run: its chat, its events, the way back."""
+"""PreparedResponse: a validated request, ready to run: its chat, its events, its error paths."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tokenmesh.services.gateway.context import Exchange
-from tokenmesh.services.gateway.generation.request import Ask
+from tokenmesh.services.gateway.context import RequestContext
+from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.http.off_loop import off_loop
 from tokenmesh.services.gateway.openai.intake import Intake
 from tokenmesh.services.gateway.responses.events import ResponseEvents
@@ -14,16 +14,16 @@ from tokenmesh.services.gateway.responses.raw_messages import RawMessages
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
 from tokenmesh.services.gateway.responses.shapes import response_object
 from tokenmesh.services.gateway.responses.tools import ServerTool
-from tokenmesh.services.gateway.responses.translate import Translation, is_long, translate
+from tokenmesh.services.gateway.responses.translate import ResponsesTranslation, is_long, translate
 from tokenmesh.shared.errors import TokenMeshError
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class PreparedResponse:
     """One turn of a response; the first one's events are those of the response."""
 
-    ask: Ask
-    translation: Translation
+    ask: GenerationRequest
+    translation: ResponsesTranslation
     response: dict[str, Any]
     events: ResponseEvents
 
@@ -31,13 +31,13 @@ class Draft:
 async def draft(
     intake: Intake,
     body: ResponsesRequest,
-    exchange: Exchange,
+    exchange: RequestContext,
     response_id: str,
     *,
     created_s: float | None = None,
     previous: Sequence[Item] = (),
     served: Mapping[str, Sequence[ServerTool]] | None = None,
-) -> Draft:
+) -> PreparedResponse:
     """See `translate`. `created_s` (Unix time) None: now.
 
     Raises InvalidInput that names the client's own field.
@@ -55,4 +55,4 @@ async def draft(
         logprobs=ask.logprobs if body.shows_logprobs else None,
         raw=RawMessages(ask.text.vocabulary) if body.enable_response_messages else None,
     )
-    return Draft(ask, translation, response, events)
+    return PreparedResponse(ask, translation, response, events)

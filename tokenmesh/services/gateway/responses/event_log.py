@@ -1,4 +1,4 @@
-"""History: what a log says has happened, read by whoever goes on from there."""
+"""EventLog: what a log says has happened, read by whoever goes on from there."""
 
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -54,7 +54,7 @@ async def read_log(journal: Journal, key: str, batch: int) -> Log:
     return log
 
 
-class History:
+class EventLog:
     """The recorded steps of a response that are still to be done again, in order."""
 
     def __init__(self, log: Log | None = None) -> None:

@@ -7,7 +7,7 @@ function of the response's first state and of what is passed in: a replay makes 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from tokenmesh.services.gateway.generation.chunk import Piece
+from tokenmesh.services.gateway.generation.chunk import OutputChunk
 from tokenmesh.services.gateway.openai.logprobs import LogprobShapes
 from tokenmesh.services.gateway.openai.shapes import ChatLogprob
 from tokenmesh.services.gateway.parsers.events import (
@@ -25,8 +25,8 @@ from tokenmesh.services.gateway.responses.open_items import (
     OpenReasoning,
 )
 from tokenmesh.services.gateway.responses.raw_messages import RawMessages
-from tokenmesh.services.gateway.responses.recorder import Event, Recorder
-from tokenmesh.services.gateway.responses.server_calls import McpCall, McpListing
+from tokenmesh.services.gateway.responses.recorder import Event, EventRecorder
+from tokenmesh.services.gateway.responses.server_calls import McpCallItem, McpListing
 from tokenmesh.services.gateway.responses.shapes import error_facts
 from tokenmesh.services.gateway.responses.tools import ToolName
 from tokenmesh.shared.errors import TokenMeshError
@@ -49,7 +49,7 @@ class ResponseEvents:
 
         `logprobs` None: text comes without them; `raw` None: nobody wants to see tokens.
         """
-        self.server_calls: list[McpCall] = []
+        self.server_calls: list[McpCallItem] = []
         """Calls of the turn that has ended, which the gateway is to make now."""
         self.finish_reason: str | None = None
         """Of the last turn."""
@@ -57,7 +57,7 @@ class ResponseEvents:
         self._names = names
         self._shapes = logprobs
         self._raw = raw
-        self._recorder = Recorder(response["id"])
+        self._recorder = EventRecorder(response["id"])
         self._call_ids: set[str] = set()
         self._begin_turn()
 
@@ -86,7 +86,7 @@ class ResponseEvents:
         created = [] if is_created else self._tell("created", status="in_progress")
         return created + self._tell("in_progress", status="in_progress")
 
-    def write(self, pieces: Sequence[Piece]) -> list[Event]:
+    def write(self, pieces: Sequence[OutputChunk]) -> list[Event]:
         """What the model wrote."""
         if self._raw is not None:
             self._raw.write(pieces)
@@ -124,13 +124,13 @@ class ResponseEvents:
         self._begin_turn()
         return self._recorder.take()
 
-    def succeed(self, call: McpCall, output: str) -> list[Event]:
+    def succeed(self, call: McpCallItem, output: str) -> list[Event]:
         """An MCP tool has answered."""
         self.server_calls.remove(call)
         call.succeed(output)
         return self._recorder.take()
 
-    def fail_call(self, call: McpCall, error: dict[str, Any]) -> list[Event]:
+    def fail_call(self, call: McpCallItem, error: dict[str, Any]) -> list[Event]:
         """An MCP tool could not be called, or says that it failed."""
         self.server_calls.remove(call)
         call.fail(error)
@@ -207,7 +207,7 @@ class ResponseEvents:
         self._close("completed")
         name = self._names.get(begin.name, _FUNCTION)
         if name.kind == "mcp":
-            self._calling = McpCall(self._recorder, name)
+            self._calling = McpCallItem(self._recorder, name)
             return
         call_id = begin.model_id
         if call_id is None or call_id in self._call_ids:
@@ -226,7 +226,7 @@ class ResponseEvents:
         if call is None:
             return
         call.close(status)
-        if isinstance(call, McpCall) and status == "completed":
+        if isinstance(call, McpCallItem) and status == "completed":
             self.server_calls.append(call)
 
     def _close_text(self, status: Any) -> None:

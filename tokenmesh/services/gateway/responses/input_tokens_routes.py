@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tokenmesh.services.gateway.context import exchange_of
+from tokenmesh.services.gateway.context import context_of
 from tokenmesh.services.gateway.document.bodies import body_schema
 from tokenmesh.services.gateway.errors import json_response
 from tokenmesh.services.gateway.gateway import Gateway
@@ -28,7 +28,7 @@ def input_tokens_router(gateway: Gateway) -> APIRouter:
     @router.post(PATH, openapi_extra=body_schema(ResponsesRequest))
     async def count_input_tokens(request: Request) -> Response:
         """How many tokens a response's prompt would have, those of earlier responses included."""
-        exchange = exchange_of(request.scope)
+        exchange = context_of(request.scope)
         body = await read_json(request, ResponsesRequest, gateway.settings)
         body, previous = await gateway.responses.maker.recall(body, exchange.access)
         translation = await off_loop(is_long(body, previous), translate, body, previous)

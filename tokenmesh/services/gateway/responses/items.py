@@ -18,7 +18,7 @@ _SYSTEM_ROLES: Final = ("system", "developer")
 Item = dict[str, Any]
 
 
-class Conversation:
+class ItemsConversation:
     """Collects messages."""
 
     def __init__(self, server_tools: Mapping[tuple[str, str], str] | None = None) -> None:

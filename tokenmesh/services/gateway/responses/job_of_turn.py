@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from tokenmesh.services.gateway.generation.prompt_job import Job, Prompt
+from tokenmesh.services.gateway.generation.prompt_job import Prompt, PromptJob
 from tokenmesh.services.gateway.responses.records import Prompted
 from tokenmesh.shared.ids import SEED_BITS
 from tokenmesh.shared.messages.tokenize import IdsPrompt
@@ -15,13 +15,13 @@ from tokenmesh.shared.tokens import count_ids
 _SEEDS: Final = 1 << SEED_BITS
 
 
-def job_of_turn(job: Job, number: int, seed: int, deadline_s: float) -> Job:
+def job_of_turn(job: PromptJob, number: int, seed: int, deadline_s: float) -> PromptJob:
     """`seed` is that of the first turn; each turn has another one."""
     sampling = msgspec.structs.replace(job.sampling, seed=(seed + number) % _SEEDS)
     return replace(job, sampling=sampling, deadline_s=deadline_s)
 
 
-def resumed(job: Job, recorded: Prompted, delivered: Sequence[int]) -> Job:
+def resumed(job: PromptJob, recorded: Prompted, delivered: Sequence[int]) -> PromptJob:
     """The job after `delivered` tokens, on the very prompt that they were made of.
 
     Media are fetched again: their embeddings may have expired.

@@ -29,7 +29,7 @@ Waiting = tuple[Record, bytes]
 OnDurable = Callable[[Sequence[Record]], None]
 
 
-class Writer(Protocol):
+class RecordWriter(Protocol):
     """Where the records of a response go."""
 
     async def put(self, record: Record) -> None:
@@ -68,7 +68,7 @@ class LogWriter:
         self._error: TokenMeshError | None = None
 
     async def put(self, record: Record) -> None:
-        """See `Writer.put`."""
+        """See `RecordWriter.put`."""
         self._check()
         self._waiting.append((record, encode_record(record)))
         if self._sending is None:
@@ -77,7 +77,7 @@ class LogWriter:
             await self.settle()
 
     async def settle(self) -> None:
-        """See `Writer.settle`."""
+        """See `RecordWriter.settle`."""
         while self._sending is not None:
             # Who is cancelled here leaves what is on its way alone.
             await asyncio.shield(self._sending)
@@ -137,12 +137,12 @@ class LateWriter:
         self._records: list[Record] = [begun]
 
     async def put(self, record: Record) -> None:
-        """See `Writer.put`."""
+        """See `RecordWriter.put`."""
         self._records.append(record)
         self._on_record((record,))
 
     async def settle(self) -> None:
-        """See `Writer.settle`."""
+        """See `RecordWriter.settle`."""
         if not isinstance(self._records[-1], Ended):
             return
         try:
@@ -161,8 +161,8 @@ class NoWriter:
         self._on_record = on_record
 
     async def put(self, record: Record) -> None:
-        """See `Writer.put`."""
+        """See `RecordWriter.put`."""
         self._on_record((record,))
 
     async def settle(self) -> None:
-        """See `Writer.settle`."""
+        """See `RecordWriter.settle`."""

@@ -6,7 +6,7 @@ from functools import partial
 
 from starlette.responses import Response
 
-from tokenmesh.services.gateway.context import Exchange
+from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.errors import json_response
 from tokenmesh.services.gateway.openai.errors import NotSupported
 from tokenmesh.services.gateway.responses.answers import (
@@ -24,8 +24,8 @@ from tokenmesh.services.gateway.responses.references import (
     resolve_references,
 )
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
-from tokenmesh.services.gateway.responses.response_plan import Plan, Planner
-from tokenmesh.services.gateway.responses.response_spec import Order
+from tokenmesh.services.gateway.responses.response_plan import Planner, ResponsePlan
+from tokenmesh.services.gateway.responses.response_spec import ResponseSpec
 from tokenmesh.services.gateway.responses.runs import Runs
 from tokenmesh.services.gateway.tenancy.tenant import Access
 from tokenmesh.shared.clock import now_s, wall_s
@@ -73,7 +73,7 @@ class ResponseMaker:
         self,
         body: ResponsesRequest,
         response_id: ResponseId,
-        exchange: Exchange,
+        exchange: RequestContext,
         *,
         may_forget: bool,
     ) -> Response:
@@ -101,7 +101,7 @@ class ResponseMaker:
             await self._previous(body, access),
         )
 
-    async def _begin_and_answer(self, plan: Plan, *, may_forget: bool) -> Response:
+    async def _begin_and_answer(self, plan: ResponsePlan, *, may_forget: bool) -> Response:
         body, response_id = plan.order.body, plan.order.id
         if body.background:
             return await self._in_background(plan)
@@ -113,13 +113,13 @@ class ResponseMaker:
         return self._stream(plan, feed, on_left, is_kept=is_kept)
 
     async def _plan(
-        self, body: ResponsesRequest, response_id: ResponseId, exchange: Exchange
-    ) -> Plan:
+        self, body: ResponsesRequest, response_id: ResponseId, exchange: RequestContext
+    ) -> ResponsePlan:
         body, previous = await self.recall(body, exchange.access)
         timeout_s = self._limits.request_timeout_s
         if body.background:
             timeout_s = self._settings.background_timeout_s
-        order = Order(
+        order = ResponseSpec(
             id=response_id,
             body=body,
             body_json=body.model_dump_json(exclude_unset=True, by_alias=True).encode(),
@@ -139,7 +139,7 @@ class ResponseMaker:
             )
         return await previous_items(self._logs, body.previous_response_id, access)
 
-    async def _in_background(self, plan: Plan) -> Response:
+    async def _in_background(self, plan: ResponsePlan) -> Response:
         await self._check_store(plan.order)
         feed = await self._runs.begin(plan)
         if plan.order.body.stream:
@@ -147,7 +147,7 @@ class ResponseMaker:
         feed.leave()
         return json_response(plan.first.response)
 
-    async def _begin(self, plan: Plan, *, may_forget: bool) -> tuple[Feed, bool]:
+    async def _begin(self, plan: ResponsePlan, *, may_forget: bool) -> tuple[Feed, bool]:
         """The feed, and whether its frames can be read again from a log."""
         order = plan.order
         if not order.body.store:
@@ -164,7 +164,7 @@ class ResponseMaker:
             order.exchange.warnings.append(f"not stored: {error.message}")
             return self._runs.begin_unkept(plan), False
 
-    async def _check_store(self, order: Order) -> None:
+    async def _check_store(self, order: ResponseSpec) -> None:
         assert self._logs is not None, "what is not kept needs no store"
         await self._logs.journal.prepare()
         limit = self._logs.journal.max_entry_bytes // 2
@@ -176,7 +176,7 @@ class ResponseMaker:
             )
 
     def _stream(
-        self, plan: Plan, feed: Feed, on_left: Callable[[], None], *, is_kept: bool
+        self, plan: ResponsePlan, feed: Feed, on_left: Callable[[], None], *, is_kept: bool
     ) -> Response:
         from_log: Follow | None = None
         if is_kept and self._logs is not None:

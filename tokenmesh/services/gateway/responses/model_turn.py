@@ -4,11 +4,11 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from tokenmesh.services.gateway.generation.chunk import Piece
+from tokenmesh.services.gateway.generation.chunk import OutputChunk
 from tokenmesh.services.gateway.generation.delivery import Delivery
 from tokenmesh.services.gateway.generation.inbox import Inbox
-from tokenmesh.services.gateway.generation.prompt_job import Job, Prompt
-from tokenmesh.services.gateway.generation.request import Ask
+from tokenmesh.services.gateway.generation.prompt_job import Prompt, PromptJob
+from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.mesh.pipeline import Pipeline
 from tokenmesh.services.gateway.responses.job_of_turn import (
     prompt_of,
@@ -16,7 +16,7 @@ from tokenmesh.services.gateway.responses.job_of_turn import (
     resumed,
 )
 from tokenmesh.services.gateway.responses.records import Flushed, Portion, Prompted
-from tokenmesh.services.gateway.responses.replay import Steps
+from tokenmesh.services.gateway.responses.replay import Replay
 from tokenmesh.shared.telemetry import REQUEST_ID, Tally
 
 
@@ -24,7 +24,7 @@ from tokenmesh.shared.telemetry import REQUEST_ID, Tally
 class Flush:
     """What came at one time."""
 
-    pieces: list[Piece]
+    pieces: list[OutputChunk]
     portions: list[Portion]
     recorded: Flushed | None = None
     """Where it comes from when it is not new."""
@@ -34,7 +34,7 @@ class ModelTurn:
     """A turn that has its prompt. Use `open_turn`."""
 
     def __init__(
-        self, pipeline: Pipeline, job: Job, steps: Steps, delivery: Delivery, inbox: Inbox
+        self, pipeline: Pipeline, job: PromptJob, steps: Replay, delivery: Delivery, inbox: Inbox
     ) -> None:
         self.delivery = delivery
         self.token_ids: list[int] = []
@@ -74,7 +74,12 @@ class ModelTurn:
 
 @asynccontextmanager
 async def open_turn(
-    number: int, ask: Ask, job: Job, steps: Steps, pipeline: Pipeline, max_tokens: int
+    number: int,
+    ask: GenerationRequest,
+    job: PromptJob,
+    steps: Replay,
+    pipeline: Pipeline,
+    max_tokens: int,
 ) -> AsyncIterator[tuple[ModelTurn, Prompted | None]]:
     """The turn, and its prompt if that was recorded before. `max_tokens` may wait unread."""
     inbox = Inbox(max_tokens, reader="the journal that responses are kept in")

@@ -4,7 +4,7 @@ from typing import Any, Final, Literal, Protocol
 
 from tokenmesh.services.gateway.openai.shapes import ChatLogprob
 from tokenmesh.services.gateway.responses.custom_tools import to_input
-from tokenmesh.services.gateway.responses.recorder import Recorder
+from tokenmesh.services.gateway.responses.recorder import EventRecorder
 
 Status = Literal["completed", "incomplete"]
 
@@ -26,7 +26,7 @@ class OpenItem(Protocol):
 class OpenMessage:
     """The answer's text."""
 
-    def __init__(self, recorder: Recorder, has_logprobs: bool) -> None:
+    def __init__(self, recorder: EventRecorder, has_logprobs: bool) -> None:
         self._recorder = recorder
         self._id = recorder.make_id("msg")
         self._texts: list[str] = []
@@ -66,7 +66,7 @@ class OpenMessage:
 class OpenReasoning:
     """What the model thinks."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: EventRecorder) -> None:
         self._recorder = recorder
         self._id = recorder.make_id("rs")
         self._texts: list[str] = []
@@ -95,7 +95,7 @@ class OpenReasoning:
 class OpenFunctionCall:
     """A call that the client is to make."""
 
-    def __init__(self, recorder: Recorder, name: str, call_id: str) -> None:
+    def __init__(self, recorder: EventRecorder, name: str, call_id: str) -> None:
         self._recorder = recorder
         self._id = recorder.make_id("fc")
         self._texts: list[str] = []
@@ -120,7 +120,7 @@ class OpenFunctionCall:
 class OpenCustomCall:
     """The same for a tool that takes free text: known when its arguments are complete."""
 
-    def __init__(self, recorder: Recorder, name: str, call_id: str) -> None:
+    def __init__(self, recorder: EventRecorder, name: str, call_id: str) -> None:
         self._recorder = recorder
         self._id = recorder.make_id("ctc")
         self._texts: list[str] = []

@@ -1,4 +1,4 @@
-"""Doubtful: responses of which the journal may hold something that nobody is to go on with.
+"""OrphanCleaner: responses of which the journal may hold something that nobody is to go on with.
 
 An append whose answer was lost may have happened. Its client was told that the response is not
 kept, or not made: whoever found it would make it, and charge it, a second time.
@@ -14,7 +14,7 @@ from tokenmesh.shared.ids import ResponseId
 logger = logging.getLogger(__name__)
 
 
-class Doubtful:
+class OrphanCleaner:
     """Deletes them, one after the other, as soon as the journal lets it."""
 
     def __init__(self, logs: ResponseLogs) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from tokenmesh.services.gateway.generation.chunk import Piece
+from tokenmesh.services.gateway.generation.chunk import OutputChunk
 from tokenmesh.shared.text import Vocabulary, make_detokenizer
 from tokenmesh.shared.tokens import unpack_ids
 
@@ -17,7 +17,7 @@ class RawMessages:
         self._outputs: list[dict[str, Any]] = []
         self._ids: list[int] = []
 
-    def write(self, pieces: Sequence[Piece]) -> None:
+    def write(self, pieces: Sequence[OutputChunk]) -> None:
         """More of a turn's output."""
         for piece in pieces:
             self._ids.extend(piece.token_ids)

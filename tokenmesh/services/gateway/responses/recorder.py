@@ -1,4 +1,4 @@
-"""Recorder: numbers the events of a response and places the items of its output."""
+"""EventRecorder: numbers the events of a response and places the items of its output."""
 
 from typing import Any, Final
 
@@ -10,7 +10,7 @@ Item = dict[str, Any]
 NOWHERE: Final[Event] = {}
 
 
-class Recorder:
+class EventRecorder:
     """An item in an event is a copy: what it becomes later does not change what was told."""
 
     def __init__(self, response_id: str) -> None:

@@ -1,4 +1,4 @@
-"""Steps: each step of a response is done once, and is done again from its record ever after.
+"""Replay: each step of a response is done once, and is done again from its record ever after.
 
 The code that makes a response runs the same way for its first owner and for whoever takes over:
 as long as the history has a next step, that is taken instead of asking the mesh or a tool.
@@ -7,9 +7,9 @@ as long as the history has a next step, that is taken instead of asking the mesh
 from collections.abc import Sequence
 from typing import TypeVar
 
-from tokenmesh.services.gateway.responses.event_log import History
+from tokenmesh.services.gateway.responses.event_log import EventLog
 from tokenmesh.services.gateway.responses.frames import frames
-from tokenmesh.services.gateway.responses.log_writer import Writer
+from tokenmesh.services.gateway.responses.log_writer import RecordWriter
 from tokenmesh.services.gateway.responses.recorder import Event
 from tokenmesh.services.gateway.responses.records import Flushed, Portion, Record, frames_of
 from tokenmesh.shared.errors import ProtocolError
@@ -17,10 +17,10 @@ from tokenmesh.shared.errors import ProtocolError
 RecordT = TypeVar("RecordT", bound=Record)
 
 
-class Steps:
+class Replay:
     """What has been done and what is new."""
 
-    def __init__(self, history: History, writer: Writer) -> None:
+    def __init__(self, history: EventLog, writer: RecordWriter) -> None:
         self._history = history
         self._writer = writer
         self.num_told = 0

@@ -7,23 +7,23 @@ from typing import Any
 import msgspec
 
 from tokenmesh.services.gateway.openai.intake import Intake
-from tokenmesh.services.gateway.responses.draft import Draft, draft
+from tokenmesh.services.gateway.responses.draft import PreparedResponse, draft
 from tokenmesh.services.gateway.responses.event_log import Log
 from tokenmesh.services.gateway.responses.mcp_offer import Listings
 from tokenmesh.services.gateway.responses.mcp_requested import RequestedServer, read_servers
 from tokenmesh.services.gateway.responses.mcp_servers import McpServers
 from tokenmesh.services.gateway.responses.records import ToolsListed
-from tokenmesh.services.gateway.responses.response_spec import Order
+from tokenmesh.services.gateway.responses.response_spec import ResponseSpec
 from tokenmesh.services.gateway.responses.tool_calls import ToolCalls
 from tokenmesh.shared.config.responses import ResponseSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ResponsePlan:
     """A response that can be begun or continued."""
 
-    order: Order
-    first: Draft
+    order: ResponseSpec
+    first: PreparedResponse
     tools: ToolCalls
 
 
@@ -35,7 +35,7 @@ class Planner:
         self._asker = asker
         self._settings = settings
 
-    async def plan(self, order: Order, log: Log | None = None) -> Plan:
+    async def plan(self, order: ResponseSpec, log: Log | None = None) -> ResponsePlan:
         """Ask MCP servers what they offer, unless the log knows. Raises what is wrong with it."""
         body = order.body
         tools = body.tools or ()
@@ -56,7 +56,7 @@ class Planner:
         )
         if order.seed is None:
             order = replace(order, seed=first.ask.jobs[0].sampling.seed)
-        return Plan(order, first, calls)
+        return ResponsePlan(order, first, calls)
 
     async def _listings(self, servers: Sequence[RequestedServer], log: Log | None) -> Listings:
         records = log.records if log is not None else []

@@ -10,18 +10,18 @@ from typing import Any
 
 from tokenmesh.services.gateway.generation.delivery import Delivery
 from tokenmesh.services.gateway.generation.metering import Meter
-from tokenmesh.services.gateway.generation.request import Ask
+from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.http.sse import encode_json
 from tokenmesh.services.gateway.mesh.pipeline import Pipeline
 from tokenmesh.services.gateway.openai.intake import Intake
 from tokenmesh.services.gateway.openai.shapes import Usage
-from tokenmesh.services.gateway.responses.draft import Draft, draft
+from tokenmesh.services.gateway.responses.draft import PreparedResponse, draft
 from tokenmesh.services.gateway.responses.job_of_turn import job_of_turn
 from tokenmesh.services.gateway.responses.model_turn import Flush, open_turn
 from tokenmesh.services.gateway.responses.recorder import Event
 from tokenmesh.services.gateway.responses.records import Ended, Flushed, Status
-from tokenmesh.services.gateway.responses.replay import Steps, encode_frames
-from tokenmesh.services.gateway.responses.response_spec import Order
+from tokenmesh.services.gateway.responses.replay import Replay, encode_frames
+from tokenmesh.services.gateway.responses.response_spec import ResponseSpec
 from tokenmesh.services.gateway.responses.shapes import usage_fields
 from tokenmesh.services.gateway.responses.tool_calls import ToolCalls
 from tokenmesh.services.gateway.tenancy.admission import Admission
@@ -34,7 +34,7 @@ _CLIENTS_TOOLS = ("function_call", "custom_tool_call")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Means:
+class RunContext:
     """What every run of a gateway needs."""
 
     intake: Intake
@@ -48,11 +48,11 @@ class ResponseRun:
 
     def __init__(
         self,
-        order: Order,
-        first: Draft,
-        steps: Steps,
+        order: ResponseSpec,
+        first: PreparedResponse,
+        steps: Replay,
         tools: ToolCalls,
-        means: Means,
+        means: RunContext,
         meter: Meter,
         *,
         is_marked: bool = False,
@@ -124,7 +124,7 @@ class ResponseRun:
                 return
             ask = await self._next_ask()
 
-    async def _turn(self, number: int, ask: Ask) -> bool:
+    async def _turn(self, number: int, ask: GenerationRequest) -> bool:
         """Whether it was the last one."""
         seed = self._order.seed if self._order.seed is not None else ask.jobs[0].sampling.seed
         job = job_of_turn(ask.jobs[0], number, seed, self._order.deadline_s)
@@ -187,7 +187,7 @@ class ResponseRun:
         """Whether the client has calls to make before the model can go on."""
         return any(each["type"] in _CLIENTS_TOOLS for each in self._events.response["output"])
 
-    async def _next_ask(self) -> Ask:
+    async def _next_ask(self) -> GenerationRequest:
         """What the model is asked when it gets to see what its calls brought."""
         order = self._order
         items = [*order.body.items, *self._events.response["output"]]

@@ -1,17 +1,17 @@
-"""Order: a response that is to be made, as it was asked for."""
+"""ResponseSpec: a response that is to be made, as it was asked for."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenmesh.services.gateway.context import Exchange
+from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
 from tokenmesh.services.gateway.tenancy.lease import Lease
 from tokenmesh.shared.ids import ResponseId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class ResponseSpec:
     """The same for whoever carries it out."""
 
     id: ResponseId
@@ -19,7 +19,7 @@ class Order:
     body_json: bytes
     created_s: float
     deadline_s: float
-    exchange: Exchange
+    exchange: RequestContext
     lease: Lease | None = None
     """Given back when it is made; None for one that was admitted elsewhere."""
     previous: Sequence[dict[str, Any]] = field(default=())

@@ -5,9 +5,9 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tokenmesh.services.gateway.context import exchange_of
+from tokenmesh.services.gateway.context import context_of
 from tokenmesh.services.gateway.gateway import Gateway
-from tokenmesh.services.gateway.generation.answer import Answer
+from tokenmesh.services.gateway.generation.answer import GenerationResponse
 from tokenmesh.services.gateway.http.body import read_json
 from tokenmesh.services.gateway.http.shortcut import Endpoint
 from tokenmesh.services.gateway.openai.renamed_answer import RenamedAnswer
@@ -27,7 +27,7 @@ def response_endpoint(gateway: Gateway) -> Endpoint:
 
     async def create_response(request: Request) -> Response:
         """Answer a conversation as items, whole or as a stream of events."""
-        exchange = exchange_of(request.scope)
+        exchange = context_of(request.scope)
         with span("validate"):
             body = await read_json(request, ResponsesRequest, gateway.settings)
             may_forget = body.store is None
@@ -40,7 +40,7 @@ def response_endpoint(gateway: Gateway) -> Endpoint:
                 return await maker.make(body, response_id, exchange, may_forget=may_forget)
             made = await draft(gateway.intake, body, exchange, response_id)
         writer = ResponseWriter(made.events, made.translation.places)
-        answer = Answer(made.ask, gateway, writer, exchange.started_s)
+        answer = GenerationResponse(made.ask, gateway, writer, exchange.started_s)
         return RenamedAnswer(answer, made.translation.places.rename)
 
     return create_response

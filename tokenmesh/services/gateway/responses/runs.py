@@ -7,11 +7,11 @@ from contextlib import contextmanager
 
 from tokenmesh.services.gateway.generation.metering import Meters
 from tokenmesh.services.gateway.responses.closing import failed, tokens_of
-from tokenmesh.services.gateway.responses.event_log import History, Log
+from tokenmesh.services.gateway.responses.event_log import EventLog, Log
 from tokenmesh.services.gateway.responses.feed import Feed
 from tokenmesh.services.gateway.responses.log_writer import LateWriter, LogWriter, NoWriter
 from tokenmesh.services.gateway.responses.logs import ResponseLogs
-from tokenmesh.services.gateway.responses.orphan_cleaner import Doubtful
+from tokenmesh.services.gateway.responses.orphan_cleaner import OrphanCleaner
 from tokenmesh.services.gateway.responses.records import (
     Adopted,
     Begun,
@@ -19,9 +19,9 @@ from tokenmesh.services.gateway.responses.records import (
     encode_record,
     join_records,
 )
-from tokenmesh.services.gateway.responses.replay import Steps
-from tokenmesh.services.gateway.responses.response_plan import Plan
-from tokenmesh.services.gateway.responses.response_run import Means, ResponseRun
+from tokenmesh.services.gateway.responses.replay import Replay
+from tokenmesh.services.gateway.responses.response_plan import ResponsePlan
+from tokenmesh.services.gateway.responses.response_run import ResponseRun, RunContext
 from tokenmesh.services.gateway.tenancy.tenant import Tenant
 from tokenmesh.shared.config.responses import ResponseSettings
 from tokenmesh.shared.errors import Conflict, Draining, Overloaded, TokenMeshError
@@ -41,7 +41,7 @@ class Runs:
         self,
         owner: GatewayId,
         logs: ResponseLogs | None,
-        means: Means,
+        means: RunContext,
         settings: ResponseSettings,
         meters: Meters,
         metrics: Metrics,
@@ -49,7 +49,7 @@ class Runs:
         """`logs` None: only `begin_unkept` is ever called."""
         self.owner = owner
         self._kept = logs
-        self._doubtful = Doubtful(logs) if logs is not None else None
+        self._doubtful = OrphanCleaner(logs) if logs is not None else None
         self._means = means
         self._settings = settings
         self._meters = meters
@@ -84,7 +84,7 @@ class Runs:
         if self._doubtful is not None:
             await self._doubtful.stop()
 
-    async def begin(self, plan: Plan) -> Feed:
+    async def begin(self, plan: ResponsePlan) -> Feed:
         """Make a response that is kept from its first event on. Raises Overloaded, Unavailable."""
         order, feed = plan.order, self._new_feed()
         writer = self._log_writer(order.id, feed)
@@ -96,10 +96,10 @@ class Runs:
             except BaseException:
                 self._forget(order.id)
                 raise
-        self._start(plan, Steps(History(), writer), feed, is_kept=True)
+        self._start(plan, Replay(EventLog(), writer), feed, is_kept=True)
         return feed
 
-    def begin_late(self, plan: Plan) -> Feed:
+    def begin_late(self, plan: ResponsePlan) -> Feed:
         """Make a response that is kept when it is whole. Raises Overloaded."""
         feed = self._new_feed()
         log = self._log_writer(plan.order.id, Feed(0))
@@ -110,21 +110,21 @@ class Runs:
 
         writer = LateWriter(log, _begun(plan, self.owner), feed.push, lost)
         with self._room(plan.order.id):
-            self._start(plan, Steps(History(), writer), feed)
+            self._start(plan, Replay(EventLog(), writer), feed)
         return feed
 
     def _forget(self, response_id: ResponseId) -> None:
         if self._doubtful is not None:
             self._doubtful.add(response_id)
 
-    def begin_unkept(self, plan: Plan) -> Feed:
+    def begin_unkept(self, plan: ResponsePlan) -> Feed:
         """Make a response that only its client sees. Raises Overloaded."""
         feed = self._new_feed()
         with self._room(plan.order.id):
-            self._start(plan, Steps(History(), NoWriter(feed.push)), feed)
+            self._start(plan, Replay(EventLog(), NoWriter(feed.push)), feed)
         return feed
 
-    async def adopt(self, plan: Plan, log: Log, reason: str) -> None:
+    async def adopt(self, plan: ResponsePlan, log: Log, reason: str) -> None:
         """Go on with a response whose owner is gone. Raises Conflict when another was faster."""
         order, feed = plan.order, self._new_feed()
         feed.leave()
@@ -135,7 +135,7 @@ class Runs:
             await writer.settle()
         self._metrics.counter("responses_adopted", reason=reason).inc()
         logger.warning("going on with %s: %s", order.id, reason)
-        self._start(plan, Steps(History(log), writer), feed, is_kept=True)
+        self._start(plan, Replay(EventLog(log), writer), feed, is_kept=True)
 
     def _new_feed(self) -> Feed:
         return Feed(self._settings.max_feed_bytes)
@@ -168,7 +168,9 @@ class Runs:
             del self._run_by_id[response_id]
             raise
 
-    def _start(self, plan: Plan, steps: Steps, feed: Feed, *, is_kept: bool = False) -> None:
+    def _start(
+        self, plan: ResponsePlan, steps: Replay, feed: Feed, *, is_kept: bool = False
+    ) -> None:
         order, first = plan.order, plan.first
         meter = self._meters.start(first.ask.head.model, order.exchange.started_s)
         run = ResponseRun(order, first, steps, plan.tools, self._means, meter, is_marked=is_kept)
@@ -239,7 +241,7 @@ class Runs:
         await self._logs.unmark(self.owner, response_id)
 
 
-def _begun(plan: Plan, owner: GatewayId) -> Begun:
+def _begun(plan: ResponsePlan, owner: GatewayId) -> Begun:
     order = plan.order
     assert order.seed is not None, "a plan has a seed"
     return Begun(

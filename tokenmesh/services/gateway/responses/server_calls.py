@@ -3,14 +3,14 @@
 from typing import Any
 
 from tokenmesh.services.gateway.responses.open_items import Status
-from tokenmesh.services.gateway.responses.recorder import Recorder
+from tokenmesh.services.gateway.responses.recorder import EventRecorder
 from tokenmesh.services.gateway.responses.tools import ToolName
 
 
-class McpCall:
+class McpCallItem:
     """A call that the gateway makes: an `OpenItem` that is finished by the tool's answer."""
 
-    def __init__(self, recorder: Recorder, name: ToolName) -> None:
+    def __init__(self, recorder: EventRecorder, name: ToolName) -> None:
         self.name = name
         self.id = recorder.make_id("mcp")
         self.arguments = ""
@@ -65,7 +65,7 @@ class McpCall:
 class McpListing:
     """The gateway asks a server for its tools."""
 
-    def __init__(self, recorder: Recorder, server_label: str) -> None:
+    def __init__(self, recorder: EventRecorder, server_label: str) -> None:
         self._recorder = recorder
         self._id = recorder.make_id("mcpl")
         item = {"id": self._id, "type": "mcp_list_tools", "server_label": server_label}

@@ -13,7 +13,7 @@ from tokenmesh.services.gateway.responses.maker import ResponseMaker
 from tokenmesh.services.gateway.responses.mcp_servers import McpServers
 from tokenmesh.services.gateway.responses.reader import ResponseReader
 from tokenmesh.services.gateway.responses.response_plan import Planner
-from tokenmesh.services.gateway.responses.response_run import Means
+from tokenmesh.services.gateway.responses.response_run import RunContext
 from tokenmesh.services.gateway.responses.runs import Runs
 from tokenmesh.services.gateway.tenancy.admission import Admission
 from tokenmesh.services.gateway.tenancy.tenant import Tenant
@@ -52,7 +52,7 @@ class Responses:
         self._members = members
         self._hearing_s = settings.service.missed_beats * settings.service.beat_interval_s
         logs = ResponseLogs(journal, self.settings) if journal is not None else None
-        means = Means(
+        means = RunContext(
             intake=intake,
             pipeline=pipeline,
             max_buffered_tokens=settings.gateway.max_buffered_tokens,

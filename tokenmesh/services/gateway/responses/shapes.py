@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any, Final
 
-from tokenmesh.services.gateway.generation.request import Ask
+from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.openai.shapes import Usage
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
 from tokenmesh.shared.errors import TokenMeshError
@@ -52,7 +52,7 @@ _SERVERS_FAULT: Final = 500
 
 
 def response_object(
-    body: ResponsesRequest, ask: Ask, response_id: str, created_s: float | None = None
+    body: ResponsesRequest, ask: GenerationRequest, response_id: str, created_s: float | None = None
 ) -> dict[str, Any]:
     """A Response that nothing has happened to yet."""
     sampling = ask.jobs[0].sampling

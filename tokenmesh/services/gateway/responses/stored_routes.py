@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from tokenmesh.services.gateway.context import exchange_of
+from tokenmesh.services.gateway.context import context_of
 from tokenmesh.services.gateway.errors import JSON, json_response
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.responses.answers import FramesAnswer
@@ -41,7 +41,7 @@ def stored_responses_router(gateway: Gateway) -> APIRouter:
         include_obfuscation: bool = False,
     ) -> Response:
         """A response as it is now, or its events from one on: the rest as they come."""
-        access = exchange_of(request.scope).access
+        access = context_of(request.scope).access
         if not stream:
             return _json(await reader(response_id).get(response_id, access))
         if include_obfuscation:
@@ -53,14 +53,14 @@ def stored_responses_router(gateway: Gateway) -> APIRouter:
     @router.delete(_PATH)
     async def delete_response(request: Request, response_id: str) -> Response:
         """Forget a response; one that is still made is ended."""
-        await reader(response_id).delete(response_id, exchange_of(request.scope).access)
+        await reader(response_id).delete(response_id, context_of(request.scope).access)
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
     @router.post(f"{_PATH}/cancel")
     async def cancel_response(request: Request, response_id: str) -> Response:
         """End a background response."""
         return _json(
-            await reader(response_id).cancel(response_id, exchange_of(request.scope).access)
+            await reader(response_id).cancel(response_id, context_of(request.scope).access)
         )
 
     _add_input_items(router, gateway, reader)
@@ -83,9 +83,7 @@ def _add_input_items(
         include: Includes = None,
     ) -> Response:
         """What a response was asked, in pages."""
-        items = await reader(response_id).input_items(
-            response_id, exchange_of(request.scope).access
-        )
+        items = await reader(response_id).input_items(response_id, context_of(request.scope).access)
         return json_response(page(items, limit=limit, order=order, after=after, before=before))
 
 

@@ -14,8 +14,8 @@ from tokenmesh.services.gateway.responses.mcp_offer import Listings, offer
 from tokenmesh.services.gateway.responses.mcp_requested import RequestedServer
 from tokenmesh.services.gateway.responses.mcp_servers import McpServers
 from tokenmesh.services.gateway.responses.records import CallBegun, CallEnded, ToolsListed
-from tokenmesh.services.gateway.responses.replay import Steps, encode_frames
-from tokenmesh.services.gateway.responses.server_calls import McpCall
+from tokenmesh.services.gateway.responses.replay import Replay, encode_frames
+from tokenmesh.services.gateway.responses.server_calls import McpCallItem
 from tokenmesh.shared.errors import TokenMeshError
 
 _LOST: Final = "the call was begun, and what came of it is not known"
@@ -40,7 +40,7 @@ class ToolCalls:
         self._listings = listings
         self._calls_left = max_calls
 
-    async def tell_listings(self, steps: Steps, events: ResponseEvents) -> None:
+    async def tell_listings(self, steps: Replay, events: ResponseEvents) -> None:
         """What the servers have said before the response began."""
         for server in self._servers:
             tools = list(self._listings[server.place])
@@ -57,7 +57,7 @@ class ToolCalls:
                 )
                 await steps.record(listed)
 
-    async def make_calls(self, steps: Steps, events: ResponseEvents) -> None:
+    async def make_calls(self, steps: Replay, events: ResponseEvents) -> None:
         """Make the calls of the turn that has ended, in their order."""
         for call in tuple(events.server_calls):
             is_begun = steps.recorded(CallBegun) is not None
@@ -76,7 +76,7 @@ class ToolCalls:
             frames = encode_frames(_tell(events, call, ended))
             await steps.record(msgspec.structs.replace(ended, frames=frames))
 
-    async def _call(self, call: McpCall) -> CallEnded:
+    async def _call(self, call: McpCallItem) -> CallEnded:
         if self._calls_left < 0:
             return CallEnded(item=call.id, error="the response has used up max_tool_calls")
         try:
@@ -91,7 +91,7 @@ class ToolCalls:
         return CallEnded(item=call.id, output=output)
 
 
-def _tell(events: ResponseEvents, call: McpCall, ended: CallEnded) -> list[dict[str, Any]]:
+def _tell(events: ResponseEvents, call: McpCallItem, ended: CallEnded) -> list[dict[str, Any]]:
     if ended.error is None:
         return events.succeed(call, ended.output or "")
     error = {"type": "mcp_tool_execution_error", "content": ended.error}

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from tokenmesh.services.gateway.openai.chat_request import ChatRequest
 from tokenmesh.services.gateway.openai.errors import NotSupported, invalid_fields
 from tokenmesh.services.gateway.openai.field_places import Places
-from tokenmesh.services.gateway.responses.items import Conversation, Item
+from tokenmesh.services.gateway.responses.items import Item, ItemsConversation
 from tokenmesh.services.gateway.responses.request import LOGPROBS, ResponsesRequest, TextFormat
 from tokenmesh.services.gateway.responses.tools import (
     ServerTool,
@@ -48,7 +48,7 @@ _NAMES: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Translation:
+class ResponsesTranslation:
     """A chat, and the way back."""
 
     chat: ChatRequest
@@ -62,7 +62,7 @@ def translate(
     body: ResponsesRequest,
     previous: Sequence[Item] = (),
     served: Mapping[str, Sequence[ServerTool]] | None = None,
-) -> Translation:
+) -> ResponsesTranslation:
     """`previous`: input and output of the responses before this one, and of this one so far.
 
     References to items must have been replaced; `served` is as `read_tools` wants it.
@@ -85,7 +85,9 @@ def translate(
         chat = ChatRequest.model_validate(fields)
     except ValidationError as error:
         raise places.rename(invalid_fields(error)) from None
-    return Translation(chat=chat, places=places, names=tools.names, warnings=_warnings(body))
+    return ResponsesTranslation(
+        chat=chat, places=places, names=tools.names, warnings=_warnings(body)
+    )
 
 
 def is_long(body: ResponsesRequest, previous: Sequence[Item] = ()) -> bool:
@@ -97,8 +99,10 @@ def is_long(body: ResponsesRequest, previous: Sequence[Item] = ()) -> bool:
     )
 
 
-def _converse(body: ResponsesRequest, previous: Sequence[Item], tools: ToolSet) -> Conversation:
-    conversation = Conversation(
+def _converse(
+    body: ResponsesRequest, previous: Sequence[Item], tools: ToolSet
+) -> ItemsConversation:
+    conversation = ItemsConversation(
         {(each.server_label, each.name): name for name, each in tools.names.items()}
     )
     if body.instructions:

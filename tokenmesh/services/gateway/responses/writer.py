@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tokenmesh.services.gateway.generation.chunk import Piece
+from tokenmesh.services.gateway.generation.chunk import OutputChunk
 from tokenmesh.services.gateway.generation.delivery import Delivery
 from tokenmesh.services.gateway.http import sse
 from tokenmesh.services.gateway.openai.field_places import Places
@@ -27,7 +27,7 @@ class ResponseWriter:
         """See `Writer.begin`."""
         return frames(self._begin())
 
-    def write(self, delivery: Delivery, pieces: list[Piece]) -> bytes:
+    def write(self, delivery: Delivery, pieces: list[OutputChunk]) -> bytes:
         """See `Writer.write`."""
         return frames(self._write(pieces))
 
@@ -40,13 +40,13 @@ class ResponseWriter:
         # The stream may have begun with no more than what keeps it alive.
         return frames(self._begin() + self._events.fail(self._places.rename(error)))
 
-    def whole(self, delivery: Delivery, pieces: list[Piece]) -> dict[str, Any]:
+    def whole(self, delivery: Delivery, pieces: list[OutputChunk]) -> dict[str, Any]:
         """See `Writer.whole`."""
         self._write(pieces)
         self._end(delivery)
         return self._events.response
 
-    def _write(self, pieces: list[Piece]) -> list[Event]:
+    def _write(self, pieces: list[OutputChunk]) -> list[Event]:
         return self._begin() + self._events.write(pieces)
 
     def _begin(self) -> list[Event]:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from tokenmesh.services.gateway.context import Exchange
-from tokenmesh.services.gateway.generation.request import Ask
+from tokenmesh.services.gateway.context import RequestContext
+from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.mesh.catalog import Catalog
 from tokenmesh.services.gateway.mesh.vocabularies import Vocabularies
 from tokenmesh.services.gateway.openai.chat_request import ChatMessage, ChatRequest
@@ -43,8 +43,8 @@ class DerenderIntake:
         self._vocabularies = vocabularies
 
     async def chat(
-        self, body: DerenderChatRequest, choices: Sequence[TokensChoice], exchange: Exchange
-    ) -> Ask:
+        self, body: DerenderChatRequest, choices: Sequence[TokensChoice], exchange: RequestContext
+    ) -> GenerationRequest:
         """`choices`: all that the body has. Raises InvalidInput and its kin."""
         given = body.chat_request
         if given is None:
@@ -65,8 +65,8 @@ class DerenderIntake:
         body: DerenderCompletionRequest,
         choices: Sequence[TokensChoice],
         num_prompts: int,
-        exchange: Exchange,
-    ) -> Ask:
+        exchange: RequestContext,
+    ) -> GenerationRequest:
         """`num_prompts` counts where the body does not bring the request."""
         given = body.completion_request
         if given is None:
@@ -110,7 +110,7 @@ def _fields(
     return fields | {"stream": False, "stream_options": None, "n": max(1, len(choices))}
 
 
-def _plain(ask: Ask) -> Ask:
+def _plain(ask: GenerationRequest) -> GenerationRequest:
     """Chunks have come at the intervals that the client wanted."""
     return replace(ask, options=replace(ask.options, stream_interval=1))
 

@@ -5,7 +5,7 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tokenmesh.services.gateway.context import exchange_of
+from tokenmesh.services.gateway.context import context_of
 from tokenmesh.services.gateway.errors import JSON
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.body import read_json
@@ -30,14 +30,14 @@ def derender_endpoints(gateway: Gateway) -> dict[str, Endpoint]:
 
     async def derender_chat(request: Request) -> Response:
         """A chat's answer from token ids, whole or one chunk of a stream."""
-        exchange = exchange_of(request.scope)
+        exchange = context_of(request.scope)
         body = await read_json(request, DerenderChatRequest, settings)
         with span("derender", {REQUEST_ID: exchange.request_id}):
             return Response(await derenderer.chat(body, exchange), media_type=JSON)
 
     async def derender_completion(request: Request) -> Response:
         """A plain completion's answer from token ids, whole or one chunk of a stream."""
-        exchange = exchange_of(request.scope)
+        exchange = context_of(request.scope)
         body = await read_json(request, DerenderCompletionRequest, settings)
         with span("derender", {REQUEST_ID: exchange.request_id}):
             return Response(await derenderer.completion(body, exchange), media_type=JSON)

@@ -7,8 +7,8 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from tokenmesh.services.gateway.context import Exchange
-from tokenmesh.services.gateway.generation.request import Ask
+from tokenmesh.services.gateway.context import RequestContext
+from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.http import sse
 from tokenmesh.services.gateway.openai.chat_stream import ChatStream
 from tokenmesh.services.gateway.openai.chat_writer import ChatWriter
@@ -25,7 +25,7 @@ from tokenmesh.services.gateway.scale_out.derender_request import (
 from tokenmesh.services.gateway.scale_out.shapes import DerenderedChat, DerenderedCompletion
 from tokenmesh.services.gateway.scale_out.stream_chunk import ChunkReading
 from tokenmesh.services.gateway.scale_out.whole_answer import (
-    Part,
+    ChoicePart,
     check_parts,
     read_whole,
     with_head,
@@ -45,18 +45,18 @@ class Derenderer:
         self._intake = intake
         self._inline_tokens = settings.inline_derender_tokens
 
-    async def chat(self, body: DerenderChatRequest, exchange: Exchange) -> bytes:
+    async def chat(self, body: DerenderChatRequest, exchange: RequestContext) -> bytes:
         """Raises InvalidInput and its kin."""
         if body.stream:
             return await self._chat_chunk(body, exchange)
         response = _there(body.generate_response, "generate_response")
-        part = Part(
+        part = ChoicePart(
             response, body.prompt_token_ids or response.prompt_token_ids or [], body.prompt_tokens
         )
         ask = await self._intake.chat(body, response.choices, exchange)
         return await self._whole(ask, [part], self._chat_body, body.chat_request is not None)
 
-    async def completion(self, body: DerenderCompletionRequest, exchange: Exchange) -> bytes:
+    async def completion(self, body: DerenderCompletionRequest, exchange: RequestContext) -> bytes:
         """Raises InvalidInput and its kin."""
         if body.stream:
             return await self._completion_chunk(body, exchange)
@@ -75,9 +75,9 @@ class Derenderer:
 
     async def _whole(
         self,
-        ask: Ask,
-        parts: Sequence[Part],
-        write: Callable[[Ask, Sequence[Part], bool], bytes],
+        ask: GenerationRequest,
+        parts: Sequence[ChoicePart],
+        write: Callable[[GenerationRequest, Sequence[ChoicePart], bool], bytes],
         is_known: bool,
     ) -> bytes:
         check_parts(parts, ask.jobs[0].card)
@@ -90,19 +90,23 @@ class Derenderer:
         sizes = [len(each.token_ids or ()) for part in parts for each in part.response.choices]
         return await self._work(sum(sizes), lambda: write(ask, parts, is_known))
 
-    def _chat_body(self, ask: Ask, parts: Sequence[Part], is_known: bool) -> bytes:
+    def _chat_body(
+        self, ask: GenerationRequest, parts: Sequence[ChoicePart], is_known: bool
+    ) -> bytes:
         ask, delivery, pieces = read_whole(ask, parts, is_request_known=is_known)
         body = msgspec.structs.asdict(ChatWriter(ask).whole(delivery, pieces))
         _tell_created(body["usage"], parts)
         return sse.encode_json(DerenderedChat(**body, **_transfer(parts)))
 
-    def _completion_body(self, ask: Ask, parts: Sequence[Part], is_known: bool) -> bytes:
+    def _completion_body(
+        self, ask: GenerationRequest, parts: Sequence[ChoicePart], is_known: bool
+    ) -> bytes:
         ask, delivery, pieces = read_whole(ask, parts, is_request_known=is_known)
         body = msgspec.structs.asdict(CompletionWriter(ask).whole(delivery, pieces))
         _tell_created(body["usage"], parts)
         return sse.encode_json(DerenderedCompletion(**body, **_transfer(parts)))
 
-    async def _chat_chunk(self, body: DerenderChatRequest, exchange: Exchange) -> bytes:
+    async def _chat_chunk(self, body: DerenderChatRequest, exchange: RequestContext) -> bytes:
         chunk = _there(body.generate_chunk, "generate_chunk")
         reading = ChunkReading(
             ask=await self._intake.chat(body, chunk.choices, exchange),
@@ -117,7 +121,9 @@ class Derenderer:
         )
         return await self._chunk(reading)
 
-    async def _completion_chunk(self, body: DerenderCompletionRequest, exchange: Exchange) -> bytes:
+    async def _completion_chunk(
+        self, body: DerenderCompletionRequest, exchange: RequestContext
+    ) -> bytes:
         chunk = _there(body.generate_chunk, "generate_chunk")
         prompt_ids = _one_prompt(body, chunk)
         if isinstance(body.prompt_tokens, list):
@@ -161,7 +167,9 @@ def _there(value: _Body | None, name: str) -> _Body:
     return value
 
 
-def _parts(body: DerenderCompletionRequest, responses: Sequence[TokensResponse]) -> list[Part]:
+def _parts(
+    body: DerenderCompletionRequest, responses: Sequence[TokensResponse]
+) -> list[ChoicePart]:
     """Raises InvalidInput for lists that are not parallel."""
     counts, ids = body.prompt_tokens, body.prompt_token_ids
     for name, given in (("prompt_tokens", counts), ("prompt_token_ids", ids)):
@@ -179,7 +187,7 @@ def _parts(body: DerenderCompletionRequest, responses: Sequence[TokensResponse])
                 "prompt_token_ids must hold a list a response", param="prompt_token_ids"
             )
         count = counts[index] if isinstance(counts, list) else None
-        parts.append(Part(response, own or response.prompt_token_ids or [], count))
+        parts.append(ChoicePart(response, own or response.prompt_token_ids or [], count))
     return parts
 
 
@@ -194,7 +202,7 @@ def _one_prompt(body: DerenderCompletionRequest, chunk: TokensChunk) -> list[int
     return ids
 
 
-def _tell_created(usage: Usage, parts: Sequence[Part]) -> None:
+def _tell_created(usage: Usage, parts: Sequence[ChoicePart]) -> None:
     """Only who generated knows how many tokens went into the prefix cache."""
     told = [part.response.usage.created_cache_tokens for part in parts if part.response.usage]
     known = [each for each in told if each is not None]
@@ -202,16 +210,16 @@ def _tell_created(usage: Usage, parts: Sequence[Part]) -> None:
         usage.prompt_tokens_details.created_cache_tokens = sum(known) if known else None
 
 
-def _transfer(parts: Sequence[Part]) -> dict[str, Any]:
+def _transfer(parts: Sequence[ChoicePart]) -> dict[str, Any]:
     """kv_transfer_params where all prompts have the same."""
     given = [part.response.kv_transfer_params for part in parts]
     is_one = given[0] is not None and all(each == given[0] for each in given)
     return {"kv_transfer_params": given[0]} if is_one else {}
 
 
-def _end_chat(ask: Ask, usage: Usage) -> bytes:
+def _end_chat(ask: GenerationRequest, usage: Usage) -> bytes:
     return ChatStream(ask.head, ask.chunks, ask.logprobs, usage.prompt_tokens).end(usage)
 
 
-def _end_completion(ask: Ask, usage: Usage) -> bytes:
+def _end_completion(ask: GenerationRequest, usage: Usage) -> bytes:
     return CompletionStream(ask.head, ask.chunks, ask.logprobs, [usage.prompt_tokens]).end(usage)

@@ -2,21 +2,21 @@
 
 import asyncio
 
-from tokenmesh.services.gateway.context import Exchange
+from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.gateway import Gateway
-from tokenmesh.services.gateway.generation.answer import Answer
+from tokenmesh.services.gateway.generation.answer import GenerationResponse
 from tokenmesh.services.gateway.generation.delivery import Delivery
-from tokenmesh.services.gateway.generation.request import Ask
-from tokenmesh.services.gateway.http.response_sender import Outlet
+from tokenmesh.services.gateway.generation.request import GenerationRequest
+from tokenmesh.services.gateway.http.response_sender import ResponseSender
 from tokenmesh.services.gateway.scale_out.generate_writer import GenerateWriter
 from tokenmesh.shared.errors import Draining
 
 
-class GenerateAnswer(Answer):
+class GenerateAnswer(GenerationResponse):
     """An aborted answer ends with the tokens that it has and finish_reason "abort"."""
 
     def __init__(
-        self, ask: Ask, gateway: Gateway, writer: GenerateWriter, started_s: float
+        self, ask: GenerationRequest, gateway: Gateway, writer: GenerateWriter, started_s: float
     ) -> None:
         super().__init__(ask, gateway, writer, started_s)
         self._tokens = writer
@@ -33,7 +33,7 @@ class GenerateAnswer(Answer):
             self._tokens.is_aborted = True
             self._task.cancel()
 
-    async def _run(self, outlet: Outlet, exchange: Exchange) -> None:
+    async def _run(self, outlet: ResponseSender, exchange: RequestContext) -> None:
         job = self._ask.jobs[0]
         self._task = asyncio.current_task()
         with self._aborts.running(job.tenant.name, job.request_id, self):
@@ -48,14 +48,14 @@ class GenerateAnswer(Answer):
                 if self._tokens.is_aborted and self._task is not None:
                     self._task.uncancel()
 
-    async def _end(self, outlet: Outlet) -> None:
+    async def _end(self, outlet: ResponseSender) -> None:
         data = self._tokens.aborted()
         await (outlet.end(data) if self._ask.is_stream else outlet.answer(data))
 
-    async def _stream(self, delivery: Delivery, outlet: Outlet) -> None:
+    async def _stream(self, delivery: Delivery, outlet: ResponseSender) -> None:
         self._delivery = delivery
         await super()._stream(delivery, outlet)
 
-    async def _collect(self, delivery: Delivery, outlet: Outlet) -> None:
+    async def _collect(self, delivery: Delivery, outlet: ResponseSender) -> None:
         self._delivery = delivery
         await super()._collect(delivery, outlet)

@@ -90,7 +90,7 @@ class ThinkingRule(BaseModel):
         return ThinkingBudget(**self.model_dump())
 
 
-class Rendered(BaseModel):
+class RenderedPrompt(BaseModel):
     """What the renderer has derived with the tokenizer, so that generate needs none."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -136,7 +136,7 @@ class GenerateRequest(Bounded):
     reasoning_ended: bool | None = None
     reasoning_parser_kwargs: ReasoningParserKwargs | None = None
     kv_transfer_params: dict[str, Any] | None = None
-    rendered: Rendered | None = None
+    rendered: RenderedPrompt | None = None
     token_offsets: list[Any] | None = None
 
     # Known and not served.

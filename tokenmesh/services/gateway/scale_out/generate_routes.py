@@ -5,7 +5,7 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tokenmesh.services.gateway.context import exchange_of
+from tokenmesh.services.gateway.context import context_of
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.body import read_json
 from tokenmesh.services.gateway.http.shortcut import Endpoint
@@ -26,7 +26,7 @@ def generate_endpoint(gateway: Gateway) -> Endpoint:
 
     async def generate(request: Request) -> Response:
         """Continue a prompt of token ids with token ids, whole or as a stream of chunks."""
-        exchange = exchange_of(request.scope)
+        exchange = context_of(request.scope)
         with span("validate"):
             body = await read_json(request, GenerateRequest, gateway.settings)
             try:
@@ -52,7 +52,7 @@ def abort_endpoint(gateway: Gateway) -> Endpoint:
                 f"request_ids holds {len(body.request_ids)} ids, at most {limit}",
                 param="request_ids",
             )
-        exchange = exchange_of(request.scope)
+        exchange = context_of(request.scope)
         await gateway.scale_out.aborts.abort(exchange.access.tenant.name, body.request_ids)
         return Response()
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import msgspec
 
-from tokenmesh.services.gateway.generation.chunk import Piece, merge
+from tokenmesh.services.gateway.generation.chunk import OutputChunk, merge
 from tokenmesh.services.gateway.generation.delivery import Delivery
-from tokenmesh.services.gateway.generation.request import Ask
+from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.http import sse
 from tokenmesh.services.gateway.openai.shapes import Usage, usage_of
 from tokenmesh.services.gateway.scale_out.generate_request import GenerateRequest
@@ -23,7 +23,7 @@ from tokenmesh.shared.errors import TokenMeshError
 class GenerateWriter:
     """A `Writer`."""
 
-    def __init__(self, ask: Ask, body: GenerateRequest) -> None:
+    def __init__(self, ask: GenerationRequest, body: GenerateRequest) -> None:
         self._ask = ask
         self._body = body
         self._sampling = ask.jobs[0].sampling
@@ -31,7 +31,7 @@ class GenerateWriter:
         self._begun: set[int] = set()
         self.is_aborted = False
         """Whether the request was aborted before a worker had it."""
-        self._held: list[Piece] = []
+        self._held: list[OutputChunk] = []
         """Until the prompt's log-probabilities are there, which the first chunks carry."""
 
     keep_alive = sse.COMMENT
@@ -40,7 +40,7 @@ class GenerateWriter:
         """See `Writer.begin`."""
         return b""
 
-    def write(self, delivery: Delivery, pieces: list[Piece]) -> bytes:
+    def write(self, delivery: Delivery, pieces: list[OutputChunk]) -> bytes:
         """See `Writer.write`."""
         self._held += pieces
         first = delivery.choices[0]
@@ -58,7 +58,7 @@ class GenerateWriter:
         """See `Writer.fail`."""
         return self.aborted() if self.is_aborted else sse.error_frames(error)
 
-    def whole(self, delivery: Delivery, pieces: list[Piece]) -> GenerateResponse:
+    def whole(self, delivery: Delivery, pieces: list[OutputChunk]) -> GenerateResponse:
         """See `Writer.whole`."""
         tables = delivery.choices[0].prompt_logprobs
         return self._response(
@@ -69,7 +69,9 @@ class GenerateWriter:
 
     def aborted(self) -> bytes:
         """The whole answer, or all of the stream, of a request that was aborted before a token."""
-        pieces = [Piece(index, finish_reason="abort") for index in range(self._ask.num_choices)]
+        pieces = [
+            OutputChunk(index, finish_reason="abort") for index in range(self._ask.num_choices)
+        ]
         usage = usage_of(len(self._body.token_ids), 0, None)
         if not self._ask.is_stream:
             return sse.encode_json(self._response(pieces, usage, None))
@@ -81,7 +83,7 @@ class GenerateWriter:
             return sse.DONE
         return sse.frame(self._chunk([], usage)) + sse.DONE
 
-    def _frame(self, delivery: Delivery, piece: Piece) -> bytes:
+    def _frame(self, delivery: Delivery, piece: OutputChunk) -> bytes:
         self._counts[piece.choice] += len(piece.token_ids)
         usage = None
         if self._ask.chunks.running_usage:
@@ -105,7 +107,7 @@ class GenerateWriter:
         )
 
     def _response(
-        self, pieces: list[Piece], usage: Usage, tables: list[dict[str, Any] | None] | None
+        self, pieces: list[OutputChunk], usage: Usage, tables: list[dict[str, Any] | None] | None
     ) -> GenerateResponse:
         head = self._ask.head
         return GenerateResponse(
@@ -120,7 +122,7 @@ class GenerateWriter:
             kv_transfer_params=self._body.kv_transfer_params,
         )
 
-    def _choice(self, piece: Piece) -> GenerateChoice:
+    def _choice(self, piece: OutputChunk) -> GenerateChoice:
         is_text = self._body.output_mode == "text"
         return GenerateChoice(
             index=piece.choice,
@@ -131,12 +133,12 @@ class GenerateWriter:
             token_ids=piece.token_ids,
         )
 
-    def _logprobs(self, piece: Piece, is_text: bool) -> object:
+    def _logprobs(self, piece: OutputChunk, is_text: bool) -> object:
         if is_text:
             return self._ask.logprobs.chat(piece.logprobs)
         are_named = bool(self._sampling.logprob_token_ids)
         return GenerateLogprobs([shown(each, are_named=are_named) for each in piece.logprobs])
 
 
-def _tells(piece: Piece) -> bool:
+def _tells(piece: OutputChunk) -> bool:
     return bool(piece.token_ids or piece.text or piece.finish_reason is not None)

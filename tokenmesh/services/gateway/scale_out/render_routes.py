@@ -9,7 +9,7 @@ from starlette.responses import Response
 from tokenmesh.services.gateway.anthropic.request import MessagesRequest
 from tokenmesh.services.gateway.anthropic.routes import fit_thinking, warn_unknown
 from tokenmesh.services.gateway.anthropic.translation import is_long, translate
-from tokenmesh.services.gateway.context import Exchange, exchange_of
+from tokenmesh.services.gateway.context import RequestContext, context_of
 from tokenmesh.services.gateway.errors import json_response
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.body import read_json
@@ -54,7 +54,7 @@ class _Renderer:
 
     async def chat(self, request: Request) -> Response:
         """The token ids and sampling parameters of a conversation."""
-        exchange = exchange_of(request.scope)
+        exchange = context_of(request.scope)
         with span("validate"):
             body = await read_json(request, ChatRequest, self._settings)
             rendering = await self._chat(body, exchange)
@@ -62,7 +62,7 @@ class _Renderer:
 
     async def completion(self, request: Request) -> Response:
         """The token ids and sampling parameters of each prompt, as a list."""
-        exchange = exchange_of(request.scope)
+        exchange = context_of(request.scope)
         with span("validate"):
             body = await read_json(request, CompletionRequest, self._settings)
             refuse_not_rendered(body)
@@ -73,7 +73,7 @@ class _Renderer:
 
     async def message(self, request: Request) -> Response:
         """The token ids and sampling parameters of a conversation in Anthropic's shapes."""
-        exchange = exchange_of(request.scope)
+        exchange = context_of(request.scope)
         with span("validate"):
             body = await read_json(request, MessagesRequest, self._settings)
             warn_unknown(body, exchange)
@@ -92,7 +92,7 @@ class _Renderer:
 
     async def response(self, request: Request) -> Response:
         """The token ids and sampling parameters of a response's input."""
-        exchange = exchange_of(request.scope)
+        exchange = context_of(request.scope)
         with span("validate"):
             body = await read_json(request, ResponsesRequest, self._settings)
             if body.previous_response_id is not None:
@@ -108,7 +108,7 @@ class _Renderer:
         except TokenMeshError as error:
             raise made.translation.places.rename(error) from None
 
-    async def _chat(self, body: ChatRequest, exchange: Exchange) -> Rendering:
+    async def _chat(self, body: ChatRequest, exchange: RequestContext) -> Rendering:
         refuse_not_rendered(body)
         transfer = _take_transfer(body)
         return Rendering(body, await self._intake.chat(body, exchange), transfer)

@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from tokenmesh.services.gateway.generation.prompt_job import Job, Prompt
-from tokenmesh.services.gateway.generation.request import Ask
+from tokenmesh.services.gateway.generation.prompt_job import Prompt, PromptJob
+from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.openai.chat_request import ChatRequest
 from tokenmesh.services.gateway.openai.errors import NotSupported
 from tokenmesh.services.gateway.openai.sampling_fields import SamplingFields
@@ -27,11 +27,11 @@ class Rendering:
 
     body: SamplingFields
     """The chat or completion; of other APIs the chat that they were translated to."""
-    ask: Ask
+    ask: GenerationRequest
     transfer: dict[str, Any] | None
     """kv_transfer_params, handed through."""
 
-    def request(self, job: Job, prompt: Prompt) -> RenderedRequest:
+    def request(self, job: PromptJob, prompt: Prompt) -> RenderedRequest:
         """Of one prompt. Raises NotSupported for a prompt with media."""
         if prompt.media:
             raise NotSupported("media are not supported by the render endpoint", param="messages")
@@ -52,7 +52,9 @@ class Rendering:
             rendered=_facts(sampling, prompt),
         )
 
-    def _sampling(self, sampling: SamplingParams, job: Job, prompt: Prompt) -> RenderedSampling:
+    def _sampling(
+        self, sampling: SamplingParams, job: PromptJob, prompt: Prompt
+    ) -> RenderedSampling:
         body, options = self.body, self.ask.options
         detection = body.repetition_detection
         return RenderedSampling(

@@ -4,19 +4,19 @@ import asyncio
 from collections.abc import Sequence
 
 from tokenmesh.services.gateway.generation.prompt_job import Prompt
-from tokenmesh.services.gateway.generation.request import Ask
+from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.mesh.catalog import Catalog
 from tokenmesh.services.gateway.mesh.pipeline import Pipeline
 from tokenmesh.services.gateway.mesh.vocabularies import Vocabularies
 from tokenmesh.services.gateway.openai.intake import Intake
-from tokenmesh.services.gateway.openai.request_builder import Desk
+from tokenmesh.services.gateway.openai.request_builder import RequestBuilder
 from tokenmesh.services.gateway.scale_out.aborts import Aborts
 from tokenmesh.services.gateway.scale_out.token_intake import TokenIntake
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.membership import Members
-from tokenmesh.shared.messages.beat import Beat
+from tokenmesh.shared.messages.beat import Heartbeat
 
 
 class ScaleOut:
@@ -38,14 +38,14 @@ class ScaleOut:
         self.is_enabled = limits.serves_scale_out
         self.catalog = Catalog(members, settings, includes_tokenized=True)
         """Models that a tokenizer knows are enough to render."""
-        self.intake = Intake(Desk(self.catalog, vocabularies, blobs, limits))
+        self.intake = Intake(RequestBuilder(self.catalog, vocabularies, blobs, limits))
         self.tokens = TokenIntake(
-            Desk(catalog, vocabularies, blobs, limits), catalog, vocabularies, settings
+            RequestBuilder(catalog, vocabularies, blobs, limits), catalog, vocabularies, settings
         )
         self.aborts = Aborts(bus, limits.max_abort_requests)
         self._pipeline = pipeline
 
-    def on_beat(self, beat: Beat) -> None:
+    def on_beat(self, beat: Heartbeat) -> None:
         """Remember what a process serves."""
         if self.is_enabled:
             self.catalog.on_beat(beat)
@@ -59,7 +59,7 @@ class ScaleOut:
         """Stop listening."""
         await self.aborts.stop()
 
-    async def tokenize(self, ask: Ask) -> Sequence[Prompt]:
+    async def tokenize(self, ask: GenerationRequest) -> Sequence[Prompt]:
         """The prompts of all jobs. Raises what is wrong with the first that cannot be."""
         tasks = [asyncio.create_task(self._pipeline.tokenize(job)) for job in ask.jobs]
         try:

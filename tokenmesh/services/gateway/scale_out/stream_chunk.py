@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tokenmesh.services.gateway.generation.answer import Writer
+from tokenmesh.services.gateway.generation.answer import BodyWriter
 from tokenmesh.services.gateway.generation.delivery import Delivery
-from tokenmesh.services.gateway.generation.request import Ask
+from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.openai.shapes import Usage, usage_of
 from tokenmesh.services.gateway.scale_out.derender_request import (
     StreamState,
@@ -37,7 +37,7 @@ from tokenmesh.shared.telemetry import REQUEST_ID, Tally
 class ChunkReading:
     """One request."""
 
-    ask: Ask
+    ask: GenerationRequest
     """With one job, that of the chunk's prompt."""
     chunk: TokensChunk
     state: StreamState | None
@@ -45,8 +45,8 @@ class ChunkReading:
     """Empty: unknown."""
     prompt_tokens: int | None
     is_request_known: bool
-    make_writer: Callable[[Ask], Writer]
-    end: Callable[[Ask, Usage], bytes]
+    make_writer: Callable[[GenerationRequest], BodyWriter]
+    end: Callable[[GenerationRequest, Usage], bytes]
     """The frame with the usage after the last chunk."""
     empty: dict[str, Any]
     """The choice of a chunk in which there is nothing to show."""
@@ -98,7 +98,7 @@ class ChunkReading:
             each["index"] += self.first_choice
         return DerenderedChunk(chunk=chunk, stream_state=self._state(ask, choice))
 
-    def _frames(self, ask: Ask, choice: TokensChoice) -> bytes:
+    def _frames(self, ask: GenerationRequest, choice: TokensChoice) -> bytes:
         detokenizing = Tally("detokenize")
         delivery = self._delivery(ask, detokenizing)
         writer = self.make_writer(ask)
@@ -112,7 +112,7 @@ class ChunkReading:
         detokenizing.record({REQUEST_ID: ask.jobs[0].request_id})
         return frames
 
-    def _delivery(self, ask: Ask, detokenizing: Tally) -> Delivery:
+    def _delivery(self, ask: GenerationRequest, detokenizing: Tally) -> Delivery:
         delivery = delivery_of(ask, [prompt_of(self.prompt_ids, self._count())], detokenizing)
         first, tables = delivery.choices[0], self.chunk.prompt_logprobs
         is_first = self.state is None or not self.state.role_sent
@@ -125,12 +125,12 @@ class ChunkReading:
         check_echo(ask, self.prompt_ids, has_prompt_logprobs=first.prompt_logprobs is not None)
         return delivery
 
-    def _replay(self, ask: Ask, delivery: Delivery, index: int) -> list[Any]:
+    def _replay(self, ask: GenerationRequest, delivery: Delivery, index: int) -> list[Any]:
         assert self.state is not None
         known = replayed(self.state.output_token_ids, has_logprobs=ask.chunks.logprobs)
         return delivery.push([(index, known)])
 
-    def _usage_chunk(self, ask: Ask) -> dict[str, Any]:
+    def _usage_chunk(self, ask: GenerationRequest) -> dict[str, Any]:
         """After the last choice; reasoning is counted where one choice is all there is."""
         usage, reasoning = self.chunk.usage, None
         if usage is None:
@@ -148,7 +148,7 @@ class ChunkReading:
         (chunk,) = chunks_of(self.end(replace(ask, chunks=options), told), 0)
         return chunk
 
-    def _frame(self, ask: Ask, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    def _frame(self, ask: GenerationRequest, choices: list[dict[str, Any]]) -> dict[str, Any]:
         (chunk,) = chunks_of(
             self.end(replace(ask, chunks=replace(ask.chunks, usage=True)), usage_of(0, 0, None)), 0
         )
@@ -161,7 +161,7 @@ class ChunkReading:
             return self.prompt_tokens
         return self.chunk.usage.prompt_tokens if self.chunk.usage is not None else 0
 
-    def _state(self, ask: Ask, choice: TokensChoice | None = None) -> DerenderState:
+    def _state(self, ask: GenerationRequest, choice: TokensChoice | None = None) -> DerenderState:
         known = [] if self.state is None else self.state.output_token_ids
         added = [] if choice is None else choice.token_ids or []
         begun = self.state is not None and self.state.role_sent

@@ -5,24 +5,24 @@ from dataclasses import replace
 
 import msgspec
 
-from tokenmesh.services.gateway.context import Exchange
+from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.generation.parsing import Parsing
-from tokenmesh.services.gateway.generation.request import Ask
+from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.mesh.catalog import Catalog
 from tokenmesh.services.gateway.mesh.vocabularies import ModelText, Vocabularies
 from tokenmesh.services.gateway.openai.request_builder import (
-    Desk,
+    RequestBuilder,
     chunk_options,
     head_of,
     text_options,
 )
 from tokenmesh.services.gateway.openai.rule_fields import read_budget
 from tokenmesh.services.gateway.openai.thinking import thinking_told
-from tokenmesh.services.gateway.parsers.formats import Family
+from tokenmesh.services.gateway.parsers.formats import FormatFamily
 from tokenmesh.services.gateway.scale_out.generate_request import (
     GenerateRequest,
     GenerateSampling,
-    Rendered,
+    RenderedPrompt,
 )
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.errors import InvalidInput, PromptTooLong
@@ -39,7 +39,7 @@ class TokenIntake:
     """The only place that reads the fields of a GenerateRequest."""
 
     def __init__(
-        self, desk: Desk, catalog: Catalog, vocabularies: Vocabularies, settings: Settings
+        self, desk: RequestBuilder, catalog: Catalog, vocabularies: Vocabularies, settings: Settings
     ) -> None:
         self._desk = desk
         self._catalog = catalog
@@ -48,7 +48,7 @@ class TokenIntake:
         self._no_vocabulary = Vocabulary.empty()
         self._route_block_tokens = settings.tokenizer.route_block_tokens
 
-    async def ask(self, body: GenerateRequest, exchange: Exchange) -> Ask:
+    async def ask(self, body: GenerateRequest, exchange: RequestContext) -> GenerationRequest:
         """Raises InvalidInput and its kin."""
         body.refuse_not_served()
         fields = body.fields
@@ -67,7 +67,7 @@ class TokenIntake:
             prompt_logprobs=body.sampling_params.prompt_logprobs,
         )
         sampling = _with_rules(sampling, body, fields, text, packed)
-        rendered = body.rendered or Rendered()
+        rendered = body.rendered or RenderedPrompt()
         if rendered.bad_words_token_ids is not None:
             fields = fields.model_copy(update={"bad_words": None})
         job = self._desk.job(
@@ -75,7 +75,7 @@ class TokenIntake:
         )
         if not has_tokenizer:
             job = replace(job, tokenized=self._tokenized(packed, card, job.cache_salt))
-        return Ask(
+        return GenerationRequest(
             head=head_of(fields, exchange, card),
             jobs=(job,),
             text=text,
@@ -91,7 +91,7 @@ class TokenIntake:
         described = Described(
             fingerprint="", vocab_size=card.vocab_size, special_ids=[], has_chat_template=False
         )
-        return ModelText(described, self._no_vocabulary, {}, Family())
+        return ModelText(described, self._no_vocabulary, {}, FormatFamily())
 
     def _tokenized(self, packed: bytes, card: ModelCard, salt: str | None) -> Tokenized:
         """What a tokenizer would answer. Prompts of this kind are found by each other only."""
@@ -113,7 +113,7 @@ def _packed_prompt(body: GenerateRequest, card: ModelCard) -> bytes:
             "the length of token_ids",
             param="token_ids",
         )
-    named = {"token_ids": max(ids), "rendered": (body.rendered or Rendered()).highest_id}
+    named = {"token_ids": max(ids), "rendered": (body.rendered or RenderedPrompt()).highest_id}
     for name, highest in named.items():
         if highest >= card.vocab_size:
             raise InvalidInput(
@@ -125,7 +125,7 @@ def _packed_prompt(body: GenerateRequest, card: ModelCard) -> bytes:
 
 def _text_needs(body: GenerateRequest, fields: GenerateSampling) -> Iterator[str]:
     """Fields that cannot be served without the model's tokenizer."""
-    rendered = body.rendered or Rendered()
+    rendered = body.rendered or RenderedPrompt()
     if body.output_mode == "text":
         if not fields.detokenize:
             raise InvalidInput(
@@ -156,7 +156,7 @@ def _needs_tokenizer(name: str) -> InvalidInput:
 
 def _may_reason_first(body: GenerateRequest, fields: GenerateSampling) -> bool:
     """Whether only the model's parser knows where a constraint begins."""
-    rendered = body.rendered or Rendered()
+    rendered = body.rendered or RenderedPrompt()
     is_known = bool(body.reasoning_ended) or rendered.reasoning_end_token_ids is not None
     return fields.structured_outputs is not None and not is_known
 
@@ -169,7 +169,7 @@ def _with_rules(
     packed: bytes,
 ) -> SamplingParams:
     """With what depends on the prompt: where reasoning ends in it, and what must not be drawn."""
-    rendered, structured = body.rendered or Rendered(), sampling.structured
+    rendered, structured = body.rendered or RenderedPrompt(), sampling.structured
     kwargs = body.reasoning_parser_kwargs
     parsing = Parsing(
         family=text.family,

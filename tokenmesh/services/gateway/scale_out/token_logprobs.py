@@ -10,7 +10,7 @@ _LEAST: Final = -9999.0
 """What vLLM shows for a probability of zero."""
 
 
-class Candidate(Protocol):
+class LogprobCandidate(Protocol):
     """A token at one position, as a client sends it back."""
 
     token_id: int
@@ -30,7 +30,11 @@ def shown(entry: TokenLogprobs, *, are_named: bool) -> TokenLogprob:
 
 
 def read(
-    own: Candidate, tops: Sequence[Candidate], *, count: int | None, named: Sequence[int]
+    own: LogprobCandidate,
+    tops: Sequence[LogprobCandidate],
+    *,
+    count: int | None,
+    named: Sequence[int],
 ) -> TokenLogprobs:
     """The worker's entry again. `count` None: the request is unknown, `tops` count as they are."""
     if named:
@@ -62,7 +66,9 @@ def _table(entry: TokenLogprobs, are_named: bool) -> dict[str, Any]:
     }
 
 
-def _by_rank(own: Candidate, tops: Sequence[Candidate], count: int) -> list[tuple[int, float]]:
+def _by_rank(
+    own: LogprobCandidate, tops: Sequence[LogprobCandidate], count: int
+) -> list[tuple[int, float]]:
     """The `count` most likely: the place that no other candidate takes is the sampled token's."""
     slots: list[tuple[int, float] | None] = [None] * min(count, len(tops))
     for each in tops:

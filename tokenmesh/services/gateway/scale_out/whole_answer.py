@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tokenmesh.services.gateway.generation.chunk import Piece
+from tokenmesh.services.gateway.generation.chunk import OutputChunk
 from tokenmesh.services.gateway.generation.delivery import Delivery
 from tokenmesh.services.gateway.generation.inbox import Inbox
 from tokenmesh.services.gateway.generation.prompt_job import Prompt
-from tokenmesh.services.gateway.generation.request import Ask
+from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.openai.head import Head
 from tokenmesh.services.gateway.scale_out.derender_request import TokensChoice, TokensResponse
 from tokenmesh.services.gateway.scale_out.outputs import OutputReader
@@ -18,7 +18,7 @@ from tokenmesh.shared.tokens import pack_ids
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ChoicePart:
     """One prompt's answer."""
 
     response: TokensResponse
@@ -36,8 +36,8 @@ class Part:
 
 
 def read_whole(
-    ask: Ask, parts: Sequence[Part], *, is_request_known: bool
-) -> tuple[Ask, Delivery, list[Piece]]:
+    ask: GenerationRequest, parts: Sequence[ChoicePart], *, is_request_known: bool
+) -> tuple[GenerationRequest, Delivery, list[OutputChunk]]:
     """The Ask as it is to be shown, and everything that its writer needs. May take long.
 
     Raises InvalidInput.
@@ -47,7 +47,7 @@ def read_whole(
     ask = replace(ask, chunks=replace(ask.chunks, logprobs=ask.chunks.logprobs and has_logprobs))
     detokenizing = Tally("detokenize")
     delivery = delivery_of(ask, [part.prompt for part in parts], detokenizing)
-    pieces: list[Piece] = []
+    pieces: list[OutputChunk] = []
     for index, part in enumerate(parts):
         n, response = ask.jobs[index].n, part.response
         first = delivery.choices[index * n]
@@ -64,7 +64,7 @@ def read_whole(
     return ask, delivery, pieces
 
 
-def check_parts(parts: Sequence[Part], card: ModelCard) -> None:
+def check_parts(parts: Sequence[ChoicePart], card: ModelCard) -> None:
     """What has no bound of its own in a body. Raises InvalidInput."""
     for part in parts:
         check_ids("prompt_token_ids", part.prompt_ids, card)
@@ -103,7 +103,9 @@ def check_ids(name: str, ids: Sequence[int], card: ModelCard) -> None:
         )
 
 
-def check_echo(ask: Ask, prompt_ids: Sequence[int], *, has_prompt_logprobs: bool) -> None:
+def check_echo(
+    ask: GenerationRequest, prompt_ids: Sequence[int], *, has_prompt_logprobs: bool
+) -> None:
     """An echo is of the prompt. Raises InvalidInput."""
     if not ask.echoes_prompt:
         return
@@ -116,14 +118,14 @@ def check_echo(ask: Ask, prompt_ids: Sequence[int], *, has_prompt_logprobs: bool
         )
 
 
-def reader_of(ask: Ask, *, is_request_known: bool) -> OutputReader:
+def reader_of(ask: GenerationRequest, *, is_request_known: bool) -> OutputReader:
     """Reads the answers to an Ask."""
     job = ask.jobs[0]
     ends = frozenset(job.card.eos_token_ids) | frozenset(ask.text.described.special_ids)
     return OutputReader(job.sampling if is_request_known else None, ends)
 
 
-def delivery_of(ask: Ask, prompts: Sequence[Prompt], detokenizing: Tally) -> Delivery:
+def delivery_of(ask: GenerationRequest, prompts: Sequence[Prompt], detokenizing: Tally) -> Delivery:
     """A Delivery without streams."""
     pairs = zip(ask.jobs, prompts, strict=True)
     choices = [choice for pair in pairs for choice in ask.make_choices(*pair)]
@@ -138,7 +140,9 @@ def prompt_of(ids: list[int], count: int) -> Prompt:
     return Prompt(packed_ids=pack_ids(ids), num_tokens=count, max_tokens=0)
 
 
-def with_head(ask: Ask, request_id: str | None, created: int | None) -> Ask:
+def with_head(
+    ask: GenerationRequest, request_id: str | None, created: int | None
+) -> GenerationRequest:
     """With the identity that generate's answer has."""
     head = ask.head
     known = Head(request_id or head.id, created or head.created, head.model, head.service_tier)

@@ -11,16 +11,16 @@ from contextlib import asynccontextmanager
 from functools import partial
 from itertools import count
 
-from tokenmesh.services.gateway.context import Exchange
+from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.openai.shapes import Usage
-from tokenmesh.services.gateway.tenancy.batch import Tokens
+from tokenmesh.services.gateway.tenancy.batch import TokenCounts
 from tokenmesh.services.gateway.tenancy.buckets import Buckets
 from tokenmesh.services.gateway.tenancy.keys import expiry_key, open_key, state_key, usage_key
 from tokenmesh.services.gateway.tenancy.lease import Lease
 from tokenmesh.services.gateway.tenancy.ledger import Ledger
 from tokenmesh.services.gateway.tenancy.month import month_of, seconds_left
 from tokenmesh.services.gateway.tenancy.scripts import Scripts
-from tokenmesh.services.gateway.tenancy.standing import Standing, refusal
+from tokenmesh.services.gateway.tenancy.standing import RateLimitStatus, refusal
 from tokenmesh.services.gateway.tenancy.sweeper import Sweeper
 from tokenmesh.services.gateway.tenancy.tenant import Tenant
 from tokenmesh.services.gateway.tenancy.tenant_meters import TenantMeters
@@ -57,7 +57,7 @@ class Admission:
             self._sweeper = Sweeper(redis, self._scripts, settings)
 
     @asynccontextmanager
-    async def admitted(self, exchange: Exchange) -> AsyncIterator[None]:
+    async def admitted(self, exchange: RequestContext) -> AsyncIterator[None]:
         """A request runs inside the block, with `exchange.lease` unless it is taken over.
 
         Raises RateLimited or QuotaExceeded before it.
@@ -68,7 +68,7 @@ class Admission:
         finally:
             exchange.release()
 
-    async def admit(self, exchange: Exchange) -> Lease:
+    async def admit(self, exchange: RequestContext) -> Lease:
         """Raises RateLimited or QuotaExceeded."""
         tenant = exchange.access.tenant
         lease = Lease(
@@ -81,7 +81,9 @@ class Admission:
         self._meters.count_request(tenant.name, "admitted")
         return lease
 
-    async def _widen(self, exchange: Exchange, lease: Lease, requests: int, sequences: int) -> None:
+    async def _widen(
+        self, exchange: RequestContext, lease: Lease, requests: int, sequences: int
+    ) -> None:
         tenant = lease.tenant
         for wanted, limit, what in (
             (requests, tenant.requests_per_minute, "prompts, more than its requests a minute"),
@@ -98,7 +100,7 @@ class Admission:
             lease.add(names)
 
     async def _take(
-        self, exchange: Exchange, tenant: Tenant, requests: int, names: list[str]
+        self, exchange: RequestContext, tenant: Tenant, requests: int, names: list[str]
     ) -> None:
         """Count requests, and sequences by their names. Raises RateLimited or QuotaExceeded."""
         self._note(tenant)
@@ -124,11 +126,11 @@ class Admission:
 
         `name`: of a response that another gateway may charge, too: it counts once.
         """
-        total, month = Tokens(requests=1), month_of(wall_s())
+        total, month = TokenCounts(requests=1), month_of(wall_s())
         for usage in usages:
             details = usage.prompt_tokens_details
             cached = details.cached_tokens if details is not None else 0
-            total.add(Tokens(0, usage.prompt_tokens, cached, usage.completion_tokens))
+            total.add(TokenCounts(0, usage.prompt_tokens, cached, usage.completion_tokens))
         self._meters.count_tokens(tenant.name, total)
         self._buckets.charge(tenant, total.charged, monotonic_s(), month)
         if self._ledger is not None:
@@ -145,7 +147,7 @@ class Admission:
         return self._ledger is not None and self._ledger.waits(name)
 
     async def charge_for_another(
-        self, tenant: Tenant, model: str, tokens: Tokens, name: str
+        self, tenant: Tenant, model: str, tokens: TokenCounts, name: str
     ) -> None:
         """Count what another gateway may not have told; return when Redis knows.
 
@@ -187,7 +189,7 @@ class Admission:
         if self._sweeper is not None:
             self._sweeper.note(tenant.name)
 
-    async def _ask(self, tenant: Tenant, requests: int, names: list[str]) -> Standing:
+    async def _ask(self, tenant: Tenant, requests: int, names: list[str]) -> RateLimitStatus:
         """Raises RateLimited or QuotaExceeded."""
         if self._scripts is None or monotonic_s() < self._alone_until_s:
             return self._decide_alone(tenant, requests, len(names))
@@ -211,9 +213,9 @@ class Admission:
             return self._decide_alone(tenant, requests, len(names))
         if reason != "ok":
             raise _refusal(tenant, reason, wait_s)
-        return Standing(tenant=tenant, requests=requests_left, tokens=tokens_left)
+        return RateLimitStatus(tenant=tenant, requests=requests_left, tokens=tokens_left)
 
-    def _decide_alone(self, tenant: Tenant, requests: int, sequences: int) -> Standing:
+    def _decide_alone(self, tenant: Tenant, requests: int, sequences: int) -> RateLimitStatus:
         self._metrics.counter("limits_kept_alone").inc()
         now, month = monotonic_s(), month_of(wall_s())
         met = self._buckets.refusal(tenant, requests, sequences, now, month)

@@ -9,7 +9,7 @@ from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tokenmesh.services.gateway.context import exchange_of
+from tokenmesh.services.gateway.context import context_of
 from tokenmesh.services.gateway.errors import error_response, log_error
 from tokenmesh.services.gateway.http.body_budget import Body, BodyBudget
 from tokenmesh.services.gateway.tenancy.admission import Admission
@@ -74,7 +74,7 @@ class AdmittedRoutes:
         ):
             await self._app(scope, receive, send)
             return
-        exchange = exchange_of(scope)
+        exchange = context_of(scope)
         if scope["path"] in self._named:
             exchange.route = scope["path"]
         try:
@@ -94,7 +94,7 @@ class AdmittedRoutes:
             exchange.hand_on()
 
     def _bounded(self, scope: Scope, receive: Receive) -> Receive:
-        exchange = exchange_of(scope)
+        exchange = context_of(scope)
         told = dict(scope["headers"]).get(b"content-length", b"").decode("latin-1")
         exchange.body = Body(self._bodies, exchange.access.tenant.name, told, receive)
         return exchange.body.receive

@@ -6,7 +6,7 @@ from typing import Final
 
 from starlette.requests import HTTPConnection
 
-from tokenmesh.services.gateway.context import exchange_of
+from tokenmesh.services.gateway.context import context_of
 from tokenmesh.shared.errors import Forbidden, InvalidInput
 
 _SCHEME: Final = "bearer "
@@ -57,5 +57,5 @@ def key_of(headers: Mapping[bytes, bytes]) -> str | None:
 
 def require_admin(connection: HTTPConnection) -> None:
     """A route's dependency: it tells of all tenants, or touches all. Raises Forbidden."""
-    if not exchange_of(connection.scope).access.is_admin:
+    if not context_of(connection.scope).access.is_admin:
         raise Forbidden(f"{connection.scope['path']} is for admin keys")

@@ -1,4 +1,4 @@
-"""Batch: what has ended for one tenant since the last time that Redis was told."""
+"""UsageBatch: what has ended for one tenant since the last time that Redis was told."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from tokenmesh.services.gateway.tenancy.tenant import Tenant
 
 
 @dataclass(slots=True)
-class Tokens:
+class TokenCounts:
     """Of one model."""
 
     requests: int = 0
@@ -21,7 +21,7 @@ class Tokens:
         """What counts against limits."""
         return self.prompt + self.completion
 
-    def add(self, other: "Tokens") -> None:
+    def add(self, other: "TokenCounts") -> None:
         """Sum up."""
         self.requests += other.requests
         self.prompt += other.prompt
@@ -30,14 +30,14 @@ class Tokens:
 
 
 @dataclass(slots=True)
-class Batch:
+class UsageBatch:
     """Of one tenant and one month."""
 
     tenant: Tenant
     month: str
     leases: list[str] = field(default_factory=list)
-    models: dict[str, Tokens] = field(default_factory=dict)
-    named: dict[str, tuple[str, Tokens]] = field(default_factory=dict)
+    models: dict[str, TokenCounts] = field(default_factory=dict)
+    named: dict[str, tuple[str, TokenCounts]] = field(default_factory=dict)
     """Model and tokens of responses that another gateway may count as well, by their ids."""
 
     @property

@@ -7,7 +7,7 @@ from where it was.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tokenmesh.services.gateway.tenancy.standing import Standing
+from tokenmesh.services.gateway.tenancy.standing import RateLimitStatus
 from tokenmesh.services.gateway.tenancy.tenant import Tenant
 
 
@@ -67,10 +67,10 @@ class Buckets:
         """Sequences are over."""
         self.leases(tenant).difference_update(names)
 
-    def standing(self, tenant: Tenant, now: float, month: str) -> Standing:
+    def standing(self, tenant: Tenant, now: float, month: str) -> RateLimitStatus:
         """How it is by this gateway's counts."""
         state = self._refilled(tenant, now, month)
-        return Standing(tenant=tenant, requests=state.requests, tokens=state.tokens)
+        return RateLimitStatus(tenant=tenant, requests=state.requests, tokens=state.tokens)
 
     def _refilled(self, tenant: Tenant, now: float, month: str) -> _State:
         rpm, tpm = tenant.requests_per_minute or 0, tenant.tokens_per_minute or 0

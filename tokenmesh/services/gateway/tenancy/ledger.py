@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
-from tokenmesh.services.gateway.tenancy.batch import Batch, Tokens
+from tokenmesh.services.gateway.tenancy.batch import TokenCounts, UsageBatch
 from tokenmesh.services.gateway.tenancy.keys import (
     counted_key,
     expiry_key,
@@ -45,9 +45,9 @@ class Ledger:
         self._scripts = scripts
         self._settings = settings
         self._metrics = metrics
-        self._open: OrderedDict[tuple[str, str], Batch] = OrderedDict()
+        self._open: OrderedDict[tuple[str, str], UsageBatch] = OrderedDict()
         self._number = 0
-        self._sending: tuple[int, Batch] | None = None
+        self._sending: tuple[int, UsageBatch] | None = None
         self._news = asyncio.Event()
         self._told = asyncio.Condition()
         self._lock = asyncio.Lock()
@@ -60,18 +60,18 @@ class Ledger:
         """Tokens that Redis does not know of yet."""
         return sum(batch.charged for batch in self._batches())
 
-    def _batches(self) -> list[Batch]:
+    def _batches(self) -> list[UsageBatch]:
         return [*self._open.values(), *([self._sending[1]] if self._sending else [])]
 
     def charge(
-        self, tenant: Tenant, month: str, model: str, tokens: Tokens, name: str = ""
+        self, tenant: Tenant, month: str, model: str, tokens: TokenCounts, name: str = ""
     ) -> None:
         """To be told soon. With a name it counts once, whichever gateways charge it."""
         batch = self._batch(tenant, month)
         if name and len(batch.named) < _MAX_NAMED:
             batch.named[name] = model, tokens
         else:
-            batch.models.setdefault(model, Tokens()).add(tokens)
+            batch.models.setdefault(model, TokenCounts()).add(tokens)
         self._news.set()
 
     def waits(self, name: str) -> bool:
@@ -91,8 +91,8 @@ class Ledger:
         del batch.leases[: -self._settings.max_untold_leases]
         self._news.set()
 
-    def _batch(self, tenant: Tenant, month: str) -> Batch:
-        batch = self._open.setdefault((tenant.name, month), Batch(tenant, month))
+    def _batch(self, tenant: Tenant, month: str) -> UsageBatch:
+        batch = self._open.setdefault((tenant.name, month), UsageBatch(tenant, month))
         batch.tenant = tenant
         return batch
 

@@ -1,4 +1,4 @@
-"""Standing: how a tenant stands to its limits. Refusals: what it is told beyond them."""
+"""RateLimitStatus: how a tenant stands to its limits. Refusals: what it is told beyond them."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ class QuotaExceeded(Overloaded):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class RateLimitStatus:
     """Told with every answer, as x-ratelimit-* headers."""
 
     tenant: Tenant

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from tokenmesh.services.gateway.tenancy.batch import Tokens
+from tokenmesh.services.gateway.tenancy.batch import TokenCounts
 from tokenmesh.shared.metrics import Metrics
 
 _OTHER: Final = "other"
@@ -21,7 +21,7 @@ class TenantMeters:
         label = self._label(tenant)
         self._metrics.counter("tenant_requests", tenant=label, outcome=outcome).inc()
 
-    def count_tokens(self, tenant: str, tokens: Tokens) -> None:
+    def count_tokens(self, tenant: str, tokens: TokenCounts) -> None:
         """A response has ended."""
         label = self._label(tenant)
         for kind, number in (

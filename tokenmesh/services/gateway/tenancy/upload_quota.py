@@ -103,7 +103,7 @@ class _Count:
     wait_s: int = 0
 
 
-class Reservation:
+class UploadReservation:
     """The bytes of one upload while it arrives. Released unless `keep` is called."""
 
     def __init__(self, quota: UploadQuota, tenant: Tenant, upload: str, timeout_s: float) -> None:

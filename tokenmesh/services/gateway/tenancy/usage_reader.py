@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from tokenmesh.services.gateway.tenancy.admission import Admission
-from tokenmesh.services.gateway.tenancy.batch import Tokens
+from tokenmesh.services.gateway.tenancy.batch import TokenCounts
 from tokenmesh.services.gateway.tenancy.key_ring import KeyRing
 from tokenmesh.services.gateway.tenancy.keys import usage_key
 from tokenmesh.services.gateway.tenancy.tenant import Tenant
@@ -66,11 +66,11 @@ def _usage(tenant: Tenant, month: str, counts: dict[str, int]) -> TenantUsage:
 
 
 def _models(counts: dict[str, int]) -> Iterable[ModelUsage]:
-    tokens: dict[str, Tokens] = {}
+    tokens: dict[str, TokenCounts] = {}
     for field, count in counts.items():
         kind, _, model = field.partition(":")
         if model and kind in _KINDS:
-            setattr(tokens.setdefault(model, Tokens()), kind, count)
+            setattr(tokens.setdefault(model, TokenCounts()), kind, count)
     for model, found in sorted(tokens.items()):
         yield ModelUsage(
             model=model,

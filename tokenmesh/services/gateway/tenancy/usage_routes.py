@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tokenmesh.services.gateway.context import exchange_of
+from tokenmesh.services.gateway.context import context_of
 from tokenmesh.services.gateway.errors import json_response
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.tenancy.month import month_of
@@ -28,13 +28,13 @@ def usage_router(gateway: Gateway) -> APIRouter:
     @router.get("/v1/usage")
     async def read_usage(request: Request, month: Month = None) -> Response:
         """What the tenant of the key has used in a month (such as 2026-11; the current one)."""
-        tenant = exchange_of(request.scope).access.tenant
+        tenant = context_of(request.scope).access.tenant
         return json_response(await gateway.usage.one(tenant, _checked(month)))
 
     @router.get("/v1/usage/tenants")
     async def list_usage(request: Request, month: Month = None) -> Response:
         """What each tenant has used; for keys that are an admin's."""
-        if not exchange_of(request.scope).access.is_admin:
+        if not context_of(request.scope).access.is_admin:
             raise Forbidden("the usage of all tenants is for admin keys")
         return json_response(UsageList(data=await gateway.usage.all(_checked(month))))
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from tokenmesh.services.worker_svc.engine.block_log import BlockLog
 from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
-from tokenmesh.services.worker_svc.engine.flight import Flight
+from tokenmesh.services.worker_svc.engine.flight import InFlightStep
 from tokenmesh.services.worker_svc.engine.from_settings import limits_of, make_cache
 from tokenmesh.services.worker_svc.engine.outputs import (
     Ended,
@@ -29,7 +29,7 @@ from tokenmesh.services.worker_svc.engine.retraction import spoiled_by
 from tokenmesh.services.worker_svc.engine.runner import Runner, depth_of
 from tokenmesh.services.worker_svc.engine.scheduler import Scheduler
 from tokenmesh.services.worker_svc.engine.speculating import Proposer, check_drafts
-from tokenmesh.services.worker_svc.engine.timeline import Chunk, Step, StepLog
+from tokenmesh.services.worker_svc.engine.timeline import Chunk, StepLog, TimelineStep
 from tokenmesh.shared.clock import monotonic_s, now_ns, perf_s
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import TokenMeshError
@@ -70,7 +70,7 @@ class Engine:
         """Since when the oldest step in flight goes on, `monotonic_s`; any thread may look."""
         self._requests: dict[StreamKey, Request] = {}
         self._depth = depth_of(runner, settings.async_scheduling)
-        self._flights: deque[Flight] = deque()
+        self._flights: deque[InFlightStep] = deque()
         """Steps launched and not landed, oldest first; between two calls at most `_depth`."""
         self._output = StepOutput(step=0)
         self._rates = RateMeter()
@@ -179,7 +179,7 @@ class Engine:
         if not self._flights:
             self.busy_since_s = monotonic_s()
         launch = self._runner.launch(plan)
-        self._flights.append(Flight(plan, notes, launch, started_ns, started_s, num_prefill))
+        self._flights.append(InFlightStep(plan, notes, launch, started_ns, started_s, num_prefill))
 
     def _land(self) -> None:
         flight = self._flights.popleft()
@@ -194,10 +194,12 @@ class Engine:
             self._publish(flight, result, ended_ns)
         self.busy_since_s = monotonic_s() if self._flights else None
 
-    def _publish(self, flight: Flight, result: StepResult, ended_ns: int) -> None:
+    def _publish(self, flight: InFlightStep, result: StepResult, ended_ns: int) -> None:
         """Hand out the tokens of a step and end the requests that reached their end."""
         if result.errors:
-            on_top: list[tuple[Flight, Collection[int]]] = [(each, ()) for each in self._flights]
+            on_top: list[tuple[InFlightStep, Collection[int]]] = [
+                (each, ()) for each in self._flights
+            ]
             self._drop_rows([(flight, result.errors), *on_top], result.errors, result.hopeless)
         for row, entries in result.prompt_logprobs.items():
             owner = self._scheduler.rows.owner(row, flight.plan.step)
@@ -224,7 +226,7 @@ class Engine:
 
     def _drop_rows(
         self,
-        lost: list[tuple[Flight, Collection[int]]],
+        lost: list[tuple[InFlightStep, Collection[int]]],
         errors: dict[int, str],
         hopeless: Collection[int] = (),
     ) -> None:
@@ -237,7 +239,7 @@ class Engine:
         for request in misled:
             self._scheduler.preempt(request)
 
-    def _fail(self, flight: Flight, error: Exception) -> None:
+    def _fail(self, flight: InFlightStep, error: Exception) -> None:
         """Nothing of the step can be trusted: its requests end, the others go on.
 
         Neither can the steps that were launched on top of it: who was in those starts over.
@@ -265,7 +267,7 @@ class Engine:
         self._requests.pop(request.key, None)
         timeline = request.timeline
         timeline.ended_ns = now_ns()
-        steps: list[Step] = []
+        steps: list[TimelineStep] = []
         if request.traceparent is not None and timeline.first_token_ns:
             steps = self._log.between(
                 timeline.first_token_ns, timeline.ended_ns, self._settings.trace_step_events
@@ -277,7 +279,7 @@ class Engine:
             self._num_preemptions += 1
             request.timeline.preempted_ns.append(now_ns())
 
-    def _note_end(self, flight: Flight) -> int:
+    def _note_end(self, flight: InFlightStep) -> int:
         """Write timelines, step log and rates; when the step ended, wall clock."""
         ended_ns, ended_s = now_ns(), perf_s()
         for later in self._flights:
@@ -296,5 +298,5 @@ class Engine:
         self._prefill_tokens += flight.num_prefill
         self._decode_tokens += num_decode
         self._rates.note(duration_s, flight.num_prefill, num_decode)
-        self._log.add(Step(ended_ns, batch_size, num_tokens, self._pool.num_used))
+        self._log.add(TimelineStep(ended_ns, batch_size, num_tokens, self._pool.num_used))
         return ended_ns

@@ -1,4 +1,4 @@
-"""Flight: a step between its launch and the moment its tokens are read."""
+"""InFlightStep: a step between its launch and the moment its tokens are read."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from tokenmesh.services.worker_svc.engine.step_notes import StepNotes
 
 
 @dataclass(slots=True)
-class Flight:
+class InFlightStep:
     """One launched step."""
 
     plan: StepPlan

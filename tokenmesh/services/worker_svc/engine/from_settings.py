@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from tokenmesh.services.worker_svc.engine.block_log import BlockLog
 from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
 from tokenmesh.services.worker_svc.engine.kv_groups import KvGroups
-from tokenmesh.services.worker_svc.engine.limits import Limits
+from tokenmesh.services.worker_svc.engine.limits import EngineLimits
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.route_ledger import RouteLedger
 from tokenmesh.services.worker_svc.engine.runner import Runner
@@ -58,9 +58,9 @@ def groups_of(settings: WorkerSettings, windows: Sequence[int | None]) -> KvGrou
     return KvGroups.of(windows, settings.block_size, settings.max_num_batched_tokens)
 
 
-def limits_of(settings: WorkerSettings, num_blocks: int) -> Limits:
+def limits_of(settings: WorkerSettings, num_blocks: int) -> EngineLimits:
     """The scheduler's limits for a pool of that size."""
-    return Limits(
+    return EngineLimits(
         num_rows=settings.num_rows,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         long_prefill_token_threshold=settings.long_prefill_token_threshold,

@@ -1,10 +1,10 @@
-"""Limits: what bounds a step of the engine."""
+"""EngineLimits: what bounds a step of the engine."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class EngineLimits:
     """What bounds a step."""
 
     num_rows: int

@@ -8,7 +8,7 @@ from tokenmesh.services.worker_svc.engine.block_log import BlockChange
 from tokenmesh.services.worker_svc.engine.plan import StepResult
 from tokenmesh.services.worker_svc.engine.request import Ending, Request
 from tokenmesh.services.worker_svc.engine.route_ledger import RouteChange
-from tokenmesh.services.worker_svc.engine.timeline import Step
+from tokenmesh.services.worker_svc.engine.timeline import TimelineStep
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.ids import GatewayId
 from tokenmesh.shared.messages.failed import Failed, to_failed
@@ -44,7 +44,7 @@ class Ended:
 
     request: Request
     ending: Ending
-    steps: list[Step]
+    steps: list[TimelineStep]
     """Decode steps for its trace; empty when nobody traces it."""
 
 

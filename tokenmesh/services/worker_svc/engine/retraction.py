@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from tokenmesh.services.worker_svc.engine.flight import Flight
+from tokenmesh.services.worker_svc.engine.flight import InFlightStep
 from tokenmesh.services.worker_svc.engine.plan import StepPlan
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.request import Request
@@ -10,7 +10,7 @@ from tokenmesh.services.worker_svc.engine.scheduler import Scheduler
 
 
 def spoiled_by(
-    lost: Sequence[tuple[Flight, Collection[int]]], scheduler: Scheduler, cache: PrefixCache
+    lost: Sequence[tuple[InFlightStep, Collection[int]]], scheduler: Scheduler, cache: PrefixCache
 ) -> tuple[list[Request], list[Request]]:
     """Take rows back that were not computed; whom that ends, and who must start over.
 

@@ -13,7 +13,7 @@ from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
 from tokenmesh.services.worker_svc.engine.block_tables import BlockTables, Hits
 from tokenmesh.services.worker_svc.engine.decoding import Decoding
 from tokenmesh.services.worker_svc.engine.end_watch import EndWatch
-from tokenmesh.services.worker_svc.engine.limits import Limits
+from tokenmesh.services.worker_svc.engine.limits import EngineLimits
 from tokenmesh.services.worker_svc.engine.plan import ScheduledRow, StepPlan, single_ids
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.queues import ServiceQueue, service_order
@@ -35,7 +35,11 @@ class Scheduler:
     """
 
     def __init__(
-        self, limits: Limits, pool: BlockPool, cache: PrefixCache, proposer: Proposer | None = None
+        self,
+        limits: EngineLimits,
+        pool: BlockPool,
+        cache: PrefixCache,
+        proposer: Proposer | None = None,
     ) -> None:
         assert limits.num_rows <= limits.max_num_batched_tokens
         self._limits = limits

@@ -21,7 +21,7 @@ class Chunk(NamedTuple):
     batch_size: int
 
 
-class Step(NamedTuple):
+class TimelineStep(NamedTuple):
     """One engine step."""
 
     end_ns: int
@@ -49,13 +49,13 @@ class StepLog:
     """The last `size` engine steps."""
 
     def __init__(self, size: int) -> None:
-        self._steps: deque[Step] = deque(maxlen=size)
+        self._steps: deque[TimelineStep] = deque(maxlen=size)
 
-    def add(self, step: Step) -> None:
+    def add(self, step: TimelineStep) -> None:
         """Remember a step; the oldest one is forgotten."""
         self._steps.append(step)
 
-    def between(self, start_ns: int, end_ns: int, limit: int) -> list[Step]:
+    def between(self, start_ns: int, end_ns: int, limit: int) -> list[TimelineStep]:
         """At most `limit` steps that ended in [start_ns, end_ns], evenly thinned, oldest first."""
         found = []
         for step in reversed(self._steps):

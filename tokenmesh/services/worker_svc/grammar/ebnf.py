@@ -37,7 +37,7 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
+class RuleReference:
     """What the rule of that name is."""
 
     name: str
@@ -51,7 +51,7 @@ class Sequence:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Alternation:
     """One of them."""
 
     parts: tuple["Node", ...]
@@ -65,7 +65,7 @@ class Repeat:
     times: str
 
 
-Node = Text | Reference | Sequence | Choice | Repeat
+Node = Text | RuleReference | Sequence | Alternation | Repeat
 Rules = dict[str, Node]
 
 
@@ -77,13 +77,13 @@ def sequence(*parts: Node) -> Node:
 
 def choice(*parts: Node) -> Node:
     """One of them; of one part, that part."""
-    flat = [each for part in parts for each in _parts(part, Choice)]
-    return flat[0] if len(flat) == 1 else Choice(tuple(flat))
+    flat = [each for part in parts for each in _parts(part, Alternation)]
+    return flat[0] if len(flat) == 1 else Alternation(tuple(flat))
 
 
 def children(node: Node) -> tuple[Node, ...]:
     """What it is made of."""
-    if isinstance(node, Sequence | Choice):
+    if isinstance(node, Sequence | Alternation):
         return node.parts
     return (node.part,) if isinstance(node, Repeat) else ()
 
@@ -111,7 +111,7 @@ def read_rules(text: str) -> Rules:
         if reader.peek() is not None:
             raise NotRead(f"rule {name}: {reader.peek()}")
     nodes = (each for node in rules.values() for each in walk(node))
-    names = {each.name for each in nodes if isinstance(each, Reference)}
+    names = {each.name for each in nodes if isinstance(each, RuleReference)}
     if "root" not in rules or names - rules.keys():
         raise NotRead("a rule is missing")
     return rules
@@ -121,22 +121,24 @@ def _write(node: Node) -> str:
     match node:
         case Text(source):
             return source
-        case Reference(name):
+        case RuleReference(name):
             return name
         case Sequence(parts):
             return " ".join(_write_within(each) for each in parts) or '""'
-        case Choice(parts):
+        case Alternation(parts):
             return " | ".join(_write_within(each) for each in parts)
         case Repeat(part, times):
             inner = _write(part)
-            return f"{inner}{times}" if isinstance(part, Text | Reference) else f"({inner}){times}"
+            return (
+                f"{inner}{times}" if isinstance(part, Text | RuleReference) else f"({inner}){times}"
+            )
 
 
 def _write_within(node: Node) -> str:
-    return f"({_write(node)})" if isinstance(node, Sequence | Choice) else _write(node)
+    return f"({_write(node)})" if isinstance(node, Sequence | Alternation) else _write(node)
 
 
-def _parts(node: Node, kind: type[Sequence] | type[Choice]) -> tuple[Node, ...]:
+def _parts(node: Node, kind: type[Sequence] | type[Alternation]) -> tuple[Node, ...]:
     return node.parts if isinstance(node, kind) else (node,)
 
 
@@ -193,7 +195,7 @@ class _Reader:
         if kind == "text":
             return Text(text)
         if kind == "name":
-            return Reference(text)
+            return RuleReference(text)
         if text != "(":
             raise NotRead(text)
         inner = self.read_choice(depth + 1)

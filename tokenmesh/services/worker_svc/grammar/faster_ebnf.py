@@ -9,11 +9,11 @@ from collections import Counter
 from typing import Final
 
 from tokenmesh.services.worker_svc.grammar.ebnf import (
-    Choice,
+    Alternation,
     Node,
     NotRead,
-    Reference,
     Repeat,
+    RuleReference,
     Rules,
     Sequence,
     Text,
@@ -62,16 +62,16 @@ def _next_to_inline(rules: Rules) -> str | None:
 
 
 def _references(node: Node) -> Counter[str]:
-    return Counter(each.name for each in walk(node) if isinstance(each, Reference))
+    return Counter(each.name for each in walk(node) if isinstance(each, RuleReference))
 
 
 def _replace(node: Node, name: str, body: Node) -> Node:
     match node:
-        case Reference():
+        case RuleReference():
             return body if node.name == name else node
         case Sequence(parts):
             return sequence(*(_replace(each, name, body) for each in parts))
-        case Choice(parts):
+        case Alternation(parts):
             return choice(*(_replace(each, name, body) for each in parts))
         case Repeat(part, times):
             return Repeat(_replace(part, name, body), times)
@@ -83,7 +83,7 @@ def _rewrite(node: Node) -> Node:
     match node:
         case Sequence(parts):
             return sequence(*map(_rewrite, parts))
-        case Choice(parts):
+        case Alternation(parts):
             return choice(*map(_rewrite, parts))
         case Repeat(part, times):
             return _repeat(_rewrite(part), times)
@@ -92,7 +92,7 @@ def _rewrite(node: Node) -> Node:
 
 
 def _repeat(part: Node, times: str) -> Node:
-    parts = children(part) if isinstance(part, Choice) else ()
+    parts = children(part) if isinstance(part, Alternation) else ()
     classes = [each.source for each in parts if isinstance(each, Text) and each.is_class]
     joined = _join(classes)
     if times not in ("*", "+") or joined is None:

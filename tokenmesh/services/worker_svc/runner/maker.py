@@ -19,8 +19,8 @@ from tokenmesh.services.worker_svc.runner.cuda.make import make_cuda_runner
 from tokenmesh.services.worker_svc.runner.cuda.runner import CudaRunner
 from tokenmesh.services.worker_svc.runner.device_memory import CudaMemory, available_host_bytes
 from tokenmesh.services.worker_svc.runner.memory import (
-    Budget,
     GpuBudget,
+    MemoryBudget,
     Need,
     StoreSize,
     host_budget,
@@ -79,13 +79,13 @@ class RunnerMaker:
         times = LoadTimes(checkpoint.bytes_read, read_s, perf_s() - began_s - read_s)
         return model, times
 
-    def budget_of(self, model: Model, gpu: GpuBudget | None) -> Budget:
+    def budget_of(self, model: Model, gpu: GpuBudget | None) -> MemoryBudget:
         """What the pool may take, once the weights are there."""
         if gpu is None:
             return host_budget(available_host_bytes(), self.settings.cpu_memory_utilization)
         return gpu.measure(partial(self._profile, model))
 
-    def size_store(self, model: Model, measure: Callable[[], Budget]) -> StoreSize:
+    def size_store(self, model: Model, measure: Callable[[], MemoryBudget]) -> StoreSize:
         """What the store holds. Raises ConfigError when one request would not fit."""
         return size_store(self._need_of(model), self.settings, measure)
 

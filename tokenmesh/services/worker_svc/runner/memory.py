@@ -32,7 +32,7 @@ _EMPTY_BLOCKS: Final = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class MemoryBudget:
     """Memory for the pool, and where it comes from."""
 
     num_bytes: int
@@ -118,7 +118,7 @@ class GpuBudget:
         self._utilization = utilization
         self._used_by_others = memory.total() - memory.free() - memory.reserved()
 
-    def measure(self, profile: Callable[[], int]) -> Budget:
+    def measure(self, profile: Callable[[], int]) -> MemoryBudget:
         """Run the largest steps with `profile`; what they and the weights leave of the share.
 
         `profile` returns bytes of its peak that will not be needed again: its own pool. The share
@@ -147,7 +147,7 @@ class GpuBudget:
             f"{_gib(weights)}, activations {_gib(activations)}, CUDA {_gib(context)}, "
             f"other processes hold {_gib(self._used_by_others)}"
         )
-        return Budget(
+        return MemoryBudget(
             min(left, really_free),
             "gpu_memory_utilization",
             account,
@@ -157,11 +157,11 @@ class GpuBudget:
         )
 
 
-def host_budget(available_bytes: int, utilization: float) -> Budget:
+def host_budget(available_bytes: int, utilization: float) -> MemoryBudget:
     """A share of the host memory that is free after the weights were loaded."""
     account = f"{utilization:g} of the {_gib(available_bytes)} GiB that are free"
     num_bytes = int(utilization * available_bytes)
-    return Budget(num_bytes, "cpu_memory_utilization", account, utilization, available_bytes)
+    return MemoryBudget(num_bytes, "cpu_memory_utilization", account, utilization, available_bytes)
 
 
 def need_of(
@@ -191,7 +191,9 @@ def need_of(
     )
 
 
-def size_store(need: Need, settings: WorkerSettings, measure: Callable[[], Budget]) -> StoreSize:
+def size_store(
+    need: Need, settings: WorkerSettings, measure: Callable[[], MemoryBudget]
+) -> StoreSize:
     """What the pool holds; `measure` is called only when no setting says.
 
     Raises ConfigError when a single request of full length would not fit, or of any length where
@@ -204,10 +206,10 @@ def size_store(need: Need, settings: WorkerSettings, measure: Callable[[], Budge
         num_saved = need.most_saved if need.num_saved is None else need.num_saved
         size = StoreSize(count, num_saved)
         num_bytes = count * need.block_bytes + need.row_bytes
-        budget = Budget(num_bytes, "num_gpu_blocks_override", "as set")
+        budget = MemoryBudget(num_bytes, "num_gpu_blocks_override", "as set")
     elif settings.kv_cache_memory_bytes is not None:
         num_bytes = settings.kv_cache_memory_bytes
-        budget = Budget(num_bytes, "kv_cache_memory_bytes", "as set")
+        budget = MemoryBudget(num_bytes, "kv_cache_memory_bytes", "as set")
         size = need.size_in(num_bytes, most)
     else:
         budget = measure()
@@ -221,7 +223,7 @@ def size_store(need: Need, settings: WorkerSettings, measure: Callable[[], Budge
     return size
 
 
-def _log_length(need: Need, budget: Budget, size: StoreSize) -> None:
+def _log_length(need: Need, budget: MemoryBudget, size: StoreSize) -> None:
     fits = need.longest_in(size.num_blocks)
     logger.info(
         "max_model_len auto: %d of the %d tokens that the model was made for; a request as long "
@@ -236,7 +238,7 @@ def _log_length(need: Need, budget: Budget, size: StoreSize) -> None:
     )
 
 
-def _too_little(need: Need, budget: Budget, fits: int) -> ConfigError:
+def _too_little(need: Need, budget: MemoryBudget, fits: int) -> ConfigError:
     """Says how much is missing, what to raise to what, and what to lower to what."""
     lower = [f"max_model_len to {fits}" if fits > 0 else "max_model_len"]
     if need.may_be_shorter:
@@ -256,7 +258,7 @@ def _too_little(need: Need, budget: Budget, fits: int) -> ConfigError:
     )
 
 
-def _raised(need: Need, budget: Budget, missing: int) -> list[str]:
+def _raised(need: Need, budget: MemoryBudget, missing: int) -> list[str]:
     """Advice with the smallest value of the setting that would do; empty where none would."""
     value: float
     if budget.setting == "num_gpu_blocks_override":

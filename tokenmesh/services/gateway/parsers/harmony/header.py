@@ -21,7 +21,7 @@ _KNOWN: Final = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class HarmonyHeader:
     """What a header says."""
 
     channel: str = ""
@@ -29,14 +29,16 @@ class Header:
     """Empty: the user."""
 
 
-def read_header(text: str) -> Header:
+def read_header(text: str) -> HarmonyHeader:
     """The header in the text between a message's start and its `<|message|>`.
 
     The recipient may stand before the channel or behind it, and a content type behind both.
     """
     channel, recipient = _CHANNEL.search(text), _RECIPIENT.search(text)
     to = recipient.group(1) if recipient is not None else ""
-    return Header(channel.group(1) if channel is not None else "", "" if to in _NOBODY else to)
+    return HarmonyHeader(
+        channel.group(1) if channel is not None else "", "" if to in _NOBODY else to
+    )
 
 
 def stray_text(text: str) -> str:

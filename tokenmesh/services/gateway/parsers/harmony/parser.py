@@ -18,7 +18,7 @@ from tokenmesh.services.gateway.parsers.harmony.header import (
     MESSAGE,
     RETURN,
     START,
-    Header,
+    HarmonyHeader,
     read_header,
     stray_text,
 )
@@ -149,14 +149,14 @@ class HarmonyParser:
         else:
             self._kind = Content
 
-    def _called(self, header: Header) -> str:
+    def _called(self, header: HarmonyHeader) -> str:
         if not self._tools:
             return ""
         if self._is_function(header):
             return header.recipient.removeprefix(_FUNCTIONS)
         return header.recipient if header.recipient in self._tools else ""
 
-    def _is_function(self, header: Header) -> bool:
+    def _is_function(self, header: HarmonyHeader) -> bool:
         return header.recipient.startswith(_FUNCTIONS)
 
     def _read_body(self, events: list[Event]) -> bool:

@@ -8,13 +8,13 @@ from tokenmesh.services.gateway.parsers.tools.json_value import read_string
 from tokenmesh.services.gateway.parsers.tools.script_parser import tool_format
 from tokenmesh.services.gateway.parsers.tools.sections import Layout, sections
 from tokenmesh.services.gateway.parsers.tools.source import Steps
-from tokenmesh.services.gateway.parsers.tools.stream import Stream
+from tokenmesh.services.gateway.parsers.tools.stream import CharStream
 
 _LAYOUT: Final = Layout(calls=("<|tools_prefix|>",), ends=("<|tools_suffix|>",))
 _STOPS: Final = Markers(*_LAYOUT.calls, *_LAYOUT.ends)
 
 
-def _read_calls(stream: Stream) -> Steps[None]:
+def _read_calls(stream: CharStream) -> Steps[None]:
     before = stream.num_calls
     while True:
         came = stream.num_calls > before
@@ -35,7 +35,7 @@ def _read_calls(stream: Stream) -> Steps[None]:
     stream.give_back()
 
 
-def _read_call(stream: Stream) -> Steps[bool]:
+def _read_call(stream: CharStream) -> Steps[bool]:
     """Takes {"name": {}}; False when it is none, or breaks off."""
     stream.take(1)
     if (yield from stream.skip_space()) != '"':

@@ -14,14 +14,14 @@ from tokenmesh.services.gateway.parsers.tools.json_calls import (
 )
 from tokenmesh.services.gateway.parsers.tools.script_parser import ScriptParser
 from tokenmesh.services.gateway.parsers.tools.source import Steps
-from tokenmesh.services.gateway.parsers.tools.stream import Stream, copy_content
+from tokenmesh.services.gateway.parsers.tools.stream import CharStream, copy_content
 
 
 def required_calls(make_id: MakeId | None = None) -> Parser:
     """The parser of one choice with `tool_choice: "required"`."""
     shape = CallShape(make_id=make_id, drops_cut=True)
 
-    def script(stream: Stream) -> Steps[None]:
+    def script(stream: CharStream) -> Steps[None]:
         stream.keep()
         if (yield from stream.skip_space()) == "[":
             yield from read_calls(stream, shape)
@@ -34,7 +34,7 @@ def required_calls(make_id: MakeId | None = None) -> Parser:
 def named_call(name: str, make_id: MakeId | None = None) -> Parser:
     """The parser of one choice of which all is the arguments of that function."""
 
-    def script(stream: Stream) -> Steps[None]:
+    def script(stream: CharStream) -> Steps[None]:
         if (yield from stream.skip_space()) == "{":
             stream.begin_call(name, None if make_id is None else make_id(0))
             yield from copy_arguments(stream, stream.arguments, None)

@@ -14,7 +14,7 @@ from tokenmesh.services.gateway.parsers.tools.schema_values import is_json
 from tokenmesh.services.gateway.parsers.tools.script_parser import tool_format
 from tokenmesh.services.gateway.parsers.tools.sections import Layout, sections
 from tokenmesh.services.gateway.parsers.tools.source import Steps
-from tokenmesh.services.gateway.parsers.tools.stream import Stream
+from tokenmesh.services.gateway.parsers.tools.stream import CharStream
 
 _CALL: Final = "call:"
 _NAME: Final = re.compile(r"[^\s{}\[\]<>:,\"]+")
@@ -35,7 +35,7 @@ class _Reader:
         self._quote = Markers(quote)
         self._call = Markers(_CALL)
 
-    def read_call(self, stream: Stream) -> Steps[None]:
+    def read_call(self, stream: CharStream) -> Steps[None]:
         yield from stream.skip_space()
         marker = yield from stream.at(self._call)
         stream.take(len(marker))
@@ -47,7 +47,7 @@ class _Reader:
         yield from self._object(stream, 0)
         stream.give_back()
 
-    def _object(self, stream: Stream, depth: int) -> Steps[bool]:
+    def _object(self, stream: CharStream, depth: int) -> Steps[bool]:
         """Takes an object, of which the bracket comes next; False when it breaks off."""
         stream.take(1)
         opening = "{"
@@ -72,7 +72,7 @@ class _Reader:
             if not (yield from self._value(stream, depth)):
                 return False
 
-    def _list(self, stream: Stream, depth: int) -> Steps[bool]:
+    def _list(self, stream: CharStream, depth: int) -> Steps[bool]:
         stream.take(1)
         stream.arguments("[")
         is_first = True
@@ -92,7 +92,7 @@ class _Reader:
             if not (yield from self._value(stream, depth)):
                 return False
 
-    def _value(self, stream: Stream, depth: int) -> Steps[bool]:
+    def _value(self, stream: CharStream, depth: int) -> Steps[bool]:
         char = yield from stream.skip_space()
         if (yield from stream.at(self._quote)):
             return (yield from self._string(stream))
@@ -107,7 +107,7 @@ class _Reader:
         stream.arguments(bare if is_json(bare) else _quoted(bare))
         return bool(bare)
 
-    def _string(self, stream: Stream) -> Steps[bool]:
+    def _string(self, stream: CharStream) -> Steps[bool]:
         stream.take(len((yield from stream.at(self._quote))))
         stream.arguments('"')
         write = stream.arguments
@@ -116,7 +116,7 @@ class _Reader:
         stream.arguments('"' if marker else "")
         return bool(marker)
 
-    def _key(self, stream: Stream) -> Steps[str]:
+    def _key(self, stream: CharStream) -> Steps[str]:
         quote = yield from stream.at(self._quote)
         if not quote:
             return (yield from stream.read_while(_NAME))
@@ -126,7 +126,7 @@ class _Reader:
         return key
 
 
-def _close(stream: Stream, written: str) -> bool:
+def _close(stream: CharStream, written: str) -> bool:
     stream.take(1)
     stream.drop_kept()
     stream.arguments(written)

@@ -11,7 +11,7 @@ from tokenmesh.services.gateway.parsers.parser import ParseContext
 from tokenmesh.services.gateway.parsers.tools.script_parser import tool_format
 from tokenmesh.services.gateway.parsers.tools.sections import Layout, sections
 from tokenmesh.services.gateway.parsers.tools.source import Steps
-from tokenmesh.services.gateway.parsers.tools.stream import Script, Stream
+from tokenmesh.services.gateway.parsers.tools.stream import CharStream, Script
 from tokenmesh.services.gateway.parsers.tools.typed_arguments import Trim, TypedArguments
 
 _END: Final = "</tool_call>"
@@ -30,7 +30,7 @@ _AFTER_VALUE: Final = Markers(_VALUE_END, _KEY, _END)
 def glm(context: ParseContext) -> Script:
     """The script for one request."""
 
-    def read_call(stream: Stream) -> Steps[None]:
+    def read_call(stream: CharStream) -> Steps[None]:
         yield from stream.skip_space()
         name = yield from stream.read_while(_NAME)
         yield from stream.skip_space()
@@ -49,7 +49,7 @@ def glm(context: ParseContext) -> Script:
     return sections(_LAYOUT, read_call)
 
 
-def _pair(stream: Stream, arguments: TypedArguments) -> Steps[bool]:
+def _pair(stream: CharStream, arguments: TypedArguments) -> Steps[bool]:
     """Takes a key and its value; False when it broke off, and what is no pair is content."""
     stream.keep()
     stream.take(len(_KEY))

@@ -11,11 +11,11 @@ from tokenmesh.services.gateway.parsers.markers import Markers
 from tokenmesh.services.gateway.parsers.tools.json_calls import copy_arguments
 from tokenmesh.services.gateway.parsers.tools.sections import Layout, sections
 from tokenmesh.services.gateway.parsers.tools.source import Steps
-from tokenmesh.services.gateway.parsers.tools.stream import Script, Stream
+from tokenmesh.services.gateway.parsers.tools.stream import CharStream, Script
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class CallHeader:
     """What stands before the arguments."""
 
     name: str
@@ -30,7 +30,7 @@ class HeadedFormat:
     layout: Layout
     separator: str
     """Between a header and its arguments."""
-    read_header: Callable[[str], Header]
+    read_header: Callable[[str], CallHeader]
 
 
 def headed_script(headed: HeadedFormat) -> Script:
@@ -39,7 +39,7 @@ def headed_script(headed: HeadedFormat) -> Script:
     stops = Markers(*layout.calls, *layout.ends)
     in_header = Markers(headed.separator, *layout.sections, *layout.calls, *layout.ends)
 
-    def read_call(stream: Stream) -> Steps[None]:
+    def read_call(stream: CharStream) -> Steps[None]:
         text, marker = yield from stream.read_until(in_header)
         header = headed.read_header(text.strip())
         if marker != headed.separator or not header.name:
@@ -52,7 +52,7 @@ def headed_script(headed: HeadedFormat) -> Script:
     return sections(layout, read_call)
 
 
-def copy_headed_arguments(stream: Stream, stops: Markers) -> Steps[None]:
+def copy_headed_arguments(stream: CharStream, stops: Markers) -> Steps[None]:
     """The arguments of the call that has begun."""
     first = yield from stream.skip_space()
     if first in ("{", '"'):

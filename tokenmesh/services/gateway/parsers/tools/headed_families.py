@@ -4,7 +4,7 @@ import re
 from typing import Final
 
 from tokenmesh.services.gateway.parsers.formats import CallFrame, ToolFormat
-from tokenmesh.services.gateway.parsers.tools.headed import HeadedFormat, Header, headed_script
+from tokenmesh.services.gateway.parsers.tools.headed import CallHeader, HeadedFormat, headed_script
 from tokenmesh.services.gateway.parsers.tools.script_parser import tool_format
 from tokenmesh.services.gateway.parsers.tools.sections import Layout
 
@@ -22,11 +22,11 @@ def _one_word(text: str) -> str:
     return text if len(text.split()) == 1 else ""
 
 
-def _kimi_header(text: str) -> Header:
+def _kimi_header(text: str) -> CallHeader:
     found = _KIMI_ID.fullmatch(text)
     if found is not None:
-        return Header(found.group(1), text)
-    return Header(_one_word(text.removeprefix("functions.")))
+        return CallHeader(found.group(1), text)
+    return CallHeader(_one_word(text.removeprefix("functions.")))
 
 
 KIMI_K2: Final = _headed(
@@ -58,9 +58,9 @@ def _deepseek_layout(*more_ends: str) -> Layout:
     )
 
 
-def _deepseek_v3_header(text: str) -> Header:
+def _deepseek_v3_header(text: str) -> CallHeader:
     kind, _, name = text.partition(_token("tool sep"))
-    return Header(_one_word(name.strip()) if kind == "function" else "")
+    return CallHeader(_one_word(name.strip()) if kind == "function" else "")
 
 
 DEEPSEEK_V3: Final = _headed(
@@ -82,7 +82,7 @@ DEEPSEEK_V31: Final = _headed(
     HeadedFormat(
         layout=_deepseek_layout(),
         separator=_token("tool sep"),
-        read_header=lambda text: Header(_one_word(text)),
+        read_header=lambda text: CallHeader(_one_word(text)),
     ),
     CallFrame(
         marker=_token("tool call begin"),

@@ -19,7 +19,7 @@ from tokenmesh.services.gateway.parsers.tools.json_value import (
     read_string,
 )
 from tokenmesh.services.gateway.parsers.tools.source import Steps
-from tokenmesh.services.gateway.parsers.tools.stream import Stream
+from tokenmesh.services.gateway.parsers.tools.stream import CharStream
 
 ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
 
@@ -44,7 +44,7 @@ class _Call:
 
     __slots__ = ("_held", "_name", "_shape", "_stream", "has_arguments", "has_others", "is_begun")
 
-    def __init__(self, stream: Stream, shape: CallShape) -> None:
+    def __init__(self, stream: CharStream, shape: CallShape) -> None:
         self._stream = stream
         self._shape = shape
         self._name = ""
@@ -88,7 +88,7 @@ class _Call:
         self.is_begun = True
 
 
-def read_calls(stream: Stream, shape: CallShape) -> Steps[None]:
+def read_calls(stream: CharStream, shape: CallShape) -> Steps[None]:
     """Takes objects, one after the other or in an array, and what separates them.
 
     Leaves an end marker, and anything else that is neither, to the caller.
@@ -114,19 +114,19 @@ def read_calls(stream: Stream, shape: CallShape) -> Steps[None]:
     stream.give_back()
 
 
-def _drop_cut(stream: Stream, shape: CallShape) -> None:
+def _drop_cut(stream: CharStream, shape: CallShape) -> None:
     if shape.drops_cut and stream.is_over:
         stream.drop_kept()
 
 
-def _read_call(stream: Stream, shape: CallShape) -> Steps[None]:
+def _read_call(stream: CharStream, shape: CallShape) -> Steps[None]:
     stream.keep()
     call = _Call(stream, shape)
     is_complete = yield from _members(stream, call, shape)
     call.end(is_complete)
 
 
-def _members(stream: Stream, call: _Call, shape: CallShape) -> Steps[bool]:
+def _members(stream: CharStream, call: _Call, shape: CallShape) -> Steps[bool]:
     stream.take(1)
     while True:
         char = yield from stream.skip_space()
@@ -146,7 +146,7 @@ def _members(stream: Stream, call: _Call, shape: CallShape) -> Steps[bool]:
             return False
 
 
-def _member(stream: Stream, call: _Call, shape: CallShape) -> Steps[bool]:
+def _member(stream: CharStream, call: _Call, shape: CallShape) -> Steps[bool]:
     pieces: list[str] = []
     is_complete = yield from copy_container(stream, pieces.append, None)
     quoted = "".join(pieces)
@@ -171,7 +171,7 @@ def _member(stream: Stream, call: _Call, shape: CallShape) -> Steps[bool]:
 
 
 def copy_arguments(
-    stream: Stream, write: Callable[[str], None], stops: Markers | None
+    stream: CharStream, write: Callable[[str], None], stops: Markers | None
 ) -> Steps[bool]:
     """Copies the value that is a call's arguments; False when it broke off."""
     first = yield from stream.peek()
@@ -185,7 +185,7 @@ def copy_arguments(
     return is_complete
 
 
-def _copy_quoted(stream: Stream, write: Callable[[str], None]) -> Steps[bool]:
+def _copy_quoted(stream: CharStream, write: Callable[[str], None]) -> Steps[bool]:
     pieces: list[str] = []
     is_complete = yield from copy_container(stream, pieces.append, None)
     quoted = "".join(pieces)

@@ -12,7 +12,7 @@ from tokenmesh.services.gateway.parsers.tools.json_calls import CallShape, read_
 from tokenmesh.services.gateway.parsers.tools.script_parser import tool_format
 from tokenmesh.services.gateway.parsers.tools.sections import Layout, sections
 from tokenmesh.services.gateway.parsers.tools.source import Steps
-from tokenmesh.services.gateway.parsers.tools.stream import Script, Stream
+from tokenmesh.services.gateway.parsers.tools.stream import CharStream, Script
 
 
 def json_format(
@@ -41,7 +41,7 @@ def json_format(
 def _from_start(first: str, begins: Markers, rest: Script) -> Script:
     shape = CallShape(needs_arguments=True)
 
-    def script(stream: Stream) -> Steps[None]:
+    def script(stream: CharStream) -> Steps[None]:
         stream.keep()
         char = yield from stream.skip_space()
         if char == first and not (yield from stream.at(begins)):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from tokenmesh.services.gateway.parsers.markers import Markers
-from tokenmesh.services.gateway.parsers.tools.source import Source, Steps
+from tokenmesh.services.gateway.parsers.tools.source import CharSource, Steps
 
 _STRUCTURE: Final = re.compile(r'["{}\[\]<]')
 _IN_STRING: Final = re.compile(r'["\\\x00-\x1f]')
@@ -92,7 +92,7 @@ def _plain(char: str) -> str:
 
 
 def copy_container(
-    source: Source, write: Callable[[str], None], stops: Markers | None
+    source: CharSource, write: Callable[[str], None], stops: Markers | None
 ) -> Steps[bool]:
     """Copies an object, array or string, of which the first character comes next.
 
@@ -112,7 +112,9 @@ def copy_container(
         yield
 
 
-def copy_value(source: Source, write: Callable[[str], None], stops: Markers | None) -> Steps[bool]:
+def copy_value(
+    source: CharSource, write: Callable[[str], None], stops: Markers | None
+) -> Steps[bool]:
     """Copies any value; a number, or what is none, as far as it can go."""
     first = yield from source.peek()
     if first and first in '{["':
@@ -122,7 +124,7 @@ def copy_value(source: Source, write: Callable[[str], None], stops: Markers | No
     return bool(scalar)
 
 
-def read_string(source: Source) -> Steps[str | None]:
+def read_string(source: CharSource) -> Steps[str | None]:
     """Takes a string, of which the quote comes next, and decodes it; None when it breaks off."""
     pieces: list[str] = []
     is_complete = yield from copy_container(source, pieces.append, None)

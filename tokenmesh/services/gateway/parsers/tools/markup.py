@@ -14,7 +14,7 @@ from tokenmesh.services.gateway.parsers.markers import Markers
 from tokenmesh.services.gateway.parsers.parser import ParseContext, ToolSchema
 from tokenmesh.services.gateway.parsers.tools.sections import Layout, sections
 from tokenmesh.services.gateway.parsers.tools.source import Steps
-from tokenmesh.services.gateway.parsers.tools.stream import Script, Stream
+from tokenmesh.services.gateway.parsers.tools.stream import CharStream, Script
 from tokenmesh.services.gateway.parsers.tools.typed_arguments import STRING, Trim, TypedArguments
 
 _TAG_END: Final = Markers(">", "\n")
@@ -62,7 +62,7 @@ class _Reader:
         self._inside = Markers(markup.parameter, markup.call_end)
         self._value_ends = Markers(markup.parameter_end, markup.parameter, markup.call_end)
 
-    def read_call(self, stream: Stream, tools: tuple[ToolSchema, ...]) -> Steps[None]:
+    def read_call(self, stream: CharStream, tools: tuple[ToolSchema, ...]) -> Steps[None]:
         tag, _ = yield from self._tag(stream)
         name = tag.group(1) if tag is not None else ""
         if len(name.split()) != 1:
@@ -79,7 +79,7 @@ class _Reader:
         if not stream.drop_cut(self._markup.parameter, self._markup.call_end):
             arguments.end()
 
-    def _parameter(self, stream: Stream, arguments: TypedArguments) -> Steps[None]:
+    def _parameter(self, stream: CharStream, arguments: TypedArguments) -> Steps[None]:
         stream.keep()
         stream.take(len(self._markup.parameter))
         tag, text = yield from self._tag(stream)
@@ -98,7 +98,7 @@ class _Reader:
         if end == self._markup.parameter_end:
             stream.take(len(end))
 
-    def _tag(self, stream: Stream) -> Steps[tuple[re.Match[str] | None, str]]:
+    def _tag(self, stream: CharStream) -> Steps[tuple[re.Match[str] | None, str]]:
         """Takes the rest of a tag: its attributes, None when it is no tag; and its text."""
         text, end = yield from stream.read_until(_TAG_END)
         found = self._markup.attributes.fullmatch(text) if end == ">" else None

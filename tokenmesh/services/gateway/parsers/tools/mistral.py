@@ -20,7 +20,7 @@ from tokenmesh.services.gateway.parsers.tools.json_calls import CallShape, read_
 from tokenmesh.services.gateway.parsers.tools.script_parser import tool_format
 from tokenmesh.services.gateway.parsers.tools.sections import Layout, sections
 from tokenmesh.services.gateway.parsers.tools.source import Steps
-from tokenmesh.services.gateway.parsers.tools.stream import Script, Stream
+from tokenmesh.services.gateway.parsers.tools.stream import CharStream, Script
 
 _CALLS: Final = "[TOOL_CALLS]"
 _CALL_ID: Final = "[CALL_ID]"
@@ -51,7 +51,7 @@ def mistral(context: ParseContext) -> Script:
     make_id = make_ids(context)
     shape = CallShape(make_id=make_id)
 
-    def read_call(stream: Stream) -> Steps[None]:
+    def read_call(stream: CharStream) -> Steps[None]:
         first = yield from stream.skip_space()
         if first in ("[", "{"):
             yield from read_calls(stream, shape)
@@ -66,7 +66,7 @@ def mistral(context: ParseContext) -> Script:
     return sections(_LAYOUT, read_call)
 
 
-def _header(stream: Stream) -> Steps[tuple[str, str, bool]]:
+def _header(stream: CharStream) -> Steps[tuple[str, str, bool]]:
     """Name, id or empty, and whether arguments follow."""
     name = yield from stream.read_while(_NAME)
     model_id = ""

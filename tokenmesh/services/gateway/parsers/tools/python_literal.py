@@ -10,7 +10,7 @@ from typing import Final
 
 from tokenmesh.services.gateway.parsers.markers import Markers
 from tokenmesh.services.gateway.parsers.tools.schema_values import is_json, to_json
-from tokenmesh.services.gateway.parsers.tools.source import Source, Steps
+from tokenmesh.services.gateway.parsers.tools.source import CharSource, Steps
 
 _PLAIN: Final = re.compile(r"""[^"'()\[\]{},]+""")
 _TRIPLE: Final = Markers('"""', "'''")
@@ -65,7 +65,7 @@ class _Literal:
         return to_json(raw, _NUMBERS)
 
 
-def read_literal(source: Source) -> Steps[tuple[str, bool]]:
+def read_literal(source: CharSource) -> Steps[tuple[str, bool]]:
     """Takes a literal up to the comma or bracket after it; its JSON, and whether it is complete.
 
     Of one that the text's end breaks off the JSON is what there is of it.
@@ -89,7 +89,7 @@ def read_literal(source: Source) -> Steps[tuple[str, bool]]:
             literal.punctuate(source.take(1))
 
 
-def _string(source: Source) -> Steps[tuple[str, str, bool]]:
+def _string(source: CharSource) -> Steps[tuple[str, str, bool]]:
     """Takes a string: its text, its JSON, and whether it is complete."""
     quote = (yield from source.at(_TRIPLE)) or (yield from source.peek())
     source.take(len(quote))

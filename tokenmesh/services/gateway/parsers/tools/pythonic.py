@@ -12,7 +12,7 @@ from tokenmesh.services.gateway.parsers.tools.python_literal import read_literal
 from tokenmesh.services.gateway.parsers.tools.script_parser import tool_format
 from tokenmesh.services.gateway.parsers.tools.sections import Layout, sections
 from tokenmesh.services.gateway.parsers.tools.source import Steps
-from tokenmesh.services.gateway.parsers.tools.stream import Script, Stream, copy_content
+from tokenmesh.services.gateway.parsers.tools.stream import CharStream, Script, copy_content
 from tokenmesh.services.gateway.parsers.tools.typed_arguments import TypedArguments
 
 _WORD_CHARS: Final = re.compile(r"[\w.]+")
@@ -20,7 +20,7 @@ _NAME: Final = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 _KEY: Final = re.compile(r"[^\W\d]\w*")
 
 
-def read_python_calls(stream: Stream, is_list: bool) -> Steps[None]:
+def read_python_calls(stream: CharStream, is_list: bool) -> Steps[None]:
     """Takes calls; in a list its brackets and commas too."""
     before = stream.num_calls
     while True:
@@ -39,7 +39,7 @@ def read_python_calls(stream: Stream, is_list: bool) -> Steps[None]:
     stream.give_back()
 
 
-def _call(stream: Stream) -> Steps[bool]:
+def _call(stream: CharStream) -> Steps[bool]:
     """Takes a call; False when it is none, or when no call can follow it."""
     name = yield from stream.read_while(_WORD_CHARS)
     if not _NAME.fullmatch(name) or (yield from stream.peek()) != "(":
@@ -67,7 +67,7 @@ def _call(stream: Stream) -> Steps[bool]:
     return (yield from _end(stream, arguments))
 
 
-def _end(stream: Stream, arguments: TypedArguments) -> Steps[bool]:
+def _end(stream: CharStream, arguments: TypedArguments) -> Steps[bool]:
     char = yield from stream.peek()
     if not char:
         arguments.cut(stream.pop_kept().lstrip(", \n"))
@@ -79,7 +79,7 @@ def _end(stream: Stream, arguments: TypedArguments) -> Steps[bool]:
     return True
 
 
-def _keyword(stream: Stream) -> Steps[str | None]:
+def _keyword(stream: CharStream) -> Steps[str | None]:
     """Takes `key=`; empty when a bracket ends the call, None when it is neither."""
     if (yield from stream.skip_space()) == ")":
         return ""
@@ -92,7 +92,7 @@ def _keyword(stream: Stream) -> Steps[str | None]:
 
 
 def _starting_with_list(rest: Script) -> Script:
-    def script(stream: Stream) -> Steps[None]:
+    def script(stream: CharStream) -> Steps[None]:
         stream.keep()
         if (yield from stream.skip_space()) == "[":
             yield from read_python_calls(stream, is_list=True)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from tokenmesh.services.gateway.parsers.events import Content, Event
 from tokenmesh.services.gateway.parsers.formats import CallFrame, MakeId, ToolFormat
 from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser
-from tokenmesh.services.gateway.parsers.tools.stream import Script, Stream
+from tokenmesh.services.gateway.parsers.tools.stream import CharStream, Script
 
 
 class ScriptParser:
@@ -16,7 +16,7 @@ class ScriptParser:
     is_reasoning = False
 
     def __init__(self, script: Script) -> None:
-        self._stream = Stream()
+        self._stream = CharStream()
         self._run = script(self._stream)
         next(self._run)
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from tokenmesh.services.gateway.parsers.markers import Markers
 from tokenmesh.services.gateway.parsers.tools.source import Steps
-from tokenmesh.services.gateway.parsers.tools.stream import Script, Stream
+from tokenmesh.services.gateway.parsers.tools.stream import CharStream, Script
 
-ReadCall = Callable[[Stream], Steps[None]]
+ReadCall = Callable[[CharStream], Steps[None]]
 """Reads what follows a call's begin marker, which is taken and kept: begins a call, or gives back
 what it took. Returns with a call's end marker not taken, or taken, as it likes."""
 
@@ -38,7 +38,7 @@ class Layout:
 def sections(layout: Layout, read_call: ReadCall) -> Script:
     """The script of a layout."""
 
-    def script(stream: Stream) -> Steps[None]:
+    def script(stream: CharStream) -> Steps[None]:
         due: set[str] = set()
 
         def write(text: str) -> None:
@@ -65,7 +65,7 @@ def sections(layout: Layout, read_call: ReadCall) -> Script:
     return script
 
 
-def _section(stream: Stream, layout: Layout, marker: str) -> Steps[None]:
+def _section(stream: CharStream, layout: Layout, marker: str) -> Steps[None]:
     stream.keep()
     stream.take(len(marker))
     yield from stream.skip_space()

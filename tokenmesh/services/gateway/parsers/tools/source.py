@@ -1,4 +1,4 @@
-"""Source: one stream's text, read by a script that waits wherever it needs more.
+"""CharSource: one stream's text, read by a script that waits wherever it needs more.
 
 A script is a generator: it reads as if all text were there, and a bare `yield` (inside of the
 methods that return `Steps`) is where it waits for the next portion. What it decides therefore
@@ -18,7 +18,7 @@ Steps = Generator[None, None, _T]
 _NOT_SPACE: Final = re.compile(r"\S")
 
 
-class Source:
+class CharSource:
     """The text that has come and is not taken yet, and what was taken but may be given back."""
 
     __slots__ = ("_kept", "_pos", "_text", "is_whole")

@@ -1,4 +1,4 @@
-"""Stream: a Source, and the events that a script makes of it.
+"""CharStream: a Source, and the events that a script makes of it.
 
 White space beside a call is the format's and not the answer's: what stands between content and a
 call, between calls, or after the last one is dropped when nothing but white space does. All other
@@ -8,10 +8,10 @@ text that is no part of a call is content, wherever it stands.
 from collections.abc import Callable
 
 from tokenmesh.services.gateway.parsers.events import CallArguments, CallBegin, Content, Event
-from tokenmesh.services.gateway.parsers.tools.source import Source, Steps
+from tokenmesh.services.gateway.parsers.tools.source import CharSource, Steps
 
 
-class Stream(Source):
+class CharStream(CharSource):
     """What a script reads from and writes to."""
 
     __slots__ = ("_call", "_events", "_is_after_call", "_pieces", "_space", "num_calls")
@@ -88,11 +88,11 @@ class Stream(Source):
             self._pieces.clear()
 
 
-Script = Callable[[Stream], Steps[None]]
+Script = Callable[[CharStream], Steps[None]]
 """Reads a stream to its end: returns only when its text is whole and taken."""
 
 
-def copy_content(stream: Stream) -> Steps[None]:
+def copy_content(stream: CharStream) -> Steps[None]:
     """The script of text in which nothing is a call, or nothing can be one any more."""
     while (yield from stream.peek()):
         text, pos = stream.window()

@@ -13,7 +13,7 @@ from tokenmesh.services.gateway.parsers.markers import Markers
 from tokenmesh.services.gateway.parsers.parser import ToolSchema
 from tokenmesh.services.gateway.parsers.tools.schema_values import to_json, types_of
 from tokenmesh.services.gateway.parsers.tools.source import Steps
-from tokenmesh.services.gateway.parsers.tools.stream import Stream
+from tokenmesh.services.gateway.parsers.tools.stream import CharStream
 
 STRING: Final = frozenset({"string"})
 
@@ -33,7 +33,7 @@ class TypedArguments:
 
     __slots__ = ("_is_open", "_properties", "_root", "_stream")
 
-    def __init__(self, stream: Stream, tools: tuple[ToolSchema, ...], name: str) -> None:
+    def __init__(self, stream: CharStream, tools: tuple[ToolSchema, ...], name: str) -> None:
         self._stream = stream
         self._root = next((tool.parameters for tool in tools if tool.name == name), {})
         properties = self._root.get("properties")
