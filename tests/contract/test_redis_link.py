@@ -202,3 +202,30 @@ async def test_somebody_else_listens_there(garbage: bytes) -> None:
             except Unavailable:
                 continue
     server.close()
+
+
+async def test_after_close_no_connection_is_open() -> None:
+    """redis-py repeats a call whose connection was closed."""
+    num_open, has_call = 0, asyncio.Event()
+
+    async def never_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_open
+        num_open += 1
+        while await reader.read(1000):
+            has_call.set()
+        num_open -= 1
+        writer.close()
+
+    server = await asyncio.start_server(never_answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    redis = open_redis(RedisSettings(url=f"redis://127.0.0.1:{port}/0"))
+    calls = [asyncio.create_task(redis.call("GET", "a")) for _ in range(3)]
+    await has_call.wait()
+    await redis.close()
+    ended = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 0.5)
+    assert all(isinstance(each, Unavailable) for each in ended)
+    with pytest.raises(Unavailable):
+        await redis.call("GET", "a")
+    await asyncio.sleep(0.1)
+    assert num_open == 0
+    server.close()

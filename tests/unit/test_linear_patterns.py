@@ -22,7 +22,7 @@ SMALL: Final = 500
 SUSPICIOUS_S: Final = 0.002
 """What eight times as much text takes at least where it is quadratic."""
 OWN_TEXT: Final = {"kernels", "models"}
-"""Folders whose patterns read no client's text, but the engine's sources and a checkpoint's names."""
+"""Folders whose patterns read sources and names of a checkpoint, never a client's text."""
 SEARCHING: Final = ("search", "finditer", "findall", "sub", "split")
 CHARS: Final = " a1_-.\"'\\{[(<,:/=\n"
 

@@ -90,6 +90,8 @@ class Redis:
         self._client = client
         self._link = link
         self._settings = settings
+        self._running: set[asyncio.Timeout] = set()
+        self._is_closed = False
 
     async def call(self, *parts: Part) -> Reply:
         """One command, such as `call("GET", key)`."""
@@ -102,12 +104,18 @@ class Redis:
 
         redis-py closes and retries behind a caller's back, and may swallow a cancellation there.
         """
+        if self._is_closed:
+            raise Unavailable("Redis is away: the client is closed")
+        timeout = asyncio.timeout(self._settings.call_timeout_s)
+        self._running.add(timeout)
         with keeps_cancellation():
             try:
-                async with asyncio.timeout(self._settings.call_timeout_s):
+                async with timeout:
                     yield
             except (RedisError, OSError) as error:
                 raise self._translate(error) from error
+            finally:
+                self._running.discard(timeout)
 
     async def _execute(self, *parts: Part) -> Reply:
         return cast("Reply", await self._client.execute_command(*parts))  # type: ignore[no-untyped-call]
@@ -153,10 +161,22 @@ class Redis:
             raise self._translate(error) from error
 
     async def close(self) -> None:
-        """Close every connection."""
+        """Close every connection; running calls raise Unavailable.
+
+        They end first: redis-py connects again for a call whose connection is closed, and may
+        swallow the cancellation of one that connects.
+        """
+        self._is_closed = True
         await self._link.close()
         await self._client.aclose()
-        await self._client.connection_pool.disconnect()
+        while True:
+            for timeout in self._running:
+                if not timeout.expired():
+                    timeout.reschedule(0)
+            await self._client.connection_pool.disconnect()
+            if not self._running:
+                break
+            await asyncio.sleep(0.001)
 
     def _translate(self, error: RedisError | RefusedByRedis | OSError) -> TokenMeshError:
         # OSError covers TimeoutError.
