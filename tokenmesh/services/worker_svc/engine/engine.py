@@ -197,10 +197,9 @@ class Engine:
     def _publish(self, flight: InFlightStep, result: StepResult, ended_ns: int) -> None:
         """Hand out the tokens of a step and end the requests that reached their end."""
         if result.errors:
-            on_top: list[tuple[InFlightStep, Collection[int]]] = [
-                (each, ()) for each in self._flights
-            ]
-            self._drop_rows([(flight, result.errors), *on_top], result.errors, result.hopeless)
+            lost: list[tuple[InFlightStep, Collection[int]]] = [(flight, result.errors)]
+            lost += [(each, ()) for each in self._flights]
+            self._drop_rows(lost, result.errors, result.hopeless)
         for row, entries in result.prompt_logprobs.items():
             owner = self._scheduler.rows.owner(row, flight.plan.step)
             if owner is not None:
@@ -269,9 +268,8 @@ class Engine:
         timeline.ended_ns = now_ns()
         steps: list[TimelineStep] = []
         if request.traceparent is not None and timeline.first_token_ns:
-            steps = self._log.between(
-                timeline.first_token_ns, timeline.ended_ns, self._settings.trace_step_events
-            )
+            limit = self._settings.trace_step_events
+            steps = self._log.between(timeline.first_token_ns, timeline.ended_ns, limit)
         self._output.ended.append(Ended(request, ending, steps))
 
     def _note_preempted(self) -> None:

@@ -35,12 +35,9 @@ class Scheduler:
     """
 
     def __init__(
-        self,
-        limits: EngineLimits,
-        pool: BlockPool,
-        cache: PrefixCache,
+        self, limits: EngineLimits, pool: BlockPool, cache: PrefixCache,
         proposer: Proposer | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         assert limits.num_rows <= limits.max_num_batched_tokens
         self._limits = limits
         self._pool = pool
@@ -227,8 +224,7 @@ class Scheduler:
             self._decoding.enter(request)
             if end == request.max_len - 1:
                 self._ends.expect_end(request)
-        samples = not request.is_prefilling
-        windowed = self._tables.take_new(request)
+        windowed, samples = self._tables.take_new(request), not request.is_prefilling
         return ScheduledRow(request.row, start, num_tokens, new_blocks, samples, windowed)
 
     def _admit(self, plan: StepPlan, budget: int) -> None:
@@ -242,7 +238,6 @@ class Scheduler:
             budget -= self._schedule_first_chunk(plan, request, budget)
 
     def _find(self, request: Request) -> Hits | None:
-        # a request alone always fits: `add` saw to that
         reserve = self._limits.watermark_blocks if len(self._running) else 0
         return self._tables.find(request, reserve)
 
@@ -283,7 +278,7 @@ class Scheduler:
         self.notes.preempted.append(request)
 
     def _send_back(self, request: Request) -> None:
-        """Give row and blocks back, and wait for others to compute everything again."""
+        """Give row and blocks back and wait; everything is computed again."""
         self._release(request)
         self.num_queued_tokens -= request.backlog
         request.num_computed = 0
