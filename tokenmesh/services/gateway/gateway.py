@@ -76,23 +76,12 @@ class Gateway:
         self.bodies = BodyBudget(limits)
         self._bus = bus
         self._make_tenancy(redis)
-        self._cancels = Cancels(bus, gateway_id, limits.max_cancel_queue)
-        self.streams = self._make_streams()
-        breaker = Breaker(limits)
-        metrics.gauge_of("workers_left_out", lambda: len(breaker))
-        self._prompts = HeldPrompts(bus, gateway_id)
-        self.calls = ServiceCalls(
-            bus, limits, Replicas(members).freshest, breaker.left_out, self._prompts
-        )
-        launcher = Launcher(bus, self.calls, self.streams, limits, metrics, breaker)
-        self.streams.on_done = breaker.succeed
-        self._watchdog = self._make_watchdog(launcher, count_losses)
         self.catalog = Catalog(members, settings)
+        self._make_mesh(count_losses)
         self.admin = Admin(bus, members, self.catalog, limits)
         self.mesh_view = MeshView(gateway_id, bus, members, limits)
         self.vocabularies = Vocabularies(self.calls, limits)
         self.intake = Intake(RequestBuilder(self.catalog, self.vocabularies, blobs, limits))
-        self.pipeline = Pipeline(Stages(gateway_id, self.calls, self.streams, launcher, limits))
         self.scale_out = self._make_scale_out(settings)
         self.traces = TraceStore(settings.telemetry)
         self.meters = Meters(metrics)
@@ -105,6 +94,22 @@ class Gateway:
         self.admission = Admission(self.id, redis, self.settings, self.metrics)
         self.upload_quota = UploadQuota(redis, self.settings)
         self.usage = UsageReader(redis, self.keys, self.admission)
+
+    def _make_mesh(self, count_losses: Callable[[], int]) -> None:
+        """The path of a prompt to a worker, and of its tokens back."""
+        bus, limits, metrics = self._bus, self.settings, self.metrics
+        self._cancels = Cancels(bus, self.id, limits.max_cancel_queue)
+        self.streams = self._make_streams()
+        breaker = Breaker(limits)
+        metrics.gauge_of("workers_left_out", lambda: len(breaker))
+        self._prompts = HeldPrompts(bus, self.id)
+        self.calls = ServiceCalls(
+            bus, limits, Replicas(self.members).freshest, breaker.left_out, self._prompts
+        )
+        launcher = Launcher(bus, self.calls, self.streams, limits, metrics, breaker)
+        self.streams.on_done = breaker.succeed
+        self._watchdog = self._make_watchdog(launcher, count_losses)
+        self.pipeline = Pipeline(Stages(self.id, self.calls, self.streams, launcher, limits))
 
     def _make_scale_out(self, settings: Settings) -> ScaleOut:
         scale_out = ScaleOut(
