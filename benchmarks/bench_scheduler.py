@@ -17,15 +17,12 @@ import msgspec
 from benchmarks.engine_results import SchedulerLine, SchedulerResult
 from benchmarks.serve.report import environment, write_json
 from tokenmesh.services.worker_svc.block_events.stream import BlockEventStream
-from tokenmesh.services.worker_svc.engine.block_log import BlockChange, BlockLog
-from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
+from tokenmesh.services.worker_svc.engine.block_pool import KvGroups
+from tokenmesh.services.worker_svc.engine.cache_changes import BlockChange, BlockLog
 from tokenmesh.services.worker_svc.engine.engine import Engine
-from tokenmesh.services.worker_svc.engine.from_settings import limits_of
-from tokenmesh.services.worker_svc.engine.kv_groups import KvGroups
-from tokenmesh.services.worker_svc.engine.plan import StepPlan, StepResult
+from tokenmesh.services.worker_svc.engine.plan import FinishedLaunch, StepPlan, StepResult
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.request import Request, StreamKey
-from tokenmesh.services.worker_svc.engine.runner import Landed
 from tokenmesh.services.worker_svc.engine.scheduler import Scheduler
 from tokenmesh.shared.config.block_events import BlockEventSettings
 from tokenmesh.shared.config.worker import WorkerSettings
@@ -58,9 +55,9 @@ class IdleRunner:
     num_saved_states = 0
     has_own_device = True
 
-    def launch(self, plan: StepPlan) -> Landed:
+    def launch(self, plan: StepPlan) -> FinishedLaunch:
         """One token a row."""
-        return Landed(StepResult(dict.fromkeys(plan.rows, TOKENS)))
+        return FinishedLaunch(StepResult(dict.fromkeys(plan.rows, TOKENS)))
 
 
 def settings_for(num_requests: int) -> WorkerSettings:
@@ -84,11 +81,10 @@ def request(stream: int) -> Request:
 
 def scheduler_step(num_requests: int) -> Callable[[], None]:
     """`schedule` and `draw` of the step before, the runner's result included in neither."""
-    pool = BlockPool(NUM_BLOCKS)
     settings = settings_for(num_requests)
     groups = KvGroups(settings.block_size)
-    cache = PrefixCache(pool, groups, enabled=True)
-    scheduler = Scheduler(limits_of(settings, NUM_BLOCKS), pool, cache)
+    cache = PrefixCache(NUM_BLOCKS, groups, enabled=True)
+    scheduler = Scheduler(settings, cache)
     for stream in range(num_requests):
         scheduler.add(request(stream))
     tokens = dict.fromkeys(range(num_requests), TOKENS)

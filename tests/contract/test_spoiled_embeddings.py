@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from tokenmesh.services.worker_svc.media import fetch_embeddings
+from tokenmesh.services.worker_svc.preparation import fetch_embeddings
 from tokenmesh.shared.blobs import PREFIX, Blobs, check_of
 from tokenmesh.shared.config.redis import RedisSettings
 from tokenmesh.shared.errors import InvalidInput, TokenMeshError, Unavailable

@@ -14,7 +14,7 @@ from tests.fakes.engine_driver import EngineDriver, Job, greedy
 from tests.fakes.general_models import GENERAL, make_general
 from tests.fakes.tiny import Tiny, prompt_of
 from tests.ops.native import WAYS
-from tokenmesh.services.worker_svc.engine.from_settings import groups_of
+from tokenmesh.services.worker_svc.engine.block_pool import KvGroups
 from tokenmesh.services.worker_svc.models.keeps import one_group
 from tokenmesh.services.worker_svc.models.native.decoder import Decoder
 from tokenmesh.services.worker_svc.models.promotion.promote import promote
@@ -51,7 +51,9 @@ def test_long_prompts_get_the_tokens_of_transformers_in_a_pool_for_windows(
     assert resident._model.has_program == native
     windows = driver.model.runner.windows
     assert windows == WINDOWS[name]
-    groups = groups_of(driver.settings, windows)
+    groups = KvGroups.of(
+        windows, driver.settings.block_size, driver.settings.max_num_batched_tokens
+    )
     longest = LENGTHS[0] + NUM_TOKENS
     num_blocks = 1 + groups.needed(longest)
     # nothing but blocks that were freed lets the longest end

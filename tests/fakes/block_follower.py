@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.fakes.engine_schedules import Schedule
 from tests.fakes.guide_code import module_of
-from tokenmesh.services.worker_svc.engine.block_log import BlockChange, BlockLog
+from tokenmesh.services.worker_svc.engine.cache_changes import BlockChange, BlockLog
 from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.shared.hashing import Adapter
 

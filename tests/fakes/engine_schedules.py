@@ -18,14 +18,19 @@ from tests.fakes.kv_runner import (
     first_cell,
     media_mark,
 )
-from tokenmesh.services.worker_svc.engine.block_log import BlockChange
-from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
+from tokenmesh.services.worker_svc.engine.block_pool import BlockPool, KvGroups
 from tokenmesh.services.worker_svc.engine.block_tables import held_by
+from tokenmesh.services.worker_svc.engine.cache_changes import BlockChange
 from tokenmesh.services.worker_svc.engine.engine import Engine
-from tokenmesh.services.worker_svc.engine.kv_groups import KvGroups
-from tokenmesh.services.worker_svc.engine.owner import NOBODY, Owner
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
-from tokenmesh.services.worker_svc.engine.request import Ending, Request, Status, StreamKey
+from tokenmesh.services.worker_svc.engine.request import (
+    NO_TENANT,
+    Ending,
+    Request,
+    Status,
+    StreamKey,
+    TenantShare,
+)
 from tokenmesh.services.worker_svc.engine.saved_states import SavedStates
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.ids import BlobKey, GatewayId, RequestId
@@ -138,9 +143,9 @@ def random_media(rng: Random, num_prompt: int) -> list[MediaItem]:
     ]
 
 
-def random_owner(rng: Random) -> Owner:
+def random_owner(rng: Random) -> TenantShare:
     weight, group = rng.choice([1.0, 1.0, 3.0, 0.01]), rng.choice([0, 0, 0, 1])
-    return Owner(rng.choice("ab"), weight, group) if rng.random() < 0.8 else NOBODY
+    return TenantShare(rng.choice("ab"), weight, group) if rng.random() < 0.8 else NO_TENANT
 
 
 def random_case(
@@ -315,7 +320,8 @@ class Schedule:
     def _check_published(self, live: list[Request]) -> None:
         """A block that can be found is found under the hash of tokens that are known."""
         pool, size = self.engine._pool, self.settings.block_size
-        cache = PrefixCache(pool, self.groups, enabled=True)
+        cache = PrefixCache(pool.num_blocks, self.groups, enabled=True)
+        cache.pool = pool
         for request in live:
             num_full = request.num_known // size
             fresh = Request(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from tokenmesh.services.scheduler_svc.index.index import Bid, PlacementIndex
-from tokenmesh.services.worker_svc.engine.route_ledger import RouteChange
+from tokenmesh.services.worker_svc.engine.cache_changes import RouteChange
 from tokenmesh.services.worker_svc.prefix_index.writer import IndexWriter
 from tokenmesh.shared.config.prefix_index import PrefixIndexSettings
 from tokenmesh.shared.ids import ModelName, RequestId, WorkerId

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.small_mesh import SmallMesh
-from tokenmesh.services.worker_svc.loaded import SimResident
+from tokenmesh.services.worker_svc.loaded import SimMemory
 from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.redis import RedisSettings
 from tokenmesh.shared.errors import CheckpointError
@@ -133,14 +133,14 @@ async def test_with_one_worker_awake_the_model_is_awake(
     async with mesh:
         await mesh.client.post("/sleep")
         failing = iter([None, CheckpointError("model.safetensors is gone")])
-        real = SimResident.wake
+        real = SimMemory.wake
 
-        def wake(self: SimResident, tags: list[str]) -> None:
+        def wake(self: SimMemory, tags: list[str]) -> None:
             if (error := next(failing)) is not None:
                 raise error
             real(self, tags)
 
-        monkeypatch.setattr(SimResident, "wake", wake)
+        monkeypatch.setattr(SimMemory, "wake", wake)
         failed = await mesh.client.post("/wake_up")
         message = failed.json()["error"]["message"]
         assert failed.status_code == 500

@@ -19,7 +19,7 @@ from tests.fakes.worker_rig import (
     no_beat,
     running_rig,
 )
-from tokenmesh.services.worker_svc import entrance
+from tokenmesh.services.worker_svc import preparation
 from tokenmesh.services.worker_svc.actor import Identity, WorkerActor, WorkerContext
 from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.plan import StepPlan, StepResult
@@ -50,7 +50,7 @@ async def test_beats_say_that_grammar_libraries_are_being_loaded(
 ) -> None:
     assert not rig.actor.load().is_compiler_starting
     compiler = GrammarCompiler(Path("none"), 10, frozenset({2}), WorkerSettings(engine="sim"))
-    monkeypatch.setattr(rig.actor._entrance, "grammars", compiler)
+    monkeypatch.setattr(rig.actor._preparation, "grammars", compiler)
     assert not rig.actor.load().is_compiler_starting
     starting = compiler.start(after=asyncio.Event())
     assert rig.actor.load().is_compiler_starting
@@ -165,7 +165,7 @@ async def test_who_waits_for_its_media_when_all_streams_end_is_told(
         await asyncio.sleep(0.3)
         return {}
 
-    monkeypatch.setattr(entrance, "fetch_embeddings", fetch)
+    monkeypatch.setattr(preparation, "fetch_embeddings", fetch)
     asking = asyncio.create_task(rig.generate(media=[image(2, 3)]))
     async with asyncio.timeout(5):
         await fetching.wait()

@@ -66,7 +66,7 @@ def test_a_call_ends_reasoning_where_there_are_tools(vocabulary: Vocabulary) -> 
 
 @pytest.mark.parametrize("name", sorted(REASONING))
 def test_every_format_that_can_be_cut_has_few_markers(name: str, vocabulary: Vocabulary) -> None:
-    """What a worker takes: see worker_svc/sampling_limits.py."""
+    """What a worker takes: see worker_svc/admission.py."""
     family = FormatFamily(ParserRegistry().find_reasoning(name))
     assert family.can_cut_reasoning == (name != "openai_gptoss")
     _, ends = Parsing(

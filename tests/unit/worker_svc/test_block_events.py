@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fakes.block_follower import LoggedSchedule, check_hashes, follow
-from tokenmesh.services.worker_svc.block_events.batches import Batches
+from tokenmesh.services.worker_svc.block_events.batches import Batches, ReplayBuffer
 from tokenmesh.services.worker_svc.block_events.held import Block, HeldBlocks
-from tokenmesh.services.worker_svc.block_events.ring import Ring
 from tokenmesh.services.worker_svc.block_events.snapshots import Snapshots
-from tokenmesh.services.worker_svc.engine.block_log import BlockChange
+from tokenmesh.services.worker_svc.engine.cache_changes import BlockChange
 from tokenmesh.shared import codec
 from tokenmesh.shared.config.block_events import BlockEventSettings
 from tokenmesh.shared.errors import InvalidInput, NotFound, Overloaded
@@ -89,7 +88,7 @@ def test_blocks_that_follow_one_another_are_one_event() -> None:
 def test_a_ring_holds_the_last_and_not_too_much(
     sizes: list[int], max_batches: int, max_bytes: int
 ) -> None:
-    ring = Ring(max_batches, max_bytes)
+    ring = ReplayBuffer(max_batches, max_bytes)
     added: list[bytes] = []
     for seq, size in enumerate(sizes):
         added.append(seq.to_bytes(2, "big") + bytes(size))

@@ -8,13 +8,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
-from tokenmesh.services.worker_svc.engine.decoding import Decoding
-from tokenmesh.services.worker_svc.engine.kv_groups import KvGroups
-from tokenmesh.services.worker_svc.engine.limits import EngineLimits
+from tokenmesh.services.worker_svc.engine.block_pool import KvGroups
+from tokenmesh.services.worker_svc.engine.decode_wheel import Decoding
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.request import Request, StreamKey
 from tokenmesh.services.worker_svc.engine.scheduler import Scheduler
+from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.ids import GatewayId, RequestId
 from tokenmesh.shared.messages.sampling import SamplingParams
 
@@ -35,10 +34,12 @@ def request(stream: int, max_tokens: int = 100, **sampling: Any) -> Request:
 
 def running(num_requests: int) -> Scheduler:
     """All of them decode, far from any border."""
-    limits = EngineLimits(num_requests, 10_000, 0, BLOCK_SIZE, 0)
-    pool = BlockPool(10 * num_requests + 10)
-    groups = KvGroups(BLOCK_SIZE)
-    scheduler = Scheduler(limits, pool, PrefixCache(pool, groups, enabled=True))
+    settings = WorkerSettings(
+        max_num_seqs=num_requests, max_num_batched_tokens=10_000, kv_watermark=0.0,
+        long_prefill_token_threshold=0, block_size=BLOCK_SIZE,
+    )  # fmt: skip
+    cache = PrefixCache(10 * num_requests + 10, KvGroups(BLOCK_SIZE), enabled=True)
+    scheduler = Scheduler(settings, cache)
     for stream in range(num_requests):
         scheduler.add(request(stream))
     for _ in range(3):

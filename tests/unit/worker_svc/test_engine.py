@@ -6,11 +6,10 @@ import pytest
 
 from tokenmesh.services.worker_svc.engine.engine import Engine, EngineBroken
 from tokenmesh.services.worker_svc.engine.outputs import StepOutput
-from tokenmesh.services.worker_svc.engine.plan import StepPlan, StepResult
+from tokenmesh.services.worker_svc.engine.plan import FinishedLaunch, Launch, StepPlan, StepResult
 from tokenmesh.services.worker_svc.engine.request import Request
-from tokenmesh.services.worker_svc.engine.runner import Landed, Launch
 from tokenmesh.services.worker_svc.engine.sim import SimRunner, SimVocabulary
-from tokenmesh.services.worker_svc.tracing import record_spans, sampled
+from tokenmesh.services.worker_svc.telemetry import record_spans, sampled
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.messages.tokens import Delta
 
@@ -55,7 +54,7 @@ class Troubled:
             for new in plan.new_rows
             if new.sampling.seed in self.failing_streams
         }
-        return Landed(result)
+        return FinishedLaunch(result)
 
 
 def deltas_of(output: StepOutput) -> list[Delta]:

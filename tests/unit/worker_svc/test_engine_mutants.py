@@ -15,9 +15,9 @@ import pytest
 from tests.fakes.engine_schedules import Schedule
 from tests.fakes.kv_runner import KvRunner
 from tokenmesh.services.worker_svc.engine import engine as engine_module
-from tokenmesh.services.worker_svc.engine import outputs, retraction, speculating
+from tokenmesh.services.worker_svc.engine import in_flight, outputs, speculating
 from tokenmesh.services.worker_svc.engine.block_tables import BlockTables
-from tokenmesh.services.worker_svc.engine.decoding import Decoding
+from tokenmesh.services.worker_svc.engine.decode_wheel import Decoding
 from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.request import Request
@@ -90,7 +90,7 @@ MUTANTS = {
         PrefixCache, "retract", "self._pool.forget(each.block)", "pass", 0.15
     ),
     "readers of unwritten blocks go on": Mutant(
-        retraction,
+        in_flight,
         "spoiled_by",
         "unwritten.isdisjoint(hits.get(row, ()))",
         "True",
@@ -130,7 +130,7 @@ MUTANTS = {
         True,
     ),
     "who began with a state that was not computed goes on": Mutant(
-        retraction, "spoiled_by", "states.get(row) not in unsaved", "True", 0.15, False, True
+        in_flight, "spoiled_by", "states.get(row) not in unsaved", "True", 0.15, False, True
     ),
     "a hit goes beyond the saved state": Mutant(
         PrefixCache, "_up_to_state", "found[: next(", "found[: 1 + next(", has_states=True
@@ -196,7 +196,7 @@ def plant(mutant: Mutant, patch: pytest.MonkeyPatch) -> None:
     module = sys.modules[original.__module__]
     exec(source.replace(mutant.piece, mutant.planted), vars(module), scope)
     patch.setattr(mutant.owner, mutant.method, scope[mutant.method])
-    if mutant.owner is retraction:
+    if mutant.owner is in_flight:
         patch.setattr(engine_module, mutant.method, scope[mutant.method])
 
 

@@ -8,9 +8,8 @@ import pytest
 from tests.simulation.virtual_time import VirtualClock, virtual_time
 from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.outputs import StepOutput
-from tokenmesh.services.worker_svc.engine.plan import StepPlan, StepResult
+from tokenmesh.services.worker_svc.engine.plan import Launch, StepPlan, StepResult
 from tokenmesh.services.worker_svc.engine.request import Request, Status
-from tokenmesh.services.worker_svc.engine.runner import Launch
 from tokenmesh.services.worker_svc.engine.sim import SimRunner, SimVocabulary
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.messages.tokens import Delta

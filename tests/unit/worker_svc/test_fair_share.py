@@ -3,32 +3,32 @@ no other wants."""
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.worker_svc.test_scheduler import LIMITS, Bench
-from tokenmesh.services.worker_svc.engine.fair_share import split
-from tokenmesh.services.worker_svc.engine.owner import Owner
-from tokenmesh.services.worker_svc.engine.recent_use import RecentUse
-from tokenmesh.services.worker_svc.engine.request import Request, Status
+from tests.unit.worker_svc.test_scheduler import Bench, with_settings
+from tokenmesh.services.worker_svc.engine.queues import RecentUse
+from tokenmesh.services.worker_svc.engine.request import Request, Status, TenantShare
+from tokenmesh.services.worker_svc.engine.sharing import split
 
 MakeRequest = Callable[..., Request]
-FLOOD = Owner("flood")
-QUIET = Owner("quiet")
+FLOOD = TenantShare("flood")
+QUIET = TenantShare("quiet")
 
 
 class Tenants:
     """A bench, and who has how many rows."""
 
-    def __init__(self, make_request: MakeRequest, num_blocks: int = 64, **limits: int) -> None:
-        self.bench = Bench(replace(LIMITS, **limits), num_blocks)
+    def __init__(self, make_request: MakeRequest, num_blocks: int = 64, **changed: float) -> None:
+        self.bench = Bench(with_settings(**changed), num_blocks)
         self.requests: list[Request] = []
         self._make = make_request
 
-    def add(self, owner: Owner, count: int = 1, length: int = 1, max_tokens: int = 50) -> None:
+    def add(
+        self, owner: TenantShare, count: int = 1, length: int = 1, max_tokens: int = 50
+    ) -> None:
         for _ in range(count):
             number = len(self.requests)
             request = self._make(number, [number + 1] * length, max_tokens=max_tokens)
@@ -79,10 +79,10 @@ def test_the_latest_request_gives_way_and_comes_back_first(make_request: MakeReq
 
 
 def test_a_weight_is_a_share(make_request: MakeRequest) -> None:
-    tenants = Tenants(make_request, num_rows=8, max_num_batched_tokens=32)
+    tenants = Tenants(make_request, max_num_seqs=8, max_num_batched_tokens=32)
     tenants.add(FLOOD, 20)
     tenants.step(2)
-    tenants.add(Owner("heavy", weight=3.0), 20)
+    tenants.add(TenantShare("heavy", weight=3.0), 20)
     tenants.step(12)
     assert tenants.rows == {"heavy": 6, "flood": 2}
 
@@ -91,7 +91,7 @@ def test_a_lesser_class_takes_nothing_from_a_greater_one(make_request: MakeReque
     tenants = Tenants(make_request)
     tenants.add(FLOOD, 4)
     tenants.step(2)
-    tenants.add(Owner("batch", group=1))
+    tenants.add(TenantShare("batch", group=1))
     tenants.step(3)
     assert tenants.rows == {"flood": 4}
 
@@ -172,8 +172,8 @@ def test_a_step_is_split_by_weight_and_nothing_is_left(
 
 @pytest.mark.parametrize("num_tenants", [2, 3, 7])
 def test_everybody_is_served_in_the_end(make_request: MakeRequest, num_tenants: int) -> None:
-    tenants = Tenants(make_request, num_rows=2)
-    owners = [Owner(str(each), weight=1 + 9 * each) for each in range(num_tenants)]
+    tenants = Tenants(make_request, max_num_seqs=2)
+    owners = [TenantShare(str(each), weight=1 + 9 * each) for each in range(num_tenants)]
     for owner in owners:
         tenants.add(owner, 6, length=20, max_tokens=12)
     for _ in range(3000):

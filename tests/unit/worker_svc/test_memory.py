@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmesh.services.worker_svc.engine.kv_groups import KvGroups
+from tokenmesh.services.worker_svc.engine.block_pool import KvGroups
 from tokenmesh.services.worker_svc.models.keeps import (
     Latent,
     LayerKeeps,

@@ -7,9 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
-from tokenmesh.services.worker_svc.engine.kv_groups import KvGroups
-from tokenmesh.services.worker_svc.engine.prefix_cache import HASH_BYTES, PrefixCache, hash_block
+from tokenmesh.services.worker_svc.engine.block_pool import (
+    HASH_BYTES,
+    BlockPool,
+    KvGroups,
+    hash_block,
+)
+from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.request import Request
 from tokenmesh.shared.hashing import Adapter
 from tokenmesh.shared.ids import BlobKey
@@ -21,13 +25,13 @@ SIZE = 4
 
 
 @pytest.fixture
-def pool() -> BlockPool:
-    return BlockPool(32)
+def cache() -> PrefixCache:
+    return PrefixCache(32, KvGroups(SIZE), enabled=True)
 
 
 @pytest.fixture
-def cache(pool: BlockPool) -> PrefixCache:
-    return PrefixCache(pool, KvGroups(SIZE), enabled=True)
+def pool(cache: PrefixCache) -> BlockPool:
+    return cache.pool
 
 
 def compute(cache: PrefixCache, pool: BlockPool, request: Request) -> Request:
@@ -160,11 +164,11 @@ def test_prompt_logprobs_need_every_position_computed(
     assert cache.find(asking)[0] == first.blocks[:3]
 
 
-def test_a_disabled_cache_finds_nothing(pool: BlockPool, make_request: MakeRequest) -> None:
-    cache = PrefixCache(pool, KvGroups(SIZE), enabled=False)
-    compute(cache, pool, make_request(1, PROMPT))
+def test_a_disabled_cache_finds_nothing(make_request: MakeRequest) -> None:
+    cache = PrefixCache(32, KvGroups(SIZE), enabled=False)
+    compute(cache, cache.pool, make_request(1, PROMPT))
     assert cache.find(make_request(2, PROMPT))[0] == []
-    assert pool.num_cached == 0
+    assert cache.pool.num_cached == 0
 
 
 Block = tuple[bytes, list[int], bytes]

@@ -5,9 +5,9 @@ import pytest
 from tokenmesh.services.worker_svc.engine.outputs import StepOutput
 from tokenmesh.services.worker_svc.engine.request import StreamKey
 from tokenmesh.services.worker_svc.load import LoadBook
-from tokenmesh.services.worker_svc.meters import WorkerMeters
 from tokenmesh.services.worker_svc.publisher import Publisher
 from tokenmesh.services.worker_svc.streams import WorkerStreams
+from tokenmesh.services.worker_svc.telemetry import WorkerMetrics
 from tokenmesh.shared import codec, subjects
 from tokenmesh.shared.bus.base import Headers
 from tokenmesh.shared.config.worker import WorkerSettings
@@ -52,7 +52,7 @@ def streams() -> WorkerStreams:
 
 @pytest.fixture
 def publisher(bus: SmallBus, streams: WorkerStreams) -> Publisher:
-    meters = WorkerMeters(Metrics(), ModelName("m"), WORKER, LoadBook(SETTINGS, 8))
+    meters = WorkerMetrics(Metrics(), ModelName("m"), WORKER, LoadBook(SETTINGS, 8))
     return Publisher(bus, WORKER, 5, streams, meters)  # type: ignore[arg-type]
 
 

@@ -11,13 +11,11 @@ from hypothesis import strategies as st
 
 from tests.fakes.engine_schedules import Schedule
 from tokenmesh.services.worker_svc.engine import engine as engine_module
-from tokenmesh.services.worker_svc.engine.block_log import BlockChange
-from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
+from tokenmesh.services.worker_svc.engine.block_pool import KvGroups
+from tokenmesh.services.worker_svc.engine.cache_changes import BlockChange
 from tokenmesh.services.worker_svc.engine.engine import Engine
-from tokenmesh.services.worker_svc.engine.kv_groups import KvGroups
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.request import Request, StreamKey
-from tokenmesh.services.worker_svc.engine.route_ledger import RouteLedger
 from tokenmesh.shared.hashing import chain_head, route_hashes, route_scope
 from tokenmesh.shared.ids import GatewayId, RequestId
 from tokenmesh.shared.messages.sampling import SamplingParams
@@ -31,10 +29,9 @@ class Rig:
     """A pool, a cache and a ledger, and requests that hold all of their blocks at once."""
 
     def __init__(self, num_blocks: int = 24) -> None:
-        self.pool = BlockPool(num_blocks)
-        self.cache = PrefixCache(self.pool, KvGroups(SIZE), enabled=True)
-        self.ledger = RouteLedger(self.pool.find, SIZE, ROUTE)
-        self.pool.on_forget = self.ledger.forget
+        self.cache = PrefixCache(num_blocks, KvGroups(SIZE), enabled=True, route_tokens=ROUTE)
+        assert self.cache.routes is not None
+        self.pool, self.ledger = self.cache.pool, self.cache.routes
         self.held: list[Request] = []
         self.told: set[bytes] = set()
 
@@ -54,7 +51,6 @@ class Rig:
         wanted = -(-len(token_ids) // SIZE) - len(hits)
         request.blocks = hits + self.pool.allocate(wanted)
         self.cache.register(request, len(hits) * SIZE, len(token_ids))
-        self.ledger.note(request, len(token_ids))
         self.held.append(request)
         return request
 
@@ -160,7 +156,7 @@ class Routed(Schedule):
     def note_blocks(self, changes: list[BlockChange]) -> None:
         """Exactly the route blocks before a saved state are there."""
         cache = self.engine._cache
-        ledger, states = cache._routes, cache._states
+        ledger, states = cache.routes, cache._states
         if ledger is None or states is None:
             return
         expected = {

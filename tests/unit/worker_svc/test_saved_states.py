@@ -8,10 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.kv_runner import KvRunner
-from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
-from tokenmesh.services.worker_svc.engine.from_settings import has_prefix_cache, make_cache
-from tokenmesh.services.worker_svc.engine.saved_states import SavedStates
-from tokenmesh.services.worker_svc.engine.state_borders import StateBorders
+from tokenmesh.services.worker_svc.engine.prefix_cache import has_prefix_cache, make_cache
+from tokenmesh.services.worker_svc.engine.saved_states import SavedStates, StateBorders
 from tokenmesh.shared.config.worker import WorkerSettings
 
 CHAIN = [bytes([at]) * 16 for at in range(9)]
@@ -134,7 +132,7 @@ def test_where_no_state_can_be_saved_there_is_no_prefix_cache_and_the_log_says_s
         runner = KvRunner(worker, 8, Random(0), 0, 0, num_saved_states=num_saved)
         runner.has_states = has_states
         caplog.clear()
-        make_cache(BlockPool(8), worker, runner, 0, None)
+        make_cache(worker, runner, 0, None)
         assert has_prefix_cache(worker, runner) == is_cached
         assert ("no prefix cache" in caplog.text) != is_cached
     off = WorkerSettings(enable_prefix_caching=False)

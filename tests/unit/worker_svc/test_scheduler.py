@@ -1,37 +1,41 @@
 """Scheduler: who gets how many tokens in a step. Random schedules are in test_engine_schedules."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
-from tokenmesh.services.worker_svc.engine.kv_groups import KvGroups
-from tokenmesh.services.worker_svc.engine.limits import EngineLimits
+from tokenmesh.services.worker_svc.engine.block_pool import KvGroups
 from tokenmesh.services.worker_svc.engine.plan import StepPlan
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.request import Request, Status
 from tokenmesh.services.worker_svc.engine.scheduler import Scheduler
+from tokenmesh.shared.config.worker import WorkerSettings
 
 MakeRequest = Callable[..., Request]
-LIMITS = EngineLimits(
-    num_rows=4,
+SETTINGS = WorkerSettings(
+    max_num_seqs=4,
     max_num_batched_tokens=16,
     long_prefill_token_threshold=0,
     block_size=4,
-    watermark_blocks=0,
+    kv_watermark=0.0,
 )
 TOKEN = 99
+
+
+def with_settings(**changed: Any) -> WorkerSettings:
+    return SETTINGS.model_copy(update=changed)
 
 
 class Bench:
     """A scheduler whose steps always succeed."""
 
-    def __init__(self, limits: EngineLimits = LIMITS, num_blocks: int = 64, caching: bool = False):
-        self.pool = BlockPool(num_blocks)
-        groups = KvGroups(limits.block_size)
-        cache = PrefixCache(self.pool, groups, enabled=caching)
-        self.scheduler = Scheduler(limits, self.pool, cache)
+    def __init__(
+        self, settings: WorkerSettings = SETTINGS, num_blocks: int = 64, caching: bool = False
+    ):
+        cache = PrefixCache(num_blocks, KvGroups(settings.block_size), enabled=caching)
+        self.pool = cache.pool
+        self.scheduler = Scheduler(settings, cache)
 
     def add(self, *requests: Request) -> None:
         for request in requests:
@@ -76,7 +80,7 @@ def test_decoding_streams_go_before_new_prompts(make_request: MakeRequest) -> No
 
 
 def test_long_prefills_are_cut_only_while_others_wait_or_run(make_request: MakeRequest) -> None:
-    bench = Bench(replace(LIMITS, long_prefill_token_threshold=5))
+    bench = Bench(with_settings(long_prefill_token_threshold=5))
     bench.add(make_request(1, list(range(20))))
     assert chunks(bench.step()) == [(0, 16, False)]
     bench.add(make_request(2, list(range(50, 70))))
@@ -84,7 +88,7 @@ def test_long_prefills_are_cut_only_while_others_wait_or_run(make_request: MakeR
 
 
 def test_no_more_streams_run_than_there_are_rows(make_request: MakeRequest) -> None:
-    bench = Bench(replace(LIMITS, num_rows=2))
+    bench = Bench(with_settings(max_num_seqs=2))
     bench.add(*(make_request(stream, [stream]) for stream in range(3)))
     plan = bench.step()
     assert len(plan.scheduled) == 2
@@ -139,10 +143,10 @@ def test_nobody_is_admitted_in_a_step_that_preempted(make_request: MakeRequest) 
 
 
 def test_an_admission_leaves_the_watermark_to_running_streams(make_request: MakeRequest) -> None:
-    bench = Bench(replace(LIMITS, watermark_blocks=2), num_blocks=7)
+    bench = Bench(with_settings(kv_watermark=2 / 7), num_blocks=7)
     bench.add(make_request(1, list(range(8))), make_request(2, list(range(12))))
     assert len(bench.step().scheduled) == 1
-    alone = Bench(replace(LIMITS, watermark_blocks=2), num_blocks=7)
+    alone = Bench(with_settings(kv_watermark=2 / 7), num_blocks=7)
     alone.add(make_request(3, list(range(21))))
     assert len(alone.step().scheduled) == 1
 

@@ -3,12 +3,10 @@
 import pytest
 
 from tokenmesh.services.worker_svc.engine.outputs import EngineStats
-from tokenmesh.services.worker_svc.engine.owner import NOBODY, Owner
-from tokenmesh.services.worker_svc.engine.request import StreamKey
-from tokenmesh.services.worker_svc.gateway_watch import GatewayWatch
+from tokenmesh.services.worker_svc.engine.request import NO_TENANT, StreamKey, TenantShare
 from tokenmesh.services.worker_svc.load import LoadBook
 from tokenmesh.services.worker_svc.loaded import KvBytes
-from tokenmesh.services.worker_svc.streams import WorkerStream, WorkerStreams
+from tokenmesh.services.worker_svc.streams import GatewayWatch, WorkerStream, WorkerStreams
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.ids import GatewayId
 from tokenmesh.shared.messages.tokens import Delta
@@ -136,17 +134,17 @@ def test_the_queue_is_bounded_in_streams_and_tokens(
     book = LoadBook(SETTINGS, num_blocks=10)
     for num_tokens in submitted:
         book.submitted(num_tokens)
-    refusal = book.refusal(tokens, NOBODY, WorkerStreams(SETTINGS))
+    refusal = book.refusal(tokens, NO_TENANT, WorkerStreams(SETTINGS))
     assert (refusal is not None) == is_refused
     assert refusal is None or refusal.retry_after_s > 0
 
 
 def test_tokens_of_one_tenant_keep_no_other_out_of_its_share() -> None:
     streams, book = WorkerStreams(SETTINGS), LoadBook(SETTINGS, num_blocks=10)
-    flood, quiet = Owner("flood"), Owner("quiet", weight=1e-2)
+    flood, quiet = TenantShare("flood"), TenantShare("quiet", weight=1e-2)
     streams.open(StreamKey(GATEWAY, 1, 0), 0).owner = flood
     book.submitted(SETTINGS.max_waiting_tokens)
     assert book.refusal(1, flood, streams) is not None
     assert book.refusal(1, quiet, streams) is not None
-    assert book.refusal(1, Owner("quiet"), streams) is None
+    assert book.refusal(1, TenantShare("quiet"), streams) is None
     assert book.load(streams=streams).tenant_streams == {"flood": 1}

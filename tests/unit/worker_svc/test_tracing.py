@@ -10,7 +10,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.request import Request
 from tokenmesh.services.worker_svc.engine.sim import SimRunner, SimVocabulary
-from tokenmesh.services.worker_svc.tracing import record_spans
+from tokenmesh.services.worker_svc.telemetry import record_spans
 from tokenmesh.shared.config.telemetry import TelemetrySettings
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.ids import InstanceId

@@ -6,23 +6,20 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
 from tokenmesh.services.worker_svc.admission import admit
-from tokenmesh.services.worker_svc.beat_pace import BeatPace
 from tokenmesh.services.worker_svc.block_events.stream import BlockEventStream
 from tokenmesh.services.worker_svc.engine.engine import ABORTED, EngineBroken
 from tokenmesh.services.worker_svc.engine.request import Ending, StreamKey
-from tokenmesh.services.worker_svc.entrance import RequestPreparation
-from tokenmesh.services.worker_svc.gateway_watch import GatewayWatch
 from tokenmesh.services.worker_svc.grammar.compiler import GrammarCompiler
-from tokenmesh.services.worker_svc.load import LoadBook
+from tokenmesh.services.worker_svc.load import EarlyHeartbeats, LoadBook
 from tokenmesh.services.worker_svc.loaded import Loaded
-from tokenmesh.services.worker_svc.meters import WorkerMeters
 from tokenmesh.services.worker_svc.prefix_index.writer import IndexWriter
+from tokenmesh.services.worker_svc.preparation import RequestPreparation
 from tokenmesh.services.worker_svc.profiling import Profiling
 from tokenmesh.services.worker_svc.publisher import Publisher
-from tokenmesh.services.worker_svc.rest import SleepController
-from tokenmesh.services.worker_svc.streams import WorkerStream, WorkerStreams
+from tokenmesh.services.worker_svc.sleep import SleepController
+from tokenmesh.services.worker_svc.streams import GatewayWatch, WorkerStream, WorkerStreams
+from tokenmesh.services.worker_svc.telemetry import WorkerMetrics, sampled
 from tokenmesh.services.worker_svc.thread import End, EngineHost
-from tokenmesh.services.worker_svc.tracing import sampled
 from tokenmesh.shared.actor import Actor, Context, handles
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.bus.base import Bus
@@ -106,18 +103,18 @@ class WorkerActor(Actor):
         self._index = around.index
         self._streams = WorkerStreams(settings, self._index.release if self._index else None)
         self._book = LoadBook.of(settings, loaded)
-        self._entrance = RequestPreparation(
+        self._preparation = RequestPreparation(
             settings, loaded, host, self._streams, self._book, around.blobs, around.grammars
         )
         self._watch = GatewayWatch(settings.gateway_grace_s)
-        self._pace = BeatPace(settings)
-        meters = WorkerMeters(around.metrics, identity.names[0], identity.worker_id, self._book)
+        self._pace = EarlyHeartbeats(settings)
+        meters = WorkerMetrics(around.metrics, identity.names[0], identity.worker_id, self._book)
         self._publisher = Publisher(
             around.bus, identity.worker_id, identity.epoch, self._streams, meters, self._index
         )
         self._publisher.block_events = around.block_events
-        self._rest = SleepController(loaded, host, self._streams, self._end_all, around.beat)
-        meters.watch_sleep(lambda: self._rest.level)
+        self._sleeping = SleepController(loaded, host, self._streams, self._end_all, around.beat)
+        meters.watch_sleep(lambda: self._sleeping.level)
         self._profiling = Profiling(settings, identity.worker_id, loaded.make_trace)
         self._is_draining = False
 
@@ -132,7 +129,7 @@ class WorkerActor(Actor):
 
     async def stop(self) -> None:
         """Stop the engine; what it said last is still published."""
-        await self._entrance.stop()
+        await self._preparation.stop()
         if not await asyncio.to_thread(self._host.stop, self._settings.stop_wait_s):
             logger.warning("the engine is stuck in a step; leaving without it")
         await self._profiling.close()
@@ -143,7 +140,7 @@ class WorkerActor(Actor):
     def load(self) -> WorkerLoad:
         """For the beat."""
         is_indexed = self._index is not None and self._index.is_current
-        return self._entrance.load(self._rest.level, is_indexed=is_indexed)
+        return self._preparation.load(self._sleeping.level, is_indexed=is_indexed)
 
     def stop_taking(self) -> None:
         """Refuse every new stream from now on."""
@@ -164,7 +161,7 @@ class WorkerActor(Actor):
             raise Draining("the worker is leaving")
         if message.model not in self._identity.names:
             raise UnknownModel(f"this worker serves {self._identity.names[0]}", param="model")
-        if (asleep := self._rest.refusal()) is not None:
+        if (asleep := self._sleeping.refusal()) is not None:
             return asleep
         request = admit(message, self._loaded, self._settings.block_size)
         request.traceparent = sampled(context.traceparent)
@@ -172,7 +169,7 @@ class WorkerActor(Actor):
         refusal = self._book.refusal(request.num_known, request.owner, self._streams)
         if refusal is not None:
             return refusal
-        await self._entrance.begin(request)
+        await self._preparation.begin(request)
         return Accepted(worker_id=self._identity.worker_id)
 
     @handles(Cancel)
@@ -215,12 +212,12 @@ class WorkerActor(Actor):
     @handles(Sleep)
     async def sleep(self, message: Sleep, context: Context) -> Slept:
         """End or finish all streams and give memory back."""
-        return await self._rest.sleep(message, context.remaining_s())
+        return await self._sleeping.sleep(message, context.remaining_s())
 
     @handles(WakeUp)
     async def wake_up(self, message: WakeUp, context: Context) -> Woken:
         """Take the memory again."""
-        return await self._rest.wake(message)
+        return await self._sleeping.wake(message)
 
     @handles(StartProfile)
     async def start_profile(self, message: StartProfile, context: Context) -> Done:

@@ -1,6 +1,6 @@
-"""LoadBook: how busy the worker is, as the event loop knows it, and whether it takes one more.
+"""LoadBook: how busy the worker is, as the event loop knows it; whether it accepts a stream.
 
-The engine's numbers are those of its last step; what was handed to it since is added here.
+The engine's numbers are those of its last step; requests submitted since are added here.
 """
 
 from collections import Counter, deque
@@ -8,9 +8,9 @@ from heapq import nlargest
 from operator import itemgetter
 from typing import Final, Self
 
-from tokenmesh.services.worker_svc.engine.from_settings import has_prefix_cache
 from tokenmesh.services.worker_svc.engine.outputs import EngineStats
-from tokenmesh.services.worker_svc.engine.owner import Owner
+from tokenmesh.services.worker_svc.engine.prefix_cache import has_prefix_cache
+from tokenmesh.services.worker_svc.engine.request import TenantShare
 from tokenmesh.services.worker_svc.loaded import KvBytes, Loaded
 from tokenmesh.services.worker_svc.streams import WorkerStreams
 from tokenmesh.shared.config.worker import WorkerSettings
@@ -106,8 +106,10 @@ class LoadBook:
         while len(self._pending) > self._num_submitted - stats.num_added:
             self._pending_tokens -= self._pending.popleft()
 
-    def refusal(self, num_tokens: int, owner: Owner, streams: WorkerStreams) -> Refused | None:
-        """Why a request of that many tokens is not taken now; None when it is."""
+    def refusal(
+        self, num_tokens: int, owner: TenantShare, streams: WorkerStreams
+    ) -> Refused | None:
+        """Why a request of that many tokens is refused now; None: it is accepted."""
         load = self.load(streams=streams)
         settings = self._settings
         held = load.running + load.waiting
@@ -167,9 +169,28 @@ class LoadBook:
         return max(_MIN_RETRY_S, (self._stats.queued_tokens + self._pending_tokens) / rate)
 
 
-def _largest(holders: Counter[Owner]) -> dict[str, int]:
+def _largest(holders: Counter[TenantShare]) -> dict[str, int]:
     """Streams by tenant."""
     streams: Counter[str] = Counter()
     for owner, number in holders.items():
         streams[owner.tenant] += number
     return dict(streams.most_common(_MAX_TENANTS))
+
+
+class EarlyHeartbeats:
+    """Counts ended streams since the last early beat. Times are monotonic seconds."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._enough = max(1, int(settings.max_num_seqs * settings.early_beat_share))
+        self._interval_s = settings.early_beat_interval_s
+        self._num_ended = 0
+        self._beat_at = 0.0
+
+    def is_due(self, num_ended: int, now: float) -> bool:
+        """Whether to beat now, after `num_ended` more streams have ended."""
+        self._num_ended += num_ended
+        if self._num_ended < self._enough or now - self._beat_at < self._interval_s:
+            return False
+        self._num_ended = 0
+        self._beat_at = now
+        return True

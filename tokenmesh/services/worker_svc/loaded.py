@@ -5,14 +5,14 @@ import logging
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, Protocol
 
-from tokenmesh.services.worker_svc.engine.runner import Runner
+from tokenmesh.services.worker_svc.engine.plan import Runner
 from tokenmesh.services.worker_svc.engine.sim import SimRunner, SimVocabulary
 from tokenmesh.services.worker_svc.models.location import locate
 from tokenmesh.services.worker_svc.models.raw_config import read_json
 from tokenmesh.services.worker_svc.models.read_eos import read_eos
-from tokenmesh.services.worker_svc.profiling import Trace
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings
@@ -25,7 +25,7 @@ _ASSUMED_MODEL_LEN: Final = 4096
 _GIB: Final = 1 << 30
 
 
-class Resident(Protocol):
+class ResidentMemory(Protocol):
     """What of a model is in memory. `runner.resident.TorchResident` is the one with weights."""
 
     @property
@@ -39,8 +39,18 @@ class Resident(Protocol):
         """Take it again. Raises Unavailable and CheckpointError."""
 
 
-class SimResident:
-    """Sleeps and wakes without any memory to speak of. Implements `Resident`."""
+class Trace(Protocol):
+    """A recording of every thread of the process. `runner.trace.TorchTrace` is the real one."""
+
+    def start(self) -> None:
+        """Begin; blocks, for seconds the first time."""
+
+    def write(self, path: Path) -> None:
+        """End and write it; blocks. Raises OSError."""
+
+
+class SimMemory:
+    """Sleeps and wakes without any memory to speak of. Implements `ResidentMemory`."""
 
     def __init__(self) -> None:
         self._asleep: dict[str, int] = {}
@@ -48,18 +58,18 @@ class SimResident:
 
     @property
     def level(self) -> int:
-        """See `Resident.level`."""
+        """See `ResidentMemory.level`."""
         return max(self._asleep.values(), default=0)
 
     def sleep(self, level: int) -> int:
-        """See `Resident.sleep`."""
+        """See `ResidentMemory.sleep`."""
         self._asleep["kv_cache"] = 1
         if level == 2:
             self._asleep["weights"] = 2
         return 0
 
     def wake(self, tags: Collection[str]) -> None:
-        """See `Resident.wake`."""
+        """See `ResidentMemory.wake`."""
         for tag in tags:
             self._asleep.pop(tag, None)
 
@@ -110,7 +120,7 @@ class Loaded(Protocol):
         """Sizes of what it keeps between steps; none for a simulated model."""
 
     @property
-    def resident(self) -> Resident:
+    def resident(self) -> ResidentMemory:
         """Its memory."""
 
     @property
@@ -137,7 +147,7 @@ class SimModel:
     takes_images: bool = False
     has_grammars: bool = False
     kv_bytes: KvBytes = KvBytes()
-    resident: SimResident = field(default_factory=SimResident)
+    resident: SimMemory = field(default_factory=SimMemory)
     make_trace: None = None
     rope_boundary: None = None
 

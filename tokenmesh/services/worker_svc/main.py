@@ -9,9 +9,9 @@ from functools import partial
 from tokenmesh.services.worker_svc.actor import Identity, WorkerActor, WorkerContext
 from tokenmesh.services.worker_svc.block_events.actor import BlockEventsActor
 from tokenmesh.services.worker_svc.block_events.stream import BlockEventStream
-from tokenmesh.services.worker_svc.engine.block_log import BlockLog
+from tokenmesh.services.worker_svc.engine.cache_changes import BlockLog
 from tokenmesh.services.worker_svc.engine.engine import Engine
-from tokenmesh.services.worker_svc.engine.from_settings import has_prefix_cache
+from tokenmesh.services.worker_svc.engine.prefix_cache import has_prefix_cache
 from tokenmesh.services.worker_svc.grammar.compiler import GrammarCompiler
 from tokenmesh.services.worker_svc.loaded import Loaded, load
 from tokenmesh.services.worker_svc.models.location import locate_tokenizer

@@ -9,9 +9,10 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
-from tokenmesh.services.worker_svc.one_by_one import OneByOne
+from tokenmesh.services.worker_svc.loaded import Trace
+from tokenmesh.services.worker_svc.sleep import SerialCommands
 from tokenmesh.shared.clock import monotonic_s, now_ns
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import Conflict, InvalidInput, TokenMeshError
@@ -22,16 +23,6 @@ from tokenmesh.shared.messages.control import EndedBy
 logger = logging.getLogger(__name__)
 
 SUFFIX: Final = ".trace.json.gz"
-
-
-class Trace(Protocol):
-    """A recording of every thread of the process. `runner.trace.TorchTrace` is the real one."""
-
-    def start(self) -> None:
-        """Begin; blocks, for seconds the first time."""
-
-    def write(self, path: Path) -> None:
-        """End and write it; blocks. Raises OSError."""
 
 
 class Profiling:
@@ -46,7 +37,7 @@ class Profiling:
         self._settings = settings
         self._worker_id = worker_id
         self._make_trace = make_trace
-        self._commands = OneByOne()
+        self._commands = SerialCommands()
         self._trace: Trace | None = None
         self._began_s = 0.0
         self._num_steps = 0

@@ -9,10 +9,9 @@ from collections.abc import Iterable
 from tokenmesh.services.worker_svc.block_events.stream import BlockEventStream
 from tokenmesh.services.worker_svc.engine.outputs import StepOutput
 from tokenmesh.services.worker_svc.engine.request import Ending
-from tokenmesh.services.worker_svc.meters import WorkerMeters
 from tokenmesh.services.worker_svc.prefix_index.writer import IndexWriter
 from tokenmesh.services.worker_svc.streams import WorkerStream, WorkerStreams
-from tokenmesh.services.worker_svc.tracing import record_spans
+from tokenmesh.services.worker_svc.telemetry import WorkerMetrics, record_spans
 from tokenmesh.shared import subjects
 from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.clock import monotonic_s
@@ -33,7 +32,7 @@ class Publisher:
         worker_id: WorkerId,
         epoch: int,
         streams: WorkerStreams,
-        meters: WorkerMeters,
+        meters: WorkerMetrics,
         index: IndexWriter | None = None,
     ) -> None:
         """`index`: who tells schedulers what this worker's prefix cache holds."""

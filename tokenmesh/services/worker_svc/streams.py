@@ -1,16 +1,15 @@
-"""WorkerStreams: what the event loop's side remembers of each stream, so that it can be sent again.
+"""WorkerStreams: the event loop's record of each stream, from which output can be sent again.
 
 A stream is kept for a while after its end: a gateway may have missed its last tokens, and a
-repeated or late Generate of the same attempt must not start it anew.
+repeated or late Generate of the same attempt must not start it again.
 """
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from tokenmesh.services.worker_svc.engine.owner import NOBODY, Owner
-from tokenmesh.services.worker_svc.engine.request import StreamKey
+from tokenmesh.services.worker_svc.engine.request import NO_TENANT, StreamKey, TenantShare
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.ids import GatewayId
 from tokenmesh.shared.messages.tokens import Delta, TokenLogprobs
@@ -28,7 +27,7 @@ class WorkerStream:
     """Output position where this attempt began."""
     reservation: str = ""
     """What its placement reserved; empty once that was given back."""
-    owner: Owner = NOBODY
+    owner: TenantShare = NO_TENANT
     is_submitted: bool = False
     """Whether the engine was told."""
     is_cancelled: bool = False
@@ -106,7 +105,7 @@ class WorkerStreams:
         """Streams before their first delta."""
         return sum(stream.head is None for stream in self.live())
 
-    def holders(self) -> Counter[Owner]:
+    def holders(self) -> Counter[TenantShare]:
         """How many live streams each tenant has."""
         return Counter(stream.owner for stream in self.live())
 
@@ -175,3 +174,25 @@ class WorkerStreams:
             if not is_old and len(self._ended) <= self._settings.resend_streams:
                 return
             del self._ended[place], self._stream_by_place[place]
+
+
+class GatewayWatch:
+    """Remembers when each gateway was last alive. Times are monotonic seconds."""
+
+    def __init__(self, grace_s: float) -> None:
+        self._grace_s = grace_s
+        self._last_alive: dict[GatewayId, float] = {}
+
+    def gone(
+        self, gateways: Iterable[GatewayId], is_alive: Callable[[GatewayId], bool], now: float
+    ) -> set[GatewayId]:
+        """Those of `gateways` that were not alive for the grace time; others are forgotten.
+
+        A gateway that was never seen alive counts from when it is first asked about.
+        """
+        last_alive = {
+            gateway: now if is_alive(gateway) else self._last_alive.get(gateway, now)
+            for gateway in gateways
+        }
+        self._last_alive = last_alive
+        return {gateway for gateway, at in last_alive.items() if now - at > self._grace_s}

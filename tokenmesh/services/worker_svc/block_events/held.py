@@ -3,7 +3,11 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tokenmesh.services.worker_svc.engine.block_log import BlockChange, Removed, Stored
+from tokenmesh.services.worker_svc.engine.cache_changes import (
+    BlockChange,
+    RemovedBlocks,
+    StoredBlocks,
+)
 from tokenmesh.shared.hashing import extra_keys_of
 from tokenmesh.shared.messages.blocks import ExtraKey
 from tokenmesh.shared.tokens import pack_ids
@@ -40,12 +44,12 @@ class HeldBlocks:
 
     def apply(self, change: BlockChange) -> Iterator[Block | bytes | None]:
         """Take a change in, and say it in single steps: a new block, a lost hash, None: cleared."""
-        if isinstance(change, Stored):
+        if isinstance(change, StoredBlocks):
             for block in self._blocks_of(change):
                 self._blocks[block.block_hash] = block
                 self._note(block.block_hash)
                 yield block
-        elif isinstance(change, Removed):
+        elif isinstance(change, RemovedBlocks):
             for block_hash in change.hashes:
                 if self._blocks.pop(block_hash, None) is not None:
                     self._note(block_hash)
@@ -58,7 +62,7 @@ class HeldBlocks:
     def _note(self, block_hash: bytes) -> None:
         self.digest ^= int.from_bytes(block_hash[:_DIGEST_BYTES], "little")
 
-    def _blocks_of(self, change: Stored) -> Iterator[Block]:
+    def _blocks_of(self, change: StoredBlocks) -> Iterator[Block]:
         request, size = change.request, self._block_size
         salt, lora, media = change.salt, request.lora, request.media
         has_extras = bool(media) or lora is not None or salt is not None

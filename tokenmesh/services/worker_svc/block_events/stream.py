@@ -1,19 +1,20 @@
 """BlockEventStream: changes of the prefix cache, as numbered batches on the bus.
 
 Fed by the event loop with what the engine logged; one task, `run`, publishes. The engine never
-waits for it, and neither does the bus side: what cannot be sent is in the ring.
+waits for it. A batch that cannot be sent stays available for replay.
 """
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence, Sized
+from functools import partial
+from typing import get_args
 
-from tokenmesh.services.worker_svc.block_events.batches import Batches
+from tokenmesh.services.worker_svc.block_events.batches import Batches, ReplayBuffer
 from tokenmesh.services.worker_svc.block_events.held import HeldBlocks
-from tokenmesh.services.worker_svc.block_events.meters import BlockEventMeters
-from tokenmesh.services.worker_svc.block_events.ring import Ring
 from tokenmesh.services.worker_svc.block_events.snapshots import Snapshots
-from tokenmesh.services.worker_svc.engine.block_log import BlockChange
+from tokenmesh.services.worker_svc.engine.cache_changes import BlockChange
 from tokenmesh.shared import codec, subjects
 from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.clock import monotonic_s, wall_s
@@ -28,6 +29,52 @@ from tokenmesh.shared.messages.blocks import (
     BlocksRead,
 )
 from tokenmesh.shared.metrics import Metrics
+
+
+class BlockEventMeters:
+    """Counters are fed, gauges read the ring and the snapshots."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        model: ModelName,
+        worker_id: WorkerId,
+        ring: ReplayBuffer,
+        snapshots: Sized,
+        held: Sized,
+    ) -> None:
+        labels = {"model_name": str(model), "engine": str(worker_id)}
+        by_kind = partial(metrics.counter, "block_events", **labels)
+        self._events = {kind: by_kind(kind=kind.__name__) for kind in get_args(BlockEvent)}
+        by_outcome = partial(metrics.counter, "block_event_batches", **labels)
+        self._published, self._dropped = (
+            by_outcome(outcome="published"),
+            by_outcome(outcome="dropped"),
+        )
+        by_answer = partial(metrics.counter, "block_event_replays", **labels)
+        self._replayed, self._not_held = (
+            by_answer(outcome="replayed"),
+            by_answer(outcome="not held"),
+        )
+        metrics.gauge_of("block_event_ring_batches", lambda: len(ring), **labels)
+        metrics.gauge_of("block_event_ring_bytes", lambda: ring.num_bytes, **labels)
+        metrics.gauge_of("block_event_snapshots", lambda: len(snapshots), **labels)
+        metrics.gauge_of("block_event_blocks", lambda: len(held), **labels)
+
+    def note_events(self, events: Sequence[BlockEvent]) -> None:
+        """A batch was made."""
+        for kind, count in Counter(map(type, events)).items():
+            self._events[kind].inc(count)
+
+    def note_batches(self, *, published: int, dropped: int) -> None:
+        """The bus took batches, or did not."""
+        self._published.inc(published)
+        self._dropped.inc(dropped)
+
+    def note_replay(self, *, is_held: bool) -> None:
+        """A subscriber has asked for what it missed."""
+        (self._replayed if is_held else self._not_held).inc()
+
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +98,7 @@ class BlockEventStream:
         self._block_size = block_size
         self._settings = settings
         self._held = HeldBlocks(block_size)
-        self._ring = Ring(settings.replay_batches, settings.replay_bytes)
+        self._ring = ReplayBuffer(settings.replay_batches, settings.replay_bytes)
         self._snapshots = Snapshots(settings, epoch, block_size)
         self._pending: list[BlockChange] = []
         self._has_news = asyncio.Event()

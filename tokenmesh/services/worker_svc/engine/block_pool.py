@@ -1,14 +1,38 @@
-"""BlockPool: who holds which KV block, which free one is evicted next, what a block contains.
+"""Block pool: reference counts, eviction order and content hashes of KV blocks, and KV groups.
 
-Block 0 is the null block: it takes padded writes and is never handed out.
+Block 0 is the null block: it receives padded writes and is never allocated.
 A free block may still have content: it keeps its hash until it is allocated again.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+from struct import Struct
+from typing import Final, Self
 
 NULL_BLOCK: Final = 0
+
+HASH_BYTES: Final = 16
+"""A collision would show one client another one's text: 128 bits of a cryptographic hash."""
+
+NO_PARENT: Final = bytes(HASH_BYTES)
+
+
+def hash_block(parent: bytes, token_ids: list[int], extras: bytes) -> bytes:
+    """The hash of a full block after `parent` (all zero for the first)."""
+    return digest(parent + block_packer(len(token_ids))(*token_ids) + extras)
+
+
+def digest(content: bytes) -> bytes:
+    return blake2b(content, digest_size=HASH_BYTES).digest()
+
+
+@lru_cache(maxsize=8)
+def block_packer(count: int) -> Callable[..., bytes]:
+    """Little-endian u32, as `pack_ids`, but twice as fast for the few ids of a block."""
+    return Struct(f"<{count}I").pack
 
 
 class BlockPool:
@@ -18,12 +42,12 @@ class BlockPool:
     and that block carries the hash.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, on_forget: Callable[[bytes], object] | None = None) -> None:
+        """on_forget: called with the hash of each block that can no longer be found."""
         if num_blocks < 2:
             raise ValueError(f"a pool of {num_blocks} blocks holds nothing but the null block")
         self.num_blocks = num_blocks
-        self.on_forget: Callable[[bytes], None] | None = None
-        """Called with the hash of each block that can no longer be found."""
+        self._on_forget = on_forget
         self._ref_counts = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._block_by_hash: dict[bytes, int] = {}
@@ -110,10 +134,64 @@ class BlockPool:
         if block_hash is not None:
             del self._block_by_hash[block_hash]
             self._hashes[block] = None
-            if self.on_forget is not None:
-                self.on_forget(block_hash)
+            if self._on_forget is not None:
+                self._on_forget(block_hash)
 
     def forget_all(self) -> None:
         """Nothing is to be found any more; who holds what stays."""
         self._block_by_hash.clear()
         self._hashes = [None] * self.num_blocks
+
+
+@dataclass(frozen=True, slots=True)
+class KvGroups:
+    """Sizes in tokens, unless they say blocks."""
+
+    block_size: int
+    max_chunk: int = 1
+    """Most tokens that one row computes in a step."""
+    window: int = 0
+    """Positions a query of the window groups sees, its own included."""
+    num_windowed: int = 0
+    """Window groups."""
+
+    @classmethod
+    def of(cls, windows: Sequence[int | None], block_size: int, max_chunk: int) -> Self:
+        """windows: of each group, see `Runner.windows`."""
+        window = windows[1] if len(windows) > 1 else None
+        return cls(block_size, max_chunk, window or 0, len(windows) - 1)
+
+    @property
+    def growth(self) -> int:
+        """Blocks that a decoding request takes at a block's end."""
+        return 1 + self.num_windowed
+
+    @property
+    def most_held(self) -> int:
+        """Blocks that a window group ever holds: a chunk, and the window before its first token."""
+        return -(-(self.window - 1 + self.max_chunk) // self.block_size) + 1
+
+    @property
+    def hit_blocks(self) -> int:
+        """Blocks before a position at a block's start that a query there sees."""
+        return -(-(self.window - 1) // self.block_size)
+
+    def blocks_of(self, num_tokens: int) -> int:
+        """Blocks that hold so many tokens in one group."""
+        return -(-num_tokens // self.block_size)
+
+    def needed(self, num_tokens: int) -> int:
+        """Blocks that a sequence needs at most, in all groups."""
+        whole = self.blocks_of(num_tokens)
+        return whole + self.num_windowed * min(whole, self.most_held)
+
+    def longest(self, num_blocks: int) -> int:
+        """The longest sequence that so many blocks are enough for."""
+        whole = num_blocks // self.growth
+        if self.num_windowed and whole >= self.most_held:
+            whole = num_blocks - self.num_windowed * self.most_held
+        return whole * self.block_size
+
+    def behind(self, start: int) -> int:
+        """Leading blocks of a window group that no query from position `start` on sees."""
+        return max(0, start - self.window + 1) // self.block_size

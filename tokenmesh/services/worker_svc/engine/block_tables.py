@@ -1,9 +1,8 @@
-"""BlockTables: the KV blocks that requests hold, from a prefix hit to the last one they need, and
-the saved state that a hit brings."""
+"""Block tables: the KV blocks that requests hold, from a prefix hit to the last one they need."""
 
 from collections.abc import Sequence
 
-from tokenmesh.services.worker_svc.engine.block_pool import NULL_BLOCK, BlockPool
+from tokenmesh.services.worker_svc.engine.block_pool import NULL_BLOCK
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.request import Request
 
@@ -19,8 +18,8 @@ class BlockTables:
     reaches ahead by no more than a chunk, so a long prompt takes no more than it will keep.
     """
 
-    def __init__(self, pool: BlockPool, cache: PrefixCache) -> None:
-        self._pool = pool
+    def __init__(self, cache: PrefixCache) -> None:
+        self._pool = cache.pool
         self._cache = cache
         self._groups = cache.groups
         self._size = cache.groups.block_size

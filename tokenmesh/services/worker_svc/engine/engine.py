@@ -9,12 +9,10 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import Final
 
-from tokenmesh.services.worker_svc.engine.block_log import BlockLog
-from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
-from tokenmesh.services.worker_svc.engine.flight import InFlightStep
-from tokenmesh.services.worker_svc.engine.from_settings import limits_of, make_cache
+from tokenmesh.services.worker_svc.engine.cache_changes import BlockLog
+from tokenmesh.services.worker_svc.engine.in_flight import InFlightStep, corrupted_by
 from tokenmesh.services.worker_svc.engine.outputs import (
-    Ended,
+    EndedStream,
     EngineStats,
     StepOutput,
     closing_delta,
@@ -22,14 +20,12 @@ from tokenmesh.services.worker_svc.engine.outputs import (
     failure_of,
     token_delta,
 )
-from tokenmesh.services.worker_svc.engine.plan import StepPlan, StepResult
-from tokenmesh.services.worker_svc.engine.rates import RateMeter
+from tokenmesh.services.worker_svc.engine.plan import Runner, StepPlan, StepResult, depth_of
+from tokenmesh.services.worker_svc.engine.prefix_cache import make_cache
 from tokenmesh.services.worker_svc.engine.request import Ending, Request, Status, StreamKey
-from tokenmesh.services.worker_svc.engine.retraction import spoiled_by
-from tokenmesh.services.worker_svc.engine.runner import Runner, depth_of
 from tokenmesh.services.worker_svc.engine.scheduler import Scheduler
 from tokenmesh.services.worker_svc.engine.speculating import Proposer, check_drafts
-from tokenmesh.services.worker_svc.engine.timeline import Chunk, StepLog, TimelineStep
+from tokenmesh.services.worker_svc.engine.timeline import Chunk, RateMeter, StepLog, TimelineStep
 from tokenmesh.shared.clock import monotonic_s, now_ns, perf_s
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import TokenMeshError
@@ -62,10 +58,9 @@ class Engine:
         check_drafts(runner, proposer)
         self._runner = runner
         self._settings = settings
-        self._pool = BlockPool(runner.num_blocks)
-        self._cache = make_cache(self._pool, settings, runner, route_tokens, log)
-        limits = limits_of(settings, runner.num_blocks)
-        self._scheduler = Scheduler(limits, self._pool, self._cache, proposer)
+        self._cache = make_cache(settings, runner, route_tokens, log)
+        self._pool = self._cache.pool
+        self._scheduler = Scheduler(settings, self._cache, proposer)
         self.busy_since_s: float | None = None
         """Since when the oldest step in flight goes on, `monotonic_s`; any thread may look."""
         self._requests: dict[StreamKey, Request] = {}
@@ -230,7 +225,7 @@ class Engine:
         hopeless: Collection[int] = (),
     ) -> None:
         """End failed rows; send whoever read what they did not write back to start over."""
-        failed, misled = spoiled_by(lost, self._scheduler, self._cache)
+        failed, misled = corrupted_by(lost, self._scheduler.rows, self._cache)
         self._scheduler.rows.expect_no_late()
         for request in failed:
             failure = failure_of(errors[request.row], is_hopeless=request.row in hopeless)
@@ -270,7 +265,7 @@ class Engine:
         if request.traceparent is not None and timeline.first_token_ns:
             limit = self._settings.trace_step_events
             steps = self._log.between(timeline.first_token_ns, timeline.ended_ns, limit)
-        self._output.ended.append(Ended(request, ending, steps))
+        self._output.ended.append(EndedStream(request, ending, steps))
 
     def _note_preempted(self) -> None:
         for request in self._scheduler.notes.preempted:

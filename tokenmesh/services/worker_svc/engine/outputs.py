@@ -1,13 +1,12 @@
-"""What the engine says after a step: deltas by gateway, streams that ended, and its load."""
+"""What the engine emits after a step: deltas by gateway, ended streams, timelines and its load."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from tokenmesh.services.worker_svc.engine.block_log import BlockChange
+from tokenmesh.services.worker_svc.engine.cache_changes import BlockChange, RouteChange
 from tokenmesh.services.worker_svc.engine.plan import StepResult
 from tokenmesh.services.worker_svc.engine.request import Ending, Request
-from tokenmesh.services.worker_svc.engine.route_ledger import RouteChange
 from tokenmesh.services.worker_svc.engine.timeline import TimelineStep
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.ids import GatewayId
@@ -39,7 +38,7 @@ class EngineStats:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedStream:
     """A stream that is over. The engine no longer touches the request."""
 
     request: Request
@@ -54,7 +53,7 @@ class StepOutput:
 
     step: int
     deltas: dict[GatewayId, list[Delta]] = field(default_factory=lambda: defaultdict(list))
-    ended: list[Ended] = field(default_factory=list)
+    ended: list[EndedStream] = field(default_factory=list)
     stats: EngineStats = field(default_factory=EngineStats)
     duration_s: float = 0.0
     """Of the step; 0 when there was none."""

@@ -11,41 +11,33 @@ ends at a saved state, see `SavedStates`, and the outside hears only of blocks b
 that keeps nothing but states needs no blocks for a hit.
 """
 
-from collections.abc import Callable, Iterable
-from functools import lru_cache
-from hashlib import blake2b
-from struct import Struct
-from typing import Final
+import logging
+from collections.abc import Iterable
 
 import msgspec
 
-from tokenmesh.services.worker_svc.engine.block_log import BlockChange, BlockLog
-from tokenmesh.services.worker_svc.engine.block_pool import NULL_BLOCK, BlockPool
-from tokenmesh.services.worker_svc.engine.kv_groups import KvGroups
+from tokenmesh.services.worker_svc.engine.block_pool import (
+    HASH_BYTES,
+    NO_PARENT,
+    NULL_BLOCK,
+    BlockPool,
+    KvGroups,
+    block_packer,
+    digest,
+)
+from tokenmesh.services.worker_svc.engine.cache_changes import (
+    BlockChange,
+    BlockLog,
+    RouteChange,
+    RouteLedger,
+)
+from tokenmesh.services.worker_svc.engine.plan import Runner
 from tokenmesh.services.worker_svc.engine.request import Request
-from tokenmesh.services.worker_svc.engine.route_ledger import RouteChange, RouteLedger
-from tokenmesh.services.worker_svc.engine.saved_states import SavedState, SavedStates
+from tokenmesh.services.worker_svc.engine.saved_states import SavedState, SavedStates, StateBorders
+from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.hashing import extra_keys_for_block
 
-HASH_BYTES: Final = 16
-"""A collision would show one client another one's text: 128 bits of a cryptographic hash."""
-
-_ROOT: Final = bytes(HASH_BYTES)
-
-
-def hash_block(parent: bytes, token_ids: list[int], extras: bytes) -> bytes:
-    """The hash of a full block after `parent` (all zero for the first)."""
-    return _hash(parent + _packer(len(token_ids))(*token_ids) + extras)
-
-
-def _hash(content: bytes) -> bytes:
-    return blake2b(content, digest_size=HASH_BYTES).digest()
-
-
-@lru_cache(maxsize=8)
-def _packer(count: int) -> Callable[..., bytes]:
-    """Little-endian u32, as `pack_ids`, but twice as fast for the few ids of a block."""
-    return Struct(f"<{count}I").pack
+logger = logging.getLogger(__name__)
 
 
 class Registered(msgspec.Struct, frozen=True, gc=False):
@@ -63,31 +55,32 @@ class PrefixCache:
 
     def __init__(
         self,
-        pool: BlockPool,
+        num_blocks: int,
         groups: KvGroups,
         *,
         enabled: bool,
-        routes: RouteLedger | None = None,
+        route_tokens: int = 0,
         log: BlockLog | None = None,
         states: SavedStates | None = None,
     ) -> None:
-        """What can be found goes to `routes`, for schedulers, and to `log`, for the outside.
-
+        """num_blocks: of the pool, the null block included. route_tokens: of a route block for the
+        prefix index; 0: nothing is kept for it. log: where changes are written for subscribers.
         states: None where rows keep none. Models with states have no window groups.
         """
         assert states is None or not groups.num_windowed
-        self._pool = pool
-        self.groups = groups
-        """Which tables requests have."""
-        self._block_size = groups.block_size
-        self._marks = [bytes([number + 1]) for number in range(groups.num_windowed)]
-        """What the keys of each window group's blocks end with."""
         self._enabled = enabled
-        self._routes = routes if enabled else None
         self._log = log if enabled else None
         self._states = states if enabled else None
-        if not (self._routes is None and self._log is None and self._states is None):
-            pool.on_forget = self._note_forgotten
+        has_routes = enabled and route_tokens > 0
+        is_followed = has_routes or self._log is not None or self._states is not None
+        self.pool = BlockPool(num_blocks, self._note_forgotten if is_followed else None)
+        self.groups = groups
+        """Which tables requests have."""
+        self._block_size = size = groups.block_size
+        self._marks = [bytes([number + 1]) for number in range(groups.num_windowed)]
+        """What the keys of each window group's blocks end with."""
+        is_there = self.pool.find if states is None else states.reaches
+        self.routes = RouteLedger(is_there, size, route_tokens) if has_routes else None
 
     def find(self, request: Request) -> list[list[int]]:
         """The longest run of known blocks from the start, of each group; not yet held by the
@@ -106,7 +99,7 @@ class PrefixCache:
         self._hash_up_to(request, num_blocks)
         found: list[int] = []
         for block_hash in request.hashes[:num_blocks]:
-            block = self._pool.find(block_hash)
+            block = self.pool.find(block_hash)
             if block is None:
                 break
             found.append(block)
@@ -128,7 +121,7 @@ class PrefixCache:
         tables: list[list[int]] = [[] for _ in self._marks]
         length = run = 0
         for index, block_hash in enumerate(request.hashes[: len(found)]):
-            blocks = [self._pool.find(block_hash + mark) for mark in self._marks]
+            blocks = [self.pool.find(block_hash + mark) for mark in self._marks]
             for table, block in zip(tables, blocks, strict=True):
                 table.append(block or NULL_BLOCK)
             run = run + 1 if None not in blocks else 0
@@ -152,19 +145,19 @@ class PrefixCache:
         registered = []
         for index in range(first, last):
             block, block_hash = request.blocks[index], request.hashes[index]
-            if self._pool.register(block, block_hash):
+            if self.pool.register(block, block_hash):
                 registered.append(Registered(request.row, block, block_hash))
                 if self._log is not None and self._states is None:
                     self._log.stored(request, index)
             if not self._marks:
                 continue
             for mark, table in zip(self._marks, request.windowed, strict=True):
-                if self._pool.register(table[index], block_hash + mark):
+                if self.pool.register(table[index], block_hash + mark):
                     registered.append(Registered(request.row, table[index], block_hash + mark))
         if self._states is not None:
             self._save_state(self._states, request, start, end)
-        elif self._routes is not None:
-            self._routes.note(request, end)
+        elif self.routes is not None:
+            self.routes.note(request, end)
         return registered
 
     def take_saved(self) -> list[SavedState]:
@@ -194,17 +187,17 @@ class PrefixCache:
         hashes = request.hashes[: end // self._block_size]
         if states.knows(hashes[-1]):
             return
-        if states.needs_blocks and None in map(self._pool.find, hashes):
+        if states.needs_blocks and None in map(self.pool.find, hashes):
             return
         gained, lost = states.save(request.row, hashes)
         self._hide(lost)
         if self._log is not None:
             for index in gained:
                 self._log.stored(request, index)
-        if self._routes is not None:
+        if self.routes is not None:
             # an earlier state of the request may have gone since
             request.num_routed = 0
-            self._routes.note(request, end)
+            self.routes.note(request, end)
 
     def retract_states(self, saved: Iterable[SavedState], row: int) -> None:
         """A row's positions were not computed after all, and its states not saved."""
@@ -214,17 +207,17 @@ class PrefixCache:
 
     def forget_all(self) -> None:
         """Nothing can be found any more."""
-        self._pool.forget_all()
+        self.pool.forget_all()
         if self._states is not None:
             self._states.drop_all()
-        if self._routes is not None:
-            self._routes.forget_all()
+        if self.routes is not None:
+            self.routes.forget_all()
         if self._log is not None:
             self._log.cleared()
 
     def take_route_change(self) -> RouteChange | None:
         """What is new for the index since the last call; None: nothing."""
-        return self._routes.take_change() if self._routes is not None else None
+        return self.routes.take_change() if self.routes is not None else None
 
     def take_block_changes(self) -> list[BlockChange]:
         """What the log has since the last call; nothing without one."""
@@ -235,8 +228,8 @@ class PrefixCache:
         blocks = [each.block for each in registered if each.row == row]
         for each in registered:
             # the block may have been given away since, and have other content
-            if each.row == row and self._pool.find(each.key) == each.block:
-                self._pool.forget(each.block)
+            if each.row == row and self.pool.find(each.key) == each.block:
+                self.pool.forget(each.block)
         return blocks
 
     def _note_forgotten(self, block_hash: bytes) -> None:
@@ -250,8 +243,8 @@ class PrefixCache:
     def _hide(self, hashes: Iterable[bytes]) -> None:
         """Say of blocks that were there that no hit can use them any more."""
         for block_hash in hashes:
-            if self._routes is not None:
-                self._routes.forget(block_hash)
+            if self.routes is not None:
+                self.routes.forget(block_hash)
             if self._log is not None:
                 self._log.removed(block_hash)
 
@@ -259,13 +252,42 @@ class PrefixCache:
         size = self._block_size
         hashes = request.hashes
         salt, lora, media = request.block_salt, request.lora, request.media
-        parent = hashes[-1] if hashes else _ROOT
-        pack = _packer(size)
+        parent = hashes[-1] if hashes else NO_PARENT
+        pack = block_packer(size)
         for start in range(len(hashes) * size, num_blocks * size, size):
             end = start + size
             extras = b""
             if media or lora is not None or salt is not None:
                 extras = extra_keys_for_block(start, end, lora=lora, salt=salt, media=media)
             # as `hash_block`, but every stream does this at the end of every block
-            parent = _hash(parent + pack(*request.token_ids[start:end]) + extras)
+            parent = digest(parent + pack(*request.token_ids[start:end]) + extras)
             hashes.append(parent)
+
+
+def has_prefix_cache(settings: WorkerSettings, runner: Runner) -> bool:
+    """Whether equal beginnings of prompts are computed once."""
+    can_share = not runner.has_states or runner.num_saved_states > 0
+    return settings.enable_prefix_caching and can_share
+
+
+def make_cache(
+    settings: WorkerSettings, runner: Runner, route_tokens: int, log: BlockLog | None
+) -> PrefixCache:
+    """The prefix cache and its pool. A route block that is not a whole number of blocks is not
+    indexed.
+
+    The cache is off where rows keep states and none can be saved: a shared block lacks them.
+    """
+    size, num_slots = settings.block_size, runner.num_saved_states
+    enabled = has_prefix_cache(settings, runner)
+    if settings.enable_prefix_caching and not enabled:
+        logger.info("no prefix cache: the model keeps states, and this worker cannot save any")
+    states = None
+    if enabled and runner.has_states:
+        borders = StateBorders.of(settings.mamba_block_size, size, num_slots)
+        states = SavedStates(num_slots, borders, needs_blocks=runner.has_pages)
+    groups = KvGroups.of(runner.windows, size, settings.max_num_batched_tokens)
+    indexed = route_tokens if route_tokens % size == 0 else 0
+    return PrefixCache(
+        runner.num_blocks, groups, enabled=enabled, route_tokens=indexed, log=log, states=states
+    )

@@ -1,16 +1,15 @@
 """Request: what the engine knows about one stream, from its arrival to its end.
 
-The rule that everything follows: a request has known and computed tokens, and a step hands out
-tokens so that the second catches up with the first.
+A request has known and computed tokens, and each step computes tokens until the second number
+reaches the first.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
 from tokenmesh.services.worker_svc.engine.clock import STILL, StepClock
-from tokenmesh.services.worker_svc.engine.owner import NOBODY, Owner
-from tokenmesh.services.worker_svc.engine.repetition import ends_in_loop
 from tokenmesh.services.worker_svc.engine.saved_states import SavedState
 from tokenmesh.services.worker_svc.engine.timeline import Timeline
 from tokenmesh.services.worker_svc.grammar.matcher import Grammar
@@ -18,9 +17,44 @@ from tokenmesh.shared.hashing import Adapter
 from tokenmesh.shared.ids import GatewayId, RequestId
 from tokenmesh.shared.messages.failed import Failed
 from tokenmesh.shared.messages.media import MediaItem
-from tokenmesh.shared.messages.sampling import SamplingParams
+from tokenmesh.shared.messages.sampling import RepetitionRule, SamplingParams
 from tokenmesh.shared.messages.tokens import FinishReason, TokenLogprobs
 from tokenmesh.shared.tensor_blob import TensorBlob
+
+
+class TenantShare(NamedTuple):
+    """A tenant, as the gateway knows it."""
+
+    tenant: str = ""
+    weight: float = 1.0
+    """Its share, beside the weights of the others that are here."""
+    group: int = 0
+    """Its class: while it wants anything, those of greater ones take nothing new."""
+
+
+NO_TENANT: Final = TenantShare()
+
+
+def ends_in_loop(token_ids: Sequence[int], start: int, rule: RepetitionRule) -> bool:
+    """Whether the tokens from `start` on end with one pattern, `min_count` times in a row.
+
+    Depends on the tokens alone, so it is the same on every worker that goes on with them.
+    """
+    length = len(token_ids)
+    longest = min(rule.max_size, (length - start) // rule.min_count)
+    last = token_ids[-1]
+    for size in range(rule.min_size, longest + 1):
+        # nearly every pattern is ruled out by one token
+        if token_ids[-1 - size] == last and _repeats(token_ids, size, rule.min_count):
+            return True
+    return False
+
+
+def _repeats(token_ids: Sequence[int], size: int, count: int) -> bool:
+    end = len(token_ids)
+    pattern = token_ids[end - size :]
+    return all(token_ids[end - (k + 1) * size : end - k * size] == pattern for k in range(1, count))
+
 
 NO_ROW: Final = -1
 
@@ -68,7 +102,7 @@ class Request:
     eos_ids: frozenset[int] = frozenset()
     media: list[MediaItem] = field(default_factory=list)
     embeddings: dict[str, TensorBlob] = field(default_factory=dict)
-    owner: Owner = NOBODY
+    owner: TenantShare = NO_TENANT
     priority: int = 0
     """Among its owner's own."""
     cache_salt: str | None = None

@@ -1,6 +1,6 @@
-"""RowTable: which request holds which row of the runner, and whose a token of an older step is."""
+"""Row table: which request holds which row, and which request a token of an older step is for."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from tokenmesh.services.worker_svc.engine.plan import NewRow, StepPlan
 from tokenmesh.services.worker_svc.engine.request import NO_ROW, Request
@@ -116,3 +116,42 @@ def new_row_of(request: Request) -> NewRow:
         grammar=request.grammar,
         state=request.began_with.slot if request.began_with is not None else None,
     )
+
+
+class EndDetector:
+    """Of the requests that have a row. Says too much rather than too little."""
+
+    def __init__(self) -> None:
+        self._num_stopped_by: dict[int, int] = {}
+        """By token id: streams that it may stop."""
+        self._rows: set[int] = set()
+        """Those whose every draw may be the last."""
+
+    def join(self, request: Request) -> None:
+        """A request has got a row."""
+        counts = self._num_stopped_by
+        for token in request.stop_ids:
+            counts[token] = counts.get(token, 0) + 1
+        if request.sampling.repetition is not None:
+            self._rows.add(request.row)
+
+    def leave(self, request: Request) -> None:
+        """It is about to lose the row."""
+        counts = self._num_stopped_by
+        for token in request.stop_ids:
+            counts[token] -= 1
+            if not counts[token]:
+                del counts[token]
+        self._rows.discard(request.row)
+
+    def expect_end(self, request: Request) -> None:
+        """What it draws next may make it as long as it may get."""
+        self._rows.add(request.row)
+
+    def rows(self, rows: Collection[int], ids: Sequence[int]) -> set[int]:
+        """Of tokens drawn, one by each of these rows: the rows that may be at their end."""
+        found = {row for row in self._rows if row in rows} if self._rows else set()
+        stops = self._num_stopped_by
+        if not stops.keys().isdisjoint(ids):
+            found.update(row for row, token in zip(rows, ids, strict=True) if token in stops)
+        return found

@@ -1,4 +1,4 @@
-"""SavedStates: states of rows at the ends of blocks, saved so that an equal beginning brings them.
+"""Saved states: copies of rows' states at block ends, found by requests with the same beginning.
 
 A saved state is found by the hash of the block that it stands behind. It is copied when the step
 that computes it ends, and no earlier, so it can be found from the next step on. Copies into and out
@@ -8,8 +8,60 @@ given away in the very step whose plan reads it. So requests need not hold saved
 
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
+from math import gcd, lcm
+from typing import Final, Self
 
-from tokenmesh.services.worker_svc.engine.state_borders import StateBorders
+KERNEL_CHUNK: Final = 64
+"""Tokens that kernels of the gated delta rule and of Mamba compute at a time."""
+
+MOST_REGULAR: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class StateBorders:
+    """Sizes in tokens."""
+
+    unit: int
+    """Of which each border is a multiple; whole blocks."""
+    interval: int
+    """The smallest distance of regular borders, and the least that is worth a saved state."""
+    most_regular: int
+
+    @classmethod
+    def of(cls, interval: int, block_size: int, num_slots: int) -> Self:
+        """interval: rounded up to whole blocks. One prompt takes a quarter of the slots at most."""
+        interval = -(-interval // block_size) * block_size
+        unit = gcd(interval, lcm(block_size, KERNEL_CHUNK))
+        return cls(unit, interval, max(1, min(MOST_REGULAR, num_slots // 4)))
+
+    def after(self, start: int, num_known: int, num_matched: int) -> int | None:
+        """The first border of the known tokens of a request behind `start`; None: there is none.
+
+        num_matched: at its beginning, tokens that another request had as well. The last known token
+        is always computed, so that no border is behind it.
+        """
+        last = (num_known - 1) // self.unit * self.unit
+        spacing = self.interval
+        while spacing * self.most_regular < last:
+            spacing *= 2
+        regular = (start // spacing + 1) * spacing
+        if last - regular < self.interval:
+            regular = last  # so near to it, it is not worth a step of its own
+        parting = num_matched // self.unit * self.unit
+        wanted = (each for each in (regular, parting, last) if start < each <= last)
+        return min((each for each in wanted if each >= self.interval), default=None)
+
+    def cut(self, num_tokens: int, start: int, num_known: int, num_matched: int) -> int:
+        """How many of `num_tokens` known tokens from `start` on one chunk computes.
+
+        It ends at the first border; one that ends before that ends on the grid where it can.
+        """
+        end = start + num_tokens
+        border = self.after(start, num_known, num_matched)
+        if border is not None and end >= border:
+            return border - start
+        on_grid = end // self.unit * self.unit
+        return on_grid - start if start < on_grid and end < num_known else num_tokens
 
 
 @dataclass(slots=True, eq=False)

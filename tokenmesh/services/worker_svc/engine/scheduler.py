@@ -9,22 +9,23 @@ Streams that decode are many and seldom need anything, so nothing here looks at 
 from collections.abc import Mapping
 from itertools import count
 
-from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
 from tokenmesh.services.worker_svc.engine.block_tables import BlockTables, Hits
-from tokenmesh.services.worker_svc.engine.decoding import Decoding
-from tokenmesh.services.worker_svc.engine.end_watch import EndWatch
-from tokenmesh.services.worker_svc.engine.limits import EngineLimits
+from tokenmesh.services.worker_svc.engine.decode_wheel import Decoding
+from tokenmesh.services.worker_svc.engine.in_flight import StepNotes
 from tokenmesh.services.worker_svc.engine.plan import ScheduledRow, StepPlan, single_ids
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
-from tokenmesh.services.worker_svc.engine.queues import ServiceQueue, service_order
-from tokenmesh.services.worker_svc.engine.recent_use import RecentUse
+from tokenmesh.services.worker_svc.engine.queues import (
+    BlockReclaimer,
+    RecentUse,
+    ServiceQueue,
+    WaitingRequests,
+    service_order,
+)
 from tokenmesh.services.worker_svc.engine.request import Request, Status
-from tokenmesh.services.worker_svc.engine.room import Room
-from tokenmesh.services.worker_svc.engine.row_table import Drawn, RowTable, new_row_of
+from tokenmesh.services.worker_svc.engine.row_table import Drawn, EndDetector, RowTable, new_row_of
 from tokenmesh.services.worker_svc.engine.sharing import Sharing
 from tokenmesh.services.worker_svc.engine.speculating import Proposer, Speculating
-from tokenmesh.services.worker_svc.engine.step_notes import StepNotes
-from tokenmesh.services.worker_svc.engine.waiting_line import WaitingLine
+from tokenmesh.shared.config.worker import WorkerSettings
 
 
 class Scheduler:
@@ -35,15 +36,15 @@ class Scheduler:
     """
 
     def __init__(
-        self, limits: EngineLimits, pool: BlockPool, cache: PrefixCache,
-        proposer: Proposer | None = None,
-    ) -> None:  # fmt: skip
-        assert limits.num_rows <= limits.max_num_batched_tokens
-        self._limits = limits
-        self._pool = pool
+        self, settings: WorkerSettings, cache: PrefixCache, proposer: Proposer | None = None
+    ) -> None:
+        self._settings = settings
+        self._watermark_blocks = int(settings.kv_watermark * cache.pool.num_blocks)
+        """Free blocks that an admission leaves to the running requests."""
+        self._pool = pool = cache.pool
         self._cache = cache
         self._groups = groups = cache.groups
-        self._tables = BlockTables(pool, cache)
+        self._tables = BlockTables(cache)
         self._running = ServiceQueue()
         self._prefilling = ServiceQueue()
         """Those of the running ones whose known tokens are not all computed."""
@@ -51,17 +52,17 @@ class Scheduler:
         """The others, but for those whose last token is on its way."""
         self._filling: list[Request] = []
         """Whose block the latest step fills with a token that was not known then."""
-        self._ends = EndWatch()
+        self._ends = EndDetector()
         self._arrivals = count()
         self._steps = count()
-        self.rows = RowTable(limits.num_rows)
-        self.recent = RecentUse(limits.num_rows, limits.max_num_batched_tokens)
+        self.rows = RowTable(settings.num_rows)
+        self.recent = RecentUse(settings.num_rows, settings.max_num_batched_tokens)
         """What each tenant has had lately."""
-        self._waiting = WaitingLine(self.rows, self.recent)
+        self._waiting = WaitingRequests(self.rows, self.recent)
         held = self._running, self._prefilling, self._waiting, self.rows, pool, groups
         self._sharing = Sharing(*held, self.preempt, self._find, self.recent)
-        self._room = Room(pool, self._tables, self._running, self.rows, self._requeue)
-        self._speculating = Speculating(proposer, pool, self._tables, cache, self._ends, self._room)
+        self._room = BlockReclaimer(pool, self._tables, self._running, self.rows, self._requeue)
+        self._speculating = Speculating(proposer, self._tables, cache, self._ends, self._room)
         self.num_queued_tokens = 0
         """Sum of `backlog` over all requests."""
         self.notes = StepNotes()
@@ -82,7 +83,7 @@ class Scheduler:
         assert self._groups.needed(request.max_len - 1) < self._pool.num_blocks
         request.arrival = next(self._arrivals)
         request.status = Status.WAITING
-        request.num_expected = len(self._cache.find(request)[0]) * self._limits.block_size
+        request.num_expected = len(self._cache.find(request)[0]) * self._settings.block_size
         self._waiting.add(request)
         self.num_queued_tokens += request.backlog
 
@@ -107,7 +108,7 @@ class Scheduler:
         plan = StepPlan(step=next(self._steps))
         self.notes = StepNotes()
         self.rows.expect_no_late()
-        budget = self._limits.max_num_batched_tokens
+        budget = self._settings.max_num_batched_tokens
         is_short = self._sharing.begin_step(budget)
         num_gave_way = len(self.notes.preempted)
         if self._groups.num_windowed:
@@ -122,7 +123,7 @@ class Scheduler:
         if not is_short and len(self.notes.preempted) == num_gave_way:
             self._admit(plan, budget)
         if self._speculating.is_on:
-            self._speculating.draft(self._limits.max_num_batched_tokens - plan.num_tokens)
+            self._speculating.draft(self._settings.max_num_batched_tokens - plan.num_tokens)
         prefills = ((request.owner, tokens) for request, tokens, _ in self.notes.prefills)
         self.recent.note(self.rows.by_tenant, prefills)
         if plan.num_rows:
@@ -238,12 +239,12 @@ class Scheduler:
             budget -= self._schedule_first_chunk(plan, request, budget)
 
     def _find(self, request: Request) -> Hits | None:
-        reserve = self._limits.watermark_blocks if len(self._running) else 0
+        reserve = self._watermark_blocks if len(self._running) else 0
         return self._tables.find(request, reserve)
 
     def _place(self, request: Request, hits: Hits, step: int) -> None:
         self.num_queued_tokens -= request.backlog
-        request.num_computed = len(hits[0]) * self._limits.block_size
+        request.num_computed = len(hits[0]) * self._settings.block_size
         self._tables.give(request, hits)
         request.num_expected = 0
         self.num_queued_tokens += request.backlog
@@ -266,7 +267,7 @@ class Scheduler:
         return num_tokens
 
     def _chunk(self, request: Request, pending: int, budget: int, *, is_alone: bool) -> int:
-        threshold = self._limits.long_prefill_token_threshold
+        threshold = self._settings.long_prefill_token_threshold
         if threshold and not is_alone:
             pending = min(pending, threshold)
         return self._sharing.take(request, self._cache.cut(request, min(pending, budget)))

@@ -7,16 +7,13 @@ them, and goes on to the next only where the guess was what it drew. So a guess 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
 from tokenmesh.services.worker_svc.engine.block_tables import BlockTables
-from tokenmesh.services.worker_svc.engine.decoding import Decoding
-from tokenmesh.services.worker_svc.engine.end_watch import EndWatch
-from tokenmesh.services.worker_svc.engine.plan import ScheduledRow, StepPlan
+from tokenmesh.services.worker_svc.engine.decode_wheel import Decoding
+from tokenmesh.services.worker_svc.engine.plan import Runner, ScheduledRow, StepPlan
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache, Registered
-from tokenmesh.services.worker_svc.engine.queues import service_order
+from tokenmesh.services.worker_svc.engine.queues import BlockReclaimer, service_order
 from tokenmesh.services.worker_svc.engine.request import Request
-from tokenmesh.services.worker_svc.engine.room import Room
-from tokenmesh.services.worker_svc.engine.runner import Runner
+from tokenmesh.services.worker_svc.engine.row_table import EndDetector
 from tokenmesh.shared.errors import ConfigError
 
 
@@ -50,13 +47,13 @@ class Speculating:
     """
 
     def __init__(
-        self, proposer: Proposer | None, pool: BlockPool, tables: BlockTables, cache: PrefixCache,
-        ends: EndWatch, room: Room,
+        self, proposer: Proposer | None, tables: BlockTables, cache: PrefixCache,
+        ends: EndDetector, room: BlockReclaimer,
     ) -> None:  # fmt: skip
         self._proposer = proposer
         self.is_on = proposer is not None
         """Whether there may be members: the rest need not be called else."""
-        self._pool = pool
+        self._pool = cache.pool
         self._tables = tables
         self._cache = cache
         self._growth = cache.groups.growth

@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Final, cast
 
-from tokenmesh.services.worker_svc.engine.route_ledger import RouteChange
-from tokenmesh.services.worker_svc.prefix_index.forgotten import Forgotten
-from tokenmesh.services.worker_svc.prefix_index.resident import Resident
+from tokenmesh.services.worker_svc.engine.cache_changes import RouteChange
+from tokenmesh.services.worker_svc.prefix_index.indexed import ExpiredReservations, IndexedBlocks
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.prefix_index import PrefixIndexSettings
 from tokenmesh.shared.errors import TokenMeshError, Unavailable
@@ -53,10 +52,10 @@ class IndexWriter:
         self._keys = keys
         self._release_script = redis.script(RELEASE)
         self._ttl_ms = round(settings.ttl_s * 1000)
-        self._resident = Resident(settings.max_changes)
+        self._resident = IndexedBlocks(settings.max_changes)
         self._due: dict[str, int] = {}
         """By field: tokens that are left of a reservation; `_OVER`: it is to be given back."""
-        self._forgotten = Forgotten(settings.reservation_s, settings.max_releases)
+        self._forgotten = ExpiredReservations(settings.reservation_s, settings.max_releases)
         self._looked_s = -math.inf
         self._has_news = asyncio.Event()
         self._has_news.set()

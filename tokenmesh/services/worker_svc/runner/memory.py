@@ -8,8 +8,7 @@ from typing import Final, NamedTuple
 
 import torch
 
-from tokenmesh.services.worker_svc.engine.from_settings import groups_of
-from tokenmesh.services.worker_svc.engine.kv_groups import KvGroups
+from tokenmesh.services.worker_svc.engine.block_pool import KvGroups
 from tokenmesh.services.worker_svc.models.keeps import (
     Grouping,
     LayerKeeps,
@@ -181,7 +180,7 @@ def need_of(
     num_saved = settings.saved_states if is_saved else 0
     return Need(
         block_bytes=per_token * settings.block_size,
-        groups=groups_of(settings, grouping.windows),
+        groups=KvGroups.of(grouping.windows, settings.block_size, settings.max_num_batched_tokens),
         max_model_len=max_model_len,
         row_bytes=state_bytes * (settings.num_rows + 1 + (num_saved or 0)),
         state_bytes=state_bytes,

@@ -6,8 +6,7 @@ from itertools import count
 
 import torch
 
-from tokenmesh.services.worker_svc.engine.placeholders import within_vocabulary
-from tokenmesh.services.worker_svc.engine.plan import StepPlan, StepResult
+from tokenmesh.services.worker_svc.engine.plan import StepPlan, StepResult, within_vocabulary
 from tokenmesh.services.worker_svc.models.api import Model
 from tokenmesh.services.worker_svc.models.keeps import KvStore
 from tokenmesh.services.worker_svc.runner.compute_thread import ComputeHere, ComputeThread, Task

@@ -8,10 +8,9 @@ from typing import Final
 
 import torch
 
-from tokenmesh.services.worker_svc.engine.plan import NewRow
+from tokenmesh.services.worker_svc.engine.plan import MAX_MARKER_IDS, MAX_OTHER_ENDS, NewRow
 from tokenmesh.services.worker_svc.sampling.device_tables import DeviceTables, Shape, Slots
 from tokenmesh.services.worker_svc.sampling.thinking import ThinkingTracker
-from tokenmesh.services.worker_svc.sampling_limits import MAX_MARKER_IDS, MAX_OTHER_ENDS
 
 _NUMBERS: Final = ("budget", "is_inside", "count", "num_end")
 _WIDTH: Final = MAX_MARKER_IDS

@@ -11,8 +11,7 @@ import torch
 
 from tokenmesh.kernels.post_update import post_update
 from tokenmesh.kernels.step_inputs import RowState, StepTensors
-from tokenmesh.services.worker_svc.engine.placeholders import within_vocabulary
-from tokenmesh.services.worker_svc.engine.plan import StepPlan, StepResult
+from tokenmesh.services.worker_svc.engine.plan import StepPlan, StepResult, within_vocabulary
 from tokenmesh.services.worker_svc.models.api import Model
 from tokenmesh.services.worker_svc.models.keeps import KvStore
 from tokenmesh.services.worker_svc.runner.compute_thread import Skipped

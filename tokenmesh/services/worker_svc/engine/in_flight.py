@@ -1,16 +1,53 @@
-"""Retraction: what to undo when rows of a step did not compute what was planned."""
+"""In-flight steps, and what is undone when rows of one did not compute what was planned."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
-from tokenmesh.services.worker_svc.engine.flight import InFlightStep
-from tokenmesh.services.worker_svc.engine.plan import StepPlan
-from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
+import msgspec
+
+from tokenmesh.services.worker_svc.engine.plan import Launch, StepPlan
+from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache, Registered
 from tokenmesh.services.worker_svc.engine.request import Request
-from tokenmesh.services.worker_svc.engine.scheduler import Scheduler
+from tokenmesh.services.worker_svc.engine.row_table import RowTable
 
 
-def spoiled_by(
-    lost: Sequence[tuple[InFlightStep, Collection[int]]], scheduler: Scheduler, cache: PrefixCache
+class StepNotes(msgspec.Struct):
+    """For traces, rates and retraction."""
+
+    prefills: list[tuple[Request, int, int]] = []
+    """Request, tokens of its chunk, and tokens that the prefix cache saved it just now."""
+    preempted: list[Request] = []
+    registered: list[Registered] = []
+    """Blocks that the step fills and that can be found already."""
+
+
+@dataclass(slots=True)
+class InFlightStep:
+    """One launched step."""
+
+    plan: StepPlan
+    notes: StepNotes
+    launch: Launch
+    started_ns: int
+    """Wall clock; when it was launched or, if later, when the step before it ended."""
+    started_s: float
+    """The same instant on `perf_s`."""
+    num_prefill: int
+    """Tokens of prefill chunks."""
+
+    @property
+    def num_decode(self) -> int:
+        """Its other tokens: one of each stream that decodes, and drafts."""
+        return self.plan.num_tokens - self.num_prefill
+
+    @property
+    def rows(self) -> set[int]:
+        """Those that compute something."""
+        return set(self.plan.rows)
+
+
+def corrupted_by(
+    lost: Sequence[tuple[InFlightStep, Collection[int]]], rows: RowTable, cache: PrefixCache
 ) -> tuple[list[Request], list[Request]]:
     """Take rows back that were not computed; whom that ends, and who must start over.
 
@@ -39,7 +76,7 @@ def spoiled_by(
                     continue
                 spoiled.add(row)
             # None when the request has ended or was preempted after the launch
-            request = scheduler.rows.owner(row, flight.plan.step)
+            request = rows.owner(row, flight.plan.step)
             if request is not None and index == 0 and row in lost_rows:
                 failed.append(request)
             elif request is not None and request not in failed:

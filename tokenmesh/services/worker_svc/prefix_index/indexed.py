@@ -1,9 +1,12 @@
-"""Resident: what the index should say of this worker, and what it does not say yet."""
+"""The route blocks that the index should hold for this worker, and reservations past their time."""
 
-from tokenmesh.services.worker_svc.engine.route_ledger import RouteChange
+from collections.abc import Iterable
+from itertools import islice
+
+from tokenmesh.services.worker_svc.engine.cache_changes import RouteChange
 
 
-class Resident:
+class IndexedBlocks:
     """Every route block that is whole in the pool. No I/O."""
 
     def __init__(self, max_changes: int) -> None:
@@ -53,3 +56,21 @@ class Resident:
         self.must_rewrite = False
         self._changes.clear()
         return list(self._hashes)
+
+
+class ExpiredReservations:
+    """Looks at what is reserved, now and then."""
+
+    def __init__(self, lifetime_s: float, max_reservations: int) -> None:
+        """Of more than `max_reservations` the rest is looked at later."""
+        self._lifetime_s = lifetime_s
+        self._max_reservations = max_reservations
+        self._seen_s: dict[str, float] = {}
+
+    def look(self, reservations: Iterable[str], now_s: float) -> list[str]:
+        """Those of all that there are now which are too old."""
+        known = self._seen_s
+        there = islice(reservations, self._max_reservations)
+        self._seen_s = {each: known.get(each, now_s) for each in there}
+        limit_s = now_s - self._lifetime_s
+        return [each for each, seen_s in self._seen_s.items() if seen_s <= limit_s]

@@ -12,11 +12,11 @@ import pytest
 from tests.unit.worker_svc.conftest import MakeRequest
 from tokenmesh.services.worker_svc.engine.request import Request
 from tokenmesh.services.worker_svc.engine.sim import SimRunner, SimVocabulary
-from tokenmesh.services.worker_svc.entrance import RequestPreparation
 from tokenmesh.services.worker_svc.grammar.compiler import GrammarCompiler
 from tokenmesh.services.worker_svc.grammar.matcher import Grammar, Matcher
 from tokenmesh.services.worker_svc.load import LoadBook
 from tokenmesh.services.worker_svc.loaded import SimModel
+from tokenmesh.services.worker_svc.preparation import RequestPreparation
 from tokenmesh.services.worker_svc.streams import WorkerStreams
 from tokenmesh.services.worker_svc.thread import Add
 from tokenmesh.shared.config.worker import WorkerSettings
@@ -66,7 +66,7 @@ class Rig:
         self.streams = WorkerStreams(SETTINGS)
         self.book = LoadBook(SETTINGS, 64)
         self.compiler = cast(FakeCompiler, compiler)
-        self.entrance = RequestPreparation(
+        self.preparation = RequestPreparation(
             SETTINGS,
             loaded,
             cast(Any, self.host),
@@ -85,12 +85,12 @@ class Rig:
 async def rig() -> AsyncIterator[Rig]:
     rig = Rig(FakeCompiler())
     yield rig
-    await rig.entrance.stop()
+    await rig.preparation.stop()
 
 
 async def begin(rig: Rig, make_request: MakeRequest, stream: int = 1) -> Request:
     request = make_request(stream, [3, 4, 5], sampling={"structured": REGEX})
-    await rig.entrance.begin(request)
+    await rig.preparation.begin(request)
     return request
 
 
@@ -160,7 +160,7 @@ async def test_without_grammars_it_is_refused_at_once(make_request: MakeRequest)
         await begin(rig, make_request)
     assert caught.value.param == "structured_outputs"
     assert rig.streams.num_live == 0
-    await rig.entrance.stop()
+    await rig.preparation.stop()
 
 
 def test_a_worker_that_sees_no_grammar_imports_no_library_for_them() -> None:

@@ -1,4 +1,4 @@
-"""SleepController: puts one worker to sleep and wakes it. Running requests end or are waited for.
+"""Operator commands that change a worker's state: sleep and wake.
 
 The engine's part happens on its own thread, between two steps, when it holds no request.
 """
@@ -7,12 +7,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.request import Ending
 from tokenmesh.services.worker_svc.loaded import Loaded
-from tokenmesh.services.worker_svc.one_by_one import OneByOne
 from tokenmesh.services.worker_svc.streams import WorkerStreams
 from tokenmesh.services.worker_svc.thread import EngineHost, Perform
 from tokenmesh.shared.clock import monotonic_s
@@ -26,6 +25,25 @@ _LEVELS: Final = (1, 2)
 _RETRY_AFTER_S: Final = 1.0
 
 _Result = TypeVar("_Result")
+
+
+class SerialCommands:
+    """A caller whose time is over stops to wait; what it began goes on, and is known to be done."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """The outcome of `work`, which begins when those before it have ended."""
+        task = asyncio.create_task(self._in_turn(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
+
+    async def _in_turn(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        async with self._turn:
+            return await work
 
 
 class SleepController:
@@ -45,7 +63,7 @@ class SleepController:
         self._streams = streams
         self._end_all = end_all
         self._beat = beat
-        self._commands = OneByOne()
+        self._commands = SerialCommands()
         self.level = 0
         """0: awake. Else no stream is taken, also on the way to that level; for the beat."""
 
