@@ -70,7 +70,7 @@ SUBJECTS: Final = (
         is_ours=False,
     ),
     Subject("tm.abort", "gateways with the scale-out routes", "AbortRequests"),
-    Subject("tm.beat.<service>.<id>", "everybody", "Beat"),
+    Subject("tm.beat.<service>.<id>", "everybody", "Heartbeat"),
     Subject("tm.kv.<model>.<id>", "subscribers outside", "BlockEvents, BlocksHeld"),
     Subject("tm.span.<service>", "gateways", "finished spans, OTLP protobuf", is_ours=False),
     Subject(
