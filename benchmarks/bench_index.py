@@ -27,12 +27,11 @@ from benchmarks.options import add_out
 from benchmarks.serve.report import environment, write_json
 from tests.servers import make_redis, redis_settings_of
 from tokenmesh.services.scheduler_svc.index.index import Bid, PlacementIndex
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import RedisSettings
 from tokenmesh.shared.hashing import ROUTE_BLOCK_TOKENS
 from tokenmesh.shared.ids import ModelName, RequestId, WorkerId
 from tokenmesh.shared.messages.place import Place
-from tokenmesh.shared.prefix_index.keys import IndexKeys
-from tokenmesh.shared.prefix_index.scripts import RELEASE
+from tokenmesh.shared.prefix_index import RELEASE, IndexKeys
 from tokenmesh.shared.redis import Part, Redis, open_redis
 
 KEYS = IndexKeys(ModelName("bench"))

@@ -24,7 +24,7 @@ from tokenmesh.services.worker_svc.engine.plan import FinishedLaunch, StepPlan, 
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.request import Request, StreamKey
 from tokenmesh.services.worker_svc.engine.scheduler import Scheduler
-from tokenmesh.shared.config.block_events import BlockEventSettings
+from tokenmesh.shared.config.placement import BlockEventSettings
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.ids import GatewayId, ModelName, RequestId, WorkerId
 from tokenmesh.shared.messages.sampling import SamplingParams

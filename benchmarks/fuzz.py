@@ -36,8 +36,8 @@ from benchmarks.serve.report import environment, write_json
 from benchmarks.serve.workload import first_model
 from tokenmesh.cli.embedded.ports import free_port
 from tokenmesh.cli.embedded.private import private_folder
-from tokenmesh.shared.bus.message_bus import MessageBus
-from tokenmesh.shared.bus.nats import NatsLink, connect
+from tokenmesh.shared.bus.message_bus import MessageBus, connect
+from tokenmesh.shared.bus.nats import NatsLink
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.loader import load_settings
 from tokenmesh.shared.ids import ModelName

@@ -22,7 +22,7 @@ import uvloop
 
 from tests.fakes.index_world import World, stroll
 from tests.servers import make_redis, redis_settings_of
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import RedisSettings
 from tokenmesh.shared.redis import open_redis
 
 

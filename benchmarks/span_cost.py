@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 from tokenmesh.services.gateway.operations.traces import TraceStore
-from tokenmesh.shared.config.telemetry import TelemetrySettings
+from tokenmesh.shared.config.mesh import TelemetrySettings
 from tokenmesh.shared.ids import InstanceId
 from tokenmesh.shared.telemetry import record_span, span, start_telemetry
 from tokenmesh.shared.telemetry.recorder import Attributes, TimedEvent

@@ -18,10 +18,9 @@ from pydantic_core import PydanticUndefined
 
 from tokenmesh.cli.flags import FLAGS, UP_FLAGS
 from tokenmesh.cli.vllm_flags import FIXED
-from tokenmesh.shared.config.catalog import Key, fields, is_section
-from tokenmesh.shared.config.layers import environment_name
+from tokenmesh.shared.config.layers import Key, environment_name, fields, is_section
 from tokenmesh.shared.metrics.table import METRICS, PREFIX
-from tokenmesh.shared.subject_table import SUBJECTS
+from tokenmesh.shared.subjects import SUBJECTS
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 FOLDER: Final = ROOT / "docs/reference"

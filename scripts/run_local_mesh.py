@@ -17,14 +17,14 @@ from typing import Any, Final
 
 import yaml
 
+from tokenmesh.cli.embedded.child import ChildSpec, Phase
 from tokenmesh.cli.embedded.plan import NATS_USER
 from tokenmesh.cli.embedded.ports import free_port
 from tokenmesh.cli.embedded.private import private_folder
 from tokenmesh.cli.embedded.servers import nats_server, redis_server
-from tokenmesh.cli.embedded.spec import ChildSpec, Phase
-from tokenmesh.cli.embedded.supervisor import Supervisor
+from tokenmesh.cli.embedded.supervisor import ProcessSupervisor
 from tokenmesh.shared.config.up import UpSettings
-from tokenmesh.shared.service.stops import StopSignals
+from tokenmesh.shared.service.lifecycle import StopSignals
 
 COMPOSE: Final = Path(__file__).resolve().parent.parent / "compose/compose.yaml"
 GRACE_S: Final = 40.0
@@ -108,7 +108,7 @@ async def run(port: int, variables: Mapping[str, str]) -> int:
     services = services_of(COMPOSE, {**variables, **passwords})
     stops = StopSignals()
     with private_folder() as folder, stops.installed():
-        supervisor = Supervisor(
+        supervisor = ProcessSupervisor(
             limits, lambda name, line: print(f"{name}: {line}", flush=True), lambda *_: None
         )
         servers = (

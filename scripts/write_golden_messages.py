@@ -53,9 +53,9 @@ def main() -> None:
     """Write what is missing."""
     GOLDEN.mkdir(parents=True, exist_ok=True)
     for kind in (*get_args(Message), Tokens):
-        if list(GOLDEN.glob(f"{kind.__name__}.*")):
+        if list(GOLDEN.glob(f"{kind.__struct_config__.tag}.*")):
             continue
-        path = GOLDEN / f"{kind.__name__}.{tokenmesh.__version__}.msgpack"
+        path = GOLDEN / f"{kind.__struct_config__.tag}.{tokenmesh.__version__}.msgpack"
         path.write_bytes(codec.encode(sample_struct(kind)))
         sys.stdout.write(f"wrote {path.name}\n")
 

@@ -9,10 +9,8 @@ import pytest
 
 from tests.servers import Server, bus_settings_of, make_nats, make_redis, redis_settings_of
 from tokenmesh.shared.blobs import Blobs
-from tokenmesh.shared.bus.message_bus import MessageBus
-from tokenmesh.shared.bus.nats import connect
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.bus.message_bus import MessageBus, connect
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.redis import open_redis
 
 

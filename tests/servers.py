@@ -14,9 +14,8 @@ from typing import NoReturn
 import pytest
 from pydantic import SecretStr
 
-from tokenmesh.cli.embedded.redis_program import find_redis
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.cli.embedded.servers import find_redis
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.config.up import UpSettings
 from tokenmesh.shared.errors import ConfigError
 

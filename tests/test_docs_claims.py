@@ -14,13 +14,12 @@ from tokenmesh.services.gateway.openai.errors import NotSupported, UnsupportedMe
 from tokenmesh.services.gateway.tenancy.standing import QuotaExceeded, RateLimited
 from tokenmesh.services.worker_svc.models.native.registry import FAMILIES, IMAGE_ARCHITECTURES
 from tokenmesh.shared import errors
-from tokenmesh.shared.config.catalog import field_at, fields
-from tokenmesh.shared.config.layers import environment_name
+from tokenmesh.shared.config.layers import environment_name, field_at, fields
 from tokenmesh.shared.errors import TokenMeshError
 from tokenmesh.shared.messages import Message
 from tokenmesh.shared.metrics.table import METRICS
-from tokenmesh.shared.service import exit_codes
-from tokenmesh.shared.subject_table import SUBJECTS
+from tokenmesh.shared.service.lifecycle import ExitCode
+from tokenmesh.shared.subjects import SUBJECTS
 
 SETTINGS = {".".join(key) for key, _ in fields()}
 SECTIONS = {name for name in SETTINGS if "." not in name} | {"model"}
@@ -191,7 +190,7 @@ def test_every_error_that_a_client_may_meet_is_in_the_table() -> None:
 
 
 def test_every_exit_code_is_told() -> None:
-    codes = {str(code) for name, code in vars(exit_codes).items() if name.isupper()}
+    codes = {str(int(code)) for code in ExitCode}
     told = {row[0] for row in rows(ROOT / "docs/on-call.md", "## A worker died or hangs")}
     assert codes <= told
 

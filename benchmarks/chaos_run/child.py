@@ -7,8 +7,8 @@ import signal
 import time
 from pathlib import Path
 
+from tokenmesh.cli.embedded.child import ChildSpec
 from tokenmesh.cli.embedded.ports import wait_accepting
-from tokenmesh.cli.embedded.spec import ChildSpec
 from tokenmesh.shared.parent_death import dies_with_parent
 
 READY_S = 240.0

@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 
 from benchmarks.chaos_run.child import Child
-from tokenmesh.cli.embedded.plan import Plan, make_plan
+from tokenmesh.cli.embedded.child import ChildSpec
+from tokenmesh.cli.embedded.plan import MeshPlan, make_plan
 from tokenmesh.cli.embedded.ports import LOOPBACK, free_port
 from tokenmesh.cli.embedded.private import write_private
-from tokenmesh.cli.embedded.spec import ChildSpec
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.loader import changed, plain_values
 
@@ -121,7 +121,9 @@ def _keep_on_disk(folder: Path) -> None:
         file.write("appendonly yes\nappendfsync no\n")
 
 
-def _gateways(plan: Plan, folder: Path, kind: str, count: int) -> Iterator[tuple[str, ChildSpec]]:
+def _gateways(
+    plan: MeshPlan, folder: Path, kind: str, count: int
+) -> Iterator[tuple[str, ChildSpec]]:
     spec = next(each for each in plan.services if each.name == "gateway")
     log_format = {"telemetry": {"log_format": "json"}}
     for number in range(1, count + 1):

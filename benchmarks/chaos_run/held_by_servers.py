@@ -11,7 +11,7 @@ from benchmarks.serve.client import Server
 from tokenmesh.services.gateway.responses.journal import open_journal
 from tokenmesh.services.gateway.responses.logs import ResponseLogs
 from tokenmesh.shared.bus.message_bus import MessageBus
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import RedisSettings
 from tokenmesh.shared.config.responses import ResponseSettings
 from tokenmesh.shared.errors import Unavailable
 from tokenmesh.shared.redis import Redis, open_redis

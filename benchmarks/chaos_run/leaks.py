@@ -16,8 +16,7 @@ from benchmarks.chaos_run.held_by_servers import (
     reserved,
 )
 from benchmarks.serve.client import Server
-from tokenmesh.shared.bus.message_bus import MessageBus
-from tokenmesh.shared.bus.nats import connect
+from tokenmesh.shared.bus.message_bus import MessageBus, connect
 from tokenmesh.shared.membership import Members, MembershipView
 from tokenmesh.shared.messages.beat import WorkerLoad
 from tokenmesh.shared.redis import Redis, open_redis

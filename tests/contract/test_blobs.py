@@ -9,7 +9,7 @@ from pydantic import SecretStr
 
 from tests.servers import Server, redis_settings_of
 from tokenmesh.shared.blobs import PREFIX, Blobs, content_key
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import RedisSettings
 from tokenmesh.shared.errors import (
     ConfigError,
     NotFound,

@@ -17,12 +17,11 @@ from tokenmesh.services.worker_svc.block_events.actor import BlockEventsActor
 from tokenmesh.services.worker_svc.block_events.stream import BlockEventStream
 from tokenmesh.services.worker_svc.engine.cache_changes import BlockChange
 from tokenmesh.shared import subjects
-from tokenmesh.shared.actor import ActorLimits, ActorRuntime
-from tokenmesh.shared.bus.message_bus import MessageBus
-from tokenmesh.shared.bus.nats import connect
+from tokenmesh.shared.actor import ActorRuntime
+from tokenmesh.shared.bus.message_bus import MessageBus, connect
 from tokenmesh.shared.clock import monotonic_s, now_s
-from tokenmesh.shared.config.block_events import BlockEventSettings
-from tokenmesh.shared.config.bus import BusSettings
+from tokenmesh.shared.config.mesh import BusSettings, ServiceSettings
+from tokenmesh.shared.config.placement import BlockEventSettings
 from tokenmesh.shared.ids import ModelName, WorkerId
 from tokenmesh.shared.metrics import Metrics
 
@@ -58,7 +57,7 @@ class Rig:
             BlockEventSettings.model_validate(QUIET | limits),
             self.metrics,
         )
-        self.actor = ActorRuntime(BlockEventsActor(self.stream), bus, ActorLimits())
+        self.actor = ActorRuntime(BlockEventsActor(self.stream), bus, ServiceSettings())
         self.follower = follow.Follower(self.ask)
         self.arrived: list[bytes] = []
         self.asked: Counter[str] = Counter()
@@ -76,7 +75,7 @@ class Rig:
         self.asked[question["type"]] += 1
         data = msgspec.msgpack.encode(question)
         subject = subjects.worker_blocks(WorkerId(worker_id))
-        reply = await self.other.raw.ask(subject, data, deadline_s=now_s() + 10)
+        reply = await self.other.raw.request(subject, data, deadline_s=now_s() + 10)
         answer: dict[str, Any] = msgspec.msgpack.decode(reply.data)
         assert answer["type"] != "Failed", answer
         return answer

@@ -12,11 +12,9 @@ from pydantic import SecretStr
 
 from tests.servers import Server, bus_settings_of, free_port
 from tokenmesh.shared.bus.base import Envelope, Receiver
-from tokenmesh.shared.bus.message_bus import MessageBus
-from tokenmesh.shared.bus.nats import connect
+from tokenmesh.shared.bus.message_bus import MessageBus, connect
 from tokenmesh.shared.clock import now_s
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.telemetry import TelemetrySettings
+from tokenmesh.shared.config.mesh import BusSettings, TelemetrySettings
 from tokenmesh.shared.errors import (
     BusLost,
     ConfigError,

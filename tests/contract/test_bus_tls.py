@@ -9,8 +9,8 @@ import pytest
 
 from tests.fakes import certificates
 from tests.servers import Server, bus_settings_of
-from tokenmesh.shared.bus.nats import connect
-from tokenmesh.shared.config.bus import BusSettings
+from tokenmesh.shared.bus.message_bus import connect
+from tokenmesh.shared.config.mesh import BusSettings
 from tokenmesh.shared.errors import BusLost
 
 

@@ -12,7 +12,7 @@ from tokenmesh.shared.config import Settings
 from tokenmesh.shared.errors import Draining
 from tokenmesh.shared.ids import InstanceId
 from tokenmesh.shared.messages import Done, Drain, Ping
-from tokenmesh.shared.service import exit_codes
+from tokenmesh.shared.service.lifecycle import ExitCode
 
 __all__ = ["settings"]
 
@@ -28,7 +28,7 @@ async def test_a_process_that_is_told_to_drain_leaves_and_says_so(
     async with running(settings) as service:
         mesh = await service.ready()
         await drain(bus)
-        assert await service.exit_code() == exit_codes.DRAINED
+        assert await service.exit_code() == ExitCode.DRAINED
         assert mesh.draining
 
 
@@ -47,4 +47,4 @@ async def test_a_signal_after_the_command_does_not_cut_the_work_short(
         assert service.stops.second.is_set()
         with pytest.raises(Draining):
             await asking
-        assert await service.exit_code() == exit_codes.DRAINED
+        assert await service.exit_code() == ExitCode.DRAINED

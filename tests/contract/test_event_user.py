@@ -11,17 +11,17 @@ import pytest
 from nats.aio.client import Client
 
 from tests.servers import Server
-from tokenmesh.cli.embedded.plan import Plan, make_plan
+from tokenmesh.cli.embedded.plan import MeshPlan, make_plan
 from tokenmesh.shared.config import load_settings
 
 
 @pytest.fixture
-def plan(tmp_path: Path) -> Plan:
+def plan(tmp_path: Path) -> MeshPlan:
     return make_plan(load_settings(overrides={"block_events": {"enabled": True}}), tmp_path)
 
 
 @pytest.fixture
-def server(plan: Plan, tmp_path: Path) -> Iterator[Server]:
+def server(plan: MeshPlan, tmp_path: Path) -> Iterator[Server]:
     (spec,) = [each for each in plan.servers if each.name == "nats"]
     assert spec.port is not None
     started = Server(list(spec.command), spec.port, "", tmp_path / "nats.log")
@@ -49,7 +49,7 @@ class Outside:
 
 
 @pytest.fixture
-async def mesh(plan: Plan, server: Server) -> AsyncIterator[Client]:
+async def mesh(plan: MeshPlan, server: Server) -> AsyncIterator[Client]:
     bus = plan.settings.bus
     assert bus.password is not None
     client = await nats.connect(bus.url, user=bus.user, password=bus.password.get_secret_value())
@@ -57,7 +57,7 @@ async def mesh(plan: Plan, server: Server) -> AsyncIterator[Client]:
     await client.close()
 
 
-async def test_it_hears_events_and_asks_for_them(plan: Plan, mesh: Client) -> None:
+async def test_it_hears_events_and_asks_for_them(plan: MeshPlan, mesh: Client) -> None:
     assert plan.events_url is not None
     url = plan.events_url.read_text().strip()
     outside = await nats.connect(url, inbox_prefix="_INBOX_EVENTS")
@@ -74,7 +74,9 @@ async def test_it_hears_events_and_asks_for_them(plan: Plan, mesh: Client) -> No
         await outside.close()
 
 
-async def test_it_neither_speaks_to_the_mesh_nor_listens_to_it(plan: Plan, mesh: Client) -> None:
+async def test_it_neither_speaks_to_the_mesh_nor_listens_to_it(
+    plan: MeshPlan, mesh: Client
+) -> None:
     assert plan.events_url is not None
     outside = Outside()
     url = plan.events_url.read_text().strip()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from tests.fakes.index_world import BLOCK, FAMILIES, LONGEST, WORKERS, World, stroll
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import RedisSettings
 from tokenmesh.shared.redis import open_redis
 
 NUMBERS = st.integers(0, WORKERS - 1)

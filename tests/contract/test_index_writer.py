@@ -12,11 +12,11 @@ from tests.fakes.reserved import amount, reserve, reserved
 from tests.servers import Server, redis_settings_of
 from tokenmesh.services.worker_svc.engine.cache_changes import RouteChange
 from tokenmesh.services.worker_svc.prefix_index.writer import IndexWriter
-from tokenmesh.shared.config.prefix_index import PrefixIndexSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import RedisSettings
+from tokenmesh.shared.config.placement import PrefixIndexSettings
 from tokenmesh.shared.ids import ModelName, WorkerId
 from tokenmesh.shared.metrics import Metrics
-from tokenmesh.shared.prefix_index.keys import IndexKeys, name_reservation
+from tokenmesh.shared.prefix_index import IndexKeys, name_reservation
 from tokenmesh.shared.redis import Redis, open_redis
 
 WORKER, EPOCH = WorkerId("worker-1"), 7

@@ -10,9 +10,8 @@ import pytest
 
 from tests.servers import Server, bus_settings_of
 from tokenmesh.shared.bus.jetstream import JetStreamJournal, StreamSpec
-from tokenmesh.shared.bus.message_bus import MessageBus
-from tokenmesh.shared.bus.nats import connect
-from tokenmesh.shared.bus.raw_questions import RawReply
+from tokenmesh.shared.bus.message_bus import MessageBus, connect
+from tokenmesh.shared.bus.requests import RawReply
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.errors import Conflict, DeadlineExceeded, PayloadTooLarge, Unavailable
 
@@ -37,7 +36,7 @@ def journal_of(bus: MessageBus, spec: StreamSpec) -> JetStreamJournal:
 async def journal(bus: MessageBus) -> AsyncIterator[JetStreamJournal]:
     spec = spec_of(f"t{secrets.token_hex(4)}")
     yield journal_of(bus, spec)
-    await bus.raw.ask(f"$JS.API.STREAM.DELETE.{spec.name}", b"", deadline_s=2e9)
+    await bus.raw.request(f"$JS.API.STREAM.DELETE.{spec.name}", b"", deadline_s=2e9)
 
 
 def key_of(journal: JetStreamJournal, name: str = "a") -> str:
@@ -167,7 +166,7 @@ async def test_an_append_whose_answer_was_lost_is_not_done_twice(
 ) -> None:
     key = key_of(journal)
     last = await fill(journal, key, 2)
-    ask, asked = journal.bus.raw.ask, []
+    ask, asked = journal.bus.raw.request, []
 
     async def lose_first(*args: object, **options: object) -> object:
         reply = await ask(*args, **options)  # type: ignore[arg-type]
@@ -176,7 +175,7 @@ async def test_an_append_whose_answer_was_lost_is_not_done_twice(
             raise Unavailable("the answer is lost")
         return reply
 
-    monkeypatch.setattr(journal.bus.raw, "ask", lose_first)
+    monkeypatch.setattr(journal.bus.raw, "request", lose_first)
     number = await journal.append(key, b"once", last)
     monkeypatch.undo()
     entries = await journal.read(key, 0, 100)
@@ -229,7 +228,7 @@ async def set_acks(journal: JetStreamJournal, *, is_mute: bool) -> None:
     """With `no_ack` JetStream says nothing to appends, as it does when its disk is full."""
     config = msgspec.json.encode({**journal.spec.config(), "no_ack": is_mute})
     subject = f"$JS.API.STREAM.UPDATE.{journal.spec.name}"
-    reply = await journal.bus.raw.ask(subject, config, deadline_s=2e9)
+    reply = await journal.bus.raw.request(subject, config, deadline_s=2e9)
     assert b"error" not in reply.data
 
 
@@ -239,17 +238,17 @@ async def test_appends_that_nobody_answers_are_given_up_early(bus: MessageBus) -
     last = await fill(journal, key_of(journal), 1)
     await set_acks(journal, is_mute=True)
     async with asyncio.timeout(15):
-        with pytest.raises(Unavailable, match="kept nothing"):
+        with pytest.raises(Unavailable, match="no entry stored"):
             await journal.append(key_of(journal, "b"), b"x", 0)
         # What is known by then is not learned again.
         began_s = now_s()
-        with pytest.raises(Unavailable, match="kept nothing"):
+        with pytest.raises(Unavailable, match="no entry stored"):
             await journal.append(key_of(journal, "c"), b"x", 0)
         assert now_s() - began_s < 0.5
     await set_acks(journal, is_mute=False)
     assert await journal.append(key_of(journal), b"y", last) > last
     assert await journal.append(key_of(journal, "d"), b"x", 0) > last
-    await bus.raw.ask(f"$JS.API.STREAM.DELETE.{spec.name}", b"", deadline_s=2e9)
+    await bus.raw.request(f"$JS.API.STREAM.DELETE.{spec.name}", b"", deadline_s=2e9)
 
 
 async def test_a_small_entry_that_fits_does_not_hide_that_the_disk_is_full(
@@ -258,7 +257,7 @@ async def test_a_small_entry_that_fits_does_not_hide_that_the_disk_is_full(
     spec = spec_of(f"t{secrets.token_hex(4)}")
     journal = JetStreamJournal(bus, spec, timeout_s=0.1, patience_s=60.0, mute_s=1.0)
     last = await fill(journal, key_of(journal), 1)
-    ask = bus.raw.ask
+    ask = bus.raw.request
 
     async def ask_with_little_room(
         subject: str, data: bytes, *, deadline_s: float, headers: dict[str, str] | None = None
@@ -274,17 +273,17 @@ async def test_a_small_entry_that_fits_does_not_hide_that_the_disk_is_full(
         await journal.append(key_of(journal, f"small-{name}"), b"", 0)
         with pytest.raises(Conflict):
             await journal.append(key_of(journal), b"late", last + 1000)
-        with pytest.raises(Unavailable, match="kept nothing"):
+        with pytest.raises(Unavailable, match="no entry stored"):
             await journal.append(key_of(journal, name), bytes(1000), 0)
         return now_s() - began_s
 
-    monkeypatch.setattr(bus.raw, "ask", ask_with_little_room)
+    monkeypatch.setattr(bus.raw, "request", ask_with_little_room)
     async with asyncio.timeout(15):
         assert await try_to_keep("first") >= 1.0
         assert await try_to_keep("second") < 0.8
     monkeypatch.undo()
     await journal.append(key_of(journal, "third"), bytes(1000), 0)
-    monkeypatch.setattr(bus.raw, "ask", ask_with_little_room)
+    monkeypatch.setattr(bus.raw, "request", ask_with_little_room)
     assert await try_to_keep("fourth") >= 1.0
     monkeypatch.undo()
-    await bus.raw.ask(f"$JS.API.STREAM.DELETE.{spec.name}", b"", deadline_s=2e9)
+    await bus.raw.request(f"$JS.API.STREAM.DELETE.{spec.name}", b"", deadline_s=2e9)

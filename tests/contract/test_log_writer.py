@@ -19,8 +19,7 @@ from tokenmesh.services.gateway.responses.records import (
     Flushed,
     Record,
 )
-from tokenmesh.shared.bus.message_bus import MessageBus
-from tokenmesh.shared.bus.nats import connect
+from tokenmesh.shared.bus.message_bus import MessageBus, connect
 from tokenmesh.shared.config.responses import ResponseSettings
 from tokenmesh.shared.errors import Conflict, PayloadTooLarge, TokenMeshError, Unavailable
 from tokenmesh.shared.ids import GatewayId, ModelName, ResponseId

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from tests.fakes.reserved import amount, reserved
 from tokenmesh.services.scheduler_svc.index.index import Bid, PlacementIndex, Weighed
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import RedisSettings
 from tokenmesh.shared.ids import ModelName, RequestId, WorkerId
 from tokenmesh.shared.messages.place import Place
-from tokenmesh.shared.prefix_index.keys import IndexKeys, name_reservation
+from tokenmesh.shared.prefix_index import IndexKeys, name_reservation
 from tokenmesh.shared.redis import Redis, open_redis
 
 BLOCK = 64

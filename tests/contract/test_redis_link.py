@@ -13,7 +13,7 @@ from pydantic import SecretStr
 
 from tests.fakes import certificates
 from tests.servers import Server, redis_settings_of
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import RedisSettings
 from tokenmesh.shared.errors import ConfigError, TokenMeshError, Unavailable
 from tokenmesh.shared.redis import Redis, open_redis
 

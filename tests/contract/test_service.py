@@ -19,10 +19,12 @@ from tokenmesh.shared.bus.base import Envelope
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config import Settings
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
-from tokenmesh.shared.config.service import ServiceSettings
-from tokenmesh.shared.config.telemetry import TelemetrySettings
+from tokenmesh.shared.config.mesh import (
+    BusSettings,
+    RedisSettings,
+    ServiceSettings,
+    TelemetrySettings,
+)
 from tokenmesh.shared.errors import (
     CheckpointError,
     ConfigError,
@@ -33,8 +35,8 @@ from tokenmesh.shared.errors import (
 from tokenmesh.shared.ids import InstanceId, ModelName, WorkerId
 from tokenmesh.shared.messages import Accepted, Done, Heartbeat, Ping
 from tokenmesh.shared.messages.beat import ModelCard, WorkerLoad
-from tokenmesh.shared.service import Mesh, exit_codes, serve
-from tokenmesh.shared.service.stops import StopSignals
+from tokenmesh.shared.service import Mesh, serve
+from tokenmesh.shared.service.lifecycle import ExitCode, StopSignals
 
 INSTANCE = InstanceId("worker-test")
 CARD = ModelCard(name=ModelName("tiny"), max_model_len=64, vocab_size=100)
@@ -143,7 +145,7 @@ async def test_service_answers_beats_and_leaves_cleanly(
         assert answer == Accepted(worker_id=WorkerId(INSTANCE))
         await until(lambda: len(beats) > 3)
         service.stops.stop("SIGTERM")
-        assert await service.exit_code() == exit_codes.CLEAN
+        assert await service.exit_code() == ExitCode.CLEAN
         assert mesh.draining
     await until(lambda: beats[-1].leaving)
     assert [beat.sequence for beat in beats] == sorted({beat.sequence for beat in beats})
@@ -221,7 +223,7 @@ async def test_drain_hooks_run_in_order_and_one_that_fails_stops_nobody(
         mesh.on_drain(hook("second", fails=True))
         mesh.on_drain(hook("third"))
         service.stops.stop("SIGTERM")
-        assert await service.exit_code() == exit_codes.CLEAN
+        assert await service.exit_code() == ExitCode.CLEAN
     assert ran == ["first", "second", "third"]
     assert "hook failed" in caplog.text
 
@@ -238,7 +240,7 @@ async def test_hanging_work_is_answered_when_the_grace_is_over(
         service.stops.stop("SIGTERM")
         with pytest.raises(Draining):
             await asking
-        assert await service.exit_code() == exit_codes.CLEAN
+        assert await service.exit_code() == ExitCode.CLEAN
 
 
 async def test_an_actor_that_fails_to_stop_takes_nobody_along(
@@ -250,7 +252,7 @@ async def test_an_actor_that_fails_to_stop_takes_nobody_along(
         await mesh.listen(Greeter(), "t.other")
         service.actor.fails_to_stop = True
         service.stops.stop("enough")
-        assert await service.exit_code() == exit_codes.CLEAN
+        assert await service.exit_code() == ExitCode.CLEAN
     await until(lambda: beats and beats[-1].leaving)
 
 
@@ -268,7 +270,7 @@ async def test_second_signal_leaves_at_once(settings: Settings) -> None:
         service.stops.stop("SIGINT")
         await asyncio.wait_for(hanging.wait(), 5.0)
         service.stops.stop("SIGINT")
-        assert await service.exit_code() == exit_codes.CLEAN
+        assert await service.exit_code() == ExitCode.CLEAN
 
 
 async def test_second_signal_while_work_is_running_answers_it(
@@ -285,7 +287,7 @@ async def test_second_signal_while_work_is_running_answers_it(
         service.stops.stop("SIGINT")
         with pytest.raises(Draining):
             await asking
-        assert await service.exit_code() == exit_codes.CLEAN
+        assert await service.exit_code() == ExitCode.CLEAN
 
 
 async def test_stop_during_a_long_start_ends_the_start(settings: Settings) -> None:
@@ -299,23 +301,23 @@ async def test_stop_during_a_long_start_ends_the_start(settings: Settings) -> No
     service = asyncio.create_task(serve("worker", INSTANCE, settings, build, stops))
     await asyncio.wait_for(started.wait(), 5.0)
     stops.stop("SIGTERM")
-    assert await asyncio.wait_for(service, 5.0) == exit_codes.CLEAN
+    assert await asyncio.wait_for(service, 5.0) == ExitCode.CLEAN
 
 
 async def test_crash_of_a_fatal_task_ends_the_service(settings: Settings) -> None:
     async with running(settings) as service:
         await service.ready()
         service.actor.crash.set()
-        assert await service.exit_code() == exit_codes.CRASHED
+        assert await service.exit_code() == ExitCode.CRASHED
 
 
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (ConfigError("no such setting"), exit_codes.BAD_CONFIG),
-        (CheckpointError("no such file"), exit_codes.BAD_CONFIG),
-        (TokenMeshError("something else"), exit_codes.CRASHED),
-        (ZeroDivisionError(), exit_codes.CRASHED),
+        (ConfigError("no such setting"), ExitCode.BAD_CONFIG),
+        (CheckpointError("no such file"), ExitCode.BAD_CONFIG),
+        (TokenMeshError("something else"), ExitCode.CRASHED),
+        (ZeroDivisionError(), ExitCode.CRASHED),
     ],
 )
 async def test_failing_start_has_its_exit_code(
@@ -326,7 +328,7 @@ async def test_failing_start_has_its_exit_code(
 
     assert await serve("worker", INSTANCE, settings, build, StopSignals()) == expected
     assert str(error) in caplog.text
-    assert ("Traceback" in caplog.text) == (expected == exit_codes.CRASHED)
+    assert ("Traceback" in caplog.text) == (expected == ExitCode.CRASHED)
 
 
 async def never(_mesh: Mesh) -> None:
@@ -338,7 +340,7 @@ async def test_absent_nats_has_its_exit_code_and_message(
 ) -> None:
     away = BusSettings(url=f"nats://127.0.0.1:{free_port()}", connect_deadline_s=0.1)
     lonely = settings.model_copy(update={"bus": away})
-    assert await serve("worker", INSTANCE, lonely, never, StopSignals()) == exit_codes.NO_BUS
+    assert await serve("worker", INSTANCE, lonely, never, StopSignals()) == ExitCode.NO_BUS
     assert f"cannot reach NATS at {away.url}" in caplog.text
 
 
@@ -346,7 +348,7 @@ async def test_absent_nats_has_its_exit_code_and_message(
 async def test_wrong_password_is_a_bad_config(settings: Settings, section: str) -> None:
     wrong = getattr(settings, section).model_copy(update={"password": SecretStr("wrong")})
     bad = settings.model_copy(update={section: wrong})
-    assert await serve("worker", INSTANCE, bad, never, StopSignals()) == exit_codes.BAD_CONFIG
+    assert await serve("worker", INSTANCE, bad, never, StopSignals()) == ExitCode.BAD_CONFIG
 
 
 async def test_service_lives_without_redis_and_finds_it_later(

@@ -4,10 +4,8 @@ import asyncio
 
 from tokenmesh.services.gateway.operations.traces import TraceStore
 from tokenmesh.services.gateway.tenancy.tenant import DEFAULT_TENANT, Access
-from tokenmesh.shared.bus.message_bus import MessageBus
-from tokenmesh.shared.bus.nats import connect
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.telemetry import TelemetrySettings
+from tokenmesh.shared.bus.message_bus import MessageBus, connect
+from tokenmesh.shared.config.mesh import BusSettings, TelemetrySettings
 from tokenmesh.shared.ids import InstanceId
 from tokenmesh.shared.telemetry import record_span, span, start_telemetry
 

@@ -7,7 +7,7 @@ import pytest
 
 from tokenmesh.services.worker_svc.preparation import fetch_embeddings
 from tokenmesh.shared.blobs import PREFIX, Blobs, check_of
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import RedisSettings
 from tokenmesh.shared.errors import InvalidInput, TokenMeshError, Unavailable
 from tokenmesh.shared.ids import BlobKey
 from tokenmesh.shared.messages.media import EMBEDDINGS_PREFIX, EMBEDS, IMAGE, MediaItem

@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.servers import Server, bus_settings_of, make_nats
-from tokenmesh.cli.embedded.store_watch import StoreWatch
+from tokenmesh.cli.embedded.watch import StoreWatch
 from tokenmesh.services.gateway.responses.journal import open_journal
 from tokenmesh.shared.bus.jetstream import JetStreamJournal
-from tokenmesh.shared.bus.message_bus import MessageBus
-from tokenmesh.shared.bus.nats import connect
+from tokenmesh.shared.bus.message_bus import MessageBus, connect
 from tokenmesh.shared.config.responses import ResponseSettings
 from tokenmesh.shared.config.up import UpSettings
 from tokenmesh.shared.errors import Unavailable

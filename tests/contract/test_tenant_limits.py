@@ -22,8 +22,8 @@ from tokenmesh.services.gateway.tenancy.scripts import Scripts
 from tokenmesh.services.gateway.tenancy.standing import QuotaExceeded, RateLimited
 from tokenmesh.services.gateway.tenancy.tenant import Access, Tenant
 from tokenmesh.shared.clock import monotonic_s, now_s
-from tokenmesh.shared.config.redis import RedisSettings
-from tokenmesh.shared.config.tenancy import TenancySettings
+from tokenmesh.shared.config.mesh import RedisSettings
+from tokenmesh.shared.config.requests import TenancySettings
 from tokenmesh.shared.errors import InvalidInput, Overloaded, Unavailable
 from tokenmesh.shared.ids import RequestId
 from tokenmesh.shared.metrics import Metrics

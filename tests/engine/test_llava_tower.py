@@ -13,8 +13,7 @@ from tests.fakes.llava import IMAGE_SIZE, NUM_PATCHES, config, llava
 from tokenmesh.services.mm_encoder_svc.checkpoint import find_tower
 from tokenmesh.services.mm_encoder_svc.loader import load_tower
 from tokenmesh.services.mm_encoder_svc.tower import Tower
-from tokenmesh.shared.config.encoder import EncoderSettings
-from tokenmesh.shared.config.model import Dtype
+from tokenmesh.shared.config.model import Dtype, EncoderSettings
 from tokenmesh.shared.errors import CheckpointError, ConfigError, ProtocolError
 from tokenmesh.shared.tensor_blob import TensorBlob
 

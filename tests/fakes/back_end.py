@@ -20,16 +20,13 @@ from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.server import Server
 from tokenmesh.services.gateway.responses.journal import open_journal
 from tokenmesh.services.tokenizer_svc.held_prompt import with_prompt
-from tokenmesh.shared.actor import Actor, ActorLimits, ActorRuntime, Context, handles
+from tokenmesh.shared.actor import Actor, ActorRuntime, Context, handles
 from tokenmesh.shared.blobs import Blobs, content_key
-from tokenmesh.shared.bus.message_bus import MessageBus
-from tokenmesh.shared.bus.nats import connect
+from tokenmesh.shared.bus.message_bus import MessageBus, connect
 from tokenmesh.shared.config import Settings
-from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.gateway import GatewaySettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings, ServiceSettings
 from tokenmesh.shared.config.responses import ResponseSettings
-from tokenmesh.shared.config.service import ServiceSettings
 from tokenmesh.shared.errors import InvalidInput, Overloaded, Unavailable
 from tokenmesh.shared.hashing import ROUTE_BLOCK_TOKENS, chain_head, route_hashes, route_scope
 from tokenmesh.shared.ids import GatewayId, ModelName, WorkerId, new_instance_id
@@ -230,7 +227,7 @@ class BackEnd:
         await self._stack.aclose()
 
     async def listen(self, actor: Actor, subject: str) -> ActorRuntime:
-        runtime = ActorRuntime(actor, self.bus, ActorLimits())
+        runtime = ActorRuntime(actor, self.bus, ServiceSettings())
         await runtime.listen(subject)
         self._stack.push_async_callback(runtime.stop, 0.0)
         return runtime

@@ -11,11 +11,11 @@ from random import Random
 from tokenmesh.services.scheduler_svc.index.index import Bid, PlacementIndex
 from tokenmesh.services.worker_svc.engine.cache_changes import RouteChange
 from tokenmesh.services.worker_svc.prefix_index.writer import IndexWriter
-from tokenmesh.shared.config.prefix_index import PrefixIndexSettings
+from tokenmesh.shared.config.placement import PrefixIndexSettings
 from tokenmesh.shared.ids import ModelName, RequestId, WorkerId
 from tokenmesh.shared.messages.place import Place
 from tokenmesh.shared.metrics import Metrics
-from tokenmesh.shared.prefix_index.keys import IndexKeys
+from tokenmesh.shared.prefix_index import IndexKeys
 from tokenmesh.shared.redis import Redis
 
 BLOCK, WORKERS, FAMILIES, LONGEST = 64, 3, 4, 40

@@ -3,13 +3,13 @@
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from tokenmesh.shared.bus.nats import connect
+from tokenmesh.shared.bus.message_bus import connect
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.ids import new_instance_id
 from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.redis import open_redis
 from tokenmesh.shared.service import Mesh
-from tokenmesh.shared.service.control import ProcessControl
+from tokenmesh.shared.service.run import ProcessControl
 from tokenmesh.shared.subjects import process_control
 
 

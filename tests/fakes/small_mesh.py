@@ -18,12 +18,11 @@ from tokenmesh.services.scheduler_svc.main import build as build_scheduler
 from tokenmesh.services.worker_svc.main import build as build_worker
 from tokenmesh.shared import subjects
 from tokenmesh.shared.config import Settings
-from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.config.loader import changed
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.config.model import ModelSettings
-from tokenmesh.shared.config.redis import RedisSettings
-from tokenmesh.shared.config.scheduler import SchedulerSettings
+from tokenmesh.shared.config.placement import SchedulerSettings
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.ids import ModelName
 from tokenmesh.shared.messages.beat import WorkerLoad

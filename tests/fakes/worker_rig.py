@@ -20,11 +20,12 @@ from tokenmesh.services.worker_svc.engine.sim import (
 from tokenmesh.services.worker_svc.loaded import SimModel
 from tokenmesh.services.worker_svc.thread import EngineThread
 from tokenmesh.shared import subjects
-from tokenmesh.shared.actor import ActorLimits, ActorRuntime
+from tokenmesh.shared.actor import ActorRuntime
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.bus.base import Envelope
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.clock import now_s
+from tokenmesh.shared.config.mesh import ServiceSettings
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.ids import BlobKey, GatewayId, ModelName, RequestId, WorkerId
 from tokenmesh.shared.messages import (
@@ -174,7 +175,7 @@ async def running_rig(bus: MessageBus, blobs: Blobs) -> AsyncIterator[Rig]:
     )
     host = EngineThread(Engine(runner, SETTINGS), SETTINGS)
     actor = WorkerActor(Identity(WORKER, EPOCH, (MODEL,)), SETTINGS, loaded, host, around)
-    runtime = ActorRuntime(actor, bus, ActorLimits())
+    runtime = ActorRuntime(actor, bus, ServiceSettings())
     rig = Rig(bus, actor, brakes, metrics, alive, left)
     subscription = await bus.subscribe(subjects.gateway_tokens(GATEWAY), rig.take)
     await runtime.listen(subjects.worker_generate(WORKER))

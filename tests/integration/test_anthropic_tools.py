@@ -10,8 +10,7 @@ import pytest
 from anthropic import beta_async_tool
 
 from tests.fakes.back_end import BackEnd, eos_id, fake_tokenizer
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.messages import Generate
 from tokenmesh.shared.tokens import unpack_ids
 

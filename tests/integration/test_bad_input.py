@@ -7,8 +7,7 @@ import httpx
 import pytest
 
 from tests.fakes.back_end import BackEnd
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 
 CHAT = "/v1/chat/completions"
 PLAIN = "/v1/completions"

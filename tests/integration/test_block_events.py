@@ -17,8 +17,7 @@ from tests.fakes.small_mesh import SmallMesh
 from tokenmesh.shared import subjects
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.clock import now_s
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.errors import NoResponders
 from tokenmesh.shared.ids import WorkerId
 from tokenmesh.shared.messages import BlocksRead, ReadBlocks

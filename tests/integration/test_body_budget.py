@@ -7,8 +7,7 @@ import pytest
 
 from tests.fakes.back_end import BackEnd
 from tokenmesh.services.gateway.http.body_budget import BodyBudget, Share
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 
 BUDGET = 256 * 1024
 LARGE = "word " * (15 * 1024)

@@ -21,8 +21,7 @@ from tokenmesh.services.gateway.responses.records import (
     join_records,
 )
 from tokenmesh.shared.clock import now_s
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.ids import GatewayId, ResponseId
 from tokenmesh.shared.subjects import response_log
 

@@ -14,8 +14,7 @@ import pytest
 from tests.fakes.back_end import MAX_MODEL_LEN, BackEnd
 from tokenmesh.shared import subjects
 from tokenmesh.shared.actor import Actor, Context, handles
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.ids import BlobKey
 from tokenmesh.shared.messages import Encode, Encoded
 from tokenmesh.shared.messages.media import MediaItem

@@ -9,8 +9,7 @@ import pytest
 from tests.fakes.back_end import BackEnd, eos_id, fake_tokenizer
 from tokenmesh.services.gateway.extras.batch_chat_request import BatchChatRequest
 from tokenmesh.services.gateway.openai import request_builder as desk
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.messages import Generate
 from tokenmesh.shared.tokens import unpack_ids
 

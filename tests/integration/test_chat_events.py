@@ -10,8 +10,7 @@ import pytest
 
 from tests.fakes.back_end import BackEnd, fake_tokenizer, saying
 from tests.fakes.parsers import PLUGINS
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.messages.tokenize import ChatPrompt
 
 CHAT = "/v1/chat/completions"

@@ -9,8 +9,7 @@ import pytest
 
 from tests.fakes.back_end import MAX_MODEL_LEN, BackEnd, eos_id, fake_tokenizer
 from tests.fakes.parsers import PLUGINS
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 
 CHAT = "/v1/chat/completions/derender"
 COMPLETION = "/v1/completions/derender"

@@ -6,8 +6,7 @@ import httpx
 import pytest
 
 from tests.fakes.back_end import BackEnd
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 
 _LOADED = re.compile(
     r"""(?:<script[^>]*\ssrc|<link[^>]*\shref|\burl|spec-url)\s*[=:]\s*["']([^"']+)"""

@@ -9,8 +9,7 @@ import httpx
 import pytest
 
 from tests.fakes.back_end import BackEnd
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 
 PROMPTS = ["Once upon", "In the beginning"]
 SHAPE = ("text_offset", "token_logprobs", "tokens", "top_logprobs")

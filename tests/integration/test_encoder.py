@@ -23,10 +23,8 @@ from tokenmesh.shared.blobs import PREFIX, Blobs, check_of
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config import Settings
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.encoder import EncoderSettings
-from tokenmesh.shared.config.model import ModelSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
+from tokenmesh.shared.config.model import EncoderSettings, ModelSettings
 from tokenmesh.shared.errors import (
     NoResponders,
     NotFound,

@@ -12,8 +12,7 @@ import pytest
 from tests.fakes.back_end import BackEnd, eos_id, saying
 from tests.fakes.worker import Script
 from tests.servers import Server, bus_settings_of
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.errors import InvalidInput, Overloaded
 from tokenmesh.shared.messages import Generate, Refused
 from tokenmesh.shared.messages.failed import to_failed

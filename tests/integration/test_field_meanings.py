@@ -8,8 +8,7 @@ import httpx
 import pytest
 
 from tests.fakes.back_end import MAX_MODEL_LEN, BackEnd, fake_tokenizer
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.tokens import unpack_ids
 
 CHAT = "/v1/chat/completions"

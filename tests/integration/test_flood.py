@@ -6,8 +6,7 @@ from pathlib import Path
 
 from tests.fakes.key_file import key_entry
 from tests.fakes.small_mesh import SmallMesh
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 
 NUM_FLOOD = 60
 

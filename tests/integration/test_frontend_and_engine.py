@@ -16,11 +16,10 @@ from tokenmesh.services.scheduler_svc.main import build as build_scheduler
 from tokenmesh.services.tokenizer_svc.main import build as build_tokenizer
 from tokenmesh.services.worker_svc.main import build as build_worker
 from tokenmesh.shared.config import Settings
-from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.config.loader import DEMO_MODEL
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.config.model import ModelSettings
-from tokenmesh.shared.config.redis import RedisSettings
 from tokenmesh.shared.config.worker import WorkerSettings
 
 MODEL = "demo"

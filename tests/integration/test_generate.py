@@ -8,8 +8,7 @@ import pytest
 
 from tests.fakes.back_end import MAX_MODEL_LEN, BackEnd, eos_id, fake_tokenizer
 from tests.fakes.three_calls import GENERATE, announce_tokenizer, events_of
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.tokens import unpack_ids
 
 TEXT = "Hello from the mesh, na\u00efve caf\u00e9!"

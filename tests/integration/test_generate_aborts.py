@@ -15,9 +15,8 @@ from tests.fakes.service_mesh import running
 from tests.fakes.three_calls import GENERATE, events_of
 from tests.servers import free_port
 from tokenmesh.services.gateway.main import build
-from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.loader import changed
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 
 ABORT = "/inference/v1/abort_requests"
 PROMPT = fake_tokenizer().encode("Once upon").ids

@@ -11,8 +11,7 @@ import pytest
 
 from tests.fakes import certificates
 from tests.fakes.back_end import BackEnd
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 
 PATIENCE_S = 10.0
 Tls = tuple[BackEnd, ssl.SSLContext]

@@ -13,8 +13,7 @@ from tokenmesh.shared import subjects
 from tokenmesh.shared.bus.base import Envelope
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.clock import now_s
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.errors import NotFound, PayloadTooLarge, ProtocolError
 from tokenmesh.shared.ids import GatewayId, ModelName, RequestId
 from tokenmesh.shared.messages import Message, Ping, PromptRead, ReadPrompt, Tokenize

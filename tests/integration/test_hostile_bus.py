@@ -11,8 +11,7 @@ from tests.fakes.gateway_process import gateway_process
 from tests.fakes.small_mesh import SmallMesh
 from tokenmesh.shared import subjects
 from tokenmesh.shared.bus.message_bus import MessageBus
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.ids import GatewayId, InstanceId, WorkerId
 from tokenmesh.shared.messages import Heartbeat, Ping, Tokens
 from tokenmesh.shared.messages.tokens import Delta

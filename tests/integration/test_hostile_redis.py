@@ -10,11 +10,10 @@ import pytest
 
 from tests.fakes.small_mesh import SmallMesh
 from tokenmesh.shared.blobs import PREFIX
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.errors import TokenMeshError
 from tokenmesh.shared.ids import BlobKey
-from tokenmesh.shared.prefix_index.keys import IndexKeys
+from tokenmesh.shared.prefix_index import IndexKeys
 from tokenmesh.shared.redis import Part, Redis
 
 BIG = "x" * (1 << 20)

@@ -14,12 +14,11 @@ from tests.fakes.hostile_bus import FOREIGN, attack, concrete, listened, noted
 from tests.fakes.small_mesh import SmallMesh
 from tokenmesh.shared import subjects
 from tokenmesh.shared.bus.message_bus import MessageBus
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.service import Mesh
-from tokenmesh.shared.service.control import ProcessControl
-from tokenmesh.shared.subject_table import SUBJECTS
+from tokenmesh.shared.service.run import ProcessControl
+from tokenmesh.shared.subjects import SUBJECTS
 
 
 @pytest.fixture

@@ -14,8 +14,7 @@ import pytest
 
 from tests.fakes.back_end import BackEnd, ignore_generate
 from tokenmesh.services.gateway.http.connection import HttpConnection
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 
 Serving = Any
 PATIENCE_S = 10.0

@@ -8,8 +8,7 @@ import pytest
 
 from tests.fakes.small_mesh import SmallMesh
 from tokenmesh.services.gateway.http import sse
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 
 
 async def test_many_logprobs_are_written_in_a_thread(

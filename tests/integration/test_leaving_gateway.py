@@ -16,9 +16,8 @@ from tests.fakes.service_mesh import running
 from tests.servers import free_port
 from tokenmesh.services.gateway.main import build
 from tokenmesh.shared.config import Settings
-from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.gateway import GatewaySettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.service import Mesh
 
 TALK = [{"role": "user", "content": "Hi"}]

@@ -17,9 +17,8 @@ from tests.fakes import certificates
 from tests.fakes.back_end import BackEnd
 from tests.servers import free_port
 from tokenmesh.services.gateway.http.listener import listen
-from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.gateway import GatewaySettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.errors import ConfigError
 
 Serving = Any

@@ -3,8 +3,7 @@
 import httpx
 
 from tests.fakes.back_end import BackEnd, saying
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 
 
 async def test_choices_are_read_while_another_looks_for_a_worker(

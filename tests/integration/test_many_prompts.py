@@ -4,8 +4,7 @@ import json
 from pathlib import Path
 
 from tests.fakes.small_mesh import SmallMesh
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 
 NUM_PROMPTS = 8
 

@@ -13,8 +13,7 @@ from tests.fakes.mcp_server import Tools, mcp_server
 from tests.fakes.response_client import Event, ResponseClient, numbers, output_text
 from tests.fakes.tool_turns import OFFER, call, in_turns
 from tests.servers import free_port
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.tokens import unpack_ids
 
 

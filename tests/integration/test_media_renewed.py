@@ -8,8 +8,7 @@ import pytest
 
 from tests.fakes.back_end import BackEnd, ignore_generate
 from tokenmesh.shared.actor import Actor, Context, handles
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.errors import NotFound
 from tokenmesh.shared.ids import BlobKey
 from tokenmesh.shared.messages import Encode, Encoded

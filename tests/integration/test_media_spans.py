@@ -18,10 +18,8 @@ from tokenmesh.shared import subjects
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config import Settings
-from tokenmesh.shared.config.bus import BusSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings, TelemetrySettings
 from tokenmesh.shared.config.model import ModelSettings
-from tokenmesh.shared.config.redis import RedisSettings
-from tokenmesh.shared.config.telemetry import TelemetrySettings
 from tokenmesh.shared.ids import InstanceId, ModelName, RequestId
 from tokenmesh.shared.messages import Encode, Encoded
 from tokenmesh.shared.messages.tokenize import ChatPrompt, Tokenize, Tokenized

@@ -8,8 +8,7 @@ import pytest
 
 from tests.fakes.small_mesh import SmallMesh
 from tokenmesh.shared import subjects
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.ids import InstanceId
 from tokenmesh.shared.messages import Heartbeat
 

@@ -30,10 +30,8 @@ from tokenmesh.shared.bus.base import Envelope
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config import Settings
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.encoder import EncoderSettings
-from tokenmesh.shared.config.model import ModelSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
+from tokenmesh.shared.config.model import EncoderSettings, ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.ids import GatewayId, ModelName, RequestId, WorkerId
 from tokenmesh.shared.messages import Accepted, Encode, Encoded, Generate, Tokens

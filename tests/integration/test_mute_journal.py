@@ -13,7 +13,7 @@ from tests.fakes.response_client import ResponseClient
 from tests.servers import Server, bus_settings_of
 from tokenmesh.services.gateway.responses.journal import open_journal
 from tokenmesh.shared.bus.jetstream import JetStreamJournal
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import RedisSettings
 from tokenmesh.shared.errors import Unavailable
 from tokenmesh.shared.journal import StoreFull
 
@@ -40,7 +40,7 @@ async def set_acks(mesh: BackEnd, *, is_mute: bool) -> None:
     journal = open_journal(mesh.bus, mesh.settings.responses)
     config = msgspec.json.encode({**journal.spec.config(), "no_ack": is_mute})
     subject = f"$JS.API.STREAM.UPDATE.{journal.spec.name}"
-    reply = await mesh.bus.raw.ask(subject, config, deadline_s=2e9)
+    reply = await mesh.bus.raw.request(subject, config, deadline_s=2e9)
     assert b"error" not in reply.data
 
 
@@ -57,7 +57,7 @@ async def test_what_cannot_be_kept_is_served_once_and_told(
     for fields in ({}, {"stream": True}, {"store": True}):
         answer = await client.http.post("/v1/responses", json=body | fields)
         assert answer.status_code == 200, answer.text
-        assert "kept nothing" in answer.headers["x-tokenmesh-warning"]
+        assert "no entry stored" in answer.headers["x-tokenmesh-warning"]
     for fields in ({"store": True, "stream": True}, {"background": True}):
         answer = await client.http.post("/v1/responses", json=body | fields)
         assert answer.status_code == 503, answer.text

@@ -11,9 +11,8 @@ from tests.fakes.back_end import BackEnd
 from tokenmesh.services.gateway.app import make_app
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.server import Server
-from tokenmesh.shared.bus.nats import connect
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.bus.message_bus import connect
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.ids import GatewayId, new_instance_id
 from tokenmesh.shared.membership import Members, MembershipView
 from tokenmesh.shared.metrics import Metrics

@@ -7,8 +7,7 @@ import openai
 import pytest
 
 from tests.fakes.back_end import BackEnd
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 
 TEXT = "Hello from the mesh, na\u00efve caf\u00e9!"
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]

@@ -11,10 +11,9 @@ import pytest
 from tests.fakes.reserved import reserved
 from tests.fakes.small_mesh import SmallMesh
 from tests.servers import Server, redis_settings_of
-from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.loader import plain_values
-from tokenmesh.shared.config.redis import RedisSettings
-from tokenmesh.shared.prefix_index.keys import IndexKeys
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
+from tokenmesh.shared.prefix_index import IndexKeys
 from tokenmesh.shared.redis import open_redis
 
 FAST = {"heartbeat_s": 0.2, "retry_s": 0.1, "ttl_s": 3.0}

@@ -11,8 +11,7 @@ import torch
 from safetensors.torch import save
 
 from tests.fakes.back_end import MAX_MODEL_LEN, BackEnd
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.tensor_blob import decode
 from tokenmesh.shared.tokens import unpack_ids
 

@@ -17,8 +17,7 @@ from starlette.websockets import WebSocket
 
 from tests.fakes.back_end import BackEnd, saying
 from tests.fakes.small_mesh import SmallMesh
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 
 TEXT = "Hello from the mesh, na\u00efve caf\u00e9!"
 EVENT: TypeAdapter[Any] = TypeAdapter(RealtimeServerEvent)

@@ -12,8 +12,7 @@ from tests.fakes.back_end import MAX_MODEL_LEN, BackEnd
 from tests.fakes.key_file import key_entry
 from tests.fakes.parsers import PLUGINS
 from tests.fakes.three_calls import GENERATE, announce_tokenizer
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.ids import BlobKey
 from tokenmesh.shared.messages.media import MediaItem
 

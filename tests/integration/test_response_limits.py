@@ -9,8 +9,7 @@ import pytest
 from tests.fakes.back_end import BackEnd, saying
 from tests.fakes.response_client import ResponseClient, numbers, output_text
 from tokenmesh.shared.bus.jetstream import JetStreamJournal
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 
 
 async def failed(client: ResponseClient, response_id: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from tokenmesh.services.gateway.responses.records import (
     frames_of,
     join_records,
 )
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import RedisSettings
 from tokenmesh.shared.ids import GatewayId, ResponseId
 from tokenmesh.shared.subjects import response_log
 

@@ -12,8 +12,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 
 from tests.fakes.back_end import MAX_MODEL_LEN, BackEnd, saying
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.messages.failed import to_failed
 from tokenmesh.shared.tokens import unpack_ids

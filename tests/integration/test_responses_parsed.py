@@ -10,8 +10,7 @@ import pytest
 from openai.types.responses import Response
 
 from tests.fakes.back_end import BackEnd, saying
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 THINKS = "<think>\nLet me see.\n</think>\n\nIt is cold."

@@ -12,8 +12,7 @@ from websockets.exceptions import InvalidStatus
 
 from tests.fakes.back_end import BackEnd
 from tests.fakes.key_file import key_entry
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 
 EXEMPT = {
     ("GET", "/"),

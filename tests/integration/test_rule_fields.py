@@ -9,8 +9,7 @@ import pytest
 
 from tests.fakes.back_end import BackEnd, fake_tokenizer
 from tokenmesh.services.gateway.extras import suffix as fill_in
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.messages.sampling import RepetitionRule, ThinkingBudget
 from tokenmesh.shared.tokens import unpack_ids
 

@@ -11,10 +11,11 @@ from tokenmesh.services.scheduler_svc.desk import Desk
 from tokenmesh.services.scheduler_svc.main import workers_of
 from tokenmesh.services.scheduler_svc.placement import Placement
 from tokenmesh.shared import subjects
-from tokenmesh.shared.actor import ActorLimits, ActorRuntime
+from tokenmesh.shared.actor import ActorRuntime
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.clock import now_s
-from tokenmesh.shared.config.scheduler import SchedulerSettings
+from tokenmesh.shared.config.mesh import ServiceSettings
+from tokenmesh.shared.config.placement import SchedulerSettings
 from tokenmesh.shared.errors import Asleep, Overloaded, Unavailable
 from tokenmesh.shared.ids import InstanceId, ModelName, RequestId
 from tokenmesh.shared.membership import Members, MembershipView
@@ -65,7 +66,7 @@ async def desks(bus: MessageBus) -> AsyncIterator[Desks]:
     metrics = Metrics()
     actor = SchedulerActor(SETTINGS, desk, metrics)
     members.on_beat = actor.on_beat
-    runtime = ActorRuntime(actor, bus, ActorLimits())
+    runtime = ActorRuntime(actor, bus, ServiceSettings())
     await runtime.listen(subjects.place_any(), subjects.SCHEDULER_QUEUE)
     await bus.flush()
     yield Desks(bus, metrics)

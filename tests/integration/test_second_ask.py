@@ -17,9 +17,8 @@ from tokenmesh.shared.bus.base import Envelope
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config import Settings
-from tokenmesh.shared.config.bus import BusSettings
 from tokenmesh.shared.config.gateway import GatewaySettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.errors import NoResponders, Unavailable
 from tokenmesh.shared.ids import GatewayId, InstanceId, ModelName, RequestId, WorkerId
 from tokenmesh.shared.membership import Members, MembershipView

@@ -11,8 +11,7 @@ import pytest
 
 from tests.fakes.small_mesh import SmallMesh
 from tokenmesh.services.worker_svc.loaded import SimMemory
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.errors import CheckpointError
 
 MakeMesh = Callable[..., SmallMesh]

@@ -12,8 +12,7 @@ import pytest
 from tests.fakes.back_end import BackEnd
 from tests.fakes.response_client import ResponseClient, numbers, output_text, text_of
 from tests.servers import Server, bus_settings_of
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 
 TEXT = "Hello from the mesh, na\u00efve caf\u00e9!"
 

@@ -11,8 +11,7 @@ import pytest
 from tests.fakes.back_end import BackEnd
 from tests.fakes.key_file import key_entry
 from tests.unit.gateway.test_traces import a_span, packed, trace_id
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 
 PEOPLE = {"ann": "acme", "ada": "acme", "bob": "bolt", "ops": "ops"}
 """Keys, and the tenants they belong to."""

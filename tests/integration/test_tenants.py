@@ -11,8 +11,7 @@ import pytest
 
 from tests.fakes.back_end import BackEnd, saying
 from tests.fakes.key_file import key_entry
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 
 
 class Rig:

@@ -9,8 +9,7 @@ import pytest
 from tests.fakes.back_end import BackEnd, saying
 from tests.fakes.parsers import PLUGINS
 from tests.fakes.three_calls import CHAT, COMPLETION, ThreeCalls, announce_tokenizer, events_of
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.messages import Generate
 
 TOOLS = [

@@ -23,10 +23,8 @@ from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config import Settings
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.model import ModelSettings
-from tokenmesh.shared.config.redis import RedisSettings
-from tokenmesh.shared.config.tokenizer import MediaSettings, TokenizerSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
+from tokenmesh.shared.config.model import MediaSettings, ModelSettings, TokenizerSettings
 from tokenmesh.shared.errors import CheckpointError, InvalidInput, NotFound, PayloadTooLarge
 from tokenmesh.shared.ids import BlobKey, ModelName, RequestId
 from tokenmesh.shared.messages.tokenize import (

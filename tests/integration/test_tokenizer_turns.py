@@ -14,10 +14,8 @@ from tokenmesh.shared import subjects
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config import Settings
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.model import ModelSettings
-from tokenmesh.shared.config.redis import RedisSettings
-from tokenmesh.shared.config.tokenizer import TokenizerSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
+from tokenmesh.shared.config.model import ModelSettings, TokenizerSettings
 from tokenmesh.shared.errors import PromptTooLong
 from tokenmesh.shared.ids import ModelName, RequestId
 from tokenmesh.shared.messages import Detokenize, Detokenized

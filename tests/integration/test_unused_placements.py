@@ -9,11 +9,10 @@ import pytest
 from tests.fakes.reserved import reserved
 from tests.fakes.small_mesh import SmallMesh
 from tokenmesh.shared.bus.base import Envelope
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.ids import WorkerId
 from tokenmesh.shared.messages import Message, Placed
-from tokenmesh.shared.prefix_index.keys import IndexKeys
+from tokenmesh.shared.prefix_index import IndexKeys
 
 
 @pytest.fixture
@@ -51,7 +50,7 @@ async def test_a_client_that_leaves_while_it_is_placed_holds_nothing(
         await has_placed.wait()
     assert (await held(mesh) or (0, 0))[1] == 1
     asking.cancel()
-    await mesh.until(lambda: not len(mesh.gateway.bus._answers))
+    await mesh.until(lambda: not mesh.gateway.bus._pending._sink_by_token)
     may_answer.set()
     async with asyncio.timeout(8):
         while (await held(mesh) or (0, 0)) != (0, 0):  # noqa: ASYNC110

@@ -14,7 +14,7 @@ from tests.fakes.back_end import BackEnd
 from tests.fakes.key_file import key_entry
 from tests.servers import Server, redis_settings_of
 from tokenmesh.services.gateway.tenancy.keys import ALL_TENANTS, upload_bytes_key
-from tokenmesh.shared.config.bus import BusSettings
+from tokenmesh.shared.config.mesh import BusSettings
 
 KIB = 1024
 TTL_S = 60

@@ -6,8 +6,7 @@ from contextlib import suppress
 import pytest
 
 from tests.fakes.back_end import BackEnd
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 
 HEAD = (
     b"POST /v1/files HTTP/1.1\r\nhost: x\r\ncontent-length: 5000\r\n"

@@ -28,9 +28,10 @@ from tokenmesh.services.worker_svc.grammar.compiler import GrammarCompiler
 from tokenmesh.services.worker_svc.loaded import SimModel
 from tokenmesh.services.worker_svc.thread import EngineThread
 from tokenmesh.shared import subjects
-from tokenmesh.shared.actor import ActorLimits, ActorRuntime
+from tokenmesh.shared.actor import ActorRuntime
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.bus.message_bus import MessageBus
+from tokenmesh.shared.config.mesh import ServiceSettings
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import Draining
 from tokenmesh.shared.messages import Cancel, Done, Drain, Ping, Sleep
@@ -117,7 +118,7 @@ async def test_an_engine_that_keeps_failing_ends_the_service_and_every_stream(
     host = EngineThread(Engine(runner, SETTINGS), SETTINGS)
     actor = WorkerActor(Identity(WORKER, EPOCH, (MODEL,)), SETTINGS, loaded, host, around)
     fatal = asyncio.Event()
-    runtime = ActorRuntime(actor, bus, ActorLimits(), on_fatal=lambda _: fatal.set())
+    runtime = ActorRuntime(actor, bus, ServiceSettings(), on_fatal=lambda _: fatal.set())
     rig = Rig(bus, actor, Brakes(), Metrics(), {GATEWAY}, [])
     subscription = await bus.subscribe(subjects.gateway_tokens(GATEWAY), rig.take)
     await runtime.listen(subjects.worker_generate(WORKER))
@@ -145,7 +146,7 @@ async def test_a_step_that_never_ends_ends_the_service(bus: MessageBus, blobs: B
     host = EngineThread(Engine(runner, hasty), hasty)
     actor = WorkerActor(Identity(WORKER, EPOCH, (MODEL,)), hasty, loaded, host, around)
     fatal: asyncio.Queue[str] = asyncio.Queue()
-    runtime = ActorRuntime(actor, bus, ActorLimits(), on_fatal=fatal.put_nowait)
+    runtime = ActorRuntime(actor, bus, ServiceSettings(), on_fatal=fatal.put_nowait)
     await runtime.listen(subjects.worker_generate(WORKER))
     await Rig(bus, actor, brakes, Metrics(), {GATEWAY}, []).generate()
     async with asyncio.timeout(5):

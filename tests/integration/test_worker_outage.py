@@ -11,18 +11,17 @@ from tokenmesh.services.worker_svc.engine.sim import SimVocabulary, prompt_key, 
 from tokenmesh.services.worker_svc.main import build
 from tokenmesh.shared import subjects
 from tokenmesh.shared.bus.base import Envelope
-from tokenmesh.shared.bus.nats import connect
+from tokenmesh.shared.bus.message_bus import connect
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config import Settings
+from tokenmesh.shared.config.mesh import RedisSettings, ServiceSettings
 from tokenmesh.shared.config.model import ModelSettings
-from tokenmesh.shared.config.redis import RedisSettings
-from tokenmesh.shared.config.service import ServiceSettings
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.ids import GatewayId, InstanceId, ModelName, RequestId, WorkerId
 from tokenmesh.shared.messages import Accepted, Done, Generate, Resend, Tokens
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.messages.tokens import Delta
-from tokenmesh.shared.service.beats import Beats
+from tokenmesh.shared.service.mesh import HeartbeatSender
 from tokenmesh.shared.tokens import pack_ids, unpack_ids
 
 GATEWAY = GatewayId("gateway-of-test")
@@ -72,7 +71,7 @@ async def test_a_nats_restart_loses_no_token_and_ends_no_stream(
     nats = start_nats()
     settings = make_settings(tmp_path, nats, redis_settings)
     bus = await connect(settings.bus, "gateway")
-    beats = Beats(bus, "gateway", InstanceId(GATEWAY), epoch=1, interval_s=0.1)
+    beats = HeartbeatSender(bus, "gateway", InstanceId(GATEWAY), epoch=1, interval_s=0.1)
     beating = asyncio.create_task(beats.run())
     inbox = Inbox()
     deltas = inbox.deltas

@@ -14,16 +14,15 @@ from tokenmesh.shared.bus.base import Envelope
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config import Settings
-from tokenmesh.shared.config.bus import BusSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.config.model import ModelSettings
-from tokenmesh.shared.config.redis import RedisSettings
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.ids import GatewayId, ModelName, RequestId, WorkerId, new_instance_id
 from tokenmesh.shared.messages import Accepted, Generate, Heartbeat, Tokens
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.messages.tokens import Delta
 from tokenmesh.shared.service import serve
-from tokenmesh.shared.service.stops import StopSignals
+from tokenmesh.shared.service.lifecycle import StopSignals
 from tokenmesh.shared.tokens import pack_ids
 
 GATEWAY = GatewayId("gateway-of-test")

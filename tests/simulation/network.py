@@ -198,9 +198,6 @@ class SimBus:
         self.network.subscribers.append(subscriber)
         return subscriber
 
-    def on_complaint(self, listener: object) -> None:
-        return
-
     async def answer_raw(self, subject: str, answer: object) -> Subscriber:
         return await self.subscribe_raw(subject, _nothing)
 

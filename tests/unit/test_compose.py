@@ -23,7 +23,7 @@ from tokenmesh.cli.embedded.ports import wait_accepting
 from tokenmesh.cli.main import known_flags
 from tokenmesh.cli.serve import PACKAGES
 from tokenmesh.shared.config import load_settings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import RedisSettings
 from tokenmesh.shared.redis import open_redis
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -22,7 +22,7 @@ class ApiError(TokenMeshError):
 
 
 @dataclass(frozen=True)
-class Piece:
+class ChatDelta:
     """What one chunk of a streamed answer adds."""
 
     request_id: str
@@ -72,7 +72,7 @@ class Api:
 
     def chat(
         self, model: str, messages: Sequence[Mapping[str, str]], options: Mapping[str, object]
-    ) -> Iterator[Piece]:
+    ) -> Iterator[ChatDelta]:
         """The answer as it is made; closing the iterator cancels the request."""
         body = {"model": model, "messages": messages, "stream": True, **options}
         with (
@@ -113,14 +113,14 @@ class Api:
             raise ApiError(f"{self._url} does not answer like TokenMesh: {error}") from error
 
 
-def _piece(chunk: dict[str, Any]) -> Piece:
+def _piece(chunk: dict[str, Any]) -> ChatDelta:
     if "error" in chunk:
         raise ApiError(str(chunk["error"].get("message", chunk["error"])))
     request_id = str(chunk.get("id", ""))
     choices = chunk.get("choices") or [{}]
     delta = choices[0].get("delta") or {}
     reasoning = delta.get("reasoning_content") or delta.get("reasoning") or ""
-    return Piece(request_id, delta.get("content") or "", reasoning)
+    return ChatDelta(request_id, delta.get("content") or "", reasoning)
 
 
 def _error_of(response: httpx.Response) -> TokenMeshError:

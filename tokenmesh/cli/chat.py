@@ -1,18 +1,126 @@
 """`tokenmesh chat`: talk to a model in the terminal, or through a pipe."""
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console
 
-from tokenmesh.cli.api import DEFAULT_URL, Api, Piece
-from tokenmesh.cli.conversation import HELP, Conversation
-from tokenmesh.cli.word_wrap import WordWrap
-from tokenmesh.shared.errors import TokenMeshError
+from tokenmesh.cli.api import DEFAULT_URL, Api, ChatDelta
+from tokenmesh.shared.errors import InvalidInput, TokenMeshError
 from tokenmesh.shared.logs import printable
+
+_FENCE: Final = "```"
+
+
+class WordWrap:
+    """Holds back a word until it is complete; code between fences stays as it is."""
+
+    def __init__(self, width: int | None) -> None:
+        """`width` in columns; None: nothing is broken or held back."""
+        self._width = width
+        self._column = 0
+        self._spaces = ""
+        self._word = ""
+        self._is_code = False
+        self._line_starts = True
+
+    def feed(self, text: str) -> str:
+        """What can be written once `text` has come."""
+        if self._width is None:
+            return text
+        return "".join(map(self._take, text))
+
+    def rest(self) -> str:
+        """What is held back."""
+        return self._end_word() + self._take_spaces()
+
+    def _take(self, char: str) -> str:
+        if char == "\n":
+            written = self.rest() + char
+            self._column, self._line_starts = 0, True
+            return written
+        if char.isspace():
+            written = self._end_word()
+            self._spaces += char
+            return written
+        # Scripts with wide characters are written without spaces.
+        is_wide = not char.isascii() and cell_len(char) > 1
+        written = self._end_word() if is_wide else ""
+        self._word += char
+        if is_wide or cell_len(self._word) >= (self._width or 0):
+            written += self._end_word()
+        return written
+
+    def _end_word(self) -> str:
+        if not self._word:
+            return ""
+        if self._line_starts and self._word.startswith(_FENCE):
+            self._is_code = not self._is_code
+        room = (self._width or 0) - self._column - cell_len(self._spaces)
+        if self._column and cell_len(self._word) > room and not self._is_code:
+            self._spaces, self._column = "", 0
+            written = "\n"
+        else:
+            written = self._take_spaces()
+        written += self._word
+        self._column += cell_len(self._word)
+        self._word, self._line_starts = "", False
+        return written
+
+    def _take_spaces(self) -> str:
+        spaces, self._spaces = self._spaces, ""
+        self._column += cell_len(spaces)
+        return spaces
+
+
+HELP: Final = "/system TEXT sets the system prompt, /reset forgets all, /exit leaves."
+
+
+class ChatHistory:
+    """Messages of a chat; an answer that broke off leaves no trace in them."""
+
+    def __init__(self, api: Api, model: str, options: Mapping[str, object]) -> None:
+        self.model = model
+        self.system: str | None = None
+        self.request_id = ""
+        """Of the last answer; names its trace."""
+        self._api = api
+        self._options = options
+        self._turns: list[dict[str, str]] = []
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """As they are sent."""
+        head = [{"role": "system", "content": self.system}] if self.system else []
+        return [*head, *self._turns]
+
+    def command(self, line: str) -> str:
+        """Obey a line that begins with a slash; what to tell the user. Raises InvalidInput."""
+        name, _, rest = line.partition(" ")
+        if name == "/system":
+            self.system = rest.strip() or None
+            return "system prompt set" if self.system else "no system prompt"
+        if name == "/reset":
+            self._turns.clear()
+            return "forgotten"
+        if name == "/help":
+            return HELP
+        raise InvalidInput(f"unknown command {name}. {HELP}", param=name)
+
+    def ask(self, text: str) -> Iterator[ChatDelta]:
+        """The answer as it is made; it joins the conversation when it is complete."""
+        question = {"role": "user", "content": text}
+        answer: list[str] = []
+        for piece in self._api.chat(self.model, [*self.messages, question], self._options):
+            self.request_id = piece.request_id
+            answer.append(piece.text)
+            yield piece
+        self._turns += [question, {"role": "assistant", "content": "".join(answer)}]
+
 
 with suppress(ImportError):
     # Gives `input` line editing and the history of this session, where Python has it.
@@ -34,7 +142,7 @@ def chat(
     options = {"temperature": temperature, "max_tokens": max_tokens}
     given = {name: value for name, value in options.items() if value is not None}
     with Api(url, api_key) as api:
-        conversation = Conversation(api, model or api.first_model(), given)
+        conversation = ChatHistory(api, model or api.first_model(), given)
         conversation.system = system
         is_interactive = sys.stdin.isatty()
         trace = _trace_command(url) if is_interactive else None
@@ -47,7 +155,7 @@ def chat(
                 _turn(conversation, line, console, trace)
 
 
-def _turn(conversation: Conversation, line: str, console: Console, trace: str | None) -> None:
+def _turn(conversation: ChatHistory, line: str, console: Console, trace: str | None) -> None:
     """Answer a line or obey a command; `trace`: how to look at the answer's, for a person."""
     try:
         note = conversation.command(line) if line.startswith("/") else None
@@ -66,7 +174,7 @@ def _turn(conversation: Conversation, line: str, console: Console, trace: str | 
         console.print(error.message, style="red", markup=False)
 
 
-def _print_answer(pieces: Iterable[Piece], console: Console) -> None:
+def _print_answer(pieces: Iterable[ChatDelta], console: Console) -> None:
     """As it is made; on a terminal a word that does not fit goes to the next line."""
     wrap = WordWrap(console.width if console.is_terminal else None)
     style = ""

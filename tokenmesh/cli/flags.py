@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, get_args
 
 import typer
 
-from tokenmesh.shared.config.catalog import field_at
+from tokenmesh.shared.config.layers import field_at
 from tokenmesh.shared.errors import ConfigError
 
 _SCALES: Final = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}

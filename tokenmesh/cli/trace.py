@@ -1,12 +1,158 @@
-"""`tokenmesh trace`: where each millisecond of a request went."""
+"""`tokenmesh trace`: the spans of a request as a waterfall on one time line."""
 
-from typing import Annotated
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console
+from rich.console import Console, JustifyMethod
+from rich.table import Table
+from rich.text import Text
 
 from tokenmesh.cli.api import DEFAULT_URL, Api
-from tokenmesh.cli.waterfall import draw, read_spans
+
+_BAR_SHARE: Final = 4
+_MIN_BAR: Final = 12
+_MIN_NOTES: Final = 12
+_COLUMNS: Final[tuple[tuple[str, JustifyMethod], ...]] = (
+    ("span", "left"),
+    ("service", "left"),
+    ("at ms", "right"),
+    ("", "left"),
+    ("ms", "right"),
+)
+"""Titles and sides; notes come after them."""
+_INDENT: Final = "  "
+_NS_PER_MS: Final = 1e6
+_HIDDEN: Final = ("tokenmesh.request_id", "request_id")
+_PREFIX: Final = "tokenmesh."
+_COLORS: Final = {
+    "gateway": "cyan",
+    "tokenizer": "green",
+    "encoder": "magenta",
+    "scheduler": "yellow",
+    "worker": "blue",
+}
+
+
+@dataclass(frozen=True)
+class Span:
+    """One span as the gateway tells it. Times are nanoseconds."""
+
+    name: str
+    service: str
+    span_id: str
+    parent_id: str | None
+    start_ns: int
+    end_ns: int
+    attributes: Mapping[str, object] = field(default_factory=dict)
+    num_events: int = 0
+    is_error: bool = False
+
+
+def read_spans(trace: Mapping[str, Any]) -> list[Span]:
+    """The spans of a trace as JSON holds it."""
+    return [
+        Span(
+            name=str(each["name"]),
+            service=str(each["service"]),
+            span_id=str(each["span_id"]),
+            parent_id=each.get("parent_id") or None,
+            start_ns=int(each["start_ns"]),
+            end_ns=int(each["end_ns"]),
+            attributes=each.get("attributes") or {},
+            num_events=len(each.get("events") or ()),
+            is_error=_is_error(each.get("status")),
+        )
+        for each in trace["spans"]
+    ]
+
+
+def tree(spans: Sequence[Span]) -> Iterator[tuple[int, Span]]:
+    """Depth and span, parents before children, siblings by start.
+
+    A span whose parent is not there stands at the top.
+    """
+    known = {span.span_id for span in spans}
+    children: dict[str | None, list[Span]] = {}
+    for span in sorted(spans, key=lambda each: (each.start_ns, -each.end_ns)):
+        parent = span.parent_id if span.parent_id in known else None
+        children.setdefault(parent, []).append(span)
+    stack = [(0, span) for span in reversed(children.get(None, []))]
+    while stack:
+        depth, span = stack.pop()
+        yield depth, span
+        below = children.pop(span.span_id, [])
+        stack += [(depth + 1, child) for child in reversed(below)]
+
+
+def draw(spans: Sequence[Span], console: Console) -> Table:
+    """The waterfall, as wide as the console; notes where there is room for them."""
+    begin_ns = min((span.start_ns for span in spans), default=0)
+    total_ns = max((span.end_ns for span in spans), default=0) - begin_ns
+    width = max(_MIN_BAR, console.width // _BAR_SHARE)
+    filled = "\u2588" if console.encoding.startswith("utf") else "#"
+    rows = [
+        (
+            Text(_INDENT * depth + span.name, "red" if span.is_error else ""),
+            Text(span.service, _color(span)),
+            Text(f"{(span.start_ns - begin_ns) / _NS_PER_MS:.2f}"),
+            Text(bar(span, begin_ns, total_ns, width, filled), _color(span)),
+            Text(f"{(span.end_ns - span.start_ns) / _NS_PER_MS:.2f}"),
+            Text(notes(span)),
+        )
+        for depth, span in tree(spans)
+    ]
+    table, room = _columns(rows, console.width)
+    for row in rows:
+        table.add_row(*(row if room else row[:-1]))
+    return table
+
+
+def _color(span: Span) -> str:
+    return "red" if span.is_error else _COLORS.get(span.service, "white")
+
+
+def _columns(rows: Sequence[Sequence[Text]], width: int) -> tuple[Table, int]:
+    """A table without rows, and the cells that notes have; 0: none.
+
+    Columns are as wide as they must be: rich would take from all of them what long notes want.
+    """
+    table, room = Table(box=None, padding=(0, 1, 0, 0), header_style="dim"), width
+    for index, (title, side) in enumerate(_COLUMNS):
+        cells = max(len(title), *(len(row[index]) for row in rows), 0)
+        table.add_column(title, justify=side, no_wrap=True, width=cells)
+        room -= cells + 1
+    if room < _MIN_NOTES:
+        return table, 0
+    table.add_column("", no_wrap=True, overflow="ellipsis", style="dim", max_width=room)
+    return table, room
+
+
+def bar(span: Span, begin_ns: int, total_ns: int, width: int, filled: str) -> str:
+    """The span's place on the time line of the trace; at least one cell."""
+    scale = width / max(1, total_ns)
+    first = min(width - 1, int((span.start_ns - begin_ns) * scale))
+    last = max(first + 1, round((span.end_ns - begin_ns) * scale))
+    return " " * first + filled * (min(width, last) - first)
+
+
+def notes(span: Span) -> str:
+    """Attributes and number of events on one line."""
+    parts = [
+        f"{name.removeprefix(_PREFIX)}={value}"
+        for name, value in span.attributes.items()
+        if name not in _HIDDEN
+    ]
+    if span.num_events:
+        parts.append(f"{span.num_events} events")
+    return " ".join(parts)
+
+
+def _is_error(status: object) -> bool:
+    """The status is a word, or an object with a code."""
+    code = status.get("code") if isinstance(status, Mapping) else status
+    return "error" in str(code).lower()
 
 
 def trace(

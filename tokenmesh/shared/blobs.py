@@ -9,7 +9,7 @@ from typing import Final
 
 import xxhash
 
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import RedisSettings
 from tokenmesh.shared.errors import NotFound, PayloadTooLarge, ProtocolError
 from tokenmesh.shared.ids import BlobKey
 from tokenmesh.shared.redis import Redis

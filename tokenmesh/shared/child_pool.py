@@ -4,7 +4,7 @@ A job and its answer are bytes behind a 4-byte little-endian length, over the ch
 stdout. The child arms an alarm for each job (`serve`); the kernel ends it when that goes off,
 whatever native code it is in. A child that takes long to start can fork for each job: then the
 fork ends, and the child stays as it was. No child outlives the process that started it, not even
-while it starts (`child_start.py`).
+while it starts.
 """
 
 import asyncio
@@ -19,11 +19,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, Final
 
-from tokenmesh.shared import child_start
-from tokenmesh.shared.config.child_environment import sandbox_environment
+from tokenmesh.shared import parent_death
+from tokenmesh.shared.config.environment import sandbox_environment
 from tokenmesh.shared.errors import TokenMeshError, Unavailable
 from tokenmesh.shared.fair_queue import FairSlots
-from tokenmesh.shared.parent_death import die_with
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +79,7 @@ class ChildPool:
         """
         self._purpose = purpose
         # -P: what lies in the folder, which may be a stranger's, must not be imported.
-        start = (sys.executable, "-P", "-m", child_start.__name__, str(os.getpid()))
+        start = (sys.executable, "-P", "-m", parent_death.__name__, str(os.getpid()))
         self._command = (*start, module, *arguments)
         self._limits = limits
         self._hello = hello
@@ -252,7 +251,7 @@ def _framed_of_fork(work: Callable[[], bytes], time_s: float) -> bytes:
     if pid == 0:
         # in any case, no code of the parent's may run twice
         try:
-            die_with(parent)
+            parent_death.die_with(parent)
             os.close(source)
             with os.fdopen(target, "wb") as out:
                 out.write(_framed(work, time_s))

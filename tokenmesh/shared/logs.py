@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Final, TextIO
 
-from tokenmesh.shared.config.telemetry import TelemetrySettings
+from tokenmesh.shared.config.mesh import TelemetrySettings
 from tokenmesh.shared.ids import InstanceId, RequestId
 from tokenmesh.shared.telemetry.context import current_trace_id
 

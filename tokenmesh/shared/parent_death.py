@@ -1,10 +1,13 @@
-"""A child does not outlive the process that started it, kill -9 included.
+"""A child ends with the process that started it, kill -9 included.
 
-Only Linux can promise that; elsewhere services look for their parent (`service.exit_with_parent`).
+Only Linux supports that; elsewhere services poll for their parent (`service.exit_with_parent`).
+`python -m tokenmesh.shared.parent_death PARENT MODULE ARGUMENTS` runs a module so: a child that
+checked for its parent only after its imports would use the processor until then.
 """
 
 import ctypes
 import os
+import runpy
 import signal
 import sys
 from collections.abc import Callable
@@ -26,3 +29,15 @@ def die_with(parent: int) -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it died before the call above
             os._exit(1)
+
+
+def main() -> None:
+    """Ends as the module does."""
+    _, parent, module, *arguments = sys.argv
+    die_with(int(parent))
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

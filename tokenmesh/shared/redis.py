@@ -25,7 +25,7 @@ from redis.exceptions import (
 )
 
 from tokenmesh.shared.cancellation import keeps_cancellation
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import RedisSettings
 from tokenmesh.shared.errors import ConfigError, TokenMeshError, Unavailable
 from tokenmesh.shared.redis_link import Part, RedisAddress, RedisLink, RefusedByRedis, Reply
 

@@ -20,7 +20,7 @@ from benchmarks.chaos_run.streams import Streams
 from benchmarks.serve.client import Server
 from benchmarks.serve.sim_oracle import SimOracle
 from tests.fakes.scripted_http import DONE, Answer, event, serving, stream
-from tokenmesh.cli.embedded.spec import ChildSpec, Phase
+from tokenmesh.cli.embedded.child import ChildSpec, Phase
 from tokenmesh.shared.ids import SeedSource
 
 ORACLE = SimOracle({300 + index: f" {letter}" for index, letter in enumerate("abcdefgh")})
@@ -156,7 +156,7 @@ async def test_children_die_when_the_program_is_killed(tmp_path: Path) -> None:
         "import asyncio, sys, uvloop\n"
         "from pathlib import Path\n"
         "from benchmarks.chaos_run.child import Child\n"
-        "from tokenmesh.cli.embedded.spec import ChildSpec, Phase\n"
+        "from tokenmesh.cli.embedded.child import ChildSpec, Phase\n"
         "async def main():\n"
         "    sleep = (sys.executable, '-c', 'import time; time.sleep(60)')\n"
         "    child = Child(ChildSpec('redis', sleep, Phase.SERVER), Path(sys.argv[1]))\n"

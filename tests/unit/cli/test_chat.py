@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from tokenmesh.cli.api import Api, ApiError
-from tokenmesh.cli.conversation import Conversation
+from tokenmesh.cli.chat import ChatHistory
 from tokenmesh.shared.errors import InvalidInput, NotFound, Unavailable
 
 URL = "http://mesh"
@@ -41,12 +41,12 @@ def gateway() -> Gateway:
     return Gateway()
 
 
-def answer(conversation: Conversation, text: str) -> str:
+def answer(conversation: ChatHistory, text: str) -> str:
     return "".join(piece.text for piece in conversation.ask(text))
 
 
 def test_an_answer_is_streamed_and_joins_the_conversation(gateway: Gateway) -> None:
-    conversation = Conversation(gateway.api(), "demo", {"temperature": 0})
+    conversation = ChatHistory(gateway.api(), "demo", {"temperature": 0})
     assert answer(conversation, "hi") == "Hello"
     assert conversation.request_id == "chatcmpl-1"
     answer(conversation, "again")
@@ -63,7 +63,7 @@ def test_an_answer_is_streamed_and_joins_the_conversation(gateway: Gateway) -> N
 
 
 def test_system_prompt_and_reset_are_commands(gateway: Gateway) -> None:
-    conversation = Conversation(gateway.api(), "demo", {})
+    conversation = ChatHistory(gateway.api(), "demo", {})
     answer(conversation, "hi")
     conversation.command("/system be kind")
     conversation.command("/reset")
@@ -76,7 +76,7 @@ def test_system_prompt_and_reset_are_commands(gateway: Gateway) -> None:
 
 def test_a_broken_answer_leaves_the_conversation_as_it_was(gateway: Gateway) -> None:
     gateway.stream = event(content="Hel") + 'data: {"error": {"message": "worker died"}}\n\n'
-    conversation = Conversation(gateway.api(), "demo", {})
+    conversation = ChatHistory(gateway.api(), "demo", {})
     with pytest.raises(ApiError, match="worker died"):
         answer(conversation, "hi")
     assert conversation.messages == []
@@ -84,7 +84,7 @@ def test_a_broken_answer_leaves_the_conversation_as_it_was(gateway: Gateway) -> 
 
 def test_reasoning_is_told_apart_from_the_answer(gateway: Gateway) -> None:
     gateway.stream = event(reasoning_content="hm") + event(content="4")
-    pieces = list(Conversation(gateway.api(), "demo", {}).ask("2+2"))
+    pieces = list(ChatHistory(gateway.api(), "demo", {}).ask("2+2"))
     assert [(piece.reasoning, piece.text) for piece in pieces] == [("hm", ""), ("", "4")]
 
 

@@ -12,7 +12,7 @@ from tokenmesh.cli import drain as drain_module
 from tokenmesh.cli import top as top_module
 from tokenmesh.cli.api import Api
 from tokenmesh.cli.main import INTERRUPTED, MISUSE, run
-from tokenmesh.cli.mesh_table import draw_mesh
+from tokenmesh.cli.top import draw_mesh
 
 LOAD = {
     "running": 3, "waiting": 2, "max_num_seqs": 256, "queued_tokens": 77, "kv_blocks_used": 1,

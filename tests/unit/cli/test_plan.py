@@ -8,19 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from tokenmesh.cli.embedded.plan import Plan, make_plan
+from tokenmesh.cli.embedded.child import Phase
+from tokenmesh.cli.embedded.plan import MeshPlan, check_address, check_models, make_plan
 from tokenmesh.cli.embedded.ports import check_free, free_port, wait_accepting
-from tokenmesh.cli.embedded.precheck import check_address, check_models
 from tokenmesh.cli.embedded.private import private_folder, write_private
 from tokenmesh.cli.embedded.readiness import base_url
-from tokenmesh.cli.embedded.spec import Phase
 from tokenmesh.shared.config import Settings, load_settings
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.config.loader import changed
 from tokenmesh.shared.errors import ConfigError
 
 
-def secrets_of(plan: Plan) -> list[str]:
+def secrets_of(plan: MeshPlan) -> list[str]:
     passwords = (plan.settings.bus.password, plan.settings.redis.password)
     return [each.get_secret_value() for each in passwords if each is not None]
 
@@ -92,7 +91,7 @@ def two_models(**more: object) -> Settings:
     return Settings.model_validate({"models": models, **more})
 
 
-def worker_models(plan: Plan) -> list[str | None]:
+def worker_models(plan: MeshPlan) -> list[str | None]:
     return [
         spec.environment.get("TOKENMESH_WORKER__MODEL")
         for spec in plan.services

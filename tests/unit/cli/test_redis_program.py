@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from tokenmesh.cli.embedded.redis_program import find_redis, is_new_enough, parse_version
+from tokenmesh.cli.embedded.servers import find_redis, is_new_enough, parse_version
 from tokenmesh.shared.config.up import UpSettings
 from tokenmesh.shared.errors import ConfigError
 

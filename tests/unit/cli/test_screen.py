@@ -6,9 +6,8 @@ import json
 import pytest
 from rich.console import Console
 
-from tokenmesh.cli.embedded.output import parse_line
-from tokenmesh.cli.embedded.precheck import warn_if_open
-from tokenmesh.cli.embedded.screen import Screen
+from tokenmesh.cli.embedded.plan import warn_if_open
+from tokenmesh.cli.embedded.screen import Screen, parse_line
 from tokenmesh.cli.embedded.supervisor import Death
 from tokenmesh.shared.config.gateway import GatewaySettings
 

@@ -9,12 +9,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tokenmesh.cli.embedded.child import Child, child_environment
-from tokenmesh.cli.embedded.output import explanation, parse_line
-from tokenmesh.cli.embedded.spec import ChildSpec, Phase
-from tokenmesh.cli.embedded.supervisor import Supervisor, pause_s
+from tokenmesh.cli.embedded.child import Child, ChildSpec, Phase, child_environment
+from tokenmesh.cli.embedded.screen import explanation, parse_line
+from tokenmesh.cli.embedded.supervisor import ProcessSupervisor, pause_s
 from tokenmesh.shared.config.up import UpSettings
-from tokenmesh.shared.service import exit_codes
+from tokenmesh.shared.service.lifecycle import ExitCode
 
 LIMITS = UpSettings(restart_min_s=0.01, restart_max_s=0.02, max_restarts=2)
 SLEEP = "import time; time.sleep(60)"
@@ -33,7 +32,7 @@ WITH_GRANDCHILD = (
 class Watched:
     """A supervisor and what it told."""
 
-    supervisor: Supervisor
+    supervisor: ProcessSupervisor
     lines: list[tuple[str, str]] = field(default_factory=list)
     restarts: list[tuple[str, int]] = field(default_factory=list)
     drained: list[str] = field(default_factory=list)
@@ -58,7 +57,7 @@ async def watched() -> AsyncIterator[Watched]:
     lines: list[tuple[str, str]] = []
     restarts: list[tuple[str, int]] = []
     drained: list[str] = []
-    supervisor = Supervisor(
+    supervisor = ProcessSupervisor(
         LIMITS,
         lambda name, line: lines.append((name, line)),
         lambda death, _: restarts.append((death.name, death.exit_code)),
@@ -129,7 +128,7 @@ async def test_a_child_that_lives_again_is_mentioned_and_its_deaths_forgotten(
     recovered: list[tuple[str, int]] = []
     deaths: list[int] = []
     limits = LIMITS.model_copy(update={"restart_reset_s": 0.5})
-    supervisor = Supervisor(
+    supervisor = ProcessSupervisor(
         limits,
         lambda *_: None,
         lambda death, _: deaths.append(death.in_a_row),
@@ -175,7 +174,7 @@ async def test_a_wrong_configuration_is_not_tried_again(watched: Watched) -> Non
 
 
 async def test_a_child_that_was_drained_stays_away(watched: Watched) -> None:
-    await watched.supervisor.start([spec(f"import sys; sys.exit({exit_codes.DRAINED})")])
+    await watched.supervisor.start([spec(f"import sys; sys.exit({ExitCode.DRAINED})")])
     while not watched.drained:  # noqa: ASYNC110
         await asyncio.sleep(0.005)
     await asyncio.sleep(0.1)
@@ -223,7 +222,7 @@ async def test_children_die_when_their_parent_is_killed() -> None:
     code = (
         "import asyncio, sys\n"
         "from tokenmesh.cli.embedded.child import Child\n"
-        "from tokenmesh.cli.embedded.spec import ChildSpec, Phase\n"
+        "from tokenmesh.cli.embedded.child import ChildSpec, Phase\n"
         "async def main():\n"
         f"    spec = ChildSpec('c', (sys.executable, '-c', {SLEEP!r}), Phase.MESH)\n"
         "    child = Child(spec, 5, lambda *_: None)\n"

@@ -14,22 +14,21 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tokenmesh.cli.embedded.child import Child
+from tokenmesh.cli.embedded.child import Child, ChildSpec, Phase
 from tokenmesh.cli.embedded.ports import free_port
 from tokenmesh.cli.embedded.run import running
 from tokenmesh.cli.embedded.screen import Screen
-from tokenmesh.cli.embedded.spec import ChildSpec, Phase
-from tokenmesh.cli.embedded.supervisor import Death, Supervisor
-from tokenmesh.cli.embedded.watch import Watch
-from tokenmesh.shared.config.notify import NotifyTarget, notify_environment, notify_target
+from tokenmesh.cli.embedded.supervisor import Death, ProcessSupervisor
+from tokenmesh.cli.embedded.watch import ProcessWatch
+from tokenmesh.shared.config.environment import NotifyTarget, notify_environment, notify_target
 from tokenmesh.shared.config.up import UpSettings
 from tokenmesh.shared.errors import ConfigError
-from tokenmesh.shared.service.watchdog import Watchdog
+from tokenmesh.shared.service.lifecycle import Watchdog
 
 LIMITS = UpSettings(restart_min_s=0.01, restart_max_s=0.02, max_restarts=0, hung_s=1.0, ready_s=30)
 SERVICE = (
     "import asyncio, sys, time\n"
-    "from tokenmesh.shared.service.watchdog import Watchdog\n"
+    "from tokenmesh.shared.service.lifecycle import Watchdog\n"
     "async def main():\n"
     "    with Watchdog() as watchdog:\n"
     "        time.sleep({loads_s}); watchdog.ready(); print('ready', flush=True)\n"
@@ -51,7 +50,7 @@ SERVER = (
 class Watched:
     """A supervisor with a watch, and what became of the children."""
 
-    supervisor: Supervisor
+    supervisor: ProcessSupervisor
     address: Path
     lines: list[str] = field(default_factory=list)
     deaths: list[Death] = field(default_factory=list)
@@ -77,10 +76,10 @@ class Watched:
 async def watched(tmp_path: Path) -> AsyncIterator[Watched]:
     lines: list[str] = []
     deaths: list[Death] = []
-    supervisor = Supervisor(
+    supervisor = ProcessSupervisor(
         LIMITS, lambda _, line: lines.append(line), lambda death, _: deaths.append(death)
     )
-    watch = Watch(LIMITS, lambda: supervisor.children)
+    watch = ProcessWatch(LIMITS, lambda: supervisor.children)
     address = tmp_path / "notify"
     with watch.listening(address):
         watching = asyncio.create_task(watch.run())
@@ -162,7 +161,7 @@ async def test_a_child_that_says_nothing_of_itself_is_not_watched(watched: Watch
 
 
 async def test_a_folder_too_deep_for_a_socket_is_explained(tmp_path: Path) -> None:
-    watch = Watch(LIMITS, tuple)
+    watch = ProcessWatch(LIMITS, tuple)
     with pytest.raises(ConfigError, match="TMPDIR"), watch.listening(tmp_path / ("x" * 120)):
         pass
 

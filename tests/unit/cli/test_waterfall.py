@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from tokenmesh.cli.waterfall import Span, bar, draw, notes, read_spans, tree
+from tokenmesh.cli.trace import Span, bar, draw, notes, read_spans, tree
 
 MS = 1_000_000
 TRACE = {

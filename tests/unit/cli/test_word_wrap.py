@@ -3,7 +3,7 @@
 import pytest
 from rich.cells import cell_len
 
-from tokenmesh.cli.word_wrap import WordWrap
+from tokenmesh.cli.chat import WordWrap
 
 STORY = "Once upon a time a small token lived in a mesh. It knocked at the gateway.\n\nThe  end."
 

@@ -7,7 +7,7 @@ import pytest
 from starlette.types import Message
 
 from tokenmesh.services.gateway.http.body_budget import SHORT_BYTES, Body, BodyBudget
-from tokenmesh.shared.config.body import BodySettings
+from tokenmesh.shared.config.http import BodySettings
 from tokenmesh.shared.errors import Overloaded
 
 BUDGET = 16 * SHORT_BYTES

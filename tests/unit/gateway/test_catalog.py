@@ -7,7 +7,7 @@ import pytest
 from tokenmesh.services.gateway.mesh.catalog import WORKER, Catalog
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.model import ModelSettings
-from tokenmesh.shared.config.scheduler import SchedulerSettings
+from tokenmesh.shared.config.placement import SchedulerSettings
 from tokenmesh.shared.errors import Unavailable, UnknownModel
 from tokenmesh.shared.ids import InstanceId, ModelName
 from tokenmesh.shared.membership import Members, MembershipView

@@ -4,7 +4,7 @@ from typing import Any
 
 from tokenmesh.services.gateway.responses.mcp_offer import offer
 from tokenmesh.services.gateway.responses.mcp_requested import RequestedServer
-from tokenmesh.shared.config.mcp import McpServerSettings
+from tokenmesh.shared.config.responses import McpServerSettings
 
 
 def server(label: str, number: int, **settings: Any) -> RequestedServer:

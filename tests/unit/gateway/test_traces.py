@@ -20,7 +20,7 @@ from tokenmesh.services.gateway.operations.console import HEADERS, PAGE
 from tokenmesh.services.gateway.operations.trace_routes import traces_router
 from tokenmesh.services.gateway.operations.traces import TraceStore
 from tokenmesh.services.gateway.tenancy.tenant import DEFAULT_TENANT, Access, Tenant
-from tokenmesh.shared.config.telemetry import TelemetrySettings
+from tokenmesh.shared.config.mesh import TelemetrySettings
 from tokenmesh.shared.errors import NotFound, TokenMeshError
 from tokenmesh.shared.ids import RequestId
 

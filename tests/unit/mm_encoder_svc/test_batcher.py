@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tokenmesh.services.mm_encoder_svc.batcher import Batcher
-from tokenmesh.shared.config.encoder import EncoderSettings
+from tokenmesh.shared.config.model import EncoderSettings
 from tokenmesh.shared.errors import Overloaded, ProtocolError
 from tokenmesh.shared.tensor_blob import TensorBlob
 

@@ -10,7 +10,7 @@ from tokenmesh.services.scheduler_svc.cost import capacity
 from tokenmesh.services.scheduler_svc.desk import Desk
 from tokenmesh.services.scheduler_svc.placement import Decision, Placement, Worker
 from tokenmesh.services.scheduler_svc.waiting import Ticket
-from tokenmesh.shared.config.scheduler import SchedulerSettings
+from tokenmesh.shared.config.placement import SchedulerSettings
 from tokenmesh.shared.errors import Overloaded
 from tokenmesh.shared.ids import ModelName, RequestId, WorkerId
 from tokenmesh.shared.messages.beat import WorkerLoad

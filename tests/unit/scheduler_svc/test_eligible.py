@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tokenmesh.services.scheduler_svc.placement import Placement, Worker
-from tokenmesh.shared.config.scheduler import SchedulerSettings
+from tokenmesh.shared.config.placement import SchedulerSettings
 from tokenmesh.shared.ids import ModelName, RequestId, WorkerId
 from tokenmesh.shared.messages.beat import WorkerLoad
 from tokenmesh.shared.messages.place import Place

@@ -4,7 +4,7 @@ from collections import Counter
 
 from tokenmesh.services.scheduler_svc.placement import Placement, Placer, Worker
 from tokenmesh.services.scheduler_svc.policies import ChosenPlacement, make_placer
-from tokenmesh.shared.config.scheduler import Policy, SchedulerSettings
+from tokenmesh.shared.config.placement import Policy, SchedulerSettings
 from tokenmesh.shared.ids import ModelName, RequestId, WorkerId
 from tokenmesh.shared.messages.beat import WorkerLoad
 from tokenmesh.shared.messages.place import Place

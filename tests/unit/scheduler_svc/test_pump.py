@@ -7,7 +7,7 @@ from tokenmesh.services.scheduler_svc.actor import SchedulerActor
 from tokenmesh.services.scheduler_svc.desk import Desk
 from tokenmesh.services.scheduler_svc.placement import Placement
 from tokenmesh.shared.clock import monotonic_s, sleep_s
-from tokenmesh.shared.config.scheduler import SchedulerSettings
+from tokenmesh.shared.config.placement import SchedulerSettings
 from tokenmesh.shared.ids import InstanceId
 from tokenmesh.shared.messages import Heartbeat
 from tokenmesh.shared.metrics import Metrics

@@ -8,7 +8,7 @@ from tests.unit.scheduler_svc.test_desk import request, worker
 from tokenmesh.services.scheduler_svc.desk import Desk
 from tokenmesh.services.scheduler_svc.pace import Pace
 from tokenmesh.services.scheduler_svc.placement import Decision, Worker
-from tokenmesh.shared.config.scheduler import SchedulerSettings
+from tokenmesh.shared.config.placement import SchedulerSettings
 from tokenmesh.shared.errors import Overloaded
 from tokenmesh.shared.messages.place import Place
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenmesh.shared.actor import Actor, ActorLimits, ActorRuntime, Context, handles
+from tokenmesh.shared.actor import Actor, ActorRuntime, Context, handles
 from tokenmesh.shared.actor import runtime as runtime_module
-from tokenmesh.shared.actor.supervisor import RestartPolicy
 from tokenmesh.shared.bus.base import Bus, Envelope, Headers, RawAnswer, RawReceiver, Receiver
 from tokenmesh.shared.clock import now_s
+from tokenmesh.shared.config.mesh import ServiceSettings
 from tokenmesh.shared.errors import BusLost, PayloadTooLarge, TokenMeshError, UnknownModel
 from tokenmesh.shared.ids import ModelName, RequestId
 from tokenmesh.shared.messages import (
@@ -169,7 +169,7 @@ class Setup:
         self.runtime = ActorRuntime(
             self.actor,
             self.bus,
-            ActorLimits(
+            ServiceSettings(
                 mailbox_size=int(fields.get("mailbox_size", 100)),
                 concurrency=int(fields.get("concurrency", 100)),
                 handler_timeout_s=fields["handler_timeout_s"],
@@ -383,7 +383,7 @@ async def test_subclass_inherits_and_replaces_handlers() -> None:
             return Detokenized(text="stubborn")
 
     bus = RecordingBus()
-    runtime = ActorRuntime(Stubborn(), bus, ActorLimits())
+    runtime = ActorRuntime(Stubborn(), bus, ServiceSettings())
     await runtime.receive(Envelope("t", Ping(), Headers(), "one"))
     await runtime.receive(Envelope("t", Describe(model=ModelName("answer")), Headers(), "two"))
     await runtime.stop(1.0)
@@ -411,11 +411,11 @@ class Background(Actor):
 
 async def test_crashed_background_task_is_started_again(caplog: pytest.LogCaptureFixture) -> None:
     actor = Background(num_crashes=3)
-    policy = RestartPolicy(restart_min_s=0.001, restart_max_s=0.002)
-    runtime = ActorRuntime(actor, RecordingBus(), ActorLimits(), policy=policy)
+    settings = ServiceSettings(restart_min_s=0.001, restart_max_s=0.002)
+    runtime = ActorRuntime(actor, RecordingBus(), settings)
     await runtime.listen("t")
     await asyncio.wait_for(actor.works.wait(), 5.0)
-    assert actor.supervisor.crashes == {"work": 3}
+    assert actor.background.crashes == {"work": 3}
     assert "crashed" in caplog.text
     await runtime.stop(1.0)
 
@@ -429,7 +429,7 @@ async def test_fatal_background_task_tells_the_service_once() -> None:
         fatal.set()
 
     actor = Background(num_crashes=5, is_fatal=True)
-    runtime = ActorRuntime(actor, RecordingBus(), ActorLimits(), on_fatal=on_fatal)
+    runtime = ActorRuntime(actor, RecordingBus(), ServiceSettings(), on_fatal=on_fatal)
     await runtime.listen("t")
     await asyncio.wait_for(fatal.wait(), 5.0)
     await runtime.stop(1.0)

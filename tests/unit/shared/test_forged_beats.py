@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 
 from tests.unit.shared.test_membership import LLAMA, beat
 from tokenmesh.shared import codec
-from tokenmesh.shared.beat_check import check_beat
 from tokenmesh.shared.bus.base import Envelope, Headers
 from tokenmesh.shared.errors import ProtocolError
 from tokenmesh.shared.ids import InstanceId, ModelName
-from tokenmesh.shared.membership import Foreigners, Members, MembershipView
+from tokenmesh.shared.membership import Foreigners, Members, MembershipView, check_beat
 from tokenmesh.shared.messages import Heartbeat, Ping
 from tokenmesh.shared.messages.beat import PROTOCOL, WorkerLoad
 from tokenmesh.shared.subjects import beat as beat_subject

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tokenmesh.shared.config.telemetry import LogFormat, LogLevel, TelemetrySettings
+from tokenmesh.shared.config.mesh import LogFormat, LogLevel, TelemetrySettings
 from tokenmesh.shared.ids import InstanceId, RequestId
 from tokenmesh.shared.logs import bind_request, start_logging
 from tokenmesh.shared.telemetry import span

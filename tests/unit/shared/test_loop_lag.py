@@ -4,7 +4,7 @@ import asyncio
 import time
 
 from tokenmesh.shared.metrics import Metrics
-from tokenmesh.shared.service.loop_lag import LoopLag
+from tokenmesh.shared.service.run import LoopLag
 
 HELD_S = 0.2
 

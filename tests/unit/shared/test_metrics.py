@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import tokenmesh
-from tokenmesh.shared.config.telemetry import TelemetrySettings
+from tokenmesh.shared.config.mesh import TelemetrySettings
 from tokenmesh.shared.errors import ConfigError
 from tokenmesh.shared.metrics import (
     ENGINE_METRICS,
@@ -19,7 +19,7 @@ from tokenmesh.shared.metrics import (
     join_samples,
     sample_lines,
 )
-from tokenmesh.shared.metrics.endpoint import MetricsEndpoint, start_metrics_endpoint
+from tokenmesh.shared.metrics.registry import MetricsEndpoint, start_metrics_endpoint
 
 MODEL = {"model_name": "demo", "engine": "worker-1"}
 

@@ -7,7 +7,7 @@ import pytest
 from redis.asyncio import Redis as Client
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import RedisSettings
 from tokenmesh.shared.redis import Redis
 from tokenmesh.shared.redis_link import RedisLink
 

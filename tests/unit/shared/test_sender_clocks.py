@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmesh.shared.bus.headers import pack, unpack
-from tokenmesh.shared.bus.sender_clocks import SenderClocks, bounded
+from tokenmesh.shared.bus.headers import SenderClocks, bounded, pack, unpack
 from tokenmesh.shared.errors import ProtocolError
 
 WALL = 1_700_000_000.0

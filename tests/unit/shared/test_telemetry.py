@@ -11,7 +11,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 
 from tokenmesh.shared.clock import now_ns
-from tokenmesh.shared.config.telemetry import TelemetrySettings
+from tokenmesh.shared.config.mesh import TelemetrySettings
 from tokenmesh.shared.errors import BusLost
 from tokenmesh.shared.ids import InstanceId
 from tokenmesh.shared.metrics import Metrics

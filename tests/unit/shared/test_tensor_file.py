@@ -13,8 +13,7 @@ from safetensors.numpy import save_file
 
 from tokenmesh.shared import tensor_file
 from tokenmesh.shared.errors import CheckpointError
-from tokenmesh.shared.tensor_file import TensorFile
-from tokenmesh.shared.tensor_shards import INDEX_FILE, TensorShards
+from tokenmesh.shared.tensor_file import INDEX_FILE, TensorFile, TensorShards
 
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 TYPES = st.sampled_from(["float32", "float16", "float64", "int8", "int64", "bool", "uint8"])

@@ -7,7 +7,7 @@ import pytest
 
 from tests.fakes.image_server import ImageServer, image_server
 from tokenmesh.services.tokenizer_svc.media.fetch import Fetcher
-from tokenmesh.shared.config.tokenizer import MediaSettings
+from tokenmesh.shared.config.model import MediaSettings
 from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
 
 LIMITS = MediaSettings(

@@ -15,7 +15,7 @@ from tokenmesh.services.tokenizer_svc.render_job import (
     RenderJob,
 )
 from tokenmesh.services.tokenizer_svc.renderer import Renderer
-from tokenmesh.shared.config.tokenizer import TokenizerSettings
+from tokenmesh.shared.config.model import TokenizerSettings
 from tokenmesh.shared.errors import Overloaded
 
 LIMITS = TokenizerSettings(

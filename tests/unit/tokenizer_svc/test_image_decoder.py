@@ -13,7 +13,7 @@ from tests.fakes.llava import llava_without_weights
 from tokenmesh.services.tokenizer_svc.loading import load_image_processor
 from tokenmesh.services.tokenizer_svc.media.decode_child import pixel_blob
 from tokenmesh.services.tokenizer_svc.media.decoder import ImageDecoder
-from tokenmesh.shared.config.tokenizer import MediaSettings
+from tokenmesh.shared.config.model import MediaSettings
 from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
 
 LIMITS = MediaSettings(decode_processes=1, decode_timeout_s=1.0, max_pixels=40_000_000)

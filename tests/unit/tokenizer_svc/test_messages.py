@@ -10,7 +10,7 @@ from tests.fakes import chat_templates
 from tokenmesh.services.tokenizer_svc.messages import MediaPart, read_conversation
 from tokenmesh.services.tokenizer_svc.render_child import render_job
 from tokenmesh.services.tokenizer_svc.render_job import RenderJob, decode_answer, decode_job, encode
-from tokenmesh.shared.config.tokenizer import TokenizerSettings
+from tokenmesh.shared.config.model import TokenizerSettings
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.messages.tokenize import ChatPrompt
 

@@ -13,7 +13,7 @@ from tokenmesh.services.worker_svc.block_events.held import Block, HeldBlocks
 from tokenmesh.services.worker_svc.block_events.snapshots import Snapshots
 from tokenmesh.services.worker_svc.engine.cache_changes import BlockChange
 from tokenmesh.shared import codec
-from tokenmesh.shared.config.block_events import BlockEventSettings
+from tokenmesh.shared.config.placement import BlockEventSettings
 from tokenmesh.shared.errors import InvalidInput, NotFound, Overloaded
 from tokenmesh.shared.ids import ModelName, WorkerId
 from tokenmesh.shared.messages import BlockEvents

@@ -11,7 +11,7 @@ from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.request import Request
 from tokenmesh.services.worker_svc.engine.sim import SimRunner, SimVocabulary
 from tokenmesh.services.worker_svc.telemetry import record_spans
-from tokenmesh.shared.config.telemetry import TelemetrySettings
+from tokenmesh.shared.config.mesh import TelemetrySettings
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.ids import InstanceId
 from tokenmesh.shared.telemetry import Telemetry, start_telemetry

@@ -1,18 +1,49 @@
-"""Child: one process that dies with its parent, and the last lines it wrote."""
+"""Child: one process that ends with its parent, and the last lines that it wrote."""
 
 import asyncio
 import os
 import signal
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Final
 
-from tokenmesh.cli.embedded.spec import ChildSpec
 from tokenmesh.shared.clock import monotonic_s
-from tokenmesh.shared.config.notify import VARIABLES
+from tokenmesh.shared.config.environment import SOCKET, VARIABLES
 from tokenmesh.shared.config.settings import ENV_PREFIX
 from tokenmesh.shared.parent_death import dies_with_parent
+
+
+class Phase(IntEnum):
+    """What stops together; lower ones first. The gateway goes before those it asks."""
+
+    EDGE = 0
+    MESH = 1
+    SERVER = 2
+
+
+@dataclass(frozen=True)
+class ChildSpec:
+    """How to start a process; no secret stands in `command`, which everybody can read."""
+
+    name: str
+    command: tuple[str, ...]
+    phase: Phase
+    environment: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Added to the environment of `up`."""
+    port: int | None = None
+    """Loopback port that it accepts on once it has started."""
+    greeting: bytes | None = None
+    """What a client writes to `port` so that a server which works answers with a line; None: no
+    such question is asked."""
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether it shows that it works, once it does."""
+        return self.greeting is not None or SOCKET in self.environment
+
 
 _CHUNK_BYTES: Final = 65536
 _MAX_LINE_CHARS: Final = 8192

@@ -1,4 +1,4 @@
-"""From settings to the processes of an embedded mesh."""
+"""From settings to the processes of an embedded mesh, and checks before any of them starts."""
 
 import json
 import os
@@ -10,14 +10,55 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tokenmesh.cli.embedded.child import ChildSpec, Phase
 from tokenmesh.cli.embedded.ports import LOOPBACK, free_port
 from tokenmesh.cli.embedded.private import write_private
+from tokenmesh.cli.embedded.screen import Screen
 from tokenmesh.cli.embedded.servers import EVENTS_USER, STORE, nats_server, redis_server
-from tokenmesh.cli.embedded.spec import ChildSpec, Phase
 from tokenmesh.shared.config import Settings
+from tokenmesh.shared.config.environment import notify_environment
+from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.config.layers import environment_name
 from tokenmesh.shared.config.loader import changed, plain_values
-from tokenmesh.shared.config.notify import notify_environment
+from tokenmesh.shared.errors import ConfigError
+
+_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
+_PATH_STARTS: Final = ("/", "./", "../", "~")
+
+
+def check_models(settings: Settings) -> None:
+    """Raises ConfigError for a model that is meant as a directory and is no checkpoint.
+
+    What may be a hub id is left to the services.
+    """
+    for model in settings.models:
+        path = Path(model.model).expanduser()
+        if not path.exists():
+            if model.model.startswith(_PATH_STARTS):
+                raise ConfigError(f"{model.model}: no such directory", param="--model")
+        elif not (path / "config.json").is_file():
+            raise ConfigError(
+                f"{model.model} is no checkpoint: there is no config.json in it", param="--model"
+            )
+
+
+def check_address(settings: Settings) -> None:
+    """Raises ConfigError when the gateways could not share what they listen on."""
+    if settings.gateway.uds is not None and settings.up.gateways > 1:
+        raise ConfigError(
+            f"--uds is for one gateway, and --gateways is {settings.up.gateways}: a Unix socket "
+            "cannot be shared",
+            param="--uds",
+        )
+
+
+def warn_if_open(gateway: GatewaySettings, screen: Screen) -> None:
+    """Warn when other machines reach the API and no key guards it."""
+    has_keys = bool(gateway.api_key_hashes or gateway.keys_file)
+    if gateway.host not in _LOOPBACK and not has_keys:
+        what = "use this mesh and put it to sleep" if gateway.admin_routes else "use this mesh"
+        screen.warn(f"anybody who reaches {gateway.host} may {what}: set --api-key or --keys-file")
+
 
 NATS_USER: Final = "tokenmesh"
 NOTIFY_SOCKET: Final = "notify"
@@ -26,7 +67,7 @@ _PASSWORD_BYTES: Final = 24
 
 
 @dataclass(frozen=True)
-class Plan:
+class MeshPlan:
     """What to run, and the settings with which the services find each other."""
 
     settings: Settings
@@ -44,7 +85,7 @@ class Plan:
         return dict(Counter(spec.name.partition(" ")[0] for spec in self.services))
 
 
-def make_plan(settings: Settings, folder: Path) -> Plan:
+def make_plan(settings: Settings, folder: Path) -> MeshPlan:
     """Write the configuration files to `folder` and say what to start.
 
     A server whose URL is configured is joined, not started.
@@ -74,7 +115,7 @@ def make_plan(settings: Settings, folder: Path) -> Plan:
     if settings.up.gateways > 1:
         changes["gateway"] = {"reuse_port": True}
     settings = changed(settings, changes)
-    return Plan(settings, tuple(servers), tuple(_services(settings, folder)), events_url, store)
+    return MeshPlan(settings, tuple(servers), tuple(_services(settings, folder)), events_url, store)
 
 
 def _services(settings: Settings, folder: Path) -> Iterator[ChildSpec]:

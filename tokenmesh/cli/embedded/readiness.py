@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 
 import httpx
 
-from tokenmesh.cli.embedded.plan import Plan
-from tokenmesh.shared.bus.nats import connect
+from tokenmesh.cli.embedded.plan import MeshPlan
+from tokenmesh.shared.bus.message_bus import connect
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.membership import Members, MembershipView
 
@@ -39,7 +39,7 @@ def _probe(settings: GatewaySettings) -> httpx.AsyncClient:
     )
 
 
-async def wait_ready(plan: Plan, on_progress: OnProgress) -> None:
+async def wait_ready(plan: MeshPlan, on_progress: OnProgress) -> None:
     """Return when the mesh answers requests; the caller bounds the wait."""
     settings = plan.settings
     limits = settings.service
@@ -61,7 +61,7 @@ async def wait_ready(plan: Plan, on_progress: OnProgress) -> None:
         await bus.close()
 
 
-def _all_beat(plan: Plan, members: Members, on_progress: OnProgress) -> bool:
+def _all_beat(plan: MeshPlan, members: Members, on_progress: OnProgress) -> bool:
     counts = {service: len(members.service(service)) for service in plan.counts}
     on_progress(counts)
     return all(counts[service] >= wanted for service, wanted in plan.counts.items())

@@ -8,21 +8,25 @@ from functools import partial
 from typing import Any
 
 from tokenmesh.cli.api import DEFAULT_URL
-from tokenmesh.cli.embedded.plan import NOTIFY_SOCKET, Plan, make_plan
+from tokenmesh.cli.embedded.plan import (
+    NOTIFY_SOCKET,
+    MeshPlan,
+    check_address,
+    check_models,
+    make_plan,
+    warn_if_open,
+)
 from tokenmesh.cli.embedded.ports import check_free, free_port
-from tokenmesh.cli.embedded.precheck import check_address, check_models, warn_if_open
 from tokenmesh.cli.embedded.private import private_folder
 from tokenmesh.cli.embedded.readiness import base_url, wait_ready
 from tokenmesh.cli.embedded.screen import Screen
-from tokenmesh.cli.embedded.store_watch import StoreWatch
-from tokenmesh.cli.embedded.supervisor import Supervisor
-from tokenmesh.cli.embedded.watch import Watch
-from tokenmesh.shared.bus.nats import connect
+from tokenmesh.cli.embedded.supervisor import ProcessSupervisor
+from tokenmesh.cli.embedded.watch import ProcessWatch, StoreWatch
+from tokenmesh.shared.bus.message_bus import connect
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.loader import changed
 from tokenmesh.shared.errors import BusLost
-from tokenmesh.shared.service import exit_codes
-from tokenmesh.shared.service.stops import StopSignals
+from tokenmesh.shared.service.lifecycle import ExitCode, StopSignals
 
 
 async def run_mesh(settings: Settings, screen: Screen) -> int:
@@ -39,10 +43,10 @@ async def run_mesh(settings: Settings, screen: Screen) -> int:
     with private_folder() as folder, stops.installed():
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, stops.stop, "SIGHUP")
         plan = make_plan(settings, folder)
-        supervisor = Supervisor(
+        supervisor = ProcessSupervisor(
             settings.up, screen.line, screen.restarting, screen.drained, screen.recovered
         )
-        watch = Watch(settings.up, lambda: supervisor.children)
+        watch = ProcessWatch(settings.up, lambda: supervisor.children)
         with watch.listening(folder / NOTIFY_SOCKET):
             try:
                 async with running("the watch over processes", watch.run(), screen):
@@ -72,7 +76,9 @@ async def running(
         await asyncio.wait((task,))
 
 
-async def _live(plan: Plan, supervisor: Supervisor, screen: Screen, stops: StopSignals) -> int:
+async def _live(
+    plan: MeshPlan, supervisor: ProcessSupervisor, screen: Screen, stops: StopSignals
+) -> int:
     """Through start and service until something ends them."""
     screen.begin(plan.counts)
     stop = asyncio.create_task(stops.first.wait())
@@ -92,22 +98,22 @@ async def _live(plan: Plan, supervisor: Supervisor, screen: Screen, stops: StopS
     if supervisor.dead in done:
         death = supervisor.dead.result()
         screen.dead(death)
-        is_config = death.exit_code == exit_codes.BAD_CONFIG
-        return exit_codes.BAD_CONFIG if is_config else exit_codes.CRASHED
+        is_config = death.exit_code == ExitCode.BAD_CONFIG
+        return ExitCode.BAD_CONFIG if is_config else ExitCode.CRASHED
     if stop in done:
         screen.note("stopping: running requests may finish, Ctrl-C again ends them")
-        return exit_codes.CLEAN
+        return ExitCode.CLEAN
     screen.warn(f"not ready after up.ready_s = {plan.settings.up.ready_s:.0f} s")
-    return exit_codes.CRASHED
+    return ExitCode.CRASHED
 
 
-async def _start(plan: Plan, supervisor: Supervisor, screen: Screen) -> None:
+async def _start(plan: MeshPlan, supervisor: ProcessSupervisor, screen: Screen) -> None:
     await supervisor.start(plan.servers)
     await supervisor.start(plan.services)
     await wait_ready(plan, screen.progress)
 
 
-async def _watch_store(plan: Plan, supervisor: Supervisor, screen: Screen) -> None:
+async def _watch_store(plan: MeshPlan, supervisor: ProcessSupervisor, screen: Screen) -> None:
     """As long as the mesh runs, see `StoreWatch`; a NATS that is joined is its operator's."""
     if plan.store is None:
         return
@@ -134,7 +140,7 @@ async def _first_of(
     return done
 
 
-def _show_ready(plan: Plan, screen: Screen) -> None:
+def _show_ready(plan: MeshPlan, screen: Screen) -> None:
     settings = plan.settings
     url = base_url(settings.gateway)
     names = ", ".join(model.name for model in settings.models)

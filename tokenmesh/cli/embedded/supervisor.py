@@ -1,15 +1,14 @@
-"""Supervisor: starts children, starts them again when they die, stops them in order."""
+"""ProcessSupervisor: starts children, starts them again when they die, stops them in order."""
 
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from tokenmesh.cli.embedded.child import Child, OnLine
+from tokenmesh.cli.embedded.child import Child, ChildSpec, OnLine, Phase
 from tokenmesh.cli.embedded.ports import wait_accepting
-from tokenmesh.cli.embedded.spec import ChildSpec, Phase
 from tokenmesh.shared.config.up import UpSettings
-from tokenmesh.shared.service import exit_codes
+from tokenmesh.shared.service.lifecycle import ExitCode
 
 _KILL_WAIT_S: Final = 5.0
 _MAX_DOUBLINGS: Final = 32
@@ -34,7 +33,7 @@ OnRecovered = Callable[[str, int], None]
 """Called with the name of a child that lives again for long enough, and how often it had died."""
 
 
-class Supervisor:
+class ProcessSupervisor:
     """Owns the children from start to stop; `stop` leaves none behind."""
 
     def __init__(
@@ -126,7 +125,7 @@ class Supervisor:
             code, is_recovered = await self._wait(spec, deaths)
             if self._stopping.is_set():
                 return
-            if code == exit_codes.DRAINED:
+            if code == ExitCode.DRAINED:
                 self._on_drained(spec.name)
                 return
             deaths = 1 if is_recovered else deaths + 1
@@ -153,7 +152,7 @@ class Supervisor:
         return await waiting, is_recovered
 
     def _is_hopeless(self, death: Death) -> bool:
-        is_wrong = death.exit_code == exit_codes.BAD_CONFIG
+        is_wrong = death.exit_code == ExitCode.BAD_CONFIG
         too_often = death.in_a_row > self._limits.max_restarts
         return (is_wrong or too_often) and not self._never_gives_up
 

@@ -72,7 +72,6 @@ class Gateway:
         self.metrics = metrics
         self.blobs = blobs
         self.draining = asyncio.Event()
-        """Set: what runs is finished, nothing that lasts is begun."""
         self.bodies = BodyBudget(limits)
         self._bus = bus
         self._make_tenancy(redis)

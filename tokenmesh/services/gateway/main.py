@@ -11,7 +11,7 @@ from tokenmesh.services.gateway.http.off_loop import SWITCH_S
 from tokenmesh.services.gateway.http.server import Server
 from tokenmesh.services.gateway.mesh.unused_placements import UnusedPlacements
 from tokenmesh.services.gateway.responses.journal import open_journal
-from tokenmesh.shared.actor.supervisor import RestartPolicy, Supervisor
+from tokenmesh.shared.actor.actor import BackgroundTasks
 from tokenmesh.shared.allocator import give_back_freed_memory
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.ids import GatewayId
@@ -37,22 +37,22 @@ async def build(mesh: Mesh) -> None:
     mesh.bus.on_late = UnusedPlacements(mesh.redis, mesh.members, mesh.metrics).take
     await gateway.start()
     server = Server(make_app(gateway), mesh.settings.gateway, mesh.metrics)
-    supervisor = Supervisor(lambda _name: mesh.crashed.set(), RestartPolicy())
-    supervisor.spawn(gateway.run, "gateway", is_fatal=True)
+    background = BackgroundTasks(lambda _name: mesh.crashed.set(), mesh.settings.service)
+    background.spawn(gateway.run, "gateway", is_fatal=True)
     is_served = asyncio.Event()
 
     async def serve() -> None:
         await server.run()
         is_served.set()
 
-    supervisor.spawn(serve, "http", is_fatal=True)
+    background.spawn(serve, "http", is_fatal=True)
 
     async def drain(grace_s: float) -> None:
         gateway.draining.set()
         server.stop(grace_s)
         await is_served.wait()
         await gateway.stop()
-        await supervisor.stop()
+        await background.stop()
 
     mesh.on_drain(drain)
     sys.setswitchinterval(SWITCH_S)

@@ -8,7 +8,7 @@ from tokenmesh.services.mm_encoder_svc.embeddings import Embeddings
 from tokenmesh.shared.actor import Actor, Context, handles
 from tokenmesh.shared.errors import PayloadTooLarge, UnknownModel
 from tokenmesh.shared.ids import InstanceId, ModelName
-from tokenmesh.shared.messages.encode import Encode, Encoded
+from tokenmesh.shared.messages.media import Encode, Encoded
 from tokenmesh.shared.metrics import Metrics
 
 

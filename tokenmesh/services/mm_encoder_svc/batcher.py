@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from tokenmesh.shared.config.encoder import EncoderSettings
+from tokenmesh.shared.config.model import EncoderSettings
 from tokenmesh.shared.errors import Overloaded
 from tokenmesh.shared.tensor_blob import TensorBlob
 

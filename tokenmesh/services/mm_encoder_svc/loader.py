@@ -11,11 +11,9 @@ from tokenmesh.services.mm_encoder_svc.checkpoint import TowerCheckpoint
 from tokenmesh.services.mm_encoder_svc.models.config_reader import ConfigReader, JsonObject
 from tokenmesh.services.mm_encoder_svc.models.llava import LlavaConfig, LlavaEncoder
 from tokenmesh.services.mm_encoder_svc.tower import Tower
-from tokenmesh.shared.config.encoder import EncoderSettings
-from tokenmesh.shared.config.model import Dtype
+from tokenmesh.shared.config.model import Dtype, EncoderSettings
 from tokenmesh.shared.errors import CheckpointError, ConfigError
-from tokenmesh.shared.tensor_file import TensorFile
-from tokenmesh.shared.tensor_shards import TensorShards
+from tokenmesh.shared.tensor_file import TensorFile, TensorShards
 
 _PARTS: Final = ("vision_tower.", "multi_modal_projector.")
 _DERIVED: Final = "vision_tower.embeddings.position_ids"

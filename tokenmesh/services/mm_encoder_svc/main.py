@@ -11,8 +11,7 @@ from tokenmesh.services.mm_encoder_svc.checkpoint import find_tower
 from tokenmesh.services.mm_encoder_svc.embeddings import Embeddings
 from tokenmesh.shared import subjects
 from tokenmesh.shared.config import Settings
-from tokenmesh.shared.config.encoder import EncoderSettings
-from tokenmesh.shared.config.model import ModelSettings
+from tokenmesh.shared.config.model import EncoderSettings, ModelSettings
 from tokenmesh.shared.ids import ModelName
 from tokenmesh.shared.service import Mesh, run_service
 

@@ -6,7 +6,7 @@ from tokenmesh.services.scheduler_svc.desk import Desk
 from tokenmesh.services.scheduler_svc.waiting import Ticket
 from tokenmesh.shared.actor import Actor, Context, handles
 from tokenmesh.shared.clock import monotonic_s
-from tokenmesh.shared.config.scheduler import SchedulerSettings
+from tokenmesh.shared.config.placement import SchedulerSettings
 from tokenmesh.shared.errors import Asleep, Cancelled, TokenMeshError, Unavailable
 from tokenmesh.shared.ids import ModelName
 from tokenmesh.shared.messages.beat import Heartbeat

@@ -3,7 +3,7 @@
 Each worker measures and publishes its own rates, so a slow one prices itself out.
 """
 
-from tokenmesh.shared.config.scheduler import SchedulerSettings
+from tokenmesh.shared.config.placement import SchedulerSettings
 from tokenmesh.shared.messages.beat import WorkerLoad
 
 _MAX_KV_USAGE = 0.999  # keeps k/(1-k) finite when the pool is full

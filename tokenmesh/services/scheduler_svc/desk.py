@@ -11,7 +11,7 @@ from typing import Final
 
 from tokenmesh.services.scheduler_svc.placement import Decision, Placer, Worker
 from tokenmesh.services.scheduler_svc.waiting import Ticket, WaitingLine
-from tokenmesh.shared.config.scheduler import SchedulerSettings
+from tokenmesh.shared.config.placement import SchedulerSettings
 from tokenmesh.shared.errors import Overloaded
 from tokenmesh.shared.ids import ModelName
 from tokenmesh.shared.messages.place import Place, Placed

@@ -1,7 +1,5 @@
 """Process entry of scheduler_svc."""
 
-from dataclasses import replace
-
 from tokenmesh.services.scheduler_svc.actor import SchedulerActor
 from tokenmesh.services.scheduler_svc.desk import Desk
 from tokenmesh.services.scheduler_svc.index.index import PlacementIndex
@@ -9,7 +7,6 @@ from tokenmesh.services.scheduler_svc.index.placement import IndexedPlacement
 from tokenmesh.services.scheduler_svc.placement import Worker, worker_from_beat
 from tokenmesh.services.scheduler_svc.policies import make_placer
 from tokenmesh.shared import subjects
-from tokenmesh.shared.actor import ActorLimits
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.ids import ModelName
 from tokenmesh.shared.membership import Members
@@ -34,10 +31,11 @@ async def build(mesh: Mesh) -> None:
     mesh.members.on_beat = actor.on_beat
     mesh.count_queue(lambda: desk.num_waiting)
     # A waiting request is a running handler: the line must fit beside those being placed.
-    actors = ActorLimits.of(mesh.settings.service)
-    actors = replace(actors, concurrency=actors.concurrency + settings.max_queued)
+    service = mesh.settings.service
+    concurrency = service.concurrency + settings.max_queued
+    service = service.model_copy(update={"concurrency": concurrency})
     subject = subjects.place_any()
-    await mesh.listen(actor, subject, subjects.SCHEDULER_QUEUE, limits=actors)
+    await mesh.listen(actor, subject, subjects.SCHEDULER_QUEUE, settings=service)
     await mesh.listen(actor, subjects.replica(subject, mesh.instance_id))
 
 

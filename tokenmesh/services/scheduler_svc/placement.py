@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 from tokenmesh.services.scheduler_svc.cost import capacity, estimated_ttft_s, kv_usage
 from tokenmesh.services.scheduler_svc.reservations import Reservation, Reservations
-from tokenmesh.shared.config.scheduler import SchedulerSettings
+from tokenmesh.shared.config.placement import SchedulerSettings
 from tokenmesh.shared.ids import WorkerId
 from tokenmesh.shared.messages.beat import Heartbeat, WorkerLoad
 from tokenmesh.shared.messages.place import Candidate, Place

@@ -10,7 +10,7 @@ import xxhash
 
 from tokenmesh.services.scheduler_svc.placement import Decision, Placement, Placer, Worker
 from tokenmesh.services.scheduler_svc.reservations import Reservation
-from tokenmesh.shared.config.scheduler import SchedulerSettings
+from tokenmesh.shared.config.placement import SchedulerSettings
 from tokenmesh.shared.messages.place import Place
 
 _HASH_BYTES: Final = 8

@@ -7,7 +7,7 @@ from itertools import count
 
 from tokenmesh.services.scheduler_svc.fair_queue import Claim, FairQueue
 from tokenmesh.services.scheduler_svc.pace import Pace
-from tokenmesh.shared.config.scheduler import SchedulerSettings
+from tokenmesh.shared.config.placement import SchedulerSettings
 from tokenmesh.shared.messages.place import Place, Placed
 from tokenmesh.shared.tenant_share import bounded_weight
 

@@ -7,7 +7,7 @@ from tokenmesh.services.tokenizer_svc.loading import DEFAULT_TEMPLATE, LoadedMod
 from tokenmesh.services.tokenizer_svc.messages import Conversation
 from tokenmesh.services.tokenizer_svc.render_job import Rendered, RenderFailed, RenderJob
 from tokenmesh.services.tokenizer_svc.renderer import Renderer
-from tokenmesh.shared.config.tokenizer import TokenizerSettings
+from tokenmesh.shared.config.model import TokenizerSettings
 from tokenmesh.shared.errors import (
     CheckpointError,
     ConfigError,

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from tokenmesh.services.tokenizer_svc.render_job import JsonObject
-from tokenmesh.shared.config.tokenizer import TokenizerSettings
+from tokenmesh.shared.config.model import TokenizerSettings
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.messages.tokenize import ChatPrompt
 

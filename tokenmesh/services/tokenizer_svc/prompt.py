@@ -29,7 +29,7 @@ from tokenmesh.services.tokenizer_svc.messages import Conversation, read_convers
 from tokenmesh.services.tokenizer_svc.parser_choice import ParserNames
 from tokenmesh.services.tokenizer_svc.threads import Threads
 from tokenmesh.services.tokenizer_svc.token_length import length_bound
-from tokenmesh.shared.config.tokenizer import TokenizerSettings
+from tokenmesh.shared.config.model import TokenizerSettings
 from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge, PromptTooLong, ProtocolError
 from tokenmesh.shared.hashing import chain_head, route_hashes, route_scope
 from tokenmesh.shared.ids import ModelName

@@ -11,7 +11,7 @@ from tokenmesh.services.tokenizer_svc.render_job import (
     encode,
 )
 from tokenmesh.shared.child_pool import ChildDied, ChildLate, ChildLimits, ChildPool
-from tokenmesh.shared.config.tokenizer import TokenizerSettings
+from tokenmesh.shared.config.model import TokenizerSettings
 
 _CHILD: Final = "tokenmesh.services.tokenizer_svc.render_child"
 

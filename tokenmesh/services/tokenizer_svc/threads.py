@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
 
-from tokenmesh.shared.config.tokenizer import TokenizerSettings
+from tokenmesh.shared.config.model import TokenizerSettings
 from tokenmesh.shared.fair_queue import FairSlots, Grant
 
 Result = TypeVar("Result")

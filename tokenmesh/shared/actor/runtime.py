@@ -10,13 +10,11 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from tokenmesh.shared.actor.actor import Actor
-from tokenmesh.shared.actor.context import Context
-from tokenmesh.shared.actor.limits import ActorLimits
+from tokenmesh.shared.actor.actor import Actor, BackgroundTasks, Context
 from tokenmesh.shared.actor.meters import ActorCounts, ActorMeters
-from tokenmesh.shared.actor.supervisor import RestartPolicy, Supervisor
 from tokenmesh.shared.bus.base import Bus, Envelope, Subscription
 from tokenmesh.shared.clock import now_s, perf_s
+from tokenmesh.shared.config.mesh import ServiceSettings
 from tokenmesh.shared.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -65,17 +63,16 @@ class ActorRuntime:
         self,
         actor: Actor,
         bus: Bus,
-        limits: ActorLimits,
+        settings: ServiceSettings,
         *,
-        policy: RestartPolicy | None = None,
         metrics: Metrics | None = None,
         on_fatal: Callable[[str], None] = _ignore_fatal,
     ) -> None:
         self.actor = actor
         self._meters = ActorMeters(self.name, metrics or Metrics())
         self._bus = bus
-        self._limits = limits
-        self._mailbox: FairQueue[Envelope] = FairQueue(limits.mailbox_size)
+        self._settings = settings
+        self._mailbox: FairQueue[Envelope] = FairQueue(settings.mailbox_size)
         self._running: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -85,7 +82,7 @@ class ActorRuntime:
         self._is_started = False
         self._is_stopping = False
         self._is_stopped = False
-        actor.supervisor = Supervisor(on_fatal, policy or RestartPolicy())
+        actor.background = BackgroundTasks(on_fatal, settings)
 
     @property
     def name(self) -> str:
@@ -122,7 +119,7 @@ class ActorRuntime:
     async def receive(self, envelope: Envelope) -> None:
         """Start a handler, or keep the message for later, or refuse it."""
         self.counts.received += 1
-        if len(self._running) < self._limits.concurrency:
+        if len(self._running) < self._settings.concurrency:
             self._start(envelope)
             return
         # Senders without a tenant are one.
@@ -130,7 +127,7 @@ class ActorRuntime:
         refused = self._mailbox.push(tenant, envelope)
         if refused is not None:
             self.counts.refused += 1
-            wait_s = self._limits.overloaded_retry_after_s
+            wait_s = self._settings.overloaded_retry_after_s
             full = Overloaded("the mailbox is full", retry_after_s=wait_s)
             await self._send(refused, to_failed(full))
 
@@ -150,7 +147,7 @@ class ActorRuntime:
             await self._abandon()
         if self._is_started:
             await self._stop_actor()
-        await self.actor.supervisor.stop()
+        await self.actor.background.stop()
         self._is_stopped = True
 
     async def _stop_actor(self) -> None:
@@ -172,7 +169,7 @@ class ActorRuntime:
         for envelope in waiting:
             await self._send(envelope, left)
         if running:
-            await asyncio.wait(running, timeout=self._limits.cancel_grace_s)
+            await asyncio.wait(running, timeout=self._settings.cancel_grace_s)
 
     def _start(self, envelope: Envelope) -> None:
         task = asyncio.create_task(self._run(envelope))
@@ -201,7 +198,7 @@ class ActorRuntime:
     async def _answer(self, envelope: Envelope) -> Message:
         deadline_s = envelope.headers.deadline_s
         if deadline_s is None:
-            deadline_s = now_s() + self._limits.handler_timeout_s
+            deadline_s = now_s() + self._settings.handler_timeout_s
         context = Context(self._bus, envelope, deadline_s)
         try:
             if deadline_s <= now_s():

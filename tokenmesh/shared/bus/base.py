@@ -1,30 +1,33 @@
-"""What the mesh needs from a message bus. `bus/nats.py` is the implementation.
+"""What services need from a message bus; `bus/message_bus.py` implements it.
 
-Everything above the bus sees decoded messages and `Headers`; bytes, subjects' syntax and
+Code above the bus sees decoded messages and `Headers`. Bytes, the syntax of subjects and
 reconnects stay below.
 """
 
+import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.messages import Message, Tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Headers:
-    """What travels beside every message."""
+    """What is sent with every message."""
 
     deadline_s: float | None = None
-    """Absolute, wall clock (`clock.now_s`): the receiver's own in a received message."""
+    """Absolute, wall clock (`clock.now_s`); in a received message by the receiver's clock."""
     traceparent: str | None = None
     sent_s: float | None = None
-    """When it was sent, by the clock that the deadline is of; not in a received message."""
+    """When it was sent, by the sender's clock; None in a received message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A received message, its headers, and where an answer goes (None: nobody waits)."""
+    """A received message, its headers, and the subject of its answer (None: no answer expected)."""
 
     subject: str
     message: Message | Tokens
@@ -41,11 +44,11 @@ class Subscription(Protocol):
     """A live subscription."""
 
     async def stop(self) -> None:
-        """Take nothing new; what was already received is still handed over."""
+        """Receive nothing new; messages that were already received are still handed over."""
 
 
 class Bus(Protocol):
-    """A connection to the mesh. Every method raises BusLost when the server stays away."""
+    """A connection to the mesh. Every method raises BusLost when the server stays unreachable."""
 
     @property
     def max_message_bytes(self) -> int:
@@ -56,8 +59,8 @@ class Bus(Protocol):
     ) -> Message:
         """Send and await the one final answer.
 
-        Asks again up to `retries` times after NoResponders, all within the deadline. Raises
-        NoResponders at once when nobody listens, DeadlineExceeded, the error of a `Failed`
+        Sends again up to `retries` times after NoResponders, all within the deadline. Raises
+        NoResponders at once when nothing is subscribed, DeadlineExceeded, the error of a `Failed`
         answer, ProtocolError for undecodable bytes, PayloadTooLarge before sending.
         """
 
@@ -66,7 +69,7 @@ class Bus(Protocol):
     ) -> AsyncIterator[Message]:
         """Send and yield every answer up to and including the first that is not `Queued`.
 
-        Raises DeadlineExceeded also when nothing comes for `idle_s` seconds.
+        Raises DeadlineExceeded also when nothing arrives for `idle_s` seconds.
         """
 
     async def publish(
@@ -75,7 +78,7 @@ class Bus(Protocol):
         """Send without an answer."""
 
     async def publish_raw(self, subject: str, data: bytes) -> None:
-        """Send bytes that are no Message (finished spans)."""
+        """Send bytes that are not a Message (finished spans)."""
 
     async def subscribe(
         self, subject: str, receiver: Receiver, *, queue: str | None = None
@@ -83,21 +86,50 @@ class Bus(Protocol):
         """Hand each message to `receiver`, one at a time in order of arrival.
 
         A receiver must return quickly (put into a mailbox). Undecodable messages are counted,
-        logged once a minute, answered with Failed(protocol_error) and never reach it. A receiver
-        that raises ProtocolError has the message counted and logged in the same way.
+        logged once a minute, answered with Failed(protocol_error) and not handed over. When a
+        receiver raises ProtocolError, the message is counted and logged in the same way.
         """
 
     async def subscribe_raw(self, subject: str, receiver: RawReceiver) -> Subscription:
         """Hand over undecoded bytes; a receiver that raises ProtocolError as in `subscribe`."""
 
     async def answer_raw(self, subject: str, answer: RawAnswer) -> Subscription:
-        """Answer every request on `subject` with bytes that are no Message (NATS micro)."""
+        """Answer every request on `subject` with bytes that are not a Message (NATS micro)."""
 
     async def reply(self, envelope: Envelope, message: Message) -> None:
-        """Answer a received message; does nothing when nobody waits."""
+        """Answer a received message; does nothing when no answer is expected."""
 
     async def flush(self) -> None:
-        """Return when the server has everything that was sent so far."""
+        """Return when the server has received everything that was sent so far."""
 
     async def close(self) -> None:
         """Drain subscriptions and disconnect."""
+
+
+class RateLimitedLog:
+    """Counts problems by kind; logs each kind at most once an interval."""
+
+    def __init__(
+        self,
+        logger: logging.Logger,
+        interval_s: float,
+        clock: Callable[[], float] = monotonic_s,
+        on_problem: Callable[[str], None] = lambda _kind: None,
+    ) -> None:
+        """`on_problem` is called with the kind of every problem."""
+        self._logger = logger
+        self._interval_s = interval_s
+        self._clock = clock
+        self._on_problem = on_problem
+        self._logged_at: dict[str, float] = {}
+        self.counts: Counter[str] = Counter()
+
+    def note(self, kind: str, detail: str) -> None:
+        """Count a problem of `kind`; log it with `detail` unless one was logged recently."""
+        self.counts[kind] += 1
+        self._on_problem(kind)
+        now = self._clock()
+        last = self._logged_at.get(kind)
+        if last is None or now - last >= self._interval_s:
+            self._logged_at[kind] = now
+            self._logger.warning("%s (%d so far): %s", kind, self.counts[kind], detail)

@@ -1,8 +1,4 @@
-"""The journal in JetStream: one stream for all keys, made when it is first needed.
-
-JetStream's own protocol, JSON questions on `$JS.API.`, is spoken here directly: whoever reads by
-number needs none of a client library's consumers.
-"""
+"""The journal in JetStream: one stream for all keys, created when it is first used."""
 
 import asyncio
 import logging
@@ -14,40 +10,72 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from tokenmesh.shared.bus.base import Subscription
-from tokenmesh.shared.bus.jetstream_answers import NoStream, OtherConfig, answer_of
 from tokenmesh.shared.bus.message_bus import MessageBus
-from tokenmesh.shared.bus.raw_questions import RawReply
+from tokenmesh.shared.bus.requests import RawReply
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.errors import (
     Conflict,
     DeadlineExceeded,
     NoResponders,
     Overloaded,
+    PayloadTooLarge,
     ProtocolError,
+    TokenMeshError,
     Unavailable,
 )
-from tokenmesh.shared.journal import Entry, Journal
+from tokenmesh.shared.journal import Entry, Journal, StoreFull
 
 logger = logging.getLogger(__name__)
+
+
+class StreamConfigDiffers(ProtocolError):
+    """The stream exists with other limits."""
+
+
+class StreamMissing(ProtocolError):
+    """The stream does not exist (yet)."""
+
+
+def answer_of(reply: RawReply) -> dict[str, Any]:
+    """The JSON of an answer. Raises our error for JetStream's."""
+    try:
+        answer: dict[str, Any] = msgspec.json.decode(reply.data, type=dict[str, Any])
+    except msgspec.DecodeError as problem:
+        raise ProtocolError(f"JetStream's answer is not JSON: {problem}") from problem
+    if error := answer.get("error"):
+        raise _error_of(error)
+    return answer
+
+
+_ERROR_BY_CODE: Final[dict[int, type[TokenMeshError]]] = {
+    **dict.fromkeys((10071, 10164), Conflict),
+    **dict.fromkeys((10023, 10047, 10077), StoreFull),
+    10054: PayloadTooLarge,
+    10058: StreamConfigDiffers,
+    10059: StreamMissing,
+}
+
+
+def _error_of(error: dict[str, Any]) -> TokenMeshError:
+    default = Unavailable if error.get("code") == 503 else ProtocolError
+    kind = _ERROR_BY_CODE.get(error.get("err_code", 0), default)
+    return kind(f"JetStream: {error.get('description')}")
+
 
 _Answer = TypeVar("_Answer")
 
 _AFTER: Final = "Nats-Expected-Last-Subject-Sequence"
 _SEQUENCE: Final = "Nats-Sequence"
 _PREVIOUS: Final = "Nats-Last-Sequence"
-"""Of the entry before it in the same answer."""
-_BEFORE_FIRST: Final = "0"
 _END_OF_BATCH: Final = "204"
 _NOT_FOUND: Final = "404"
-_BATCH_BYTES: Final = 8 * 1024 * 1024
-_NS: Final = 1_000_000_000
 _HEADER_ROOM_BYTES: Final = 1024
 _RETRY_PAUSE_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSpec:
-    """How the stream keeps what it is given."""
+    """The stream and its limits."""
 
     name: str
     subjects: str
@@ -57,14 +85,14 @@ class StreamSpec:
     replicas: int = 1
 
     def config(self) -> dict[str, Any]:
-        """As JetStream wants it; what is oldest goes first."""
+        """JetStream's form; at a limit the oldest entries are removed."""
         return {
             "name": self.name,
             "subjects": [self.subjects],
             "retention": "limits",
             "storage": "file",
             "discard": "old",
-            "max_age": int(self.max_age_s * _NS),
+            "max_age": int(self.max_age_s * 1e9),
             "max_bytes": self.max_bytes,
             "max_msg_size": self.max_entry_bytes,
             "num_replicas": self.replicas,
@@ -75,8 +103,8 @@ class StreamSpec:
 class JetStreamJournal(Journal):
     """A `Journal` in one stream.
 
-    `timeout_s` bounds a question, `patience_s` all attempts of an append or a read; `mute_s` those
-    of appends while JetStream answers everything else: so it does when its disk is full.
+    `timeout_s` bounds a request, `patience_s` all attempts of an append or a read. `mute_s` bounds
+    appends while JetStream answers other requests, which it does when its disk is full.
     """
 
     def __init__(
@@ -93,53 +121,52 @@ class JetStreamJournal(Journal):
         self._timeout_s = timeout_s
         self._patience_s = patience_s
         self._mute_s = mute_s
+        # When the first unanswered append was sent since one was stored, and the size of the
+        # smallest of them: a smaller entry may still fit on a full disk.
         self._mute_since_s: float | None = None
-        """When the first append was sent of those that were not answered, with none kept since."""
         self._mute_bytes = 0
-        """The smallest of them: on a full disk an entry that is smaller may still find room."""
         self._is_prepared = False
 
     @property
     def max_entry_bytes(self) -> int:
-        """See `Journal.max_entry_bytes`."""
         return min(self.spec.max_entry_bytes, self.bus.max_message_bytes) - _HEADER_ROOM_BYTES
 
     async def append(self, key: str, data: bytes, after: int) -> int:
-        """See `Journal.append`."""
-        return await self._patiently(key, partial(self._append_once, key, data, after))
+        return await self._retrying(key, partial(self._append_once, key, data, after))
 
-    async def _patiently(self, key: str, attempt: Callable[[bool], Awaitable[_Answer]]) -> _Answer:
-        """`attempt(is_retry)`, again while the store is only away, for `patience_s` at most."""
+    async def _retrying(self, key: str, attempt: Callable[[bool], Awaitable[_Answer]]) -> _Answer:
+        """`attempt(is_retry)`, repeated for `patience_s` at most while the store is unavailable."""
         give_up_s = now_s() + self._patience_s
         is_retry = False
         while True:
             try:
                 return await attempt(is_retry)
-            except (Overloaded, _NoJetStream, _Mute):
+            except (Overloaded, _NotRetryable):
                 raise
             except (Unavailable, DeadlineExceeded) as error:
                 if now_s() + _RETRY_PAUSE_S >= give_up_s:
                     raise
-                logger.info("asking for %s again: %s", key, error)
+                logger.info("retrying the request for %s: %s", key, error)
             is_retry = True
             await asyncio.sleep(_RETRY_PAUSE_S)
 
     async def _append_once(self, key: str, data: bytes, after: int, is_retry: bool) -> int:
-        headers = {_AFTER: str(after)}
         await self._prepare_once()
-        asked_s = now_s()
+        sent_s = now_s()
         try:
-            reply = await self.bus.raw.ask(key, data, headers=headers, deadline_s=self._soon())
+            reply = await self.bus.raw.request(
+                key, data, headers={_AFTER: str(after)}, deadline_s=self._soon()
+            )
         except NoResponders:
             self._is_prepared = False
             raise
         except DeadlineExceeded:
-            await self._note_silence(key, len(data), asked_s)
+            await self._note_silence(key, len(data), sent_s)
             raise
         try:
             number = int(answer_of(reply)["seq"])
         except Conflict:
-            # The attempt before may have arrived, and only its acknowledgement been lost.
+            # The attempt before may have been stored and only its acknowledgement lost.
             last = await self._get({"last_by_subj": key}) if is_retry else None
             if last is None or last.data != data:
                 raise
@@ -148,126 +175,109 @@ class JetStreamJournal(Journal):
             self._mute_since_s = None
         return number
 
-    async def _note_silence(self, key: str, size: int, asked_s: float) -> None:
-        """Raises Unavailable when it has lasted, and JetStream answers when it is asked to read."""
+    async def _note_silence(self, key: str, size: int, sent_s: float) -> None:
+        """Raises Unavailable when appends stay unanswered while JetStream answers a read."""
         if self._mute_since_s is None:
-            self._mute_since_s, self._mute_bytes = asked_s, size
+            self._mute_since_s, self._mute_bytes = sent_s, size
         self._mute_bytes = min(self._mute_bytes, size)
         silent_s = now_s() - self._mute_since_s
         if silent_s >= self._mute_s:
             await self._get({"last_by_subj": key})
-            raise _Mute(f"JetStream has kept nothing for {silent_s:.0f} s: is its disk full?")
+            raise _NotRetryable(
+                f"no entry stored for {silent_s:.0f} s: is the disk of JetStream full?"
+            )
 
     async def read(self, key: str, after: int, limit: int) -> list[Entry]:
-        """See `Journal.read`."""
-        question = {"seq": after + 1, "next_by_subj": key, "batch": limit}
-        bounded = {**question, "max_bytes": _BATCH_BYTES}
-        replies = await self._patiently(key, lambda _is_retry: self._gather(bounded))
+        request = {"seq": after + 1, "next_by_subj": key, "batch": limit, "max_bytes": 8 << 20}
+        replies = await self._retrying(key, lambda _is_retry: self._gather(request))
         return [_entry_of(reply) for reply in replies]
 
     async def last(self, key: str) -> Entry | None:
-        """See `Journal.last`."""
-        question = {"last_by_subj": key}
-        reply = await self._patiently(key, lambda _is_retry: self._get(question))
+        request = {"last_by_subj": key}
+        reply = await self._retrying(key, lambda _is_retry: self._get(request))
         return None if reply is None else _entry_of(reply)
 
-    async def _get(self, question: dict[str, Any]) -> RawReply | None:
-        subject, data = self._direct, msgspec.json.encode(question)
+    async def _get(self, request: dict[str, Any]) -> RawReply | None:
+        subject, data = f"$JS.API.DIRECT.GET.{self.spec.name}", msgspec.json.encode(request)
         try:
-            reply = await self.bus.raw.ask(subject, data, deadline_s=self._soon())
+            reply = await self.bus.raw.request(subject, data, deadline_s=self._soon())
         except NoResponders:
-            await self._without_stream()
+            await self._create_again()
             raise
         _check(reply.status, ("", _NOT_FOUND))
         return None if reply.status else reply
 
-    async def _gather(self, question: dict[str, Any]) -> list[RawReply]:
-        subject, data = self._direct, msgspec.json.encode(question)
+    async def _gather(self, request: dict[str, Any]) -> list[RawReply]:
+        subject, data = f"$JS.API.DIRECT.GET.{self.spec.name}", msgspec.json.encode(request)
         try:
             replies, end = await self.bus.raw.gather(subject, data, deadline_s=self._soon())
         except NoResponders:
-            await self._without_stream()
+            await self._create_again()
             raise
         _check(end.status, (_END_OF_BATCH, _NOT_FOUND))
         whole = _unbroken(replies)
         if not whole and end.status == _END_OF_BATCH:
-            raise Unavailable("what was to be read was dropped on the way")
+            raise Unavailable("the entries were dropped on the way")
         return whole
 
-    async def _without_stream(self) -> None:
-        """Nobody answers for the stream: see to it that there is one to be asked again.
-
-        Raises Unavailable when there is no JetStream at all.
-        """
+    async def _create_again(self) -> None:
         self._is_prepared = False
         await self._prepare_once()
-
-    @property
-    def _direct(self) -> str:
-        return f"$JS.API.DIRECT.GET.{self.spec.name}"
 
     def _soon(self) -> float:
         return now_s() + self._timeout_s
 
     async def purge(self, key: str) -> None:
-        """See `Journal.purge`."""
-        await self._ask_api("STREAM.PURGE", {"filter": key})
+        await self._call_api("STREAM.PURGE", {"filter": key})
 
     async def keys(self, pattern: str) -> list[str]:
-        """See `Journal.keys`."""
         found: list[str] = []
         while True:
-            question = {"subjects_filter": pattern, "offset": len(found)}
-            answer = await self._ask_api("STREAM.INFO", question)
+            request = {"subjects_filter": pattern, "offset": len(found)}
+            answer = await self._call_api("STREAM.INFO", request)
             page = (answer.get("state") or {}).get("subjects") or {}
             found.extend(page)
             if not page or len(found) >= answer.get("total", 0):
                 return found
 
     async def watch(self, key: str, on_append: Callable[[], None]) -> Subscription:
-        """See `Journal.watch`."""
-
         async def on_data(_subject: str, _data: bytes) -> None:
             on_append()
 
         return await self.bus.subscribe_raw(key, on_data)
 
     async def prepare(self) -> None:
-        """See `Journal.prepare`."""
-        await self._patiently(self.spec.name, lambda _is_retry: self._prepare_once())
+        await self._retrying(self.spec.name, lambda _is_retry: self._prepare_once())
 
     async def _prepare_once(self) -> None:
-        """Make the stream, or change it to this spec."""
+        """Create the stream, or change it to this spec."""
         if self._is_prepared:
             return
-        config = self.spec.config()
         try:
             try:
-                await self._ask_api("STREAM.CREATE", config)
-            except OtherConfig:
-                await self._ask_api("STREAM.UPDATE", config)
+                await self._call_api("STREAM.CREATE", self.spec.config())
+            except StreamConfigDiffers:
+                await self._call_api("STREAM.UPDATE", self.spec.config())
         except NoResponders as error:
-            raise _NoJetStream("NATS runs without JetStream: nothing can be kept") from error
+            raise _NotRetryable(
+                "NATS runs without JetStream: responses cannot be stored"
+            ) from error
         except ProtocolError as error:
-            raise Unavailable(f"the stream {self.spec.name} cannot be made: {error}") from error
+            raise Unavailable(f"the stream {self.spec.name} cannot be created: {error}") from error
         self._is_prepared = True
 
-    async def _ask_api(self, verb: str, question: dict[str, Any]) -> dict[str, Any]:
+    async def _call_api(self, verb: str, request: dict[str, Any]) -> dict[str, Any]:
         subject = f"$JS.API.{verb}.{self.spec.name}"
-        data = msgspec.json.encode(question)
-        reply = await self.bus.raw.ask(subject, data, deadline_s=self._soon())
+        data = msgspec.json.encode(request)
+        reply = await self.bus.raw.request(subject, data, deadline_s=self._soon())
         try:
             return answer_of(reply)
-        except NoStream:
+        except StreamMissing:
             return {}
 
 
-class _NoJetStream(Unavailable):
-    """Nor will there be any soon."""
-
-
-class _Mute(Unavailable):
-    """It reads and does not write: what waits for it waits in vain."""
+class _NotRetryable(Unavailable):
+    """No JetStream, or one that reads and does not write."""
 
 
 def _check(status: str, expected: Sequence[str]) -> None:
@@ -276,8 +286,8 @@ def _check(status: str, expected: Sequence[str]) -> None:
 
 
 def _unbroken(replies: Sequence[RawReply]) -> list[RawReply]:
-    """Those before the first that was dropped on the way; the reader will ask for the others."""
-    whole, previous = [], _BEFORE_FIRST
+    """Replies before the first that was dropped; the reader requests the others again."""
+    whole, previous = [], "0"
     for reply in replies:
         if reply.headers[_PREVIOUS] != previous:
             break

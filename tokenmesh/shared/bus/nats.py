@@ -1,25 +1,22 @@
-"""The link to core NATS, and the bus on top of it. The only file that knows nats-py.
+"""NatsLink: a connection to core NATS. The only file that imports nats-py.
 
-nats-py reconnects by itself and for ever; what is sent meanwhile waits in a bounded buffer.
+nats-py reconnects by itself without end; what is sent meanwhile waits in a bounded buffer.
 """
 
 import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable
-from typing import Final, cast
+from typing import Final, Protocol, cast
 
 import nats.errors
 from nats.aio.client import PING_PROTO, Client, Server
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as ClientSubscription
 
-from tokenmesh.shared.bus.base import Subscription
-from tokenmesh.shared.bus.complaints import RateLimitedLog
-from tokenmesh.shared.bus.link import Link, OnPacket
-from tokenmesh.shared.bus.message_bus import MessageBus
+from tokenmesh.shared.bus.base import RateLimitedLog, Subscription
 from tokenmesh.shared.cancellation import keeps_cancellation
-from tokenmesh.shared.config.bus import BusSettings
+from tokenmesh.shared.config.mesh import BusSettings
 from tokenmesh.shared.errors import BusLost, ConfigError, PayloadTooLarge, ProtocolError
 
 logger = logging.getLogger(__name__)
@@ -31,27 +28,33 @@ _BACKOFF_STEPS: Final = 16
 """Doublings of the pause; more would only overflow."""
 
 
-async def connect(settings: BusSettings, name: str) -> MessageBus:
-    """Open the connection; `name` is what NATS monitoring shows.
+class Packet(Protocol):
+    """Received bytes; nats-py's `Msg` has these attributes."""
 
-    Raises BusLost when no server answers within `connect_deadline_s`, ConfigError at once when one
-    answers that the credentials are wrong.
-    """
-    complaints = RateLimitedLog(logger, settings.log_interval_s)
-    link = NatsLink(settings, complaints)
-    bus = MessageBus(link, settings, complaints)
-    link.on_dropped = bus.refuse_dropped
-    await link.open(name)
-    await bus.start()
-    return bus
+    subject: str
+    reply: str
+    """Empty when no answer is expected."""
+    data: bytes
+    headers: dict[str, str] | None
 
 
-class NatsLink(Link):
-    """A `Link` on one NATS connection."""
+OnPacket = Callable[[Packet], Awaitable[None]]
 
-    def __init__(self, settings: BusSettings, complaints: RateLimitedLog) -> None:
+
+class NatsLink:
+    """One NATS connection. Methods raise BusLost when they cannot wait for a reconnect."""
+
+    def __init__(
+        self,
+        settings: BusSettings,
+        log: RateLimitedLog,
+        on_dropped: Callable[[str], Awaitable[None]],
+    ) -> None:
+        """`on_dropped` is called with the reply subject of each request that a full subscription
+        had to drop."""
         self._settings = settings
-        self._complaints = complaints
+        self._log = log
+        self._on_dropped = on_dropped
         self._shown_url = _USER_INFO.sub("//", settings.url)
         self._client = _OrderedClient()
         self._subscriptions: set[_NatsSubscription] = set()
@@ -59,25 +62,22 @@ class NatsLink(Link):
         self._is_closing = False
         self._connected = asyncio.Event()
         self._lost = asyncio.Event()
-        self.on_dropped: Callable[[str], Awaitable[None]] | None = None
-        """Told the reply subject of each request that a full subscription had to drop."""
 
     @property
     def is_connected(self) -> bool:
-        """See `Link.is_connected`."""
         return self._client.is_connected
 
     @property
     def max_payload_bytes(self) -> int:
-        """See `Link.max_payload_bytes`."""
+        """The server's limit of one message, headers included."""
         return self._client.max_payload
 
     def new_inbox(self) -> str:
-        """See `Link.new_inbox`."""
+        """A subject prefix that no other process uses."""
         return self._client.new_inbox()
 
     async def open(self, name: str) -> None:
-        """Connect; see `connect` for what it raises."""
+        """Connect; raises as `message_bus.connect`."""
         try:
             async with asyncio.timeout(self._settings.connect_deadline_s):
                 await self._open_client(name)
@@ -117,9 +117,9 @@ class NatsLink(Link):
     async def send(
         self, subject: str, data: bytes, headers: dict[str, str] | None, reply_to: str = ""
     ) -> None:
-        """See `Link.send`."""
+        """Send, or buffer while the server cannot be reached."""
         try:
-            # nats-py swallows one while it waits for a server that reads no more.
+            # nats-py swallows a cancellation while it waits for a server that has stopped reading.
             with keeps_cancellation():
                 await self._client.publish(subject, data, reply_to, headers)
         except nats.errors.MaxPayloadError as error:
@@ -130,12 +130,12 @@ class NatsLink(Link):
             raise BusLost(f"cannot send on {subject}: {error}") from error
 
     async def subscribe(self, subject: str, on_packet: OnPacket, queue: str | None) -> Subscription:
-        """See `Link.subscribe`."""
+        """Hand over each packet, one at a time in order of arrival."""
         try:
             inner = await self._client.subscribe(
                 subject,
                 queue or "",
-                # `Msg` has what `Packet` asks for.
+                # `Msg` has the attributes of `Packet`.
                 cb=cast("Callable[[Msg], Awaitable[None]]", on_packet),
                 pending_msgs_limit=self._settings.pending_messages,
                 pending_bytes_limit=self._settings.pending_bytes,
@@ -160,10 +160,9 @@ class NatsLink(Link):
                 else:
                     await subscription.inner.unsubscribe()
         except (TimeoutError, nats.errors.Error) as error:
-            self._complaints.note("undrained", f"{subscription.inner.subject}: {error!r}")
+            self._log.note("undrained", f"{subscription.inner.subject}: {error!r}")
 
     async def flush(self) -> None:
-        """See `Link.flush`."""
         try:
             async with asyncio.timeout(self._settings.flush_timeout_s):
                 await self._connected.wait()
@@ -172,23 +171,21 @@ class NatsLink(Link):
             raise BusLost("the NATS server does not answer") from error
 
     async def close(self) -> None:
-        """See `Link.close`."""
         self._is_closing = True
         await asyncio.gather(*(each.stop() for each in tuple(self._subscriptions)))
         if self._client.is_connected:
             try:
                 await self.flush()
             except BusLost as error:
-                self._complaints.note("closed unflushed", str(error))
+                self._log.note("closed unflushed", str(error))
         try:
             await self._client.close()
         except (OSError, RuntimeError) as error:
             # What it had buffered for an absent server cannot be sent any more; uvloop calls a
             # write to a closed transport a RuntimeError.
-            self._complaints.note("closed unflushed", repr(error))
+            self._log.note("closed unflushed", repr(error))
 
     async def wait_lost(self) -> None:
-        """See `Link.wait_lost`."""
         await self._lost.wait()
 
     def _next_server(
@@ -204,43 +201,46 @@ class NatsLink(Link):
 
     async def _on_error(self, error: Exception) -> None:
         if isinstance(error, nats.errors.SlowConsumerError):
-            self._complaints.note("slow consumer", f"dropped a message on {error.subject}")
-            if error.reply and self.on_dropped is not None:
-                await self.on_dropped(error.reply)
+            self._log.note("slow consumer", f"dropped a message on {error.subject}")
+            if error.reply:
+                await self._on_dropped(error.reply)
         elif not self._is_open and _DENIED in str(error):
             # Raised here it ends nats-py's loop of attempts, which could not succeed.
             raise ConfigError(
                 f"NATS at {self._shown_url} refuses user, password or token", param="bus"
             )
         elif isinstance(error, OSError | nats.errors.Error | TimeoutError):
-            self._complaints.note("connection", repr(error))
+            self._log.note("connection", repr(error))
         else:
-            self._complaints.note("receiver", repr(error))
+            self._log.note("receiver", repr(error))
             logger.error("a receiver failed", exc_info=error)
 
     async def _on_disconnected(self) -> None:
         self._connected.clear()
         if not self._is_closing:
-            self._complaints.note("disconnected", self._shown_url)
+            self._log.note("disconnected", self._shown_url)
 
     async def _on_reconnected(self) -> None:
         self._connected.set()
-        self._complaints.note("reconnected", self._shown_url)
+        self._log.note("reconnected", self._shown_url)
 
     async def _on_closed(self) -> None:
         if not self._is_closing:
-            logger.error("NATS closed the connection for good: %r", self._client.last_error)
+            logger.error(
+                "NATS closed the connection and does not reconnect: %r", self._client.last_error
+            )
             self._lost.set()
 
 
 class _OrderedClient(Client):
-    """nats-py without four of its traps.
+    """nats-py with four faults corrected, in private methods: hence the upper bound in pyproject.
 
-    It writes PING past its buffer of commands: the PONG of `flush` says nothing about an earlier
-    SUB, and `drain` loses what the server sends before it has seen the UNSUB. The PONG of a flush
-    that was cancelled ends its read loop. When that loop ends by an error of its own, nobody
-    reconnects. And it tells who it is, password and all, to a server named by `tls://` that says it
-    has no TLS: anybody on the way can say so.
+    - PING overtakes buffered commands, so the PONG of `flush` does not confirm an earlier SUB, and
+      `drain` loses messages that the server sends before it has read the UNSUB.
+    - The PONG of a cancelled flush ends the read loop.
+    - When the read loop ends by its own error, the client does not reconnect.
+    - For a `tls://` URL it sends the password to a server that claims to have no TLS, which an
+      attacker on the way can claim.
     """
 
     def _connect_command(self) -> bytes:
@@ -273,5 +273,4 @@ class _NatsSubscription(Subscription):
         self.inner = inner
 
     async def stop(self) -> None:
-        """See `Subscription.stop`."""
         await self._link.stop_subscription(self)

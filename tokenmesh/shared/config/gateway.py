@@ -4,13 +4,13 @@ from math import inf
 
 from pydantic import Field, field_validator, model_validator
 
-from tokenmesh.shared.config.answers import AnswerSettings
-from tokenmesh.shared.config.body import BodySettings
-from tokenmesh.shared.config.listener import ListenerSettings
-from tokenmesh.shared.config.realtime import RealtimeSettings
-from tokenmesh.shared.config.scale_out import ScaleOutSettings
-from tokenmesh.shared.config.structured_limits import StructuredLimits
-from tokenmesh.shared.config.tenancy import TenancySettings
+from tokenmesh.shared.config.http import BodySettings, ListenerSettings, RealtimeSettings
+from tokenmesh.shared.config.requests import (
+    AnswerSettings,
+    ScaleOutSettings,
+    StructuredLimits,
+    TenancySettings,
+)
 
 _HASH_CHARS = 64
 

@@ -1,14 +1,16 @@
-"""Layers: what one source (flags, environment, file) says, and how that source spells a key."""
+"""Sources of settings: values from flags, environment and file, their spelling, and all keys."""
 
 import hashlib
 import json
 import os
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, cast
 
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_settings import EnvSettingsSource, SettingsError
 
@@ -100,3 +102,34 @@ class _Environment(EnvSettingsSource):
         if text[:1] in ("[", "{"):
             return cast(Any, super().decode_complex_value(field_name, field, text))
         return [part.strip() for part in text.split(",") if part.strip()]
+
+
+Key = tuple[str, ...]
+
+
+def fields() -> Iterator[tuple[Key, FieldInfo]]:
+    """Every key there is: sections before their fields, `model` for a single model last."""
+    yield from _fields_of(Settings, ())
+    yield from _fields_of(ModelSettings, (MODEL,))
+
+
+def field_at(key: Key) -> FieldInfo:
+    """The field behind a key; KeyError when there is none."""
+    return _by_key()[key]
+
+
+@cache
+def _by_key() -> Mapping[Key, FieldInfo]:
+    return dict(fields())
+
+
+def is_section(field: FieldInfo) -> bool:
+    """Whether a field holds further fields."""
+    return isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+
+
+def _fields_of(section: type[BaseModel], path: Key) -> Iterator[tuple[Key, FieldInfo]]:
+    for name, field in section.model_fields.items():
+        yield (*path, name), field
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _fields_of(field.annotation, (*path, name))

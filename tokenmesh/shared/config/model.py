@@ -1,8 +1,10 @@
-"""ModelSettings: which model, and how it is read."""
+"""Settings of models and of the services that prepare prompts: tokenizer and encoder."""
 
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from tokenmesh.shared.hashing import ROUTE_BLOCK_TOKENS
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 ModelImpl = Literal["auto", "native", "transformers"]
@@ -72,3 +74,146 @@ class ModelSettings(BaseModel):
     def stated_len(self) -> int | None:
         """`max_model_len` where it is a number; None: the checkpoint has the last word."""
         return None if self.max_model_len == "auto" else self.max_model_len
+
+
+class MediaSettings(BaseModel):
+    """What tokenizer_svc fetches and decodes for a prompt. Times are seconds."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_images: int = Field(default=16, ge=0, description="Images in one prompt.")
+    max_bytes: int = Field(
+        default=20 * 1024 * 1024, ge=1, description="Size of one image file as it is fetched."
+    )
+    max_pixels: int = Field(
+        default=50_000_000, ge=1, description="Width times height of an image, before decoding it."
+    )
+    fetch_timeout_s: float = Field(
+        default=10.0,
+        gt=0,
+        description="Time for one URL, redirects included, from when it is its turn.",
+    )
+    max_redirects: int = Field(default=3, ge=0, description="Redirects followed for one URL.")
+    max_concurrent_fetches: int = Field(
+        default=32, ge=1, description="URLs that one process fetches at a time."
+    )
+    max_url_chars: int = Field(default=8192, ge=1, description="Length of an http(s) URL.")
+    max_uuid_chars: int = Field(default=256, ge=1, description="Length of a client's media uuid.")
+    allowed_domains: tuple[str, ...] = Field(
+        default=(), description="Hosts that media may come from; empty: any public host."
+    )
+    allow_private_addresses: bool = Field(
+        default=False,
+        description="Fetch from loopback, private and link-local addresses too. Lets clients "
+        "reach whatever this process can reach: only where all clients are trusted.",
+    )
+    max_fetches_per_tenant: int = Field(
+        default=16, ge=1, description="Of these, URLs of one tenant."
+    )
+    fetch_queue: int = Field(
+        default=1024, ge=1, description="URLs that wait to be fetched; above: overloaded."
+    )
+    decode_processes: int = Field(
+        default=2, ge=1, description="Processes that decode images, started when first needed."
+    )
+    decode_timeout_s: float = Field(
+        default=10.0,
+        gt=0,
+        description="Time to decode and preprocess one image; its process is killed after it.",
+    )
+    decode_memory_bytes: int = Field(
+        default=4 * 1024 * 1024 * 1024,
+        ge=1,
+        description="Address space of a process that decodes images.",
+    )
+    decode_queue: int = Field(
+        default=1024, ge=1, description="Images that wait for a process; above: overloaded."
+    )
+    ttl_s: int = Field(
+        default=900, ge=1, description="How long pixels stay in Redis for encoder and retries."
+    )
+
+
+class TokenizerSettings(BaseModel):
+    """One tokenizer process. Times are seconds."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    threads: int = Field(default=2, ge=1, description="Threads that encode text and pixels.")
+    inline_chars: int = Field(
+        default=500,
+        ge=0,
+        description="Text up to this length is encoded on the event loop: a thread costs more.",
+    )
+    text_queue: int = Field(
+        default=1024, ge=1, description="Texts and images that wait for a thread; then: overloaded."
+    )
+    long_text_chars: int = Field(
+        default=65536,
+        ge=1,
+        description="Texts from this length on leave one thread to shorter ones, where there are "
+        "several threads.",
+    )
+    max_prompt_chars: int = Field(
+        default=4_000_000, ge=1, description="Characters in a prompt, rendered or not."
+    )
+    max_messages: int = Field(default=10_000, ge=1, description="Messages in a conversation.")
+    max_content_parts: int = Field(
+        default=10_000, ge=1, description="Content parts in all messages together."
+    )
+    max_tools: int = Field(default=1024, ge=0, description="Tools of a request.")
+    max_documents: int = Field(default=1024, ge=0, description="Documents of a request.")
+    max_bad_words: int = Field(default=1024, ge=0, description="Bad words of a request.")
+    max_template_chars: int = Field(
+        default=200_000, ge=1, description="Length of a chat template that a request brings."
+    )
+    trust_request_chat_template: bool = Field(
+        default=False,
+        description="Accept chat templates in requests. They run in a sandbox in a process of "
+        "their own, bounded in time and memory; the model's own runs in another one.",
+    )
+    render_processes: int = Field(
+        default=1, ge=1, description="Processes that render the models' own templates."
+    )
+    render_time_limit_s: float = Field(
+        default=2.0, gt=0, description="Time for one rendering; its process is killed after it."
+    )
+    render_memory_bytes: int = Field(
+        default=512 * 1024 * 1024, ge=1, description="Address space of a rendering process."
+    )
+    render_queue: int = Field(
+        default=1024, ge=1, description="Renderings that wait for a process; above: overloaded."
+    )
+    route_block_tokens: int = Field(
+        default=ROUTE_BLOCK_TOKENS,
+        ge=1,
+        description="Tokens in a route block; the same in the whole mesh.",
+    )
+    media: MediaSettings = MediaSettings()
+
+
+class EncoderSettings(BaseModel):
+    """One encoder process. Times are seconds."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto", description="Where the towers run; auto takes a GPU if there is one."
+    )
+    threads: int | None = Field(
+        default=None, ge=1, description="torch threads; default: torch's own choice."
+    )
+    max_batch: int = Field(default=8, ge=1, description="Images in one forward pass.")
+    batch_window_s: float = Field(
+        default=0.002, ge=0, description="How long the first image of a batch waits for others."
+    )
+    queue: int = Field(
+        default=256, ge=1, description="Images that wait for the tower; above: overloaded."
+    )
+    max_items: int = Field(default=256, ge=1, description="Media items in one request.")
+    cache_bytes: int = Field(
+        default=512 * 1024 * 1024, ge=0, description="Embeddings kept in this process."
+    )
+    blob_ttl_s: int = Field(
+        default=900, ge=1, description="How long embeddings stay in Redis after their last use."
+    )

@@ -1,8 +1,20 @@
-"""ResponseSettings: what the mesh keeps of responses, for how long, and how much of it."""
+"""ResponseSettings: which responses are stored, for how long, and their MCP servers."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
-from tokenmesh.shared.config.mcp import McpServerSettings
+
+class McpServerSettings(BaseModel):
+    """Reached by Streamable HTTP."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    url: str = Field(pattern="^https?://", description="Its endpoint.")
+    headers: dict[str, SecretStr] = Field(
+        default={}, description="Sent with every question; an authorization, say."
+    )
+    allowed_tools: tuple[str, ...] | None = Field(
+        default=None, description="Tools that may be used at all; none given: every one."
+    )
 
 
 class ResponseSettings(BaseModel):

@@ -2,18 +2,20 @@
 
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from tokenmesh.shared.config.block_events import BlockEventSettings
-from tokenmesh.shared.config.bus import BusSettings
-from tokenmesh.shared.config.encoder import EncoderSettings
 from tokenmesh.shared.config.gateway import GatewaySettings
-from tokenmesh.shared.config.model import ModelSettings
-from tokenmesh.shared.config.prefix_index import PrefixIndexSettings
-from tokenmesh.shared.config.redis import RedisSettings
+from tokenmesh.shared.config.mesh import (
+    BusSettings,
+    RedisSettings,
+    ServiceSettings,
+    TelemetrySettings,
+)
+from tokenmesh.shared.config.model import EncoderSettings, ModelSettings, TokenizerSettings
+from tokenmesh.shared.config.placement import (
+    BlockEventSettings,
+    PrefixIndexSettings,
+    SchedulerSettings,
+)
 from tokenmesh.shared.config.responses import ResponseSettings
-from tokenmesh.shared.config.scheduler import SchedulerSettings
-from tokenmesh.shared.config.service import ServiceSettings
-from tokenmesh.shared.config.telemetry import TelemetrySettings
-from tokenmesh.shared.config.tokenizer import TokenizerSettings
 from tokenmesh.shared.config.up import UpSettings
 from tokenmesh.shared.config.worker import WorkerSettings
 

@@ -15,7 +15,9 @@ from tokenmesh.shared.messages.blocks import (
     ReplayBlockEvents,
 )
 from tokenmesh.shared.messages.control import (
+    MetricsRead,
     Profiled,
+    ReadMetrics,
     Sleep,
     Slept,
     StartProfile,
@@ -23,7 +25,6 @@ from tokenmesh.shared.messages.control import (
     WakeUp,
     Woken,
 )
-from tokenmesh.shared.messages.encode import Encode, Encoded
 from tokenmesh.shared.messages.failed import Failed
 from tokenmesh.shared.messages.generate import (
     AbortRequests,
@@ -36,7 +37,7 @@ from tokenmesh.shared.messages.generate import (
     Resend,
     StreamUnknown,
 )
-from tokenmesh.shared.messages.metrics import MetricsRead, ReadMetrics
+from tokenmesh.shared.messages.media import Encode, Encoded
 from tokenmesh.shared.messages.place import Place, Placed, Queued, Refused
 from tokenmesh.shared.messages.tokenize import (
     Describe,

@@ -1,4 +1,4 @@
-"""The conversation with one worker about itself: sleep, wake up, profile."""
+"""Messages to one process about itself: sleep, wake up, profile, metrics."""
 
 from typing import Literal
 
@@ -56,3 +56,15 @@ class Profiled(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_default
     num_steps: int
     seconds: float
     ended_by: EndedBy = "asked"
+
+
+class ReadMetrics(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Answered with MetricsRead by the process's control actor."""
+
+
+class MetricsRead(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """The engine's metrics of one process."""
+
+    lines: dict[str, bytes] = {}
+    """By a metric's name in the table: its samples in Prometheus' text format, without the prefix
+    of names and without comments."""

@@ -1,10 +1,10 @@
-"""Media as it travels: always by reference into the blob store, never inside a message."""
+"""Media, always by reference into the blob store, and the messages to mm_encoder_svc."""
 
 from typing import Final
 
 import msgspec
 
-from tokenmesh.shared.ids import BlobKey
+from tokenmesh.shared.ids import BlobKey, ModelName, RequestId
 
 IMAGE: Final = "image"
 EMBEDS: Final = "embeds"
@@ -32,3 +32,19 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A tensor blob [length, hidden]; set once the encoder has answered."""
     embeddings_check: str = ""
     """Of that blob's bytes (`blobs.check_of`); empty where the encoder has not seen them."""
+
+
+class Encode(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Ask for the embeddings of a prompt's media."""
+
+    request_id: RequestId
+    model: ModelName
+    items: list[MediaItem]
+
+
+class Encoded(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """The same items, in order, each with `embeddings` set."""
+
+    items: list[MediaItem]
+    cached: int = 0
+    """How many of them were not computed for this request."""

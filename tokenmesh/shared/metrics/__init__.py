@@ -1,7 +1,6 @@
 """Prometheus metrics: one table of all names, and one registry for each process."""
 
-from tokenmesh.shared.metrics.registry import Metrics, Sample
-from tokenmesh.shared.metrics.samples import join_samples, sample_lines
+from tokenmesh.shared.metrics.registry import Metrics, Sample, join_samples, sample_lines
 from tokenmesh.shared.metrics.table import ENGINE_METRICS, METRICS, Metric
 
 __all__ = [

@@ -1,11 +1,14 @@
-"""Metrics: the metrics of one process, in a registry of their own.
+"""Metrics: the metrics of one process, as text for Prometheus and for other processes.
 
-There is no global one: whoever measures is given a `Metrics`, and a test makes its own.
+There is no global registry: code that measures receives a `Metrics`, and a test makes its own.
 """
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from threading import Thread
+from typing import Final, Self
+from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import (
     CollectorRegistry,
@@ -16,12 +19,15 @@ from prometheus_client import (
     PlatformCollector,
     ProcessCollector,
     generate_latest,
+    start_http_server,
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.core import Metric as Family
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
+from tokenmesh.shared.config.mesh import TelemetrySettings
+from tokenmesh.shared.errors import ConfigError
 from tokenmesh.shared.metrics.table import METRICS, PREFIX, Metric
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
@@ -140,3 +146,94 @@ class _Watched(Collector):
             values = [sample.labels[label] for label in labels[sample.name]]
             families[sample.name].add_metric(values, sample.value)
         yield from families.values()
+
+
+_CREATED: Final = "_created"
+"""When a series began, a family of its own in this format; not needed from other processes."""
+
+
+class _Families(Collector):
+    def __init__(self, families: Iterable[Family]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Family]:
+        """See prometheus_client."""
+        return self._families
+
+
+def sample_lines(metrics: Metrics, table: Iterable[Metric]) -> dict[str, bytes]:
+    """By name: the samples of those metrics that were measured, without the prefix of names."""
+    found = {}
+    for metric in table:
+        families = list(metrics.families(metric.name))
+        for family in families:
+            family.samples = [
+                sample for sample in family.samples if not sample.name.endswith(_CREATED)
+            ]
+        lines = _lines(generate_latest(_Families(families)), metrics.prefix.encode())
+        if lines:
+            found[metric.name] = lines
+    return found
+
+
+def _lines(text: bytes, prefix: bytes) -> bytes:
+    lines = text.splitlines(keepends=True)
+    return b"".join([line.removeprefix(prefix) for line in lines if not line.startswith(b"#")])
+
+
+def join_samples(
+    table: Iterable[Metric], sources: Iterable[Mapping[str, bytes]], prefix: str
+) -> bytes:
+    """What several processes have answered as one text, each metric with its head once."""
+    known = list(sources)
+    return b"".join([part for metric in table for part in _family(metric, known, prefix)])
+
+
+def _family(metric: Metric, sources: list[Mapping[str, bytes]], prefix: str) -> Iterator[bytes]:
+    blocks = [lines for source in sources if (lines := source.get(metric.name))]
+    if not blocks:
+        return
+    name = f"{prefix}{metric.name}" + ("_total" if metric.kind == "counter" else "")
+    yield f"# HELP {name} {metric.help}\n# TYPE {name} {metric.kind}\n".encode()
+    start = prefix.encode()
+    for block in blocks:
+        yield start + block.rstrip(b"\n").replace(b"\n", b"\n" + start) + b"\n"
+
+
+class MetricsEndpoint:
+    """prometheus_client's server on a thread of its own."""
+
+    def __init__(self, server: WSGIServer, thread: Thread) -> None:
+        self._server = server
+        self._thread = thread
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return self._server.server_port
+
+    @classmethod
+    def start(cls, metrics: Metrics, host: str, port: int) -> Self:
+        """Listen; port 0 is any free one. Raises ConfigError when the port is taken."""
+        try:
+            server, thread = start_http_server(port, host, metrics.registry)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot serve metrics on {host}:{port}: {error.strerror}",
+                param="telemetry.metrics_port",
+            ) from error
+        return cls(server, thread)
+
+    async def stop(self) -> None:
+        """Close the port."""
+        # Returns only when the serving loop looked up, half a second later.
+        await asyncio.to_thread(self._server.shutdown)
+        self._server.server_close()
+        self._thread.join()
+
+
+def start_metrics_endpoint(metrics: Metrics, settings: TelemetrySettings) -> MetricsEndpoint | None:
+    """The endpoint that the settings ask for; None when its port is 0."""
+    if settings.metrics_port == 0:
+        return None
+    return MetricsEndpoint.start(metrics, settings.metrics_host, settings.metrics_port)

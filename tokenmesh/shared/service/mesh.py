@@ -1,4 +1,4 @@
-"""Mesh: what a service's `build` gets to put its actors into."""
+"""Mesh: one instance's connections and actors; what a service's `build` receives."""
 
 import asyncio
 import logging
@@ -6,17 +6,21 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from tokenmesh.shared.actor import Actor, ActorLimits, ActorRuntime
-from tokenmesh.shared.actor.supervisor import RestartPolicy
+import tokenmesh
+from tokenmesh.shared import subjects
+from tokenmesh.shared.actor import Actor, ActorRuntime
 from tokenmesh.shared.blobs import Blobs
+from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.clock import monotonic_s
+from tokenmesh.shared.config.mesh import ServiceSettings
+from tokenmesh.shared.errors import BusLost
 from tokenmesh.shared.ids import InstanceId, new_epoch
 from tokenmesh.shared.membership import Members, MembershipView
-from tokenmesh.shared.messages.beat import ModelCard
+from tokenmesh.shared.messages import Heartbeat
+from tokenmesh.shared.messages.beat import PROTOCOL, ModelCard, WorkerLoad
 from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.redis import Redis
-from tokenmesh.shared.service.beats import BeatContent, Beats
 from tokenmesh.shared.service.micro import Micro
 from tokenmesh.shared.subjects import ALL_BEATS, beat
 
@@ -24,6 +28,63 @@ if TYPE_CHECKING:
     from tokenmesh.shared.config import Settings
 
 logger = logging.getLogger(__name__)
+
+BeatContent = Callable[[], tuple[list[ModelCard], WorkerLoad | None]]
+
+
+def _nothing() -> tuple[list[ModelCard], WorkerLoad | None]:
+    return [], None
+
+
+class HeartbeatSender:
+    """The beat of one process."""
+
+    def __init__(
+        self, bus: Bus, service: str, instance_id: InstanceId, epoch: int, interval_s: float
+    ) -> None:
+        self._bus = bus
+        self._service = service
+        self._instance_id = instance_id
+        self._epoch = epoch
+        self._interval_s = interval_s
+        self._sequence = 0
+        self.content: BeatContent = _nothing
+        self.count_queued: Callable[[], int] = int
+        self.tokenizes: list[ModelCard] = []
+        self.is_draining = False
+
+    async def run(self) -> None:
+        """Beat until cancelled. A late beat does not shift the ones after it."""
+        next_s = monotonic_s()
+        while True:
+            await self.beat()
+            next_s = max(next_s + self._interval_s, monotonic_s())
+            await asyncio.sleep(next_s - monotonic_s())
+
+    async def beat(self, *, is_leaving: bool = False) -> None:
+        """One beat, now. While the bus is away there is none."""
+        self._sequence += 1
+        models, load = self.content()
+        message = Heartbeat(
+            service=self._service,
+            instance_id=self._instance_id,
+            epoch=self._epoch,
+            sequence=self._sequence,
+            version=tokenmesh.__version__,
+            protocol=PROTOCOL,
+            draining=self.is_draining,
+            leaving=is_leaving,
+            interval_s=self._interval_s,
+            models=models,
+            load=load,
+            queued=self.count_queued(),
+            tokenizes=self.tokenizes,
+        )
+        try:
+            await self._bus.publish(subjects.beat(self._service, self._instance_id), message)
+        except BusLost as error:
+            logger.debug("no beat: %s", error)
+
 
 OnDrain = Callable[[float], Coroutine[Any, Any, None]]
 
@@ -73,7 +134,7 @@ class Mesh:
         """Set when a background task that must not crash did."""
         is_worker = service == WORKER
         interval_s = limits.worker_beat_interval_s if is_worker else limits.beat_interval_s
-        self._beats = Beats(bus, service, instance_id, self.epoch, interval_s)
+        self._beats = HeartbeatSender(bus, service, instance_id, self.epoch, interval_s)
         self._beating: asyncio.Task[None] | None = None
         self._runtimes: dict[Actor, ActorRuntime] = {}
         self._on_drain: list[OnDrain] = []
@@ -92,20 +153,18 @@ class Mesh:
         subject: str,
         queue: str | None = None,
         *,
-        limits: ActorLimits | None = None,
+        settings: ServiceSettings | None = None,
     ) -> ActorRuntime:
         """Let `actor` answer on `subject`; an actor has one mailbox for all its subjects.
 
-        `limits` replaces the configured ones and counts in the actor's first call only.
+        `settings` replaces the configured section; only the actor's first call uses it.
         """
         runtime = self._runtimes.get(actor)
         if runtime is None:
-            settings = self.settings.service
             runtime = ActorRuntime(
                 actor,
                 self.bus,
-                limits or ActorLimits.of(settings),
-                policy=RestartPolicy.of(settings),
+                settings or self.settings.service,
                 metrics=self.metrics,
                 on_fatal=self._on_fatal,
             )
@@ -139,7 +198,6 @@ class Mesh:
 
     async def start(self) -> None:
         """Learn who else is there, as far as it matters here."""
-        self.bus.on_complaint(lambda kind: self.metrics.counter("bus_complaints", kind=kind).inc())
         heard = _heard_by(self.service, self.instance_id)
         for service in SERVICES if ALL_BEATS in heard else ():
             self.metrics.gauge_of("members", partial(self._count_members, service), service=service)

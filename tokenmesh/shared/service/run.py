@@ -1,4 +1,4 @@
-"""From settings to exit code: connect, build, beat, wait for the end, drain, leave."""
+"""From settings to exit code: connect, build, publish heartbeats, wait, drain, stop."""
 
 import asyncio
 import logging
@@ -9,23 +9,66 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from tokenmesh.shared import subjects
-from tokenmesh.shared.bus.nats import connect
+from tokenmesh.shared.actor import Actor, Context, handles
+from tokenmesh.shared.bus.message_bus import connect
+from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.errors import BusLost, CheckpointError, ConfigError, Unavailable
 from tokenmesh.shared.ids import InstanceId, new_instance_id
 from tokenmesh.shared.logs import start_logging
-from tokenmesh.shared.metrics import Metrics
-from tokenmesh.shared.metrics.endpoint import start_metrics_endpoint
+from tokenmesh.shared.messages import Done, Drain, MetricsRead, ReadMetrics
+from tokenmesh.shared.metrics import ENGINE_METRICS, Metrics, sample_lines
+from tokenmesh.shared.metrics.registry import start_metrics_endpoint
 from tokenmesh.shared.redis import Redis, open_redis
-from tokenmesh.shared.service import exit_codes
-from tokenmesh.shared.service.control import ProcessControl
-from tokenmesh.shared.service.loop_lag import LoopLag
+from tokenmesh.shared.service.lifecycle import ExitCode, StopSignals, Watchdog
 from tokenmesh.shared.service.mesh import Mesh
-from tokenmesh.shared.service.stops import StopSignals
-from tokenmesh.shared.service.watchdog import Watchdog
 from tokenmesh.shared.telemetry import start_telemetry
 
 if TYPE_CHECKING:
     from tokenmesh.shared.config import Settings
+
+
+class ProcessControl(Actor):
+    """Listens on the process's own control subject."""
+
+    def __init__(self, drain: Callable[[], None], metrics: Metrics) -> None:
+        super().__init__()
+        self._drain = drain
+        self._metrics = metrics
+
+    @handles(Drain)
+    async def drain(self, message: Drain, context: Context) -> Done:
+        """Take nothing new, finish or hand over, leave for good."""
+        self._drain()
+        return Done()
+
+    @handles(ReadMetrics)
+    async def read_metrics(self, message: ReadMetrics, context: Context) -> MetricsRead:
+        """What this process has measured of an engine; nothing where it has none."""
+        lines = await asyncio.to_thread(sample_lines, self._metrics, ENGINE_METRICS)
+        return MetricsRead(lines=lines)
+
+
+class LoopLag:
+    """Measures from its creation, in a running loop, until `stop`."""
+
+    def __init__(self, metrics: Metrics, interval_s: float) -> None:
+        self._observe = metrics.histogram("event_loop_lag_seconds").observe
+        self._interval_s = interval_s
+        self._loop = asyncio.get_running_loop()
+        self._start()
+
+    def stop(self) -> None:
+        """Measure no more."""
+        self._timer.cancel()
+
+    def _start(self) -> None:
+        self._due_s = monotonic_s() + self._interval_s
+        self._timer = self._loop.call_later(self._interval_s, self._look)
+
+    def _look(self) -> None:
+        self._observe(max(0.0, monotonic_s() - self._due_s))
+        self._start()
+
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +76,7 @@ Build = Callable[[Mesh], Coroutine[Any, Any, None]]
 
 
 def run_service(name: str, settings: "Settings", build: Build) -> int:
-    """Run one service until a signal ends it; returns its exit code (see exit_codes.py)."""
+    """Run one service until a signal ends it; returns the exit code."""
 
     instance_id = new_instance_id(name)
     start_logging(name, instance_id, settings.telemetry)
@@ -57,10 +100,10 @@ async def serve(
             mesh = await _enter(name, instance_id, settings, stack)
         except BusLost as error:
             logger.critical("%s", error.message)
-            return exit_codes.NO_BUS
+            return ExitCode.NO_BUS
         except ConfigError as error:
             logger.critical("%s", error.message)
-            return exit_codes.BAD_CONFIG
+            return ExitCode.BAD_CONFIG
         limits = settings.service
         if limits.exit_with_parent:
             watch = asyncio.create_task(stops.watch_parent(limits.parent_poll_s))
@@ -75,7 +118,11 @@ async def _enter(
     metrics = Metrics(settings.telemetry.metrics_prefix)
     metrics.watch_process()
     stack.callback(LoopLag(metrics, settings.service.lag_interval_s).stop)
-    bus = await connect(settings.bus, instance_id)
+    bus = await connect(
+        settings.bus,
+        instance_id,
+        on_problem=lambda kind: metrics.counter("bus_complaints", kind=kind).inc(),
+    )
     stack.push_async_callback(bus.close)
     telemetry = start_telemetry(name, instance_id, settings.telemetry, bus, metrics)
     stack.push_async_callback(telemetry.stop)
@@ -102,7 +149,7 @@ async def _check_redis(redis: Redis) -> None:
 async def _live(mesh: Mesh, build: Build, stops: StopSignals, watchdog: Watchdog) -> int:
     building = asyncio.create_task(build(mesh))
     if await _first_of(building, stops.first.wait()) is not building:
-        return exit_codes.CLEAN
+        return ExitCode.CLEAN
     if error := building.exception():
         return _explain(mesh, error)
     control = ProcessControl(stops.drain, mesh.metrics)
@@ -112,20 +159,20 @@ async def _live(mesh: Mesh, build: Build, stops: StopSignals, watchdog: Watchdog
     logger.info("%s is ready", mesh.instance_id)
     stop = asyncio.create_task(stops.first.wait())
     if await _first_of(stop, mesh.crashed.wait(), mesh.bus.wait_lost()) is not stop:
-        return exit_codes.CRASHED
+        return ExitCode.CRASHED
     drain = asyncio.create_task(mesh.drain(mesh.settings.service.drain_grace_s))
     if await _first_of(drain, stops.second.wait()) is drain:
         drain.result()
-    return exit_codes.DRAINED if stops.is_drained else exit_codes.CLEAN
+    return ExitCode.DRAINED if stops.is_drained else ExitCode.CLEAN
 
 
 def _explain(mesh: Mesh, error: BaseException) -> int:
     """Say why the service could not be built; the operator's mistakes without a traceback."""
     if isinstance(error, ConfigError | CheckpointError):
         logger.critical("%s", error.message)
-        return exit_codes.BAD_CONFIG
+        return ExitCode.BAD_CONFIG
     logger.critical("%s cannot start", mesh.instance_id, exc_info=error)
-    return exit_codes.CRASHED
+    return ExitCode.CRASHED
 
 
 async def _first_of(*waits: Coroutine[object, object, object] | asyncio.Task[object]) -> object:

@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 
 from tokenmesh.shared import subjects
 from tokenmesh.shared.bus.base import Bus
-from tokenmesh.shared.config.telemetry import TelemetrySettings
+from tokenmesh.shared.config.mesh import TelemetrySettings
 from tokenmesh.shared.errors import TokenMeshError
 from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.telemetry.otlp import encode_request

@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 import tokenmesh
 from tokenmesh.shared.bus.base import Bus
-from tokenmesh.shared.config.telemetry import TelemetrySettings
+from tokenmesh.shared.config.mesh import TelemetrySettings
 from tokenmesh.shared.ids import InstanceId
 from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.telemetry.bus_exporter import BusExporter

@@ -18,7 +18,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, TraceFlags
 
 import tokenmesh
-from tokenmesh.shared.config.telemetry import TelemetrySettings
+from tokenmesh.shared.config.mesh import TelemetrySettings
 from tokenmesh.shared.telemetry.live_span import Bounds, LiveSpan
 from tokenmesh.shared.telemetry.recorder import Attributes, Recorder, TimedEvent
 

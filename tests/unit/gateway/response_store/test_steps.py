@@ -18,7 +18,7 @@ from tokenmesh.services.gateway.responses.records import CallBegun, CallEnded, F
 from tokenmesh.services.gateway.responses.replay import Replay
 from tokenmesh.services.gateway.responses.tool_calls import ToolCalls
 from tokenmesh.services.gateway.responses.tools import ToolName
-from tokenmesh.shared.config.mcp import McpServerSettings
+from tokenmesh.shared.config.responses import McpServerSettings
 from tokenmesh.shared.errors import ProtocolError
 
 SERVER = RequestedServer(

@@ -12,7 +12,7 @@ from typing import Final
 
 from starlette.types import Message, Receive
 
-from tokenmesh.shared.config.body import BodySettings
+from tokenmesh.shared.config.http import BodySettings
 from tokenmesh.shared.errors import Overloaded
 from tokenmesh.shared.fair_queue import FairQueue
 

@@ -5,7 +5,7 @@ import logging
 import ssl
 from pathlib import Path
 
-from tokenmesh.shared.config.listener import ListenerSettings
+from tokenmesh.shared.config.http import ListenerSettings
 from tokenmesh.shared.errors import ConfigError
 
 logger = logging.getLogger(__name__)

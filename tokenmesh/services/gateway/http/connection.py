@@ -26,9 +26,9 @@ from tokenmesh.services.gateway.http.refusal import (
     Refusal,
     Refused,
 )
-from tokenmesh.shared.bus.complaints import RateLimitedLog
+from tokenmesh.shared.bus.base import RateLimitedLog
 from tokenmesh.shared.clock import monotonic_s
-from tokenmesh.shared.config.listener import ListenerSettings
+from tokenmesh.shared.config.http import ListenerSettings
 
 _UPGRADING: Final = (b"connection", b"upgrade", b"http2-settings")
 _PORTION_BYTES: Final = 4096

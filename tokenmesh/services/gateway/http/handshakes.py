@@ -9,8 +9,8 @@ import asyncio
 import ssl
 from typing import cast
 
-from tokenmesh.shared.bus.complaints import RateLimitedLog
-from tokenmesh.shared.config.listener import ListenerSettings
+from tokenmesh.shared.bus.base import RateLimitedLog
+from tokenmesh.shared.config.http import ListenerSettings
 
 _UNFINISHED = "unfinished handshake"
 

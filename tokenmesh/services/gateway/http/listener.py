@@ -4,7 +4,7 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-from tokenmesh.shared.config.listener import ListenerSettings
+from tokenmesh.shared.config.http import ListenerSettings
 from tokenmesh.shared.errors import ConfigError
 
 

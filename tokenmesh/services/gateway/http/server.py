@@ -16,7 +16,7 @@ from tokenmesh.services.gateway.http.handshakes import Handshakes
 from tokenmesh.services.gateway.http.listener import forget, listen
 from tokenmesh.services.gateway.http.open_files import connections_allowed
 from tokenmesh.services.gateway.http.web_socket import WebSocket
-from tokenmesh.shared.bus.complaints import RateLimitedLog
+from tokenmesh.shared.bus.base import RateLimitedLog
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.metrics import Metrics
 
@@ -48,8 +48,11 @@ class Server:
 
     def __init__(self, app: ASGIApp, settings: GatewaySettings, metrics: Metrics) -> None:
         self._settings = settings
-        refusals = RateLimitedLog(logger, settings.refusal_log_interval_s)
-        refusals.on_note = lambda kind: metrics.counter("refused_connections", kind=kind).inc()
+        refusals = RateLimitedLog(
+            logger,
+            settings.refusal_log_interval_s,
+            on_problem=lambda kind: metrics.counter("refused_connections", kind=kind).inc(),
+        )
         self._certificate = (
             Certificate(settings.ssl_certfile, settings) if settings.ssl_certfile else None
         )

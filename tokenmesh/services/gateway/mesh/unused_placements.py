@@ -12,8 +12,7 @@ from tokenmesh.shared.ids import InstanceId, WorkerId
 from tokenmesh.shared.membership import Members
 from tokenmesh.shared.messages import Message, Placed
 from tokenmesh.shared.metrics import Metrics
-from tokenmesh.shared.prefix_index.keys import IndexKeys
-from tokenmesh.shared.prefix_index.scripts import RELEASE
+from tokenmesh.shared.prefix_index import RELEASE, IndexKeys
 from tokenmesh.shared.redis import Redis
 
 logger = logging.getLogger(__name__)

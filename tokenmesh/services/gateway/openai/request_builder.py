@@ -19,8 +19,8 @@ from tokenmesh.services.gateway.openai.structured_limits import check_structured
 from tokenmesh.services.gateway.openai.to_sampling import check_limits, to_sampling
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.clock import now_s, wall_s
-from tokenmesh.shared.config.answers import AnswerSettings
 from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.config.requests import AnswerSettings
 from tokenmesh.shared.ids import RequestId, SeedSource
 from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.messages.sampling import SamplingParams

@@ -17,7 +17,7 @@ from tokenmesh.services.gateway.operations.span_view import SpanView, view_attri
 from tokenmesh.services.gateway.tenancy.tenant import Access
 from tokenmesh.shared import subjects
 from tokenmesh.shared.bus.base import Bus, Subscription
-from tokenmesh.shared.config.telemetry import TelemetrySettings
+from tokenmesh.shared.config.mesh import TelemetrySettings
 from tokenmesh.shared.errors import NotFound, ProtocolError
 from tokenmesh.shared.telemetry import REQUEST_ID, TENANT
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from tokenmesh.services.gateway.realtime.items import Item
-from tokenmesh.shared.config.realtime import RealtimeSettings
+from tokenmesh.shared.config.http import RealtimeSettings
 from tokenmesh.shared.errors import Conflict, InvalidInput, NotFound
 
 _ROOT = "root"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tokenmesh.services.gateway.openai.errors import NotSupported
-from tokenmesh.shared.config.mcp import McpServerSettings
+from tokenmesh.shared.config.responses import McpServerSettings
 from tokenmesh.shared.errors import InvalidInput
 
 _REFUSED: Final = ("connector_id", "authorization", "headers")

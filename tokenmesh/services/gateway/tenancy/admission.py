@@ -25,7 +25,7 @@ from tokenmesh.services.gateway.tenancy.sweeper import Sweeper
 from tokenmesh.services.gateway.tenancy.tenant import Tenant
 from tokenmesh.services.gateway.tenancy.tenant_meters import TenantMeters
 from tokenmesh.shared.clock import monotonic_s, wall_s
-from tokenmesh.shared.config.tenancy import TenancySettings
+from tokenmesh.shared.config.requests import TenancySettings
 from tokenmesh.shared.errors import InvalidInput, Overloaded, TokenMeshError
 from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.redis import Part, Redis

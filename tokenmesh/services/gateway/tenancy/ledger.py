@@ -23,7 +23,7 @@ from tokenmesh.services.gateway.tenancy.keys import (
 )
 from tokenmesh.services.gateway.tenancy.scripts import Scripts
 from tokenmesh.services.gateway.tenancy.tenant import Tenant
-from tokenmesh.shared.config.tenancy import TenancySettings
+from tokenmesh.shared.config.requests import TenancySettings
 from tokenmesh.shared.errors import ConfigError, TokenMeshError, Unavailable
 from tokenmesh.shared.metrics import Metrics
 

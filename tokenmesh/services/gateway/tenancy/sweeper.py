@@ -10,7 +10,7 @@ from typing import Final
 from tokenmesh.services.gateway.tenancy.keys import ALL_TENANTS, TENANTS_KEY, expiry_key
 from tokenmesh.services.gateway.tenancy.scripts import Scripts
 from tokenmesh.shared.clock import monotonic_s, wall_s
-from tokenmesh.shared.config.tenancy import TenancySettings
+from tokenmesh.shared.config.requests import TenancySettings
 from tokenmesh.shared.errors import TokenMeshError
 from tokenmesh.shared.redis import Redis, Reply
 

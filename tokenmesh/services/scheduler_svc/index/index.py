@@ -12,8 +12,7 @@ from tokenmesh.services.scheduler_svc.index.guesses import Guesses
 from tokenmesh.shared.errors import ProtocolError
 from tokenmesh.shared.ids import ModelName, WorkerId
 from tokenmesh.shared.messages.place import Place
-from tokenmesh.shared.prefix_index.keys import IndexKeys
-from tokenmesh.shared.prefix_index.scripts import with_shared
+from tokenmesh.shared.prefix_index import IndexKeys, with_shared
 from tokenmesh.shared.redis import Part, Redis, Reply
 
 _SOURCE: Final = with_shared(files(__package__).joinpath("place.lua").read_text(encoding="utf-8"))

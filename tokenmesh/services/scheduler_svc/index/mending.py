@@ -12,7 +12,7 @@ from tokenmesh.services.scheduler_svc.index.index import Bid, Weighed
 from tokenmesh.shared.errors import TokenMeshError, Unavailable
 from tokenmesh.shared.ids import ModelName
 from tokenmesh.shared.metrics import Metrics
-from tokenmesh.shared.prefix_index.keys import IndexKeys
+from tokenmesh.shared.prefix_index import IndexKeys
 from tokenmesh.shared.redis import Redis
 
 logger = logging.getLogger(__name__)

@@ -12,13 +12,12 @@ from tokenmesh.services.scheduler_svc.index.mending import Mender, is_absurd, is
 from tokenmesh.services.scheduler_svc.placement import TIE_SHARE, Decision, Placement, Worker
 from tokenmesh.services.scheduler_svc.reservations import Reservation
 from tokenmesh.shared.clock import monotonic_s
-from tokenmesh.shared.config.prefix_index import PrefixIndexSettings
-from tokenmesh.shared.config.scheduler import SchedulerSettings
+from tokenmesh.shared.config.placement import PrefixIndexSettings, SchedulerSettings
 from tokenmesh.shared.errors import TokenMeshError
 from tokenmesh.shared.ids import new_reservation
 from tokenmesh.shared.messages.place import Candidate, Place
 from tokenmesh.shared.metrics import Metrics
-from tokenmesh.shared.prefix_index.keys import name_reservation
+from tokenmesh.shared.prefix_index import name_reservation
 
 logger = logging.getLogger(__name__)
 

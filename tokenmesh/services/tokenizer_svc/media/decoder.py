@@ -5,7 +5,7 @@ from typing import Final
 
 from tokenmesh.services.tokenizer_svc.media.decode_child import INVALID, PIXELS, TOO_LARGE
 from tokenmesh.shared.child_pool import ChildDied, ChildLate, ChildLimits, ChildPool
-from tokenmesh.shared.config.tokenizer import MediaSettings
+from tokenmesh.shared.config.model import MediaSettings
 from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge, ProtocolError
 
 _CHILD: Final = "tokenmesh.services.tokenizer_svc.media.decode_child"

@@ -8,7 +8,7 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 import httpx
 
 from tokenmesh.services.tokenizer_svc.media.address import resolve_public
-from tokenmesh.shared.config.tokenizer import MediaSettings
+from tokenmesh.shared.config.model import MediaSettings
 from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
 from tokenmesh.shared.fair_queue import FairSlots
 

@@ -19,7 +19,7 @@ from tokenmesh.services.tokenizer_svc.media.vision import VisionModel
 from tokenmesh.services.tokenizer_svc.messages import MediaPart
 from tokenmesh.services.tokenizer_svc.threads import Threads
 from tokenmesh.shared.blobs import Blobs
-from tokenmesh.shared.config.tokenizer import MediaSettings
+from tokenmesh.shared.config.model import MediaSettings
 from tokenmesh.shared.errors import InvalidInput, NotFound
 from tokenmesh.shared.ids import BlobKey
 from tokenmesh.shared.telemetry.span import span

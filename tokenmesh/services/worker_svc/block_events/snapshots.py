@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from tokenmesh.services.worker_svc.block_events.batches import Batches
 from tokenmesh.services.worker_svc.block_events.held import Block
 from tokenmesh.shared.clock import monotonic_s
-from tokenmesh.shared.config.block_events import BlockEventSettings
+from tokenmesh.shared.config.placement import BlockEventSettings
 from tokenmesh.shared.errors import InvalidInput, NotFound, Overloaded
 from tokenmesh.shared.ids import new_snapshot_id
 from tokenmesh.shared.messages.blocks import BlocksRead, BlockStored

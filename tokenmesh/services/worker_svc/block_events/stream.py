@@ -18,7 +18,7 @@ from tokenmesh.services.worker_svc.engine.cache_changes import BlockChange
 from tokenmesh.shared import codec, subjects
 from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.clock import monotonic_s, wall_s
-from tokenmesh.shared.config.block_events import BlockEventSettings
+from tokenmesh.shared.config.placement import BlockEventSettings
 from tokenmesh.shared.errors import BusLost, PayloadTooLarge
 from tokenmesh.shared.ids import ModelName, WorkerId
 from tokenmesh.shared.messages.blocks import (

@@ -1,7 +1,6 @@
 """Engine: one step turns the scheduler's plan into tokens. Start reading at `Engine.step`.
 
-Not thread-safe: everything here happens on the engine thread.
-"""
+Not thread-safe: everything here happens on the engine thread."""
 
 import logging
 from collections import deque
@@ -51,9 +50,8 @@ class Engine:
         log: BlockLog | None = None,
         proposer: Proposer | None = None,
     ) -> None:
-        """`route_tokens`: of a route block; 0: the prefix index gets nothing. log: where
-        changes of the prefix cache are written for the outside; None: nowhere. proposer: of drafts;
-        None: there are none. Raises ConfigError where the model takes none.
+        """`route_tokens`: of a route block; 0: no prefix index. `log`: of changes of the prefix
+        cache. `proposer`: of drafts. Raises ConfigError where the model takes none.
         """
         check_drafts(runner, proposer)
         self._runner = runner

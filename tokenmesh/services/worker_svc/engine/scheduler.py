@@ -1,10 +1,7 @@
 """Scheduler: hands one token budget a step to requests, so that computed catches up with known.
 
-Chunked prefill, decode, prefix hits, resumption and preemption are that one rule. Pure Python on
-ints and lists; the runner learns of everything through the plan. A step may be scheduled before
-the tokens of the one before it are known: then a decoding request computes a token without an id.
-Streams that decode are many and seldom need anything, so nothing here looks at each in every step.
-"""
+Chunked prefill, decode, prefix hits, resumption and preemption are that one rule. A step may be
+scheduled before the tokens of the one before it are known."""
 
 from collections.abc import Mapping
 from itertools import count
@@ -31,9 +28,7 @@ from tokenmesh.shared.config.worker import WorkerSettings
 class Scheduler:
     """Owns waiting and running requests, their rows and their blocks.
 
-    `num_computed` advances when tokens are scheduled; a step that fails is taken back by
-    `preempt` or `remove` after `PrefixCache.retract`.
-    """
+    `num_computed` advances when tokens are scheduled; a failed step is taken back by `preempt`."""
 
     def __init__(
         self, settings: WorkerSettings, cache: PrefixCache, proposer: Proposer | None = None

@@ -17,8 +17,7 @@ from tokenmesh.kernels.linear.formats import Part
 from tokenmesh.services.worker_svc.models.quantization import Encoded, Quantization, find_encoded
 from tokenmesh.shared.clock import perf_s
 from tokenmesh.shared.errors import CheckpointError
-from tokenmesh.shared.tensor_file import TensorEntry, TensorFile
-from tokenmesh.shared.tensor_shards import TensorShards
+from tokenmesh.shared.tensor_file import TensorEntry, TensorFile, TensorShards
 
 LEFT_OVER_SHOWN: Final = 5
 """Names listed in the error about unknown tensors."""

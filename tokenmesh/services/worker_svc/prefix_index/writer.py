@@ -15,12 +15,11 @@ from typing import Final, cast
 from tokenmesh.services.worker_svc.engine.cache_changes import RouteChange
 from tokenmesh.services.worker_svc.prefix_index.indexed import ExpiredReservations, IndexedBlocks
 from tokenmesh.shared.clock import monotonic_s
-from tokenmesh.shared.config.prefix_index import PrefixIndexSettings
+from tokenmesh.shared.config.placement import PrefixIndexSettings
 from tokenmesh.shared.errors import TokenMeshError, Unavailable
 from tokenmesh.shared.ids import ModelName, WorkerId
 from tokenmesh.shared.metrics import Metrics
-from tokenmesh.shared.prefix_index.keys import IndexKeys
-from tokenmesh.shared.prefix_index.scripts import RELEASE
+from tokenmesh.shared.prefix_index import RELEASE, IndexKeys
 from tokenmesh.shared.redis import Part, Redis
 
 logger = logging.getLogger(__name__)

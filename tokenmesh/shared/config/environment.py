@@ -1,4 +1,4 @@
-"""Where a supervisor wants to hear that this process lives, in systemd's notify protocol."""
+"""Environment variables besides settings: the notify protocol, and what a sandboxed child keeps."""
 
 import os
 from collections.abc import Mapping
@@ -36,3 +36,18 @@ def notify_target(environment: Mapping[str, str] = os.environ) -> NotifyTarget |
 def notify_environment(address: str, silence_s: float) -> dict[str, str]:
     """The variables for a child that shall report to `address`."""
     return {SOCKET: address, WATCHDOG_US: str(int(silence_s * _US))}
+
+
+_KEPT: Final = frozenset(
+    ("HOME", "LANG", "LANGUAGE", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "TZ", "VIRTUAL_ENV")
+)
+_KEPT_PREFIXES: Final = ("GOMP_", "LC_", "MKL_", "OMP_", "PYTHON")
+
+
+def sandbox_environment() -> dict[str, str]:
+    """What an interpreter and its libraries need of this process's environment, and no more."""
+    return {
+        name: text
+        for name, text in os.environ.items()
+        if name in _KEPT or name.startswith(_KEPT_PREFIXES)
+    }

@@ -1,4 +1,4 @@
-"""ListenerSettings: where and how a gateway listens."""
+"""Settings of the gateway's listener, request bodies and websocket sessions."""
 
 from pathlib import Path
 
@@ -94,3 +94,70 @@ class ListenerSettings(BaseModel):
         if self.ssl_certfile is None and (self.ssl_keyfile or self.ssl_ca_certs):
             raise ValueError("ssl_keyfile and ssl_ca_certs need ssl_certfile")
         return self
+
+
+class BodySettings(BaseModel):
+    """A part of GatewaySettings. Sizes are bytes."""
+
+    max_body_bytes: int = Field(default=8 * 1024 * 1024, ge=1024, description="Largest JSON body.")
+    body_budget_bytes: int = Field(
+        default=16 * 1024 * 1024,
+        ge=64 * 1024,
+        description="Bodies over 64 KiB together, from before they are read until their prompts "
+        "are tokenized; of a tenant half of it. Others wait meanwhile.",
+    )
+    body_wait_s: float = Field(
+        default=30.0, gt=0, description="How long a body waits for its share of that; then 429."
+    )
+    max_waiting_bodies: int = Field(
+        default=128,
+        ge=1,
+        description="Bodies that wait; beyond it the tenant with the most of them gets a 429.",
+    )
+    max_json_depth: int = Field(default=64, ge=4, description="Deepest nesting of a JSON body.")
+    max_json_values: int = Field(
+        default=262_144,
+        ge=16,
+        description="Values in a JSON body: numbers, strings, lists and objects. Long lists of "
+        "token ids are not counted.",
+    )
+    max_json_ids: int = Field(
+        default=524_288, ge=1, description="Token ids in the long lists of a JSON body."
+    )
+    max_json_strings: int = Field(
+        default=200_000, ge=16, description="Strings in a JSON body, names of fields included."
+    )
+    max_json_objects: int = Field(
+        default=50_000, ge=4, description="Objects and lists in a JSON body."
+    )
+
+
+class RealtimeSettings(BaseModel):
+    """A part of GatewaySettings. Times are seconds, sizes bytes."""
+
+    realtime_max_sessions: int = Field(
+        default=1024, ge=0, description="Realtime sessions of one gateway at a time; 0: none."
+    )
+    realtime_max_items: int = Field(
+        default=1024, ge=1, description="Items of one realtime session's conversation."
+    )
+    realtime_max_session_bytes: int = Field(
+        default=8 * 1024 * 1024,
+        ge=1024,
+        description="Size of all items of a realtime session's conversation as JSON.",
+    )
+    realtime_max_message_bytes: int = Field(
+        default=4 * 1024 * 1024, ge=1024, description="Largest event that a realtime client sends."
+    )
+    realtime_idle_timeout_s: float = Field(
+        default=900.0, gt=0, description="A realtime session without an event or response ends."
+    )
+    realtime_session_timeout_s: float = Field(
+        default=3600.0, gt=0, description="Bound of a realtime session from its beginning."
+    )
+    realtime_ping_interval_s: float = Field(
+        default=20.0, gt=0, description="How often a realtime client is pinged."
+    )
+    realtime_ping_timeout_s: float = Field(
+        default=20.0, gt=0, description="A realtime client that does not answer a ping is gone."
+    )

@@ -1,0 +1,169 @@
+"""Settings of the gateway's requests: structured output, responses, scale-out routes, tenants."""
+
+from pathlib import Path
+
+from pydantic import BaseModel, Field, model_validator
+
+
+class StructuredLimits(BaseModel):
+    """A part of GatewaySettings. Sizes are bytes."""
+
+    max_schema_bytes: int = Field(
+        default=256 * 1024, ge=2, description="JSON schema, or choices, of structured output."
+    )
+    max_schema_depth: int = Field(default=64, ge=1, description="Nesting of such a schema's JSON.")
+    max_schema_nodes: int = Field(
+        default=20_000, ge=1, description="Parts (objects, lists, values) of such a schema."
+    )
+    max_structured_choices: int = Field(
+        default=2048, ge=1, description="Strings of structured_outputs.choice."
+    )
+    max_grammar_bytes: int = Field(
+        default=64 * 1024, ge=1, description="EBNF grammar or structural tag."
+    )
+    max_regex_chars: int = Field(
+        default=4096, ge=1, description="Regular expression of structured output, or a pattern."
+    )
+    max_regex_depth: int = Field(default=32, ge=0, description="Nested groups of it.")
+    max_regex_repetitions: int = Field(
+        default=10_000, ge=1, description="What the counts of its nested repetitions multiply to."
+    )
+    max_tools: int = Field(default=512, ge=0, description="Functions in tools.")
+    max_tools_bytes: int = Field(
+        default=1024 * 1024, ge=0, description="Size of tools as JSON, all functions together."
+    )
+    max_forced_calls: int = Field(
+        default=32,
+        ge=1,
+        description="Calls of one answer with tool_choice required; without a bound a model that "
+        "has nothing to call may go on until its context is full.",
+    )
+
+
+class AnswerSettings(BaseModel):
+    """Part of the gateway's settings."""
+
+    force_include_usage: bool = Field(
+        default=False,
+        description="End every stream with its usage, as if each request had set "
+        "stream_options.include_usage.",
+    )
+    return_tokens_as_token_ids: bool = Field(
+        default=False,
+        description="Show tokens of logprobs as `token_id:N` in answers to requests that leave "
+        "return_tokens_as_token_ids out.",
+    )
+
+
+class ScaleOutSettings(BaseModel):
+    """Part of GatewaySettings."""
+
+    scale_out: bool = Field(
+        default=False,
+        description="Serve the render and derender routes, /inference/v1/generate and "
+        "/inference/v1/abort_requests; otherwise they answer 403.",
+    )
+    render_only: bool = Field(
+        default=False,
+        description="Implies scale_out; /readyz needs a tokenizer and nothing else, for a frontend "
+        "without workers.",
+    )
+    tokens_only: bool = Field(
+        default=False,
+        description="Implies scale_out; no tokenizer is asked: /readyz needs none, stop strings "
+        "and text output are refused.",
+    )
+    inline_derender_tokens: int = Field(
+        default=256,
+        ge=0,
+        description="Tokens up to which a derender request is processed on the event loop; more "
+        "are processed in a thread.",
+    )
+    max_abort_requests: int = Field(
+        default=1024,
+        ge=1,
+        description="Ids in one request to /inference/v1/abort_requests.",
+    )
+
+    @property
+    def serves_scale_out(self) -> bool:
+        """Whether the scale-out routes are enabled."""
+        return self.scale_out or self.render_only or self.tokens_only
+
+    @model_validator(mode="after")
+    def _is_one_role(self) -> "ScaleOutSettings":
+        if self.render_only and self.tokens_only:
+            raise ValueError("render_only and tokens_only exclude each other")
+        return self
+
+
+class TenancySettings(BaseModel):
+    """A part of GatewaySettings. Times are seconds, sizes bytes."""
+
+    keys_file: Path | None = Field(
+        default=None, description="TOML file of tenants and the hashes of their keys."
+    )
+    keys_refresh_s: float = Field(
+        default=1.0, gt=0, description="How often that file is looked at for changes."
+    )
+    max_keys_file_bytes: int = Field(
+        default=4 * 1024 * 1024, ge=1, description="Largest file of keys."
+    )
+    limits_timeout_s: float = Field(
+        default=0.25, gt=0, description="Time for Redis to say whether a request may begin."
+    )
+    limits_retry_s: float = Field(
+        default=1.0,
+        gt=0,
+        description="How long a gateway keeps limits by itself before it asks Redis again.",
+    )
+    last_usage_s: float = Field(
+        default=5.0,
+        ge=0,
+        description="How long a leaving gateway that has usage to tell waits for Redis.",
+    )
+    lease_s: float = Field(
+        default=30.0,
+        gt=0,
+        description="After this time a running request of a gateway that is gone counts no more.",
+    )
+    max_untold_leases: int = Field(
+        default=65536, ge=1, description="Ended requests of a tenant that wait for Redis at most."
+    )
+    counted_responses_s: float = Field(
+        default=3600.0,
+        ge=1,
+        description=(
+            "How long Redis knows which kept responses are counted: who finds a dead gateway's "
+            "response later than that counts it again."
+        ),
+    )
+    max_usage_models: int = Field(
+        default=256, ge=1, description="Models of a tenant's usage; further ones are one: other."
+    )
+    upload_bytes_per_tenant: int = Field(
+        default=128 * 1024 * 1024,
+        ge=0,
+        description="Uploads of a tenant together; the key file may say max_upload_bytes for it.",
+    )
+    upload_bytes_total: int = Field(
+        default=256 * 1024 * 1024,
+        ge=0,
+        description="Uploads of all tenants together: the rest of Redis' memory is for others.",
+    )
+    usage_kept_days: int = Field(
+        default=400, ge=31, description="Days after its last request that usage of a month stays."
+    )
+    tenant_sweep_s: float = Field(
+        default=3600.0,
+        gt=0,
+        description="How often a gateway deletes tenants' keys in Redis whose time has passed.",
+    )
+    separate_prefix_caches: bool = Field(
+        default=False,
+        description="A cached prefix serves the tenant that sent it only: nobody can tell by the "
+        "time or by cached_tokens what others have asked.",
+    )
+    max_metric_tenants: int = Field(
+        default=256, ge=0, description="Tenants with metrics of their own."
+    )
