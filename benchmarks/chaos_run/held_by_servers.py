@@ -8,8 +8,7 @@ import msgspec
 
 from benchmarks.chaos_run.cluster import Cluster
 from benchmarks.serve.client import Server
-from tokenmesh.services.gateway.responses.journal import open_journal
-from tokenmesh.services.gateway.responses.logs import ResponseLogs
+from tokenmesh.services.gateway.responses.response_logs import ResponseLogs, open_journal
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.config.mesh import RedisSettings
 from tokenmesh.shared.config.responses import ResponseSettings

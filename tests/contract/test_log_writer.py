@@ -1,4 +1,4 @@
-"""LogWriter on a real JetStream: batches, fences, limits; and LateWriter behind it."""
+"""LogWriter on a real JetStream: batches, fences, limits; and LateWriter on top of it."""
 
 import asyncio
 import secrets
@@ -7,25 +7,23 @@ from collections.abc import Callable
 import pytest
 
 from tests.servers import Server, bus_settings_of
-from tokenmesh.services.gateway.responses.event_log import Log, read_log
-from tokenmesh.services.gateway.responses.follow import follow
-from tokenmesh.services.gateway.responses.journal import open_journal
+from tokenmesh.services.gateway.responses.event_log import EventLog, read_log
 from tokenmesh.services.gateway.responses.log_writer import LateWriter, LogWriter
-from tokenmesh.services.gateway.responses.logs import ResponseLogs
 from tokenmesh.services.gateway.responses.records import (
     Adopted,
-    Begun,
-    Ended,
     Flushed,
     Record,
+    ResponseBegun,
+    ResponseEnded,
 )
+from tokenmesh.services.gateway.responses.response_logs import ResponseLogs, open_journal
 from tokenmesh.shared.bus.message_bus import MessageBus, connect
 from tokenmesh.shared.config.responses import ResponseSettings
 from tokenmesh.shared.errors import Conflict, PayloadTooLarge, TokenMeshError, Unavailable
 from tokenmesh.shared.ids import GatewayId, ModelName, ResponseId
 from tokenmesh.shared.subjects import response_log
 
-ENDED = Ended(status="completed", response=b"{}", frames=[b"end"])
+ENDED = ResponseEnded(status="completed", response=b"{}", frames=[b"end"])
 
 
 class Scene:
@@ -40,8 +38,8 @@ class Scene:
         self.durable: list[Record] = []
         self.num_appends = 0
 
-    def writer(self, log: Log | None = None) -> LogWriter:
-        log = log or Log()
+    def writer(self, log: EventLog | None = None) -> LogWriter:
+        log = log or EventLog()
 
         def count(records: object) -> None:
             self.num_appends += 1
@@ -56,7 +54,7 @@ class Scene:
             num_bytes=log.num_bytes,
         )
 
-    async def read(self) -> Log:
+    async def read(self) -> EventLog:
         return await read_log(self.journal, self.key, 16)
 
 
@@ -64,7 +62,7 @@ def flushed(number: int, size: int = 1) -> Flushed:
     return Flushed(frames=[b"%d" % number * size])
 
 
-async def test_records_that_come_together_are_one_entry(bus: MessageBus) -> None:
+async def test_records_that_arrive_together_are_one_entry(bus: MessageBus) -> None:
     scene = Scene(bus)
     writer = scene.writer()
     records = [flushed(number) for number in range(200)]
@@ -87,21 +85,21 @@ async def test_large_records_are_several_entries(bus: MessageBus) -> None:
     assert (await scene.read()).records == records
 
 
-async def test_an_owner_that_was_replaced_writes_nothing_more(bus: MessageBus) -> None:
+async def test_a_replaced_owner_cannot_append(bus: MessageBus) -> None:
     scene = Scene(bus)
     old = scene.writer()
     await old.put(flushed(0))
     await old.settle()
-    heir = scene.writer(await scene.read())
-    await heir.put(Adopted(owner=GatewayId("heir"), reason="test"))
-    await heir.settle()
+    adopter = scene.writer(await scene.read())
+    await adopter.put(Adopted(owner=GatewayId("adopter"), reason="test"))
+    await adopter.settle()
     await old.put(flushed(1))
     with pytest.raises(Conflict):
         await old.settle()
     with pytest.raises(Conflict):
         await old.put(flushed(2))
-    await heir.put(flushed(3))
-    await heir.settle()
+    await adopter.put(flushed(3))
+    await adopter.settle()
     assert (await scene.read()).frames == [b"0", b"3"]
 
 
@@ -119,9 +117,9 @@ async def test_a_response_over_its_limit_can_still_be_ended(bus: MessageBus) -> 
     assert (await scene.read()).ended == ENDED
 
 
-async def test_a_response_that_is_kept_late_is_kept_whole_or_not_at_all(bus: MessageBus) -> None:
+async def test_a_late_writer_stores_a_whole_response_or_nothing(bus: MessageBus) -> None:
     scene = Scene(bus)
-    begun = Begun(
+    begun = ResponseBegun(
         id=scene.id,
         owner=GatewayId("g"),
         model=ModelName("m"),
@@ -130,19 +128,19 @@ async def test_a_response_that_is_kept_late_is_kept_whole_or_not_at_all(bus: Mes
         deadline_s=0.0,
         seed=0,
     )
-    told: list[Record] = []
+    reported: list[Record] = []
     lost: list[TokenMeshError] = []
-    late = LateWriter(scene.writer(), begun, told.extend, lost.append)
+    late = LateWriter(scene.writer(), begun, reported.extend, lost.append)
     await late.put(flushed(1))
     await late.settle()
     assert (await scene.read()).records == []
     await late.put(ENDED)
     await late.settle()
     assert (await scene.read()).records == [begun, flushed(1), ENDED]
-    assert told == [flushed(1), ENDED]
+    assert reported == [flushed(1), ENDED]
     assert not lost
-    # One that another has begun to write meanwhile is no less made for that.
-    again = LateWriter(scene.writer(), begun, told.extend, lost.append)
+    # A conflict with another writer does not fail the response.
+    again = LateWriter(scene.writer(), begun, reported.extend, lost.append)
     await again.put(ENDED)
     await again.settle()
     assert [type(error) for error in lost] == [Conflict]
@@ -153,7 +151,7 @@ async def test_a_reader_follows_a_writer(bus: MessageBus) -> None:
     writer = scene.writer()
 
     async def read(first: int) -> bytes:
-        return b",".join([data async for data in follow(scene.logs, scene.id, first)])
+        return b",".join([data async for data in scene.logs.follow(scene.id, first)])
 
     await writer.put(flushed(0))
     await writer.settle()
@@ -183,7 +181,7 @@ async def test_expired_responses_are_gone(
     await own.close()
 
 
-async def test_without_jetstream_it_is_said_at_once(plain_nats: Server) -> None:
+async def test_without_jetstream_the_error_is_immediate(plain_nats: Server) -> None:
     bus = await connect(bus_settings_of(plain_nats), "test")
     scene = Scene(bus)
     async with asyncio.timeout(5):

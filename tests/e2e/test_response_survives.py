@@ -1,4 +1,4 @@
-"""A background response and the processes of `tokenmesh up` that die under it."""
+"""A background response survives the death of processes of `tokenmesh up`."""
 
 import json
 import time
@@ -22,7 +22,7 @@ REQUEST: dict[str, Any] = {
 
 
 def read_events(url: str, response_id: str, after: int) -> list[dict[str, Any]]:
-    """All later events, asked for until the gateway is there again."""
+    """All later events, requested until the gateway is back."""
     query: dict[str, str | int] = {"stream": "true", "starting_after": after}
     path = f"{url}/v1/responses/{response_id}"
     give_up = time.monotonic() + 60
@@ -43,7 +43,7 @@ def text_of(events: list[dict[str, Any]]) -> str:
 
 @pytest.mark.parametrize("victim", ["gateway", "nats-server", "worker", "redis-server"])
 def test_a_background_response_survives(demo_mesh: MeshProcess, victim: str) -> None:
-    undisturbed = httpx.post(f"{demo_mesh.url}/v1/responses", json=REQUEST, timeout=60).json()
+    uninterrupted = httpx.post(f"{demo_mesh.url}/v1/responses", json=REQUEST, timeout=60).json()
     body = {**REQUEST, "background": True, "stream": True}
     seen: list[dict[str, Any]] = []
     with httpx.stream("POST", f"{demo_mesh.url}/v1/responses", json=body, timeout=60) as response:
@@ -57,4 +57,4 @@ def test_a_background_response_survives(demo_mesh: MeshProcess, victim: str) -> 
     events = seen + rest
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert events[-1]["response"]["usage"]["output_tokens"] == 300
-    assert text_of(events) == undisturbed["output"][0]["content"][0]["text"]
+    assert text_of(events) == uninterrupted["output"][0]["content"][0]["text"]

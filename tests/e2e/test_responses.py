@@ -1,4 +1,4 @@
-"""The openai client's Responses API with the demo model: text, thinking, tools, JSON."""
+"""The openai client's Responses API with the demo model: text, reasoning, tools, JSON."""
 
 import json
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ def test_text(client: openai.OpenAI) -> None:
     assert answer.status == "completed"
 
 
-def test_thinking_is_an_item_of_its_own(client: openai.OpenAI) -> None:
+def test_reasoning_is_a_separate_item(client: openai.OpenAI) -> None:
     body: Any = {"chat_template_kwargs": {"enable_thinking": True}}
     with client.responses.stream(input="What is 17 + 25?", extra_body=body, **ASKED) as stream:
         kinds = [event.type for event in stream]
@@ -72,8 +72,8 @@ def test_a_function_call_and_its_result(client: openai.OpenAI) -> None:
         "call_id": call.call_id,
         "output": RESULT,
     }
-    told = client.responses.create(input=[*asked, *items, result], tools=[WEATHER], **ASKED)
-    assert "18" in told.output_text
+    reported = client.responses.create(input=[*asked, *items, result], tools=[WEATHER], **ASKED)
+    assert "18" in reported.output_text
 
 
 def test_a_streamed_function_call(client: openai.OpenAI) -> None:
@@ -100,7 +100,7 @@ def test_structured_text(client: openai.OpenAI) -> None:
     assert isinstance(answer.output_parsed, Sum)
 
 
-def test_a_function_that_must_be_called(client: openai.OpenAI) -> None:
+def test_a_required_function_is_called(client: openai.OpenAI) -> None:
     chosen: Any = {"type": "function", "name": "get_weather"}
     answer = client.responses.create(input="Hello", tools=[WEATHER], tool_choice=chosen, **ASKED)
     call = answer.output[-1]
@@ -108,15 +108,15 @@ def test_a_function_that_must_be_called(client: openai.OpenAI) -> None:
     assert json.loads(call.arguments).keys() == {"city"}
 
 
-def test_a_kept_response_goes_on_by_its_id(client: openai.OpenAI) -> None:
+def test_a_stored_response_is_continued_by_its_id(client: openai.OpenAI) -> None:
     kept: Any = {**ASKED, "store": True}
     asked = "What is the weather in Paris?"
     answer = client.responses.create(input=asked, tools=[WEATHER], **kept)
     call = answer.output[-1]
     assert isinstance(call, ResponseFunctionToolCall)
     result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": RESULT}
-    told = client.responses.create(
+    reported = client.responses.create(
         input=[result], tools=[WEATHER], previous_response_id=answer.id, **kept
     )
-    assert "18" in told.output_text
-    assert client.responses.retrieve(told.id).output == told.output
+    assert "18" in reported.output_text
+    assert client.responses.retrieve(reported.id).output == reported.output

@@ -13,7 +13,7 @@ from tests.servers import free_port
 
 @dataclass
 class Tools:
-    """What the server was asked."""
+    """Calls that the server received."""
 
     url: str
     calls: list[str] = field(default_factory=list)
@@ -22,7 +22,7 @@ class Tools:
 
 @asynccontextmanager
 async def mcp_server() -> AsyncIterator[Tools]:
-    """It offers `add`, `fail`, `shout` and `large`."""
+    """A server with the tools `add`, `fail`, `shout` and `large`."""
     port = free_port()
     tools = Tools(f"http://127.0.0.1:{port}/mcp")
     server = uvicorn.Server(
@@ -54,18 +54,18 @@ def _make_server(tools: Tools) -> MCPServer:
 
     @server.tool()
     async def fail() -> str:
-        """Never works."""
+        """Always fails."""
         tools.calls.append("fail")
         raise ValueError("out of order")
 
     @server.tool()
     async def large() -> str:
-        """Says too much."""
+        """Returns too much."""
         return "x" * 100_000
 
     @server.tool()
     async def secret() -> str:
-        """Not for everybody."""
+        """Allowed for some requests only."""
         return "secret"
 
     return server

@@ -1,4 +1,4 @@
-"""A client of the Responses API that looks at every event."""
+"""A client of the Responses API that checks every event."""
 
 import json
 from typing import Any
@@ -9,7 +9,7 @@ Event = dict[str, Any]
 
 
 class ResponseClient:
-    """Talks to one gateway."""
+    """Sends requests to one gateway."""
 
     def __init__(self, http: httpx.AsyncClient, model: str) -> None:
         self.http = http
@@ -29,7 +29,7 @@ class ResponseClient:
         return dict(response.json())
 
     async def stream(self, limit: int | None = None, **fields: Any) -> list[Event]:
-        """POST; the events, or the first ones of them."""
+        """POST; returns all events or the first ones."""
         body = {"model": self.model, "input": "Hi", "stream": True, **fields}
         async with self.http.stream("POST", "/v1/responses", json=body) as response:
             assert response.status_code == 200, await response.aread()

@@ -55,8 +55,8 @@ def _use_blocking_client(url: str, model: str) -> list[str]:
 
 
 async def test_the_blocking_client(mesh: BackEnd) -> None:
-    told = await asyncio.to_thread(_use_blocking_client, mesh.url, mesh.model)
-    assert told == ["end_turn", TEXT, "True"]
+    reported = await asyncio.to_thread(_use_blocking_client, mesh.url, mesh.model)
+    assert reported == ["end_turn", TEXT, "True"]
 
 
 async def test_a_stream_of_events(mesh: BackEnd, client: anthropic.AsyncAnthropic) -> None:
@@ -115,7 +115,7 @@ async def test_fields_reach_the_worker(mesh: BackEnd, client: anthropic.AsyncAnt
     assert generate.cache_salt == "pepper"
 
 
-async def test_tokens_are_counted_as_they_are_generated_from(
+async def test_count_tokens_matches_the_usage(
     mesh: BackEnd, client: anthropic.AsyncAnthropic
 ) -> None:
     asked: Any = {
@@ -146,7 +146,7 @@ async def test_tools_are_counted(mesh: BackEnd, client: anthropic.AsyncAnthropic
 
 
 @pytest.mark.parametrize(
-    ("change", "kind", "told"),
+    ("change", "kind", "reported"),
     [
         ({"model": "nobody"}, anthropic.NotFoundError, "nobody"),
         ({"max_tokens": 0}, anthropic.BadRequestError, "max_tokens"),
@@ -156,15 +156,15 @@ async def test_tools_are_counted(mesh: BackEnd, client: anthropic.AsyncAnthropic
         ({"top_p": 2}, anthropic.BadRequestError, "top_p"),
     ],
 )
-async def test_errors_are_the_clients_own(
-    mesh: BackEnd, client: anthropic.AsyncAnthropic, change: Any, kind: Any, told: str
+async def test_errors_are_raised_as_the_clients_classes(
+    mesh: BackEnd, client: anthropic.AsyncAnthropic, change: Any, kind: Any, reported: str
 ) -> None:
     asked = {"model": mesh.model, "max_tokens": 5, "messages": MESSAGES} | change
     with pytest.raises(kind) as caught:
         await client.post("/v1/messages", body=asked, cast_to=anthropic.types.Message)
     body = caught.value.body
     assert body["type"] == "error"
-    assert told in body["error"]["message"]
+    assert reported in body["error"]["message"]
     assert body["request_id"] == caught.value.request_id
 
 
@@ -214,7 +214,7 @@ async def test_a_stream_survives_its_worker(
         assert "".join(parts).strip() == text.strip()
 
 
-async def test_many_at_once(mesh: BackEnd, client: anthropic.AsyncAnthropic) -> None:
+async def test_many_concurrent_messages(mesh: BackEnd, client: anthropic.AsyncAnthropic) -> None:
     async def one(number: int) -> str:
         asked: Any = [{"role": "user", "content": str(number)}]
         async with client.messages.stream(
@@ -250,7 +250,7 @@ async def test_the_edge_refuses_in_the_same_shape(
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens", "/v1/messages/x"])
-async def test_unknown_routes_and_methods_have_it_too(mesh: BackEnd, path: str) -> None:
+async def test_unknown_routes_and_methods_have_the_same_shape(mesh: BackEnd, path: str) -> None:
     async with httpx.AsyncClient(base_url=mesh.url) as plain:
         response = await plain.get(path)
         broken = await plain.post("/v1/messages", content=b"{")
@@ -263,7 +263,7 @@ async def test_unknown_routes_and_methods_have_it_too(mesh: BackEnd, path: str) 
         assert body["request_id"] == each.headers["request-id"]
 
 
-async def test_unknown_fields_are_told_in_a_warning(mesh: BackEnd) -> None:
+async def test_unknown_fields_cause_a_warning(mesh: BackEnd) -> None:
     asked = {"model": mesh.model, "max_tokens": 5, "messages": MESSAGES, "n": 2, "novel": 1}
     async with httpx.AsyncClient(base_url=mesh.url) as plain:
         response = await plain.post("/v1/messages", json=asked)
@@ -271,7 +271,7 @@ async def test_unknown_fields_are_told_in_a_warning(mesh: BackEnd) -> None:
     assert response.headers["x-tokenmesh-warning"] == "unknown fields ignored: n, novel"
 
 
-async def test_what_the_tokenizer_refuses_is_named_as_the_client_knows_it(mesh: BackEnd) -> None:
+async def test_an_error_of_the_tokenizer_names_the_clients_field(mesh: BackEnd) -> None:
     blob = {"type": "image", "source": {"type": "url", "url": "blob:mine"}}
     asked: Any = {
         "model": mesh.model,
@@ -305,7 +305,7 @@ async def test_a_stream_pings_while_it_waits(
             assert await stream.get_final_text() == TEXT
 
 
-async def test_a_stream_that_cannot_go_on_ends_with_an_error(
+async def test_a_stream_that_cannot_continue_ends_with_an_error(
     bus_settings: BusSettings, redis_settings: RedisSettings
 ) -> None:
     mesh = BackEnd(bus_settings, redis_settings, saying("word " * 40), request_timeout_s=0.6)

@@ -1,4 +1,4 @@
-"""Thinking and tools with the anthropic client: rounds, streams, helpers."""
+"""Reasoning and tools with the anthropic client: turns, streams, helpers."""
 
 import json
 from collections.abc import AsyncIterator
@@ -28,7 +28,7 @@ MESSAGES: Any = [{"role": "user", "content": "How is it?"}]
 
 
 def script(generate: Generate) -> list[int]:
-    """Thinks and calls, until the result of a call is there."""
+    """Reasons and calls a tool until the prompt has a result."""
     tokenizer = fake_tokenizer()
     prompt = tokenizer.decode(unpack_ids(generate.prompt_ids), skip_special_tokens=False)
     text = SECOND if "tool: " in prompt else FIRST
@@ -110,7 +110,7 @@ async def test_the_tool_runner(mesh: BackEnd, client: anthropic.AsyncAnthropic) 
 
     @beta_async_tool
     async def f(at: str) -> str:
-        """Looks."""
+        """Look at a place."""
         looked.append(at)
         return "sunny"
 
@@ -123,7 +123,7 @@ async def test_the_tool_runner(mesh: BackEnd, client: anthropic.AsyncAnthropic) 
     assert final.content[0].text == SECOND
 
 
-async def test_without_tools_what_looks_like_a_call_is_text(
+async def test_without_tools_a_call_is_text(
     mesh: BackEnd, client: anthropic.AsyncAnthropic
 ) -> None:
     without: list[Any] = [{"tools": []}, {"tool_choice": {"type": "none"}}]
@@ -172,7 +172,7 @@ async def test_a_budget_for_a_model_that_does_not_reason_is_a_warning(
     assert mesh.workers[0].generates[-1].sampling.thinking is None
 
 
-async def test_a_call_that_is_cut_off_keeps_what_there_is(
+async def test_a_call_that_is_cut_off_keeps_its_partial_input(
     mesh: BackEnd, client: anthropic.AsyncAnthropic
 ) -> None:
     whole = await client.messages.create(**asked(mesh))

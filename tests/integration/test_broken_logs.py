@@ -1,4 +1,4 @@
-"""Kept responses without an owner: one whose log is broken does not keep the others waiting."""
+"""Adoption of orphaned responses: a log that cannot be read does not delay the others."""
 
 import asyncio
 import hashlib
@@ -11,15 +11,14 @@ import pytest
 
 from tests.fakes.back_end import BackEnd
 from tests.fakes.response_client import ResponseClient, output_text
-from tokenmesh.services.gateway.responses.journal import open_journal
-from tokenmesh.services.gateway.responses.logs import ResponseLogs
 from tokenmesh.services.gateway.responses.records import (
-    Begun,
     Flushed,
     Record,
+    ResponseBegun,
     encode_record,
     join_records,
 )
+from tokenmesh.services.gateway.responses.response_logs import ResponseLogs, open_journal
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.ids import GatewayId, ResponseId
@@ -40,9 +39,9 @@ async def mesh(bus_settings: BusSettings, redis_settings: RedisSettings) -> Asyn
         yield back_end
 
 
-def begun(mesh: BackEnd, name: str, **fields: Any) -> Begun:
+def begun(mesh: BackEnd, name: str, **fields: Any) -> ResponseBegun:
     body = {"model": mesh.model, "input": "Hi", "background": True, "store": True, **fields}
-    return Begun(
+    return ResponseBegun(
         id=ResponseId(f"resp_{name}"),
         owner=DEAD,
         scope=NOBODY,
@@ -56,7 +55,7 @@ def begun(mesh: BackEnd, name: str, **fields: Any) -> Begun:
 
 
 async def leave(mesh: BackEnd, name: str, data: bytes) -> None:
-    """A log whose owner is gone."""
+    """A log whose owner is dead."""
     journal = open_journal(mesh.bus, mesh.settings.responses)
     logs = ResponseLogs(journal, mesh.settings.responses)
     response_id = ResponseId(f"resp_{name}")
@@ -77,7 +76,7 @@ async def ended(client: ResponseClient, name: str) -> dict[str, Any]:
             await asyncio.sleep(0.05)
 
 
-async def test_the_others_are_gone_on_with(mesh: BackEnd) -> None:
+async def test_other_responses_are_adopted(mesh: BackEnd) -> None:
     # They are found in the order of their names.
     await leave(mesh, "0unreadable", b"\xc1 of a version to come")
     await leave(mesh, "1unknown", entry(begun(mesh, "1unknown", input=5)))

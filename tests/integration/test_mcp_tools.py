@@ -1,4 +1,4 @@
-"""Responses whose model calls tools of an MCP server, which the gateway does for it."""
+"""Responses whose model calls tools of an MCP server through the gateway."""
 
 import json
 from collections.abc import AsyncIterator
@@ -52,7 +52,7 @@ def kinds(events: list[Event]) -> list[str]:
 
 
 @pytest.mark.parametrize("store", [True, False])
-async def test_the_model_sees_what_its_call_brought(
+async def test_the_model_sees_the_result_of_its_call(
     mesh: BackEnd, client: ResponseClient, tools: Tools, store: bool
 ) -> None:
     say(mesh, call("add", a=17, b=25), "It is 42.")
@@ -68,11 +68,11 @@ async def test_the_model_sees_what_its_call_brought(
     )
 
 
-async def test_a_stream_tells_of_listing_and_calls(mesh: BackEnd, client: ResponseClient) -> None:
+async def test_a_stream_reports_listings_and_calls(mesh: BackEnd, client: ResponseClient) -> None:
     say(mesh, call("add", a=1, b=2), call("add", a=3, b=4), "Done.")
     events = await client.stream(tools=[OFFER])
     assert numbers(events) == list(range(len(events)))
-    told = kinds(events)
+    reported = kinds(events)
     wanted = [
         "in_progress",
         "mcp_list_tools.in_progress",
@@ -83,9 +83,9 @@ async def test_a_stream_tells_of_listing_and_calls(mesh: BackEnd, client: Respon
         "output_text.done",
         "completed",
     ]
-    places = [told.index(kind) for kind in wanted]
+    places = [reported.index(kind) for kind in wanted]
     assert places == sorted(places)
-    assert told.count("mcp_call.completed") == 2
+    assert reported.count("mcp_call.completed") == 2
     assert await client.events(events[0]["response"]["id"]) == events
 
 
@@ -106,7 +106,7 @@ async def test_max_output_tokens_bounds_all_turns(mesh: BackEnd, client: Respons
 async def test_calls_of_both_kinds_end_the_response(
     mesh: BackEnd, client: ResponseClient, tools: Tools
 ) -> None:
-    """The server's are made, and the model sees all answers when the client brings its own."""
+    """MCP calls are made; the model sees all results once the client has sent its own."""
     say(mesh, call("add", a=1, b=2) + call("light", on=True), "never said")
     light = {"type": "function", "name": "light", "parameters": {"type": "object"}}
     response = await client.create(tools=[OFFER, light])
@@ -118,7 +118,7 @@ async def test_calls_of_both_kinds_end_the_response(
     assert len(mesh.workers[0].generates) == 1
 
 
-async def test_openais_client_understands_the_items(mesh: BackEnd) -> None:
+async def test_the_openai_client_parses_the_items(mesh: BackEnd) -> None:
     say(mesh, call("add", a=17, b=25), "It is 42.")
     url = f"{mesh.url}/v1"
     async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
@@ -133,21 +133,21 @@ async def test_openais_client_understands_the_items(mesh: BackEnd) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "reported"),
     [
         (call("fail"), "tool fail"),
         (call("large"), "limit"),
         ('<tool_call>\n{"name": "add", "arguments": [1]}\n</tool_call>', "JSON object"),
     ],
 )
-async def test_the_model_is_told_that_a_call_failed(
-    mesh: BackEnd, client: ResponseClient, wrong: str, told: str
+async def test_the_model_sees_that_a_call_failed(
+    mesh: BackEnd, client: ResponseClient, wrong: str, reported: str
 ) -> None:
     say(mesh, wrong, "Sorry.")
     response = await client.create(tools=[OFFER])
     called = next(item for item in response["output"] if item["type"] == "mcp_call")
     assert called["status"] == "failed"
-    assert told in json.dumps(called["error"])
+    assert reported in json.dumps(called["error"])
     assert output_text(response) == "Sorry."
 
 
@@ -191,7 +191,7 @@ async def test_tools_that_are_not_allowed_are_not_offered(
         ({"server_label": "gone"}, 503, "tools[0]"),
     ],
 )
-async def test_what_is_wrong_with_an_offer_is_named(
+async def test_an_invalid_mcp_tool_is_refused_by_its_path(
     client: ResponseClient, change: dict[str, Any], status: int, param: str
 ) -> None:
     body = {"model": client.model, "input": "Hi", "tools": [{**OFFER, **change}]}
@@ -200,13 +200,13 @@ async def test_what_is_wrong_with_an_offer_is_named(
     assert answer.json()["error"]["param"] == param
 
 
-async def test_a_response_that_cannot_go_on_is_an_error(
+async def test_a_response_that_cannot_continue_is_an_error(
     mesh: BackEnd, client: ResponseClient
 ) -> None:
     say(mesh, call("add", a="not a number " * 10, b=2))
     body = {"model": client.model, "input": "Hi", "tools": [OFFER]}
     answer = await client.http.post("/v1/responses", json=body)
-    # What the tool says of its arguments is longer than the model's context.
+    # The tool's result is longer than the model's context.
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["code"] == "context_length_exceeded"
     events = await client.stream(tools=[OFFER])
@@ -214,7 +214,7 @@ async def test_a_response_that_cannot_go_on_is_an_error(
     assert numbers(events) == list(range(len(events)))
 
 
-async def test_the_clients_own_calls_are_left_to_it(
+async def test_calls_of_the_clients_tools_are_not_executed(
     mesh: BackEnd, client: ResponseClient, tools: Tools
 ) -> None:
     weather = {"type": "function", "name": "weather", "parameters": {"type": "object"}}

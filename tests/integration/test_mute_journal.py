@@ -1,4 +1,4 @@
-"""A journal that says nothing to what it is given: responses are served all the same, and soon."""
+"""A journal that does not acknowledge appends: responses are served without delay."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -11,7 +11,7 @@ import pytest
 from tests.fakes.back_end import BackEnd
 from tests.fakes.response_client import ResponseClient
 from tests.servers import Server, bus_settings_of
-from tokenmesh.services.gateway.responses.journal import open_journal
+from tokenmesh.services.gateway.responses.response_logs import open_journal
 from tokenmesh.shared.bus.jetstream import JetStreamJournal
 from tokenmesh.shared.config.mesh import RedisSettings
 from tokenmesh.shared.errors import Unavailable
@@ -48,7 +48,7 @@ async def kept(mesh: BackEnd) -> list[str]:
     return await open_journal(mesh.bus, mesh.settings.responses).keys("tm.response.>")
 
 
-async def test_what_cannot_be_kept_is_served_once_and_told(
+async def test_a_response_that_cannot_be_stored_is_served_with_a_warning(
     mesh: BackEnd, client: ResponseClient
 ) -> None:
     first = await client.create()
@@ -61,7 +61,7 @@ async def test_what_cannot_be_kept_is_served_once_and_told(
     for fields in ({"store": True, "stream": True}, {"background": True}):
         answer = await client.http.post("/v1/responses", json=body | fields)
         assert answer.status_code == 503, answer.text
-    # Such a journal may have kept them: nobody goes on with what its client knows nothing of.
+    # The journal may have stored them, so they are deleted: no gateway may adopt them.
     async with asyncio.timeout(10):
         while any(first["id"] not in key for key in await kept(mesh)):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
@@ -74,7 +74,7 @@ async def test_what_cannot_be_kept_is_served_once_and_told(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_full_journal_refuses_nobody_who_did_not_ask_for_it(
+async def test_a_full_journal_refuses_only_requests_with_store(
     mesh: BackEnd, client: ResponseClient, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     async def append(self: JetStreamJournal, key: str, data: bytes, after: int) -> int:
@@ -87,7 +87,7 @@ async def test_a_full_journal_refuses_nobody_who_did_not_ask_for_it(
     assert "no room" in answer.headers["x-tokenmesh-warning"]
 
 
-async def test_a_response_that_was_kept_although_nobody_said_so_is_made_once(
+async def test_a_response_stored_without_acknowledgement_is_generated_once(
     mesh: BackEnd, client: ResponseClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append = JetStreamJournal.append

@@ -42,7 +42,7 @@ async def mesh(bus_settings: BusSettings, redis_settings: RedisSettings) -> Asyn
 
 
 class Talk:
-    """A connection whose every event is checked against the client's own types."""
+    """A connection that checks every event against the client's types."""
 
     def __init__(self, connection: AsyncRealtimeConnection) -> None:
         self.connection = connection
@@ -86,7 +86,7 @@ class Talk:
 
 @asynccontextmanager
 async def talking(mesh: BackEnd | SmallMesh, **query: Any) -> AsyncIterator[Talk]:
-    """A session, its session.created read."""
+    """A session after session.created."""
     client = openai.AsyncOpenAI(
         base_url="http://unused", api_key="sk-1", websocket_base_url=mesh.url + "/v1"
     )
@@ -177,7 +177,7 @@ async def test_items_are_added_shown_and_deleted(mesh: BackEnd) -> None:
     assert [each["content"] for each in _prompt(mesh.tokenizer.received[-1])] == ["a", "c", "d"]
 
 
-async def test_a_response_apart_leaves_the_conversation_alone(mesh: BackEnd) -> None:
+async def test_a_response_outside_the_conversation_does_not_change_it(mesh: BackEnd) -> None:
     async with talking(mesh) as talk:
         await talk.say("Hi")
         content = [{"type": "input_text", "text": "Apart?"}]
@@ -245,7 +245,7 @@ async def test_cancelling(bus_settings: BusSettings, redis_settings: RedisSettin
         assert done.output[0].content[0].text.startswith("w")
         await mesh.until(lambda: bool(mesh.workers[0].cancels))
         assert (await talk.refused({"type": "response.cancel"})).code == "conflict"
-        # What there is stays in the conversation, which goes on.
+        # The partial output stays in the conversation.
         await talk.answer(max_output_tokens=1)
         assert _prompt(mesh.tokenizer.received[-1])[-1]["content"].startswith("w")
 
@@ -258,7 +258,9 @@ async def _second_response(talk: Talk) -> Any:
     return event.error
 
 
-async def test_cancelling_at_once(bus_settings: BusSettings, redis_settings: RedisSettings) -> None:
+async def test_cancelling_immediately(
+    bus_settings: BusSettings, redis_settings: RedisSettings
+) -> None:
     async with await slow_mesh(bus_settings, redis_settings) as mesh, talking(mesh) as talk:
         await talk.say("Hi")
         mesh.scheduler.delay_s = 1.0
@@ -355,24 +357,24 @@ async def test_the_model_calls_a_function(
         assert kinds == ["user", "assistant", "tool", "tool"]
 
 
-async def test_each_response_of_a_session_is_charged_what_its_client_is_told(
+async def test_each_response_of_a_session_is_charged_its_reported_usage(
     mesh: BackEnd,
 ) -> None:
     async with talking(mesh) as talk:
-        told = []
+        reported = []
         for text in ("Hi", "And then?"):
             await talk.say(text)
-            told.append((await talk.answer())[-1].response.usage)
+            reported.append((await talk.answer())[-1].response.usage)
     async with httpx.AsyncClient(base_url=mesh.url) as client:
         models = (await client.get("/v1/usage")).json()["models"]
     (counted,) = (each for each in models if each["model"] == mesh.model)
     assert counted["requests"] == 2
-    assert counted["prompt_tokens"] == sum(usage.input_tokens for usage in told)
-    assert counted["completion_tokens"] == sum(usage.output_tokens for usage in told)
+    assert counted["prompt_tokens"] == sum(usage.input_tokens for usage in reported)
+    assert counted["completion_tokens"] == sum(usage.output_tokens for usage in reported)
 
 
 async def chat(mesh: BackEnd | SmallMesh, messages: Any, **fields: Any) -> tuple[str, Any]:
-    """What the same model says undisturbed, and its usage in the words of a realtime response."""
+    """The same model's uninterrupted answer, and its usage in the shape of a realtime response."""
     body = {"model": mesh.model, "messages": messages, **fields}
     async with httpx.AsyncClient(base_url=mesh.url, timeout=15) as client:
         answer = (await client.post("/v1/chat/completions", json=body)).json()
@@ -401,11 +403,11 @@ def text_of(response: Any) -> str:
 
 
 async def cancelled(talk: Talk, mesh: BackEnd) -> list[Any]:
-    """The events of a response that is cancelled on its way."""
+    """The events of a response that is cancelled while it runs."""
     await talk.connection.response.create()
     events = []
     for _ in range(2):
-        # While the first is written, more than one token comes.
+        # More than one token arrives while the first is written.
         events += await talk.until("response.output_text.delta")
     mesh.workers[0].hold()
     await talk.connection.response.cancel()
@@ -416,7 +418,7 @@ async def cancelled(talk: Talk, mesh: BackEnd) -> list[Any]:
 
 @pytest.fixture(params=[0.0, 0.02], ids=["fast client", "slow client"])
 def writing_takes_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As for a client that reads slowly, whose socket is waited for before each write."""
+    """Simulates a slow client: each write waits."""
     send_text = WebSocket.send_text
 
     async def send_later(socket: WebSocket, data: str) -> None:
@@ -427,7 +429,7 @@ def writing_takes_time(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("writing_takes_time")
-async def test_usage_is_that_of_the_same_chat_and_of_what_was_told(
+async def test_usage_matches_the_same_chat_and_the_events(
     bus_settings: BusSettings, redis_settings: RedisSettings
 ) -> None:
     text = "<think>Hm.</think>" + "".join(f" {number}" for number in range(10))
@@ -447,7 +449,7 @@ async def test_usage_is_that_of_the_same_chat_and_of_what_was_told(
             response = events[-1].response
             deltas = [each.delta for each in events if each.type == "response.output_text.delta"]
             assert "".join(deltas) == text_of(response)
-            # Cut where it was cut, or at its own end.
+            # Cut, or complete.
             is_whole = response.status == "completed"
             cut = {} if is_whole else {"max_tokens": response.usage.output_tokens}
             said, usage = await chat(mesh, _prompt(question), **cut)
@@ -455,10 +457,10 @@ async def test_usage_is_that_of_the_same_chat_and_of_what_was_told(
             assert text_of(response).strip() == said.strip()
 
 
-async def test_usage_tells_what_the_cache_holds_of_a_session(
+async def test_usage_reports_cached_tokens_of_a_session(
     bus_settings: BusSettings, redis_settings: RedisSettings, tmp_path: Path
 ) -> None:
-    """The same chats, one after the other and with blocks of their own, find as much of them."""
+    """The same chats in sequence, with separate blocks, have the same prefix hits."""
     messages: list[dict[str, str]] = []
     rounds = []
     worker = {"sim_step_s": 0.02}

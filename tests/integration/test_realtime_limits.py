@@ -1,4 +1,4 @@
-"""Who may open a realtime session, what it may hold, and what is told of events that are wrong."""
+"""Realtime sessions: access, limits, and errors of invalid events."""
 
 import asyncio
 import hashlib
@@ -40,11 +40,11 @@ async def session(mesh: BackEnd, **options: Any) -> AsyncIterator[ClientConnecti
 
 
 async def refused(socket: ClientConnection, event: Json | str | bytes) -> Json:
-    """The error that an event brings."""
+    """The error that an event causes."""
     await socket.send(event if isinstance(event, str | bytes) else json.dumps(event))
-    told = RealtimeErrorEvent.model_validate_json(await socket.recv(), strict=True)
-    assert told.error.type == "invalid_request_error"
-    return told.error.model_dump()
+    reported = RealtimeErrorEvent.model_validate_json(await socket.recv(), strict=True)
+    assert reported.error.type == "invalid_request_error"
+    return reported.error.model_dump()
 
 
 def create(**item: Any) -> Json:
@@ -152,7 +152,7 @@ async def test_a_function_is_named_as_the_client_wrote_it(mesh: BackEnd) -> None
         assert "function.name" not in error["message"]
 
 
-async def test_what_is_wrong_is_named_and_the_session_goes_on(mesh: BackEnd) -> None:
+async def test_errors_name_the_field_and_the_session_continues(mesh: BackEnd) -> None:
     async with session(mesh) as socket:
         for empty in (respond(), {"type": "response.create"}):
             assert "nothing to answer" in (await refused(socket, empty))["message"]
@@ -188,7 +188,7 @@ async def test_what_is_wrong_is_named_and_the_session_goes_on(mesh: BackEnd) -> 
         ),
     ],
 )
-async def test_only_those_with_a_key_get_in(
+async def test_a_session_needs_a_key(
     bus_settings: BusSettings, redis_settings: RedisSettings, options: Any, status: int | None
 ) -> None:
     digest = hashlib.sha256(b"sk-1").hexdigest()
@@ -208,7 +208,7 @@ async def test_only_those_with_a_key_get_in(
     ("origin", "may"),
     [(None, True), ("http://evil.example", False), ("null", False), ("http://ours", True)],
 )
-async def test_pages_from_elsewhere_stay_out_where_there_are_no_keys(
+async def test_other_origins_are_refused_without_keys(
     bus_settings: BusSettings, redis_settings: RedisSettings, origin: Any, may: bool
 ) -> None:
     async with BackEnd(bus_settings, redis_settings, cors_origins=("http://ours",)) as mesh:
@@ -310,8 +310,8 @@ async def test_sessions_end_in_time(
     limits: Json = {name: 0.3}
     mesh = BackEnd(bus_settings, redis_settings, **limits)
     async with mesh, session(mesh) as socket:
-        told = json.loads(await socket.recv())
-        assert told["error"]["code"] == "session_expired"
+        reported = json.loads(await socket.recv())
+        assert reported["error"]["code"] == "session_expired"
         with pytest.raises(ConnectionClosed) as caught:
             await socket.recv()
         assert caught.value.rcvd is not None
@@ -331,7 +331,7 @@ async def test_a_response_keeps_a_session_from_being_idle(
         assert "error" not in kinds
 
 
-async def test_a_client_that_answers_no_ping_is_gone(
+async def test_a_client_that_does_not_answer_pings_is_disconnected(
     bus_settings: BusSettings, redis_settings: RedisSettings
 ) -> None:
     mesh = BackEnd(
@@ -346,7 +346,7 @@ async def test_a_client_that_answers_no_ping_is_gone(
         socket.transport.resume_reading()
 
 
-async def test_a_slow_client_is_given_up(
+async def test_a_slow_client_is_disconnected(
     bus_settings: BusSettings, redis_settings: RedisSettings
 ) -> None:
     mesh = BackEnd(bus_settings, redis_settings, write_timeout_s=0.3)
@@ -388,7 +388,7 @@ async def _read_all(socket: ClientConnection) -> None:
         await socket.recv()
 
 
-async def test_a_gateway_that_ends_says_so(
+async def test_a_stopping_gateway_closes_with_a_restart_code(
     bus_settings: BusSettings, redis_settings: RedisSettings
 ) -> None:
     mesh = BackEnd(bus_settings, redis_settings, saying("word " * 40))
@@ -405,7 +405,7 @@ async def test_a_gateway_that_ends_says_so(
     assert mesh.workers[0].cancels
 
 
-async def test_a_gateway_that_drains_takes_no_sessions(mesh: BackEnd) -> None:
+async def test_a_draining_gateway_opens_no_sessions(mesh: BackEnd) -> None:
     mesh.gateway.draining.set()
     with pytest.raises(InvalidStatus) as caught:
         await connect(address(mesh))
@@ -413,7 +413,7 @@ async def test_a_gateway_that_drains_takes_no_sessions(mesh: BackEnd) -> None:
 
 
 async def raw_session(mesh: BackEnd) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A session whose frames one writes oneself."""
+    """A session on a raw socket."""
     host, port = mesh.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(
@@ -425,7 +425,7 @@ async def raw_session(mesh: BackEnd) -> tuple[asyncio.StreamReader, asyncio.Stre
     return reader, writer
 
 
-async def test_pings_of_a_client_that_reads_nothing_end_its_connection(mesh: BackEnd) -> None:
+async def test_pings_of_a_client_that_never_reads_end_its_connection(mesh: BackEnd) -> None:
     reader, writer = await raw_session(mesh)
     ping = b"\x89\xfd\x00\x00\x00\x00" + b"x" * 125
 
@@ -444,7 +444,7 @@ async def test_a_message_of_endless_fragments_is_refused(mesh: BackEnd) -> None:
     reader, writer = await raw_session(mesh)
     writer.write(b"\x01\x80\x00\x00\x00\x00" + b"\x00\x80\x00\x00\x00\x00" * 5000)
     async with asyncio.timeout(10):
-        told = await reader.read()
-    assert told[-22:-20] == b"\x88\x14"
-    assert told[-20:] == (1009).to_bytes(2, "big") + b"too many fragments"
+        reported = await reader.read()
+    assert reported[-22:-20] == b"\x88\x14"
+    assert reported[-20:] == (1009).to_bytes(2, "big") + b"too many fragments"
     writer.close()

@@ -1,4 +1,4 @@
-"""Kept responses that meet a limit: they end as failed, and readers see why."""
+"""Stored responses that exceed a limit end as failed, with the reason."""
 
 import asyncio
 from typing import Any
@@ -13,7 +13,7 @@ from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 
 
 async def failed(client: ResponseClient, response_id: str) -> dict[str, Any]:
-    """The response, once it has failed; its events tell the same."""
+    """The response once it has failed; its events report the same."""
     async with asyncio.timeout(10):
         while (response := await client.get(response_id))["status"] != "failed":
             assert response["status"] in ("queued", "in_progress")
@@ -28,7 +28,7 @@ async def failed(client: ResponseClient, response_id: str) -> dict[str, Any]:
 async def test_a_log_that_grows_too_large_fails_its_response(
     bus_settings: BusSettings, redis_settings: RedisSettings
 ) -> None:
-    # Its first two events and the last one, each with the instructions, are too much already.
+    # Its first two events and the last one, each with the instructions, exceed the limit.
     limits = {"max_response_bytes": 64 * 1024}
     script = saying("so many words " * 60)
     async with (
@@ -54,7 +54,7 @@ async def test_a_background_response_has_a_deadline(
         client = ResponseClient(http, mesh.model)
         response = await failed(client, (await client.create(background=True))["id"])
         assert "in time" in response["error"]["message"]
-        # What there was of it stays.
+        # Its partial output is kept.
         assert output_text(response)
         await mesh.until(lambda: len(mesh.workers[0].cancels) == 1)
 
@@ -76,7 +76,7 @@ async def test_a_background_response_that_cannot_begin_fails(
             assert answer.status_code == 400, answer.text
 
 
-async def test_a_slow_journal_is_told_as_such(
+async def test_a_slow_journal_is_reported(
     bus_settings: BusSettings, redis_settings: RedisSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append, is_slow = JetStreamJournal.append, asyncio.Event()

@@ -1,4 +1,4 @@
-"""A response whose log is cut anywhere is continued from there, to the very same end."""
+"""A response whose log is cut anywhere is continued from there to the same end."""
 
 from collections.abc import AsyncIterator, Callable
 
@@ -12,8 +12,6 @@ from tests.fakes.response_client import Event, ResponseClient, numbers
 from tests.fakes.tool_turns import OFFER, call, in_turns
 from tests.fakes.worker import CACHED_TOKENS
 from tests.servers import Server, bus_settings_of
-from tokenmesh.services.gateway.responses.journal import open_journal
-from tokenmesh.services.gateway.responses.logs import ResponseLogs
 from tokenmesh.services.gateway.responses.records import (
     CallBegun,
     Flushed,
@@ -22,6 +20,7 @@ from tokenmesh.services.gateway.responses.records import (
     frames_of,
     join_records,
 )
+from tokenmesh.services.gateway.responses.response_logs import ResponseLogs, open_journal
 from tokenmesh.shared.config.mesh import RedisSettings
 from tokenmesh.shared.ids import GatewayId, ResponseId
 from tokenmesh.shared.subjects import response_log
@@ -66,7 +65,7 @@ async def client(mesh: BackEnd) -> AsyncIterator[ResponseClient]:
 
 
 async def cut(logs: ResponseLogs, response_id: ResponseId, records: list[Record]) -> None:
-    """Leave so much of a log, by a gateway that is gone."""
+    """Write a beginning of a log as a dead gateway."""
     await logs.delete(response_id)
     data = join_records([encode_record(record) for record in records])
     await logs.journal.append(response_log(response_id), data, 0)
@@ -74,7 +73,7 @@ async def cut(logs: ResponseLogs, response_id: ResponseId, records: list[Record]
 
 
 def story(events: list[Event]) -> tuple[list[str], list[object], dict[str, object]]:
-    """Which items there were, what was in them, how it ended and what it took."""
+    """Items, status and usage of a response."""
     done = [each for each in events if each["type"] == "response.output_item.done"]
     kinds = [each["type"] for each in events if not each["type"].endswith("delta")]
     return kinds, [each["item"] for each in done], events[-1]["response"]
@@ -90,7 +89,7 @@ async def test_a_log_cut_anywhere_is_continued_to_the_same_end(
     records = (await logs.read(response_id)).records
     assert len(records) > 20
     usage = whole[-1]["response"]["usage"]
-    # Of two turns.
+    # The log of two turns.
     assert usage["input_tokens_details"]["cached_tokens"] == 2 * CACHED_TOKENS
     assert 2 < usage["output_tokens_details"]["reasoning_tokens"] < usage["output_tokens"]
     lost = next(index for index, each in enumerate(records) if isinstance(each, CallBegun)) + 1
@@ -109,7 +108,7 @@ async def test_a_log_cut_anywhere_is_continued_to_the_same_end(
         await mesh.until(lambda: not len(mesh.gateway.streams))
 
 
-async def test_what_this_version_cannot_continue_fails_and_keeps_what_was_told(
+async def test_a_log_that_does_not_match_fails_and_keeps_its_events(
     mesh: BackEnd, client: ResponseClient
 ) -> None:
     whole = await client.stream(background=True)
@@ -119,11 +118,11 @@ async def test_what_this_version_cannot_continue_fails_and_keeps_what_was_told(
     for number, record in enumerate(records[:4]):
         if not isinstance(record, Flushed):
             continue
-        # As if another version had told more of the same step.
+        # As if another version had recorded more events.
         other = msgspec.structs.replace(record, frames=[*record.frames, EXTRA])
-        told: list[Record] = [begun, *records[:number], other, *records[number + 1 : 8]]
-        await cut(logs, response_id, told)
+        reported: list[Record] = [begun, *records[:number], other, *records[number + 1 : 8]]
+        await cut(logs, response_id, reported)
         events = await client.events(response_id)
         assert events[-1]["type"] == "response.failed"
-        assert len(events) == sum(len(frames_of(each)) for each in told) + 1
+        assert len(events) == sum(len(frames_of(each)) for each in reported) + 1
         assert (await client.get(response_id))["status"] == "failed"

@@ -45,7 +45,7 @@ async def client(mesh: BackEnd) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 async def stream_events(mesh: BackEnd, **fields: Any) -> list[dict[str, Any]]:
-    """The events as they are on the wire; each must be what the client's types say."""
+    """The events as they are on the wire, each checked against the client's types."""
     body = {"model": mesh.model, "input": "Hi", "stream": True, "store": False, **fields}
     async with httpx.AsyncClient(timeout=10) as http:
         answer = await http.post(f"{mesh.url}/v1/responses", json=body)
@@ -132,8 +132,8 @@ def _use_blocking_client(url: str, model: str) -> list[str]:
 
 
 async def test_the_blocking_client(mesh: BackEnd) -> None:
-    told = await asyncio.to_thread(_use_blocking_client, mesh.url, mesh.model)
-    assert told == [TEXT, TEXT]
+    reported = await asyncio.to_thread(_use_blocking_client, mesh.url, mesh.model)
+    assert reported == [TEXT, TEXT]
 
 
 async def test_a_response_that_is_cut_is_incomplete(mesh: BackEnd) -> None:
@@ -155,8 +155,8 @@ async def test_log_probabilities(mesh: BackEnd, client: openai.AsyncOpenAI) -> N
     spelled = b"".join(bytes(entry.bytes) for entry in content.logprobs)
     assert spelled.decode() == TEXT
     events = await stream_events(mesh, **asked)
-    told = [event["logprobs"] for event in events if event["type"].endswith("text.delta")]
-    assert [each["token"] for entries in told for each in entries] == [
+    reported = [event["logprobs"] for event in events if event["type"].endswith("text.delta")]
+    assert [each["token"] for entries in reported for each in entries] == [
         each.token for each in content.logprobs
     ]
 
@@ -187,7 +187,7 @@ async def test_a_template_error_names_the_client_s_field(mesh: BackEnd) -> None:
     assert answer.json()["error"]["param"] == "chat_template"
 
 
-async def test_an_error_in_mid_stream_is_told_and_ends_the_response(long_mesh: BackEnd) -> None:
+async def test_an_error_in_mid_stream_is_an_event_and_ends_the_response(long_mesh: BackEnd) -> None:
     worker = long_mesh.workers[0]
 
     async def fail_later() -> None:
@@ -220,7 +220,7 @@ async def test_a_client_that_leaves_cancels_its_response(long_mesh: BackEnd) -> 
     await long_mesh.until(lambda: len(long_mesh.workers[0].cancels) > 0)
 
 
-async def test_a_long_input_is_cut_only_when_that_is_wanted(mesh: BackEnd) -> None:
+async def test_a_long_input_is_cut_only_with_truncation_auto(mesh: BackEnd) -> None:
     body = {"model": mesh.model, "input": "word " * 400, "store": False, "max_output_tokens": 40}
     async with httpx.AsyncClient(timeout=10) as http:
         refused = await http.post(f"{mesh.url}/v1/responses", json=body)

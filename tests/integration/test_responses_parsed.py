@@ -1,4 +1,4 @@
-"""Responses of models that think and call tools, through the real parsers."""
+"""Responses of models that reason and call tools, with the real parsers."""
 
 import json
 from collections.abc import AsyncIterator
@@ -44,7 +44,7 @@ async def ask(mesh: BackEnd, **fields: Any) -> Response:
 
 
 def say(mesh: BackEnd, text: str) -> None:
-    """What the model says from now on."""
+    """Set the model's answer."""
     mesh.workers[0].script = saying(text)
 
 
@@ -146,7 +146,7 @@ async def test_harmony(mesh: BackEnd) -> None:
     assert json.loads(call.arguments) == {"city": "Oslo"}
 
 
-async def test_tools_that_nobody_named_are_not_offered(mesh: BackEnd) -> None:
+async def test_tools_that_are_not_allowed_are_not_offered_to_the_model(mesh: BackEnd) -> None:
     say(mesh, CALL)
     answer = await ask(mesh)
     assert [item.type for item in answer.output] == ["message"]
@@ -175,7 +175,7 @@ async def post(mesh: BackEnd, **fields: Any) -> httpx.Response:
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, 400, "text.format.schema"),
     ],
 )
-async def test_refusals_name_the_client_s_field(
+async def test_errors_name_the_clients_field(
     mesh: BackEnd, fields: dict[str, Any], status: int, param: str
 ) -> None:
     for stream in (False, True):
@@ -184,9 +184,9 @@ async def test_refusals_name_the_client_s_field(
         assert answer.json()["error"]["param"] == param
 
 
-async def test_what_has_no_effect_is_told_in_a_header(mesh: BackEnd) -> None:
+async def test_fields_without_effect_cause_a_warning(mesh: BackEnd) -> None:
     answer = await post(mesh, reasoning={"summary": "auto"}, nonsense=1)
     assert answer.status_code == 200
-    told = " ".join(answer.headers.get_list("x-tokenmesh-warning"))
-    assert "nonsense" in told
-    assert "reasoning.summary" in told
+    reported = " ".join(answer.headers.get_list("x-tokenmesh-warning"))
+    assert "nonsense" in reported
+    assert "reasoning.summary" in reported

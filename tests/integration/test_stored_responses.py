@@ -1,4 +1,4 @@
-"""Kept responses on one gateway: read, followed, cancelled, deleted, chained."""
+"""Stored responses on one gateway: read, streamed, cancelled, deleted, chained."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ async def client(mesh: BackEnd) -> AsyncIterator[ResponseClient]:
 
 
 async def ended(client: ResponseClient, response_id: str) -> dict[str, Any]:
-    """The response as soon as it is over."""
+    """The response once it has ended."""
     async with asyncio.timeout(10):
         while True:
             response = await client.get(response_id)
@@ -39,7 +39,7 @@ async def ended(client: ResponseClient, response_id: str) -> dict[str, Any]:
             await asyncio.sleep(0.02)
 
 
-async def test_a_stream_is_read_again_from_any_event_on(client: ResponseClient) -> None:
+async def test_a_stream_is_read_again_from_any_event(client: ResponseClient) -> None:
     events = await client.stream()
     assert text_of(events) == TEXT
     assert numbers(events) == list(range(len(events)))
@@ -61,7 +61,7 @@ async def test_a_whole_response_can_be_read_again(client: ResponseClient) -> Non
     assert events[-1]["response"] == response
 
 
-async def test_store_false_keeps_nothing(client: ResponseClient) -> None:
+async def test_store_false_stores_nothing(client: ResponseClient) -> None:
     response = await client.create(store=False)
     assert response["store"] is False
     await client.get(response["id"], 404)
@@ -79,7 +79,7 @@ async def test_a_background_response_needs_no_client(client: ResponseClient) -> 
     assert numbers(events) == list(range(len(events)))
 
 
-async def test_a_background_stream_goes_on_without_its_client(client: ResponseClient) -> None:
+async def test_a_background_stream_continues_without_its_client(client: ResponseClient) -> None:
     first = await client.stream(limit=6, background=True)
     response_id = first[0]["response"]["id"]
     rest = await client.events(response_id, first[-1]["sequence_number"])
@@ -139,9 +139,7 @@ async def test_deleting_a_running_response_stops_it(mesh: BackEnd, client: Respo
     assert "deleted" in last["message"]
 
 
-async def test_a_response_goes_on_from_the_one_before(
-    mesh: BackEnd, client: ResponseClient
-) -> None:
+async def test_a_response_continues_the_previous_one(mesh: BackEnd, client: ResponseClient) -> None:
     first = await client.create(input="One", instructions="Be kind.")
     second = await client.create(input="Two", previous_response_id=first["id"])
     await client.create(input="Three", previous_response_id=second["id"])
@@ -205,7 +203,7 @@ async def test_input_items_come_in_pages(client: ResponseClient) -> None:
         ("/v1/responses/{id}/input_items?after=msg_x", 400, "after"),
     ],
 )
-async def test_what_is_wrong_is_named(
+async def test_errors_name_the_field(
     client: ResponseClient, path: str, status: int, param: str
 ) -> None:
     response = await client.create()
@@ -214,7 +212,7 @@ async def test_what_is_wrong_is_named(
     assert answer.json()["error"]["param"] == param
 
 
-async def test_a_gateway_makes_so_many_responses_at_a_time(
+async def test_running_responses_of_a_gateway_are_limited(
     bus_settings: BusSettings, redis_settings: RedisSettings
 ) -> None:
     limits = {"max_running": 1}
@@ -231,7 +229,7 @@ async def test_a_gateway_makes_so_many_responses_at_a_time(
         mesh.workers[0].release(1)
 
 
-async def test_a_request_that_is_too_large_to_be_kept(
+async def test_a_request_that_is_too_large_to_be_stored(
     bus_settings: BusSettings, redis_settings: RedisSettings
 ) -> None:
     limits = {"max_record_bytes": 64 * 1024}
@@ -247,7 +245,7 @@ async def test_a_request_that_is_too_large_to_be_kept(
         assert "not stored" in answer.headers["x-tokenmesh-warning"]
 
 
-async def test_a_mesh_without_jetstream_keeps_nothing(
+async def test_a_mesh_without_jetstream_stores_nothing(
     plain_nats: Server, redis_settings: RedisSettings
 ) -> None:
     async with (
@@ -276,12 +274,14 @@ async def test_stored_items_are_referred_to_by_id(mesh: BackEnd, client: Respons
         response = await client.create(input=[*items, more], store=store)
         assert response["status"] == "completed"
         prompt: Any = mesh.tokenizer.received[-1].prompt
-        told = [each["role"] for each in json.loads(prompt.messages_json)]
-        assert told == ["user", "assistant", "user"]
+        reported = [each["role"] for each in json.loads(prompt.messages_json)]
+        assert reported == ["user", "assistant", "user"]
 
 
 @pytest.mark.parametrize("store", [True, False])
-async def test_a_reference_to_nothing_is_named(client: ResponseClient, store: bool) -> None:
+async def test_an_unknown_reference_is_refused_by_its_path(
+    client: ResponseClient, store: bool
+) -> None:
     first = await client.create(input="Hi")
     missing = first["output"][0]["id"][:-1] + "9"
     for item_id in (missing, "msg_none", "msg_" + "0" * 36):
@@ -292,7 +292,7 @@ async def test_a_reference_to_nothing_is_named(client: ResponseClient, store: bo
         assert answer.json()["error"]["param"] == "input[0].id"
 
 
-async def test_raw_messages_are_told_when_asked_for(client: ResponseClient) -> None:
+async def test_raw_messages_are_sent_on_request(client: ResponseClient) -> None:
     response = await client.create(enable_response_messages=True)
     (asked,), (said,) = response["input_messages"], response["output_messages"]
     assert "Hi" in asked["message"]
@@ -300,7 +300,7 @@ async def test_raw_messages_are_told_when_asked_for(client: ResponseClient) -> N
     assert len(said["tokens"]) == response["usage"]["output_tokens"]
 
 
-async def test_openais_client_reads_what_is_kept(mesh: BackEnd) -> None:
+async def test_the_openai_client_reads_stored_responses(mesh: BackEnd) -> None:
     url = f"{mesh.url}/v1"
     async with openai.AsyncOpenAI(base_url=url, api_key="mine", max_retries=0) as client:
         made = await client.responses.create(model=mesh.model, input="Hi", background=True)

@@ -1,4 +1,4 @@
-"""Content blocks: the same however the events were cut, and what clients make of them."""
+"""Content blocks do not depend on how events are cut, and clients can parse them."""
 
 import json
 import time
@@ -12,9 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from tokenmesh.services.gateway.anthropic.content import ContentBlocks, Step, collect
-from tokenmesh.services.gateway.anthropic.shapes import stop_of
-from tokenmesh.services.gateway.anthropic.writer import MessagesWriter
+from tokenmesh.services.gateway.anthropic.writer import (
+    BlockEvent,
+    ContentBlocks,
+    MessagesWriter,
+    collect,
+    stop_of,
+)
 from tokenmesh.services.gateway.generation.chunk import OutputChunk
 from tokenmesh.services.gateway.generation.delivery import Delivery
 from tokenmesh.services.gateway.generation.request import GenerationRequest
@@ -54,13 +58,13 @@ TURN: list[Event] = [
 ]
 
 
-def steps_of(events: list[Event], **options: Any) -> list[Step]:
+def steps_of(events: list[Event], **options: Any) -> list[BlockEvent]:
     blocks = ContentBlocks("msg-1", **options)
     return [*blocks.push(events), *blocks.finish()]
 
 
-def as_client(steps: list[Step]) -> list[dict[str, Any]]:
-    """What the anthropic client's own accumulation makes of the events."""
+def as_client(steps: list[BlockEvent]) -> list[dict[str, Any]]:
+    """The message that the anthropic client accumulates from the events."""
     buffers: dict[int, bytes] = {}
     snapshot = None
     for step in [START, *steps]:
@@ -89,13 +93,13 @@ def test_ids_of_calls_follow_from_the_message() -> None:
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n\n"])
-def test_white_space_alone_makes_no_block(text: str) -> None:
+def test_white_space_alone_does_not_begin_a_block(text: str) -> None:
     assert steps_of([Content(text)]) == []
     blocks = collect(steps_of([Reasoning("r"), Content(text), CallBegin(0, "f")]))
     assert [block["type"] for block in blocks] == ["thinking", "tool_use"]
 
 
-def test_omitted_thinking_keeps_its_block() -> None:
+def test_omitted_thinking_has_a_block_without_text() -> None:
     shown, omitted = collect(steps_of(TURN)), collect(steps_of(TURN, shows_thinking=False))
     assert omitted[0] == shown[0] | {"thinking": ""}
     assert omitted[1:] == shown[1:]
@@ -111,7 +115,7 @@ def test_omitted_thinking_keeps_its_block() -> None:
         ("{a: 1}", {"INVALID_JSON": "{a: 1}"}),
     ],
 )
-def test_an_unfinished_call_keeps_what_there_is(text: str, parsed: dict[str, Any]) -> None:
+def test_an_unfinished_call_keeps_its_partial_input(text: str, parsed: dict[str, Any]) -> None:
     events: list[Event] = [CallBegin(0, "f")]
     if text:
         events.append(CallArguments(0, text))
@@ -155,13 +159,13 @@ def test_the_cuts_between_events_do_not_matter(events: list[Event], data: st.Dat
 
 @given(turns())
 def test_no_text_but_white_space_is_lost(events: list[Event]) -> None:
-    told = "".join(block.get("text", "") for block in collect(steps_of(events)))
+    reported = "".join(block.get("text", "") for block in collect(steps_of(events)))
     said = "".join(event.text for event in events if isinstance(event, Content))
-    assert "".join(told.split()) == "".join(said.split())
+    assert "".join(reported.split()) == "".join(said.split())
 
 
 @pytest.mark.parametrize(
-    ("finish", "stop", "told"),
+    ("finish", "stop", "reported"),
     [
         ("stop", None, ("end_turn", None)),
         ("stop", 7, ("end_turn", None)),
@@ -172,15 +176,15 @@ def test_no_text_but_white_space_is_lost(events: list[Event]) -> None:
         ("repetition", None, ("end_turn", None)),
     ],
 )
-def test_why_a_message_ended(
-    finish: str, stop: str | int | None, told: tuple[str, str | None]
+def test_stop_reasons(
+    finish: str, stop: str | int | None, reported: tuple[str, str | None]
 ) -> None:
-    assert stop_of(finish, stop) == told
+    assert stop_of(finish, stop) == reported
 
 
 @pytest.mark.parametrize("kind", [Content, Reasoning, CallArguments])
-def test_a_long_message_is_put_together_in_one_go(kind: type[Any]) -> None:
-    """Pieces joined one by one would copy gigabytes."""
+def test_a_long_message_is_joined_once(kind: type[Any]) -> None:
+    """Joining chunks one by one would copy gigabytes."""
     text = "x" * 100
     event = CallArguments(0, text) if kind is CallArguments else kind(text)
     pieces = [OutputChunk(0, events=[event]) for _ in range(40_000)]

@@ -1,4 +1,4 @@
-"""From Anthropic's bodies to chat requests, and what is told of bodies that are wrong."""
+"""Requests of the Messages API as chats, and errors with the client's paths."""
 
 import json
 from typing import Any
@@ -7,9 +7,10 @@ import pytest
 from pydantic import ValidationError
 
 from tokenmesh.services.gateway.anthropic.request import CountTokensRequest, MessagesRequest
-from tokenmesh.services.gateway.anthropic.translation import MessagesTranslation, translate
+from tokenmesh.services.gateway.anthropic.translation import translate
 from tokenmesh.services.gateway.openai.chat_request import ChatRequest
 from tokenmesh.services.gateway.openai.errors import invalid_fields
+from tokenmesh.services.gateway.openai.translation import TranslatedChat
 from tokenmesh.shared.errors import InvalidInput, Overloaded
 
 Json = dict[str, Any]
@@ -20,8 +21,8 @@ FUNCTION: Json = {"type": "function", "function": {"name": "look"}}
 PIXEL: Json = {"type": "base64", "media_type": "image/png", "data": "aGk="}
 
 
-def read(**fields: Any) -> MessagesTranslation:
-    """As the route does it."""
+def read(**fields: Any) -> TranslatedChat:
+    """Translates as the route does."""
     body = {"model": "m", "max_tokens": 100, "messages": [USER]} | fields
     try:
         parsed = MessagesRequest.model_validate_json(json.dumps(body))
@@ -31,7 +32,7 @@ def read(**fields: Any) -> MessagesTranslation:
 
 
 def chat(**fields: Any) -> ChatRequest:
-    return read(**fields).body
+    return read(**fields).chat
 
 
 def user(*blocks: Json) -> Json:
@@ -50,22 +51,22 @@ def result(**fields: Any) -> Json:
     return {"type": "tool_result", "tool_use_id": "toolu_1"} | fields
 
 
-def test_the_least() -> None:
+def test_a_minimal_request() -> None:
     body = chat()
     assert body.model_fields_set == {"model", "messages", "max_tokens"}
     assert body.messages == [USER]
 
 
 @pytest.mark.parametrize(
-    ("system", "told"),
+    ("system", "reported"),
     [
         ("Be brief.", "Be brief."),
         ([text("Be brief."), text("Be kind.")], "Be brief.\nBe kind."),
         ([text("x-anthropic-billing-header: cc_version=1"), text("Be brief.")], "Be brief."),
     ],
 )
-def test_the_system_prompt_comes_first(system: Any, told: str) -> None:
-    assert chat(system=system).messages == [{"role": "system", "content": told}, USER]
+def test_the_system_prompt_comes_first(system: Any, reported: str) -> None:
+    assert chat(system=system).messages == [{"role": "system", "content": reported}, USER]
 
 
 def test_an_empty_system_prompt_is_none() -> None:
@@ -103,7 +104,7 @@ def test_a_round_of_tools() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "reported"),
     [
         ({}, ""),
         ({"content": "no"}, "no"),
@@ -112,12 +113,12 @@ def test_a_round_of_tools() -> None:
         ({"content": "no", "is_error": False}, "no"),
     ],
 )
-def test_results_of_tools(fields: Json, told: str) -> None:
+def test_results_of_tools(fields: Json, reported: str) -> None:
     messages = chat(messages=[USER, assistant(CALL), user(result(**fields))]).messages
-    assert messages[-1]["content"] == told
+    assert messages[-1]["content"] == reported
 
 
-def test_images_of_a_result_are_the_users_next_words() -> None:
+def test_images_of_a_result_move_to_the_users_next_message() -> None:
     shown = result(content=[text("a map"), {"type": "image", "source": PIXEL}])
     messages = chat(messages=[USER, assistant(CALL), user(shown, text("Where?"))]).messages
     assert [each["role"] for each in messages] == ["user", "assistant", "tool", "user"]
@@ -155,7 +156,7 @@ def test_a_begun_answer_is_continued() -> None:
 
 
 @pytest.mark.parametrize(
-    ("choice", "told", "parallel"),
+    ("choice", "reported", "parallel"),
     [
         ({"type": "auto"}, "auto", True),
         ({"type": "none"}, "none", True),
@@ -167,9 +168,9 @@ def test_a_begun_answer_is_continued() -> None:
         ),
     ],
 )
-def test_the_choice_of_tools(choice: Json, told: Any, parallel: bool) -> None:
+def test_the_choice_of_tools(choice: Json, reported: Any, parallel: bool) -> None:
     body = chat(tools=[TOOL | {"type": "custom", "cache_control": {}}], tool_choice=choice)
-    assert (body.tool_choice, body.parallel_tool_calls) == (told, parallel)
+    assert (body.tool_choice, body.parallel_tool_calls) == (reported, parallel)
     function = {"name": "look", "description": "Looks.", "parameters": {"type": "object"}}
     assert body.tools == [{"type": "function", "function": function}]
 
@@ -188,7 +189,7 @@ def test_thinking(thinking: Json, switch: bool, budget: int | None) -> None:
     assert body.thinking_token_budget == budget
 
 
-def test_the_clients_own_template_arguments_go_first() -> None:
+def test_the_clients_template_arguments_have_priority() -> None:
     body = chat(thinking={"type": "disabled"}, chat_template_kwargs={"thinking": True, "x": 1})
     assert body.chat_template_kwargs == {"enable_thinking": False, "thinking": True, "x": 1}
 
@@ -208,10 +209,10 @@ def test_structured_output(name: str) -> None:
 
 def test_counting_needs_no_max_tokens() -> None:
     body = CountTokensRequest.model_validate({"model": "m", "messages": [USER], "tools": [TOOL]})
-    assert translate(body).body.tools is not None
+    assert translate(body).chat.tools is not None
 
 
-def test_fields_of_chats_that_messages_do_not_have_are_left_alone() -> None:
+def test_fields_that_only_chats_have_are_ignored() -> None:
     assert chat(n=3, logprobs=True).model_fields_set == {"model", "messages", "max_tokens"}
 
 
@@ -291,7 +292,7 @@ WRONG: list[tuple[Json, str]] = [
 
 
 @pytest.mark.parametrize(("fields", "param"), WRONG)
-def test_what_is_wrong_is_named(fields: Json, param: str) -> None:
+def test_errors_name_the_field(fields: Json, param: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         read(**fields)
     assert caught.value.param == param
@@ -308,7 +309,7 @@ def test_what_is_wrong_is_named(fields: Json, param: str) -> None:
         ("messages[77] is odd", None, "messages[77] is odd", None),
     ],
 )
-def test_others_errors_are_told_in_the_clients_words(
+def test_errors_of_other_services_name_the_clients_fields(
     message: str, param: str | None, renamed: str, renamed_param: str | None
 ) -> None:
     turns = [user(text("a"), text("b")), assistant(CALL), user(result())]
@@ -317,17 +318,17 @@ def test_others_errors_are_told_in_the_clients_words(
     assert (error.message, error.param) == (renamed, renamed_param)
 
 
-def test_errors_that_are_not_the_clients_stay_as_they_are() -> None:
+def test_server_errors_are_unchanged() -> None:
     error = Overloaded("messages[0]", retry_after_s=1)
     assert read().places.rename(error) is error
 
 
 @pytest.mark.parametrize(
-    ("told", "field"),
+    ("reported", "field"),
     [("function.name", "name"), ("function.parameters", "input_schema")],
 )
-def test_what_is_wrong_with_a_tool_is_told_of_the_clients_own_fields(told: str, field: str) -> None:
+def test_errors_of_a_tool_name_the_clients_fields(reported: str, field: str) -> None:
     tools = [{"name": name, "input_schema": {"type": "object"}} for name in ("a", "b")]
     places = read(tools=tools).places
-    error = places.rename(InvalidInput(f"tools[1].{told} is wrong", param="tools"))
+    error = places.rename(InvalidInput(f"tools[1].{reported} is wrong", param="tools"))
     assert (error.message, error.param) == (f"tools[1].{field} is wrong", f"tools[1].{field}")

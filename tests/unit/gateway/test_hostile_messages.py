@@ -13,7 +13,7 @@ from tokenmesh.services.gateway.anthropic.request import MessagesRequest
 from tokenmesh.services.gateway.anthropic.translation import translate
 from tokenmesh.services.gateway.openai.errors import invalid_fields
 from tokenmesh.services.gateway.realtime.client_events import decode_event, read_event
-from tokenmesh.services.gateway.realtime.items import read_item
+from tokenmesh.services.gateway.realtime.conversation import read_item
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput
 
@@ -130,7 +130,7 @@ def test_a_broken_message_names_a_field_or_is_served(data: st.DataObject) -> Non
         _check(invalid_fields(error))
         return
     try:
-        chat = translate(body).body
+        chat = translate(body).chat
     except InvalidInput as error:
         _check(error)
     else:

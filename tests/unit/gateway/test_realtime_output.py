@@ -19,8 +19,7 @@ from tokenmesh.services.gateway.parsers.events import (
     Reasoning,
 )
 from tokenmesh.services.gateway.realtime.channel import Channel
-from tokenmesh.services.gateway.realtime.conversation import RealtimeConversation
-from tokenmesh.services.gateway.realtime.items import Item, read_item
+from tokenmesh.services.gateway.realtime.conversation import Item, RealtimeConversation, read_item
 from tokenmesh.services.gateway.realtime.output import ResponseOutput
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import Cancelled, Conflict, InvalidInput, NotFound
@@ -40,12 +39,14 @@ def turns(draw: st.DrawFn) -> list[Event]:
     return events
 
 
-def told(events: list[Event], status: str, conversation: RealtimeConversation | None) -> list[Any]:
+def reported(
+    events: list[Event], status: str, conversation: RealtimeConversation | None
+) -> list[Any]:
     """The server events, each as the openai client reads it."""
     output = ResponseOutput("resp-1", conversation)
     made: list[Any] = []
     for event in [*output.push(events), *output.finish(status)]:
-        # As it is sent: items go on changing afterwards.
+        # Encoded as when sent, because items change afterwards.
         data = json.loads(json.dumps({"event_id": "e", **event}))
         made.append(EVENT.validate_python(data, strict=True))
     assert list(output.finish(status)) == []
@@ -55,7 +56,7 @@ def told(events: list[Event], status: str, conversation: RealtimeConversation | 
 @given(turns(), st.sampled_from(["completed", "incomplete"]), st.booleans())
 def test_events_of_a_response(events: list[Event], status: str, is_apart: bool) -> None:
     conversation = None if is_apart else RealtimeConversation(GatewaySettings())
-    made = told(events, status, conversation)
+    made = reported(events, status, conversation)
     done = [each for each in made if each.type == "response.output_item.done"]
     added = [each for each in made if each.type == "response.output_item.added"]
     assert [each.item.id for each in added] == [each.item.id for each in done]
@@ -78,7 +79,7 @@ def test_events_of_a_response(events: list[Event], status: str, is_apart: bool) 
 
 @given(turns())
 def test_no_text_but_white_space_is_lost(events: list[Event]) -> None:
-    made = told(events, "completed", None)
+    made = reported(events, "completed", None)
     shown = "".join(each.text for each in made if each.type == "response.output_text.done")
     said = "".join(event.text for event in events if isinstance(event, Content))
     assert "".join(shown.split()) == "".join(said.split())
@@ -125,7 +126,6 @@ def test_a_conversation_is_a_list_with_bounds(steps: list[tuple[str, str, str | 
         model.insert(index, item_id)
         assert before == (model[index - 1] if index else None)
         assert [item.id for item in conversation] == model
-        assert conversation.last_id == model[-1]
 
 
 def test_bytes_are_counted_as_they_change() -> None:
@@ -141,7 +141,7 @@ def test_bytes_are_counted_as_they_change() -> None:
 
 
 class SlowSocket:
-    """Takes some events, then blocks until it is released."""
+    """Accepts some events, then blocks until it is released."""
 
     def __init__(self, takes: int) -> None:
         self.sent: list[str] = []
@@ -155,7 +155,7 @@ class SlowSocket:
 
 
 @pytest.mark.parametrize("takes", [0, 1, 2])
-async def test_a_cancelled_sender_knows_what_is_not_sent(takes: int) -> None:
+async def test_a_cancelled_send_leaves_the_unsent_events(takes: int) -> None:
     socket: Any = SlowSocket(takes)
     channel = Channel(socket, 5.0)
     events = deque([{"type": name} for name in "abc"])
@@ -170,7 +170,7 @@ async def test_a_cancelled_sender_knows_what_is_not_sent(takes: int) -> None:
     assert socket.sent == list("abc")
 
 
-async def test_a_socket_that_takes_nothing_is_gone() -> None:
+async def test_a_socket_that_blocks_is_cancelled() -> None:
     socket: Any = SlowSocket(0)
     with pytest.raises(Cancelled):
         await Channel(socket, 0.01).send({"type": "a"})

@@ -45,10 +45,12 @@ from tokenmesh.services.gateway.operations.server_info_routes import server_info
 from tokenmesh.services.gateway.operations.trace_routes import traces_router
 from tokenmesh.services.gateway.realtime.routes import realtime_router
 from tokenmesh.services.gateway.responses import routes as responses
-from tokenmesh.services.gateway.responses.input_tokens_routes import input_tokens_router
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
-from tokenmesh.services.gateway.responses.routes import response_endpoint
-from tokenmesh.services.gateway.responses.stored_routes import stored_responses_router
+from tokenmesh.services.gateway.responses.routes import (
+    input_tokens_router,
+    response_endpoint,
+    stored_responses_router,
+)
 from tokenmesh.services.gateway.scale_out.routes import BODIES as SCALE_OUT_BODIES
 from tokenmesh.services.gateway.scale_out.routes import scale_out_router
 from tokenmesh.services.gateway.tenancy.admitted_routes import AdmittedRoutes

@@ -10,7 +10,7 @@ from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.off_loop import SWITCH_S
 from tokenmesh.services.gateway.http.server import Server
 from tokenmesh.services.gateway.mesh.unused_placements import UnusedPlacements
-from tokenmesh.services.gateway.responses.journal import open_journal
+from tokenmesh.services.gateway.responses.response_logs import open_journal
 from tokenmesh.shared.actor.actor import BackgroundTasks
 from tokenmesh.shared.allocator import give_back_freed_memory
 from tokenmesh.shared.config import Settings

@@ -1,4 +1,4 @@
-"""Log-probabilities are told of the tokens that the text is made of, and of no others."""
+"""Only tokens of the text have log-probabilities."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from tests.fakes.back_end import fake_tokenizer
 from tokenmesh.services.gateway.generation.chunk import OutputChunk
 from tokenmesh.services.gateway.openai.logprobs import LogprobShapes
 from tokenmesh.services.gateway.parsers.events import CallBegin, Content, Event, Reasoning
-from tokenmesh.services.gateway.responses.content_logprobs import ContentLogprobs
+from tokenmesh.services.gateway.responses.output_tokens import ContentLogprobs
 from tokenmesh.shared.messages.tokens import TokenLogprobs
 from tokenmesh.shared.text import Vocabulary
 
@@ -28,7 +28,7 @@ def logprobs() -> ContentLogprobs:
 def written(
     *tokens: tuple[str, int | None], events: list[Event] | None, end: str | None = None
 ) -> OutputChunk:
-    """A piece of tokens with the content that each made certain."""
+    """A chunk of tokens with the content that each completed."""
     ids = [each for text, _ in tokens for each in ids_of(text)]
     assert len(ids) == len(tokens), "each a token of its own"
     entries = [TokenLogprobs(token_id=each, logprob=-1.0, rank=1) for each in ids]
@@ -50,7 +50,7 @@ def test_without_a_parser_all_but_the_end_is_text(logprobs: ContentLogprobs) -> 
     assert spelled(logprobs, piece) == [["ab"]]
 
 
-def test_reasoning_and_markers_are_no_text(logprobs: ContentLogprobs) -> None:
+def test_reasoning_and_markers_are_not_text(logprobs: ContentLogprobs) -> None:
     events: list[Event] = [Reasoning("h"), Content("Y")]
     piece = written(
         ("h", 0), ("<", None), (">", None), ("Y", 1), (END, None), events=events, end="stop"
@@ -69,6 +69,6 @@ def test_text_that_the_end_releases_keeps_its_tokens(logprobs: ContentLogprobs) 
     assert spelled(logprobs, written(("<", None), (END, 1), events=events, end="stop")) == [["<"]]
 
 
-def test_a_call_parts_two_stretches(logprobs: ContentLogprobs) -> None:
+def test_a_call_separates_two_content_events(logprobs: ContentLogprobs) -> None:
     events: list[Event] = [Content("a"), CallBegin(0, "f"), Content("b")]
     assert spelled(logprobs, written(("a", 1), ("c", 0), ("b", 1), events=events)) == [["a", "b"]]

@@ -1,4 +1,4 @@
-"""A response's events: numbered, typed as the client's types say, the same when done again."""
+"""Events of a response: numbered, valid for the client's types, the same in a replay."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +24,7 @@ from tokenmesh.services.gateway.parsers.events import (
 )
 from tokenmesh.services.gateway.parsers.events import Event as ParserEvent
 from tokenmesh.services.gateway.responses.events import ResponseEvents
-from tokenmesh.services.gateway.responses.recorder import Event
+from tokenmesh.services.gateway.responses.output_items import Event
 from tokenmesh.services.gateway.responses.shapes import usage_fields
 from tokenmesh.services.gateway.responses.tools import ToolName
 from tokenmesh.shared.errors import InvalidInput, Overloaded, Unavailable
@@ -65,7 +65,7 @@ def kinds_of(events: Sequence[Event]) -> list[str]:
 
 
 def run(pieces: Sequence[OutputChunk]) -> tuple[list[Event], dict[str, Any]]:
-    """A response of one turn, its MCP calls answered, to its end."""
+    """A whole response of one turn with its MCP calls."""
     maker = start()
     events = maker.begin()
     for piece in pieces:
@@ -90,14 +90,14 @@ TEXTS = st.text(st.sampled_from('ab {}":\n\u00e9'), min_size=1, max_size=6)
 
 @st.composite
 def turns(draw: st.DrawFn) -> list[ParserEvent]:
-    """What a parser may say of one turn."""
+    """Parser events of one turn."""
     events: list[ParserEvent] = []
     num_calls = 0
     for kind in draw(st.lists(st.sampled_from(["content", "reasoning", "call"]), max_size=6)):
         if kind == "content":
             events.append(Content(draw(TEXTS)))
             if num_calls and draw(st.booleans()):
-                # What closes a call that was broken off.
+                # The end of an unfinished call.
                 events.append(CallArguments(num_calls - 1, draw(TEXTS)))
         elif kind == "reasoning":
             events.append(Reasoning(draw(TEXTS)))
@@ -112,7 +112,7 @@ def turns(draw: st.DrawFn) -> list[ParserEvent]:
 
 
 def split(event: ParserEvent, at: int) -> list[ParserEvent]:
-    """One event as two that say the same."""
+    """Split an event into two."""
     if isinstance(event, CallBegin) or not 0 < at < len(event.text):
         return [event]
     return [saying(event, event.text[:at]), saying(event, event.text[at:])]
@@ -125,7 +125,7 @@ def saying(event: ParserEvent, text: str) -> ParserEvent:
 
 
 def portion(draw: st.DrawFn, events: Sequence[ParserEvent], finish: str) -> list[OutputChunk]:
-    """The events in any pieces."""
+    """The events, split at random."""
     finer = [part for each in events for part in split(each, draw(st.integers(0, 5)))]
     pieces, rest = [], finer
     while rest:
@@ -142,22 +142,22 @@ def two_portionings(draw: st.DrawFn) -> tuple[list[OutputChunk], list[OutputChun
 
 
 def joined(events: Sequence[Event]) -> list[Any]:
-    """The events with neighbouring deltas made one, and without numbers."""
-    told: list[dict[str, Any]] = []
+    """The events with adjacent deltas joined, and without numbers."""
+    reported: list[dict[str, Any]] = []
     for event in events:
         plain = {name: value for name, value in event.items() if name != "sequence_number"}
-        last = told[-1] if told else {}
+        last = reported[-1] if reported else {}
         place = ("type", "item_id", "output_index")
         if "delta" in plain and all(last.get(each) == plain[each] for each in place):
             last["delta"] += plain["delta"]
         else:
-            told.append(plain)
-    return told
+            reported.append(plain)
+    return reported
 
 
 @settings(max_examples=60, deadline=None)
 @given(two_portionings())
-def test_any_portioning_makes_the_same_events_and_a_replay_the_very_same(
+def test_events_do_not_depend_on_portions_and_a_replay_repeats_them(
     portionings: tuple[list[OutputChunk], list[OutputChunk]],
 ) -> None:
     one, other = portionings
@@ -170,14 +170,14 @@ def test_any_portioning_makes_the_same_events_and_a_replay_the_very_same(
 
 @settings(max_examples=60, deadline=None)
 @given(two_portionings())
-def test_nothing_that_the_model_said_is_lost(
+def test_no_output_of_the_model_is_lost(
     portionings: tuple[list[OutputChunk], list[OutputChunk]],
 ) -> None:
     events, response = run(portionings[0])
     said = [event for piece in portionings[0] for event in piece.all_events()]
-    told = "".join(each["delta"] for each in events if each["type"].endswith("text.delta"))
+    reported = "".join(each["delta"] for each in events if each["type"].endswith("text.delta"))
     written = "".join(each.text for each in said if isinstance(each, Content | Reasoning))
-    assert "".join(told.split()) == "".join(written.split())
+    assert "".join(reported.split()) == "".join(written.split())
     calls = [each for each in response["output"] if each["type"].endswith("_call")]
     assert len(calls) == sum(isinstance(each, CallBegin) for each in said)
     ids = [each["call_id"] for each in calls if "call_id" in each]
@@ -212,17 +212,17 @@ def test_text_reasoning_and_a_call_in_full() -> None:
     assert response["usage"]["total_tokens"] == 5
 
 
-def test_space_before_a_call_is_no_message() -> None:
+def test_space_before_a_call_is_not_a_message() -> None:
     _, response = run([parsed(Reasoning("hm")), parsed(Content("\n\n"), CallBegin(0, "f"))])
     assert [each["type"] for each in response["output"]] == ["reasoning", "function_call"]
 
 
-def test_space_after_reasoning_is_no_message() -> None:
+def test_space_after_reasoning_is_not_a_message() -> None:
     _, response = run([parsed(Reasoning("hm")), parsed(Content("\n"), finish="length")])
     assert [each["type"] for each in response["output"]] == ["reasoning"]
 
 
-def test_calls_of_one_response_have_ids_of_their_own() -> None:
+def test_calls_of_one_response_have_different_ids() -> None:
     twice: list[ParserEvent] = [
         CallBegin(0, "f", "functions.f:0"),
         CallBegin(1, "f", "functions.f:0"),
@@ -256,7 +256,7 @@ def test_without_a_parser_text_is_content() -> None:
     assert response["output"][0]["content"][0]["text"] == "Hello"
 
 
-def test_a_call_that_was_broken_off_is_closed_behind_text() -> None:
+def test_an_unfinished_call_is_closed_after_text() -> None:
     call: list[ParserEvent] = [CallBegin(0, "f"), CallArguments(0, '{"a":1')]
     events, response = run([parsed(*call), parsed(Content("and")), parsed(CallArguments(0, "}"))])
     assert kinds_of(events)[-6:-4] == ["output_text.done", "content_part.done"]
@@ -272,23 +272,21 @@ def test_a_custom_tool_gets_its_text() -> None:
 
 
 @pytest.mark.parametrize("arguments", ['["a"]', '{"input":5}', '{"other":"a"}', "7", ""])
-def test_a_custom_call_that_is_written_otherwise_is_told_as_it_is(arguments: str) -> None:
+def test_a_custom_call_of_another_form_keeps_its_arguments(arguments: str) -> None:
     _, response = run([parsed(CallBegin(0, "free"), CallArguments(0, arguments))])
     assert response["output"][0]["input"] == arguments
 
 
-def test_a_custom_call_that_was_cut_keeps_what_there_is() -> None:
+def test_a_custom_call_that_was_cut_keeps_its_partial_input() -> None:
     pieces = [parsed(CallBegin(0, "free"), CallArguments(0, '{"input":"a'), finish="length")]
     _, response = run(pieces)
     assert (response["status"], response["output"][0]["input"]) == ("incomplete", '{"input":"a')
 
 
-def test_two_turns_with_a_server_s_tool_between_them() -> None:
+def test_two_turns_with_an_mcp_call_between_them() -> None:
     maker = start()
-    listing, events = maker.begin_listing("docs")
-    assert kinds_of(events) == ["output_item.added", "mcp_list_tools.in_progress"]
-    offered = [{"name": "find", "input_schema": {"type": "object"}}]
-    events += maker.end_listing(listing, offered)
+    events = maker.list_tools("docs", [{"name": "find", "input_schema": {"type": "object"}}])
+    assert kinds_of(events)[:2] == ["output_item.added", "mcp_list_tools.in_progress"]
     call: list[ParserEvent] = [CallBegin(0, "search"), CallArguments(0, '{"q":1}')]
     events += maker.write([parsed(*call, finish="tool_calls")]) + maker.end_turn()
     waiting = maker.server_calls[0]
@@ -309,18 +307,15 @@ def test_two_turns_with_a_server_s_tool_between_them() -> None:
     assert maker.response["output"][1]["output"] == "42"
 
 
-def test_a_server_s_tool_that_fails_is_told() -> None:
+def test_a_failed_mcp_call_is_reported() -> None:
     maker = start()
-    listing, events = maker.begin_listing("docs")
-    events += maker.end_listing(listing, [], "nobody answers")
-    events += maker.write([parsed(CallBegin(0, "search"))]) + maker.end_turn()
+    events = maker.write([parsed(CallBegin(0, "search"))]) + maker.end_turn()
     error = {"type": "mcp_protocol_error", "code": -32602, "message": "no such tool"}
     events += maker.fail_call(maker.server_calls[0], error)
     events += maker.complete(USAGE)
     check(events)
-    assert maker.response["output"][0]["error"] == "nobody answers"
-    assert maker.response["output"][1]["status"] == "failed"
-    assert maker.response["output"][1]["error"] == error
+    assert maker.response["output"][0]["status"] == "failed"
+    assert maker.response["output"][0]["error"] == error
 
 
 @pytest.mark.parametrize(
@@ -331,7 +326,7 @@ def test_a_server_s_tool_that_fails_is_told() -> None:
         (Unavailable("away"), "server_error"),
     ],
 )
-def test_a_failure_keeps_what_there_is(error: Any, code: str) -> None:
+def test_a_failure_keeps_the_output_so_far(error: Any, code: str) -> None:
     maker = start()
     events = maker.queue() + maker.begin(is_created=True)
     events += maker.write([parsed(Content("Hel"))]) + maker.fail(error)
@@ -344,7 +339,7 @@ def test_a_failure_keeps_what_there_is(error: Any, code: str) -> None:
     assert final["output"][0]["content"][0]["text"] == "Hel"
 
 
-def test_cancelling_gives_up_calls_that_wait() -> None:
+def test_cancelling_fails_waiting_calls() -> None:
     maker = start()
     events = maker.begin() + maker.write([parsed(CallBegin(0, "search"))]) + maker.end_turn()
     events += maker.cancel(USAGE)
@@ -353,7 +348,7 @@ def test_cancelling_gives_up_calls_that_wait() -> None:
     assert events[-1]["response"]["output"][0]["status"] == "failed"
 
 
-def test_what_was_told_does_not_change_later() -> None:
+def test_events_do_not_change_later() -> None:
     maker = start()
     begun = maker.begin()
     added = maker.write([parsed(Content("a"))])

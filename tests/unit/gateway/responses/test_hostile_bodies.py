@@ -1,4 +1,4 @@
-"""Whatever JSON a body holds, it is either a chat or a refusal that names a field."""
+"""Any JSON body is translated into a chat or refused with a path."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from tokenmesh.services.gateway.openai.errors import invalid_fields
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
-from tokenmesh.services.gateway.responses.translate import translate
+from tokenmesh.services.gateway.responses.translation import translate
 from tokenmesh.shared.errors import InvalidInput
 
 WORDS = [
@@ -53,7 +53,7 @@ BODIES = st.fixed_dictionaries(
 
 @settings(max_examples=200, deadline=None)
 @given(BODIES)
-def test_any_body_is_translated_or_refused_by_name(body: dict[str, Any]) -> None:
+def test_any_body_is_translated_or_refused_by_a_path(body: dict[str, Any]) -> None:
     refused: InvalidInput | None = None
     try:
         chat = translate(ResponsesRequest.model_validate_json(msgspec.json.encode(body))).chat
@@ -67,7 +67,7 @@ def test_any_body_is_translated_or_refused_by_name(body: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize("kind", [[], {}, ["input_text"], 0, True])
-def test_a_type_that_is_no_word_is_refused(kind: Any) -> None:
+def test_a_type_that_is_not_a_string_is_refused(kind: Any) -> None:
     body = {"input": [{"role": "user", "content": [{"type": kind, "text": "a"}]}]}
     with pytest.raises(InvalidInput, match="type"):
         translate(ResponsesRequest.model_validate(body))

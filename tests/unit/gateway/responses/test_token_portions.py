@@ -1,4 +1,4 @@
-"""From token ids to events: whatever portions the tokens came in, the response is the same."""
+"""From token ids to events: the response does not depend on how tokens arrive."""
 
 from itertools import pairwise
 from typing import Any
@@ -16,7 +16,7 @@ from tokenmesh.services.gateway.openai.logprobs import LogprobShapes
 from tokenmesh.services.gateway.parsers.parser import ParseContext, ToolSchema
 from tokenmesh.services.gateway.parsers.registry import ParserRegistry
 from tokenmesh.services.gateway.responses.events import ResponseEvents
-from tokenmesh.services.gateway.responses.recorder import Event
+from tokenmesh.services.gateway.responses.output_items import Event
 from tokenmesh.services.gateway.responses.tools import ToolName
 from tokenmesh.shared.messages.tokens import TokenLogprobs
 from tokenmesh.shared.text import Vocabulary
@@ -44,7 +44,7 @@ def vocabulary() -> Vocabulary:
 
 
 def outputs_of(text: str, cuts: list[int], finish: Any) -> list[Output]:
-    """The text's tokens in portions."""
+    """The text's tokens, cut into outputs."""
     ids = [*fake_tokenizer().encode(text).ids, eos_id()]
     edges = sorted({min(cut, len(ids)) for cut in (0, *cuts, len(ids))})
     portions = [ids[begin:end] for begin, end in pairwise(edges)]

@@ -1,1 +1,1 @@
-"""Anthropic's names, in and out: the bodies of /v1/messages. They stop here."""
+"""Anthropic's Messages API: its request and response bodies, translated from and to a chat."""

@@ -1,31 +1,25 @@
-"""Content blocks that a client sends: each type with its fields, read with its place for errors."""
+"""Content blocks that a client sends, by type, and the chat parts that they become."""
 
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 
 from tokenmesh.services.gateway.openai.bounded import Bounded
-from tokenmesh.services.gateway.openai.errors import NotSupported, invalid_fields
-from tokenmesh.shared.errors import InvalidInput
-
-_Model = TypeVar("_Model", bound=BaseModel)
+from tokenmesh.services.gateway.openai.errors import NotSupported
+from tokenmesh.services.gateway.openai.translation import invalid, read_object
 
 
 class _Block(Bounded):
-    """Fields that are no matter for the model (cache_control, citations, ...) pass."""
+    """Fields that do not reach the model (cache_control, citations, ...) are ignored."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
 
 class TextBlock(_Block):
-    """Words."""
-
     text: str
 
 
 class ImageSource(_Block):
-    """Where an image is."""
-
     type: Literal["base64", "url", "file"]
     media_type: Annotated[str, Field(pattern=r"^image/[a-z0-9.+-]+$")] | None = None
     data: str | None = None
@@ -34,20 +28,18 @@ class ImageSource(_Block):
 
 
 class ImageBlock(_Block):
-    """An image."""
-
     source: ImageSource
 
 
 class DocumentSource(_Block):
-    """Plain text; what would have to be extracted from a file is refused."""
+    """Plain text; other types would need text extraction and are refused."""
 
     type: str
     data: str = ""
 
 
 class DocumentBlock(_Block):
-    """A text that the conversation is about."""
+    """A text that the conversation refers to."""
 
     source: DocumentSource
     title: str | None = None
@@ -55,7 +47,7 @@ class DocumentBlock(_Block):
 
 
 class SearchResultBlock(_Block):
-    """What a client's own search found."""
+    """A result of a search by the client."""
 
     source: str
     title: str
@@ -63,7 +55,7 @@ class SearchResultBlock(_Block):
 
 
 class ToolUseBlock(_Block):
-    """A call that the model made earlier."""
+    """A tool call in an earlier turn of the assistant."""
 
     id: str = Field(min_length=1)
     name: str = Field(min_length=1)
@@ -71,7 +63,7 @@ class ToolUseBlock(_Block):
 
 
 class ToolResultBlock(_Block):
-    """What came of it."""
+    """The result of a tool call."""
 
     tool_use_id: str
     content: str | list[dict[str, Any]] | None = None
@@ -79,14 +71,14 @@ class ToolResultBlock(_Block):
 
 
 class ThinkingBlock(_Block):
-    """What the model thought earlier. The signature is not looked at."""
+    """Reasoning in an earlier turn. The signature is not verified."""
 
     thinking: str
     signature: str = ""
 
 
 class RedactedThinkingBlock(_Block):
-    """Of another vendor's model, unreadable for any other."""
+    """Encrypted reasoning of another vendor's model; it is dropped."""
 
     data: str = ""
 
@@ -114,53 +106,49 @@ _MODEL_BY_TYPE: Final[dict[str, type[Block]]] = {
 }
 
 
-def read_block(value: dict[str, Any], place: str, *allowed: str) -> Block:
-    """One block of an allowed type. Raises InvalidInput that names the place."""
+def read_block(value: dict[str, Any], path: str, *allowed: str) -> Block:
+    """One block of an allowed type. Raises InvalidInput that names its path."""
     kind = value.get("type")
     if not isinstance(kind, str):
-        raise InvalidInput(f"{place}.type is missing", param=f"{place}.type")
+        raise invalid(f"{path}.type", "is missing")
     if kind not in allowed:
-        known = "" if kind in _MODEL_BY_TYPE else " is not supported and"
-        raise NotSupported(
-            f"{place}.type: {kind[:64]!r}{known} cannot stand here; possible: {', '.join(allowed)}",
-            param=f"{place}.type",
+        problem = "is not allowed here" if kind in _MODEL_BY_TYPE else "is not supported"
+        known = ", ".join(allowed)
+        raise invalid(
+            f"{path}.type", f"{kind[:64]!r} {problem}; allowed types: {known}", NotSupported
         )
-    return read_part(_MODEL_BY_TYPE[kind], value, place)
+    return read_object(_MODEL_BY_TYPE[kind], value, path)
 
 
-def read_part(model: type[_Model], value: object, place: str) -> _Model:
-    """A part of a body. Raises InvalidInput that names the place."""
-    try:
-        return model.model_validate(value)
-    except ValidationError as error:
-        raise invalid_fields(error, place) from None
+def chat_part(block: Block, path: str) -> dict[str, Any]:
+    """A block of a user's turn or a tool's result as a part of a chat message."""
+    if isinstance(block, ImageBlock):
+        return {"type": "image_url", "image_url": {"url": _image_url(block.source, path)}}
+    if isinstance(block, DocumentBlock):
+        return {"type": "text", "text": _document_text(block, path)}
+    if isinstance(block, SearchResultBlock):
+        lines = [block.title, block.source, *(each.text for each in block.content)]
+        return {"type": "text", "text": "\n".join(lines)}
+    assert isinstance(block, TextBlock)
+    return {"type": "text", "text": block.text}
 
 
-def image_url(block: ImageBlock, place: str) -> str:
-    """The image as the URL that a chat request has in this place, or an upload's id."""
-    source = block.source
+def _image_url(source: ImageSource, path: str) -> str:
+    """The URL of an image, or the id of an uploaded file."""
     name = {"base64": "data", "url": "url", "file": "file_id"}[source.type]
     value: str | None = getattr(source, name)
     if not value:
-        raise InvalidInput(f"{place}.source.{name} is missing", param=f"{place}.source.{name}")
+        raise invalid(f"{path}.source.{name}", "is missing")
     if source.type != "base64":
         return value
     if source.media_type is None:
-        where = f"{place}.source.media_type"
-        raise InvalidInput(f"{where} is missing", param=where)
+        raise invalid(f"{path}.source.media_type", "is missing")
     return f"data:{source.media_type};base64,{value}"
 
 
-def document_text(block: DocumentBlock, place: str) -> str:
+def _document_text(block: DocumentBlock, path: str) -> str:
     """A document's title, context and text."""
     if block.source.type != "text":
-        raise NotSupported(
-            f"{place}.source.type: {block.source.type[:64]!r} is not supported, only 'text' is",
-            param=f"{place}.source.type",
-        )
+        problem = f"{block.source.type[:64]!r} is not supported, only 'text' is"
+        raise invalid(f"{path}.source.type", problem, NotSupported)
     return "\n".join(each for each in (block.title, block.context, block.source.data) if each)
-
-
-def search_result_text(block: SearchResultBlock) -> str:
-    """A search result's title, source and text."""
-    return "\n".join([block.title, block.source, *(each.text for each in block.content)])

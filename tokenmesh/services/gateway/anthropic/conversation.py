@@ -1,181 +1,135 @@
 """A client's system prompt and turns as the messages of a chat request."""
 
 import json
-from collections.abc import Sequence
 from typing import Any, Final
 
 from tokenmesh.services.gateway.anthropic.blocks import (
     Block,
-    DocumentBlock,
     ImageBlock,
     RedactedThinkingBlock,
-    SearchResultBlock,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
-    document_text,
-    image_url,
+    chat_part,
     read_block,
-    search_result_text,
 )
 from tokenmesh.services.gateway.anthropic.request import Message
-from tokenmesh.services.gateway.openai.field_places import Places
-from tokenmesh.shared.errors import InvalidInput
+from tokenmesh.services.gateway.openai.translation import (
+    ChatMessages,
+    Json,
+    chat_call,
+    chat_content,
+    invalid,
+)
 
-_SAID: Final = ("text", "image", "document", "search_result")
-"""Types of what may stand in a user's turn or in a tool's result."""
-
+_CONTENT: Final = ("text", "image", "document", "search_result")
+"""Types of blocks in a user's turn or in a tool's result."""
+_ASSISTANT: Final = ("text", "thinking", "redacted_thinking", "tool_use")
 _BILLING: Final = "x-anthropic-billing-header:"
-"""Such a block of the system prompt is for Anthropic's own accounts, and different in every
-request: it would only keep prompts from being found in the cache."""
-
-_Json = dict[str, Any]
+"""Such a block of the system prompt is for Anthropic's billing and differs in every request. With
+it no two prompts would share a prefix in the cache, so it is dropped."""
 
 
-class MessagesConversation:
-    """Builds `messages`, and `places` beside them."""
+class MessagesConversation(ChatMessages):
+    """Every method raises InvalidInput that names the client's path."""
 
-    def __init__(self, places: Places) -> None:
-        self.messages: list[_Json] = []
-        self._places = places
-        self._tool_by_id: dict[str, str] = {}
+    def __init__(self) -> None:
+        super().__init__()
+        self._tool_by_call: dict[str, str] = {}
 
-    def add_system(self, system: str | list[_Json] | None, place: str = "system") -> None:
-        """The system prompt. Raises InvalidInput."""
+    def add_system(self, system: str | list[Json] | None, path: str = "system") -> None:
+        """Add a system prompt."""
         if isinstance(system, list):
             blocks = [
-                read_block(each, f"{place}[{index}]", "text") for index, each in enumerate(system)
+                read_block(each, f"{path}[{index}]", "text") for index, each in enumerate(system)
             ]
             texts = [each.text for each in blocks if isinstance(each, TextBlock)]
             system = "\n".join(each for each in texts if not each.startswith(_BILLING))
         if system:
-            self._add({"role": "system", "content": system}, place)
+            self.add({"role": "system", "content": system}, path)
 
-    def add(self, message: Message, place: str) -> None:
-        """One turn. Raises InvalidInput."""
+    def add_turn(self, message: Message, path: str) -> None:
+        """Add one turn; `path` is that of its content."""
         content = message.content
         if message.role == "system":
-            self.add_system(content, f"{place}.content")
+            self.add_system(content, path)
         elif isinstance(content, str):
-            self._add({"role": message.role, "content": content}, f"{place}.content")
+            self.add({"role": message.role, "content": content}, path)
         elif not content:
-            where = f"{place}.content"
-            raise InvalidInput(f"{where} is empty: send at least one block", param=where)
+            raise invalid(path, "is empty: send at least one block")
         elif message.role == "user":
-            self._add_user(content, f"{place}.content")
+            self._add_user(content, path)
         else:
-            self._add_assistant(content, f"{place}.content")
+            self._add_assistant(content, path)
 
-    def _add(self, message: _Json, place: str, parts: Sequence[str] = ()) -> None:
-        self.messages.append(message)
-        self._places.add(place, list(parts))
-
-    def _add_user(self, content: list[_Json], place: str) -> None:
-        """Results of tools are messages of their own, in front of what else the user says."""
-        said = _Parts()
+    def _add_user(self, content: list[Json], path: str) -> None:
+        """A tool's result is a message of its own, between those of the user's other blocks."""
+        parts = _Parts()
         for index, value in enumerate(content):
-            where = f"{place}[{index}]"
-            block = read_block(value, where, *_SAID, "tool_result")
+            own = f"{path}[{index}]"
+            block = read_block(value, own, *_CONTENT, "tool_result")
             if isinstance(block, ToolResultBlock):
-                self._flush(said, place)
-                self._add_result(block, where, said)
+                parts = self._flush(parts, path)
+                self._add_result(block, own, parts)
             else:
-                said.add(block, where)
-        self._flush(said, place)
+                parts.add(block, own)
+        self._flush(parts, path)
 
-    def _flush(self, said: "_Parts", place: str) -> None:
-        if said.parts:
-            self._add({"role": "user", "content": said.content()}, place, said.places)
-            said.clear()
+    def _flush(self, parts: "_Parts", path: str) -> "_Parts":
+        """Add the collected parts as a message, and return an empty collection."""
+        if parts.parts:
+            self.add({"role": "user", "content": chat_content(parts.parts)}, path, parts.paths)
+        return _Parts()
 
-    def _add_result(self, block: ToolResultBlock, place: str, said: "_Parts") -> None:
-        """Templates write text for a tool: its images become the user's next words."""
-        tool = self._tool_by_id.get(block.tool_use_id)
+    def _add_result(self, block: ToolResultBlock, path: str, following: "_Parts") -> None:
+        """Chat templates accept only text from a tool: images are moved to the user's `following`
+        message."""
+        tool = self._tool_by_call.get(block.tool_use_id)
         if tool is None:
-            where = f"{place}.tool_use_id"
-            raise InvalidInput(
-                f"{where}: no tool_use block before it has the id {block.tool_use_id[:64]!r}",
-                param=where,
-            )
-        text, shown = "", _Parts()
+            call_id = block.tool_use_id[:64]
+            raise invalid(f"{path}.tool_use_id", f"{call_id!r} matches no earlier tool_use block")
+        text, parts = "", _Parts()
         if isinstance(block.content, str):
             text = block.content
         for index, value in enumerate(block.content if isinstance(block.content, list) else ()):
-            where = f"{place}.content[{index}]"
-            part = read_block(value, where, *_SAID)
-            (said if isinstance(part, ImageBlock) else shown).add(part, where)
-        text += "\n".join(part["text"] for part in shown.parts)
-        self._add(
-            {
-                "role": "tool",
-                "tool_call_id": block.tool_use_id,
-                "name": tool,
-                "content": f"Error: {text}" if block.is_error else text,
-            },
-            place,
-        )
+            own = f"{path}.content[{index}]"
+            part = read_block(value, own, *_CONTENT)
+            (following if isinstance(part, ImageBlock) else parts).add(part, own)
+        text += "\n".join(part["text"] for part in parts.parts)
+        content = f"Error: {text}" if block.is_error else text
+        message = {"role": "tool", "tool_call_id": block.tool_use_id, "name": tool}
+        self.add({**message, "content": content}, path)
 
-    def _add_assistant(self, content: list[_Json], place: str) -> None:
-        texts, thoughts, calls = list[str](), list[str](), list[_Json]()
+    def _add_assistant(self, content: list[Json], path: str) -> None:
+        texts, reasoning, calls = list[str](), list[str](), list[Json]()
         for index, value in enumerate(content):
-            block = read_block(
-                value, f"{place}[{index}]", "text", "thinking", "redacted_thinking", "tool_use"
-            )
+            block = read_block(value, f"{path}[{index}]", *_ASSISTANT)
             if isinstance(block, ToolUseBlock):
-                self._tool_by_id[block.id] = block.name
-                calls.append(_call(block))
+                self._tool_by_call[block.id] = block.name
+                arguments = json.dumps(block.input, ensure_ascii=False)
+                calls.append(chat_call(block.id, block.name, arguments))
             elif isinstance(block, ThinkingBlock):
-                thoughts.append(block.thinking)
+                reasoning.append(block.thinking)
             elif isinstance(block, TextBlock):
                 texts.append(block.text)
             else:
                 assert isinstance(block, RedactedThinkingBlock)
-        message: _Json = {"role": "assistant", "content": "".join(texts)}
-        if any(thoughts):
-            message["reasoning"] = "\n".join(thoughts)
+        message: Json = {"role": "assistant", "content": "".join(texts)}
+        if any(reasoning):
+            message["reasoning"] = "\n".join(reasoning)
         if calls:
             message["tool_calls"] = calls
-        self._add(message, place)
+        self.add(message, path)
 
 
 class _Parts:
-    """Parts of one message that is being put together."""
+    """Content parts of one message, and the client's path of each."""
 
     def __init__(self) -> None:
-        self.parts: list[_Json] = []
-        self.places: list[str] = []
+        self.parts: list[dict[str, Any]] = []
+        self.paths: list[str] = []
 
-    def add(self, block: Block, place: str) -> None:
-        self.parts.append(_part(block, place))
-        self.places.append(place)
-
-    def content(self) -> str | list[_Json]:
-        """A single text as a string: every template takes that."""
-        first = self.parts[0]
-        if len(self.parts) == 1 and first["type"] == "text":
-            return str(first["text"])
-        return self.parts
-
-    def clear(self) -> None:
-        self.parts, self.places = [], []
-
-
-def _part(block: Block, place: str) -> _Json:
-    if isinstance(block, ImageBlock):
-        return {"type": "image_url", "image_url": {"url": image_url(block, place)}}
-    if isinstance(block, DocumentBlock):
-        return {"type": "text", "text": document_text(block, place)}
-    if isinstance(block, SearchResultBlock):
-        return {"type": "text", "text": search_result_text(block)}
-    assert isinstance(block, TextBlock)
-    return {"type": "text", "text": block.text}
-
-
-def _call(block: ToolUseBlock) -> _Json:
-    arguments = json.dumps(block.input, ensure_ascii=False)
-    return {
-        "id": block.id,
-        "type": "function",
-        "function": {"name": block.name, "arguments": arguments},
-    }
+    def add(self, block: Block, path: str) -> None:
+        self.parts.append(chat_part(block, path))
+        self.paths.append(path)

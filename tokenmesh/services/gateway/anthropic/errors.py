@@ -1,6 +1,6 @@
-"""Errors as Anthropic's clients know them: {"type": "error", "error": {"type", "message"}, ...}.
+"""Errors in Anthropic's shape: {"type": "error", "error": {"type", "message"}, ...}.
 
-The envelope has no place for a field's name: the message says it.
+The shape has no field for `param`, so the message names it.
 """
 
 from typing import Final
@@ -10,7 +10,7 @@ import msgspec
 from tokenmesh.shared.errors import NotFound
 
 PREFIX: Final = "/v1/messages"
-"""Paths with this shape of errors, those of the edge included."""
+"""Paths whose errors have this shape, including errors of the edge."""
 
 _TYPE_BY_STATUS: Final = {
     401: "authentication_error",
@@ -25,13 +25,13 @@ _TYPE_BY_STATUS: Final = {
 
 
 class ThreadNotFound(NotFound):
-    """A thread is to be continued: none is kept here. Clients then send its whole history."""
+    """The thread to be continued is not stored here. Clients then send its whole history."""
 
     code = "thread_not_found"
 
 
 class MessagesErrorFacts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The inner object."""
+    """The inner object of an error."""
 
     type: str
     message: str
@@ -47,7 +47,7 @@ class MessagesErrorBody(msgspec.Struct, frozen=True):
 
 
 def status_of(status: int) -> int:
-    """Anthropic's status for ours: what asking again may help against is 529 there."""
+    """Anthropic's status for ours: an overload, after which a retry may succeed, is 529."""
     return 529 if status == 503 else status
 
 
@@ -62,7 +62,7 @@ def error_body(
     status = status_of(status)
     kind = _TYPE_BY_STATUS.get(status) or ("invalid_request_error" if status < 500 else "api_error")
     is_named = param is None or param in message
-    # The one code that clients look for.
+    # Clients check only this code.
     details = {"error_code": code} if code == ThreadNotFound.code else None
     facts = MessagesErrorFacts(kind, message if is_named else f"{param}: {message}", details)
     return MessagesErrorBody(facts, request_id)

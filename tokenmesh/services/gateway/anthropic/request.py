@@ -1,7 +1,7 @@
 """MessagesRequest and CountTokensRequest: the bodies of /v1/messages and .../count_tokens.
 
-Blocks, tools and the small objects are read one by one (blocks.py, tools.py): what is wrong in one
-of them is then told under its own path, not under that of a union of all.
+Content blocks and tools are validated one by one (blocks.py, translation.py), so that an error
+names the path of the block and not that of a union of all block types.
 """
 
 from typing import Any, Literal
@@ -19,35 +19,35 @@ from tokenmesh.services.gateway.openai.lenient import (
 
 
 class _Part(Bounded):
-    """Fields that we do not know are the client's business: a newer API has more of them."""
+    """Unknown fields are accepted, because a newer version of the API may have more."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
 
 class Message(_Part):
-    """One turn."""
+    """One turn of the conversation."""
 
     role: Literal["user", "assistant", "system"]
     content: str | list[dict[str, Any]]
 
 
 class ToolChoice(_Part):
-    """Whether the model is to call, and which."""
+    """Whether the model calls tools, and which."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
-    """Of the tool, with type `tool`."""
+    """The tool's name, with type `tool`."""
     disable_parallel_tool_use: Flag | None = None
 
 
 class Thinking(_Part):
-    """Whether the model is to think, and for how long."""
+    """Whether the model reasons, and for how many tokens."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
-    """The last two leave it to the model when and for how long."""
+    """With the last two the model decides when and for how long it reasons."""
     budget_tokens: Positive | None = None
     display: Literal["summarized", "omitted"] | None = None
-    """`omitted`: blocks come without their text."""
+    """`omitted`: thinking blocks are sent without their text."""
 
 
 class OutputFormat(_Part):
@@ -58,27 +58,25 @@ class OutputFormat(_Part):
 
 
 class OutputConfig(_Part):
-    """The shape of the answer, and how hard to try."""
+    """The format of the answer and the reasoning effort."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
 
 
 class Metadata(_Part):
-    """Of the request."""
-
     user_id: str | None = None
 
 
 class Thread(_Part):
-    """State of a conversation that Anthropic's own service keeps."""
+    """A conversation that Anthropic's service stores; it is not stored here."""
 
     type: Literal["create", "continue"]
     previous_message_id: str | None = None
 
 
 class CountTokensRequest(_Part):
-    """What makes the prompt."""
+    """The fields that determine the prompt."""
 
     model: str
     messages: list[Message] = Field(min_length=1)
@@ -93,7 +91,7 @@ class CountTokensRequest(_Part):
 
 
 class MessagesRequest(CountTokensRequest):
-    """Anthropic's fields and vLLM's additions."""
+    """Anthropic's fields, and those that vLLM adds."""
 
     max_tokens: Positive
     metadata: Metadata | None = None
@@ -104,9 +102,9 @@ class MessagesRequest(CountTokensRequest):
     top_p: TopP | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     cache_control: dict[str, Any] | None = None
-    """Prompts are cached without being asked."""
+    """Accepted without effect: all prompts are cached."""
     thread: Thread | None = None
-    """None is kept: see translation.py."""
+    """Only `create` is accepted (translation.py)."""
 
     cache_salt: str | None = Field(default=None, min_length=1, max_length=1024)
     mm_payload: str | None = None
@@ -118,4 +116,4 @@ class MessagesRequest(CountTokensRequest):
 
     container: Any = None
     mcp_servers: list[Any] | None = None
-    """These two belong to Anthropic's own machines: see translation.py."""
+    """These two are services of Anthropic's platform and are refused (translation.py)."""

@@ -1,17 +1,27 @@
-"""From Anthropic's body to a chat request: every rule of generation is written once, for chats."""
+"""A request of the Messages API as a chat request."""
 
-from dataclasses import dataclass
 from typing import Any, Final
 
-from pydantic import ValidationError
+from pydantic import ConfigDict, Field
 
 from tokenmesh.services.gateway.anthropic.conversation import MessagesConversation
 from tokenmesh.services.gateway.anthropic.errors import ThreadNotFound
-from tokenmesh.services.gateway.anthropic.request import CountTokensRequest, MessagesRequest
-from tokenmesh.services.gateway.anthropic.tools import translate_choice, translate_tools
-from tokenmesh.services.gateway.openai.chat_request import ChatRequest
-from tokenmesh.services.gateway.openai.errors import NotSupported, invalid_fields
+from tokenmesh.services.gateway.anthropic.request import (
+    CountTokensRequest,
+    MessagesRequest,
+    ToolChoice,
+)
+from tokenmesh.services.gateway.openai.bounded import Bounded
+from tokenmesh.services.gateway.openai.errors import NotSupported
 from tokenmesh.services.gateway.openai.field_places import Places
+from tokenmesh.services.gateway.openai.translation import (
+    Json,
+    TranslatedChat,
+    function_sources,
+    invalid,
+    read_object,
+    validate_chat,
+)
 from tokenmesh.shared.errors import InvalidInput
 
 _SAME: Final = (
@@ -28,8 +38,7 @@ _SAME: Final = (
     "ec_transfer_params",
     "vllm_xargs",
 )
-"""Fields with one name and one meaning in both."""
-
+"""Fields with the same name and meaning in a chat request."""
 _NAMES: Final = {
     "max_completion_tokens": "max_tokens",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
@@ -40,21 +49,22 @@ _NAMES: Final = {
     "thinking_token_budget": "thinking.budget_tokens",
     "user": "metadata.user_id",
 }
-"""Fields of a chat request that go by another name here."""
-
+"""Fields of a chat request that have another name here."""
 _FEW_BLOCKS: Final = 128
 _NOT_SERVED: Final = ("container", "mcp_servers")
-
 _SWITCHES: Final = ("enable_thinking", "thinking")
-"""How templates call the variable that lets a model think."""
+"""Names that chat templates use for the variable that enables reasoning."""
 
 
-@dataclass(frozen=True, slots=True)
-class MessagesTranslation:
-    """The chat request, and how to tell what is wrong with it."""
+class MessagesTool(Bounded):
+    """A tool that the client executes."""
 
-    body: ChatRequest
-    places: Places
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    name: str = Field(min_length=1)
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
 
 
 def is_long(body: CountTokensRequest) -> bool:
@@ -64,22 +74,21 @@ def is_long(body: CountTokensRequest) -> bool:
     return any(len(each) > _FEW_BLOCKS for each in lists if not isinstance(each, str))
 
 
-def translate(body: CountTokensRequest) -> MessagesTranslation:
+def translate(body: CountTokensRequest) -> TranslatedChat:
     """Raises InvalidInput that names the client's fields."""
     if isinstance(body, MessagesRequest):
         _check_served(body)
-    places = Places(_NAMES)
-    conversation = MessagesConversation(places)
+    conversation = MessagesConversation()
     conversation.add_system(body.system)
     for index, message in enumerate(body.messages):
-        conversation.add(message, f"messages[{index}]")
-    functions = translate_tools(body.tools)
-    places.add_tools(len(functions or ()), "input_schema")
-    fields: dict[str, Any] = {
+        conversation.add_turn(message, f"messages[{index}].content")
+    functions = [_function(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ())]
+    sources = conversation.sources | function_sources(len(functions), "input_schema")
+    fields: Json = {
         "model": body.model,
         "messages": conversation.messages,
         **_ending(conversation.messages, f"messages[{len(body.messages) - 1}]"),
-        **translate_choice(body.tool_choice, functions),
+        **_tool_choice(body.tool_choice, functions),
         **_thinking(body),
         **_output(body),
     }
@@ -87,53 +96,87 @@ def translate(body: CountTokensRequest) -> MessagesTranslation:
         fields["tools"] = functions
     if isinstance(body, MessagesRequest):
         fields |= _generation(body)
-    return MessagesTranslation(_make(fields, places), places)
+    places = Places(_NAMES, sources)
+    return TranslatedChat(chat=validate_chat(fields, places), places=places)
 
 
-def _make(fields: dict[str, Any], places: Places) -> ChatRequest:
-    try:
-        return ChatRequest.model_validate(fields)
-    except ValidationError as error:
-        raise places.rename(invalid_fields(error)) from None
+def _check_served(body: MessagesRequest) -> None:
+    for name in _NOT_SERVED:
+        if getattr(body, name):
+            raise invalid(name, "is not supported", NotSupported)
+    if body.thread is not None and body.thread.type == "continue":
+        # With this error clients resend the whole history.
+        raise ThreadNotFound("thread is not stored here: send all messages", param="thread")
 
 
-def _ending(messages: list[dict[str, Any]], place: str) -> dict[str, Any]:
+def _function(value: Json, path: str) -> Json:
+    """A tool as a chat's function. Anthropic's built-in tools are refused."""
+    kind = value.get("type")
+    if kind not in (None, "custom"):
+        problem = (
+            f"{str(kind)[:64]!r} is a built-in tool of Anthropic and not supported; define a "
+            "tool with name, description and input_schema"
+        )
+        raise invalid(f"{path}.type", problem, NotSupported)
+    tool = read_object(MessagesTool, value, path)
+    if tool.input_schema.get("type") != "object":
+        raise invalid(f"{path}.input_schema.type", "must be 'object'")
+    function: Json = {"name": tool.name, "parameters": tool.input_schema}
+    if tool.description is not None:
+        function["description"] = tool.description
+    if tool.strict is not None:
+        function["strict"] = tool.strict
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(choice: ToolChoice | None, functions: list[Json]) -> Json:
+    if choice is None:
+        return {}
+    if choice.type in ("any", "tool") and not functions:
+        raise invalid("tool_choice.type", f"{choice.type!r} needs tools")
+    fields: Json = {"tool_choice": {"any": "required"}.get(choice.type, choice.type)}
+    if choice.type == "tool":
+        names = [each["function"]["name"] for each in functions]
+        if choice.name not in names:
+            known = ", ".join(names[:16])
+            raise invalid("tool_choice.name", f"{choice.name!r} does not match any tool ({known})")
+        fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+    if choice.disable_parallel_tool_use is not None:
+        fields["parallel_tool_calls"] = not choice.disable_parallel_tool_use
+    return fields
+
+
+def _ending(messages: list[Json], path: str) -> Json:
     """A last turn of the assistant is the beginning of the answer."""
     if not messages:
-        raise InvalidInput(f"{place}: there is nothing to answer", param=place)
+        raise invalid(path, "is empty: there is nothing to answer")
     if messages[-1]["role"] != "assistant":
         return {}
     if "tool_calls" in messages[-1]:
-        raise InvalidInput(
-            f"{place} ends with tool_use: send the results in a tool_result each", param=place
-        )
+        raise invalid(path, "ends with tool_use: send each result in a tool_result block")
     return {"add_generation_prompt": False, "continue_final_message": True}
 
 
-def _thinking(body: CountTokensRequest) -> dict[str, Any]:
-    """What the client says itself about its template goes first."""
+def _thinking(body: CountTokensRequest) -> Json:
+    """The client's `chat_template_kwargs` win over `thinking`."""
     own = body.chat_template_kwargs or {}
     thinking = body.thinking
     if thinking is None:
         return {"chat_template_kwargs": own} if own else {}
     switches = dict.fromkeys(_SWITCHES, thinking.type != "disabled")
-    fields: dict[str, Any] = {"chat_template_kwargs": switches | own}
+    fields: Json = {"chat_template_kwargs": switches | own}
     if thinking.type != "enabled":
         return fields
-    if thinking.budget_tokens is None:
-        where = "thinking.budget_tokens"
-        raise InvalidInput(f"{where} is missing: type 'enabled' needs it", param=where)
-    if isinstance(body, MessagesRequest) and thinking.budget_tokens >= body.max_tokens:
-        raise InvalidInput(
-            f"thinking.budget_tokens is {thinking.budget_tokens}: it must be less than max_tokens "
-            f"({body.max_tokens})",
-            param="thinking.budget_tokens",
-        )
-    return fields | {"thinking_token_budget": thinking.budget_tokens}
+    budget, path = thinking.budget_tokens, "thinking.budget_tokens"
+    if budget is None:
+        raise invalid(path, "is missing: type 'enabled' needs it")
+    if isinstance(body, MessagesRequest) and budget >= body.max_tokens:
+        raise invalid(path, f"is {budget}: it must be less than max_tokens ({body.max_tokens})")
+    return fields | {"thinking_token_budget": budget}
 
 
-def _output(body: CountTokensRequest) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
+def _output(body: CountTokensRequest) -> Json:
+    fields: Json = {}
     config = body.output_config
     if config is not None and config.effort is not None:
         fields["reasoning_effort"] = config.effort
@@ -149,19 +192,8 @@ def _output(body: CountTokensRequest) -> dict[str, Any]:
     return fields
 
 
-def _check_served(body: MessagesRequest) -> None:
-    for name in _NOT_SERVED:
-        if getattr(body, name):
-            raise NotSupported(f"{name} is not supported", param=name)
-    if body.thread is not None and body.thread.type == "continue":
-        # What clients of a server that has lost a thread can recover from by themselves.
-        raise ThreadNotFound("thread: none is kept, send all messages", param="thread")
-
-
-def _generation(body: MessagesRequest) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        name: getattr(body, name) for name in _SAME if name in body.model_fields_set
-    }
+def _generation(body: MessagesRequest) -> Json:
+    fields: Json = {name: getattr(body, name) for name in _SAME if name in body.model_fields_set}
     if body.stop_sequences is not None:
         fields["stop"] = body.stop_sequences
     if body.metadata is not None and body.metadata.user_id is not None:

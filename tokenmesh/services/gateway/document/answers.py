@@ -6,10 +6,10 @@ from typing import Any, Final
 import msgspec
 
 from tokenmesh.services.gateway.anthropic import errors as anthropic_errors
-from tokenmesh.services.gateway.anthropic.shapes import MessageBody, TokenCount
+from tokenmesh.services.gateway.anthropic.writer import MessageBody, TokenCount
 from tokenmesh.services.gateway.openai import shapes
 from tokenmesh.services.gateway.openai.errors import ErrorBody
-from tokenmesh.services.gateway.responses.described import (
+from tokenmesh.services.gateway.responses.shapes import (
     InputItems,
     InputTokens,
     Response,

@@ -26,3 +26,8 @@ def frame(body: Any) -> bytes:
 def error_frames(error: TokenMeshError) -> bytes:
     """The end of a stream that could not be completed."""
     return frame(error_body(error)) + DONE
+
+
+def event_frame(event: dict[str, Any]) -> bytes:
+    """One event under the name of its type."""
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encode_json(event))

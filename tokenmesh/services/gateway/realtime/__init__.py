@@ -1,1 +1,1 @@
-"""Realtime: conversations over a websocket, in the event shapes of OpenAI's Realtime API."""
+"""OpenAI's Realtime API: conversations over a websocket, in text."""

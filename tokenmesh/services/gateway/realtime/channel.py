@@ -1,4 +1,4 @@
-"""Channel: a websocket as a way for events, with a deadline for each write."""
+"""Channel: sends and receives events over a websocket, with a deadline for each write."""
 
 import asyncio
 from collections import deque
@@ -12,7 +12,7 @@ from tokenmesh.shared.errors import Cancelled, InvalidInput, TokenMeshError
 
 
 class Channel:
-    """One accepted websocket. Every way in which it can be gone is a Cancelled."""
+    """One accepted websocket. Every method raises Cancelled when the client has disconnected."""
 
     def __init__(self, websocket: WebSocket, write_timeout_s: float) -> None:
         self._websocket = websocket
@@ -20,7 +20,7 @@ class Channel:
         self._num_events = 0
 
     async def receive(self, timeout_s: float) -> str:
-        """The next message. Raises TimeoutError, Cancelled, InvalidInput for a binary one."""
+        """The next message. Raises TimeoutError, and InvalidInput for a binary message."""
         async with asyncio.timeout(timeout_s):
             message = await self._websocket.receive()
         if message["type"] == "websocket.disconnect":
@@ -31,11 +31,11 @@ class Channel:
         return str(text)
 
     async def send(self, *events: dict[str, Any]) -> None:
-        """In this order. A client that does not take them for too long is given up."""
+        """Send events in order. A client that blocks longer than the deadline is disconnected."""
         await self.send_all(deque(events))
 
     async def send_all(self, events: deque[dict[str, Any]]) -> None:
-        """The same; what is sent is taken out, so that a cancelled caller knows what is not."""
+        """As `send`; removes each event once sent, so that a cancelled caller keeps the rest."""
         try:
             async with asyncio.timeout(self._write_timeout_s):
                 while events:
@@ -44,26 +44,21 @@ class Channel:
                     await self._websocket.send_text(data.decode())
                     events.popleft()
         except (TimeoutError, WebSocketDisconnect) as error:
-            raise Cancelled("the client takes no events") from error
+            raise Cancelled("the client does not read its events") from error
 
     async def send_error(self, error: TokenMeshError, event_id: str | None = None) -> None:
-        """What is wrong with the client's event of that id; the session goes on."""
-        is_theirs = error.status < 500
-        await self.send(
-            {
-                "type": "error",
-                "error": {
-                    "type": "invalid_request_error" if is_theirs else "server_error",
-                    "code": error.code,
-                    "message": error.message,
-                    "param": error.param,
-                    "event_id": event_id,
-                },
-            }
-        )
+        """Report an error of the client's event `event_id`; the session continues."""
+        fields = {**error_view(error), "param": error.param, "event_id": event_id}
+        await self.send({"type": "error", "error": fields})
 
     async def close(self, code: int) -> None:
-        """Say goodbye, to whoever still listens."""
+        """Close the websocket if the client is still connected."""
         with suppress(TimeoutError, WebSocketDisconnect):
             async with asyncio.timeout(self._write_timeout_s):
                 await self._websocket.close(code)
+
+
+def error_view(error: TokenMeshError) -> dict[str, Any]:
+    """An error as events contain it."""
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    return {"type": kind, "code": error.code, "message": error.message}

@@ -1,34 +1,80 @@
-"""Events that clients send."""
+"""Events that clients send, and the fields of sessions and responses in them."""
 
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 
 from tokenmesh.services.gateway.http.json_bounds import check_bounds
 from tokenmesh.services.gateway.openai.bounded import Bounded
-from tokenmesh.services.gateway.openai.errors import NotSupported, invalid_fields
-from tokenmesh.services.gateway.realtime.fields import ResponseFields, SessionFields
+from tokenmesh.services.gateway.openai.errors import NotSupported
+from tokenmesh.services.gateway.openai.lenient import INT32_MAX
+from tokenmesh.services.gateway.openai.translation import Json, invalid, read_object
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput
 
+_STRICT: Final = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 _MAX_ID_CHARS: Final = 512
 
 
-class InvalidJson(InvalidInput):
-    """A message that is no JSON object."""
+class RealtimeTool(Bounded):
+    """A function that the model may call."""
 
-    code = "invalid_json"
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    type: Literal["function"]
+    name: str = Field(min_length=1)
+    description: str | None = None
+    parameters: Json | None = None
 
 
-class UnknownEvent(InvalidInput):
-    """An event of a type that does not exist."""
+class RealtimeReasoning(Bounded):
+    model_config = _STRICT
 
-    code = "unknown_event"
+    effort: str | None = None
+
+
+class GenerationFields(Bounded):
+    """Fields of both sessions and responses. None: unchanged."""
+
+    model_config = _STRICT
+
+    instructions: str | None = None
+    output_modalities: list[Literal["text", "audio"]] | None = None
+    tools: list[RealtimeTool] | None = None
+    tool_choice: str | Json | None = None
+    parallel_tool_calls: bool | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | Literal["inf"] | None = None
+    temperature: float | None = Field(default=None, ge=0, le=100)
+    reasoning: RealtimeReasoning | None = None
+
+    audio: Json | None = None
+    prompt: Json | None = None
+    """Refused by `check_served`, as is `audio`."""
+
+
+class SessionFields(GenerationFields):
+    """The session of a session.update."""
+
+    type: Literal["realtime", "transcription"] = "realtime"
+    model: str | None = None
+    include: list[str] | None = None
+    tracing: Any = None
+    truncation: Any = None
+
+
+class ResponseFields(GenerationFields):
+    """The response of a response.create."""
+
+    conversation: str | None = None
+    """`none`: the response is not added to the conversation."""
+    input: list[Json] | None = None
+    """Items to respond to instead of the conversation."""
+    metadata: dict[str, str] | None = None
 
 
 class ClientEvent(Bounded):
-    """What all have."""
+    """Fields of every event."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -37,32 +83,28 @@ class ClientEvent(Bounded):
 
 
 class SessionUpdate(ClientEvent):
-    """Change how responses are made."""
+    """Change how responses are generated."""
 
     session: SessionFields
 
 
 class ItemCreate(ClientEvent):
-    """Add an item behind another one, else at the end."""
+    """Insert an item after `previous_item_id`, or at the end."""
 
     previous_item_id: str | None = None
-    item: dict[str, Any]
+    item: Json
 
 
 class ItemRetrieve(ClientEvent):
-    """Show an item."""
-
     item_id: str
 
 
 class ItemDelete(ClientEvent):
-    """Remove an item."""
-
     item_id: str
 
 
 class ItemTruncate(ClientEvent):
-    """Forget what of the model's words was not heard; of text that can only be all of it."""
+    """Remove the model's output that was not played; of text that is always all of it."""
 
     item_id: str
     content_index: int = Field(ge=0)
@@ -70,15 +112,27 @@ class ItemTruncate(ClientEvent):
 
 
 class ResponseCreate(ClientEvent):
-    """Answer."""
+    """Generate a response."""
 
     response: ResponseFields | None = None
 
 
 class ResponseCancel(ClientEvent):
-    """Stop answering."""
+    """Stop generating."""
 
     response_id: str | None = None
+
+
+class InvalidJson(InvalidInput):
+    """A message that is not a JSON object."""
+
+    code = "invalid_json"
+
+
+class UnknownEvent(InvalidInput):
+    """An event of an unknown type."""
+
+    code = "unknown_event"
 
 
 _MODEL_BY_TYPE: Final[dict[str, type[ClientEvent]]] = {
@@ -93,10 +147,10 @@ _MODEL_BY_TYPE: Final[dict[str, type[ClientEvent]]] = {
 _AUDIO: Final = ("input_audio_buffer.", "output_audio_buffer.")
 
 
-async def decode_event(text: str, limits: GatewaySettings) -> dict[str, Any]:
-    """The object in a message. Raises InvalidJson, and InvalidInput for one with too much in it."""
+async def decode_event(text: str, settings: GatewaySettings) -> Json:
+    """The object in a message. Raises InvalidJson, and InvalidInput over the bounds of JSON."""
     data = text.encode("utf-8", "surrogatepass")
-    await check_bounds(data, limits)
+    await check_bounds(data, settings)
     try:
         value = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -106,17 +160,49 @@ async def decode_event(text: str, limits: GatewaySettings) -> dict[str, Any]:
     return value
 
 
-def read_event(value: dict[str, Any]) -> ClientEvent:
-    """The event. Raises InvalidInput and its kin."""
+def read_event(value: Json) -> ClientEvent:
+    """The validated event. Raises InvalidInput."""
     kind = value.get("type")
     if not isinstance(kind, str):
-        raise InvalidInput("type is missing", param="type")
+        raise invalid("type", "is missing")
     if kind.startswith(_AUDIO):
-        raise NotSupported(f"type: {kind[:64]!r}: audio is not supported yet", param="type")
+        raise invalid("type", f"{kind[:64]!r}: audio is not supported yet", NotSupported)
     if kind not in _MODEL_BY_TYPE:
         known = ", ".join(_MODEL_BY_TYPE)
-        raise UnknownEvent(f"type: {kind[:64]!r} is unknown; there are: {known}", param="type")
-    try:
-        return _MODEL_BY_TYPE[kind].model_validate(value)
-    except ValidationError as error:
-        raise invalid_fields(error) from None
+        raise invalid("type", f"{kind[:64]!r} is unknown; known types: {known}", UnknownEvent)
+    return read_object(_MODEL_BY_TYPE[kind], value, "")
+
+
+def check_served(fields: GenerationFields, path: str) -> None:
+    """Raises NotSupported for fields and values that this version does not serve."""
+    if fields.audio:
+        raise _not_supported(f"{path}.audio")
+    if fields.output_modalities not in (None, ["text"]):
+        problem = "must be ['text']: audio is not supported yet"
+        raise invalid(f"{path}.output_modalities", problem, NotSupported)
+    for name in ("prompt", "include", "tracing"):
+        if getattr(fields, name, None):
+            raise _not_supported(f"{path}.{name}")
+    if isinstance(fields, SessionFields):
+        if fields.type != "realtime":
+            raise _not_supported(f"{path}.type", "'transcription' ")
+        if fields.truncation not in (None, "disabled"):
+            raise _not_supported(f"{path}.truncation", "other than 'disabled' ")
+    _check_choice(fields.tool_choice, f"{path}.tool_choice")
+    names = [tool.name for tool in fields.tools or ()]
+    if len(set(names)) < len(names):
+        raise invalid(f"{path}.tools", "must have different names")
+
+
+def _check_choice(choice: str | Json | None, path: str) -> None:
+    if choice is None or choice in ("auto", "none", "required"):
+        return
+    if isinstance(choice, dict) and choice.get("type") == "mcp":
+        raise _not_supported(f"{path}.type", "'mcp' ")
+    if not (isinstance(choice, dict) and choice.get("type") == "function" and choice.get("name")):
+        form = '{"type": "function", "name": ...}'
+        raise invalid(path, f"must be 'auto', 'none', 'required' or {form}")
+
+
+def _not_supported(path: str, what: str = "") -> InvalidInput:
+    return invalid(path, f"{what}is not supported yet", NotSupported)

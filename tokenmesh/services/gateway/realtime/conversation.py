@@ -1,20 +1,52 @@
-"""RealtimeConversation: a session's items in order, within bounds."""
+"""RealtimeConversation: the items of a session in order, and the validation of clients' items."""
 
 from collections.abc import Iterator
+from typing import Any, Final, Literal
 
-from tokenmesh.services.gateway.realtime.items import Item
+from pydantic import ConfigDict, Field
+
+from tokenmesh.services.gateway.http.sse import encode_json
+from tokenmesh.services.gateway.openai.bounded import Bounded
+from tokenmesh.services.gateway.openai.errors import NotSupported
+from tokenmesh.services.gateway.openai.translation import Json, invalid, read_object
 from tokenmesh.shared.config.http import RealtimeSettings
 from tokenmesh.shared.errors import Conflict, InvalidInput, NotFound
+from tokenmesh.shared.ids import new_request_id
 
-_ROOT = "root"
-"""Where the first item comes after."""
+_MAX_ID_CHARS: Final = 128
+_ROOT: Final = "root"
+"""The `previous_item_id` of the first item."""
+
+
+class Item:
+    """One item; `view` is its JSON as clients see it."""
+
+    def __init__(self, view: Json) -> None:
+        self.view = view
+        self._num_bytes: int | None = None
+
+    @property
+    def id(self) -> str:
+        return str(self.view["id"])
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of its JSON."""
+        if self._num_bytes is None:
+            self._num_bytes = len(encode_json(self.view))
+        return self._num_bytes
+
+    def change(self, **fields: Any) -> None:
+        """Replace fields of the view."""
+        self.view = self.view | fields
+        self._num_bytes = None
 
 
 class RealtimeConversation:
-    """Items by id and by place."""
+    """Items by id and position, within the limits of a session."""
 
-    def __init__(self, limits: RealtimeSettings) -> None:
-        self._limits = limits
+    def __init__(self, settings: RealtimeSettings) -> None:
+        self._settings = settings
         self._items: list[Item] = []
 
     def __iter__(self) -> Iterator[Item]:
@@ -23,26 +55,21 @@ class RealtimeConversation:
     def __len__(self) -> int:
         return len(self._items)
 
-    @property
-    def last_id(self) -> str | None:
-        """Of the item at the end."""
-        return self._items[-1].id if self._items else None
-
     def get(self, item_id: str, param: str = "item_id") -> Item:
-        """Raises NotFound."""
+        """Raises NotFound that names `param`."""
         for item in self._items:
             if item.id == item_id:
                 return item
-        raise NotFound(f"{param}: there is no item {item_id[:128]!r}", param=param)
+        raise NotFound(f"{param} {item_id[:128]!r} matches no item", param=param)
 
     def add(self, item: Item, previous_id: str | None = None) -> str | None:
-        """Insert a client's item behind `previous_id`, else at the end; the id before it.
+        """Insert a client's item after `previous_id`, or at the end; returns the id before it.
 
         Raises InvalidInput, NotFound, Conflict.
         """
         self.check_room(item.num_bytes)
         if any(each.id == item.id for each in self._items):
-            raise Conflict(f"item.id: there is an item {item.id!r} already", param="item.id")
+            raise Conflict(f"item.id {item.id!r} exists already", param="item.id")
         self._check_call(item)
         index = len(self._items)
         if previous_id == _ROOT:
@@ -53,8 +80,8 @@ class RealtimeConversation:
         return self._items[index - 1].id if index else None
 
     def append(self, item: Item) -> str | None:
-        """Add what the model begins to write; the id before it."""
-        previous_id = self.last_id
+        """Add an item that the model begins to write; returns the id before it."""
+        previous_id = self._items[-1].id if self._items else None
         self._items.append(item)
         return previous_id
 
@@ -63,18 +90,17 @@ class RealtimeConversation:
         self._items.remove(self.get(item_id))
 
     def check_room(self, num_bytes: int = 0) -> None:
-        """Raises InvalidInput when one more item would be over a bound."""
-        limits = self._limits
-        if len(self._items) >= limits.realtime_max_items:
+        """Raises InvalidInput when an item of `num_bytes` more would exceed a limit."""
+        max_items = self._settings.realtime_max_items
+        max_bytes = self._settings.realtime_max_session_bytes
+        if len(self._items) >= max_items:
             raise InvalidInput(
-                f"the conversation holds {limits.realtime_max_items} items, delete some first",
-                param="item",
+                f"the conversation holds {max_items} items, delete some first", param="item"
             )
         total = sum(item.num_bytes for item in self._items) + num_bytes
-        if total > limits.realtime_max_session_bytes:
+        if total > max_bytes:
             raise InvalidInput(
-                f"the conversation would have {total} bytes, "
-                f"at most {limits.realtime_max_session_bytes}",
+                f"the conversation would have {total} bytes, at most {max_bytes} are allowed",
                 param="item",
             )
 
@@ -85,5 +111,100 @@ class RealtimeConversation:
         calls = (each.view for each in self._items if each.view["type"] == "function_call")
         if not any(call["call_id"] == call_id for call in calls):
             raise NotFound(
-                f"item.call_id: there is no call {call_id[:128]!r}", param="item.call_id"
+                f"item.call_id {call_id[:128]!r} matches no function_call", param="item.call_id"
             )
+
+
+class _Fields(Bounded):
+    """`object` and `status` are accepted from clients that copy an item."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    id: str | None = Field(default=None, min_length=1, max_length=_MAX_ID_CHARS)
+    type: str
+    object: Literal["realtime.item"] | None = None
+    status: Literal["completed", "incomplete", "in_progress"] | None = None
+
+
+class _Message(_Fields):
+    role: Literal["system", "user", "assistant"]
+    content: list[Json] = Field(min_length=1)
+
+
+class _Call(_Fields):
+    name: str = Field(min_length=1)
+    arguments: str
+    call_id: str | None = Field(default=None, min_length=1, max_length=_MAX_ID_CHARS)
+
+
+class _CallOutput(_Fields):
+    call_id: str
+    output: str
+
+
+class _Text(Bounded):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    type: Literal["input_text", "output_text"]
+    text: str
+
+
+class _Image(Bounded):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    type: Literal["input_image"]
+    image_url: str = Field(min_length=1)
+    detail: Literal["auto", "low", "high"] | None = None
+
+
+_FIELDS_BY_TYPE: Final[dict[str, type[_Fields]]] = {
+    "message": _Message,
+    "function_call": _Call,
+    "function_call_output": _CallOutput,
+}
+_PARTS_BY_ROLE: Final = {
+    "system": ("input_text",),
+    "user": ("input_text", "input_image"),
+    "assistant": ("output_text",),
+}
+
+
+def read_item(value: Json, path: str) -> Item:
+    """An item that a client sends. Raises InvalidInput that names its path."""
+    kind = value.get("type")
+    if not isinstance(kind, str) or kind not in _FIELDS_BY_TYPE:
+        known = ", ".join(_FIELDS_BY_TYPE)
+        problem = f"{str(kind)[:64]!r} is not supported; supported types: {known}"
+        raise invalid(f"{path}.type", problem, NotSupported)
+    fields = read_object(_FIELDS_BY_TYPE[kind], value, path)
+    view = fields.model_dump(exclude_none=True)
+    if isinstance(fields, _Message):
+        view["content"] = [
+            _read_part(part, fields.role, f"{path}.content[{index}]")
+            for index, part in enumerate(fields.content)
+        ]
+    elif isinstance(fields, _Call):
+        view.setdefault("call_id", new_request_id("call"))
+    view.setdefault("id", new_request_id("item"))
+    return Item(view | {"object": "realtime.item", "status": "completed"})
+
+
+def _read_part(part: Json, role: str, path: str) -> Json:
+    kind, allowed = part.get("type"), _PARTS_BY_ROLE[role]
+    if kind not in allowed:
+        is_audio = kind in ("input_audio", "output_audio", "audio")
+        why = "audio is not supported yet" if is_audio else "not allowed here"
+        problem = f"{str(kind)[:64]!r}: {why}; allowed for {role}: {', '.join(allowed)}"
+        raise invalid(f"{path}.type", problem, NotSupported)
+    model = _Image if kind == "input_image" else _Text
+    return read_object(model, part, path).model_dump(exclude_none=True)
+
+
+def reference_id(value: Json, path: str) -> str | None:
+    """The id in an item_reference; None for an item of another type. Raises InvalidInput."""
+    if value.get("type") != "item_reference":
+        return None
+    item_id = value.get("id")
+    if not isinstance(item_id, str):
+        raise invalid(f"{path}.id", "is missing")
+    return item_id

@@ -1,28 +1,26 @@
-"""ResponseOutput: what a model writes as items, and the server events that tell of them."""
+"""ResponseOutput: the model's output as items, and the server events that report them."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
+from tokenmesh.services.gateway.openai.translation import Json
 from tokenmesh.services.gateway.parsers.events import (
     CallArguments,
     CallBegin,
     Content,
     Event,
 )
-from tokenmesh.services.gateway.realtime.conversation import RealtimeConversation
-from tokenmesh.services.gateway.realtime.items import Item
+from tokenmesh.services.gateway.realtime.conversation import Item, RealtimeConversation
 from tokenmesh.shared.ids import new_request_id
-
-Json = dict[str, Any]
 
 _ITEM: Final = {"object": "realtime.item", "status": "in_progress"}
 
 
 class ResponseOutput:
-    """One response's items in order. Reasoning is not shown: the API has no event for it."""
+    """Items of one response in order. Reasoning is omitted: the API has no event for it."""
 
     def __init__(self, response_id: str, conversation: RealtimeConversation | None) -> None:
-        """`conversation`: where the items go; None: nowhere."""
+        """`conversation`: receives the items, unless None."""
         self.items: list[Item] = []
         self._response_id = response_id
         self._conversation = conversation
@@ -32,7 +30,7 @@ class ResponseOutput:
         self._is_open = False
 
     def push(self, events: Iterable[Event]) -> Iterator[Json]:
-        """Server events for what has come."""
+        """Server events for parser events."""
         for event in events:
             if isinstance(event, Content):
                 yield from self._push_text(event.text)
@@ -46,7 +44,7 @@ class ResponseOutput:
                 )
 
     def finish(self, status: str) -> Iterator[Json]:
-        """The end of the last item, `completed` or `incomplete`."""
+        """The end of the open item; `status` is `completed` or `incomplete`."""
         if not self._is_open:
             return
         self._is_open = False
@@ -70,7 +68,7 @@ class ResponseOutput:
         yield from self._conversation_event("done", item)
 
     def _push_text(self, text: str) -> Iterator[Json]:
-        """White space alone, as around calls, is no message."""
+        """White space alone, as between calls, does not begin a message."""
         is_open = self._is_open and self.items[-1].view["type"] == "message"
         if not is_open:
             self._blank += text

@@ -1,4 +1,4 @@
-"""RealtimeSession: one client's websocket from session.created to its end."""
+"""RealtimeSession: one client's websocket, from session.created to its end."""
 
 import asyncio
 import logging
@@ -9,13 +9,15 @@ from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.realtime import client_events as events
 from tokenmesh.services.gateway.realtime.channel import Channel
-from tokenmesh.services.gateway.realtime.conversation import RealtimeConversation
-from tokenmesh.services.gateway.realtime.fields import ResponseFields
-from tokenmesh.services.gateway.realtime.items import Item, read_item, reference_id
+from tokenmesh.services.gateway.realtime.conversation import (
+    Item,
+    RealtimeConversation,
+    read_item,
+    reference_id,
+)
 from tokenmesh.services.gateway.realtime.output import ResponseOutput
-from tokenmesh.services.gateway.realtime.prompt import RealtimePrompt
 from tokenmesh.services.gateway.realtime.response import RealtimeResponse
-from tokenmesh.services.gateway.realtime.session_config import SessionConfig
+from tokenmesh.services.gateway.realtime.session_config import SessionConfig, translate
 from tokenmesh.services.gateway.tenancy.tenant import Access
 from tokenmesh.shared.clock import monotonic_s, wall_s
 from tokenmesh.shared.errors import (
@@ -32,18 +34,18 @@ logger = logging.getLogger(__name__)
 
 _NORMAL = 1000
 RESTARTS = 1012
-"""Close codes; the second: another gateway, or this one later, takes a new session."""
+"""Close codes. After the second the client can open a new session at once."""
 
 
 class SessionOver(TokenMeshError):
-    """The session has reached one of its times."""
+    """The session has reached its time limit."""
 
     status = 400
     code = "session_expired"
 
 
 class RealtimeSession:
-    """Takes events one after another; a response runs beside them."""
+    """Handles events one at a time, while at most one response is generated."""
 
     def __init__(
         self,
@@ -56,15 +58,15 @@ class RealtimeSession:
         self._id = session_id
         self._config = config
         self._gateway = gateway
-        self._limits = gateway.settings
+        self._settings = gateway.settings
         self._channel = channel
         self._access = access
         self._conversation = RealtimeConversation(gateway.settings)
         self._conversation_id = new_request_id("conv")
         self._response: RealtimeResponse | None = None
         self._group = asyncio.TaskGroup()
-        self._ends_s = monotonic_s() + self._limits.realtime_session_timeout_s
-        self._expires_at_s = int(wall_s() + self._limits.realtime_session_timeout_s)
+        self._ends_s = monotonic_s() + self._settings.realtime_session_timeout_s
+        self._expires_at_s = int(wall_s() + self._settings.realtime_session_timeout_s)
         self._active_s = monotonic_s()
         self._handlers: dict[type[events.ClientEvent], Callable[[Any], Awaitable[None]]] = {
             events.SessionUpdate: self._update,
@@ -77,10 +79,10 @@ class RealtimeSession:
         }
 
     async def run(self) -> None:
-        """Until the client leaves or the session is over."""
+        """Serve the session until the client disconnects or its time is over."""
         try:
             async with self._group:
-                self._group.create_task(self._leave())
+                self._group.create_task(self._end_when_draining())
                 await self._serve()
         except* Cancelled:
             pass
@@ -90,18 +92,18 @@ class RealtimeSession:
             await self._channel.send_error(_first(over))
             await self._channel.close(_NORMAL)
 
-    async def _leave(self) -> None:
-        """End the session when the gateway drains, but no response. Raises Draining."""
+    async def _end_when_draining(self) -> None:
+        """Raises Draining when the gateway drains and the current response is done."""
         await self._gateway.draining.wait()
         if self._response is not None:
             await self._response.done()
         raise Draining("this gateway is about to stop")
 
     async def _serve(self) -> None:
-        await self._tell_session("session.created")
+        await self._send_session("session.created")
         while True:
             try:
-                text = await self._channel.receive(self._patience_s())
+                text = await self._channel.receive(self._time_left_s())
             except TimeoutError:
                 self._check_times()
                 continue
@@ -109,28 +111,28 @@ class RealtimeSession:
                 await self._channel.send_error(error)
                 continue
             self._active_s = monotonic_s()
-            await self._take(text)
+            await self._handle(text)
 
-    def _patience_s(self) -> float:
-        idle_ends_s = self._active_s + self._limits.realtime_idle_timeout_s
+    def _time_left_s(self) -> float:
+        idle_ends_s = self._active_s + self._settings.realtime_idle_timeout_s
         return max(0.0, min(self._ends_s, idle_ends_s) - monotonic_s())
 
     def _check_times(self) -> None:
         """Raises SessionOver."""
         now = monotonic_s()
         if now >= self._ends_s:
-            limit_s = self._limits.realtime_session_timeout_s
-            raise SessionOver(f"the session has lasted {limit_s:g} s, the most there is")
+            limit_s = self._settings.realtime_session_timeout_s
+            raise SessionOver(f"the session has reached its limit of {limit_s:g} s")
         if self._response is not None and self._response.is_active:
             self._active_s = now
-        if now - self._active_s >= self._limits.realtime_idle_timeout_s:
-            limit_s = self._limits.realtime_idle_timeout_s
-            raise SessionOver(f"nothing has happened for {limit_s:g} s")
+        if now - self._active_s >= self._settings.realtime_idle_timeout_s:
+            limit_s = self._settings.realtime_idle_timeout_s
+            raise SessionOver(f"the session was idle for {limit_s:g} s")
 
-    async def _take(self, text: str) -> None:
+    async def _handle(self, text: str) -> None:
         event_id: str | None = None
         try:
-            value = await events.decode_event(text, self._limits)
+            value = await events.decode_event(text, self._settings)
             given_id = value.get("event_id")
             event_id = given_id if isinstance(given_id, str) else None
             event = events.read_event(value)
@@ -142,7 +144,7 @@ class RealtimeSession:
                 logger.warning("%s: %s", error.code, error.message)
             await self._channel.send_error(error, event_id)
 
-    async def _tell_session(self, kind: str) -> None:
+    async def _send_session(self, kind: str) -> None:
         view = self._config.view(self._id, self._expires_at_s)
         await self._channel.send({"type": kind, "session": view})
 
@@ -150,7 +152,7 @@ class RealtimeSession:
         config = self._config.updated(event.session)
         await self._gateway.catalog.find_soon(config.model)
         self._config = config
-        await self._tell_session("session.updated")
+        await self._send_session("session.updated")
 
     async def _create_item(self, event: events.ItemCreate) -> None:
         item = read_item(event.item, "item")
@@ -177,7 +179,7 @@ class RealtimeSession:
         content = item.view.get("content") or []
         if item.view.get("role") != "assistant" or event.content_index >= len(content):
             raise InvalidInput(
-                "content_index: the item has no such part that the model wrote",
+                "content_index matches no part that the model wrote",
                 param="content_index",
             )
         content = [*content]
@@ -197,66 +199,64 @@ class RealtimeSession:
             raise Draining("this gateway is about to stop: open a new session")
         if self._response is not None and self._response.is_active:
             raise Conflict(
-                f"the response {self._response.id} is still active: wait for response.done or "
+                f"response {self._response.id} is still active: wait for response.done or "
                 "send response.cancel"
             )
-        fields = event.response or ResponseFields()
+        fields = event.response or events.ResponseFields()
         config = self._config.for_response(fields)
         is_apart = fields.conversation == "none"
         if fields.conversation not in (None, "auto", "none", self._conversation_id):
             raise NotFound("response.conversation is unknown", param="response.conversation")
         if not is_apart:
             self._conversation.check_room()
-        exchange = RequestContext(
+        context = RequestContext(
             RequestId(new_request_id("resp")), True, monotonic_s(), self._access
         )
-        exchange.lease = await self._gateway.admission.admit(exchange)
+        context.lease = await self._gateway.admission.admit(context)
         try:
-            self._response = await self._make_response(config, fields, exchange, is_apart=is_apart)
+            self._response = await self._make_response(config, fields, context, is_apart=is_apart)
             await self._response.start(self._group)
         except BaseException:
-            exchange.release()
+            context.release()
             raise
 
     async def _make_response(
         self,
         config: SessionConfig,
-        fields: ResponseFields,
-        exchange: RequestContext,
+        fields: events.ResponseFields,
+        context: RequestContext,
         *,
         is_apart: bool,
     ) -> RealtimeResponse:
-        prompt = RealtimePrompt(config, self._input(fields))
-        try:
-            ask = await self._gateway.intake.chat(prompt.body, exchange)
-        except TokenMeshError as error:
-            raise prompt.places.rename(error) from None
+        translation = translate(config, self._input(fields))
+        with translation.client_paths():
+            generation = await self._gateway.intake.chat(translation.chat, context)
         return RealtimeResponse(
-            ask,
+            generation,
             self._gateway,
             self._channel,
-            ResponseOutput(exchange.request_id, None if is_apart else self._conversation),
-            prompt.places,
+            ResponseOutput(context.request_id, None if is_apart else self._conversation),
+            translation.places,
             {
                 "conversation_id": None if is_apart else self._conversation_id,
                 "max_output_tokens": config.max_output_tokens,
                 "metadata": fields.metadata,
             },
-            exchange,
+            context,
         )
 
-    def _input(self, fields: ResponseFields) -> list[Item]:
-        """What a response is made from."""
+    def _input(self, fields: events.ResponseFields) -> list[Item]:
+        """Items that a response answers."""
         if fields.input is None:
             return list(self._conversation)
         items = []
         for index, value in enumerate(fields.input):
-            place = f"response.input[{index}]"
-            item_id = reference_id(value, place)
+            path = f"response.input[{index}]"
+            item_id = reference_id(value, path)
             if item_id is None:
-                items.append(read_item(value, place))
+                items.append(read_item(value, path))
             else:
-                items.append(self._conversation.get(item_id, f"{place}.id"))
+                items.append(self._conversation.get(item_id, f"{path}.id"))
         return items
 
     async def _cancel_response(self, event: events.ResponseCancel) -> None:
@@ -265,7 +265,7 @@ class RealtimeSession:
             raise Conflict("there is no active response to cancel")
         if event.response_id not in (None, response.id):
             raise NotFound(
-                f"response_id: the active response is {response.id}", param="response_id"
+                f"response_id does not match the active response {response.id}", param="response_id"
             )
         response.cancel()
 

@@ -1,14 +1,26 @@
-"""SessionConfig: how a session's responses are made, and how it is shown to the client."""
+"""SessionConfig: how a session generates responses, and the chat request of one response."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
-from tokenmesh.services.gateway.realtime.fields import (
+from tokenmesh.services.gateway.openai.field_places import Places
+from tokenmesh.services.gateway.openai.translation import (
+    ChatMessages,
+    Json,
+    TranslatedChat,
+    chat_content,
+    function_sources,
+    invalid,
+    validate_chat,
+)
+from tokenmesh.services.gateway.realtime.client_events import (
     GenerationFields,
     ResponseFields,
     SessionFields,
     check_served,
 )
+from tokenmesh.services.gateway.realtime.conversation import Item
 
 _FIELDS: Final = (
     "instructions",
@@ -19,14 +31,18 @@ _FIELDS: Final = (
     "temperature",
     "reasoning",
 )
-"""What an update, or a response for itself, may change."""
-
-Json = dict[str, Any]
+"""Fields that a session.update, or one response, may change."""
+_NAMES: Final = {
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+}
+"""Fields of a chat request that have another name here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionConfig:
-    """Values as the client gave them, plain JSON data."""
+    """Values as the client sent them, as JSON data."""
 
     model: str
     instructions: str = ""
@@ -38,12 +54,12 @@ class SessionConfig:
     reasoning: Json | None = None
 
     def updated(self, fields: SessionFields) -> "SessionConfig":
-        """After a session.update. Raises NotSupported."""
+        """The configuration after a session.update. Raises NotSupported."""
         check_served(fields, "session")
         return replace(self._changed(fields), model=fields.model or self.model)
 
     def for_response(self, fields: ResponseFields) -> "SessionConfig":
-        """As one response wants it. Raises NotSupported."""
+        """The configuration of one response. Raises NotSupported."""
         check_served(fields, "response")
         return self._changed(fields)
 
@@ -69,3 +85,67 @@ class SessionConfig:
             "reasoning": self.reasoning,
             "truncation": "disabled",
         }
+
+
+def translate(config: SessionConfig, items: Iterable[Item]) -> TranslatedChat:
+    """The chat request of one response. Raises InvalidInput that names the client's fields."""
+    messages = ChatMessages()
+    if config.instructions:
+        messages.add({"role": "system", "content": config.instructions}, "instructions")
+    tool_by_call: dict[str, str] = {}
+    for item in items:
+        _add_item(messages, item, tool_by_call)
+    if not messages.messages:
+        raise invalid(
+            "response.input",
+            "is empty, so there is nothing to answer: create an item or send input",
+        )
+    fields = {"model": config.model, "messages": messages.messages, **_generation(config)}
+    places = Places(_NAMES, messages.sources | function_sources(len(config.tools or ())))
+    return TranslatedChat(chat=validate_chat(fields, places), places=places)
+
+
+def _add_item(messages: ChatMessages, item: Item, tool_by_call: dict[str, str]) -> None:
+    view, path = item.view, f"item {item.id}"
+    if view["type"] == "message":
+        content = chat_content([_part(part) for part in view["content"]])
+        messages.add({"role": view["role"], "content": content}, path)
+    elif view["type"] == "function_call":
+        tool_by_call[view["call_id"]] = view["name"]
+        messages.add_call(view["call_id"], view["name"], view["arguments"], path)
+    else:
+        call_id = view["call_id"]
+        result: Json = {"role": "tool", "tool_call_id": call_id, "content": view["output"]}
+        if call_id in tool_by_call:
+            result["name"] = tool_by_call[call_id]
+        messages.add(result, path)
+
+
+def _part(part: Json) -> Json:
+    if part["type"] == "input_image":
+        return {"type": "image_url", "image_url": {"url": part["image_url"]}}
+    return {"type": "text", "text": part["text"]}
+
+
+def _generation(config: SessionConfig) -> Json:
+    fields: Json = {"stream": True}
+    if isinstance(config.max_output_tokens, int):
+        fields["max_completion_tokens"] = config.max_output_tokens
+    if config.temperature is not None:
+        fields["temperature"] = config.temperature
+    if config.reasoning and config.reasoning.get("effort") is not None:
+        fields["reasoning_effort"] = config.reasoning["effort"]
+    if config.tools:
+        fields["tools"] = [
+            {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
+            for tool in config.tools
+        ]
+        if config.parallel_tool_calls is not None:
+            fields["parallel_tool_calls"] = config.parallel_tool_calls
+    choice = config.tool_choice
+    # Without tools `auto` and `none` have no effect; the chat refuses other choices.
+    if config.tools or choice not in ("auto", "none"):
+        if not isinstance(choice, str):
+            choice = {"type": "function", "function": {"name": choice["name"]}}
+        fields["tool_choice"] = choice
+    return fields

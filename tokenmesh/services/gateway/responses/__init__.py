@@ -1,1 +1,1 @@
-"""The Responses API: its request, its items, its events. Generation itself is the chat's."""
+"""OpenAI's Responses API. A response is event-sourced: its log is replayed to continue it."""

@@ -1,7 +1,7 @@
-"""ResponseEvents: what happens to a response, as events and as the Response that they add up to.
+"""ResponseEvents: the events of a response, and the Response object that they add up to.
 
-A response may take several turns of the model, with calls of MCP tools in between. All of it is a
-function of the response's first state and of what is passed in: a replay makes the same events.
+A response may have several model turns with calls of MCP tools between them. The events depend only
+on the first state of the response and on the arguments, so a replay generates the same events.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,23 +10,26 @@ from typing import Any, Final
 from tokenmesh.services.gateway.generation.chunk import OutputChunk
 from tokenmesh.services.gateway.openai.logprobs import LogprobShapes
 from tokenmesh.services.gateway.openai.shapes import ChatLogprob
+from tokenmesh.services.gateway.openai.translation import Json
 from tokenmesh.services.gateway.parsers.events import (
     CallArguments,
     CallBegin,
     Content,
     Reasoning,
 )
-from tokenmesh.services.gateway.responses.content_logprobs import ContentLogprobs
-from tokenmesh.services.gateway.responses.open_items import (
+from tokenmesh.services.gateway.responses.output_items import (
+    Event,
+    EventRecorder,
+    McpCallItem,
+    McpListing,
     OpenCustomCall,
     OpenFunctionCall,
     OpenItem,
     OpenMessage,
     OpenReasoning,
+    OutputStatus,
 )
-from tokenmesh.services.gateway.responses.raw_messages import RawMessages
-from tokenmesh.services.gateway.responses.recorder import Event, EventRecorder
-from tokenmesh.services.gateway.responses.server_calls import McpCallItem, McpListing
+from tokenmesh.services.gateway.responses.output_tokens import ContentLogprobs, RawMessages
 from tokenmesh.services.gateway.responses.shapes import error_facts
 from tokenmesh.services.gateway.responses.tools import ToolName
 from tokenmesh.shared.errors import TokenMeshError
@@ -35,7 +38,7 @@ _FUNCTION: Final = ToolName()
 
 
 class ResponseEvents:
-    """Each method returns the events that it causes."""
+    """Methods return the events that they cause."""
 
     def __init__(
         self,
@@ -45,14 +48,14 @@ class ResponseEvents:
         logprobs: LogprobShapes | None = None,
         raw: RawMessages | None = None,
     ) -> None:
-        """`response`: as it is at its start (`shapes.response_object`).
+        """`response`: its first state, from `shapes.response_object`.
 
-        `logprobs` None: text comes without them; `raw` None: nobody wants to see tokens.
+        `logprobs` None: text has no log-probabilities; `raw` None: no token lists.
         """
         self.server_calls: list[McpCallItem] = []
-        """Calls of the turn that has ended, which the gateway is to make now."""
+        """MCP calls of the last turn that the gateway has to execute."""
         self.finish_reason: str | None = None
-        """Of the last turn."""
+        """Finish reason of the last turn."""
         self._response = dict(response)
         self._names = names
         self._shapes = logprobs
@@ -62,37 +65,37 @@ class ResponseEvents:
         self._begin_turn()
 
     @property
-    def response(self) -> dict[str, Any]:
-        """The Response as it is now."""
+    def response(self) -> Json:
+        """The current Response object."""
         return {**self._response, "output": list(self._recorder.output)}
 
     def _begin_turn(self) -> None:
         self._open: OpenItem | None = None
-        """Text or reasoning."""
+        """The open item of text or reasoning."""
         self._calling: OpenItem | None = None
-        """Of a call that was broken off the end may come behind text, so it stays open."""
+        """The last call. It stays open during text: an unfinished call may continue after it."""
         self._blank: str = ""
-        """Space that may turn out to be the beginning of text, or only stand before a call."""
+        """White space that begins a message only if text follows."""
         self._blank_logprobs: list[ChatLogprob] = []
         self._logprobs = ContentLogprobs(self._shapes) if self._shapes is not None else None
         self._first_item = len(self._recorder.output)
 
     def queue(self) -> list[Event]:
-        """The response waits to be worked on."""
-        return self._tell("created", status="queued") + self._tell("queued")
+        """The response is created and not begun yet."""
+        return self._emit("created", status="queued") + self._emit("queued")
 
     def begin(self, *, is_created: bool = False) -> list[Event]:
-        """Work begins; `is_created`: the response has been told of before."""
-        created = [] if is_created else self._tell("created", status="in_progress")
-        return created + self._tell("in_progress", status="in_progress")
+        """The response begins; `is_created`: `queue` was called before."""
+        created = [] if is_created else self._emit("created", status="in_progress")
+        return created + self._emit("in_progress", status="in_progress")
 
-    def write(self, pieces: Sequence[OutputChunk]) -> list[Event]:
-        """What the model wrote."""
+    def write(self, chunks: Sequence[OutputChunk]) -> list[Event]:
+        """Output of the model."""
         if self._raw is not None:
-            self._raw.write(pieces)
-        for piece in pieces:
-            stretches = iter(self._logprobs.push(piece) if self._logprobs is not None else ())
-            for event in piece.all_events():
+            self._raw.write(chunks)
+        for chunk in chunks:
+            stretches = iter(self._logprobs.push(chunk) if self._logprobs is not None else ())
+            for event in chunk.all_events():
                 if isinstance(event, Content):
                     self._content(event.text, next(stretches, []))
                 elif isinstance(event, Reasoning):
@@ -101,12 +104,12 @@ class ResponseEvents:
                     self._call(event)
                 else:
                     self._arguments(event)
-            if piece.finish_reason is not None:
-                self.finish_reason = piece.finish_reason
+            if chunk.finish_reason is not None:
+                self.finish_reason = chunk.finish_reason
         return self._recorder.take()
 
     def end_turn(self, packed_prompt: bytes = b"") -> list[Event]:
-        """The model has ended. `server_calls` says whether the gateway has work to do."""
+        """The turn has ended; afterwards `server_calls` are to be executed."""
         if self._raw is not None:
             self._raw.end_turn(packed_prompt)
             self._response |= self._raw.fields()
@@ -117,7 +120,7 @@ class ResponseEvents:
         is_cut = self.finish_reason == "length"
         self._close("incomplete" if is_cut else "completed")
         if is_cut:
-            # The response ends here: nobody would read what the tools answer.
+            # The response ends here, so no turn would read the results.
             for call in self.server_calls:
                 call.give_up()
             self.server_calls.clear()
@@ -125,58 +128,49 @@ class ResponseEvents:
         return self._recorder.take()
 
     def succeed(self, call: McpCallItem, output: str) -> list[Event]:
-        """An MCP tool has answered."""
+        """An MCP call has succeeded."""
         self.server_calls.remove(call)
         call.succeed(output)
         return self._recorder.take()
 
-    def fail_call(self, call: McpCallItem, error: dict[str, Any]) -> list[Event]:
-        """An MCP tool could not be called, or says that it failed."""
+    def fail_call(self, call: McpCallItem, error: Json) -> list[Event]:
+        """An MCP call has failed."""
         self.server_calls.remove(call)
         call.fail(error)
         return self._recorder.take()
 
-    def begin_listing(self, server_label: str) -> tuple[McpListing, list[Event]]:
-        """An MCP server is asked for its tools."""
-        return McpListing(self._recorder, server_label), self._recorder.take()
-
-    def end_listing(
-        self, listing: McpListing, tools: list[dict[str, Any]], error: str | None = None
-    ) -> list[Event]:
-        """It has answered, or has not."""
-        if error is None:
-            listing.succeed(tools)
-        else:
-            listing.fail(error)
+    def list_tools(self, server_label: str, tools: list[Json]) -> list[Event]:
+        """Add an item with the tools of an MCP server."""
+        McpListing(self._recorder, server_label).succeed(tools)
         return self._recorder.take()
 
-    def complete(self, usage: dict[str, Any] | None, *, is_cut: bool = False) -> list[Event]:
-        """All turns have ended; `is_cut`: no tokens are left for another one."""
+    def complete(self, usage: Json | None, *, is_cut: bool = False) -> list[Event]:
+        """The response is complete; `is_cut`: no tokens are left for another turn."""
         if self.finish_reason != "length" and not is_cut:
-            return self._tell("completed", status="completed", usage=usage)
+            return self._emit("completed", status="completed", usage=usage)
         details = {"reason": "max_output_tokens"}
         incomplete = {"status": "incomplete", "incomplete_details": details}
-        return self._tell("incomplete", **incomplete, usage=usage)
+        return self._emit("incomplete", **incomplete, usage=usage)
 
-    def fail(self, error: TokenMeshError, usage: dict[str, Any] | None = None) -> list[Event]:
-        """It could not be completed. What there is of it stays."""
-        self._give_up()
+    def fail(self, error: TokenMeshError, usage: Json | None = None) -> list[Event]:
+        """The response has failed. Its output so far is kept."""
+        self._close_all()
         facts = error_facts(error)
         self._recorder.emit("error", **facts, param=error.param)
-        return self._tell("failed", status="failed", error=facts, usage=usage)
+        return self._emit("failed", status="failed", error=facts, usage=usage)
 
-    def cancel(self, usage: dict[str, Any] | None = None) -> list[Event]:
-        """Somebody wanted it to end. OpenAI has no event of that name."""
-        self._give_up()
-        return self._tell("incomplete", status="cancelled", usage=usage)
+    def cancel(self, usage: Json | None = None) -> list[Event]:
+        """The response was cancelled. OpenAI has no event for it, so `incomplete` reports it."""
+        self._close_all()
+        return self._emit("incomplete", status="cancelled", usage=usage)
 
-    def _give_up(self) -> None:
+    def _close_all(self) -> None:
         self._close("incomplete")
         for call in self.server_calls:
-            call.fail({"type": "mcp_tool_execution_error", "content": "the call was given up"})
+            call.fail({"type": "mcp_tool_execution_error", "content": "the call was abandoned"})
         self.server_calls.clear()
 
-    def _tell(self, kind: str, **fields: Any) -> list[Event]:
+    def _emit(self, kind: str, **fields: Any) -> list[Event]:
         self._response.update(fields)
         self._recorder.emit(f"response.{kind}", response=self.response)
         return self._recorder.take()
@@ -220,7 +214,7 @@ class ResponseEvents:
         assert self._calling is not None, "arguments without a call"
         self._calling.write(event.text)
 
-    def _close(self, status: Any) -> None:
+    def _close(self, status: OutputStatus) -> None:
         self._close_text(status)
         call, self._calling = self._calling, None
         if call is None:
@@ -229,7 +223,7 @@ class ResponseEvents:
         if isinstance(call, McpCallItem) and status == "completed":
             self.server_calls.append(call)
 
-    def _close_text(self, status: Any) -> None:
+    def _close_text(self, status: OutputStatus) -> None:
         self._blank, self._blank_logprobs = "", []
         item, self._open = self._open, None
         if item is not None:

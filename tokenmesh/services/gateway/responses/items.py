@@ -1,183 +1,224 @@
 """Items: input and earlier output of responses as the messages of a chat.
 
-Neighbours that one turn of the model made (reasoning, text, calls) become one message.
+Adjacent items of one model turn (reasoning, text, calls) become one message.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from tokenmesh.services.gateway.openai.errors import NotSupported
-from tokenmesh.services.gateway.responses.custom_tools import to_arguments
-from tokenmesh.services.gateway.responses.parts import Content, read_content, read_text
-from tokenmesh.services.gateway.responses.reading import get_optional_string, get_string, one_of
-from tokenmesh.shared.errors import InvalidInput, NotFound
+from tokenmesh.services.gateway.openai.translation import ChatMessages, Json, invalid
+from tokenmesh.services.gateway.responses.fields import (
+    get_objects,
+    get_optional_string,
+    get_string,
+    one_of,
+)
+from tokenmesh.services.gateway.responses.tools import to_arguments
+from tokenmesh.shared.errors import NotFound
 
 _ROLES: Final = ("user", "assistant", "system", "developer")
 _SYSTEM_ROLES: Final = ("system", "developer")
+_FIELD_BY_TYPE: Final = {
+    "input_text": "text",
+    "output_text": "text",
+    "text": "text",
+    "refusal": "refusal",
+    "summary_text": "text",
+    "reasoning_text": "text",
+}
+_TEXT_TYPES: Final = tuple(_FIELD_BY_TYPE)
+_MEDIA_TYPES: Final = ("input_image", "image_url", "input_audio", "audio_url", "video_url")
+_KNOWN_TYPES: Final = ("input_text", "output_text", "refusal", "input_image")
+_DETAILS: Final = ("low", "high", "auto", "original")
 
-Item = dict[str, Any]
+Content = str | list[Json]
 
 
-class ItemsConversation:
-    """Collects messages."""
+class ItemsConversation(ChatMessages):
+    """Every method raises InvalidInput that names the client's path."""
 
     def __init__(self, server_tools: Mapping[tuple[str, str], str] | None = None) -> None:
-        """`server_tools`: what the model calls an MCP tool, by its server's label and its name."""
+        """`server_tools`: the function name of an MCP tool, by its server's label and its name."""
+        super().__init__()
         self._server_tools = server_tools or {}
-        self.messages: list[Item] = []
-        self.sources: dict[str, str] = {}
-        """Of `messages[3]` and what is in it: where it came from."""
         self._call_ids: set[str] = set()
         self._leading: list[str] = []
-        """Instructions that are one message, if nothing else has been said."""
-        self._thoughts: list[tuple[Item, list[str]]] = []
-        """Of turns with reasoning, its pieces: joined in `finish`, not with each of them."""
-        self._readers: Final[dict[str, Callable[[Item, str], None]]] = {
-            "message": self._message,
-            "reasoning": self._reasoning,
-            "function_call": self._function_call,
-            "custom_tool_call": self._custom_call,
-            "function_call_output": self._output,
-            "custom_tool_call_output": self._output,
-            "mcp_call": self._mcp_call,
+        """Instructions at the start, which become one message."""
+        self._reasoning: list[tuple[Json, list[str]]] = []
+        """Messages with reasoning and its texts: joined once, in `finish`."""
+        self._readers: Final[dict[str, Callable[[Json, str], None]]] = {
+            "message": self._add_message,
+            "reasoning": self._add_reasoning,
+            "function_call": self._add_function_call,
+            "custom_tool_call": self._add_custom_call,
+            "function_call_output": self._add_output,
+            "custom_tool_call_output": self._add_output,
+            "mcp_call": self._add_mcp_call,
             "item_reference": _refuse_reference,
-            # What a server offered and who approved is no part of the conversation.
+            # Listings and approvals of MCP tools are not shown to the model.
             "mcp_list_tools": _skip,
             "mcp_approval_request": _skip,
             "mcp_approval_response": _skip,
         }
 
-    def instruct(self, text: str) -> None:
-        """Instructions come first."""
-        self._instruct_more(text, "instructions")
-
-    def finish(self) -> None:
-        """Call it once, after the last item."""
-        if self._leading:
-            self.messages[0]["content"] = "\n\n".join(self._leading)
-        for message, thoughts in self._thoughts:
-            message["reasoning"] = "\n".join(thoughts)
-
-    def add(self, item: Item, place: str) -> None:
-        """Append an item; `place` is its path. Raises InvalidInput."""
+    def add_item(self, item: Json, path: str) -> None:
+        """Append an item; `path` is its path in the request."""
         kind = item.get("type") or ("message" if "role" in item else None)
         reader = self._readers.get(kind) if isinstance(kind, str) else None
         if reader is None:
-            served = ", ".join(self._readers)
-            told = (
-                f"{place}.type is missing" if kind is None else f"{place}.type {kind!r} is unknown"
+            problem = "is missing" if kind is None else f"{kind!r} is unknown"
+            known = ", ".join(self._readers)
+            raise invalid(
+                f"{path}.type", f"{problem}; supported types: {known}"[:500], NotSupported
             )
-            raise NotSupported(f"{told}; served are {served}"[:500], param=f"{place}.type")
-        reader(item, place)
+        reader(item, path)
 
-    def _message(self, item: Item, place: str) -> None:
-        role = one_of(item.get("role"), _ROLES, f"{place}.role")
-        if role == "assistant" and item.get("content") is not None:
-            self._say(read_text(item, "content", place), place)
-            return
-        content = read_content(item, "content", place)
-        if role in _SYSTEM_ROLES:
-            self._instruct_more(content, place)
-        else:
-            self._add({"role": "user", "content": content}, place)
-
-    def _instruct_more(self, content: Content, place: str) -> None:
-        """Many templates take one system message, and only at the start: leading ones are one."""
+    def add_instructions(self, content: Content, path: str) -> None:
+        """Leading instructions are joined into one system message: many chat templates accept
+        only one, and only at the start."""
         text = content if isinstance(content, str) else _joined(content)
         is_first = not self.messages
         if text is not None and self._leading and len(self.messages) == 1:
             self._leading.append(text)
             return
-        self._add({"role": "system", "content": content if text is None else text}, place)
+        self.add({"role": "system", "content": content if text is None else text}, path)
         if text is not None and is_first:
             self._leading.append(text)
 
-    def _say(self, text: str, place: str) -> None:
-        message = self._turn(place, ("content", "tool_calls"))
-        message["content"] = text
+    def finish(self) -> None:
+        """Join instructions and reasoning; call it once, after the last item."""
+        if self._leading:
+            self.messages[0]["content"] = "\n\n".join(self._leading)
+        for message, texts in self._reasoning:
+            message["reasoning"] = "\n".join(texts)
 
-    def _reasoning(self, item: Item, place: str) -> None:
-        name = "content" if item.get("content") else "summary"
-        text = read_text(item, name, place)
+    def _add_message(self, item: Json, path: str) -> None:
+        role = one_of(item.get("role"), _ROLES, f"{path}.role")
+        if role == "assistant" and item.get("content") is not None:
+            text = _read_text(item, "content", path)
+            self.assistant_turn(path, ("content", "tool_calls"))["content"] = text
+            return
+        content = _read_content(item, "content", path)
+        if role in _SYSTEM_ROLES:
+            self.add_instructions(content, path)
+        else:
+            self.add({"role": "user", "content": content}, path)
+
+    def _add_reasoning(self, item: Json, path: str) -> None:
+        text = _read_text(item, "content" if item.get("content") else "summary", path)
         if text:
-            message = self._turn(place, ("content", "tool_calls"))
-            if not self._thoughts or self._thoughts[-1][0] is not message:
-                self._thoughts.append((message, []))
-            self._thoughts[-1][1].append(text)
+            message = self.assistant_turn(path, ("content", "tool_calls"))
+            if not self._reasoning or self._reasoning[-1][0] is not message:
+                self._reasoning.append((message, []))
+            self._reasoning[-1][1].append(text)
 
-    def _function_call(self, item: Item, place: str) -> None:
-        arguments = get_string(item, "arguments", place, is_empty_ok=True)
-        self._call(item, arguments, place)
+    def _add_function_call(self, item: Json, path: str) -> None:
+        arguments = get_string(item, "arguments", path, is_empty_ok=True)
+        self._add_new_call(item, arguments, path)
 
-    def _custom_call(self, item: Item, place: str) -> None:
-        self._call(item, to_arguments(get_string(item, "input", place, is_empty_ok=True)), place)
+    def _add_custom_call(self, item: Json, path: str) -> None:
+        arguments = to_arguments(get_string(item, "input", path, is_empty_ok=True))
+        self._add_new_call(item, arguments, path)
 
-    def _call(self, item: Item, arguments: str, place: str) -> None:
-        call_id = get_string(item, "call_id", place)
+    def _add_new_call(self, item: Json, arguments: str, path: str) -> None:
+        call_id = get_string(item, "call_id", path)
         if call_id in self._call_ids:
-            where = f"{place}.call_id"
-            raise InvalidInput(f"{where} {call_id[:80]!r} is there twice", param=where)
-        function = {"name": get_string(item, "name", place), "arguments": arguments}
-        self._add_call(call_id, function, place)
+            raise invalid(f"{path}.call_id", f"{call_id[:80]!r} appears twice")
+        self._call_ids.add(call_id)
+        self.add_call(call_id, get_string(item, "name", path), arguments, path)
 
-    def _mcp_call(self, item: Item, place: str) -> None:
-        """A call that a gateway has made: what the model asked and what it was told."""
-        call_id = get_string(item, "id", place)
-        arguments = get_string(item, "arguments", place, is_empty_ok=True)
-        name = get_string(item, "name", place)
-        label = get_string(item, "server_label", place)
-        name = self._server_tools.get((label, name), name)
-        self._add_call(call_id, {"name": name, "arguments": arguments}, place)
-        output = get_optional_string(item, "output", place)
+    def _add_mcp_call(self, item: Json, path: str) -> None:
+        """A call that a gateway has made, and its result."""
+        call_id = get_string(item, "id", path)
+        arguments = get_string(item, "arguments", path, is_empty_ok=True)
+        name = get_string(item, "name", path)
+        label = get_string(item, "server_label", path)
+        self._call_ids.add(call_id)
+        self.add_call(call_id, self._server_tools.get((label, name), name), arguments, path)
+        output = get_optional_string(item, "output", path)
         if output is None:
             output = f"error: {item.get('error') or 'the call was not made'}"
-        self._add({"role": "tool", "tool_call_id": call_id, "content": output}, place)
+        self.add({"role": "tool", "tool_call_id": call_id, "content": output}, path)
 
-    def _add_call(self, call_id: str, function: Item, place: str) -> None:
-        calls = self._turn(place, ()).setdefault("tool_calls", [])
-        path = f"messages[{len(self.messages) - 1}].tool_calls[{len(calls)}]"
-        self.sources[path] = self.sources[f"{path}.function"] = place
-        calls.append({"id": call_id, "type": "function", "function": function})
-        self._call_ids.add(call_id)
-
-    def _output(self, item: Item, place: str) -> None:
-        call_id = get_string(item, "call_id", place)
+    def _add_output(self, item: Json, path: str) -> None:
+        call_id = get_string(item, "call_id", path)
         if call_id not in self._call_ids:
-            where = f"{place}.call_id"
-            raise InvalidInput(f"{where}: there is no call {call_id[:80]!r} before it", param=where)
-        content = read_content(item, "output", place)
-        message = {"role": "tool", "tool_call_id": call_id, "content": content}
-        self._add(message, place)
-        self.sources[f"messages[{len(self.messages) - 1}].content"] = f"{place}.output"
-
-    def _turn(self, place: str, ends_after: tuple[str, ...]) -> Item:
-        """The model's open turn; a new one where it already has what `ends_after` names."""
-        last = self.messages[-1] if self.messages else None
-        if last is None or last["role"] != "assistant" or any(last.get(n) for n in ends_after):
-            last = {"role": "assistant", "content": ""}
-            self._add(last, place)
-        return last
-
-    def _add(self, message: Item, place: str) -> None:
-        self.sources[f"messages[{len(self.messages)}]"] = place
-        self.messages.append(message)
+            raise invalid(f"{path}.call_id", f"{call_id[:80]!r} matches no earlier call")
+        content = _read_content(item, "output", path)
+        self.add({"role": "tool", "tool_call_id": call_id, "content": content}, path)
+        self.sources[f"messages[{len(self.messages) - 1}].content"] = f"{path}.output"
 
 
-def _joined(parts: list[Item]) -> str | None:
-    """The text of parts that are nothing else."""
+def no_such_item(item_id: str, path: str) -> NotFound:
+    """The error for a reference to an item that is not stored."""
+    return NotFound(f"{path}.id {item_id[:80]!r} matches no stored item", param=f"{path}.id")
+
+
+def _refuse_reference(item: Json, path: str) -> None:
+    raise no_such_item(get_string(item, "id", path), path)
+
+
+def _skip(item: Json, path: str) -> None:
+    pass
+
+
+def _joined(parts: list[Json]) -> str | None:
+    """The text of parts that are all text; None for others."""
     if any(part["type"] != "text" for part in parts):
         return None
     return "".join(part["text"] for part in parts)
 
 
-def _skip(item: Item, place: str) -> None:
-    """Nothing for the model."""
+def _read_content(holder: Json, name: str, path: str) -> Content:
+    """A string, or a list of chat parts."""
+    value = holder.get(name)
+    if isinstance(value, str):
+        return value
+    if value is None:
+        raise invalid(f"{path}.{name}", "is missing")
+    if not isinstance(value, list):
+        raise invalid(f"{path}.{name}", "must be a string or a list of parts")
+    parts = get_objects(holder, name, path)
+    return [_read_part(part, f"{path}.{name}[{index}]") for index, part in enumerate(parts)]
 
 
-def _refuse_reference(item: Item, place: str) -> None:
-    raise no_such_item(get_string(item, "id", place), place)
+def _read_text(holder: Json, name: str, path: str) -> str:
+    """A string, or text parts joined."""
+    value = holder.get(name)
+    if isinstance(value, str):
+        return value
+    parts = get_objects(holder, name, path)
+    return "".join(
+        _read_text_part(part, f"{path}.{name}[{index}]") for index, part in enumerate(parts)
+    )
 
 
-def no_such_item(item_id: str, place: str) -> NotFound:
-    """The error for a reference to nothing."""
-    return NotFound(f"{place}.id: there is no stored item {item_id[:80]!r}", param=f"{place}.id")
+def _read_text_part(part: Json, path: str) -> str:
+    kind = one_of(part.get("type"), _TEXT_TYPES, f"{path}.type")
+    return get_string(part, _FIELD_BY_TYPE[kind], path, is_empty_ok=True)
+
+
+def _read_part(part: Json, path: str) -> Json:
+    kind = part.get("type")
+    if kind in _TEXT_TYPES:
+        return {"type": "text", "text": _read_text_part(part, path)}
+    if kind == "input_file":
+        raise invalid(f"{path}.type", "'input_file' is not supported", NotSupported)
+    if kind not in _MEDIA_TYPES:
+        one_of(kind, _KNOWN_TYPES, f"{path}.type")
+    return _read_image(part, path) if kind == "input_image" else part
+
+
+def _read_image(part: Json, path: str) -> Json:
+    if part.get("detail") is not None:
+        one_of(part["detail"], _DETAILS, f"{path}.detail")
+    url = get_optional_string(part, "image_url", path)
+    source = url or get_optional_string(part, "file_id", path)
+    uuid = get_optional_string(part, "uuid", path)
+    if not source and not uuid:
+        raise invalid(f"{path}.image_url", "is missing: send it or file_id")
+    image: Json = {"type": "image_url"}
+    if source:
+        image["image_url"] = {"url": source}
+    return image | ({"uuid": uuid} if uuid else {})

@@ -1,7 +1,7 @@
-"""LogWriter: the one who may write to a response's log, until somebody takes it over.
+"""LogWriter: appends records to a response's log, until another gateway takes the response over.
 
-While one entry is on its way the next records gather, so a fast model makes larger entries, not
-more of them. Nothing reaches a client before it is durable.
+While one append is in flight the next records are collected, so that a fast model makes larger
+entries instead of more. An event is sent to the client only after its record is durable.
 """
 
 import asyncio
@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from tokenmesh.services.gateway.responses.records import (
-    Begun,
-    Ended,
     Record,
+    ResponseBegun,
+    ResponseEnded,
     encode_record,
     join_records,
 )
@@ -23,27 +23,27 @@ from tokenmesh.shared.journal import Journal
 logger = logging.getLogger(__name__)
 
 _ENTRY_ROOM_BYTES: Final = 16
-"""What an entry holds besides its records."""
+"""Size of an entry without its records."""
 
 Waiting = tuple[Record, bytes]
 OnDurable = Callable[[Sequence[Record]], None]
 
 
 class RecordWriter(Protocol):
-    """Where the records of a response go."""
+    """Receives the records of a response."""
 
     async def put(self, record: Record) -> None:
-        """Add a record; returns when there is room for the next. Raises what keeps it from that."""
+        """Add a record; waits while too many are not durable. Raises why it cannot be stored."""
 
     async def settle(self) -> None:
-        """Return when everything is kept. Raises as `put`."""
+        """Return when all records are durable. Raises as `put`."""
 
 
 class LogWriter:
-    """Appends records in order, in batches. An error is final: all after it raises the same.
+    """Appends records in order, in batches. After an error every call raises the same error.
 
-    It raises Conflict once another gateway has the log or it was deleted, PayloadTooLarge over the
-    limits (the end of a response still fits), and whatever the journal raises.
+    Raises Conflict once another gateway has appended or the log was deleted, PayloadTooLarge over
+    the limits (except for the end of a response), and what the journal raises.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class LogWriter:
         after: int = 0,
         num_bytes: int = 0,
     ) -> None:
-        """`after` and `num_bytes`: the last entry and the size of what is there already."""
+        """`after` and `num_bytes`: number of the last entry, and size of the log."""
         self._journal = journal
         self._key = key
         self._settings = settings
@@ -68,7 +68,6 @@ class LogWriter:
         self._error: TokenMeshError | None = None
 
     async def put(self, record: Record) -> None:
-        """See `RecordWriter.put`."""
         self._check()
         self._waiting.append((record, encode_record(record)))
         if self._sending is None:
@@ -77,9 +76,8 @@ class LogWriter:
             await self.settle()
 
     async def settle(self) -> None:
-        """See `RecordWriter.settle`."""
         while self._sending is not None:
-            # Who is cancelled here leaves what is on its way alone.
+            # A cancelled caller must not cancel the append.
             await asyncio.shield(self._sending)
         self._check()
 
@@ -97,7 +95,7 @@ class LogWriter:
             self._sending = None
 
     def _take(self) -> list[Waiting]:
-        """As many records as fit into one entry, at least one."""
+        """As many records as fit into one entry, but at least one."""
         room = self._journal.max_entry_bytes - _ENTRY_ROOM_BYTES
         count = 0
         for _, data in self._waiting:
@@ -111,23 +109,25 @@ class LogWriter:
     async def _append(self, taken: list[Waiting]) -> None:
         data = join_records([encoded for _, encoded in taken])
         limit = self._settings.max_response_bytes
-        if self._num_bytes + len(data) > limit and not isinstance(taken[-1][0], Ended):
-            raise PayloadTooLarge(f"the response is over responses.max_response_bytes = {limit}")
+        if self._num_bytes + len(data) > limit and not isinstance(taken[-1][0], ResponseEnded):
+            raise PayloadTooLarge(
+                f"the log of the response exceeds responses.max_response_bytes = {limit}"
+            )
         self._after = await self._journal.append(self._key, data, self._after)
         self._num_bytes += len(data)
         self._on_durable([record for record, _ in taken])
 
 
 class LateWriter:
-    """Keeps a response whole when it has ended, for a client that waits for the whole.
+    """Stores a response when it has ended, for a client that is not streaming.
 
-    When that fails `on_lost` is told why: the response was made, and its client shall have it.
+    If that fails, `on_lost` is called with the error: the client still receives the response.
     """
 
     def __init__(
         self,
         log: LogWriter,
-        begun: Begun,
+        begun: ResponseBegun,
         on_record: OnDurable,
         on_lost: Callable[[TokenMeshError], None],
     ) -> None:
@@ -137,32 +137,29 @@ class LateWriter:
         self._records: list[Record] = [begun]
 
     async def put(self, record: Record) -> None:
-        """See `RecordWriter.put`."""
         self._records.append(record)
         self._on_record((record,))
 
     async def settle(self) -> None:
-        """See `RecordWriter.settle`."""
-        if not isinstance(self._records[-1], Ended):
+        if not isinstance(self._records[-1], ResponseEnded):
             return
         try:
             for record in self._records:
                 await self._log.put(record)
             await self._log.settle()
         except TokenMeshError as error:
-            logger.warning("a response could not be kept: %s", error.message)
+            logger.warning("a response could not be stored: %s", error.message)
             self._on_lost(error)
 
 
 class NoWriter:
-    """Keeps nothing."""
+    """Stores nothing."""
 
     def __init__(self, on_record: OnDurable) -> None:
         self._on_record = on_record
 
     async def put(self, record: Record) -> None:
-        """See `RecordWriter.put`."""
         self._on_record((record,))
 
     async def settle(self) -> None:
-        """See `RecordWriter.settle`."""
+        return

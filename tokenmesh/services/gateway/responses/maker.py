@@ -1,4 +1,4 @@
-"""ResponseMaker: POST /v1/responses where there is more to it than one turn that is forgotten."""
+"""ResponseMaker: POST /v1/responses for responses that are stored or may have several turns."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,25 +7,28 @@ from functools import partial
 from starlette.responses import Response
 
 from tokenmesh.services.gateway.context import RequestContext
-from tokenmesh.services.gateway.errors import json_response
+from tokenmesh.services.gateway.http.sse import encode_json
 from tokenmesh.services.gateway.openai.errors import NotSupported
-from tokenmesh.services.gateway.responses.answers import (
+from tokenmesh.services.gateway.openai.translation import Json
+from tokenmesh.services.gateway.responses.feed import (
+    Feed,
     Follow,
-    FramesAnswer,
-    WholeAnswer,
+    FramesResponse,
+    WholeResponse,
     feed_then_log,
 )
-from tokenmesh.services.gateway.responses.chain import previous_items
-from tokenmesh.services.gateway.responses.feed import Feed
-from tokenmesh.services.gateway.responses.follow import follow
-from tokenmesh.services.gateway.responses.logs import ResponseLogs
 from tokenmesh.services.gateway.responses.references import (
     has_references,
+    previous_items,
     resolve_references,
 )
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
-from tokenmesh.services.gateway.responses.response_plan import Planner, ResponsePlan
-from tokenmesh.services.gateway.responses.response_spec import ResponseSpec
+from tokenmesh.services.gateway.responses.response_logs import ResponseLogs
+from tokenmesh.services.gateway.responses.response_plan import (
+    Planner,
+    ResponsePlan,
+    ResponseSpec,
+)
 from tokenmesh.services.gateway.responses.runs import Runs
 from tokenmesh.services.gateway.tenancy.tenant import Access
 from tokenmesh.shared.clock import now_s, wall_s
@@ -37,7 +40,7 @@ from tokenmesh.shared.journal import StoreFull
 
 
 class ResponseMaker:
-    """`logs` None: this gateway keeps nothing."""
+    """`logs` None: this gateway stores no responses."""
 
     def __init__(
         self,
@@ -54,17 +57,19 @@ class ResponseMaker:
         self._settings = settings
 
     def resolve(self, body: ResponsesRequest) -> ResponsesRequest:
-        """The request with `store` as it will be. Raises InvalidInput for what cannot be kept."""
+        """The request with `store` resolved. Raises InvalidInput if it cannot be stored."""
         if self._logs is None and (body.store or body.background):
             name = "background" if body.background else "store"
-            raise NotSupported(f"{name}: responses are not kept here", param=name)
+            raise NotSupported(
+                f"{name} is not supported: this server stores no responses", param=name
+            )
         if body.background and body.store is False:
             raise InvalidInput("background can only be used when `store` is true", param="store")
-        is_kept = body.store if body.store is not None else self._settings.store
-        return body.model_copy(update={"store": bool(is_kept and self._logs is not None)})
+        is_stored = body.store if body.store is not None else self._settings.store
+        return body.model_copy(update={"store": bool(is_stored and self._logs is not None)})
 
-    def makes(self, body: ResponsesRequest) -> bool:
-        """Whether a resolved request needs any of this."""
+    def needs_run(self, body: ResponsesRequest) -> bool:
+        """Whether a request needs `make`: it is stored, has references or MCP tools."""
         has_servers = any(tool.get("type") == "mcp" for tool in body.tools or ())
         refers = body.previous_response_id is not None or has_references(body)
         return bool(body.store or refers or has_servers)
@@ -73,113 +78,114 @@ class ResponseMaker:
         self,
         body: ResponsesRequest,
         response_id: ResponseId,
-        exchange: RequestContext,
+        context: RequestContext,
         *,
-        may_forget: bool,
+        may_skip_storing: bool,
     ) -> Response:
-        """Begin, and say how to answer. Raises what is wrong with the request.
+        """Begin the response. Raises errors of the request.
 
-        `may_forget`: the client did not ask for it to be kept, so that it is no error if it is not.
+        `may_skip_storing`: if it cannot be stored, that is a warning and not an error.
         """
-        plan = await self._plan(body, response_id, exchange)
-        # What is made outlives the request, so it has the lease from here on.
-        lease = exchange.take_lease()
+        plan = await self._plan(body, response_id, context)
+        # The response may outlive the request, so the run owns the lease.
+        lease = context.take_lease()
         try:
-            plan = replace(plan, order=replace(plan.order, lease=lease))
-            return await self._begin_and_answer(plan, may_forget=may_forget)
+            plan = replace(plan, spec=replace(plan.spec, lease=lease))
+            return await self._begin_and_answer(plan, may_skip_storing=may_skip_storing)
         except BaseException:
             if lease is not None:
                 lease.release()
             raise
 
-    async def recall(
+    async def load_history(
         self, body: ResponsesRequest, access: Access
-    ) -> tuple[ResponsesRequest, list[dict[str, object]]]:
-        """The request without references, and what was said before it. Raises NotFound."""
+    ) -> tuple[ResponsesRequest, list[Json]]:
+        """The request with references resolved, and the items before it. Raises NotFound."""
         return (
             await resolve_references(self._logs, body, access),
             await self._previous(body, access),
         )
 
-    async def _begin_and_answer(self, plan: ResponsePlan, *, may_forget: bool) -> Response:
-        body, response_id = plan.order.body, plan.order.id
+    async def _begin_and_answer(self, plan: ResponsePlan, *, may_skip_storing: bool) -> Response:
+        body, response_id = plan.spec.body, plan.spec.id
         if body.background:
             return await self._in_background(plan)
-        feed, is_kept = await self._begin(plan, may_forget=may_forget)
+        feed, is_stored = await self._begin(plan, may_skip_storing=may_skip_storing)
         on_left = partial(self._runs.cancel, response_id)
         if not body.stream:
             feed.leave()
-            return WholeAnswer(feed, self._limits, on_left)
-        return self._stream(plan, feed, on_left, is_kept=is_kept)
+            return WholeResponse(feed, self._limits, on_left)
+        return self._stream(plan, feed, on_left, is_stored=is_stored)
 
     async def _plan(
-        self, body: ResponsesRequest, response_id: ResponseId, exchange: RequestContext
+        self, body: ResponsesRequest, response_id: ResponseId, context: RequestContext
     ) -> ResponsePlan:
-        body, previous = await self.recall(body, exchange.access)
+        body, previous = await self.load_history(body, context.access)
         timeout_s = self._limits.request_timeout_s
         if body.background:
             timeout_s = self._settings.background_timeout_s
-        order = ResponseSpec(
+        spec = ResponseSpec(
             id=response_id,
             body=body,
             body_json=body.model_dump_json(exclude_unset=True, by_alias=True).encode(),
             created_s=wall_s(),
             deadline_s=now_s() + timeout_s,
-            exchange=exchange,
+            context=context,
             previous=previous,
         )
-        return await self._planner.plan(order)
+        return await self._planner.plan(spec)
 
-    async def _previous(self, body: ResponsesRequest, access: Access) -> list[dict[str, object]]:
+    async def _previous(self, body: ResponsesRequest, access: Access) -> list[Json]:
         if body.previous_response_id is None:
             return []
         if self._logs is None:
             raise NotSupported(
-                "previous_response_id: responses are not kept here", param="previous_response_id"
+                "previous_response_id is not supported: this server stores no responses",
+                param="previous_response_id",
             )
         return await previous_items(self._logs, body.previous_response_id, access)
 
     async def _in_background(self, plan: ResponsePlan) -> Response:
-        await self._check_store(plan.order)
+        await self._check_store(plan.spec)
         feed = await self._runs.begin(plan)
-        if plan.order.body.stream:
-            return self._stream(plan, feed, feed.leave, is_kept=True)
+        if plan.spec.body.stream:
+            return self._stream(plan, feed, feed.leave, is_stored=True)
         feed.leave()
-        return json_response(plan.first.response)
+        return Response(encode_json(plan.first.response), media_type="application/json")
 
-    async def _begin(self, plan: ResponsePlan, *, may_forget: bool) -> tuple[Feed, bool]:
-        """The feed, and whether its frames can be read again from a log."""
-        order = plan.order
-        if not order.body.store:
-            return self._runs.begin_unkept(plan), False
+    async def _begin(self, plan: ResponsePlan, *, may_skip_storing: bool) -> tuple[Feed, bool]:
+        """The feed, and whether its frames are also in a log."""
+        spec = plan.spec
+        if not spec.body.store:
+            return self._runs.begin_unstored(plan), False
         try:
-            await self._check_store(order)
-            if not order.body.stream:
+            await self._check_store(spec)
+            if not spec.body.stream:
                 return self._runs.begin_late(plan), False
             return await self._runs.begin(plan), True
         except (PayloadTooLarge, Unavailable) as error:
-            is_ours = isinstance(error, Overloaded) and not isinstance(error, StoreFull)
-            if not may_forget or is_ours:
+            is_busy = isinstance(error, Overloaded) and not isinstance(error, StoreFull)
+            if not may_skip_storing or is_busy:
                 raise
-            order.exchange.warnings.append(f"not stored: {error.message}")
-            return self._runs.begin_unkept(plan), False
+            spec.context.warnings.append(f"not stored: {error.message}")
+            return self._runs.begin_unstored(plan), False
 
-    async def _check_store(self, order: ResponseSpec) -> None:
-        assert self._logs is not None, "what is not kept needs no store"
+    async def _check_store(self, spec: ResponseSpec) -> None:
+        assert self._logs is not None, "checked in `resolve`"
         await self._logs.journal.prepare()
         limit = self._logs.journal.max_entry_bytes // 2
-        if len(order.body_json) > limit:
+        if len(spec.body_json) > limit:
             raise PayloadTooLarge(
-                f"a request that is stored may have {limit} bytes, this one has "
-                f"{len(order.body_json)}: send store: false",
+                f"a stored request may have {limit} bytes, this one has "
+                f"{len(spec.body_json)}: send store: false",
                 param="store",
             )
 
     def _stream(
-        self, plan: ResponsePlan, feed: Feed, on_left: Callable[[], None], *, is_kept: bool
+        self, plan: ResponsePlan, feed: Feed, on_left: Callable[[], None], *, is_stored: bool
     ) -> Response:
         from_log: Follow | None = None
-        if is_kept and self._logs is not None:
-            from_log = partial(follow, self._logs, plan.order.id)
+        if is_stored and self._logs is not None:
+            from_log = partial(self._logs.follow, plan.spec.id)
         frames = feed_then_log(feed, from_log)
-        return FramesAnswer(frames, self._limits, on_left)
+        return FramesResponse(frames, self._limits, on_left)

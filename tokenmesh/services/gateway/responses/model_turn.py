@@ -1,8 +1,11 @@
-"""ModelTurn: one generation of a response, from its prompt to the last of what the model says."""
+"""ModelTurn: one generation of a response, replayed from its records and continued after them."""
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
+
+import msgspec
 
 from tokenmesh.services.gateway.generation.chunk import OutputChunk
 from tokenmesh.services.gateway.generation.delivery import Delivery
@@ -10,50 +13,50 @@ from tokenmesh.services.gateway.generation.inbox import Inbox
 from tokenmesh.services.gateway.generation.prompt_job import Prompt, PromptJob
 from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.mesh.pipeline import Pipeline
-from tokenmesh.services.gateway.responses.job_of_turn import (
-    prompt_of,
-    recorded_prompt,
-    resumed,
-)
+from tokenmesh.services.gateway.responses.event_log import Replay
 from tokenmesh.services.gateway.responses.records import Flushed, Portion, Prompted
-from tokenmesh.services.gateway.responses.replay import Replay
+from tokenmesh.shared.ids import SEED_BITS
+from tokenmesh.shared.messages.tokenize import IdsPrompt
 from tokenmesh.shared.telemetry import REQUEST_ID, Tally
+from tokenmesh.shared.tokens import count_ids
+
+_SEEDS: Final = 1 << SEED_BITS
 
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """What came at one time."""
+    """Outputs that arrived together."""
 
-    pieces: list[OutputChunk]
+    chunks: list[OutputChunk]
     portions: list[Portion]
     recorded: Flushed | None = None
-    """Where it comes from when it is not new."""
+    """The record that is replayed; None for new outputs."""
 
 
 class ModelTurn:
-    """A turn that has its prompt. Use `open_turn`."""
+    """A turn whose prompt is known. Made by `open_turn`."""
 
     def __init__(
-        self, pipeline: Pipeline, job: PromptJob, steps: Replay, delivery: Delivery, inbox: Inbox
+        self, pipeline: Pipeline, job: PromptJob, replay: Replay, delivery: Delivery, inbox: Inbox
     ) -> None:
         self.delivery = delivery
-        self.token_ids: list[int] = []
+        self._token_ids: list[int] = []
         self._pipeline = pipeline
         self._job = job
-        self._steps = steps
+        self._replay = replay
         self._inbox = inbox
 
     async def flushes(self, recorded: Prompted | None) -> AsyncGenerator[Flush, None]:
-        """First what is recorded; after its last token the mesh goes on. Read to its end."""
+        """Recorded outputs first, then those of the mesh from the last recorded token on."""
         delivery = self.delivery
         if recorded is None:
             async for flush in self._live():
                 yield flush
             return
-        while not delivery.is_complete and (again := self._steps.recorded(Flushed)) is not None:
-            yield self._push(again.portions, again)
+        while not delivery.is_complete and (flushed := self._replay.next(Flushed)) is not None:
+            yield self._push(flushed.portions, flushed)
         if not delivery.is_complete:
-            job = resumed(self._job, recorded, self.token_ids)
+            job = _resumed(self._job, recorded, self._token_ids)
             async with self._pipeline.run(job, self._inbox):
                 async for flush in self._live():
                     yield flush
@@ -66,39 +69,75 @@ class ModelTurn:
     def _push(self, portions: list[Portion], recorded: Flushed | None = None) -> Flush:
         outputs = [portion.output() for portion in portions]
         for output in outputs:
-            self.token_ids.extend(output.token_ids)
+            self._token_ids.extend(output.token_ids)
         index = self._job.first_choice
-        pieces = self.delivery.push([(index, output) for output in outputs])
-        return Flush(pieces, portions, recorded)
+        chunks = self.delivery.push([(index, output) for output in outputs])
+        return Flush(chunks, portions, recorded)
 
 
 @asynccontextmanager
 async def open_turn(
     number: int,
-    ask: GenerationRequest,
+    generation: GenerationRequest,
     job: PromptJob,
-    steps: Replay,
+    replay: Replay,
     pipeline: Pipeline,
     max_tokens: int,
 ) -> AsyncIterator[tuple[ModelTurn, Prompted | None]]:
-    """The turn, and its prompt if that was recorded before. `max_tokens` may wait unread."""
+    """The turn, and its prompt if that is recorded. `max_tokens`: limit of unread tokens."""
     inbox = Inbox(max_tokens, reader="the journal that responses are kept in")
     detokenizing = Tally("detokenize")
 
     def turn_on(prompt: Prompt) -> ModelTurn:
-        choices = ask.make_choices(job, prompt)
+        choices = generation.make_choices(job, prompt)
         delivery = Delivery([prompt], choices, inbox, detokenizing)
-        return ModelTurn(pipeline, job, steps, delivery, inbox)
+        return ModelTurn(pipeline, job, replay, delivery, inbox)
 
-    recorded = steps.recorded(Prompted)
+    recorded = replay.next(Prompted)
     try:
         if recorded is None:
             async with pipeline.run(job, inbox) as prompt:
-                await steps.record(recorded_prompt(number, prompt))
+                await replay.record(_record_of(number, prompt))
                 yield turn_on(prompt), None
         else:
-            # Should the record hold the end of it, nothing runs that could be closed.
+            # If the whole turn is recorded, no stream runs that could be cancelled.
             inbox.connect(job.first_choice, lambda: None)
-            yield turn_on(prompt_of(recorded)), recorded
+            yield turn_on(_prompt_of(recorded)), recorded
     finally:
         detokenizing.record({REQUEST_ID: job.request_id})
+
+
+def job_of_turn(job: PromptJob, number: int, seed: int, deadline_s: float) -> PromptJob:
+    """`seed` is that of the first turn; each turn has another one."""
+    sampling = msgspec.structs.replace(job.sampling, seed=(seed + number) % _SEEDS)
+    return replace(job, sampling=sampling, deadline_s=deadline_s)
+
+
+def _resumed(job: PromptJob, recorded: Prompted, delivered: Sequence[int]) -> PromptJob:
+    """The job after `delivered` tokens, on the recorded prompt.
+
+    Media are fetched again: their embeddings may have expired.
+    """
+    job = replace(job, max_tokens=recorded.max_tokens, delivered=tuple(delivered))
+    if recorded.has_media:
+        return job
+    prompt = IdsPrompt(token_ids=recorded.packed_ids)
+    return replace(job, prompt=prompt, truncate_prompt_tokens=None)
+
+
+def _record_of(turn: int, prompt: Prompt) -> Prompted:
+    return Prompted(
+        turn=turn,
+        packed_ids=prompt.packed_ids,
+        max_tokens=prompt.max_tokens,
+        has_media=bool(prompt.media),
+    )
+
+
+def _prompt_of(recorded: Prompted) -> Prompt:
+    """The fields of the prompt that a replay needs."""
+    return Prompt(
+        packed_ids=recorded.packed_ids,
+        num_tokens=count_ids(recorded.packed_ids),
+        max_tokens=recorded.max_tokens,
+    )

@@ -1,7 +1,7 @@
-"""Records: what the log of a response is made of. Written by one gateway, read by any.
+"""Records of a response's event log. Any gateway may read what another has written.
 
-Yesterday's logs are read by tomorrow's gateways: a new field has a default, none is renamed or
-retyped. One entry of the journal holds one batch of records.
+Gateways read logs of earlier versions: a new field has a default, and no field is renamed or
+retyped. One entry of the journal holds a batch of records.
 """
 
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ from tokenmesh.shared.tokens import pack_ids, unpack_ids
 Status = Literal["completed", "incomplete", "failed", "cancelled"]
 
 
-class Begun(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """The first record: all that is needed to do the response from its start."""
+class ResponseBegun(msgspec.Struct, frozen=True, kw_only=True, tag="Begun", omit_defaults=True):
+    """The first record: all that is needed to generate the response from its start."""
 
     id: ResponseId
     owner: GatewayId
     scope: str = ""
-    """Not used any more: a response is its tenant's."""
+    """Unused since responses belong to tenants."""
     model: ModelName
     body: bytes
     """The request as JSON."""
@@ -34,13 +34,13 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=T
     deadline_s: float
     """Absolute, wall clock."""
     seed: int
-    """Of the first turn's sampling."""
+    """Seed of the first turn's sampling."""
     is_background: bool = False
     tenant: str = "default"
-    """Whose it is, and who is charged."""
+    """The tenant that owns the response and is charged for it."""
 
     def request(self) -> ResponsesRequest:
-        """The body as it was validated. Raises ProtocolError for what this version cannot read."""
+        """The request. Raises ProtocolError if this version cannot read it."""
         try:
             return ResponsesRequest.model_validate_json(self.body)
         except ValidationError as error:
@@ -48,17 +48,17 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=T
 
 
 class Prompted(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """A turn of the model begins: its prompt, which need not come out the same a second time."""
+    """A model turn begins. Its prompt is recorded, as rendering it again may give another one."""
 
     turn: int
     packed_ids: bytes
     max_tokens: int
     has_media: bool = False
-    """The ids alone are not the prompt."""
+    """The prompt also has media, which the ids do not contain."""
 
 
 class Portion(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """An `Output` as it was taken: portions decide where deltas end."""
+    """An `Output` as it was received: the boundaries of deltas depend on it."""
 
     token_ids: bytes
     logprobs: list[TokenLogprobs] | None = None
@@ -68,7 +68,7 @@ class Portion(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
 
     @classmethod
     def of(cls, output: Output) -> "Portion":
-        """What a replay needs of an output."""
+        """The fields of an output that a replay needs."""
         return cls(
             pack_ids(output.token_ids),
             output.logprobs,
@@ -78,7 +78,6 @@ class Portion(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
         )
 
     def output(self) -> Output:
-        """The output again."""
         return Output(
             token_ids=unpack_ids(self.token_ids),
             logprobs=self.logprobs,
@@ -89,23 +88,23 @@ class Portion(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
 
 
 class Flushed(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """What came at one time, and the events that were made of it."""
+    """Outputs that arrived together, and the events generated from them."""
 
     portions: list[Portion] = []
     frames: list[bytes] = []
-    """Whole SSE frames. Frames of a log are numbered from 0 on, in order."""
+    """SSE frames. The frames of a log are numbered from 0."""
 
 
 class CallBegun(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """A server's tool is about to be called; who finds no `CallEnded` must not call again."""
+    """An MCP call is about to be made; without a `CallEnded` it must not be made again."""
 
     item: str
-    """The id of the item that the call is in the response."""
+    """Id of the call's item in the output."""
     frames: list[bytes] = []
 
 
 class CallEnded(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """What a call brought."""
+    """Result of an MCP call."""
 
     item: str
     output: str | None = None
@@ -114,56 +113,64 @@ class CallEnded(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaul
 
 
 class ToolsListed(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """What a tool server offers; asked once in a response."""
+    """The tools of an MCP server; listed once in a response."""
 
     place: str
-    """Path of the tool in the request."""
+    """Path of the server in the request."""
     tools: bytes
     """JSON."""
     frames: list[bytes] = []
 
 
 class Adopted(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """Another gateway goes on; whoever wrote before is fenced off by this very entry."""
+    """Another gateway continues. This entry fences off the previous writer."""
 
     owner: GatewayId
     reason: str
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+class ResponseEnded(msgspec.Struct, frozen=True, kw_only=True, tag="Ended", omit_defaults=True):
     """The last record."""
 
     status: Status
     response: bytes
-    """The response object as JSON."""
+    """The Response object as JSON."""
     portions: list[Portion] = []
     frames: list[bytes] = []
 
 
-Record = Begun | Prompted | Flushed | ToolsListed | CallBegun | CallEnded | Adopted | Ended
+Record = (
+    ResponseBegun
+    | Prompted
+    | Flushed
+    | ToolsListed
+    | CallBegun
+    | CallEnded
+    | Adopted
+    | ResponseEnded
+)
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(list[Record])
 
 
 def encode_record(record: Record) -> bytes:
-    """One record by itself."""
     return _encoder.encode(record)
 
 
 def join_records(encoded: Sequence[bytes]) -> bytes:
-    """One entry of the journal."""
+    """One entry of the journal from encoded records."""
     return _encoder.encode([msgspec.Raw(each) for each in encoded])
 
 
 def decode_records(data: bytes) -> list[Record]:
-    """What an entry holds. Raises ProtocolError."""
+    """The records of an entry. Raises ProtocolError."""
     try:
         return _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError(f"undecodable record of a response: {error}") from error
+        raise ProtocolError(f"a record of a response cannot be decoded: {error}") from error
 
 
 def frames_of(record: Record) -> Sequence[bytes]:
-    """The events that came with a record."""
-    return () if isinstance(record, Begun | Prompted | Adopted) else record.frames
+    """The SSE frames of a record."""
+    return () if isinstance(record, ResponseBegun | Prompted | Adopted) else record.frames

@@ -1,4 +1,4 @@
-"""ResponsesRequest: the body of /v1/responses. What items and tools hold is checked when read."""
+"""ResponsesRequest: the body of /v1/responses. Items and tools are validated in translation.py."""
 
 from typing import Annotated, Any, Literal
 
@@ -44,8 +44,6 @@ Metadata = Annotated[
 
 
 class ReasoningFields(Bounded):
-    """How much the model is to think."""
-
     model_config = ConfigDict(extra="allow", strict=True)
 
     effort: Effort | None = None
@@ -54,7 +52,7 @@ class ReasoningFields(Bounded):
 
 
 class TextFormat(Bounded):
-    """What the text is to be; the other fields are a json_schema's."""
+    """The format of the text. The fields other than `type` belong to json_schema."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -66,8 +64,6 @@ class TextFormat(Bounded):
 
 
 class TextFields(Bounded):
-    """How the answer is to be written."""
-
     model_config = ConfigDict(extra="allow", strict=True)
 
     format: TextFormat | None = None
@@ -75,15 +71,13 @@ class TextFields(Bounded):
 
 
 class ResponseStreamOptions(Bounded):
-    """What a stream tells besides its events."""
-
     model_config = ConfigDict(extra="allow", strict=True)
 
     include_obfuscation: Flag | None = None
 
 
 class ResponsesRequest(Bounded):
-    """Names and meanings are OpenAI's, and vLLM's for the fields that OpenAI does not have."""
+    """OpenAI's fields, and those that vLLM adds."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
@@ -139,7 +133,7 @@ class ResponsesRequest(Bounded):
     priority: Priority = 0
     request_id: str | None = Field(default=None, min_length=1)
 
-    # Known and not served; the chat that this becomes refuses them by the same names.
+    # Not served: the chat request refuses them.
     session_id: str | None = None
     watermarking: Any = None
     mm_payload: str | None = None
@@ -150,19 +144,19 @@ class ResponsesRequest(Bounded):
 
     @property
     def items(self) -> list[dict[str, Any]]:
-        """`input` as items: a string is a user's message."""
+        """`input` as items; a string becomes a user message."""
         if isinstance(self.input, str):
             return [{"type": "message", "role": "user", "content": self.input}]
         return self.input
 
     @property
     def shows_logprobs(self) -> bool:
-        """Whether the text is to come with its tokens' log-probabilities."""
+        """Whether the text has the log-probabilities of its tokens."""
         return LOGPROBS in (self.include or ())
 
     @property
     def unknown_fields(self) -> list[str]:
-        """Names of fields that no version knows, those of inner objects with their path."""
+        """Names of unknown fields, including those of inner objects with their path."""
         names = list(self.model_extra or ())
         inner = {
             "reasoning": self.reasoning,

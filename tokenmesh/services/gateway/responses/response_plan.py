@@ -1,71 +1,149 @@
-"""From a request, or the first record of one, to all that a run needs."""
+"""ResponsePlan: all that is needed to run a response, from its request or from its log."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import msgspec
 
+from tokenmesh.services.gateway.context import RequestContext
+from tokenmesh.services.gateway.generation.request import GenerationRequest
+from tokenmesh.services.gateway.http.off_loop import off_loop
 from tokenmesh.services.gateway.openai.intake import Intake
-from tokenmesh.services.gateway.responses.draft import PreparedResponse, draft
-from tokenmesh.services.gateway.responses.event_log import Log
-from tokenmesh.services.gateway.responses.mcp_offer import Listings
-from tokenmesh.services.gateway.responses.mcp_requested import RequestedServer, read_servers
-from tokenmesh.services.gateway.responses.mcp_servers import McpServers
+from tokenmesh.services.gateway.openai.translation import Json
+from tokenmesh.services.gateway.responses.event_log import EventLog
+from tokenmesh.services.gateway.responses.events import ResponseEvents
+from tokenmesh.services.gateway.responses.mcp_servers import (
+    McpServers,
+    RequestedServer,
+    read_servers,
+)
+from tokenmesh.services.gateway.responses.output_tokens import RawMessages
 from tokenmesh.services.gateway.responses.records import ToolsListed
-from tokenmesh.services.gateway.responses.response_spec import ResponseSpec
+from tokenmesh.services.gateway.responses.request import ResponsesRequest
+from tokenmesh.services.gateway.responses.shapes import response_object
 from tokenmesh.services.gateway.responses.tool_calls import ToolCalls
+from tokenmesh.services.gateway.responses.tools import Listings, ServerTool
+from tokenmesh.services.gateway.responses.translation import (
+    ResponsesTranslation,
+    is_long,
+    translate,
+)
+from tokenmesh.services.gateway.tenancy.lease import Lease
 from tokenmesh.shared.config.responses import ResponseSettings
+from tokenmesh.shared.ids import ResponseId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseSpec:
+    """A response to be generated, the same for every gateway that continues it."""
+
+    id: ResponseId
+    body: ResponsesRequest
+    body_json: bytes
+    created_s: float
+    deadline_s: float
+    context: RequestContext
+    lease: Lease | None = None
+    """Released at the end; None for a response that another gateway has admitted."""
+    previous: Sequence[Json] = ()
+    """Items of earlier responses."""
+    seed: int | None = None
+    """Set when the response is planned."""
+
+    @property
+    def is_background(self) -> bool:
+        """Whether it is generated independently of the client's connection."""
+        return bool(self.body.background)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedResponse:
+    """A validated turn of a response. The first turn's `events` are those of the response."""
+
+    generation: GenerationRequest
+    translation: ResponsesTranslation
+    response: Json
+    events: ResponseEvents
+
+
+async def prepare(
+    intake: Intake,
+    body: ResponsesRequest,
+    context: RequestContext,
+    response_id: str,
+    *,
+    created_s: float | None = None,
+    previous: Sequence[Json] = (),
+    served: Mapping[str, Sequence[ServerTool]] | None = None,
+) -> PreparedResponse:
+    """`previous` and `served` as for `translate`; `created_s` (Unix time) None: now.
+
+    Raises InvalidInput that names the client's fields.
+    """
+    translation = await off_loop(is_long(body, previous), translate, body, previous, served)
+    context.warnings.extend(translation.warnings)
+    with translation.client_paths():
+        generation = await intake.chat(translation.chat, context)
+    response = response_object(body, generation, response_id, created_s)
+    events = ResponseEvents(
+        response,
+        translation.names,
+        logprobs=generation.logprobs if body.shows_logprobs else None,
+        raw=RawMessages(generation.text.vocabulary) if body.enable_response_messages else None,
+    )
+    return PreparedResponse(generation, translation, response, events)
 
 
 @dataclass(frozen=True, slots=True)
 class ResponsePlan:
     """A response that can be begun or continued."""
 
-    order: ResponseSpec
+    spec: ResponseSpec
     first: PreparedResponse
     tools: ToolCalls
 
 
 class Planner:
-    """Plans for one gateway."""
+    """Plans the responses of one gateway."""
 
-    def __init__(self, intake: Intake, asker: McpServers, settings: ResponseSettings) -> None:
+    def __init__(self, intake: Intake, servers: McpServers, settings: ResponseSettings) -> None:
         self._intake = intake
-        self._asker = asker
+        self._servers = servers
         self._settings = settings
 
-    async def plan(self, order: ResponseSpec, log: Log | None = None) -> ResponsePlan:
-        """Ask MCP servers what they offer, unless the log knows. Raises what is wrong with it."""
-        body = order.body
+    async def plan(self, spec: ResponseSpec, log: EventLog | None = None) -> ResponsePlan:
+        """List the tools of MCP servers, unless the log has them, and validate the request."""
+        body = spec.body
         tools = body.tools or ()
-        servers = read_servers(tools, self._settings.mcp_servers)
-        listings = await self._listings(servers, log)
+        requested = read_servers(tools, self._settings.mcp_servers)
+        listings = await self._listings(requested, log)
         limit = self._settings.max_tool_calls
         if body.max_tool_calls is not None:
             limit = min(limit, body.max_tool_calls)
-        calls = ToolCalls(self._asker, servers, listings, tools, limit)
-        first = await draft(
+        calls = ToolCalls(self._servers, requested, listings, tools, limit)
+        first = await prepare(
             self._intake,
             body,
-            order.exchange,
-            order.id,
-            previous=order.previous,
+            spec.context,
+            spec.id,
+            previous=spec.previous,
             served=calls.served,
-            created_s=order.created_s,
+            created_s=spec.created_s,
         )
-        if order.seed is None:
-            order = replace(order, seed=first.ask.jobs[0].sampling.seed)
-        return ResponsePlan(order, first, calls)
+        if spec.seed is None:
+            spec = replace(spec, seed=first.generation.jobs[0].sampling.seed)
+        return ResponsePlan(spec, first, calls)
 
-    async def _listings(self, servers: Sequence[RequestedServer], log: Log | None) -> Listings:
+    async def _listings(
+        self, requested: Sequence[RequestedServer], log: EventLog | None
+    ) -> Listings:
         records = log.records if log is not None else []
-        listings: dict[str, list[dict[str, Any]]] = {
+        listings: dict[str, list[Json]] = {
             each.place: msgspec.json.decode(each.tools)
             for each in records
             if isinstance(each, ToolsListed)
         }
-        for server in servers:
+        for server in requested:
             if server.place not in listings:
-                listings[server.place] = await self._asker.list_tools(server)
+                listings[server.place] = await self._servers.list_tools(server)
         return listings

@@ -1,4 +1,4 @@
-"""ResponseRun: makes one response, turn after turn, from wherever its history ends."""
+"""ResponseRun: generates one response, turn by turn, from the end of its log."""
 
 import asyncio
 import logging
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, Final
 
 from tokenmesh.services.gateway.generation.delivery import Delivery
 from tokenmesh.services.gateway.generation.metering import Meter
@@ -15,27 +15,25 @@ from tokenmesh.services.gateway.http.sse import encode_json
 from tokenmesh.services.gateway.mesh.pipeline import Pipeline
 from tokenmesh.services.gateway.openai.intake import Intake
 from tokenmesh.services.gateway.openai.shapes import Usage
-from tokenmesh.services.gateway.responses.draft import PreparedResponse, draft
-from tokenmesh.services.gateway.responses.job_of_turn import job_of_turn
-from tokenmesh.services.gateway.responses.model_turn import Flush, open_turn
-from tokenmesh.services.gateway.responses.recorder import Event
-from tokenmesh.services.gateway.responses.records import Ended, Flushed, Status
-from tokenmesh.services.gateway.responses.replay import Replay, encode_frames
-from tokenmesh.services.gateway.responses.response_spec import ResponseSpec
+from tokenmesh.services.gateway.openai.translation import Json
+from tokenmesh.services.gateway.responses.event_log import Replay, encode_frames
+from tokenmesh.services.gateway.responses.model_turn import Flush, job_of_turn, open_turn
+from tokenmesh.services.gateway.responses.output_items import Event
+from tokenmesh.services.gateway.responses.records import Flushed, ResponseEnded, Status
+from tokenmesh.services.gateway.responses.response_plan import ResponsePlan, prepare
 from tokenmesh.services.gateway.responses.shapes import usage_fields
-from tokenmesh.services.gateway.responses.tool_calls import ToolCalls
 from tokenmesh.services.gateway.tenancy.admission import Admission
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.errors import Conflict, DeadlineExceeded, TokenMeshError
 
 logger = logging.getLogger(__name__)
 
-_CLIENTS_TOOLS = ("function_call", "custom_tool_call")
+_CLIENT_CALLS: Final = ("function_call", "custom_tool_call")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:
-    """What every run of a gateway needs."""
+    """Parts of the gateway that every run uses."""
 
     intake: Intake
     pipeline: Pipeline
@@ -48,44 +46,46 @@ class ResponseRun:
 
     def __init__(
         self,
-        order: ResponseSpec,
-        first: PreparedResponse,
-        steps: Replay,
-        tools: ToolCalls,
-        means: RunContext,
+        plan: ResponsePlan,
+        replay: Replay,
+        context: RunContext,
         meter: Meter,
         *,
         is_marked: bool = False,
     ) -> None:
-        """`is_marked`: should this process die, others look after the response."""
-        self._order = order
-        self._first = first
-        self._events = first.events
-        self._steps = steps
-        self._tools = tools
-        self._means = means
+        """`is_marked`: another gateway adopts the response if this process dies."""
+        self._spec = plan.spec
+        self._first = plan.first
+        self._events = plan.first.events
+        self._tools = plan.tools
+        self._replay = replay
+        self._context = context
         self._meter = meter
         self._is_marked = is_marked
         self._usages: list[Usage] = []
+        """Usage of the finished turns."""
         self._delivery: Delivery | None = None
+        """The current turn."""
         self.failure: TokenMeshError | None = None
-        """Why the response has ended as failed."""
+        """Why the response has failed."""
         self._is_cancelled = False
         self._is_ended = False
         self._task: asyncio.Task[Any] | None = None
 
     @property
-    def has_told(self) -> bool:
-        """Whether there is any event."""
-        return self._steps.num_told > 0
+    def has_events(self) -> bool:
+        return self._replay.num_events > 0
 
     def release(self) -> None:
-        """Somebody else of its tenant may begin."""
-        if self._order.lease is not None:
-            self._order.lease.release()
+        """Release the lease of admission."""
+        if self._spec.lease is not None:
+            self._spec.lease.release()
 
     def cancel(self) -> None:
-        """Somebody wants it to end here. Cancelling the task instead leaves it to be continued."""
+        """End the response as cancelled.
+
+        If the task is cancelled instead, the response stays open and another gateway adopts it.
+        """
         self._is_cancelled = True
         if self._task is not None:
             self._task.cancel()
@@ -93,70 +93,72 @@ class ResponseRun:
     async def run(self) -> None:
         """Return when the end is recorded.
 
-        Raises Conflict when the log is another's, and what came up before a client that waits
-        was told anything: nothing of such a response is worth keeping.
+        Raises Conflict if another gateway has taken the log over, and the error of a response
+        that failed before its first event: such a response is not stored.
         """
         self._task = asyncio.current_task()
         try:
-            async with asyncio.timeout(self._order.deadline_s - now_s()):
-                await self._work()
+            async with asyncio.timeout(self._spec.deadline_s - now_s()):
+                await self._generate()
         except TimeoutError:
             await self._fail(DeadlineExceeded("the response was not complete in time"))
         except asyncio.CancelledError:
             if not self._is_cancelled or self._task is None or self._task.uncancel():
                 raise
-            await self._cancel()
+            await self._end_cancelled()
         except Conflict:
             raise
         except TokenMeshError as error:
             await self._fail(error)
 
-    async def _work(self) -> None:
-        order, ask = self._order, self._first.ask
-        if order.is_background:
-            await self._steps.tell(self._events.queue())
+    async def _generate(self) -> None:
+        generation = self._first.generation
+        if self._spec.is_background:
+            await self._replay.emit(self._events.queue())
         for number in count():
-            if await self._turn(number, ask):
+            if await self._run_turn(number, generation):
                 return
-            await self._tools.make_calls(self._steps, self._events)
-            if self._ends_here():
+            await self._tools.make_calls(self._replay, self._events)
+            if self._has_no_next_turn():
                 await self._complete([])
                 return
-            ask = await self._next_ask()
+            generation = await self._next_turn()
 
-    async def _turn(self, number: int, ask: GenerationRequest) -> bool:
-        """Whether it was the last one."""
-        seed = self._order.seed if self._order.seed is not None else ask.jobs[0].sampling.seed
-        job = job_of_turn(ask.jobs[0], number, seed, self._order.deadline_s)
-        limit, pipeline = self._means.max_buffered_tokens, self._means.pipeline
-        async with open_turn(number, ask, job, self._steps, pipeline, limit) as (turn, recorded):
+    async def _run_turn(self, number: int, generation: GenerationRequest) -> bool:
+        """Returns whether the response has ended."""
+        spec, context, first_job = self._spec, self._context, generation.jobs[0]
+        seed = spec.seed if spec.seed is not None else first_job.sampling.seed
+        job = job_of_turn(first_job, number, seed, spec.deadline_s)
+        async with open_turn(
+            number, generation, job, self._replay, context.pipeline, context.max_buffered_tokens
+        ) as (turn, recorded):
             self._delivery = turn.delivery
             if number == 0:
-                is_created = self._order.is_background
-                await self._steps.tell(self._events.begin(is_created=is_created))
-                await self._tools.tell_listings(self._steps, self._events)
+                await self._replay.emit(self._events.begin(is_created=spec.is_background))
+                await self._tools.emit_listings(self._replay, self._events)
             async with aclosing(turn.flushes(recorded)) as flushes:
                 async for flush in flushes:
-                    if await self._take(flush, turn.delivery):
+                    if await self._handle(flush, turn.delivery):
                         return True
         return False
 
-    async def _take(self, flush: Flush, delivery: Delivery) -> bool:
-        """Tell what came; whether that was the end of the response."""
+    async def _handle(self, flush: Flush, delivery: Delivery) -> bool:
+        """Record the events of a flush; returns whether the response has ended."""
         if flush.recorded is None:
             self._meter.flush(delivery)
-        events = self._events.write(flush.pieces)
+        events = self._events.write(flush.chunks)
         if delivery.is_complete:
             events += self._end_turn(delivery)
-            if not self._events.server_calls or self._ends_here():
+            if not self._events.server_calls or self._has_no_next_turn():
                 self._meter.finish(delivery, 1)
             if not self._events.server_calls:
                 await self._complete(events, flush)
                 return True
         if flush.recorded is not None:
-            self._steps.retell(flush.recorded, events)
+            self._replay.check(flush.recorded, events)
         else:
-            await self._steps.record(Flushed(portions=flush.portions, frames=encode_frames(events)))
+            frames = encode_frames(events)
+            await self._replay.record(Flushed(portions=flush.portions, frames=frames))
         return False
 
     def _end_turn(self, delivery: Delivery) -> list[Event]:
@@ -165,45 +167,45 @@ class ResponseRun:
         return self._events.end_turn(delivery.prompts[0].packed_ids)
 
     async def _complete(self, events: list[Event], flush: Flush | None = None) -> None:
-        # Behind calls of servers: for want of tokens, if it is not for the client's answers.
-        is_out = flush is None and not self._awaits_client()
-        is_cut = is_out or self._events.finish_reason == "length"
+        # Without a flush the response ends after MCP calls: if the client has no calls to
+        # execute, no tokens are left for another turn.
+        is_out_of_tokens = flush is None and not self._awaits_client()
+        is_cut = is_out_of_tokens or self._events.finish_reason == "length"
         status: Status = "incomplete" if is_cut else "completed"
         events += self._events.complete(self._usage(), is_cut=is_cut)
         await self._end(status, events, flush)
 
-    def _ends_here(self) -> bool:
-        """Whether there is no further turn although servers were called."""
+    def _has_no_next_turn(self) -> bool:
+        """Whether the response ends although MCP tools were called."""
         return self._awaits_client() or self._tokens_left() == 0
 
     def _tokens_left(self) -> int | None:
-        """Of max_output_tokens, which bounds all turns together; None: as many as there is room."""
-        limit = self._order.body.max_output_tokens
+        """Rest of max_output_tokens, which limits all turns together; None: no limit."""
+        limit = self._spec.body.max_output_tokens
         if limit is None:
             return None
         return max(0, limit - sum(each.completion_tokens for each in self._usages))
 
     def _awaits_client(self) -> bool:
-        """Whether the client has calls to make before the model can go on."""
-        return any(each["type"] in _CLIENTS_TOOLS for each in self._events.response["output"])
+        """Whether the client has calls to execute before the next turn."""
+        return any(each["type"] in _CLIENT_CALLS for each in self._events.response["output"])
 
-    async def _next_ask(self) -> GenerationRequest:
-        """What the model is asked when it gets to see what its calls brought."""
-        order = self._order
-        items = [*order.body.items, *self._events.response["output"]]
-        left = self._tokens_left()
-        body = order.body.model_copy(update={"input": items, "max_output_tokens": left})
-        made = await draft(
-            self._means.intake,
-            body,
-            order.exchange,
-            order.id,
-            previous=order.previous,
+    async def _next_turn(self) -> GenerationRequest:
+        """The generation that continues with the results of the calls."""
+        spec = self._spec
+        items = [*spec.body.items, *self._events.response["output"]]
+        update = {"input": items, "max_output_tokens": self._tokens_left()}
+        prepared = await prepare(
+            self._context.intake,
+            spec.body.model_copy(update=update),
+            spec.context,
+            spec.id,
+            previous=spec.previous,
             served=self._tools.served,
         )
-        return made.ask
+        return prepared.generation
 
-    async def _cancel(self) -> None:
+    async def _end_cancelled(self) -> None:
         if self._is_ended:
             await self._close()
         else:
@@ -213,9 +215,9 @@ class ResponseRun:
         if self._is_ended:
             raise error
         error = self._first.translation.places.rename(error)
-        if not self.has_told:
+        if not self.has_events:
             raise error
-        logger.info("%s fails: %s", self._order.id, error.message)
+        logger.info("response %s fails: %s", self._spec.id, error.message)
         self.failure = error
         await self._end("failed", self._events.fail(error, self._usage()))
 
@@ -223,30 +225,30 @@ class ResponseRun:
         self, status: Status, events: Sequence[Event], flush: Flush | None = None
     ) -> None:
         self._is_ended = True
-        ended = Ended(
+        ended = ResponseEnded(
             status=status,
             response=encode_json(self._events.response),
             portions=flush.portions if flush is not None else [],
             frames=encode_frames(events),
         )
-        await self._steps.record(ended)
+        await self._replay.record(ended)
         await self._close()
 
     async def _close(self) -> None:
-        """Whoever has recorded the end charges all of it, also what another had begun."""
-        await self._steps.settle()
+        """The gateway that records the end charges all turns, including replayed ones."""
+        await self._replay.settle()
         self.charge()
 
     def charge(self) -> None:
-        """What was generated until now. A response that has a mark is charged once by its id."""
-        tenant, model = self._order.exchange.access.tenant, self._first.ask.head.model
-        name = self._order.id if self._is_marked else ""
-        self._means.admission.charge(tenant, model, self._all_usages(), name)
+        """Charge the usage so far. A marked response is charged once for its id."""
+        tenant, model = self._spec.context.access.tenant, self._first.generation.head.model
+        name = self._spec.id if self._is_marked else ""
+        self._context.admission.charge(tenant, model, self._all_usages(), name)
 
     def _all_usages(self) -> list[Usage]:
-        """Of all turns, the one that runs among them."""
+        """Usage of all turns including the current one."""
         running = [self._delivery.usage()] if self._delivery is not None else []
         return [*self._usages, *running]
 
-    def _usage(self) -> dict[str, Any]:
+    def _usage(self) -> Json:
         return usage_fields(self._all_usages())

@@ -1,46 +1,201 @@
-"""POST /v1/responses."""
+"""Routes of the Responses API."""
 
-from typing import Final
+from collections.abc import Callable
+from typing import Annotated, Final, Literal
 
+from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenmesh.services.gateway.context import context_of
+from tokenmesh.services.gateway.document.bodies import body_schema
+from tokenmesh.services.gateway.errors import JSON, json_response
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.generation.answer import GenerationResponse
+from tokenmesh.services.gateway.generation.chunk import OutputChunk
+from tokenmesh.services.gateway.generation.delivery import Delivery
+from tokenmesh.services.gateway.generation.prompt_length import count_prompt_tokens
 from tokenmesh.services.gateway.http.body import read_json
+from tokenmesh.services.gateway.http.off_loop import off_loop
 from tokenmesh.services.gateway.http.shortcut import Endpoint
+from tokenmesh.services.gateway.http.sse import COMMENT
+from tokenmesh.services.gateway.openai.field_places import Places
 from tokenmesh.services.gateway.openai.renamed_answer import RenamedAnswer
-from tokenmesh.services.gateway.responses.draft import draft
-from tokenmesh.services.gateway.responses.request import ResponsesRequest
-from tokenmesh.services.gateway.responses.writer import ResponseWriter
+from tokenmesh.services.gateway.openai.translation import Json
+from tokenmesh.services.gateway.responses.event_log import encode_frames
+from tokenmesh.services.gateway.responses.events import ResponseEvents
+from tokenmesh.services.gateway.responses.feed import FramesResponse
+from tokenmesh.services.gateway.responses.output_items import Event
+from tokenmesh.services.gateway.responses.reader import ResponseReader
+from tokenmesh.services.gateway.responses.references import page
+from tokenmesh.services.gateway.responses.request import Include, ResponsesRequest
+from tokenmesh.services.gateway.responses.response_logs import not_found
+from tokenmesh.services.gateway.responses.response_plan import prepare
+from tokenmesh.services.gateway.responses.shapes import InputTokens, usage_fields
+from tokenmesh.services.gateway.responses.translation import is_long, translate
+from tokenmesh.shared.errors import InvalidInput, TokenMeshError
 from tokenmesh.shared.ids import RequestId, new_response_id
 from tokenmesh.shared.telemetry import span
 
 PATH: Final = "/v1/responses"
+_STORED: Final = f"{PATH}/{{response_id}}"
+_MAX_NUMBER: Final = 2**53
+
+Includes = Annotated[list[Include] | None, Query()]
+Number = Annotated[int | None, Query(ge=0, le=_MAX_NUMBER)]
 
 
 def response_endpoint(gateway: Gateway) -> Endpoint:
-    """The route's function."""
-
+    """The function of POST /v1/responses."""
     maker = gateway.responses.maker
 
     async def create_response(request: Request) -> Response:
         """Answer a conversation as items, whole or as a stream of events."""
-        exchange = context_of(request.scope)
+        context = context_of(request.scope)
         with span("validate"):
             body = await read_json(request, ResponsesRequest, gateway.settings)
-            may_forget = body.store is None
+            may_skip = body.store is None
             body = maker.resolve(body)
             response_id = new_response_id()
-            if not exchange.is_own_id:
-                # The trace is found by the response's id then.
-                exchange.request_id = RequestId(response_id)
-            if maker.makes(body):
-                return await maker.make(body, response_id, exchange, may_forget=may_forget)
-            made = await draft(gateway.intake, body, exchange, response_id)
-        writer = ResponseWriter(made.events, made.translation.places)
-        answer = GenerationResponse(made.ask, gateway, writer, exchange.started_s)
-        return RenamedAnswer(answer, made.translation.places.rename)
+            if not context.is_own_id:
+                # So that the trace is found by the response's id.
+                context.request_id = RequestId(response_id)
+            if maker.needs_run(body):
+                return await maker.make(body, response_id, context, may_skip_storing=may_skip)
+            prepared = await prepare(gateway.intake, body, context, response_id)
+        places = prepared.translation.places
+        writer = ResponseWriter(prepared.events, places)
+        response = GenerationResponse(prepared.generation, gateway, writer, context.started_s)
+        return RenamedAnswer(response, places.rename)
 
     return create_response
+
+
+def input_tokens_router(gateway: Gateway) -> APIRouter:
+    router = APIRouter(tags=["responses"])
+
+    @router.post(f"{PATH}/input_tokens", openapi_extra=body_schema(ResponsesRequest))
+    async def count_input_tokens(request: Request) -> Response:
+        """How many tokens a response's prompt would have, those of earlier responses included."""
+        context = context_of(request.scope)
+        body = await read_json(request, ResponsesRequest, gateway.settings)
+        body, previous = await gateway.responses.maker.load_history(body, context.access)
+        translation = await off_loop(is_long(body, previous), translate, body, previous)
+        context.warnings.extend(translation.warnings)
+        with translation.client_paths():
+            count = await count_prompt_tokens(gateway, translation.chat, context)
+        return json_response(InputTokens(input_tokens=count))
+
+    return router
+
+
+def stored_responses_router(gateway: Gateway) -> APIRouter:
+    router = APIRouter(tags=["responses"])
+
+    def reader(response_id: str) -> ResponseReader:
+        if gateway.responses.reader is None:
+            raise not_found(response_id)
+        return gateway.responses.reader
+
+    @router.get(_STORED)
+    async def get_response(
+        request: Request,
+        response_id: str,
+        include: Includes = None,
+        stream: bool = False,
+        starting_after: Number = None,
+        include_obfuscation: bool = False,
+    ) -> Response:
+        """A response in its current state, or its events after a number, as they are generated."""
+        access = context_of(request.scope).access
+        if not stream:
+            return _json(await reader(response_id).get(response_id, access))
+        if include_obfuscation:
+            raise InvalidInput("include_obfuscation is not supported", param="include_obfuscation")
+        first = 0 if starting_after is None else starting_after + 1
+        frames = await reader(response_id).events(response_id, access, first)
+        return FramesResponse(frames, gateway.settings)
+
+    @router.delete(_STORED)
+    async def delete_response(request: Request, response_id: str) -> Response:
+        """Delete a response, and stop generating it."""
+        await reader(response_id).delete(response_id, context_of(request.scope).access)
+        return json_response({"id": response_id, "object": "response", "deleted": True})
+
+    @router.post(f"{_STORED}/cancel")
+    async def cancel_response(request: Request, response_id: str) -> Response:
+        """End a background response."""
+        access = context_of(request.scope).access
+        return _json(await reader(response_id).cancel(response_id, access))
+
+    _add_input_items(router, gateway, reader)
+    return router
+
+
+def _add_input_items(
+    router: APIRouter, gateway: Gateway, reader: Callable[[str], ResponseReader]
+) -> None:
+    max_items = gateway.responses.settings.max_input_items
+
+    @router.get(f"{_STORED}/input_items")
+    async def list_input_items(
+        request: Request,
+        response_id: str,
+        limit: int = Query(20, ge=1, le=max_items),
+        order: Literal["asc", "desc"] = "desc",
+        after: str | None = None,
+        before: str | None = None,
+        include: Includes = None,
+    ) -> Response:
+        """The input items of a response, in pages."""
+        access = context_of(request.scope).access
+        items = await reader(response_id).input_items(response_id, access)
+        return json_response(page(items, limit=limit, order=order, after=after, before=before))
+
+
+def _json(body: bytes | Json) -> Response:
+    return Response(body, media_type=JSON) if isinstance(body, bytes) else json_response(body)
+
+
+class ResponseWriter:
+    """The `BodyWriter` of a response that is not stored and has one turn."""
+
+    keep_alive = COMMENT
+
+    def __init__(self, events: ResponseEvents, places: Places) -> None:
+        self._events = events
+        self._places = places
+        self._has_begun = False
+
+    def begin(self, delivery: Delivery) -> bytes:
+        return _join(self._begin())
+
+    def write(self, delivery: Delivery, pieces: list[OutputChunk]) -> bytes:
+        return _join(self._write(pieces))
+
+    def end(self, delivery: Delivery) -> bytes:
+        return _join(self._end(delivery))
+
+    def fail(self, error: TokenMeshError) -> bytes:
+        # If only keep-alive comments were sent, the stream has not begun.
+        return _join(self._begin() + self._events.fail(self._places.rename(error)))
+
+    def whole(self, delivery: Delivery, pieces: list[OutputChunk]) -> Json:
+        self._write(pieces)
+        self._end(delivery)
+        return self._events.response
+
+    def _write(self, chunks: list[OutputChunk]) -> list[Event]:
+        return self._begin() + self._events.write(chunks)
+
+    def _begin(self) -> list[Event]:
+        has_begun, self._has_begun = self._has_begun, True
+        return [] if has_begun else self._events.begin()
+
+    def _end(self, delivery: Delivery) -> list[Event]:
+        ended = self._events.end_turn(delivery.prompts[0].packed_ids)
+        return ended + self._events.complete(usage_fields([delivery.usage()]))
+
+
+def _join(events: list[Event]) -> bytes:
+    return b"".join(encode_frames(events))

@@ -1,25 +1,17 @@
-"""Runs: the responses that this gateway is making now, begun here or taken over."""
+"""Runs: the responses that this gateway is generating, begun here or adopted."""
 
 import asyncio
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from tokenmesh.services.gateway.generation.metering import Meters
-from tokenmesh.services.gateway.responses.closing import failed, tokens_of
-from tokenmesh.services.gateway.responses.event_log import EventLog, Log
+from tokenmesh.services.gateway.responses.event_log import EventLog, Replay, tokens_of
 from tokenmesh.services.gateway.responses.feed import Feed
 from tokenmesh.services.gateway.responses.log_writer import LateWriter, LogWriter, NoWriter
-from tokenmesh.services.gateway.responses.logs import ResponseLogs
-from tokenmesh.services.gateway.responses.orphan_cleaner import OrphanCleaner
-from tokenmesh.services.gateway.responses.records import (
-    Adopted,
-    Begun,
-    Ended,
-    encode_record,
-    join_records,
-)
-from tokenmesh.services.gateway.responses.replay import Replay
+from tokenmesh.services.gateway.responses.records import Adopted, ResponseBegun, ResponseEnded
+from tokenmesh.services.gateway.responses.response_logs import ResponseLogs
 from tokenmesh.services.gateway.responses.response_plan import ResponsePlan
 from tokenmesh.services.gateway.responses.response_run import ResponseRun, RunContext
 from tokenmesh.services.gateway.tenancy.tenant import Tenant
@@ -31,26 +23,69 @@ from tokenmesh.shared.subjects import response_log
 
 logger = logging.getLogger(__name__)
 
-_RETRY_AFTER_S = 1.0
+_RETRY_AFTER_S: Final = 1.0
+
+
+class OrphanCleaner:
+    """Deletes responses whose log may have entries although their request has failed.
+
+    An append that was not acknowledged may have happened. Its client got an error, so a gateway
+    that adopted the response would generate and charge it a second time.
+    """
+
+    def __init__(self, logs: ResponseLogs) -> None:
+        self._logs = logs
+        self._ids: set[ResponseId] = set()
+        self._deleting: asyncio.Task[None] | None = None
+        self._is_stopped = False
+
+    def __contains__(self, response_id: ResponseId) -> bool:
+        return response_id in self._ids
+
+    def add(self, response_id: ResponseId) -> None:
+        """Delete a response as soon as possible; ignored above `max_running` of them."""
+        if self._is_stopped or len(self._ids) >= self._logs.settings.max_running:
+            return
+        self._ids.add(response_id)
+        if self._deleting is None or self._deleting.done():
+            self._deleting = asyncio.create_task(self._delete())
+
+    async def stop(self) -> None:
+        """Stop deleting."""
+        self._is_stopped = True
+        if self._deleting is not None:
+            self._deleting.cancel()
+            await asyncio.gather(self._deleting, return_exceptions=True)
+
+    async def _delete(self) -> None:
+        while self._ids:
+            response_id = next(iter(self._ids))
+            try:
+                await self._logs.delete(response_id)
+            except TokenMeshError as error:
+                logger.debug("cannot delete response %s yet: %s", response_id, error.message)
+                await asyncio.sleep(self._logs.settings.adopt_interval_s)
+            else:
+                self._ids.discard(response_id)
 
 
 class Runs:
-    """Each run is a task of its own: that a client's connection ends does not end it."""
+    """Each run is a task, so it does not end with its client's connection."""
 
     def __init__(
         self,
         owner: GatewayId,
         logs: ResponseLogs | None,
-        means: RunContext,
+        context: RunContext,
         settings: ResponseSettings,
         meters: Meters,
         metrics: Metrics,
     ) -> None:
-        """`logs` None: only `begin_unkept` is ever called."""
+        """`logs` None: only `begin_unstored` may be called."""
         self.owner = owner
-        self._kept = logs
-        self._doubtful = OrphanCleaner(logs) if logs is not None else None
-        self._means = means
+        self._stored_logs = logs
+        self._orphans = OrphanCleaner(logs) if logs is not None else None
+        self._context = context
         self._settings = settings
         self._meters = meters
         self._metrics = metrics
@@ -61,87 +96,89 @@ class Runs:
 
     @property
     def _logs(self) -> ResponseLogs:
-        assert self._kept is not None, "nothing is kept here"
-        return self._kept
+        assert self._stored_logs is not None, "responses are not stored here"
+        return self._stored_logs
 
     def __contains__(self, response_id: ResponseId) -> bool:
-        """Whether it is made here, or is to be forgotten: nobody's, then."""
-        is_doubtful = self._doubtful is not None and response_id in self._doubtful
-        return is_doubtful or response_id in self._run_by_id
+        """Whether it is generated here or about to be deleted, so that nothing may adopt it."""
+        is_orphan = self._orphans is not None and response_id in self._orphans
+        return is_orphan or response_id in self._run_by_id
 
     def cancel(self, response_id: ResponseId) -> None:
-        """End a run with a record that says so, if there is one here."""
+        """End a run as cancelled, if it is here."""
         run = self._run_by_id.get(response_id)
         if run is not None:
             run.cancel()
 
     async def stop(self) -> None:
-        """Leave all runs to whoever takes them over, and begin no other."""
+        """Stop all runs, so that other gateways adopt them, and refuse new ones."""
         self._is_stopped = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._doubtful is not None:
-            await self._doubtful.stop()
+        if self._orphans is not None:
+            await self._orphans.stop()
 
     async def begin(self, plan: ResponsePlan) -> Feed:
-        """Make a response that is kept from its first event on. Raises Overloaded, Unavailable."""
-        order, feed = plan.order, self._new_feed()
-        writer = self._log_writer(order.id, feed)
-        with self._room(order.id):
+        """Run a response that is stored event by event. Raises Overloaded, Unavailable."""
+        spec, feed = plan.spec, self._new_feed()
+        writer = self._log_writer(spec.id, feed)
+        with self._reserve(spec.id):
             try:
-                await self._logs.mark(self.owner, order.id)
+                await self._logs.mark(self.owner, spec.id)
                 await writer.put(_begun(plan, self.owner))
                 await writer.settle()
             except BaseException:
-                self._forget(order.id)
+                self._delete_later(spec.id)
                 raise
-        self._start(plan, Replay(EventLog(), writer), feed, is_kept=True)
+        self._start(plan, Replay(writer), feed, is_stored=True)
         return feed
 
     def begin_late(self, plan: ResponsePlan) -> Feed:
-        """Make a response that is kept when it is whole. Raises Overloaded."""
+        """Run a response that is stored when it has ended. Raises Overloaded."""
         feed = self._new_feed()
-        log = self._log_writer(plan.order.id, Feed(0))
+        log = self._log_writer(plan.spec.id, Feed(0))
 
         def lost(error: TokenMeshError) -> None:
-            plan.order.exchange.warnings.append(f"not stored: {error.message}")
-            self._forget(plan.order.id)
+            plan.spec.context.warnings.append(f"not stored: {error.message}")
+            self._delete_later(plan.spec.id)
 
         writer = LateWriter(log, _begun(plan, self.owner), feed.push, lost)
-        with self._room(plan.order.id):
-            self._start(plan, Replay(EventLog(), writer), feed)
+        with self._reserve(plan.spec.id):
+            self._start(plan, Replay(writer), feed)
         return feed
 
-    def _forget(self, response_id: ResponseId) -> None:
-        if self._doubtful is not None:
-            self._doubtful.add(response_id)
+    def _delete_later(self, response_id: ResponseId) -> None:
+        if self._orphans is not None:
+            self._orphans.add(response_id)
 
-    def begin_unkept(self, plan: ResponsePlan) -> Feed:
-        """Make a response that only its client sees. Raises Overloaded."""
+    def begin_unstored(self, plan: ResponsePlan) -> Feed:
+        """Run a response that is not stored. Raises Overloaded."""
         feed = self._new_feed()
-        with self._room(plan.order.id):
-            self._start(plan, Replay(EventLog(), NoWriter(feed.push)), feed)
+        with self._reserve(plan.spec.id):
+            self._start(plan, Replay(NoWriter(feed.push)), feed)
         return feed
 
-    async def adopt(self, plan: ResponsePlan, log: Log, reason: str) -> None:
-        """Go on with a response whose owner is gone. Raises Conflict when another was faster."""
-        order, feed = plan.order, self._new_feed()
+    async def adopt(self, plan: ResponsePlan, log: EventLog, reason: str) -> None:
+        """Continue a response whose gateway is dead. Raises Conflict if another one does."""
+        spec, feed = plan.spec, self._new_feed()
         feed.leave()
-        writer = self._log_writer(order.id, feed, log)
-        with self._room(order.id):
-            await self._logs.mark(self.owner, order.id)
+        writer = self._log_writer(spec.id, feed, log)
+        with self._reserve(spec.id):
+            await self._logs.mark(self.owner, spec.id)
             await writer.put(Adopted(owner=self.owner, reason=reason))
             await writer.settle()
         self._metrics.counter("responses_adopted", reason=reason).inc()
-        logger.warning("going on with %s: %s", order.id, reason)
-        self._start(plan, Replay(EventLog(log), writer), feed, is_kept=True)
+        logger.warning("continuing response %s: %s", spec.id, reason)
+        self._start(plan, Replay(writer, log), feed, is_stored=True)
 
     def _new_feed(self) -> Feed:
         return Feed(self._settings.max_feed_bytes)
 
-    def _log_writer(self, response_id: ResponseId, feed: Feed, log: Log | None = None) -> LogWriter:
-        log = log or Log()
+    def _log_writer(
+        self, response_id: ResponseId, feed: Feed, log: EventLog | None = None
+    ) -> LogWriter:
+        log = log or EventLog()
         return LogWriter(
             self._logs.journal,
             response_log(response_id),
@@ -152,14 +189,14 @@ class Runs:
         )
 
     @contextmanager
-    def _room(self, response_id: ResponseId) -> Iterator[None]:
-        """The place of a run that is about to start, given up again when it cannot."""
+    def _reserve(self, response_id: ResponseId) -> Iterator[None]:
+        """Count a run that is about to start; undone if the block raises."""
         if self._is_stopped:
-            raise Draining("this gateway is about to leave")
+            raise Draining("this gateway is draining")
         limit = self._settings.max_running
         if len(self._run_by_id) >= limit:
             raise Overloaded(
-                f"{limit} responses are already being made here", retry_after_s=_RETRY_AFTER_S
+                f"this gateway is already running {limit} responses", retry_after_s=_RETRY_AFTER_S
             )
         self._run_by_id[response_id] = None
         try:
@@ -169,27 +206,28 @@ class Runs:
             raise
 
     def _start(
-        self, plan: ResponsePlan, steps: Replay, feed: Feed, *, is_kept: bool = False
+        self, plan: ResponsePlan, replay: Replay, feed: Feed, *, is_stored: bool = False
     ) -> None:
-        order, first = plan.order, plan.first
-        meter = self._meters.start(first.ask.head.model, order.exchange.started_s)
-        run = ResponseRun(order, first, steps, plan.tools, self._means, meter, is_marked=is_kept)
-        self._run_by_id[order.id] = run
-        task = asyncio.create_task(self._live(order.id, run, feed, is_kept))
+        response_id = plan.spec.id
+        model = plan.first.generation.head.model
+        meter = self._meters.start(model, plan.spec.context.started_s)
+        run = ResponseRun(plan, replay, self._context, meter, is_marked=is_stored)
+        self._run_by_id[response_id] = run
+        task = asyncio.create_task(self._run(response_id, run, feed, is_stored))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _live(
-        self, response_id: ResponseId, run: ResponseRun, feed: Feed, is_kept: bool
+    async def _run(
+        self, response_id: ResponseId, run: ResponseRun, feed: Feed, is_stored: bool
     ) -> None:
         error: TokenMeshError | None = None
         try:
             await run.run()
         except TokenMeshError as problem:
-            logger.info("%s: %s", response_id, problem.message)
+            logger.info("response %s ends: %s", response_id, problem.message)
             error = problem
         except Exception:
-            logger.exception("%s crashed", response_id)
+            logger.exception("response %s crashed", response_id)
             error = TokenMeshError("internal error")
         finally:
             feed.close(error or run.failure)
@@ -197,61 +235,60 @@ class Runs:
             del self._run_by_id[response_id]
         outcome = feed.ended.status if feed.ended is not None else type(error).__name__
         self._metrics.counter("responses_made", outcome=outcome).inc()
-        if is_kept:
-            await self._leave(response_id, run, error)
+        if is_stored:
+            await self._clean_up(response_id, run, error)
 
-    async def _leave(
+    async def _clean_up(
         self, response_id: ResponseId, run: ResponseRun, error: TokenMeshError | None
     ) -> None:
-        """Take the mark away, unless it is worth while for somebody to go on."""
+        """Remove the mark, unless another gateway may succeed in continuing the response."""
         try:
             if error is None or isinstance(error, Conflict):
-                # Ended; or taken over or deleted, and none of ours any more. Who finds the mark of
-                # one that has ended counts its usage, so that goes first.
+                # Ended, adopted by another gateway, or deleted. The usage is charged before the
+                # mark is removed: a gateway that finds the mark of an ended response charges it.
                 if error is not None and not (await self._logs.read(response_id)).records:
-                    # Its client has deleted it, which does not undo what was made.
+                    # Deleted by its client, which still pays for what was generated.
                     run.charge()
-                await self._means.admission.told(response_id)
+                await self._context.admission.told(response_id)
                 await self._logs.unmark(self.owner, response_id)
-            elif not run.has_told and not (await self._logs.read(response_id)).frames:
-                # Its only client was told of the error instead.
+            elif not run.has_events and not (await self._logs.read(response_id)).frames:
+                # Its only client got the error.
                 await self._logs.delete(response_id)
             elif not error.retryable:
                 await self.give_up(response_id, error)
         except TokenMeshError as problem:
-            logger.warning("%s stays marked: %s", response_id, problem.message)
+            logger.warning("cannot unmark response %s: %s", response_id, problem.message)
 
-    async def close(self, begun: Begun, ended: Ended, tenant: Tenant) -> None:
-        """Count what a response has used, if its owner has not. Raises as `settle`."""
+    async def close(self, begun: ResponseBegun, ended: ResponseEnded, tenant: Tenant) -> None:
+        """Charge an ended response if its gateway has not. Raises as `Admission.settle`."""
         tokens = tokens_of(ended)
         if tokens is not None:
-            admission = self._means.admission
+            admission = self._context.admission
             await admission.charge_for_another(tenant, begun.model, tokens, begun.id)
 
     def is_closing(self, response_id: ResponseId) -> bool:
-        """Whether a response has ended here, and Redis is still to be told what it used."""
-        return self._means.admission.waits(response_id)
+        """Whether a response has ended here and its usage is not in Redis yet."""
+        return self._context.admission.waits(response_id)
 
     async def give_up(self, response_id: ResponseId, error: TokenMeshError) -> None:
-        """Record that a response has failed, whoever was making it. Raises Conflict if it moved."""
+        """Record that a response has failed. Raises Conflict if its log has changed."""
         log = await self._logs.read(response_id)
         if log.begun is not None and log.ended is None:
-            data = join_records((encode_record(failed(log, error)),))
-            await self._logs.journal.append(response_log(response_id), data, log.last)
+            await self._logs.append(response_id, log.failed(error), log)
         await self._logs.unmark(self.owner, response_id)
 
 
-def _begun(plan: ResponsePlan, owner: GatewayId) -> Begun:
-    order = plan.order
-    assert order.seed is not None, "a plan has a seed"
-    return Begun(
-        id=order.id,
+def _begun(plan: ResponsePlan, owner: GatewayId) -> ResponseBegun:
+    spec = plan.spec
+    assert spec.seed is not None, "a plan has a seed"
+    return ResponseBegun(
+        id=spec.id,
         owner=owner,
-        model=ModelName(plan.first.ask.head.model),
-        body=order.body_json,
-        created_s=order.created_s,
-        deadline_s=order.deadline_s,
-        seed=order.seed,
-        is_background=order.is_background,
-        tenant=order.exchange.access.tenant.name,
+        model=ModelName(plan.first.generation.head.model),
+        body=spec.body_json,
+        created_s=spec.created_s,
+        deadline_s=spec.deadline_s,
+        seed=spec.seed,
+        is_background=spec.is_background,
+        tenant=spec.context.access.tenant.name,
     )

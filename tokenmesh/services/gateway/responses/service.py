@@ -1,4 +1,4 @@
-"""Responses: all that a gateway has for the Responses API, put together."""
+"""Responses: the parts of a gateway that serve the Responses API."""
 
 import re
 from collections.abc import Callable
@@ -8,10 +8,10 @@ from tokenmesh.services.gateway.generation.metering import Meters
 from tokenmesh.services.gateway.mesh.pipeline import Pipeline
 from tokenmesh.services.gateway.openai.intake import Intake
 from tokenmesh.services.gateway.responses.adopter import Adopter
-from tokenmesh.services.gateway.responses.logs import ResponseLogs
 from tokenmesh.services.gateway.responses.maker import ResponseMaker
 from tokenmesh.services.gateway.responses.mcp_servers import McpServers
 from tokenmesh.services.gateway.responses.reader import ResponseReader
+from tokenmesh.services.gateway.responses.response_logs import ResponseLogs
 from tokenmesh.services.gateway.responses.response_plan import Planner
 from tokenmesh.services.gateway.responses.response_run import RunContext
 from tokenmesh.services.gateway.responses.runs import Runs
@@ -30,7 +30,7 @@ _RESPONSE_ID: Final = re.compile(rb"[A-Za-z0-9_-]{1,128}")
 
 
 class Responses:
-    """`journal` None: nothing is kept, and nothing adopted."""
+    """`journal` None: responses are not stored."""
 
     def __init__(
         self,
@@ -50,15 +50,15 @@ class Responses:
         self.settings = settings.responses
         self._bus = bus
         self._members = members
-        self._hearing_s = settings.service.missed_beats * settings.service.beat_interval_s
+        self._adopt_delay_s = settings.service.missed_beats * settings.service.beat_interval_s
         logs = ResponseLogs(journal, self.settings) if journal is not None else None
-        means = RunContext(
+        context = RunContext(
             intake=intake,
             pipeline=pipeline,
             max_buffered_tokens=settings.gateway.max_buffered_tokens,
             admission=admission,
         )
-        self._runs = Runs(gateway_id, logs, means, self.settings, meters, metrics)
+        self._runs = Runs(gateway_id, logs, context, self.settings, meters, metrics)
         planner = Planner(intake, McpServers(self.settings, metrics), self.settings)
         self.maker = ResponseMaker(logs, self._runs, planner, settings.gateway, self.settings)
         self.reader = ResponseReader(logs, self._runs, bus) if logs is not None else None
@@ -73,22 +73,22 @@ class Responses:
         return self._members.get(InstanceId(gateway_id)) is not None
 
     async def start(self) -> None:
-        """Listen for cancels."""
+        """Subscribe to cancellations."""
         subject = response_cancels(self._runs.owner)
         self._subscription = await self._bus.subscribe_raw(subject, self._on_cancel)
 
     async def _on_cancel(self, _subject: str, data: bytes) -> None:
         if not _RESPONSE_ID.fullmatch(data):
-            raise ProtocolError("no id of a response")
+            raise ProtocolError("not the id of a response")
         self._runs.cancel(ResponseId(data.decode("ascii")))
 
     async def run(self) -> None:
-        """Adopt what others leave behind, for ever."""
+        """Adopt responses of dead gateways, until cancelled."""
         if self._adopter is not None:
-            await self._adopter.run(self._hearing_s)
+            await self._adopter.run(self._adopt_delay_s)
 
     async def stop(self) -> None:
-        """Leave what still runs to others."""
+        """Stop running responses, so that other gateways adopt them."""
         await self._runs.stop()
         if self._subscription is not None:
             await self._subscription.stop()

@@ -1,97 +1,90 @@
-"""ToolCalls: what a response has to do with MCP servers, each thing once.
+"""ToolCalls: MCP listings and calls of a response, each recorded in its log.
 
-A call that was begun by a gateway which is gone is not made again: it may have had an effect. The
-model is told that it failed.
+A call that a dead gateway had begun is not repeated, because it may have had an effect: the model
+sees it as failed.
 """
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
+from tokenmesh.services.gateway.openai.translation import Json
+from tokenmesh.services.gateway.responses.event_log import Replay, encode_frames
 from tokenmesh.services.gateway.responses.events import ResponseEvents
-from tokenmesh.services.gateway.responses.mcp_offer import Listings, offer
-from tokenmesh.services.gateway.responses.mcp_requested import RequestedServer
-from tokenmesh.services.gateway.responses.mcp_servers import McpServers
+from tokenmesh.services.gateway.responses.mcp_servers import McpServers, RequestedServer
+from tokenmesh.services.gateway.responses.output_items import Event, McpCallItem
 from tokenmesh.services.gateway.responses.records import CallBegun, CallEnded, ToolsListed
-from tokenmesh.services.gateway.responses.replay import Replay, encode_frames
-from tokenmesh.services.gateway.responses.server_calls import McpCallItem
+from tokenmesh.services.gateway.responses.tools import Listings, server_tools
 from tokenmesh.shared.errors import TokenMeshError
 
-_LOST: Final = "the call was begun, and what came of it is not known"
+_LOST: Final = "the call was begun, and its result is not known"
 
 
 class ToolCalls:
-    """Of one response. `max_calls` counts over all its turns."""
+    """MCP calls of one response. `max_calls` limits all turns together."""
 
     def __init__(
         self,
-        asker: McpServers,
-        servers: Sequence[RequestedServer],
+        mcp_servers: McpServers,
+        requested: Sequence[RequestedServer],
         listings: Listings,
-        tools: Sequence[dict[str, Any]],
+        tools: Sequence[Json],
         max_calls: int,
     ) -> None:
-        self.served = offer(servers, listings, tools)
-        """See `read_tools`."""
-        self._asker = asker
-        self._servers = servers
-        self._server_by_label = {each.label: each for each in servers}
+        self.served = server_tools(requested, listings, tools)
+        self._mcp_servers = mcp_servers
+        self._requested = {each.label: each for each in requested}
         self._listings = listings
         self._calls_left = max_calls
 
-    async def tell_listings(self, steps: Replay, events: ResponseEvents) -> None:
-        """What the servers have said before the response began."""
-        for server in self._servers:
+    async def emit_listings(self, replay: Replay, events: ResponseEvents) -> None:
+        """Add an item with the tools of each server."""
+        for server in self._requested.values():
             tools = list(self._listings[server.place])
-            listing, told = events.begin_listing(server.label)
-            told += events.end_listing(listing, tools)
-            recorded = steps.recorded(ToolsListed)
+            emitted = events.list_tools(server.label, tools)
+            recorded = replay.next(ToolsListed)
             if recorded is not None:
-                steps.retell(recorded, told)
+                replay.check(recorded, emitted)
             else:
-                listed = ToolsListed(
-                    place=server.place,
-                    tools=msgspec.json.encode(tools),
-                    frames=encode_frames(told),
-                )
-                await steps.record(listed)
+                data, frames = msgspec.json.encode(tools), encode_frames(emitted)
+                await replay.record(ToolsListed(place=server.place, tools=data, frames=frames))
 
-    async def make_calls(self, steps: Replay, events: ResponseEvents) -> None:
-        """Make the calls of the turn that has ended, in their order."""
+    async def make_calls(self, replay: Replay, events: ResponseEvents) -> None:
+        """Make the calls of the last turn in order."""
         for call in tuple(events.server_calls):
-            is_begun = steps.recorded(CallBegun) is not None
-            ended = steps.recorded(CallEnded)
+            is_begun = replay.next(CallBegun) is not None
+            ended = replay.next(CallEnded)
             self._calls_left -= 1
             if ended is not None:
-                steps.retell(ended, _tell(events, call, ended))
+                replay.check(ended, _emit(events, call, ended))
                 continue
             if is_begun:
                 ended = CallEnded(item=call.id, error=_LOST)
             else:
-                await steps.record(CallBegun(item=call.id))
-                # Nobody may come to know of the call's effect before the log knows of the call.
-                await steps.settle()
+                await replay.record(CallBegun(item=call.id))
+                # The log must have the call before it can have an effect.
+                await replay.settle()
                 ended = await self._call(call)
-            frames = encode_frames(_tell(events, call, ended))
-            await steps.record(msgspec.structs.replace(ended, frames=frames))
+            frames = encode_frames(_emit(events, call, ended))
+            await replay.record(msgspec.structs.replace(ended, frames=frames))
 
     async def _call(self, call: McpCallItem) -> CallEnded:
         if self._calls_left < 0:
-            return CallEnded(item=call.id, error="the response has used up max_tool_calls")
+            return CallEnded(item=call.id, error="max_tool_calls of the response is exceeded")
         try:
-            arguments = msgspec.json.decode(call.arguments or "{}", type=dict[str, Any])
+            arguments = msgspec.json.decode(call.arguments or "{}", type=Json)
         except msgspec.DecodeError as error:
-            return CallEnded(item=call.id, error=f"the arguments are no JSON object: {error}")
-        server = self._server_by_label[call.name.server_label]
+            return CallEnded(item=call.id, error=f"the arguments are not a JSON object: {error}")
+        server = self._requested[call.name.server_label]
         try:
-            output = await self._asker.call(server, call.name.name, arguments)
+            output = await self._mcp_servers.call(server, call.name.name, arguments)
         except TokenMeshError as error:
             return CallEnded(item=call.id, error=error.message)
         return CallEnded(item=call.id, output=output)
 
 
-def _tell(events: ResponseEvents, call: McpCallItem, ended: CallEnded) -> list[dict[str, Any]]:
+def _emit(events: ResponseEvents, call: McpCallItem, ended: CallEnded) -> list[Event]:
     if ended.error is None:
         return events.succeed(call, ended.output or "")
     error = {"type": "mcp_tool_execution_error", "content": ended.error}

@@ -1,39 +1,55 @@
-"""Tools of a request as the chat declares them, and which of them a name in an answer means."""
+"""Tools of a request as functions of a chat, and what a function name in the output refers to.
 
+A custom tool takes free text: to the model it is a function with one string, `input`.
+"""
+
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+import msgspec
+
 from tokenmesh.services.gateway.openai.errors import NotSupported
-from tokenmesh.services.gateway.responses.custom_tools import PARAMETERS
-from tokenmesh.services.gateway.responses.reading import (
+from tokenmesh.services.gateway.openai.translation import Json, invalid
+from tokenmesh.services.gateway.responses.fields import (
     get_objects,
     get_optional_string,
     get_string,
     one_of,
 )
-from tokenmesh.shared.errors import InvalidInput
+from tokenmesh.services.gateway.responses.mcp_servers import RequestedServer
+
+Listings = Mapping[str, Sequence[Json]]
+"""Tools of MCP servers in OpenAI's shape, by the path of the server in the request."""
 
 _CHOICES: Final = ("none", "auto", "required")
 _OPTIONAL: Final = ("description", "parameters", "strict")
-_SERVED: Final = "function, custom"
+_CUSTOM_PARAMETERS: Final[Json] = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9_-]")
+_MAX_NAME_CHARS: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTool:
-    """A tool of an MCP server, which the gateway itself calls."""
+    """A tool of an MCP server, which the gateway calls."""
 
     server_label: str
     name: str
     function_name: str
-    """What the model calls it."""
+    """The name that the model sees."""
     description: str | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class ToolName:
-    """What a function that the model may call is to the client."""
+    """The client's tool behind a function of the chat."""
 
     kind: Literal["function", "custom", "mcp"] = "function"
     server_label: str = ""
@@ -42,86 +58,120 @@ class ToolName:
 
 @dataclass(frozen=True, slots=True)
 class ToolSet:
-    """All that the model is offered."""
+    """All functions of the chat. `names` and `paths` are keyed by function name."""
 
-    declared: list[dict[str, Any]]
+    declared: list[Json]
     names: dict[str, ToolName]
-    places: dict[str, str]
-    """By a function's name: the path of the tool it came from."""
+    paths: dict[str, str]
+    """The client's path of the tool."""
 
 
-def read_tools(
-    tools: Sequence[dict[str, Any]], served: Mapping[str, Sequence[ServerTool]]
-) -> ToolSet:
-    """`served`: by the path of an MCP server in `tools`, what it offers. Raises InvalidInput."""
-    found = ToolSet([], {}, {})
-    for index, tool in enumerate(tools):
-        place = f"tools[{index}]"
-        kind = get_string(tool, "type", place)
-        if kind == "function":
-            _add(found, _function(tool, place), ToolName(), place)
-        elif kind == "custom":
-            _add(found, _custom(tool, place), ToolName("custom"), place)
-        elif place in served:
-            for each in served[place]:
-                name = ToolName("mcp", each.server_label, each.name)
-                _add(found, _of_server(each), name, place)
-        else:
-            raise NotSupported(
-                f"{place}.type {kind[:60]!r} is not served here; served are {_SERVED}",
-                param=f"{place}.type",
+def server_tools(
+    servers: Sequence[RequestedServer], listings: Listings, tools: Sequence[Json]
+) -> dict[str, list[ServerTool]]:
+    """Tools of MCP servers by the servers' paths; a name in use is prefixed with the label."""
+    taken = {each.get("name") for each in tools if each.get("type") != "mcp"}
+    found: dict[str, list[ServerTool]] = {}
+    for server in servers:
+        found[server.place] = []
+        for tool in listings[server.place]:
+            name = _UNSAFE.sub("_", tool["name"])[:_MAX_NAME_CHARS]
+            number = 1
+            while name in taken:
+                number += 1
+                name = f"{server.label}_{tool['name']}_{number}"
+                name = _UNSAFE.sub("_", name)[-_MAX_NAME_CHARS:]
+            taken.add(name)
+            found[server.place].append(
+                ServerTool(
+                    server_label=server.label,
+                    name=tool["name"],
+                    function_name=name,
+                    description=tool["description"],
+                    parameters=tool["input_schema"],
+                )
             )
     return found
 
 
-def _add(found: ToolSet, function: Mapping[str, Any], name: ToolName, place: str) -> None:
-    if function["name"] in found.names:
-        where = f"{place}.name"
-        raise InvalidInput(f"{where} {function['name']!r} is there twice", param=where)
-    found.places[function["name"]] = place
-    found.names[function["name"]] = name
-    found.declared.append({"type": "function", "function": dict(function)})
+def read_tools(tools: Sequence[Json], served: Mapping[str, Sequence[ServerTool]]) -> ToolSet:
+    """`served`: as from `server_tools`. Raises InvalidInput."""
+    found = ToolSet([], {}, {})
+    for index, tool in enumerate(tools):
+        path = f"tools[{index}]"
+        kind = get_string(tool, "type", path)
+        if kind == "function":
+            _add(found, _function(tool, path), ToolName(), path)
+        elif kind == "custom":
+            _add(found, _custom(tool, path), ToolName("custom"), path)
+        elif path in served:
+            for each in served[path]:
+                function = _declared(each.function_name, each.description, each.parameters)
+                _add(found, function, ToolName("mcp", each.server_label, each.name), path)
+        else:
+            problem = f"{kind[:60]!r} is not supported; supported types: function, custom"
+            raise invalid(f"{path}.type", problem, NotSupported)
+    return found
 
 
-def _function(tool: dict[str, Any], place: str) -> dict[str, Any]:
-    name = get_string(tool, "name", place)
+def _add(found: ToolSet, function: Json, tool: ToolName, path: str) -> None:
+    name = function["name"]
+    if name in found.names:
+        raise invalid(f"{path}.name", f"{name!r} appears twice")
+    found.paths[name] = path
+    found.names[name] = tool
+    found.declared.append({"type": "function", "function": function})
+
+
+def _function(tool: Json, path: str) -> Json:
+    name = get_string(tool, "name", path)
     parameters = tool.get("parameters")
     if parameters is not None and not isinstance(parameters, dict):
-        where = f"{place}.parameters"
-        raise InvalidInput(f"{where} must be an object (a JSON schema)", param=where)
-    get_optional_string(tool, "description", place)
+        raise invalid(f"{path}.parameters", "must be an object (a JSON schema)")
+    get_optional_string(tool, "description", path)
     if not isinstance(tool.get("strict"), bool | None):
-        raise InvalidInput(f"{place}.strict must be a boolean", param=f"{place}.strict")
-    given = {key: tool[key] for key in _OPTIONAL if tool.get(key) is not None}
-    return {"name": name, **given}
+        raise invalid(f"{path}.strict", "must be a boolean")
+    return {"name": name} | {key: tool[key] for key in _OPTIONAL if tool.get(key) is not None}
 
 
-def _custom(tool: dict[str, Any], place: str) -> dict[str, Any]:
-    name = get_string(tool, "name", place)
-    description = get_optional_string(tool, "description", place)
+def _custom(tool: Json, path: str) -> Json:
+    name = get_string(tool, "name", path)
+    description = get_optional_string(tool, "description", path)
     shape = tool.get("format")
     if shape is not None and (not isinstance(shape, dict) or shape.get("type") != "text"):
-        where = f"{place}.format"
-        raise NotSupported(f"{where}: only {{'type': 'text'}} is supported", param=where)
-    told = {} if description is None else {"description": description}
-    return {"name": name, "parameters": PARAMETERS, **told}
+        raise invalid(f"{path}.format", "must be {'type': 'text'}", NotSupported)
+    return _declared(name, description, _CUSTOM_PARAMETERS)
 
 
-def _of_server(tool: ServerTool) -> dict[str, Any]:
-    told = {} if tool.description is None else {"description": tool.description}
-    return {"name": tool.function_name, "parameters": tool.parameters, **told}
+def _declared(name: str, description: str | None, parameters: Mapping[str, Any]) -> Json:
+    given = {} if description is None else {"description": description}
+    return {"name": name, "parameters": parameters, **given}
 
 
-def choose(choice: str | dict[str, Any] | None, tools: ToolSet) -> tuple[Any, list[dict[str, Any]]]:
-    """The chat's `tool_choice`, and the tools that are left to choose from. Raises InvalidInput."""
+def to_arguments(text: str) -> str:
+    """The arguments of a custom tool's call with this input."""
+    return msgspec.json.encode({"input": text}).decode()
+
+
+def to_input(arguments: str) -> str:
+    """The input of a custom tool's call; all of the arguments if they have another form."""
+    try:
+        value = msgspec.json.decode(arguments)
+    except msgspec.DecodeError:
+        return arguments
+    text = value.get("input") if isinstance(value, dict) else None
+    return text if isinstance(text, str) else arguments
+
+
+def choose(choice: str | Json | None, tools: ToolSet) -> tuple[Any, list[Json]]:
+    """The chat's `tool_choice`, and the functions that may be called. Raises InvalidInput."""
     if choice is None or isinstance(choice, str):
         chosen = one_of(choice or "auto", _CHOICES, "tool_choice")
         if chosen == "required" and not tools.declared:
-            raise InvalidInput("tool_choice 'required' needs tools", param="tool_choice")
+            raise invalid("tool_choice", "'required' needs tools")
         return (chosen if tools.declared else None), tools.declared
     kinds = ("function", "custom", "mcp", "allowed_tools")
-    kind = one_of(choice.get("type"), kinds, "tool_choice.type")
-    if kind == "allowed_tools":
+    if one_of(choice.get("type"), kinds, "tool_choice.type") == "allowed_tools":
         return _allow(choice, tools)
     names = _names_of(choice, tools, "tool_choice")
     if len(names) > 1:
@@ -129,35 +179,35 @@ def choose(choice: str | dict[str, Any] | None, tools: ToolSet) -> tuple[Any, li
     return {"type": "function", "function": {"name": names.pop()}}, tools.declared
 
 
-def _allow(choice: dict[str, Any], tools: ToolSet) -> tuple[Any, list[dict[str, Any]]]:
+def _allow(choice: Json, tools: ToolSet) -> tuple[Any, list[Json]]:
     mode = one_of(choice.get("mode"), ("auto", "required"), "tool_choice.mode")
     names: set[str] = set()
     for index, each in enumerate(get_objects(choice, "tools", "tool_choice")):
         names |= _names_of(each, tools, f"tool_choice.tools[{index}]")
     if not names:
-        raise InvalidInput("tool_choice.tools is empty", param="tool_choice.tools")
+        raise invalid("tool_choice.tools", "is empty")
     return mode, _only(tools, names)
 
 
-def _names_of(choice: dict[str, Any], tools: ToolSet, place: str) -> set[str]:
-    """The functions that a choice of one tool, or of a server's tools, means."""
-    kind = one_of(choice.get("type"), ("function", "custom", "mcp"), f"{place}.type")
-    name = get_optional_string(choice, "name", place)
+def _names_of(choice: Json, tools: ToolSet, path: str) -> set[str]:
+    """The functions of a tool, or of an MCP server's tools."""
+    kind = one_of(choice.get("type"), ("function", "custom", "mcp"), f"{path}.type")
+    name = get_optional_string(choice, "name", path)
     if kind != "mcp":
-        wanted = get_string(choice, "name", place)
+        wanted = get_string(choice, "name", path)
         found = {key for key, each in tools.names.items() if key == wanted and each.kind == kind}
     else:
-        label = get_string(choice, "server_label", place)
+        label = get_string(choice, "server_label", path)
         found = {
             key
             for key, each in tools.names.items()
             if each.server_label == label and name in (None, each.name)
         }
     if not found:
-        told = name if name is not None else choice.get("server_label")
-        raise InvalidInput(f"{place} names {str(told)[:80]!r}, which is not in tools", param=place)
+        given = name if name is not None else choice.get("server_label")
+        raise invalid(path, f"names {str(given)[:80]!r}, which does not match any tool")
     return found
 
 
-def _only(tools: ToolSet, names: set[str]) -> list[dict[str, Any]]:
+def _only(tools: ToolSet, names: set[str]) -> list[Json]:
     return [each for each in tools.declared if each["function"]["name"] in names]

@@ -7,23 +7,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenmesh.services.gateway.anthropic.request import MessagesRequest
-from tokenmesh.services.gateway.anthropic.routes import fit_thinking, warn_unknown
-from tokenmesh.services.gateway.anthropic.translation import is_long, translate
+from tokenmesh.services.gateway.anthropic.routes import drop_useless_budget, translate_body
 from tokenmesh.services.gateway.context import RequestContext, context_of
 from tokenmesh.services.gateway.errors import json_response
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.body import read_json
-from tokenmesh.services.gateway.http.off_loop import off_loop
 from tokenmesh.services.gateway.http.shortcut import Endpoint
 from tokenmesh.services.gateway.openai.chat_request import ChatRequest
 from tokenmesh.services.gateway.openai.completion_request import CompletionRequest
 from tokenmesh.services.gateway.openai.errors import NotSupported
 from tokenmesh.services.gateway.openai.sampling_fields import SamplingFields
-from tokenmesh.services.gateway.responses.draft import draft
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
+from tokenmesh.services.gateway.responses.response_plan import prepare
 from tokenmesh.services.gateway.scale_out.rendering import Rendering, refuse_not_rendered
 from tokenmesh.services.gateway.scale_out.shapes import RenderedRequest
-from tokenmesh.shared.errors import TokenMeshError
 from tokenmesh.shared.ids import new_response_id
 from tokenmesh.shared.telemetry import span
 
@@ -76,19 +73,16 @@ class _Renderer:
         exchange = context_of(request.scope)
         with span("validate"):
             body = await read_json(request, MessagesRequest, self._settings)
-            warn_unknown(body, exchange)
-            translation = await off_loop(is_long(body), translate, body)
-            await fit_thinking(
+            translation = await translate_body(body, exchange)
+            await drop_useless_budget(
                 self._gateway.scale_out.catalog,
                 self._gateway.vocabularies,
-                translation.body,
+                translation.chat,
                 exchange,
             )
-        try:
-            rendering = await self._chat(translation.body, exchange)
+        with translation.client_paths():
+            rendering = await self._chat(translation.chat, exchange)
             return json_response((await self._requests(rendering))[0])
-        except TokenMeshError as error:
-            raise translation.places.rename(error) from None
 
     async def response(self, request: Request) -> Response:
         """The token ids and sampling parameters of a response's input."""
@@ -101,12 +95,10 @@ class _Renderer:
                     param="previous_response_id",
                 )
             transfer, body.kv_transfer_params = body.kv_transfer_params, None
-            made = await draft(self._intake, body, exchange, new_response_id())
-        try:
-            rendering = Rendering(made.translation.chat, made.ask, transfer)
+            made = await prepare(self._intake, body, exchange, new_response_id())
+        with made.translation.client_paths():
+            rendering = Rendering(made.translation.chat, made.generation, transfer)
             return json_response((await self._requests(rendering))[0])
-        except TokenMeshError as error:
-            raise made.translation.places.rename(error) from None
 
     async def _chat(self, body: ChatRequest, exchange: RequestContext) -> Rendering:
         refuse_not_rendered(body)

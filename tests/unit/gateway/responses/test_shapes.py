@@ -1,4 +1,4 @@
-"""Items of an output are what the OpenAPI document says, at every step of their making."""
+"""Items of an output match the OpenAPI document in every state."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -7,16 +7,17 @@ import msgspec
 import pytest
 
 from tokenmesh.services.gateway.document.answers import answer_components
-from tokenmesh.services.gateway.responses.described import OutputItem
-from tokenmesh.services.gateway.responses.open_items import (
+from tokenmesh.services.gateway.responses.output_items import (
+    EventRecorder,
+    McpCallItem,
+    McpListing,
     OpenCustomCall,
     OpenFunctionCall,
     OpenItem,
     OpenMessage,
     OpenReasoning,
 )
-from tokenmesh.services.gateway.responses.recorder import EventRecorder
-from tokenmesh.services.gateway.responses.server_calls import McpCallItem, McpListing
+from tokenmesh.services.gateway.responses.shapes import OutputItem
 from tokenmesh.services.gateway.responses.tools import ToolName
 
 NAME = ToolName("mcp", "shop", "buy")
@@ -34,7 +35,6 @@ MAKERS: tuple[Callable[[EventRecorder], None], ...] = (
     lambda each: written(OpenFunctionCall(each, "f", "call_1")),
     lambda each: written(OpenCustomCall(each, "f", "call_1")),
     lambda each: McpListing(each, "shop").succeed([{"name": "buy", "input_schema": {}}]),
-    lambda each: McpListing(each, "shop").fail("it is closed"),
 )
 ENDS: tuple[Callable[[McpCallItem], None], ...] = (
     lambda call: call.succeed("done"),
@@ -57,15 +57,15 @@ def outputs() -> Iterator[EventRecorder]:
 
 
 @pytest.mark.parametrize("recorder", list(outputs()))
-def test_every_item_and_what_events_tell_of_it_fit(recorder: EventRecorder) -> None:
-    told = [event["item"] for event in recorder.take() if "item" in event]
-    assert len(told) >= 2
-    for item in [*told, *recorder.output]:
+def test_items_in_output_and_events_match_the_schemas(recorder: EventRecorder) -> None:
+    reported = [event["item"] for event in recorder.take() if "item" in event]
+    assert len(reported) >= 2
+    for item in [*reported, *recorder.output]:
         as_described = msgspec.convert(item, OutputItem)
         assert msgspec.to_builtins(as_described) == item
 
 
-def test_the_document_tells_items_apart_by_their_type() -> None:
+def test_the_document_distinguishes_items_by_type() -> None:
     schemas: dict[str, Any] = answer_components()
     items = schemas["responses.Response"]["properties"]["output"]["items"]
     assert items["discriminator"]["mapping"].keys() == {

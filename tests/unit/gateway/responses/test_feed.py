@@ -1,4 +1,4 @@
-"""Feed: what is pushed is read, in order, until there is no more."""
+"""Feed: frames are read in order, until the end."""
 
 import asyncio
 
@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmesh.services.gateway.responses.feed import Feed
-from tokenmesh.services.gateway.responses.records import Ended, Flushed
+from tokenmesh.services.gateway.responses.records import Flushed, ResponseEnded
 from tokenmesh.shared.errors import Conflict
 
-ENDED = Ended(status="completed", response=b"{}", frames=[b"end"])
+ENDED = ResponseEnded(status="completed", response=b"{}", frames=[b"end"])
 
 
 async def read(feed: Feed) -> bytes:
@@ -18,7 +18,7 @@ async def read(feed: Feed) -> bytes:
 
 
 @given(st.lists(st.lists(st.binary(min_size=1, max_size=3), max_size=4), max_size=20))
-def test_everything_comes_once_and_in_order(pushed: list[list[bytes]]) -> None:
+def test_frames_are_read_once_and_in_order(pushed: list[list[bytes]]) -> None:
     async def scenario() -> None:
         feed = Feed(1000)
         reading = asyncio.create_task(read(feed))
@@ -33,7 +33,7 @@ def test_everything_comes_once_and_in_order(pushed: list[list[bytes]]) -> None:
     asyncio.run(scenario())
 
 
-async def test_a_reader_that_is_too_far_behind_goes_on_elsewhere() -> None:
+async def test_a_reader_that_is_too_far_behind_is_cut_off() -> None:
     feed = Feed(10)
     feed.push([Flushed(frames=[b"12345678", b"9"])])
     feed.push([Flushed(frames=[b"too much"])])
@@ -46,7 +46,7 @@ async def test_a_reader_that_is_too_far_behind_goes_on_elsewhere() -> None:
     assert feed.is_cut
 
 
-async def test_who_left_leaves_nothing_but_the_end() -> None:
+async def test_only_the_end_is_kept_for_a_reader_that_left() -> None:
     feed = Feed(10)
     feed.push([Flushed(frames=[b"1"])])
     feed.leave()
@@ -56,7 +56,7 @@ async def test_who_left_leaves_nothing_but_the_end() -> None:
     assert await feed.end() == ENDED
 
 
-async def test_an_error_comes_after_what_was_made() -> None:
+async def test_an_error_comes_after_all_frames() -> None:
     feed = Feed(10)
     feed.push([Flushed(frames=[b"1"])])
     feed.close(Conflict("taken over"))
@@ -66,7 +66,7 @@ async def test_an_error_comes_after_what_was_made() -> None:
         await anext(reading)
 
 
-async def test_a_recorded_end_is_no_error_to_a_reader_of_events() -> None:
+async def test_a_recorded_end_is_not_an_error_for_a_reader() -> None:
     feed = Feed(10)
     feed.push([ENDED])
     feed.close(Conflict("failed"))

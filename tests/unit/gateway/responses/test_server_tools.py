@@ -1,9 +1,9 @@
-"""What MCP servers offer, under names that the model can say and that mean one tool each."""
+"""Function names of MCP tools: valid and unique."""
 
 from typing import Any
 
-from tokenmesh.services.gateway.responses.mcp_offer import offer
-from tokenmesh.services.gateway.responses.mcp_requested import RequestedServer
+from tokenmesh.services.gateway.responses.mcp_servers import RequestedServer
+from tokenmesh.services.gateway.responses.tools import server_tools
 from tokenmesh.shared.config.responses import McpServerSettings
 
 
@@ -20,7 +20,7 @@ def test_names_are_the_servers_own_where_they_can_be() -> None:
     servers = [server("docs", 1), server("web", 2)]
     listings = {"tools[1]": listing("find", "read.page"), "tools[2]": listing("find", "x" * 90)}
     own = [{"type": "function", "name": "read_page"}, {"type": "mcp"}, {"type": "mcp"}]
-    offered = offer(servers, listings, own)
+    offered = server_tools(servers, listings, own)
     names = [each.function_name for found in offered.values() for each in found]
     assert names[:3] == ["find", "docs_read_page_2", "web_find_2"]
     assert len(set(names)) == 4

@@ -1,4 +1,4 @@
-"""A request of the Responses API as a chat, and every refusal in the client's own words."""
+"""Requests of the Responses API as chats, and errors with the client's paths."""
 
 import json
 import time
@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from tokenmesh.services.gateway.openai.errors import invalid_fields
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
 from tokenmesh.services.gateway.responses.tools import ServerTool
-from tokenmesh.services.gateway.responses.translate import ResponsesTranslation, translate
+from tokenmesh.services.gateway.responses.translation import ResponsesTranslation, translate
 from tokenmesh.shared.errors import InvalidInput, TokenMeshError
 
 USER: Any = {"role": "user", "content": "Hi"}
@@ -33,53 +33,56 @@ def messages_of(items: Any, **fields: Any) -> list[Any]:
 
 
 def test_a_string_is_a_user_s_message() -> None:
-    told = messages_of("Hello", instructions="Be kind")
-    assert told == [{"role": "system", "content": "Be kind"}, {"role": "user", "content": "Hello"}]
+    reported = messages_of("Hello", instructions="Be kind")
+    assert reported == [
+        {"role": "system", "content": "Be kind"},
+        {"role": "user", "content": "Hello"},
+    ]
 
 
-def test_what_one_turn_made_is_one_message() -> None:
+def test_items_of_one_turn_are_one_message() -> None:
     reasoning = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]}
     said = {"role": "assistant", "content": [{"type": "output_text", "text": "See"}]}
-    told = messages_of([USER, reasoning, said, CALL, {**CALL, "call_id": "c2"}, OUTPUT, said])
-    assert [each["role"] for each in told] == ["user", "assistant", "tool", "assistant"]
-    turn = told[1]
+    reported = messages_of([USER, reasoning, said, CALL, {**CALL, "call_id": "c2"}, OUTPUT, said])
+    assert [each["role"] for each in reported] == ["user", "assistant", "tool", "assistant"]
+    turn = reported[1]
     assert (turn["reasoning"], turn["content"]) == ("hm", "See")
     assert [call["id"] for call in turn["tool_calls"]] == ["c1", "c2"]
     assert turn["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}
-    assert told[2] == {"role": "tool", "tool_call_id": "c1", "content": "4"}
+    assert reported[2] == {"role": "tool", "tool_call_id": "c1", "content": "4"}
 
 
-def test_reasoning_that_cannot_be_read_is_left_out() -> None:
+def test_encrypted_reasoning_is_omitted() -> None:
     hidden = {"type": "reasoning", "id": "rs", "summary": [], "encrypted_content": "xyz"}
     assert messages_of([hidden, USER]) == [USER]
 
 
 def test_turns_are_kept_apart() -> None:
     thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "so"}]}
-    told = messages_of([USER, CALL, thought, {"role": "assistant", "content": "a"}])
-    assert [each.get("content") for each in told] == ["Hi", "", "a"]
-    assert told[2]["reasoning"] == "so"
+    reported = messages_of([USER, CALL, thought, {"role": "assistant", "content": "a"}])
+    assert [each.get("content") for each in reported] == ["Hi", "", "a"]
+    assert reported[2]["reasoning"] == "so"
     said = [{"role": "assistant", "content": text} for text in ("a", "b")]
     assert [each["content"] for each in messages_of([USER, *said])] == ["Hi", "a", "b"]
 
 
 def test_leading_system_messages_are_one() -> None:
     developer = {"role": "developer", "content": [{"type": "input_text", "text": "Be short"}]}
-    told = messages_of([developer, USER, developer], instructions="Be kind")
-    assert [each["content"] for each in told] == [
+    reported = messages_of([developer, USER, developer], instructions="Be kind")
+    assert [each["content"] for each in reported] == [
         "Be kind\n\nBe short",
         "Hi",
         "Be short",
     ]
-    assert told[2]["role"] == "system"
+    assert reported[2]["role"] == "system"
 
 
 def test_system_messages_with_images_stay_as_they_are() -> None:
     image = {"type": "input_image", "image_url": "data:image/png;base64,xyz"}
     first = {"role": "system", "content": [{"type": "input_text", "text": "See"}, image]}
-    told = messages_of([first, {"role": "system", "content": "Be kind"}, USER])
-    assert [part["type"] for part in told[0]["content"]] == ["text", "image_url"]
-    assert [each["content"] for each in told[1:]] == ["Be kind", "Hi"]
+    reported = messages_of([first, {"role": "system", "content": "Be kind"}, USER])
+    assert [part["type"] for part in reported[0]["content"]] == ["text", "image_url"]
+    assert [each["content"] for each in reported[1:]] == ["Be kind", "Hi"]
 
 
 def test_images_and_text_are_parts() -> None:
@@ -98,25 +101,28 @@ def test_images_and_text_are_parts() -> None:
 def test_custom_calls_are_calls_with_one_string() -> None:
     call = {"type": "custom_tool_call", "call_id": "c", "name": "g", "input": 'a"b'}
     output = {"type": "custom_tool_call_output", "call_id": "c", "output": "done"}
-    told = messages_of([USER, call, output], tools=[{"type": "custom", "name": "g"}])
-    assert told[1]["tool_calls"][0]["function"] == {"name": "g", "arguments": '{"input":"a\\"b"}'}
-    assert told[2]["content"] == "done"
+    reported = messages_of([USER, call, output], tools=[{"type": "custom", "name": "g"}])
+    assert reported[1]["tool_calls"][0]["function"] == {
+        "name": "g",
+        "arguments": '{"input":"a\\"b"}',
+    }
+    assert reported[2]["content"] == "done"
 
 
-def test_calls_that_a_gateway_made_come_with_their_answers() -> None:
+def test_mcp_calls_become_calls_with_results() -> None:
     call = {"type": "mcp_call", "id": "mcp_1", "server_label": "docs", "name": "find"}
     done = {**call, "arguments": "{}", "output": "42"}
     failed = {**call, "id": "mcp_2", "arguments": "{}", "error": {"message": "no"}}
     listing = {"type": "mcp_list_tools", "id": "l", "server_label": "docs", "tools": []}
     body = read(input=[USER, listing, done, failed], tools=[SERVER])
-    told: Any = translate(body, served={"tools[0]": [FIND]}).chat.messages
-    assert [each["role"] for each in told] == ["user", "assistant", "tool", "assistant", "tool"]
-    assert told[1]["tool_calls"][0]["function"]["name"] == "docs_find"
-    assert told[2]["content"] == "42"
-    assert "no" in told[4]["content"]
+    reported: Any = translate(body, served={"tools[0]": [FIND]}).chat.messages
+    assert [each["role"] for each in reported] == ["user", "assistant", "tool", "assistant", "tool"]
+    assert reported[1]["tool_calls"][0]["function"]["name"] == "docs_find"
+    assert reported[2]["content"] == "42"
+    assert "no" in reported[4]["content"]
 
 
-def test_a_forced_call_of_a_server_s_tool_is_forced_once() -> None:
+def test_a_forced_mcp_call_is_forced_once() -> None:
     call = {"type": "mcp_call", "id": "m", "server_label": "docs", "name": "find"}
     done = {**call, "arguments": "{}", "output": "42"}
     for items, expected in [([USER], "required"), ([USER, done], "auto")]:
@@ -126,8 +132,8 @@ def test_a_forced_call_of_a_server_s_tool_is_forced_once() -> None:
 
 def test_previous_items_come_between_instructions_and_input() -> None:
     body = read(instructions="Be kind", previous_response_id="resp_1")
-    told = translate(body, [USER, {"role": "assistant", "content": "Hello"}]).chat.messages
-    assert [each["role"] for each in told] == ["system", "user", "assistant", "user"]
+    reported = translate(body, [USER, {"role": "assistant", "content": "Hello"}]).chat.messages
+    assert [each["role"] for each in reported] == ["system", "user", "assistant", "user"]
 
 
 def chat_of(**fields: Any) -> dict[str, Any]:
@@ -135,7 +141,7 @@ def chat_of(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in chat.items() if name != "messages"}
 
 
-def test_fields_of_other_names() -> None:
+def test_fields_with_other_names() -> None:
     schema = {"type": "object"}
     shape = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
     assert chat_of(
@@ -164,7 +170,7 @@ def test_fields_of_other_names() -> None:
     )
 
 
-def test_fields_of_the_same_name_pass() -> None:
+def test_fields_with_the_same_name_are_passed_on() -> None:
     same = {"temperature": 0.5, "top_p": 0.5, "seed": 1, "stop": ["x"], "user": "u", "priority": 1}
     assert chat_of(**same) == same
 
@@ -397,7 +403,7 @@ def test_bad_fields_are_refused_by_name(fields: dict[str, Any], param: str) -> N
 
 def test_every_field_has_a_bad_value_here() -> None:
     tried = {name for fields, _ in BAD_FIELDS for name in fields} | {"input"}
-    # watermarking takes anything: the chat refuses it.
+    # watermarking accepts any value: the chat refuses it.
     assert set(ResponsesRequest.model_fields) - tried == {"watermarking"}
 
 
@@ -406,7 +412,7 @@ def renamed(param: str | None, message: str, translation: ResponsesTranslation) 
     return error.param, error.message
 
 
-def test_errors_of_the_chat_are_told_in_the_client_s_words() -> None:
+def test_errors_of_the_chat_name_the_clients_fields() -> None:
     items = [{"role": "developer", "content": "x"}, *part(type="input_image", image_url="u")]
     body = read(input=[*items, CALL, OUTPUT], instructions="Be", tools=[FUNCTION])
     made = translate(body)
@@ -424,23 +430,23 @@ def test_errors_of_the_chat_are_told_in_the_client_s_words() -> None:
         ("messages", "messages hold 7 parts", "input"),
         ("temperature", "temperature is odd", "temperature"),
     ]:
-        told = renamed(param, message, made)
-        assert told[0] == expected
-        assert "messages" not in told[1]
+        reported = renamed(param, message, made)
+        assert reported[0] == expected
+        assert "messages" not in reported[1]
     assert renamed("max_tokens", "max_tokens is 9", made)[1] == "max_output_tokens is 9"
     assert renamed(None, "away", made) == (None, "away")
 
 
-def test_what_has_no_effect_is_told() -> None:
+def test_fields_without_effect_are_warnings() -> None:
     asked: Any = {
         "include": ["reasoning.encrypted_content"],
         "top_logprobs": 2,
         "reasoning": {"summary": "auto", "depth": 1},
         "nonsense": 1,
     }
-    told = " ".join(translate(read(**asked)).warnings)
+    reported = " ".join(translate(read(**asked)).warnings)
     for each in ("encrypted_content", "top_logprobs", "summary", "nonsense", "reasoning.depth"):
-        assert each in told
+        assert each in reported
     assert translate(read(metadata={"a": "b"}, text={"format": {"type": "text"}})).warnings == []
 
 
@@ -451,8 +457,8 @@ def test_what_has_no_effect_is_told() -> None:
         {"type": "reasoning", "summary": [{"type": "summary_text", "text": "a"}]},
     ],
 )
-def test_pieces_of_one_message_are_joined_once(piece: dict[str, Any]) -> None:
-    """With a long first piece each further one must not copy it."""
+def test_parts_of_one_message_are_joined_once(piece: dict[str, Any]) -> None:
+    """Adding a part must not copy the earlier ones."""
     long = json.loads(json.dumps(piece).replace('"a"', json.dumps("x" * 2_000_000)))
 
     def best_s(first: dict[str, Any]) -> float:

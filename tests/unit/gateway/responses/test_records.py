@@ -1,17 +1,17 @@
-"""Logs of yesterday are read today."""
+"""Records of earlier versions can be read."""
 
 import pytest
 
 from tokenmesh.services.gateway.responses.records import (
     Adopted,
-    Begun,
     CallBegun,
     CallEnded,
-    Ended,
     Flushed,
     Portion,
     Prompted,
     Record,
+    ResponseBegun,
+    ResponseEnded,
     ToolsListed,
     decode_records,
     encode_record,
@@ -26,7 +26,7 @@ from tokenmesh.shared.tokens import pack_ids
 LOGPROBS = [TokenLogprobs(5, -0.5, 1, [5], [-0.5])]
 PORTION = Portion(pack_ids([5, 6]), LOGPROBS, "stop", 6, 3)
 RECORDS: list[Record] = [
-    Begun(
+    ResponseBegun(
         id=ResponseId("resp_1"),
         owner=GatewayId("gateway-1"),
         scope="ab",
@@ -43,7 +43,7 @@ RECORDS: list[Record] = [
     CallBegun(item="mcp_1", frames=[b"x"]),
     CallEnded(item="mcp_1", output="42", error="no", frames=[b"x"]),
     Adopted(owner=GatewayId("gateway-2"), reason="gateway gone"),
-    Ended(status="completed", response=b"{}", portions=[PORTION], frames=[b"x"]),
+    ResponseEnded(status="completed", response=b"{}", portions=[PORTION], frames=[b"x"]),
 ]
 # Never change a line; a new field gets a default, and these still decode.
 GOLDEN = [

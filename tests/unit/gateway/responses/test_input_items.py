@@ -1,18 +1,18 @@
-"""Pages of input items: all of them, once, whatever the size of a page."""
+"""Pages of input items have each item once, for any page size."""
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmesh.services.gateway.responses.input_items import input_items, page
-from tokenmesh.services.gateway.responses.records import Begun
+from tokenmesh.services.gateway.responses.records import ResponseBegun
+from tokenmesh.services.gateway.responses.references import input_items, page
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.ids import GatewayId, ModelName, ResponseId
 
 
-def begun(items: object) -> Begun:
-    return Begun(
+def begun(items: object) -> ResponseBegun:
+    return ResponseBegun(
         id=ResponseId("resp_1"),
         owner=GatewayId("gateway-1"),
         model=ModelName("m"),
@@ -45,7 +45,7 @@ def test_a_page_ends_before_an_item(count: int, limit: int, data: st.DataObject)
     assert one["has_more"] == (place > limit)
 
 
-def test_items_have_the_shape_of_openais() -> None:
+def test_items_have_openais_shape() -> None:
     (item,) = input_items(begun("Hi"))
     assert item.pop("id").startswith("msg_")
     assert item == {

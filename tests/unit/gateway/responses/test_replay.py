@@ -1,4 +1,4 @@
-"""Steps: what was done before is taken from the record, whatever was recorded last."""
+"""Replay: recorded steps are taken from the log, wherever it ends."""
 
 import json
 from collections.abc import Mapping
@@ -8,16 +8,13 @@ import pytest
 
 from tokenmesh.services.gateway.generation.chunk import OutputChunk
 from tokenmesh.services.gateway.parsers.events import CallArguments, CallBegin
-from tokenmesh.services.gateway.responses.event_log import EventLog, Log
+from tokenmesh.services.gateway.responses.event_log import EventLog, Replay
 from tokenmesh.services.gateway.responses.events import ResponseEvents
 from tokenmesh.services.gateway.responses.log_writer import NoWriter
-from tokenmesh.services.gateway.responses.mcp_offer import Listings
-from tokenmesh.services.gateway.responses.mcp_requested import RequestedServer
-from tokenmesh.services.gateway.responses.mcp_servers import McpServers, ToolFailed
+from tokenmesh.services.gateway.responses.mcp_servers import McpServers, RequestedServer, ToolFailed
 from tokenmesh.services.gateway.responses.records import CallBegun, CallEnded, Flushed, Record
-from tokenmesh.services.gateway.responses.replay import Replay
 from tokenmesh.services.gateway.responses.tool_calls import ToolCalls
-from tokenmesh.services.gateway.responses.tools import ToolName
+from tokenmesh.services.gateway.responses.tools import Listings, ToolName
 from tokenmesh.shared.config.responses import McpServerSettings
 from tokenmesh.shared.errors import ProtocolError
 
@@ -28,8 +25,8 @@ LISTINGS: Listings = {"tools[0]": [{"name": "find", "description": None, "input_
 START = {"id": "resp_1", "status": "in_progress", "output": []}
 
 
-class Asker:
-    """MCP servers that count."""
+class CountingServers:
+    """MCP servers that keep the calls."""
 
     def __init__(self) -> None:
         self.calls: list[Mapping[str, Any]] = []
@@ -42,23 +39,23 @@ class Asker:
 
 
 class Scene:
-    """A turn with calls has ended, and they are made from a history on."""
+    """A turn has ended with calls, which are made after those in the log."""
 
-    def __init__(self, history: list[Record], *arguments: dict[str, Any], max_calls: int = 9):
+    def __init__(self, log: list[Record], *calls: dict[str, Any], max_calls: int = 9):
         self.records: list[Record] = []
-        self.asker = Asker()
-        self.steps = Replay(EventLog(Log(history)), NoWriter(self.records.extend))
+        self.servers = CountingServers()
+        self.replay = Replay(NoWriter(self.records.extend), EventLog(log))
         self.events = ResponseEvents(START, {"find": ToolName("mcp", "docs", "find")})
-        asker = cast("McpServers", self.asker)
-        self.tools = ToolCalls(asker, [SERVER], LISTINGS, [], max_calls)
-        for each in arguments:
-            begun, told = CallBegin(0, "find"), CallArguments(0, json.dumps(each))
-            self.events.write([OutputChunk(0, events=[begun, told])])
+        servers = cast("McpServers", self.servers)
+        self.tools = ToolCalls(servers, [SERVER], LISTINGS, [], max_calls)
+        for each in calls:
+            begun, arguments = CallBegin(0, "find"), CallArguments(0, json.dumps(each))
+            self.events.write([OutputChunk(0, events=[begun, arguments])])
         self.events.write([OutputChunk(0, finish_reason="stop")])
         self.events.end_turn()
 
     async def run(self) -> list[dict[str, Any]]:
-        await self.tools.make_calls(self.steps, self.events)
+        await self.tools.make_calls(self.replay, self.events)
         return [item for item in self.events.response["output"] if item["type"] == "mcp_call"]
 
 
@@ -71,12 +68,12 @@ async def test_calls_are_recorded_before_and_after() -> None:
 
 
 @pytest.mark.parametrize("known", range(5))
-async def test_whoever_goes_on_calls_nothing_twice(known: int) -> None:
+async def test_no_call_is_repeated_when_a_log_is_continued(known: int) -> None:
     whole = Scene([], {"q": 1}, {"q": 2})
     expected = await whole.run()
     scene = Scene(whole.records[:known], {"q": 1}, {"q": 2})
     found = await scene.run()
-    assert len(scene.asker.calls) == 2 - (known + 1) // 2
+    assert len(scene.servers.calls) == 2 - (known + 1) // 2
     if known % 2:
         lost = found[known // 2]
         assert lost["status"] == "failed"
@@ -84,20 +81,20 @@ async def test_whoever_goes_on_calls_nothing_twice(known: int) -> None:
     else:
         assert [item["status"] for item in found] == [item["status"] for item in expected]
     assert len(scene.records) == len(whole.records) - known
-    assert scene.steps.num_told == whole.steps.num_told
+    assert scene.replay.num_events == whole.replay.num_events
 
 
 async def test_calls_over_the_limit_are_not_made() -> None:
     scene = Scene([], {"q": 1}, {"q": 2}, max_calls=1)
     first, second = await scene.run()
     assert (first["status"], second["status"]) == ("completed", "failed")
-    assert len(scene.asker.calls) == 1
+    assert len(scene.servers.calls) == 1
 
 
-async def test_a_history_that_went_another_way_is_refused() -> None:
-    steps = Replay(EventLog(Log([Flushed(frames=[b"a", b"b"])])), NoWriter(lambda records: None))
+async def test_a_log_that_does_not_match_is_refused() -> None:
+    replay = Replay(NoWriter(lambda records: None), EventLog([Flushed(frames=[b"a", b"b"])]))
     with pytest.raises(ProtocolError):
-        await steps.tell([{"type": "response.created"}])
-    steps = Replay(EventLog(Log([CallBegun(item="x")])), NoWriter(lambda records: None))
+        await replay.emit([{"type": "response.created"}])
+    replay = Replay(NoWriter(lambda records: None), EventLog([CallBegun(item="x")]))
     with pytest.raises(ProtocolError):
-        await steps.record(Flushed(frames=[b"a"]))
+        await replay.record(Flushed(frames=[b"a"]))

@@ -1,18 +1,23 @@
-"""A request of the Responses API as the chat that it asks for.
+"""A request of the Responses API as a chat request.
 
-Every rule of generation is the chat's. Errors about the chat are told in the client's words.
+Every rule of generation is the chat's; errors about the chat name fields of the client's request.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
-
-from pydantic import ValidationError
+from typing import Final
 
 from tokenmesh.services.gateway.openai.chat_request import ChatRequest
-from tokenmesh.services.gateway.openai.errors import NotSupported, invalid_fields
+from tokenmesh.services.gateway.openai.errors import NotSupported
 from tokenmesh.services.gateway.openai.field_places import Places
-from tokenmesh.services.gateway.responses.items import Item, ItemsConversation
+from tokenmesh.services.gateway.openai.translation import (
+    Json,
+    TranslatedChat,
+    invalid,
+    validate_chat,
+    warn_unknown,
+)
+from tokenmesh.services.gateway.responses.items import ItemsConversation
 from tokenmesh.services.gateway.responses.request import LOGPROBS, ResponsesRequest, TextFormat
 from tokenmesh.services.gateway.responses.tools import (
     ServerTool,
@@ -21,18 +26,17 @@ from tokenmesh.services.gateway.responses.tools import (
     choose,
     read_tools,
 )
-from tokenmesh.shared.errors import InvalidInput
 
 _SERVER_CALL: Final = "mcp_call"
 _FEW_ITEMS: Final = 128
 _PREVIOUS: Final = "previous_response_id"
-_OTHERWISE: Final = frozenset(
+_DIFFERENT: Final = frozenset(
     ("tools", "tool_choice", "top_logprobs", "metadata", "stream_options", "store", "reasoning")
 )
 _SAME: Final = (
-    frozenset(ResponsesRequest.model_fields) & frozenset(ChatRequest.model_fields) - _OTHERWISE
+    frozenset(ResponsesRequest.model_fields) & frozenset(ChatRequest.model_fields) - _DIFFERENT
 )
-"""Fields that mean the same in a chat."""
+"""Fields with the same name and meaning in a chat request."""
 _NAMES: Final = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
@@ -44,53 +48,50 @@ _NAMES: Final = {
     "logprobs": "top_logprobs",
     "truncate_prompt_tokens": "truncation",
 }
-"""What is called otherwise there."""
+"""Fields of a chat request that have another name here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResponsesTranslation:
-    """A chat, and the way back."""
+class ResponsesTranslation(TranslatedChat):
+    """Also the tools behind the chat's functions."""
 
-    chat: ChatRequest
-    places: Places
     names: dict[str, ToolName] = field(default_factory=dict)
-    """By what the model calls them: the tools that it may call."""
+    """By function name."""
     warnings: list[str] = field(default_factory=list)
 
 
 def translate(
     body: ResponsesRequest,
-    previous: Sequence[Item] = (),
+    previous: Sequence[Json] = (),
     served: Mapping[str, Sequence[ServerTool]] | None = None,
 ) -> ResponsesTranslation:
-    """`previous`: input and output of the responses before this one, and of this one so far.
+    """`previous`: input and output of earlier responses, and earlier output of this one.
 
-    References to items must have been replaced; `served` is as `read_tools` wants it.
-    Raises InvalidInput that names the client's own field.
+    References to items must have been resolved; `served` is as for `read_tools`.
+    Raises InvalidInput that names the client's fields.
     """
-    _refuse(body)
+    _check_served(body)
     tools = read_tools(body.tools or (), served or {})
     conversation = _converse(body, previous, tools)
     choice, declared = choose(body.tool_choice, tools)
     if choice != "none" and body.items[-1:] and body.items[-1].get("type") == _SERVER_CALL:
-        # The call that had to be made has been made: the model goes on as it likes.
+        # The required call has been made, so the next turn is free.
         choice = "auto"
-    fields: dict[str, Any] = {name: getattr(body, name) for name in _SAME & body.model_fields_set}
+    fields: Json = {name: getattr(body, name) for name in _SAME & body.model_fields_set}
     fields |= _own_fields(body)
     fields["messages"] = conversation.messages
     if declared:
         fields |= {"tools": declared, "tool_choice": choice}
-    places = Places(_NAMES, conversation.sources | _tool_paths(declared, tools))
-    try:
-        chat = ChatRequest.model_validate(fields)
-    except ValidationError as error:
-        raise places.rename(invalid_fields(error)) from None
+    places = Places(_NAMES, conversation.sources | _tool_sources(declared, tools))
     return ResponsesTranslation(
-        chat=chat, places=places, names=tools.names, warnings=_warnings(body)
+        chat=validate_chat(fields, places),
+        places=places,
+        names=tools.names,
+        warnings=_warnings(body),
     )
 
 
-def is_long(body: ResponsesRequest, previous: Sequence[Item] = ()) -> bool:
+def is_long(body: ResponsesRequest, previous: Sequence[Json] = ()) -> bool:
     """Whether `translate` takes more than a few milliseconds."""
     parts = (body.items, previous, body.tools or ())
     return sum(map(len, parts)) > _FEW_ITEMS or any(
@@ -100,34 +101,34 @@ def is_long(body: ResponsesRequest, previous: Sequence[Item] = ()) -> bool:
 
 
 def _converse(
-    body: ResponsesRequest, previous: Sequence[Item], tools: ToolSet
+    body: ResponsesRequest, previous: Sequence[Json], tools: ToolSet
 ) -> ItemsConversation:
     conversation = ItemsConversation(
         {(each.server_label, each.name): name for name, each in tools.names.items()}
     )
     if body.instructions:
-        conversation.instruct(body.instructions)
+        conversation.add_instructions(body.instructions, "instructions")
     for item in previous:
-        conversation.add(item, _PREVIOUS)
+        conversation.add_item(item, _PREVIOUS)
     for index, item in enumerate(body.items):
-        conversation.add(item, f"input[{index}]" if isinstance(body.input, list) else "input")
+        conversation.add_item(item, f"input[{index}]" if isinstance(body.input, list) else "input")
     conversation.finish()
     if not conversation.messages:
-        raise InvalidInput("input is empty", param="input")
+        raise invalid("input", "is empty")
     return conversation
 
 
-def _tool_paths(declared: Sequence[dict[str, Any]], tools: ToolSet) -> dict[str, str]:
-    paths = {}
+def _tool_sources(declared: Sequence[Json], tools: ToolSet) -> dict[str, str]:
+    sources = {}
     for index, tool in enumerate(declared):
-        place = tools.places[tool["function"]["name"]]
-        paths[f"tools[{index}]"] = paths[f"tools[{index}].function"] = place
-    return paths
+        path = tools.paths[tool["function"]["name"]]
+        sources[f"tools[{index}]"] = sources[f"tools[{index}].function"] = path
+    return sources
 
 
-def _own_fields(body: ResponsesRequest) -> dict[str, Any]:
-    """Fields that a chat has under another name."""
-    fields: dict[str, Any] = {}
+def _own_fields(body: ResponsesRequest) -> Json:
+    """Fields that have another name or form in a chat request."""
+    fields: Json = {}
     if body.max_output_tokens is not None:
         fields["max_completion_tokens"] = body.max_output_tokens
     if body.reasoning is not None and body.reasoning.effort is not None:
@@ -142,45 +143,42 @@ def _own_fields(body: ResponsesRequest) -> dict[str, Any]:
     return fields
 
 
-def _response_format(shape: TextFormat) -> dict[str, Any]:
+def _response_format(shape: TextFormat) -> Json:
     if shape.type == "json_object":
         return {"type": "json_object"}
     for name, value in (("name", shape.name), ("schema", shape.json_schema)):
         if value is None:
-            where = f"text.format.{name}"
-            raise InvalidInput(f"{where} is missing: a json_schema needs it", param=where)
+            raise invalid(f"text.format.{name}", "is missing: a json_schema needs it")
     given = shape.model_dump(by_alias=True, exclude_none=True, exclude={"type"})
     return {"type": "json_schema", "json_schema": given}
 
 
-def _refuse(body: ResponsesRequest) -> None:
-    """Fields that ask for what is not served."""
+def _check_served(body: ResponsesRequest) -> None:
+    """Raises NotSupported for fields and values that are not served."""
     options, text = body.stream_options, body.text
-    asked = {
+    given = {
         "conversation": body.conversation is not None,
         "prompt": body.prompt is not None,
         "previous_input_messages": bool(body.previous_input_messages),
         "stream_options.include_obfuscation": bool(options and options.include_obfuscation),
         "text.verbosity": text is not None and text.verbosity in ("low", "high"),
     }
-    for name, is_asked in asked.items():
-        if is_asked:
-            raise NotSupported(f"{name} is not supported", param=name)
+    for name, is_given in given.items():
+        if is_given:
+            raise invalid(name, "is not supported", NotSupported)
     if options is not None and not body.stream:
-        raise InvalidInput("stream_options needs stream to be true", param="stream_options")
+        raise invalid("stream_options", "needs stream to be true")
 
 
 def _warnings(body: ResponsesRequest) -> list[str]:
-    """What was asked for and has no effect."""
-    warnings = []
-    if body.unknown_fields:
-        names = ", ".join(name[:64] for name in body.unknown_fields[:16])
-        warnings.append(f"unknown fields ignored: {names}")
+    """Fields that have no effect."""
+    warnings: list[str] = []
+    warn_unknown(body.unknown_fields, warnings)
     if body.top_logprobs and not body.shows_logprobs:
         warnings.append(f"top_logprobs has no effect without include {LOGPROBS}")
     reasoning = body.reasoning
     if reasoning is not None and (reasoning.summary or reasoning.generate_summary):
-        warnings.append("reasoning.summary has no effect: reasoning is told in full")
+        warnings.append("reasoning.summary has no effect: reasoning is sent in full")
     warnings.extend(
         f"include {name} has no effect"
         for name in dict.fromkeys(body.include or ())

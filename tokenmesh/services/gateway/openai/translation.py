@@ -1,0 +1,121 @@
+"""Translation of another API's request into a chat request, shared by all such APIs.
+
+`ChatMessages` collects the messages and the client's path of each. `TranslatedChat` is the
+validated chat request; errors about it are reported with the paths of the client's own body.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from tokenmesh.services.gateway.openai.chat_request import ChatRequest
+from tokenmesh.services.gateway.openai.errors import invalid_fields
+from tokenmesh.services.gateway.openai.field_places import Places
+from tokenmesh.shared.errors import InvalidInput, TokenMeshError
+
+Json = dict[str, Any]
+
+_Model = TypeVar("_Model", bound=BaseModel)
+_MAX_UNKNOWN = 16
+_MAX_NAME_CHARS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranslatedChat:
+    """A chat request made from a request of another API."""
+
+    chat: ChatRequest
+    places: Places
+
+    @contextmanager
+    def client_paths(self) -> Iterator[None]:
+        """Errors that the block raises name fields of the client's body."""
+        try:
+            yield
+        except TokenMeshError as error:
+            raise self.places.rename(error) from None
+
+
+class ChatMessages:
+    """Messages in order. `sources` maps paths such as `messages[3]` to the client's paths."""
+
+    def __init__(self) -> None:
+        self.messages: list[Json] = []
+        self.sources: dict[str, str] = {}
+
+    def add(self, message: Json, path: str, parts: Sequence[str] = ()) -> None:
+        """Append a message. `parts`: the client's paths of its content parts."""
+        own = f"messages[{len(self.messages)}]"
+        self.sources[own] = path
+        for index, part in enumerate(parts):
+            self.sources[f"{own}.content[{index}]"] = part
+        self.messages.append(message)
+
+    def assistant_turn(self, path: str, closed_by: Sequence[str] = ()) -> Json:
+        """The last message if it is the assistant's and has none of the fields `closed_by`.
+
+        Otherwise a new one.
+        """
+        last = self.messages[-1] if self.messages else None
+        if last is None or last["role"] != "assistant" or any(last.get(n) for n in closed_by):
+            last = {"role": "assistant", "content": ""}
+            self.add(last, path)
+        return last
+
+    def add_call(self, call_id: str, name: str, arguments: str, path: str) -> None:
+        """Append a tool call to the assistant's last message."""
+        calls = self.assistant_turn(path).setdefault("tool_calls", [])
+        own = f"messages[{len(self.messages) - 1}].tool_calls[{len(calls)}]"
+        self.sources[own] = self.sources[f"{own}.function"] = path
+        calls.append(chat_call(call_id, name, arguments))
+
+
+def chat_call(call_id: str, name: str, arguments: str) -> Json:
+    """A tool call of an assistant's message; `arguments` is JSON text."""
+    function = {"name": name, "arguments": arguments}
+    return {"id": call_id, "type": "function", "function": function}
+
+
+def chat_content(parts: list[Json]) -> str | list[Json]:
+    """A single text as a string, because every chat template accepts that."""
+    return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
+
+
+def function_sources(count: int, parameters: str = "parameters") -> dict[str, str]:
+    """Client paths of functions that the client writes without an object `function`."""
+    sources = {}
+    for index in range(count):
+        sources[f"tools[{index}].function"] = f"tools[{index}]"
+        sources[f"tools[{index}].function.parameters"] = f"tools[{index}].{parameters}"
+    return sources
+
+
+def validate_chat(fields: Mapping[str, Any], places: Places) -> ChatRequest:
+    """Raises InvalidInput that names the client's fields."""
+    try:
+        return ChatRequest.model_validate(fields)
+    except ValidationError as error:
+        raise places.rename(invalid_fields(error)) from None
+
+
+def read_object(model: type[_Model], value: object, path: str) -> _Model:
+    """An object inside a body. Raises InvalidInput that names its path."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise invalid_fields(error, path) from None
+
+
+def invalid(path: str, problem: str, kind: type[InvalidInput] = InvalidInput) -> InvalidInput:
+    """An error about the field at `path`; its message is `path` and `problem`."""
+    return kind(f"{path} {problem}", param=path)
+
+
+def warn_unknown(names: Sequence[str], warnings: list[str]) -> None:
+    """Add a warning that lists fields of the body that are not known."""
+    if names:
+        shown = ", ".join(name[:_MAX_NAME_CHARS] for name in names[:_MAX_UNKNOWN])
+        warnings.append(f"unknown fields ignored: {shown}")
