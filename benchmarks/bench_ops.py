@@ -21,7 +21,7 @@ from rich.table import Table
 
 from benchmarks.limits import memory_speed, product_speed
 from benchmarks.ops.batch import Batch, BatchError, parse_batch
-from benchmarks.ops.catalog import WORKS, specimen_works
+from benchmarks.ops.catalog import WORKS, case_works
 from benchmarks.ops.gate import RedTests, require_green, require_right
 from benchmarks.ops.measure import measure
 from benchmarks.ops.results import Limits, Line, Sweep
@@ -60,10 +60,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def works(options: argparse.Namespace, op: str) -> Iterator[tuple[str, Work]]:
-    """(batch or specimen, work). Raises ModuleNotFoundError for an op that is neither."""
+    """(batch or case, work). Raises ModuleNotFoundError for an op that is neither."""
     dtype, device = _DTYPES[options.dtype], torch.device(options.device)
     if op not in WORKS:
-        yield from specimen_works(op, dtype, device)
+        yield from case_works(op, dtype, device)
         return
     sizes = dimensions(options.model)
     for each in options.batches:

@@ -18,7 +18,7 @@ from benchmarks.ops.elementwise import (
 from benchmarks.ops.linear import linear_work
 from benchmarks.ops.moe import moe_work
 from benchmarks.ops.work import Dimensions, Work, size_of
-from tokenmesh.kernels.specimen import KernelCase
+from tests.kernels.case import KernelCase
 
 MakeWork = Callable[[Batch, Dimensions, torch.dtype, torch.device], Work]
 
@@ -35,28 +35,28 @@ WORKS: Final[dict[str, MakeWork]] = {
 """Ops whose sizes follow from a batch."""
 
 
-def specimen_works(op: str, dtype: torch.dtype, device: torch.device) -> Iterator[tuple[str, Work]]:
-    """(name, work) of each case that a Triton op shows to the tests. Raises ModuleNotFoundError."""
-    module = importlib.import_module(f"tokenmesh.kernels.{op}.triton")
-    for specimen in module.specimens():
-        if dtype in specimen.tolerance:
-            yield specimen.name, _work(specimen, dtype, device)
+def case_works(op: str, dtype: torch.dtype, device: torch.device) -> Iterator[tuple[str, Work]]:
+    """(name, work) of each case of a Triton op. Raises ModuleNotFoundError."""
+    module = importlib.import_module(f"tests.kernels.cases.{op}")
+    for case in module.cases():
+        if dtype in case.tolerance:
+            yield case.name, _work(case, dtype, device)
 
 
-def _work(specimen: KernelCase, dtype: torch.dtype, device: torch.device) -> Work:
+def _work(case: KernelCase, dtype: torch.dtype, device: torch.device) -> Work:
     generator = torch.Generator(device).manual_seed(0)
-    inputs = specimen.make(dtype, device, generator)
-    fresh = specimen.make(dtype, device, generator.manual_seed(0))
+    inputs = case.make(dtype, device, generator)
+    fresh = case.make(dtype, device, generator.manual_seed(0))
 
     def first(outputs: dict[str, torch.Tensor]) -> torch.Tensor:
         return next(iter(outputs.values()))
 
     tensors = [value for value in inputs.values() if isinstance(value, torch.Tensor)]
     return Work(
-        run=lambda: first(specimen.run(inputs)),
-        reference=lambda: first(specimen.reference(fresh)),
+        run=lambda: first(case.run(inputs)),
+        reference=lambda: first(case.reference(fresh)),
         torch_way=None,
         num_bytes=size_of(*tensors),
         num_flops=0,
-        tolerance=specimen.tolerance[dtype],
+        tolerance=case.tolerance[dtype],
     )

@@ -30,7 +30,7 @@ def execute(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
 
 
 def require_green(op: str, device: torch.device, run: Execute = execute) -> None:
-    """Run the op's tests; on a GPU its kernels' specimens there as well. Raises RedTests."""
+    """Run the op's tests; on a GPU its kernels' cases there as well. Raises RedTests."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-k", op, "-p", "no:cacheprovider"]
     done = [run([*command, "-m", "not gpu and not slow", "tests/ops"])]
     if device.type == "cuda" and find_spec(f"tokenmesh.kernels.{op}.triton"):

@@ -2,33 +2,33 @@
 
 import torch
 
-from tests.kernels.discovery import specimen_named
+from tests.kernels.case import Inputs, KernelCase
+from tests.kernels.discovery import case_named
 from tests.kernels.guarded import Guarded, GuardedMemory
-from tokenmesh.kernels.specimen import Inputs, KernelCase
 
 
 def check_named(op: str, name: str, dtype: torch.dtype, device: str) -> None:
-    """Look the specimen up in this process, and check it."""
-    check(specimen_named(op, name), dtype, device)
+    """Look the case up in this process, and check it."""
+    check(case_named(op, name), dtype, device)
 
 
-def check(specimen: KernelCase, dtype: torch.dtype, device: str) -> None:
-    """Run the specimen; AssertionError when it is wrong anywhere or writes where it may not."""
-    expected = specimen.reference(inputs_of(specimen, dtype, device))
-    guarded = Guarded(inputs_of(specimen, dtype, device))
+def check(case: KernelCase, dtype: torch.dtype, device: str) -> None:
+    """Run the case; AssertionError when it is wrong anywhere or writes where it may not."""
+    expected = case.reference(inputs_of(case, dtype, device))
+    guarded = Guarded(inputs_of(case, dtype, device))
     with GuardedMemory() as memory:
-        actual = specimen.run(guarded.inputs)
+        actual = case.run(guarded.inputs)
     assert actual.keys() == expected.keys()
     for key, value in expected.items():
-        _assert_close(actual[key], value, specimen.tolerance[dtype], key)
+        _assert_close(actual[key], value, case.tolerance[dtype], key)
     guarded.assert_untouched(written=set(expected))
     memory.assert_untouched()
 
 
-def inputs_of(specimen: KernelCase, dtype: torch.dtype, device: str) -> Inputs:
+def inputs_of(case: KernelCase, dtype: torch.dtype, device: str) -> Inputs:
     """The same at each call."""
     where = torch.device(device)
-    return specimen.make(dtype, where, torch.Generator(where).manual_seed(0))
+    return case.make(dtype, where, torch.Generator(where).manual_seed(0))
 
 
 def _assert_close(

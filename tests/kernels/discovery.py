@@ -14,7 +14,7 @@ from typing import Final
 import torch
 
 import tokenmesh.kernels
-from tokenmesh.kernels.specimen import Compilation, KernelCase
+from tests.kernels.case import Compilation, KernelCase
 
 BROKEN: Final = "import"
 
@@ -28,42 +28,42 @@ def ops() -> list[str]:
     ]
 
 
-def triton_module(op: str) -> ModuleType:
-    """The op's Triton module; importing it decorates its kernels."""
-    return importlib.import_module(f"tokenmesh.kernels.{op}.triton")
+def cases_module(op: str) -> ModuleType:
+    """The op's `cases()` and `compilations()`."""
+    return importlib.import_module(f"tests.kernels.cases.{op}")
 
 
-def specimen_named(op: str, name: str) -> KernelCase:
-    """One specimen; ValueError unless exactly one has the name."""
-    specimens: list[KernelCase] = triton_module(op).specimens()
-    (specimen,) = [each for each in specimens if each.name == name]
-    return specimen
+def case_named(op: str, name: str) -> KernelCase:
+    """One case; ValueError unless exactly one has the name."""
+    cases: list[KernelCase] = cases_module(op).cases()
+    (case,) = [each for each in cases if each.name == name]
+    return case
 
 
 def compilation_named(op: str, name: str) -> Compilation:
     """One compilation; ValueError unless exactly one has the name."""
-    compilations: list[Compilation] = triton_module(op).compilations()
+    compilations: list[Compilation] = cases_module(op).compilations()
     (compilation,) = [each for each in compilations if each.name == name]
     return compilation
 
 
-def specimen_cases(dtypes: tuple[torch.dtype, ...]) -> Iterator[tuple[str, str, torch.dtype]]:
-    """(op, specimen, dtype) for each of these dtypes that the specimen has a tolerance for."""
+def kernel_cases(dtypes: tuple[torch.dtype, ...]) -> Iterator[tuple[str, str, torch.dtype]]:
+    """(op, case, dtype) for each of these dtypes that the case has a tolerance for."""
     for op in ops():
         try:
-            specimens: list[KernelCase] = triton_module(op).specimens()
+            cases: list[KernelCase] = cases_module(op).cases()
         except Exception:
             yield op, BROKEN, dtypes[0]
             continue
-        for specimen in specimens:
-            yield from ((op, specimen.name, each) for each in dtypes if each in specimen.tolerance)
+        for case in cases:
+            yield from ((op, case.name, each) for each in dtypes if each in case.tolerance)
 
 
 def compilation_cases() -> Iterator[tuple[str, str]]:
     """(op, compilation)."""
     for op in ops():
         try:
-            compilations: list[Compilation] = triton_module(op).compilations()
+            compilations: list[Compilation] = cases_module(op).compilations()
         except Exception:
             yield op, BROKEN
             continue

@@ -5,7 +5,7 @@ from typing import Any, Final
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tokenmesh.kernels.specimen import Inputs
+from tests.kernels.case import Inputs
 
 GUARD_BYTES: Final = 1 << 16
 """More than a tile that lost its mask writes too far."""

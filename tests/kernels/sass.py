@@ -18,7 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.cache import get_cache_manager
 
-from tokenmesh.kernels.specimen import Compilation
+from tests.kernels.case import Compilation
 
 HOPPER: Final = GPUTarget("cuda", 90, 32)
 _CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"

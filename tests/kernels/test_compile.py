@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 import triton
 
-from tests.kernels.discovery import compilation_cases, compilation_named, ops, triton_module
+from tests.kernels.discovery import cases_module, compilation_cases, compilation_named, ops
 from tests.kernels.sass import compile_for_hopper
 
 CASES = list(compilation_cases())
@@ -39,9 +39,9 @@ def test_compiled_kernel_keeps_its_limits(op: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("op", ops())
-def test_op_has_specimens_and_a_bfloat16_compilation(op: str) -> None:
-    module = triton_module(op)
-    names = [each.name for each in module.specimens()]
+def test_op_has_cases_and_a_bfloat16_compilation(op: str) -> None:
+    module = cases_module(op)
+    names = [each.name for each in module.cases()]
     assert names
     assert len(set(names)) == len(names)
     types = " ".join(" ".join(each.signature.values()) for each in module.compilations())

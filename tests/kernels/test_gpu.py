@@ -1,4 +1,4 @@
-"""Every specimen compiled and run on a GPU, in bfloat16 too."""
+"""Every case compiled and run on a GPU, in bfloat16 too."""
 
 import pytest
 import torch
@@ -6,9 +6,9 @@ import torch
 pytest.importorskip("triton")
 
 from tests.kernels.checks import check_named
-from tests.kernels.discovery import specimen_cases
+from tests.kernels.discovery import kernel_cases
 
-CASES = list(specimen_cases((torch.bfloat16, torch.float16, torch.float32)))
+CASES = list(kernel_cases((torch.bfloat16, torch.float16, torch.float32)))
 IDS = [f"{op}-{name}-{str(dtype).removeprefix('torch.')}" for op, name, dtype in CASES]
 
 

@@ -8,13 +8,13 @@ import torch
 
 pytest.importorskip("triton")
 
+from tests.kernels.case import EXACT, Inputs, KernelCase, Outputs
 from tests.kernels.checks import check
 from tests.kernels.discovery import compilation_named, ops
 from tests.kernels.interpreter import Interpreter
 from tests.kernels.sass import compile_for_hopper
 from tokenmesh.kernels import silu_mul
 from tokenmesh.kernels.dispatch import interpreted_on_cpu, uses_triton
-from tokenmesh.kernels.specimen import EXACT, Inputs, KernelCase, Outputs
 
 
 def doubling(run: Callable[[Inputs], Outputs]) -> KernelCase:
@@ -108,10 +108,10 @@ def test_views_of_one_storage_stay_views_of_one_storage() -> None:
         both = a["left"].as_strided((3, 8), (8, 1))
         return {"sum": both.sum(1)}
 
-    specimen = KernelCase(
+    case = KernelCase(
         "halves", make, run, lambda a: {"sum": torch.cat([a["left"], a["right"]], 1).sum(1)}, EXACT
     )
-    check(specimen, torch.float32, "cpu")
+    check(case, torch.float32, "cpu")
 
 
 @pytest.mark.timeout(120)

@@ -1,4 +1,4 @@
-"""Every specimen in Triton's interpreter, in float32 and float16, against its reference.
+"""Every case in Triton's interpreter, in float32 and float16, against its reference.
 
 bfloat16 is left to the GPU: the interpreter computes it wrongly. To debug a kernel in one process:
 TRITON_INTERPRET=1 pytest --pdb tests/kernels/test_interpreter.py -k rms_norm
@@ -12,12 +12,12 @@ from tests.kernels.interpreter import Interpreter
 pytest.importorskip("triton")
 
 from tests.kernels.checks import check_named
-from tests.kernels.discovery import specimen_cases
+from tests.kernels.discovery import kernel_cases
 
-CASES = list(specimen_cases((torch.float32, torch.float16)))
+CASES = list(kernel_cases((torch.float32, torch.float16)))
 IN_FLOAT32 = {(op, name) for op, name, dtype in CASES if dtype == torch.float32}
 FIRST = {op: name for op, name, _ in reversed(CASES)}
-"""The specimen of each op that `make test` runs in float16 as well."""
+"""The case of each op that `make test` runs in float16 as well."""
 
 
 def marks_of(op: str, name: str, dtype: torch.dtype) -> list[pytest.MarkDecorator]:

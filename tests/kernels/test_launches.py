@@ -14,14 +14,14 @@ from tests.kernels.interpreter import VARIABLE
 pytest.importorskip("triton")
 
 from tests.kernels import checks
-from tests.kernels.discovery import ops, triton_module
+from tests.kernels.case import KernelCase
+from tests.kernels.discovery import cases_module, ops
 from tests.kernels.far_device import FAR, FarDevice, FarGenerator, is_far
 from tests.kernels.guarded import Guarded, GuardedMemory
 from tests.kernels.launches import Launches
 from tokenmesh.kernels.logprobs import logprobs
 from tokenmesh.kernels.moe import ExpertsSpec, experts
 from tokenmesh.kernels.paged_attention import DeviceRows, paged_attention
-from tokenmesh.kernels.specimen import KernelCase
 from tokenmesh.kernels.step_inputs import RowState
 from tokenmesh.services.worker_svc.engine.plan import NewRow
 from tokenmesh.services.worker_svc.runner.cuda.writes import apply_writes, pack_writes
@@ -39,22 +39,22 @@ SIZES = [1, 2, 3, 4, 5, 6, 8, 16, 17, 33]
 @pytest.mark.parametrize("op", ops())
 def test_what_the_gpu_tests_do_can_be_done_on_a_device_of_its_own(op: str) -> None:
     """In bfloat16 where there are floats; Triton's warnings are errors here as there."""
-    for specimen in triton_module(op).specimens():
-        is_narrow = torch.bfloat16 in specimen.tolerance
-        up_to_launches(specimen, torch.bfloat16 if is_narrow else torch.float32)
+    for case in cases_module(op).cases():
+        is_narrow = torch.bfloat16 in case.tolerance
+        up_to_launches(case, torch.bfloat16 if is_narrow else torch.float32)
 
 
-def up_to_launches(specimen: KernelCase, dtype: torch.dtype) -> None:
+def up_to_launches(case: KernelCase, dtype: torch.dtype) -> None:
     """As `check`, but that kernels do not run, so that numbers are not compared."""
     with patch.object(torch, "Generator", FarGenerator), FarDevice() as device, Launches():
-        expected = specimen.reference(checks.inputs_of(specimen, dtype, "cuda"))
-        inputs = Guarded(checks.inputs_of(specimen, dtype, "cuda")).inputs
+        expected = case.reference(checks.inputs_of(case, dtype, "cuda"))
+        inputs = Guarded(checks.inputs_of(case, dtype, "cuda")).inputs
         device.may_read = False
         with GuardedMemory():
-            actual = specimen.run(inputs)
+            actual = case.run(inputs)
     assert actual.keys() == expected.keys()
     for key, value in expected.items():
-        assert is_far(actual[key]), f"{specimen.name}: {key} is on the host"
+        assert is_far(actual[key]), f"{case.name}: {key} is on the host"
         assert (actual[key].shape, actual[key].dtype) == (value.shape, value.dtype), key
 
 

@@ -1,4 +1,4 @@
-"""What the specimens of paged attention do not show: its reference, its limits, its invariances."""
+"""What the cases of paged attention do not show: its reference, its limits, its invariances."""
 
 import pytest
 import torch

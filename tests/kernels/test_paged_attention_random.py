@@ -9,8 +9,8 @@ from tests.kernels.interpreter import Interpreter
 
 pytest.importorskip("triton")
 
+from tests.kernels.cases.paged_attention import Case, case_of
 from tests.kernels.checks import check
-from tokenmesh.kernels.paged_attention.triton_specimens import Case, specimen
 
 TYPES = st.sampled_from([torch.float32, torch.float16])
 
@@ -45,7 +45,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 def check_case(case: Case, dtype: torch.dtype) -> None:
     """For the interpreting child."""
-    check(specimen(case), dtype, "cpu")
+    check(case_of(case), dtype, "cpu")
 
 
 @pytest.mark.slow

@@ -11,12 +11,9 @@ from tests.kernels.interpreter import Interpreter
 
 pytest.importorskip("triton")
 
+from tests.kernels.cases import causal_conv, gated_delta, mamba2
 from tests.kernels.checks import check
-from tests.kernels.discovery import triton_module
 from tests.rounds import counts
-from tokenmesh.kernels.causal_conv import specimens as causal_conv
-from tokenmesh.kernels.gated_delta import specimens as gated_delta
-from tokenmesh.kernels.mamba2 import specimens as mamba2
 
 TYPES = st.sampled_from([torch.float32, torch.float16])
 ROWS = st.lists(
@@ -71,12 +68,8 @@ def cases(draw: st.DrawFn) -> tuple[str, Any]:
 
 def check_case(op: str, case: Any, dtype: torch.dtype) -> None:
     """For the interpreting child."""
-    specimen_of: Any = {
-        "causal_conv": causal_conv.specimen_of,
-        "gated_delta": gated_delta.specimen_of,
-        "mamba2": mamba2.specimen_of,
-    }[op]
-    check(specimen_of(getattr(triton_module(op), op), case), dtype, "cpu")
+    module: Any = {"causal_conv": causal_conv, "gated_delta": gated_delta, "mamba2": mamba2}[op]
+    check(module.case_of(case), dtype, "cpu")
 
 
 @pytest.mark.timeout(300)

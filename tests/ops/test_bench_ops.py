@@ -102,7 +102,7 @@ def test_the_ops_own_tests_are_run_first() -> None:
     assert "tests/ops" in command
 
 
-def test_on_a_gpu_the_specimens_are_run_there() -> None:
+def test_on_a_gpu_the_cases_are_run_there() -> None:
     run = Pytest(lambda _: 0)
     require_green("rope", torch.device("cuda"), run)
     assert ["tests/ops" in each for each in run.commands] == [True, False]
@@ -110,7 +110,7 @@ def test_on_a_gpu_the_specimens_are_run_there() -> None:
     assert "tests/kernels" in run.commands[1]
 
 
-def test_an_op_without_kernels_of_ours_needs_no_specimens_on_a_gpu() -> None:
+def test_an_op_without_kernels_of_ours_needs_no_cases_on_a_gpu() -> None:
     run = Pytest(lambda command: 0 if "tests/ops" in command else 5)
     require_green("linear", torch.device("cuda"), run)
 

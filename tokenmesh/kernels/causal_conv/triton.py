@@ -7,9 +7,7 @@ import triton
 import triton.language as tl
 
 from tokenmesh.kernels.alignment import assert_aligned_rows
-from tokenmesh.kernels.causal_conv.specimens import specimens_of
 from tokenmesh.kernels.fusion import FUSED
-from tokenmesh.kernels.specimen import Compilation, KernelCase, Limits
 from tokenmesh.kernels.state_rows import StateRows
 from tokenmesh.kernels.state_rows.triton_chunk import find_chunk, max_chunks
 
@@ -37,7 +35,7 @@ def causal_conv(
     is_decode = rows.longest <= 1
     programs = num_rows if is_decode else max_chunks(num_tokens, num_rows, TOKENS)
     if out.numel():
-        _causal_conv_kernel[(programs, triton.cdiv(channels, BLOCK_C))](
+        causal_conv_kernel[(programs, triton.cdiv(channels, BLOCK_C))](
             x,
             weight,
             bias,
@@ -76,7 +74,7 @@ def _load_input(x_rows, state_rows, token, channel, oldest, mask, stride_x, KEPT
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def _causal_conv_kernel(
+def causal_conv_kernel(
     x_ptr,  # [T, C]
     weight_ptr,  # [C, WIDTH]
     bias_ptr,  # [C]; None: HAS_BIAS is false
@@ -140,44 +138,3 @@ def _causal_conv_kernel(
                 tl.debug_barrier()  # until all threads have read
                 newest = newest.to(state_ptr.dtype.element_ty)
                 tl.store(state_rows + channel * KEPT + column, newest, mask=is_kept)
-
-
-def specimens() -> list[KernelCase]:
-    """See `specimens.py`."""
-    return specimens_of(causal_conv)
-
-
-def compilations() -> list[Compilation]:
-    """Qwen3-Next's convolution: rows of one token, and prompts."""
-    return [_compilation("decode", 1), _compilation("prefill", TOKENS)]
-
-
-def _compilation(name: str, tokens: int) -> Compilation:
-    pointers = ("x_ptr", "weight_ptr", "bias_ptr", "state_ptr", "out_ptr")
-    numbers = ("slots_ptr", "cu_q_ptr", "starts_ptr")
-    return Compilation(
-        name=name,
-        kernel=_causal_conv_kernel,
-        signature={
-            **dict.fromkeys(pointers, "*bf16"),
-            **dict.fromkeys(numbers, "*i32"),
-            "slots_ptr": "*i64",
-            "num_rows": "i32",
-            "channels": "i32",
-            "stride_x": "i32",
-            "stride_weight": "i32",
-        },
-        constants={
-            "stride_tap": 1,
-            "WIDTH": 4,
-            "KEPT": 4,
-            "HAS_BIAS": True,
-            "SILU": True,
-            "TOKENS": tokens,
-            "BLOCK_C": BLOCK_C,
-            "BLOCK_K": 4,
-        },
-        divisible_by_16=(*pointers, *numbers, "channels", "stride_x"),
-        num_warps=NUM_WARPS,
-        limits=Limits(max_registers=96, max_shared_bytes=4096),
-    )

@@ -12,14 +12,10 @@ from tokenmesh.kernels.exponential_noise.reference import (
     KEY_STEPS,
     MULTIPLIERS,
     ROUNDS,
-    exponential_noise_reference,
-    noise_bits_reference,
 )
-from tokenmesh.kernels.exponential_noise.tolerance import TOLERANCE
 from tokenmesh.kernels.fusion import FUSED
-from tokenmesh.kernels.specimen import EXACT, Compilation, Inputs, KernelCase, Limits, Outputs
 
-_BLOCK = 1024
+BLOCK = 1024
 _ROUNDS = tl.constexpr(ROUNDS)
 _MULTIPLIER_0 = tl.constexpr(MULTIPLIERS[0])
 _MULTIPLIER_2 = tl.constexpr(MULTIPLIERS[1])
@@ -64,8 +60,8 @@ def _launch(
     out = torch.empty(rows, size, dtype=dtype, device=seeds.device)
     if out.numel():
         ids = None if token_ids is None else token_ids.int().contiguous()
-        grid = (rows, triton.cdiv(size, _BLOCK))
-        _exponential_noise_kernel[grid](seeds, positions, ids, out, size, BLOCK=_BLOCK, **FUSED)
+        grid = (rows, triton.cdiv(size, BLOCK))
+        exponential_noise_kernel[grid](seeds, positions, ids, out, size, BLOCK=BLOCK, **FUSED)
     return out
 
 
@@ -143,7 +139,7 @@ def exponential_of(seed, position, token_ids):
 
 
 @triton.jit
-def _exponential_noise_kernel(
+def exponential_noise_kernel(
     seeds_ptr,  # [R] int64
     positions_ptr,  # [R] int64
     ids_ptr,  # [R, size] int32, or None for the tokens below size
@@ -165,69 +161,3 @@ def _exponential_noise_kernel(
         tl.store(out_ptr + row * size + offs, bits, mask=mask)
     else:
         tl.store(out_ptr + row * size + offs, exponential_of_bits(bits), mask=mask)
-
-
-def specimens() -> list[KernelCase]:
-    """Seeds and positions at the ends of their ranges, all tokens and some, an odd size."""
-    return [
-        _specimen("bits", is_bits=True, of_ids=False),
-        _specimen("bits-of-ids", is_bits=True, of_ids=True),
-        _specimen("numbers", is_bits=False, of_ids=False),
-        _specimen("numbers-of-ids", is_bits=False, of_ids=True),
-    ]
-
-
-def _specimen(name: str, is_bits: bool, of_ids: bool) -> KernelCase:
-    def make(_: torch.dtype, device: torch.device, generator: torch.Generator) -> Inputs:
-        seeds = [0, 1, -5, 2**62 + 3, -(2**63)]
-        ids = torch.arange(1027, device=device).repeat(len(seeds), 1)
-        if of_ids:
-            ids.random_(0, 2**31 - 1, generator=generator)
-            ids[:, :5] = torch.tensor([0, 1, 151934, 151935, 2**31 - 1])
-        return {
-            "seeds": torch.tensor(seeds, device=device),
-            "positions": torch.tensor([0, 1, 2, 131071, 2**40], device=device),
-            "ids": ids,
-        }
-
-    def run(a: Inputs) -> Outputs:
-        keys = (a["seeds"], a["positions"])
-        if of_ids:
-            return {"out": (noise_bits_of if is_bits else exponential_noise_of)(*keys, a["ids"])}
-        op = noise_bits if is_bits else exponential_noise
-        return {"out": op(*keys, a["ids"].shape[1])}
-
-    def reference(a: Inputs) -> Outputs:
-        one = noise_bits_reference if is_bits else exponential_noise_reference
-        keys = zip(a["seeds"].tolist(), a["positions"].tolist(), a["ids"].tolist(), strict=True)
-        rows = [[one(seed, position, each) for each in ids] for seed, position, ids in keys]
-        dtype = torch.int32 if is_bits else torch.float32
-        return {"out": torch.tensor(rows, dtype=dtype, device=a["ids"].device)}
-
-    tolerance = EXACT if is_bits else {torch.float32: TOLERANCE}
-    return KernelCase(name, make, run, reference, tolerance)
-
-
-def compilations() -> list[Compilation]:
-    """The op by itself, over a vocabulary and for some tokens."""
-    types = {"seeds_ptr": "*i64", "positions_ptr": "*i64", "out_ptr": "*fp32", "size": "i32"}
-    return [
-        Compilation(
-            name="numbers",
-            kernel=_exponential_noise_kernel,
-            signature=types,
-            constants={"BLOCK": _BLOCK, "ids_ptr": None},
-            divisible_by_16=("out_ptr", "size"),
-            limits=Limits(max_registers=48),
-            required=(r"STG\.E\.128",),
-        ),
-        Compilation(
-            name="numbers-of-ids",
-            kernel=_exponential_noise_kernel,
-            signature=types | {"ids_ptr": "*i32"},
-            constants={"BLOCK": _BLOCK},
-            divisible_by_16=("ids_ptr", "out_ptr", "size"),
-            limits=Limits(max_registers=80),
-            required=(r"LDG\.E\.128", r"STG\.E\.128"),
-        ),
-    ]

@@ -11,9 +11,7 @@ import triton
 
 from tokenmesh.kernels.alignment import assert_aligned_rows
 from tokenmesh.kernels.fusion import FUSED
-from tokenmesh.kernels.gated_delta import triton_compilations
 from tokenmesh.kernels.gated_delta.cpu import CHUNK
-from tokenmesh.kernels.gated_delta.specimens import specimens_of
 from tokenmesh.kernels.gated_delta.triton_chunk import scan_kernel, solve_kernel
 from tokenmesh.kernels.gated_delta.triton_recurrent import recurrent_kernel
 from tokenmesh.kernels.gated_delta.triton_tiles import (
@@ -26,7 +24,6 @@ from tokenmesh.kernels.gated_delta.triton_tiles import (
     scan_block_v,
     solve_constants,
 )
-from tokenmesh.kernels.specimen import Compilation, KernelCase
 from tokenmesh.kernels.state_rows import StateRows
 from tokenmesh.kernels.state_rows.triton_chunk import max_chunks
 
@@ -127,13 +124,3 @@ def _chunked(
         **SCAN_LAUNCH,
         **FUSED,
     )
-
-
-def specimens() -> list[KernelCase]:
-    """See `specimens.py`."""
-    return specimens_of(gated_delta)
-
-
-def compilations() -> list[Compilation]:
-    """See `triton_compilations.py`."""
-    return triton_compilations.compilations()

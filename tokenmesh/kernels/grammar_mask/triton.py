@@ -7,8 +7,6 @@ import triton
 import triton.language as tl
 
 from tokenmesh.kernels.fusion import FUSED
-from tokenmesh.kernels.grammar_mask import grammar_mask_reference
-from tokenmesh.kernels.specimen import Compilation, Inputs, KernelCase, Limits, Outputs, normal
 
 BLOCK: Final = 4096
 NUM_WARPS: Final = 4
@@ -22,7 +20,7 @@ def grammar_mask(logits: torch.Tensor, rows: torch.Tensor, masks: torch.Tensor) 
     assert masks.stride(1) == 1
     assert masks.shape == (len(rows), triton.cdiv(vocab, 32))
     if len(rows):
-        _grammar_mask_kernel[(len(rows), triton.cdiv(vocab, BLOCK))](
+        grammar_mask_kernel[(len(rows), triton.cdiv(vocab, BLOCK))](
             logits,
             rows,
             masks,
@@ -36,7 +34,7 @@ def grammar_mask(logits: torch.Tensor, rows: torch.Tensor, masks: torch.Tensor) 
 
 
 @triton.jit
-def _grammar_mask_kernel(
+def grammar_mask_kernel(
     logits_ptr,  # [rows, vocab]
     rows_ptr,  # [M] int32
     masks_ptr,  # [M, ceil(vocab / 32)] int32
@@ -54,59 +52,3 @@ def _grammar_mask_kernel(
     is_forbidden = ((words >> (offs % 32)) & 1) == 0
     minus_infinity = tl.full([BLOCK], float("-inf"), logits_ptr.dtype.element_ty)
     tl.store(logits_ptr + row * stride_logits + offs, minus_infinity, mask=is_forbidden)
-
-
-def specimens() -> list[KernelCase]:
-    """A vocabulary within a word, one over two tiles, one of whole words; no row with a grammar."""
-    return [
-        _specimen("less-than-a-word", 3, [2], 31),
-        _specimen("two-tiles", 4, [3, 0], BLOCK + 65),
-        _specimen("whole-words", 2, [1, 0], 64),
-        _specimen("none", 2, [], 40),
-    ]
-
-
-def _specimen(name: str, num_rows: int, rows: list[int], vocab: int) -> KernelCase:
-    def make(dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> Inputs:
-        words = torch.empty((len(rows), triton.cdiv(vocab, 32) + 1), dtype=torch.int64)
-        masks = words.to(device).random_(-(1 << 31), 1 << 31, generator=generator)
-        return {
-            "logits": normal((num_rows, vocab + 5), dtype, device, generator)[:, :vocab],
-            "rows": torch.tensor(rows, dtype=torch.int32, device=device),
-            "masks": masks.to(torch.int32)[:, :-1],
-        }
-
-    def run(a: Inputs) -> Outputs:
-        grammar_mask(a["logits"], a["rows"], a["masks"])
-        return {"logits": a["logits"]}
-
-    def reference(a: Inputs) -> Outputs:
-        grammar_mask_reference(a["logits"], a["rows"], a["masks"])
-        return {"logits": a["logits"]}
-
-    return KernelCase(name, make, run, reference, TOLERANCE)
-
-
-def compilations() -> list[Compilation]:
-    """float32 logits, as the sampler has them, and bfloat16."""
-    return [_compilation("fp32"), _compilation("bf16")]
-
-
-def _compilation(logits: str) -> Compilation:
-    return Compilation(
-        name=logits,
-        kernel=_grammar_mask_kernel,
-        signature={
-            "logits_ptr": f"*{logits}",
-            "rows_ptr": "*i32",
-            "masks_ptr": "*i32",
-            "vocab": "i32",
-            "stride_logits": "i32",
-            "stride_masks": "i32",
-        },
-        constants={"BLOCK": BLOCK},
-        divisible_by_16=("logits_ptr", "rows_ptr", "masks_ptr", "vocab", "stride_logits"),
-        num_warps=NUM_WARPS,
-        limits=Limits(max_registers=128),
-        forbidden=("LDS",),
-    )

@@ -8,8 +8,6 @@ import triton.language as tl
 
 from tokenmesh.kernels.alignment import assert_aligned_rows
 from tokenmesh.kernels.fusion import FUSED
-from tokenmesh.kernels.kv_write import TOLERANCE, kv_write_reference
-from tokenmesh.kernels.specimen import Compilation, Inputs, KernelCase, Limits, Outputs, normal
 
 BLOCK_H: Final = 8
 NUM_WARPS: Final = 4
@@ -26,7 +24,7 @@ def kv_write(
     tokens, heads, head_dim = keys_values.shape
     assert_aligned_rows(keys_values)
     if keys_values.numel():
-        _kv_write_kernel[(tokens, triton.cdiv(heads, BLOCK_H))](
+        kv_write_kernel[(tokens, triton.cdiv(heads, BLOCK_H))](
             keys_values,
             pages,
             slots,
@@ -82,7 +80,7 @@ def store_in_pages(
 
 
 @triton.jit
-def _kv_write_kernel(
+def kv_write_kernel(
     keys_values_ptr,  # [T, 2 * KV_HEADS, D]
     pages_ptr,  # [2, blocks, KV_HEADS, PAGE, D]
     slots_ptr,  # [T] int64
@@ -118,88 +116,4 @@ def _kv_write_kernel(
         PAGE,
         D,
         LIMIT,
-    )
-
-
-def specimens() -> list[KernelCase]:
-    """Heads over more than a tile, odd head sizes, 8-bit pages that saturate, nothing."""
-    return [
-        _specimen("5x1x16", 5, 1, 16),
-        _specimen("3x5x48", 3, 5, 48),
-        _specimen("fp8", 4, 2, 64, torch.float8_e4m3fn, (0.25, 2.0)),
-        _specimen("empty", 0, 2, 16),
-    ]
-
-
-def _specimen(
-    name: str,
-    tokens: int,
-    kv_heads: int,
-    head_dim: int,
-    pages_dtype: torch.dtype | None = None,
-    scales: tuple[float, float] = (1.0, 1.0),
-) -> KernelCase:
-    def make(dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> Inputs:
-        wide = normal((tokens, 2 * kv_heads + 1, 64), dtype, device, generator)
-        if pages_dtype is not None:
-            # The interpreter rounds to 8 bits wrongly: give it what needs no rounding.
-            wide = (150 * wide).clamp(-448, 448).to(pages_dtype).to(dtype) * 2
-        pages = normal((2, 4, kv_heads, 16, head_dim), torch.float32, device, generator)
-        slots = torch.tensor([0, 63, 47, 17, 32], device=device)[:tokens]
-        return {
-            "keys_values": wide[:, 1:, :head_dim],
-            "pages": pages.to(pages_dtype or dtype),
-            "slots": slots,
-        }
-
-    def run(a: Inputs) -> Outputs:
-        kv_write(a["keys_values"], a["pages"], a["slots"], *scales)
-        return {"pages": a["pages"]}
-
-    def reference(a: Inputs) -> Outputs:
-        slots = [divmod(slot, 16) for slot in a["slots"].tolist()]
-        kv_write_reference(a["keys_values"], a["pages"], slots, *scales)
-        return {"pages": a["pages"]}
-
-    return KernelCase(name, make, run, reference, TOLERANCE)
-
-
-def compilations() -> list[Compilation]:
-    """bfloat16 and 8-bit pages of 16 slots, as Llama 8B has them."""
-    return [_compilation("bf16", "*bf16", 0.0), _compilation("fp8", "*fp8e4nv", 448.0)]
-
-
-def _compilation(name: str, pages_type: str, limit: float) -> Compilation:
-    return Compilation(
-        name=name,
-        kernel=_kv_write_kernel,
-        signature={
-            "keys_values_ptr": "*bf16",
-            "pages_ptr": pages_type,
-            "slots_ptr": "*i64",
-            "stride_token": "i32",
-            "stride_head": "i32",
-            "stride_plane": "i64",
-            "k_inverse_scale": "fp32",
-            "v_inverse_scale": "fp32",
-        },
-        constants={
-            "KV_HEADS": 8,
-            "PAGE": 16,
-            "D": 128,
-            "LIMIT": limit,
-            "BLOCK_H": BLOCK_H,
-            "BLOCK_D": 128,
-        },
-        divisible_by_16=(
-            "keys_values_ptr",
-            "pages_ptr",
-            "slots_ptr",
-            "stride_token",
-            "stride_head",
-            "stride_plane",
-        ),
-        num_warps=NUM_WARPS,
-        limits=Limits(max_registers=64),
-        required=(r"LDG\.E\.128", r"STG\.E\.(128|64)"),
     )

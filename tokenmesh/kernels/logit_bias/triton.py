@@ -12,7 +12,6 @@ import triton.language as tl
 from tokenmesh.kernels.fusion import FUSED
 from tokenmesh.kernels.logit_bias.rows import LimitRows
 from tokenmesh.kernels.sample.rows import HID_DEFECT, HID_NUMBER
-from tokenmesh.kernels.specimen import Compilation, KernelCase
 
 BLOCK: Final = 2048
 """Tokens at a time."""
@@ -229,17 +228,3 @@ def record_kernel(
             tl.debug_barrier()
             newest = tl.load(tokens_ptr + n).to(tl.int32)
             tl.store(ptrs, tl.where(offs == 0, newest, older), mask=offs < num_recent)
-
-
-def specimens() -> list[KernelCase]:
-    """See specimens.py, which imports this module."""
-    from tokenmesh.kernels.logit_bias import specimens as module
-
-    return module.specimens()
-
-
-def compilations() -> list[Compilation]:
-    """See specimens.py."""
-    from tokenmesh.kernels.logit_bias import specimens as module
-
-    return module.compilations()

@@ -12,9 +12,6 @@ import triton.language as tl
 
 from tokenmesh.kernels.fusion import FUSED
 from tokenmesh.kernels.logprobs.answer import Logprobs
-from tokenmesh.kernels.logprobs.reference import logprobs_reference
-from tokenmesh.kernels.logprobs.tolerance import TOLERANCE
-from tokenmesh.kernels.specimen import Compilation, Inputs, KernelCase, Limits, Outputs
 
 BLOCK: Final = 4096
 """Tokens of one program."""
@@ -68,7 +65,7 @@ def _launch(
     keys = torch.empty(num_rows, num_blocks, num_top, dtype=torch.int64, device=device)
     batch = (logits, logits.stride(0), indices, tokens)
     parts = (best, total, larger, keys)
-    _survey_kernel[num_rows, num_blocks](
+    survey_kernel[num_rows, num_blocks](
         *batch,
         *parts,
         vocab_size,
@@ -77,7 +74,7 @@ def _launch(
         num_warps=8,
         **FUSED,
     )
-    _join_kernel[(num_rows,)](
+    join_kernel[(num_rows,)](
         *batch,
         *parts,
         norm,
@@ -102,7 +99,7 @@ def _order(bits):
 
 
 @triton.jit(do_not_specialize=["num_top"])
-def _survey_kernel(
+def survey_kernel(
     logits_ptr,  # [N, V]
     stride_n,
     indices_ptr,  # [A]
@@ -139,7 +136,7 @@ def _survey_kernel(
 
 
 @triton.jit(do_not_specialize=["num_top"])
-def _join_kernel(
+def join_kernel(
     logits_ptr,  # [N, V]
     stride_n,
     indices_ptr,  # [A]
@@ -182,81 +179,3 @@ def _join_kernel(
             tl.store(top_ids_ptr + out, (key & _LARGEST_ID).to(tl.int32) ^ _LARGEST_ID)
             tl.store(top_ptr + out, value - norm)
             keys = tl.where(keys == key, _NONE, keys)
-
-
-def specimens() -> list[KernelCase]:
-    """No, few, many and all alternatives; one block and several; equal logits; nobody asks."""
-    return [
-        _specimen("none", num_top=0, vocab_size=301),
-        _specimen("five", num_top=5, vocab_size=301),
-        _specimen("one-block", num_top=3, vocab_size=37),
-        _specimen("everything", num_top=37, vocab_size=37),
-        _specimen("sorted", num_top=70, vocab_size=301),
-        _specimen("nobody", num_top=2, vocab_size=37, indices=()),
-    ]
-
-
-def _specimen(
-    name: str, num_top: int, vocab_size: int, indices: tuple[int, ...] = (3, 0, 2)
-) -> KernelCase:
-    def make(dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> Inputs:
-        logits = torch.randn(4, vocab_size + 3, generator=generator, device=device) * 5
-        logits[2] = logits[2].round()
-        logits[3, 1:9] = float("-inf")
-        return {
-            "logits": logits.to(dtype)[:, :vocab_size],
-            "indices": torch.tensor(indices, dtype=torch.int32, device=device),
-            "tokens": torch.tensor([vocab_size - 1, 0, 5, 9], device=device),
-        }
-
-    def run(a: Inputs) -> Outputs:
-        return _outputs(logprobs(a["logits"], a["indices"], a["tokens"], num_top, block=64))
-
-    def reference(a: Inputs) -> Outputs:
-        return _outputs(logprobs_reference(a["logits"], a["indices"], a["tokens"], num_top))
-
-    return KernelCase(name, make, run, reference, TOLERANCE)
-
-
-def _outputs(answer: Logprobs) -> Outputs:
-    return {name: getattr(answer, name) for name in Logprobs.__dataclass_fields__}
-
-
-def compilations() -> list[Compilation]:
-    """A vocabulary of 152k with 20 alternatives."""
-    batch = {"logits_ptr": "*bf16", "stride_n": "i32", "indices_ptr": "*i32", "tokens_ptr": "*i64"}
-    parts = {
-        "best_ptr": "*fp32",
-        "total_ptr": "*fp32",
-        "larger_ptr": "*i32",
-        "keys_ptr": "*i64",
-    }
-    out = {
-        "norm_ptr": "*fp32",
-        "chosen_ptr": "*fp32",
-        "ranks_ptr": "*i32",
-        "top_ids_ptr": "*i32",
-        "top_ptr": "*fp32",
-    }
-    survey = batch | parts | {"vocab_size": "i32", "num_top": "i32"}
-    join = batch | parts | out | {"num_blocks": "i32", "num_top": "i32"}
-    return [
-        Compilation(
-            name="survey",
-            kernel=_survey_kernel,
-            signature=survey,
-            constants={"BLOCK": BLOCK},
-            divisible_by_16=("logits_ptr", "stride_n", "vocab_size"),
-            limits=Limits(max_registers=96, max_shared_bytes=256),
-            num_warps=8,
-            required=(r"LDG\.E\.128",),
-        ),
-        Compilation(
-            name="join",
-            kernel=_join_kernel,
-            signature=join,
-            constants={"BLOCKS": 64, "KEYS": 2048},
-            limits=Limits(max_registers=96, max_shared_bytes=256),
-            num_warps=8,
-        ),
-    ]

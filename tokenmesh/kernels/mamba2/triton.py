@@ -5,8 +5,7 @@ when a step has long ones, and each leaves the other's rows alone: the host need
 are long.
 """
 
-from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import torch
 import triton
@@ -15,8 +14,6 @@ import triton.language as tl
 from tokenmesh.kernels.alignment import assert_aligned_rows
 from tokenmesh.kernels.fusion import FUSED
 from tokenmesh.kernels.mamba2.cpu import CHUNK
-from tokenmesh.kernels.mamba2.specimens import specimens_of
-from tokenmesh.kernels.specimen import Compilation, KernelCase, Limits
 from tokenmesh.kernels.state_rows import StateRows
 
 FEW: Final = 8
@@ -49,9 +46,9 @@ def mamba2(
     assert tokens[1].stride(1) == 1, "time steps of a token are not contiguous"
     assert state.is_contiguous(), "a state is changed in place"
     heads, dim, size = state.shape[1:]
-    constants = _tile(dim, size)
+    constants = tile_of(dim, size)
     grid = (len(rows.slots), heads, triton.cdiv(dim, constants["BLOCK_P"]))
-    for kernel in (_recurrent_kernel, _scan_kernel)[: 1 if rows.longest <= FEW else 2]:
+    for kernel in (recurrent_kernel, scan_kernel)[: 1 if rows.longest <= FEW else 2]:
         kernel[grid](
             *tokens,
             gate,
@@ -80,7 +77,7 @@ def mamba2(
     return out
 
 
-def _tile(dim: int, size: int) -> dict[str, int]:
+def tile_of(dim: int, size: int) -> dict[str, int]:
     """Constants of both kernels; products need 16 in each direction."""
     block_n = max(16, triton.next_power_of_2(size))
     most, chunk = (64, CHUNK) if block_n <= WIDE else (16, CHUNK // 2)
@@ -117,7 +114,7 @@ def _finish(
 
 
 @triton.jit
-def _recurrent_kernel(
+def recurrent_kernel(
     x_ptr,  # [T, HEADS * P]
     dt_ptr,  # [T, HEADS]
     b_ptr,  # [T, GROUPS * N]
@@ -195,8 +192,8 @@ def _product(left, right, TYPE: tl.constexpr):
 
 
 @triton.jit
-def _scan_kernel(
-    x_ptr,  # as in _recurrent_kernel
+def scan_kernel(
+    x_ptr,  # as in recurrent_kernel
     dt_ptr,
     b_ptr,
     c_ptr,
@@ -274,57 +271,3 @@ def _scan_kernel(
             out_ptrs = out_ptr + (token * HEADS + head) * P + offs_p
             tl.store(out_ptrs, value.to(out_ptr.dtype.element_ty), mask=is_x)
         tl.store(held_ptrs, held, mask=is_state)
-
-
-def specimens() -> list[KernelCase]:
-    """See `specimens.py`."""
-    return specimens_of(mamba2)
-
-
-def compilations() -> list[Compilation]:
-    """Mamba 2 2.7B and, with states of 256 and gates, Falcon H1."""
-    return [
-        _compilation("recurrent", _recurrent_kernel, 128, Limits(96, 4 << 10)),
-        _compilation("recurrent-256", _recurrent_kernel, 256, Limits(104, 4 << 10)),
-        _compilation("scan", _scan_kernel, 128, Limits(255, 96 << 10), (r"HGMMA",)),
-        _compilation("scan-256", _scan_kernel, 256, Limits(255, 96 << 10), (r"HMMA",)),
-    ]
-
-
-def _compilation(
-    name: str, kernel: Any, size: int, limits: Limits, required: tuple[str, ...] = ()
-) -> Compilation:
-    tokens = ("x_ptr", "dt_ptr", "b_ptr", "c_ptr", "z_ptr", "out_ptr")
-    weights = ("a_ptr", "d_ptr", "bias_ptr", "state_ptr")
-    strides = ("stride_x", "stride_dt", "stride_b", "stride_c", "stride_z")
-    has_z = size == 256
-    return Compilation(
-        name=name,
-        kernel=kernel,
-        signature={
-            **dict.fromkeys(tokens, "*bf16"),
-            **dict.fromkeys(weights, "*fp32"),
-            "slots_ptr": "*i64",
-            **dict.fromkeys(("cu_q_ptr", "starts_ptr"), "*i32"),
-            **dict.fromkeys(strides, "i32"),
-            **dict.fromkeys(("least", "most"), "fp32"),
-        },
-        constants={
-            "GROUPS": 1,
-            "HEADS": 80,
-            "P": 64,
-            "N": size,
-            "HAS_D": True,
-            "HAS_Z": has_z,
-            "HAS_BIAS": True,
-            **_tile(64, size),
-        },
-        divisible_by_16=(
-            *(*tokens, *weights, "slots_ptr", "cu_q_ptr", "starts_ptr"),
-            *("stride_x", "stride_b", "stride_c", "stride_z"),
-        ),
-        limits=replace(limits, oldest_triton=(3, 9)),
-        required=required,
-        num_warps=LAUNCH["num_warps"],
-        num_stages=LAUNCH["num_stages"],
-    )

@@ -10,15 +10,13 @@ import triton
 
 from tokenmesh.kernels.alignment import assert_aligned_rows
 from tokenmesh.kernels.fusion import FUSED
-from tokenmesh.kernels.mla_attention.compilations import compilations
-from tokenmesh.kernels.mla_attention.specimens import specimens
 from tokenmesh.kernels.mla_attention.tile import latent_tile
 from tokenmesh.kernels.mla_attention.triton_kernel import latent_kernel
 from tokenmesh.kernels.paged_attention.device import MIN_SPLIT_KEYS, DeviceRows
 from tokenmesh.kernels.paged_attention.triton_merge import merge_splits_kernel
 from tokenmesh.kernels.paged_attention.triton_tiles import merge_tile
 
-__all__ = ["compilations", "mla_attention", "specimens"]
+__all__ = ["mla_attention"]
 
 LOG2_E: Final = 1.4426950408889634
 

@@ -12,15 +12,12 @@ import triton
 
 from tokenmesh.kernels.alignment import assert_aligned_rows, padded
 from tokenmesh.kernels.fusion import FUSED
-from tokenmesh.kernels.moe import specimens as shown
 from tokenmesh.kernels.moe.spec import ExpertsSpec
-from tokenmesh.kernels.moe.specimens import compilations
 from tokenmesh.kernels.moe.triton_align import count_kernel, place_kernel, start_kernel
 from tokenmesh.kernels.moe.triton_products import first_kernel, second_kernel, sum_kernel
 from tokenmesh.kernels.moe.triton_tiles import Tiles, choose_tiles
-from tokenmesh.kernels.specimen import KernelCase
 
-__all__ = ["compilations", "experts", "run_tiles", "specimens"]
+__all__ = ["experts", "run_tiles"]
 
 SORT_BLOCK: Final = 256
 SUM_BLOCK: Final = 1024
@@ -113,8 +110,3 @@ def _most_blocks(num_pairs: int, num_experts: int, block_m: int) -> int:
 
 def _contiguous(bias: torch.Tensor | None) -> torch.Tensor | None:
     return None if bias is None else bias.contiguous()
-
-
-def specimens() -> list[KernelCase]:
-    """See `specimens.py`."""
-    return shown.specimens(experts)

@@ -14,15 +14,13 @@ import triton
 from tokenmesh.kernels.alignment import assert_aligned_rows
 from tokenmesh.kernels.fusion import FUSED
 from tokenmesh.kernels.paged_attention.device import MIN_SPLIT_KEYS, DeviceRows
-from tokenmesh.kernels.paged_attention.triton_compilations import compilations
 from tokenmesh.kernels.paged_attention.triton_decode import decode_kernel
 from tokenmesh.kernels.paged_attention.triton_merge import merge_splits_kernel
 from tokenmesh.kernels.paged_attention.triton_prefill import prefill_kernel
-from tokenmesh.kernels.paged_attention.triton_specimens import specimens
 from tokenmesh.kernels.paged_attention.triton_tiles import decode_tile, merge_tile, prefill_tile
 from tokenmesh.kernels.paged_attention.variant import PLAIN, Variant
 
-__all__ = ["compilations", "paged_attention", "specimens"]
+__all__ = ["paged_attention"]
 
 LOG2_E = 1.4426950408889634
 

@@ -10,9 +10,7 @@ from tokenmesh.kernels.alignment import assert_aligned_rows
 from tokenmesh.kernels.fusion import FUSED
 from tokenmesh.kernels.kv_write.triton import page_constants, store_in_pages
 from tokenmesh.kernels.qk_norm_rope_kv_write.head_norm import HeadNorm
-from tokenmesh.kernels.qk_norm_rope_kv_write.specimens import specimens_of
 from tokenmesh.kernels.rope.triton import load_turns, turned
-from tokenmesh.kernels.specimen import Compilation, KernelCase, Limits
 
 BLOCK_H: Final = 8
 NUM_WARPS: Final = 4
@@ -36,7 +34,7 @@ def qk_norm_rope_kv_write(
     assert qkv.stride(1) == head_dim, "heads of a token are not next to each other"
     assert_aligned_rows(qkv)
     if qkv.numel():
-        _qk_norm_rope_kv_write_kernel[(tokens, triton.cdiv(all_heads, BLOCK_H))](
+        qk_norm_rope_kv_write_kernel[(tokens, triton.cdiv(all_heads, BLOCK_H))](
             qkv,
             pages,
             slots,
@@ -76,7 +74,7 @@ def _normalized(x, is_normed, weight_ptrs, mask, eps, D: tl.constexpr):
 
 
 @triton.jit
-def _qk_norm_rope_kv_write_kernel(
+def qk_norm_rope_kv_write_kernel(
     qkv_ptr,  # [T, HEADS + 2 * KV_HEADS, D]; queries are read and written
     pages_ptr,  # [2, blocks, KV_HEADS, PAGE, D]
     slots_ptr,  # [T] int64
@@ -134,67 +132,4 @@ def _qk_norm_rope_kv_write_kernel(
         PAGE,
         D,
         LIMIT,
-    )
-
-
-def specimens() -> list[KernelCase]:
-    """See `specimens.py`."""
-    return specimens_of(qk_norm_rope_kv_write)
-
-
-def compilations() -> list[Compilation]:
-    """Qwen3 8B; Llama 3 8B with 8-bit pages; a scaled query, half of each head turned."""
-    return [
-        _compilation("norm-rope", heads=32, kv_heads=8, norm=NORM_BEFORE_ROPE.value),
-        _compilation("rope-fp8", heads=32, kv_heads=8, pages="*fp8e4nv", limit=448.0),
-        _compilation("partial-scaled", heads=14, kv_heads=2, head_dim=64, has_scale=True),
-    ]
-
-
-def _compilation(
-    name: str,
-    heads: int,
-    kv_heads: int,
-    head_dim: int = 128,
-    norm: int = 0,
-    has_scale: bool = False,
-    pages: str = "*bf16",
-    limit: float = 0.0,
-) -> Compilation:
-    return Compilation(
-        name=name,
-        kernel=_qk_norm_rope_kv_write_kernel,
-        signature={
-            "qkv_ptr": "*bf16",
-            "pages_ptr": pages,
-            "slots_ptr": "*i64",
-            "turns_ptr": "*fp32",
-            "weight_ptr": "*fp32",
-            "query_scale_ptr": "*fp32",
-            "stride_token": "i32",
-            "stride_plane": "i64",
-            "eps": "fp32",
-            "k_inverse_scale": "fp32",
-            "v_inverse_scale": "fp32",
-        },
-        constants={
-            "HEADS": heads,
-            "NORM": norm,
-            "ROTARY": head_dim // 2 if has_scale else head_dim,
-            "HAS_SCALE": has_scale,
-            "KV_HEADS": kv_heads,
-            "PAGE": 16,
-            "D": head_dim,
-            "LIMIT": limit,
-            "BLOCK_H": BLOCK_H,
-            "BLOCK_D": head_dim,
-        },
-        divisible_by_16=(
-            *("qkv_ptr", "pages_ptr", "slots_ptr", "turns_ptr", "weight_ptr", "query_scale_ptr"),
-            *("stride_token", "stride_plane"),
-        ),
-        num_warps=NUM_WARPS,
-        limits=Limits(max_registers=80, max_shared_bytes=1024),
-        required=(r"LDG\.E\.128", r"STG\.E\.(128|64)"),
-        forbidden=(r"STG\.E\.U?(8|16)\b",),
     )

@@ -21,7 +21,6 @@ from tokenmesh.kernels.sample.triton_filters import (
     survey_kernel,
 )
 from tokenmesh.kernels.sample.triton_race import race_kernel
-from tokenmesh.kernels.specimen import Compilation, KernelCase
 
 BLOCK: Final = 1024
 """Tokens of one program; 149 programs for a row of 152k."""
@@ -154,17 +153,3 @@ def _find_candidates(
         **FUSED,
     )
     return pivot, num_above, total, weight, ids
-
-
-def specimens() -> list[KernelCase]:
-    """See specimens.py, which imports this module."""
-    from tokenmesh.kernels.sample import specimens as module
-
-    return module.specimens()
-
-
-def compilations() -> list[Compilation]:
-    """See specimens.py."""
-    from tokenmesh.kernels.sample import specimens as module
-
-    return module.compilations()

@@ -6,10 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
-from tokenmesh.kernels.alignment import assert_aligned_rows, padded
+from tokenmesh.kernels.alignment import assert_aligned_rows
 from tokenmesh.kernels.fusion import FUSED
-from tokenmesh.kernels.silu_mul import TOLERANCE, silu_mul_reference
-from tokenmesh.kernels.specimen import Compilation, Inputs, KernelCase, Limits, Make, normal
 
 BLOCK: Final = 1024
 NUM_WARPS: Final = 4
@@ -17,7 +15,7 @@ NUM_WARPS: Final = 4
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """gate_up [T, 2F] -> [T, F], a new tensor; see the package."""
-    return launch_gated(_silu_mul_kernel, gate_up)
+    return launch_gated(silu_mul_kernel, gate_up)
 
 
 def launch_gated(kernel: Any, gate_up: torch.Tensor, **constants: bool) -> torch.Tensor:
@@ -52,7 +50,7 @@ def load_gate_up(gate_up_ptr, stride, features, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _silu_mul_kernel(
+def silu_mul_kernel(
     gate_up_ptr,  # [T, 2 * features]
     out_ptr,  # [T, features] contiguous
     stride,
@@ -62,49 +60,3 @@ def _silu_mul_kernel(
     gate, up, offs, mask = load_gate_up(gate_up_ptr, stride, features, BLOCK)
     out = gate * tl.sigmoid(gate) * up
     tl.store(out_ptr + offs, out.to(out_ptr.dtype.element_ty), mask=mask)
-
-
-def specimens() -> list[KernelCase]:
-    """Less than a tile, several tiles with a tail, nothing."""
-    return [
-        KernelCase(
-            name=f"{tokens}x{features}",
-            make=gate_up_of(tokens, features),
-            run=lambda a: {"out": silu_mul(a["gate_up"])},
-            reference=lambda a: {"out": silu_mul_reference(a["gate_up"])},
-            tolerance=TOLERANCE,
-        )
-        for tokens, features in SHAPES
-    ]
-
-
-SHAPES: Final = ((3, 1), (2, 2 * BLOCK + 37), (0, 16))
-
-
-def gate_up_of(tokens: int, features: int) -> Make:
-    """Inputs in padded rows, large enough to saturate the activation."""
-
-    def make(dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> Inputs:
-        wide = 4 * normal((tokens, padded(2 * features + 1)), dtype, device, generator)
-        return {"gate_up": wide[:, : 2 * features]}
-
-    return make
-
-
-def compilations() -> list[Compilation]:
-    """bfloat16 rows."""
-    return [gated_compilation("bf16", _silu_mul_kernel)]
-
-
-def gated_compilation(name: str, kernel: Any, **constants: bool) -> Compilation:
-    """A kernel of `launch_gated`, as it is launched for a real model."""
-    return Compilation(
-        name=name,
-        kernel=kernel,
-        signature={"gate_up_ptr": "*bf16", "out_ptr": "*bf16", "stride": "i32", "features": "i32"},
-        constants={"BLOCK": BLOCK, **constants},
-        divisible_by_16=("gate_up_ptr", "out_ptr", "stride", "features"),
-        num_warps=NUM_WARPS,
-        limits=Limits(max_registers=48),
-        required=(r"LDG\.E\.128", r"STG\.E\.128"),
-    )

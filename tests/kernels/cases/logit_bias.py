@@ -1,7 +1,8 @@
-"""What the tests see of logit_bias's kernels: cases to run and kernels to compile."""
+"""Cases of logit_bias: inputs, and kernels to compile ahead of time."""
 
 import torch
 
+from tests.kernels.case import EXACT, Compilation, CompileLimits, Inputs, KernelCase, Outputs
 from tokenmesh.kernels.logit_bias.reference import logit_bias_reference, record_reference
 from tokenmesh.kernels.logit_bias.rows import LimitRows
 from tokenmesh.kernels.logit_bias.triton import (
@@ -13,12 +14,11 @@ from tokenmesh.kernels.logit_bias.triton import (
     record,
     record_kernel,
 )
-from tokenmesh.kernels.specimen import EXACT, Compilation, Inputs, KernelCase, Limits, Outputs
 
 _NAMES = tuple(LimitRows.__dataclass_fields__)
 
 
-def specimens() -> list[KernelCase]:
+def cases() -> list[KernelCase]:
     """Each feature alone, all at once, none; chunks of edits; flaws under what is hidden."""
     return [
         KernelCase("limits", _make, _run, _reference, EXACT),
@@ -110,7 +110,7 @@ def compilations() -> list[Compilation]:
             signature=whole | pointers | special,
             constants={"BLOCK": BLOCK, "EDITS": EDITS},
             divisible_by_16=("logits_ptr", "stride_n", "allowed_ptr", "vocab_size"),
-            limits=Limits(max_registers=64, max_shared_bytes=256),
+            limits=CompileLimits(max_registers=64, max_shared_bytes=256),
             num_warps=8,
             required=(r"BAR\.SYNC",),
         ),
@@ -119,7 +119,7 @@ def compilations() -> list[Compilation]:
             kernel=record_kernel,
             signature=record_signature,
             constants={"BLOCK": LEAST_RECENT},
-            limits=Limits(max_registers=32),
+            limits=CompileLimits(max_registers=32),
             num_warps=1,
         ),
     ]

@@ -1,4 +1,4 @@
-"""Cases of qk_norm_rope_kv_write: each part alone and all of them, at sizes that fill no tile."""
+"""Cases of qk_norm_rope_kv_write: inputs, and kernels to compile ahead of time."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,9 +7,16 @@ from typing import Final
 
 import torch
 
+from tests.kernels.case import Compilation, CompileLimits, Inputs, KernelCase, Outputs, normal
 from tokenmesh.kernels.qk_norm_rope_kv_write import TOLERANCE, qk_norm_rope_kv_write_reference
 from tokenmesh.kernels.qk_norm_rope_kv_write.head_norm import HeadNorm
-from tokenmesh.kernels.specimen import Inputs, KernelCase, Outputs, normal
+from tokenmesh.kernels.qk_norm_rope_kv_write.triton import (
+    BLOCK_H,
+    NORM_BEFORE_ROPE,
+    NUM_WARPS,
+    qk_norm_rope_kv_write,
+    qk_norm_rope_kv_write_kernel,
+)
 
 PAGE_SIZE: Final = 16
 BLOCKS: Final = 4
@@ -18,7 +25,7 @@ SLOTS: Final = (0, 63, 47, 17, 32)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Shapes and parts of one specimen."""
+    """Shapes and parts of one case."""
 
     name: str
     tokens: int = 3
@@ -42,13 +49,13 @@ CASES: Final = (
 )
 
 
-def specimens_of(op: Callable[..., torch.Tensor]) -> list[KernelCase]:
-    """All cases, run by a launcher with the op's arguments."""
+def cases() -> list[KernelCase]:
+    """All cases, run by a launcher with the qk_norm_rope_kv_write's arguments."""
     return [
         KernelCase(
             name=case.name,
             make=partial(_make, case),
-            run=partial(_run, case, op),
+            run=partial(_run, case, qk_norm_rope_kv_write),
             reference=partial(_reference, case),
             tolerance=TOLERANCE,
         )
@@ -108,3 +115,61 @@ def _reference(case: Case, a: Inputs) -> Outputs:
         _qkv(a), a["pages"], slots, a["turns"], _norm(case, a), a["query_scale"], *case.scales
     )
     return {"query": query, "pages": a["pages"]}
+
+
+def compilations() -> list[Compilation]:
+    """Qwen3 8B; Llama 3 8B with 8-bit pages; a scaled query, half of each head turned."""
+    return [
+        _compilation("norm-rope", heads=32, kv_heads=8, norm=NORM_BEFORE_ROPE.value),
+        _compilation("rope-fp8", heads=32, kv_heads=8, pages="*fp8e4nv", limit=448.0),
+        _compilation("partial-scaled", heads=14, kv_heads=2, head_dim=64, has_scale=True),
+    ]
+
+
+def _compilation(
+    name: str,
+    heads: int,
+    kv_heads: int,
+    head_dim: int = 128,
+    norm: int = 0,
+    has_scale: bool = False,
+    pages: str = "*bf16",
+    limit: float = 0.0,
+) -> Compilation:
+    return Compilation(
+        name=name,
+        kernel=qk_norm_rope_kv_write_kernel,
+        signature={
+            "qkv_ptr": "*bf16",
+            "pages_ptr": pages,
+            "slots_ptr": "*i64",
+            "turns_ptr": "*fp32",
+            "weight_ptr": "*fp32",
+            "query_scale_ptr": "*fp32",
+            "stride_token": "i32",
+            "stride_plane": "i64",
+            "eps": "fp32",
+            "k_inverse_scale": "fp32",
+            "v_inverse_scale": "fp32",
+        },
+        constants={
+            "HEADS": heads,
+            "NORM": norm,
+            "ROTARY": head_dim // 2 if has_scale else head_dim,
+            "HAS_SCALE": has_scale,
+            "KV_HEADS": kv_heads,
+            "PAGE": 16,
+            "D": head_dim,
+            "LIMIT": limit,
+            "BLOCK_H": BLOCK_H,
+            "BLOCK_D": head_dim,
+        },
+        divisible_by_16=(
+            *("qkv_ptr", "pages_ptr", "slots_ptr", "turns_ptr", "weight_ptr", "query_scale_ptr"),
+            *("stride_token", "stride_plane"),
+        ),
+        num_warps=NUM_WARPS,
+        limits=CompileLimits(max_registers=80, max_shared_bytes=1024),
+        required=(r"LDG\.E\.128", r"STG\.E\.(128|64)"),
+        forbidden=(r"STG\.E\.U?(8|16)\b",),
+    )

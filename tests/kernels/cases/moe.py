@@ -1,4 +1,4 @@
-"""What the tests and the compile gate see of the Triton experts."""
+"""Cases of moe: inputs, and kernels to compile ahead of time."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -6,21 +6,22 @@ from typing import Any, Final
 
 import torch
 
-from tokenmesh.kernels.alignment import padded
-from tokenmesh.kernels.moe.reference import experts_reference
-from tokenmesh.kernels.moe.spec import ExpertsSpec
-from tokenmesh.kernels.moe.triton_align import count_kernel, place_kernel, start_kernel
-from tokenmesh.kernels.moe.triton_products import first_kernel, second_kernel, sum_kernel
-from tokenmesh.kernels.moe.triton_tiles import DEFAULT, Tile, read_tiles
-from tokenmesh.kernels.specimen import (
+from tests.kernels.case import (
     Compilation,
+    CompileLimits,
     Inputs,
     KernelCase,
-    Limits,
     Make,
     Outputs,
     normal,
 )
+from tokenmesh.kernels.alignment import padded
+from tokenmesh.kernels.moe.reference import experts_reference
+from tokenmesh.kernels.moe.spec import ExpertsSpec
+from tokenmesh.kernels.moe.triton import experts
+from tokenmesh.kernels.moe.triton_align import count_kernel, place_kernel, start_kernel
+from tokenmesh.kernels.moe.triton_products import first_kernel, second_kernel, sum_kernel
+from tokenmesh.kernels.moe.triton_tiles import DEFAULT, Tile, read_tiles
 
 Run = Callable[..., torch.Tensor]
 _GPT_OSS: Final = ExpertsSpec(alpha=1.702, limit=1.5, up_offset=1.0)
@@ -44,19 +45,18 @@ TOLERANCE: Final = {torch.float32: 5e-5, torch.float16: 1e-2, torch.bfloat16: 6e
 """Of outputs of about 1 to 5."""
 
 
-def specimens(run: Run) -> list[KernelCase]:
+def cases() -> list[KernelCase]:
     """Every form, and ids that are not here, twice in a row, all the same."""
-    cases = [_specimen(run, name, *case) for name, case in _CASES.items()]
+    cases = [_case(name, *case) for name, case in _CASES.items()]
     sizes = (9, 2, 4, 32, 32)
     return [
         *cases,
-        _specimen(run, "all-on-one", ExpertsSpec(), True, sizes, [[2, 2]] * 9),
-        _specimen(run, "nowhere", ExpertsSpec(), True, sizes, [[-1, 4], [4, 4], [-1, -1]] * 3),
+        _case("all-on-one", ExpertsSpec(), True, sizes, [[2, 2]] * 9),
+        _case("nowhere", ExpertsSpec(), True, sizes, [[-1, 4], [4, 4], [-1, -1]] * 3),
     ]
 
 
-def _specimen(
-    run: Run,
+def _case(
     name: str,
     spec: ExpertsSpec,
     has_bias: bool,
@@ -72,7 +72,7 @@ def _specimen(
         return call
 
     make = _make(spec, has_bias, sizes, ids)
-    return KernelCase(name, make, out_of(run), out_of(experts_reference), TOLERANCE)
+    return KernelCase(name, make, out_of(experts), out_of(experts_reference), TOLERANCE)
 
 
 def _make(
@@ -187,7 +187,7 @@ def _product(
         compilation,
         num_warps=num_warps,
         num_stages=num_stages,
-        limits=Limits(max_registers=168, max_shared_bytes=_SHARED_BYTES),
+        limits=CompileLimits(max_registers=168, max_shared_bytes=_SHARED_BYTES),
         required=(_ASYNC_COPY, unit),
     )
 
@@ -202,7 +202,7 @@ def _other(
         kernel=kernel,
         signature=signature,
         constants={**constants, **dict.fromkeys(absent)},
-        limits=Limits(max_registers=64, max_shared_bytes=4096),
+        limits=CompileLimits(max_registers=64, max_shared_bytes=4096),
         divisible_by_16=tuple(
             each for each in names if _TYPES[each] != "fp32" and each not in ("num_pairs",)
         ),

@@ -1,20 +1,21 @@
-"""Cases of mamba2: rows around a chunk's size and its borders, sizes that fill no tile."""
+"""Cases of mamba2: inputs, and kernels to compile ahead of time."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
 import torch
 
+from tests.kernels.case import Compilation, CompileLimits, Inputs, KernelCase, Outputs, normal
+from tests.kernels.state_inputs import put_rows, rows_in, state_of
 from tokenmesh.kernels.mamba2 import TOLERANCE, mamba2_reference
-from tokenmesh.kernels.specimen import Inputs, KernelCase, Outputs, normal
-from tokenmesh.kernels.state_rows.inputs import put_rows, rows_in, state_of
+from tokenmesh.kernels.mamba2.triton import LAUNCH, mamba2, recurrent_kernel, scan_kernel, tile_of
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Shapes and parts of one specimen."""
+    """Shapes and parts of one case."""
 
     name: str
     lengths: tuple[int, ...]
@@ -37,17 +38,17 @@ CASES: Final = (
 )
 
 
-def specimens_of(op: Callable[..., torch.Tensor]) -> list[KernelCase]:
-    """All cases, run by a launcher with the op's arguments."""
-    return [specimen_of(op, case) for case in CASES]
+def cases() -> list[KernelCase]:
+    """All cases, run by a launcher with the mamba2's arguments."""
+    return [case_of(case) for case in CASES]
 
 
-def specimen_of(op: Callable[..., torch.Tensor], case: Case) -> KernelCase:
+def case_of(case: Case) -> KernelCase:
     """One case."""
     return KernelCase(
         name=case.name,
         make=partial(_make, case),
-        run=partial(_call, case, op),
+        run=partial(_call, case, mamba2),
         reference=partial(_call, case, mamba2_reference),
         tolerance=TOLERANCE,
     )
@@ -84,3 +85,52 @@ def _call(case: Case, op: Callable[..., Any], a: Inputs) -> Outputs:
     limit = (0.1, 1.5) if case.has_parts else (0.0, float("inf"))
     out = op(*tensors, rows, a["D"], a["z"], a["dt_bias"], limit)
     return {"out": out, "state": a["state"]}
+
+
+def compilations() -> list[Compilation]:
+    """Mamba 2 2.7B and, with states of 256 and gates, Falcon H1."""
+    return [
+        _compilation("recurrent", recurrent_kernel, 128, CompileLimits(96, 4 << 10)),
+        _compilation("recurrent-256", recurrent_kernel, 256, CompileLimits(104, 4 << 10)),
+        _compilation("scan", scan_kernel, 128, CompileLimits(255, 96 << 10), (r"HGMMA",)),
+        _compilation("scan-256", scan_kernel, 256, CompileLimits(255, 96 << 10), (r"HMMA",)),
+    ]
+
+
+def _compilation(
+    name: str, kernel: Any, size: int, limits: CompileLimits, required: tuple[str, ...] = ()
+) -> Compilation:
+    tokens = ("x_ptr", "dt_ptr", "b_ptr", "c_ptr", "z_ptr", "out_ptr")
+    weights = ("a_ptr", "d_ptr", "bias_ptr", "state_ptr")
+    strides = ("stride_x", "stride_dt", "stride_b", "stride_c", "stride_z")
+    has_z = size == 256
+    return Compilation(
+        name=name,
+        kernel=kernel,
+        signature={
+            **dict.fromkeys(tokens, "*bf16"),
+            **dict.fromkeys(weights, "*fp32"),
+            "slots_ptr": "*i64",
+            **dict.fromkeys(("cu_q_ptr", "starts_ptr"), "*i32"),
+            **dict.fromkeys(strides, "i32"),
+            **dict.fromkeys(("least", "most"), "fp32"),
+        },
+        constants={
+            "GROUPS": 1,
+            "HEADS": 80,
+            "P": 64,
+            "N": size,
+            "HAS_D": True,
+            "HAS_Z": has_z,
+            "HAS_BIAS": True,
+            **tile_of(64, size),
+        },
+        divisible_by_16=(
+            *(*tokens, *weights, "slots_ptr", "cu_q_ptr", "starts_ptr"),
+            *("stride_x", "stride_b", "stride_c", "stride_z"),
+        ),
+        limits=replace(limits, oldest_triton=(3, 9)),
+        required=required,
+        num_warps=LAUNCH["num_warps"],
+        num_stages=LAUNCH["num_stages"],
+    )

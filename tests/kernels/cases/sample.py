@@ -1,10 +1,11 @@
-"""What the tests see of sample's kernels: cases to run and kernels to compile ahead of time."""
+"""Cases of sample: inputs, and kernels to compile ahead of time."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
 
+from tests.kernels.case import Compilation, CompileLimits, Inputs, KernelCase, Outputs
 from tokenmesh.kernels.sample.reference import sample_reference
 from tokenmesh.kernels.sample.rows import HID_DEFECT, HID_NUMBER, ChoiceRows
 from tokenmesh.kernels.sample.triton import BLOCK, CANDIDATES, CHOOSE_WARPS, sample
@@ -16,7 +17,6 @@ from tokenmesh.kernels.sample.triton_filters import (
     survey_kernel,
 )
 from tokenmesh.kernels.sample.triton_race import race_kernel
-from tokenmesh.kernels.specimen import Compilation, Inputs, KernelCase, Limits, Outputs
 
 _EQUAL: Final = {torch.float32: 0.0, torch.float16: 0.0, torch.bfloat16: 0.0}
 _Row = tuple[float, float, int, float]
@@ -38,21 +38,21 @@ _NESTED: Final[_Row] = (3.0, 0.0, 30, 0.5)
 """Half of what top_k leaves is far less than half of everything."""
 
 
-def specimens() -> list[KernelCase]:
+def cases() -> list[KernelCase]:
     """One block and several, few and too many candidates, equal logits, every kind of flaw."""
     return [
-        _specimen("plain", _PLAIN, 301, block=128),
-        _specimen("plain-one-block", _PLAIN, 50, block=64),
-        _specimen("filters", _FILTERED, 301, block=128, candidates=512),
-        _specimen("filters-whole-row", _FILTERED, 301, block=128, candidates=2),
-        _specimen("nucleus-of-top-k-whole-row", [_NESTED] * 5, 130, block=128, candidates=2),
-        _specimen("filters-even-logits", _FILTERED, 130, block=128, candidates=64, step=1.5),
-        _specimen("flaws", _FILTERED[:6], 70, block=64, spoil=True),
-        _specimen("nothing", [], 70, block=64),
+        _case("plain", _PLAIN, 301, block=128),
+        _case("plain-one-block", _PLAIN, 50, block=64),
+        _case("filters", _FILTERED, 301, block=128, candidates=512),
+        _case("filters-whole-row", _FILTERED, 301, block=128, candidates=2),
+        _case("nucleus-of-top-k-whole-row", [_NESTED] * 5, 130, block=128, candidates=2),
+        _case("filters-even-logits", _FILTERED, 130, block=128, candidates=64, step=1.5),
+        _case("flaws", _FILTERED[:6], 70, block=64, spoil=True),
+        _case("nothing", [], 70, block=64),
     ]
 
 
-def _specimen(
+def _case(
     name: str,
     params: Sequence[_Row],
     vocab_size: int,
@@ -151,20 +151,20 @@ def compilations() -> list[Compilation]:
     """A vocabulary of 152k, bfloat16 logits in rows of padded stride."""
     wide = (r"LDG\.E\.128",)
     return [
-        _compilation("race", race_kernel, Limits(64, 2048), required=wide),
-        _compilation("survey", survey_kernel, Limits(80, 1024), required=wide),
-        _compilation("start", start_kernel, Limits(64, 1024)),
-        _compilation("pick", pick_kernel, Limits(64, 1024)),
-        _compilation("gather", gather_kernel, Limits(96, 9000)),
-        _compilation("choose", choose_kernel, Limits(96, 1024), num_warps=CHOOSE_WARPS),
-        _compilation("join", choose_kernel, Limits(64, 1024), has_filters=False),
+        _compilation("race", race_kernel, CompileLimits(64, 2048), required=wide),
+        _compilation("survey", survey_kernel, CompileLimits(80, 1024), required=wide),
+        _compilation("start", start_kernel, CompileLimits(64, 1024)),
+        _compilation("pick", pick_kernel, CompileLimits(64, 1024)),
+        _compilation("gather", gather_kernel, CompileLimits(96, 9000)),
+        _compilation("choose", choose_kernel, CompileLimits(96, 1024), num_warps=CHOOSE_WARPS),
+        _compilation("join", choose_kernel, CompileLimits(64, 1024), has_filters=False),
     ]
 
 
 def _compilation(
     name: str,
     kernel: Any,
-    limits: Limits,
+    limits: CompileLimits,
     num_warps: int = 4,
     has_filters: bool = True,
     required: tuple[str, ...] = (),

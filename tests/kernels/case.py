@@ -1,7 +1,7 @@
-"""What a Triton module shows to the tests: cases to run and kernels to compile ahead of time.
+"""What the tests of a Triton op need: cases to run and kernels to compile ahead of time.
 
-Every `tokenmesh/kernels/<op>/triton.py` exports `specimens()` and `compilations()`; tests/kernels
-finds them. The same specimen runs in Triton's interpreter and, in bfloat16, on a GPU.
+Every `tokenmesh/kernels/<op>/triton.py` has a `tests/kernels/cases/<op>.py` with `cases()` and
+`compilations()`. The same case runs in Triton's interpreter and, in bfloat16, on a GPU.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,7 +36,7 @@ class KernelCase:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class CompileLimits:
     """What a compiled kernel may use."""
 
     max_registers: int
@@ -60,7 +60,7 @@ class Compilation:
     """Triton's type of every argument that is not constexpr: "*bf16", "i32", "fp32"."""
     constants: Mapping[str, Any]
     """The value of every constexpr argument."""
-    limits: Limits
+    limits: CompileLimits
     divisible_by_16: tuple[str, ...] = ()
     """Arguments the launch finds divisible by 16: aligned pointers and padded strides."""
     num_warps: int = 4

@@ -1,8 +1,8 @@
-"""Rows and states for specimens: slots in no order, and NaN where nothing may be read."""
+"""Rows and states of kernel cases: slots in no order, and NaN where nothing may be read."""
 
 import torch
 
-from tokenmesh.kernels.specimen import Inputs, normal
+from tests.kernels.case import Inputs, normal
 from tokenmesh.kernels.state_rows import StateRows
 
 
@@ -19,13 +19,13 @@ def num_slots(num_rows: int) -> int:
 def put_rows(
     inputs: Inputs, lengths: tuple[int, ...], starts: tuple[int, ...], device: torch.device
 ) -> None:
-    """Put the tensors of StateRows into a specimen's inputs."""
+    """Put the tensors of StateRows into the inputs of a case."""
     rows = StateRows.of(slots_of(len(lengths)), list(starts), list(lengths), device)
     inputs.update(slots=rows.slots, cu_q=rows.cu_q, starts=rows.starts)
 
 
 def rows_in(inputs: Inputs, lengths: tuple[int, ...]) -> StateRows:
-    """The StateRows of a specimen's inputs."""
+    """The StateRows of the inputs of a case."""
     longest = max(lengths, default=0)
     return StateRows(inputs["slots"], inputs["cu_q"], inputs["starts"], longest)
 
