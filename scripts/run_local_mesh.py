@@ -25,6 +25,7 @@ from tokenmesh.cli.embedded.servers import nats_server, redis_server
 from tokenmesh.cli.embedded.supervisor import ProcessSupervisor
 from tokenmesh.shared.config.up import UpSettings
 from tokenmesh.shared.service.lifecycle import StopSignals
+from tokenmesh.shared.services import SERVICE_BY_NAME
 
 COMPOSE: Final = Path(__file__).resolve().parent.parent / "compose/compose.yaml"
 GRACE_S: Final = 40.0
@@ -88,7 +89,7 @@ def local_spec(service: Service, addresses: Mapping[str, str], port: int) -> Chi
     if "--port" in words:
         words[words.index("--port") + 1] = str(port)
         words[words.index("--host") + 1] = "127.0.0.1"
-    phase = Phase.EDGE if service.name == "gateway" else Phase.MESH
+    phase = Phase.EDGE if SERVICE_BY_NAME[service.name].faces_clients else Phase.MESH
     environment = {**service.environment, **addresses, "TOKENMESH_SERVICE__EXIT_WITH_PARENT": "1"}
     return ChildSpec(service.name, tuple(words), phase, environment)
 

@@ -15,10 +15,10 @@ import pytest
 from tests.fakes.pages import PAGES, ROOT, blocks, commands, name_of, spans
 from tokenmesh.cli.arguments import arrange
 from tokenmesh.cli.main import WITH_SETTINGS, known_flags
-from tokenmesh.cli.serve import PACKAGES
 from tokenmesh.cli.vllm_flags import FIXED
 from tokenmesh.services.gateway.tenancy.key_file import read_key_file
 from tokenmesh.shared.config import load_settings
+from tokenmesh.shared.services import SERVICE_BY_NAME
 
 COMMANDS = ("up", "serve", "chat", "trace", "top", "drain")
 ROUTE = re.compile(r"""["'](/[\w/{}]+)["']""")
@@ -57,7 +57,7 @@ def test_our_commands_have_the_flags_that_are_shown(page: Path) -> None:
         given = {each.partition("=")[0] for each in words[1:] if each.startswith("--")}
         assert given <= known, words
         if words[0] == "serve" and len(words) > 1 and words[1][0] not in "<-":
-            assert words[1] in PACKAGES
+            assert words[1] in SERVICE_BY_NAME
 
 
 def test_there_are_commands_to_check() -> None:

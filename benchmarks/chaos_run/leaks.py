@@ -20,7 +20,6 @@ from tokenmesh.shared.bus.message_bus import MessageBus, connect
 from tokenmesh.shared.membership import Members, MembershipView
 from tokenmesh.shared.messages.beat import WorkerLoad
 from tokenmesh.shared.redis import Redis, open_redis
-from tokenmesh.shared.service.mesh import WORKER
 
 _SETTLE_S = 30.0
 _POLL_S = 0.25
@@ -98,8 +97,8 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _held_by_workers(cluster: Cluster, members: Members) -> list[str]:
-    expected = {child.instance_id for child in cluster.of(WORKER)}
-    loads = {each.beat.instance_id: each.beat.load for each in members.service(WORKER)}
+    expected = {child.instance_id for child in cluster.of("worker")}
+    loads = {each.beat.instance_id: each.beat.load for each in members.service("worker")}
     missing = [f"{each} does not beat" for each in sorted(expected - set(loads))]
     unknown = [f"{each} beats, but nobody runs it" for each in sorted(set(loads) - expected)]
     held = [

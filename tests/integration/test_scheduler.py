@@ -67,7 +67,7 @@ async def desks(bus: MessageBus) -> AsyncIterator[Desks]:
     actor = SchedulerActor(SETTINGS, desk, metrics)
     members.on_beat = actor.on_beat
     runtime = ActorRuntime(actor, bus, ServiceSettings())
-    await runtime.listen(subjects.place_any(), subjects.SCHEDULER_QUEUE)
+    await runtime.listen(subjects.place_any(), "scheduler")
     await bus.flush()
     yield Desks(bus, metrics)
     await runtime.stop(grace_s=0.0)

@@ -92,10 +92,10 @@ async def test_a_frozen_tokenizer_costs_a_moment(
     subject = subjects.tokenize(model)
 
     async def build(mesh: Mesh) -> None:
-        await listen(mesh, FakeTokenizer(), subject, subjects.TOKENIZER_QUEUE)
+        await listen(mesh, FakeTokenizer(), subject, "tokenizer")
 
     async with running("tokenizer", settings, build):
-        await freeze_one(bus, subject, subjects.TOKENIZER_QUEUE)
+        await freeze_one(bus, subject, "tokenizer")
         await known(members, "tokenizer")
         calls = calls_of(bus, members)
         question = Detokenize(request_id=RequestId("r"), model=model, token_ids=pack_ids([40, 41]))
@@ -117,9 +117,9 @@ async def test_a_question_that_a_tokenizer_took_along_is_asked_until_there_is_an
         is_taken.set()
 
     async def build(mesh: Mesh) -> None:
-        await listen(mesh, FakeTokenizer(), subject, subjects.TOKENIZER_QUEUE)
+        await listen(mesh, FakeTokenizer(), subject, "tokenizer")
 
-    dying = await bus.subscribe(subject, take, queue=subjects.TOKENIZER_QUEUE)
+    dying = await bus.subscribe(subject, take, queue="tokenizer")
     await bus.flush()
     question = Detokenize(request_id=RequestId("r"), model=model, token_ids=pack_ids([40, 41]))
     asking = asyncio.create_task(
@@ -141,10 +141,10 @@ async def test_a_frozen_scheduler_costs_a_moment(
     subject = subjects.place(model)
 
     async def build(mesh: Mesh) -> None:
-        await listen(mesh, PromptScheduler(), subject, subjects.SCHEDULER_QUEUE)
+        await listen(mesh, PromptScheduler(), subject, "scheduler")
 
     async with running("scheduler", settings, build):
-        await freeze_one(bus, subject, subjects.SCHEDULER_QUEUE)
+        await freeze_one(bus, subject, "scheduler")
         await known(members, "scheduler")
         calls = calls_of(bus, members)
         place = Place(request_id=RequestId("r"), model=model, num_tokens=1, max_tokens=1)
@@ -160,13 +160,13 @@ async def test_a_replica_that_is_gone_is_asked_only_once(
     subject = subjects.place(model)
 
     async def build(mesh: Mesh) -> None:
-        await mesh.listen(PromptScheduler(), subject, subjects.SCHEDULER_QUEUE)
+        await mesh.listen(PromptScheduler(), subject, "scheduler")
 
     def gone(asked: str) -> str:
         return subjects.replica(asked, InstanceId("scheduler-gone"))
 
     async with running("scheduler", settings, build):
-        await freeze_one(bus, subject, subjects.SCHEDULER_QUEUE)
+        await freeze_one(bus, subject, "scheduler")
         limits = GatewaySettings(second_ask_s=0.05, call_attempts=24, place_idle_s=0.1)
         calls = ServiceCalls(bus, limits, gone, left_out=list, prompts=HeldPrompts(bus, GATEWAY))
         place = Place(request_id=RequestId("r"), model=model, num_tokens=1, max_tokens=1)
@@ -186,7 +186,7 @@ async def test_a_hole_without_any_tokenizer_is_waited_out(
     subject = subjects.tokenize(model)
 
     async def build(mesh: Mesh) -> None:
-        await listen(mesh, FakeTokenizer(), subject, subjects.TOKENIZER_QUEUE)
+        await listen(mesh, FakeTokenizer(), subject, "tokenizer")
 
     question = Detokenize(request_id=RequestId("r"), model=model, token_ids=pack_ids([40, 41]))
     asked = calls_of(bus, members).ask(
@@ -204,7 +204,7 @@ async def test_a_hole_without_any_scheduler_is_waited_out(
     model = ModelName(f"m-{secrets.token_hex(4)}")
 
     async def build(mesh: Mesh) -> None:
-        await listen(mesh, PromptScheduler(), subjects.place(model), subjects.SCHEDULER_QUEUE)
+        await listen(mesh, PromptScheduler(), subjects.place(model), "scheduler")
 
     place = Place(request_id=RequestId("r"), model=model, num_tokens=1, max_tokens=1)
     placing = asyncio.create_task(calls_of(bus, members).place(place, now_s() + 60))
@@ -237,7 +237,7 @@ async def test_a_scheduler_that_waited_for_a_worker_in_vain_is_not_asked_again(
             raise Unavailable("no live worker")
 
     async def build(mesh: Mesh) -> None:
-        await mesh.listen(NoWorker(), subjects.place(model), subjects.SCHEDULER_QUEUE)
+        await mesh.listen(NoWorker(), subjects.place(model), "scheduler")
 
     place = Place(request_id=RequestId("r"), model=model, num_tokens=1, max_tokens=1)
     async with running("scheduler", settings, build):

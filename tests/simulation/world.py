@@ -91,7 +91,7 @@ class World:
     async def start(self, num_workers: int) -> None:
         """A mesh with one scheduler, one gateway and some workers."""
         _, mesh = self._mesh("tokenizer")
-        await mesh.listen(IdsTokenizer(), subjects.tokenize(MODEL), subjects.TOKENIZER_QUEUE)
+        await mesh.listen(IdsTokenizer(), subjects.tokenize(MODEL), "tokenizer")
         _, mesh = self._mesh("scheduler")
         await mesh.start()
         await build_scheduler(mesh)

@@ -21,10 +21,10 @@ from tests.servers import free_port, make_redis
 from tokenmesh.cli.arguments import arrange
 from tokenmesh.cli.embedded.ports import wait_accepting
 from tokenmesh.cli.main import known_flags
-from tokenmesh.cli.serve import PACKAGES
 from tokenmesh.shared.config import load_settings
 from tokenmesh.shared.config.mesh import RedisSettings
 from tokenmesh.shared.redis import open_redis
+from tokenmesh.shared.services import SERVICE_BY_NAME
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 COMPOSE = ROOT / "compose/compose.yaml"
@@ -83,7 +83,7 @@ def test_docker_compose_accepts_the_file_where_there_is_one(tmp_path: Path) -> N
 
 
 def test_every_service_runs_its_own_command_in_its_own_image(services: list[Service]) -> None:
-    assert {service.name for service in services} == set(PACKAGES)
+    assert {service.name for service in services} == set(SERVICE_BY_NAME)
     for service in services:
         assert service.target == service.name
         assert service.command[:3] == ("tokenmesh", "serve", service.name)
@@ -112,7 +112,7 @@ def test_every_image_installs_what_its_service_needs(services: list[Service]) ->
     assert "--extra-index-url" not in (ROOT / "compose/Dockerfile").read_text()
 
 
-@pytest.mark.parametrize("service", sorted(PACKAGES))
+@pytest.mark.parametrize("service", sorted(SERVICE_BY_NAME))
 def test_an_image_installs_locked_versions_that_the_requirements_allow(service: str) -> None:
     wanted = [Requirement(each) for each in requirements(ROOT / "pyproject.toml", service)]
     lines = locked(ROOT / "uv.lock", [str(each) for each in wanted])
@@ -127,7 +127,7 @@ def test_an_image_installs_locked_versions_that_the_requirements_allow(service: 
     assert len([each for each in lines if "--hash=sha256:" in each]) >= len(pins)
 
 
-@pytest.mark.parametrize("service", sorted(PACKAGES))
+@pytest.mark.parametrize("service", sorted(SERVICE_BY_NAME))
 def test_gateway_and_scheduler_have_no_torch(service: str) -> None:
     names = {
         re.split(r"[\[<>=]", each)[0] for each in requirements(ROOT / "pyproject.toml", service)

@@ -14,6 +14,7 @@ import typer
 
 from tokenmesh.shared.config.layers import field_at
 from tokenmesh.shared.errors import ConfigError
+from tokenmesh.shared.services import SERVICES
 
 _SCALES: Final = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -163,11 +164,14 @@ FLAGS: Final = (
 
 UP_FLAGS: Final = (
     *FLAGS,
-    Flag("--workers", ("up", "workers")),
-    Flag("--tokenizers", ("up", "tokenizers")),
-    Flag("--encoders", ("up", "encoders")),
-    Flag("--schedulers", ("up", "schedulers")),
-    Flag("--gateways", ("up", "gateways"), alias="--api-server-count"),
+    *(
+        Flag(
+            f"--{spec.count_setting}",
+            ("up", spec.count_setting),
+            alias="--api-server-count" if spec.faces_clients else "",
+        )
+        for spec in SERVICES
+    ),
 )
 
 

@@ -11,19 +11,16 @@ from typing import Final
 import xxhash
 
 from tokenmesh.shared.ids import GatewayId, InstanceId, ModelName, ResponseId, WorkerId
+from tokenmesh.shared.services import SERVICES
 
 PREFIX: Final = "tm"
-
-TOKENIZER_QUEUE: Final = "tokenizer"
-ENCODER_QUEUE: Final = "encoder"
-SCHEDULER_QUEUE: Final = "scheduler"
 
 RESPONSES: Final = f"{PREFIX}.response.>"
 """All that the journal of responses holds."""
 ALL_BEATS: Final = f"{PREFIX}.beat.>"
 ALL_SPANS: Final = f"{PREFIX}.span.>"
 
-_SERVICE_BY_VERB: Final = {"tokenize": "tokenizer", "encode": "encoder", "place": "scheduler"}
+_SERVICE_BY_VERB: Final = {spec.verb: spec.name for spec in SERVICES if spec.verb}
 
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_-]")
 

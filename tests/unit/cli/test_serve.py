@@ -2,16 +2,30 @@
 
 import importlib
 import sys
+import tomllib
+from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from tokenmesh.cli.main import run
-from tokenmesh.cli.serve import PACKAGES
 from tokenmesh.shared.config import Settings
+from tokenmesh.shared.config.up import UpSettings
+from tokenmesh.shared.services import SERVICE_BY_NAME, SERVICES, ServiceSpec
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
-@pytest.mark.parametrize("service", sorted(PACKAGES))
+@pytest.mark.parametrize("spec", SERVICES, ids=lambda spec: spec.name)
+def test_a_service_of_the_table_has_a_package_a_setting_and_an_extra(spec: ServiceSpec) -> None:
+    assert find_spec(spec.module) is not None
+    assert spec.count_setting in UpSettings.model_fields
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert spec.name in project["optional-dependencies"]
+
+
+@pytest.mark.parametrize("service", sorted(SERVICE_BY_NAME))
 def test_a_service_gets_the_settings_and_its_exit_code_is_returned(
     service: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -21,7 +35,7 @@ def test_a_service_gets_the_settings_and_its_exit_code_is_returned(
         given.append(settings)
         return 3
 
-    name = f"tokenmesh.services.{PACKAGES[service]}.main"
+    name = SERVICE_BY_NAME[service].module
     entry = ModuleType(name)
     entry.run = run_service  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, name, entry)

@@ -21,6 +21,7 @@ from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.config.layers import environment_name
 from tokenmesh.shared.config.loader import changed, plain_values
 from tokenmesh.shared.errors import ConfigError
+from tokenmesh.shared.services import SERVICES
 
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 _PATH_STARTS: Final = ("/", "./", "../", "~")
@@ -123,15 +124,12 @@ def _services(settings: Settings, folder: Path) -> Iterator[ChildSpec]:
     child_settings = changed(settings, {"telemetry": {"log_format": "json"}})
     config = write_private(folder / "services.json", json.dumps(plain_values(child_settings)))
     up = settings.up
-    counts = {
-        "scheduler": up.schedulers,
-        "tokenizer": up.tokenizers,
-        "encoder": up.encoders,
-        "worker": up.workers * len(models_run(settings)),
-        "gateway": up.gateways,
-    }
-    threads = max(1, len(os.sched_getaffinity(0)) // counts["worker"])
-    for service, count in counts.items():
+    num_models = len(models_run(settings))
+    threads = max(1, len(os.sched_getaffinity(0)) // (up.workers * num_models))
+    for spec in SERVICES:
+        service, count = spec.name, getattr(up, spec.count_setting)
+        if service == "worker":
+            count *= num_models
         # -P: what lies in the user's folder must not be imported instead of a library.
         command = (
             sys.executable,
@@ -143,10 +141,10 @@ def _services(settings: Settings, folder: Path) -> Iterator[ChildSpec]:
             "--config",
             str(config),
         )
-        phase = Phase.EDGE if service == "gateway" else Phase.MESH
+        phase = Phase.EDGE if spec.faces_clients else Phase.MESH
         for number in range(1, count + 1):
             name = f"{service} {number}" if count > 1 else service
-            environment = _environment(service, threads)
+            environment = _thread_environment(threads) if spec.computes else {}
             environment |= notify_environment(str(folder / NOTIFY_SOCKET), up.hung_s)
             if service == "worker":
                 environment |= _model_of_worker(settings, number - 1)
@@ -168,10 +166,8 @@ def _model_of_worker(settings: Settings, index: int) -> dict[str, str]:
     return {environment_name(("worker", "model")): names[index % len(names)]}
 
 
-def _environment(service: str, threads: int) -> dict[str, str]:
+def _thread_environment(threads: int) -> dict[str, str]:
     """Workers share the cores, and a thread without work sleeps instead of spinning."""
-    if service not in ("worker", "encoder"):
-        return {}
     return {
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
         "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "0"),

@@ -47,7 +47,7 @@ async def build(mesh: Mesh) -> None:
     for model in models:
         subject = subjects.encode(model)
         await mesh.listen(actor, subjects.replica(subject, mesh.instance_id))
-        await mesh.listen(actor, subject, queue=subjects.ENCODER_QUEUE)
+        await mesh.listen(actor, subject, queue=mesh.service)
 
 
 def run(settings: Settings) -> int:

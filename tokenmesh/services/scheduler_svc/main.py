@@ -35,7 +35,7 @@ async def build(mesh: Mesh) -> None:
     concurrency = service.concurrency + settings.max_queued
     service = service.model_copy(update={"concurrency": concurrency})
     subject = subjects.place_any()
-    await mesh.listen(actor, subject, subjects.SCHEDULER_QUEUE, settings=service)
+    await mesh.listen(actor, subject, mesh.service, settings=service)
     await mesh.listen(actor, subjects.replica(subject, mesh.instance_id))
 
 

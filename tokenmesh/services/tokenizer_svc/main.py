@@ -41,7 +41,7 @@ async def build(mesh: Mesh) -> None:
         for name in models:
             subject = subjects.tokenize(name)
             await mesh.listen(actor, subjects.replica(subject, mesh.instance_id))
-            await mesh.listen(actor, subject, queue=subjects.TOKENIZER_QUEUE)
+            await mesh.listen(actor, subject, queue=mesh.service)
         mesh.set_tokenizes(cards)
         # From here on it is the actor that stops them.
         stack.pop_all()

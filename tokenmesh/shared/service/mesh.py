@@ -22,6 +22,7 @@ from tokenmesh.shared.messages.beat import PROTOCOL, ModelCard, WorkerLoad
 from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.redis import Redis
 from tokenmesh.shared.service.micro import Micro
+from tokenmesh.shared.services import SERVICE_BY_NAME, SERVICES, ServiceSpec
 from tokenmesh.shared.subjects import ALL_BEATS, beat
 
 if TYPE_CHECKING:
@@ -88,21 +89,16 @@ class HeartbeatSender:
 
 OnDrain = Callable[[float], Coroutine[Any, Any, None]]
 
-WORKER: Final = "worker"
-SERVICES: Final = ("gateway", "tokenizer", "encoder", "scheduler", WORKER)
 _ANY: Final = InstanceId("*")
 
 
-def _heard_by(service: str, instance_id: InstanceId) -> tuple[str, ...]:
-    """Subjects of the beats a process hears: all, if it is not known to need fewer.
-
-    Workers beat most and are most: what each of them heard of all others would grow as the square.
-    """
-    if service in ("tokenizer", "encoder"):
-        return ()
-    if service == WORKER:
-        return beat("gateway", _ANY), beat(WORKER, instance_id)
-    return (ALL_BEATS,)
+def _heartbeat_subjects(spec: ServiceSpec, instance_id: InstanceId) -> tuple[str, ...]:
+    """Subjects of the heartbeats that an instance receives."""
+    if spec.heartbeats == "all":
+        return (ALL_BEATS,)
+    if spec.heartbeats == "gateways":
+        return beat("gateway", _ANY), beat(spec.name, instance_id)
+    return ()
 
 
 class Mesh:
@@ -132,8 +128,9 @@ class Mesh:
         """Set once the service is built and beats."""
         self.crashed = asyncio.Event()
         """Set when a background task that must not crash did."""
-        is_worker = service == WORKER
-        interval_s = limits.worker_beat_interval_s if is_worker else limits.beat_interval_s
+        spec = SERVICE_BY_NAME[service]
+        often, seldom = limits.worker_beat_interval_s, limits.beat_interval_s
+        interval_s = often if spec.beats_often else seldom
         self._beats = HeartbeatSender(bus, service, instance_id, self.epoch, interval_s)
         self._beating: asyncio.Task[None] | None = None
         self._runtimes: dict[Actor, ActorRuntime] = {}
@@ -198,10 +195,11 @@ class Mesh:
 
     async def start(self) -> None:
         """Learn who else is there, as far as it matters here."""
-        heard = _heard_by(self.service, self.instance_id)
-        for service in SERVICES if ALL_BEATS in heard else ():
-            self.metrics.gauge_of("members", partial(self._count_members, service), service=service)
-        await self.members.start(self.bus, heard)
+        spec = SERVICE_BY_NAME[self.service]
+        for each in SERVICES if spec.heartbeats == "all" else ():
+            count = partial(self._count_members, each.name)
+            self.metrics.gauge_of("members", count, service=each.name)
+        await self.members.start(self.bus, _heartbeat_subjects(spec, self.instance_id))
 
     async def join(self) -> None:
         """Be found: answer the micro protocol and beat."""
