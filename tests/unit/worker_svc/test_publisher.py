@@ -64,11 +64,44 @@ def wide(stream: int, num_logprobs: int) -> Delta:
 
 async def test_a_step_is_one_message_for_each_gateway(bus: SmallBus, publisher: Publisher) -> None:
     one, two, three = (Delta(stream, 0, 0, pack_ids([stream])) for stream in (1, 2, 3))
-    await publisher.publish(StepOutput(9, {GATEWAY: [one, three], OTHER: [two]}))
+    await publisher.publish([StepOutput(9, {GATEWAY: [one, three], OTHER: [two]})])
     assert bus.sent == [
         (subjects.gateway_tokens(GATEWAY), Tokens(WORKER, 5, 9, [one, three])),
         (subjects.gateway_tokens(OTHER), Tokens(WORKER, 5, 9, [two])),
     ]
+
+
+async def test_steps_that_waited_leave_as_one_message_with_one_delta_a_stream(
+    bus: SmallBus, publisher: Publisher
+) -> None:
+    first = Delta(1, 0, 0, pack_ids([4]), cached_tokens=16)
+    last = Delta(1, 0, 2, pack_ids([6]), finish="stop", stop_token=6)
+    steps = [
+        StepOutput(1, {GATEWAY: [first, Delta(2, 0, 5, pack_ids([7]))]}),
+        StepOutput(2, {GATEWAY: [Delta(1, 0, 1, pack_ids([5]))], OTHER: [Delta(3, 0, 0, b"")]}),
+        StepOutput(3, {GATEWAY: [last]}),
+    ]
+    await publisher.publish(steps)
+    joined = Delta(1, 0, 0, pack_ids([4, 5, 6]), "stop", 6, cached_tokens=16)
+    assert bus.sent == [
+        (
+            subjects.gateway_tokens(GATEWAY),
+            Tokens(WORKER, 5, 3, [joined, Delta(2, 0, 5, pack_ids([7]))]),
+        ),
+        (subjects.gateway_tokens(OTHER), Tokens(WORKER, 5, 3, [Delta(3, 0, 0, b"")])),
+    ]
+
+
+async def test_log_probabilities_and_another_attempt_stay_deltas_of_their_own(
+    bus: SmallBus, publisher: Publisher
+) -> None:
+    entries = [TokenLogprobs(1, -1.0, 1)]
+    deltas = [Delta(1, 0, at, pack_ids([1]), logprobs=entries) for at in range(2)]
+    deltas += [Delta(2, attempt, 0, pack_ids([1])) for attempt in range(2)]
+    await publisher.publish(
+        [StepOutput(step, {GATEWAY: [each]}) for step, each in enumerate(deltas)]
+    )
+    assert bus.sent[0][1].deltas == deltas
 
 
 async def test_a_message_over_the_limit_is_split_by_stream(
@@ -95,9 +128,9 @@ async def test_what_a_lost_bus_did_not_take_can_be_sent_again(
 ) -> None:
     stream = streams.open(StreamKey(GATEWAY, 1, 0), 0)
     bus.is_lost = True
-    await publisher.publish(StepOutput(1, {GATEWAY: [Delta(1, 0, 0, pack_ids([4]))]}))
+    await publisher.publish([StepOutput(1, {GATEWAY: [Delta(1, 0, 0, pack_ids([4]))]})])
     bus.is_lost = False
-    await publisher.publish(StepOutput(2, {GATEWAY: [Delta(1, 0, 1, pack_ids([5]))]}))
+    await publisher.publish([StepOutput(2, {GATEWAY: [Delta(1, 0, 1, pack_ids([5]))]})])
     assert len(bus.sent) == 1
     replay = stream.replay(0)
     assert replay is not None

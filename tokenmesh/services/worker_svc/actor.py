@@ -273,8 +273,8 @@ class WorkerActor(Actor):
         self._profiling.note_steps(sum(output.num_tokens > 0 for output in outputs))
         for output in outputs:
             self._book.update(output.stats)
-            await self._publisher.publish(output)
             num_ended += len(output.ended)
+        await self._publisher.publish(outputs)
         if self._pace.is_due(num_ended, monotonic_s()):
             await self._around.beat()
 

@@ -1,10 +1,10 @@
 """Publisher: step outputs from the engine to the gateways, spans and metrics.
 
-One `Tokens` message for each step and gateway, never one for each token.
+One `Tokens` message for each gateway, with the tokens of all steps since the last one.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from tokenmesh.services.worker_svc.block_events.stream import BlockEventStream
 from tokenmesh.services.worker_svc.engine.outputs import StepOutput
@@ -19,6 +19,7 @@ from tokenmesh.shared.errors import BusLost, PayloadTooLarge
 from tokenmesh.shared.ids import GatewayId, WorkerId
 from tokenmesh.shared.messages.failed import to_failed
 from tokenmesh.shared.messages.tokens import Delta, Tokens
+from tokenmesh.shared.tokens import count_ids
 
 logger = logging.getLogger(__name__)
 
@@ -46,15 +47,20 @@ class Publisher:
         self.block_events: BlockEventStream | None = None
         """Who tells the outside what comes and goes in the prefix cache."""
 
-    async def publish(self, output: StepOutput) -> None:
-        """Everything of one step."""
-        self._step = output.step
-        for gateway, deltas in output.deltas.items():
+    async def publish(self, outputs: Sequence[StepOutput]) -> None:
+        """Everything of one or several steps, oldest first."""
+        if outputs:
+            self._step = outputs[-1].step
+        for gateway, deltas in _by_gateway(outputs).items():
             for delta in deltas:
                 stream = self._streams.find(delta, gateway)
                 if stream is not None:
                     self._streams.record(stream, delta)
             await self.send(gateway, deltas)
+        for output in outputs:
+            self._note(output)
+
+    def _note(self, output: StepOutput) -> None:
         now = monotonic_s()
         for ended in output.ended:
             key = ended.request.key
@@ -93,6 +99,43 @@ class Publisher:
                     await self.send(gateway, [delta])
             elif message.deltas[0].error is None:
                 await self.send(gateway, [_too_large(message.deltas[0], error)])
+
+
+def _by_gateway(outputs: Sequence[StepOutput]) -> Mapping[GatewayId, list[Delta]]:
+    """The deltas of all steps; the tokens of a stream without log-probabilities as one."""
+    if len(outputs) == 1:
+        return outputs[0].deltas
+    joined: dict[GatewayId, list[Delta]] = {}
+    for gateway in dict.fromkeys(gateway for output in outputs for gateway in output.deltas):
+        runs: dict[tuple[int, int], list[Delta]] = {}
+        for output in outputs:
+            for delta in output.deltas.get(gateway, ()):
+                runs.setdefault((delta.stream, delta.attempt), []).append(delta)
+        joined[gateway] = [delta for run in runs.values() for delta in _join(run)]
+    return joined
+
+
+def _join(run: list[Delta]) -> list[Delta]:
+    """Neighbours of one attempt as one delta, where none of them is large."""
+    first, last = run[0], run[-1]
+    is_large = any(each.logprobs or each.prompt_logprobs for each in run)
+    if first is last or is_large:
+        return run
+    token_ids = b"".join([each.token_ids for each in run])
+    if last.offset + count_ids(last.token_ids) != first.offset + count_ids(token_ids):
+        return run
+    return [
+        Delta(
+            last.stream,
+            last.attempt,
+            first.offset,
+            token_ids,
+            last.finish,
+            last.stop_token,
+            cached_tokens=first.cached_tokens,
+            error=last.error,
+        )
+    ]
 
 
 def _too_large(delta: Delta, error: PayloadTooLarge) -> Delta:

@@ -81,6 +81,8 @@ class WorkerStreams:
         self._settings = settings
         self._release = release
         self._stream_by_place: dict[_Place, WorkerStream] = {}
+        self._live: dict[_Place, WorkerStream] = {}
+        """Those that have not ended: few beside the ended ones."""
         self._ended: OrderedDict[_Place, WorkerStream] = OrderedDict()
         self._idle = asyncio.Event()
 
@@ -98,7 +100,7 @@ class WorkerStreams:
     @property
     def num_live(self) -> int:
         """Streams that have not ended."""
-        return len(self._stream_by_place) - len(self._ended)
+        return len(self._live)
 
     @property
     def num_starting(self) -> int:
@@ -111,7 +113,7 @@ class WorkerStreams:
 
     def live(self) -> Iterator[WorkerStream]:
         """Streams that have not ended."""
-        return (each for each in self._stream_by_place.values() if each.ended_s is None)
+        return iter(self._live.values())
 
     def get(self, gateway: GatewayId, stream: int) -> WorkerStream | None:
         """The latest attempt, ended or not."""
@@ -130,6 +132,7 @@ class WorkerStreams:
             self._give_back(earlier)
         self._ended.pop(place, None)
         stream = self._stream_by_place[place] = WorkerStream(key, first_offset)
+        self._live[place] = stream
         return stream
 
     def record(self, stream: WorkerStream, delta: Delta) -> None:
@@ -148,6 +151,7 @@ class WorkerStreams:
         place = (stream.key.gateway, stream.key.stream)
         if self._stream_by_place.get(place) is stream and stream.ended_s is None:
             stream.ended_s = now
+            del self._live[place]
             self._ended[place] = stream
         self.expire(now)
         self._note_idle()
@@ -158,6 +162,7 @@ class WorkerStreams:
         place = (stream.key.gateway, stream.key.stream)
         if self._stream_by_place.get(place) is stream:
             del self._stream_by_place[place]
+            self._live.pop(place, None)
             self._ended.pop(place, None)
         self._note_idle()
 
