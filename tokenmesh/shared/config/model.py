@@ -141,7 +141,7 @@ class TokenizerSettings(BaseModel):
 
     threads: int = Field(default=2, ge=1, description="Threads that encode text and pixels.")
     inline_chars: int = Field(
-        default=500,
+        default=2000,
         ge=0,
         description="Text up to this length is encoded on the event loop: a thread costs more.",
     )
