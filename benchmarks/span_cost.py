@@ -11,8 +11,8 @@ from functools import partial
 from tokenmesh.services.gateway.operations.traces import TraceStore
 from tokenmesh.shared.config.mesh import TelemetrySettings
 from tokenmesh.shared.ids import InstanceId
-from tokenmesh.shared.telemetry import record_span, span, start_telemetry
-from tokenmesh.shared.telemetry.recorder import Attributes, TimedEvent
+from tokenmesh.shared.telemetry import Event, record_span, span, start_telemetry
+from tokenmesh.shared.telemetry.recorder import Attributes
 
 PARENT = f"00-{'a' * 32}-{'b' * 16}-01"
 ATTRIBUTES: Attributes = {
@@ -20,19 +20,19 @@ ATTRIBUTES: Attributes = {
     "tokenmesh.model": "demo",
     **{f"tokenmesh.number_{index}": index * 100 for index in range(6)},
 }
-STEPS: list[TimedEvent] = [
-    ("step", 10**18 + at, {"batch": 4, "tokens": at, "kv": 0.5}) for at in range(128)
-]
+NUM_STEPS = 128
+BATCH_SIZE = 16
+"""Streams that share the events of their steps."""
 
 
 class Wire:
-    """Stands where the bus does and keeps what is sent."""
+    """A bus that keeps what is published."""
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []
 
     async def publish_raw(self, _subject: str, data: bytes) -> None:
-        """See `Bus.publish_raw`."""
+        """Keep what a bus would send."""
         self.sent.append(data)
 
 
@@ -50,19 +50,22 @@ def past(count: int) -> None:
 
 
 def decode(count: int) -> None:
-    """Spans with 128 events, as a worker makes one for each stream."""
-    for _ in range(count):
-        record_span("worker.decode", 10**18, 10**18 + 5, PARENT, ATTRIBUTES, STEPS)
+    """Spans with 128 events, as a worker makes them for the streams of a batch."""
+    for number in range(count):
+        if number % BATCH_SIZE == 0:
+            facts: Attributes = {"batch_size": BATCH_SIZE, "tokens": number, "kv_used": 300}
+            steps = [Event("step", 10**18 + at, facts) for at in range(NUM_STEPS)]
+        record_span("worker.decode", 10**18, 10**18 + 5, PARENT, ATTRIBUTES, steps)
 
 
 def take_in(store: TraceStore, messages: list[bytes]) -> None:
-    """What a gateway does with what the bus brings."""
+    """The work of a gateway with what arrives from the bus."""
     for message in messages:
         store.add(message)
 
 
 def cpu_us(work: Callable[[], object], count: int) -> float:
-    """CPU microseconds of one of `count` things that `work` does."""
+    """CPU microseconds of each of `count` items of `work`."""
     began = time.process_time()
     work()
     return (time.process_time() - began) / count * 1e6

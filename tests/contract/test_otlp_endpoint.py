@@ -12,7 +12,7 @@ from pydantic import SecretStr
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.config.mesh import TelemetrySettings
 from tokenmesh.shared.ids import InstanceId
-from tokenmesh.shared.telemetry import record_span, span, start_telemetry
+from tokenmesh.shared.telemetry import Event, record_span, span, start_telemetry
 
 
 @dataclass
@@ -52,7 +52,7 @@ async def test_spans_are_posted_to_the_collector(bus: MessageBus, suffix: str) -
         )
         telemetry = start_telemetry("worker", InstanceId("worker-1"), settings, bus)
         with span("generate"):
-            record_span("worker.decode", 1, 2, events=[("step", 1, {"batch": 4})])
+            record_span("worker.decode", 1, 2, events=[Event("step", 1, {"batch": 4})])
         await telemetry.stop()
     names = {
         each.name

@@ -15,7 +15,7 @@ from typing import Final, TextIO
 
 from tokenmesh.shared.config.mesh import TelemetrySettings
 from tokenmesh.shared.ids import InstanceId, RequestId
-from tokenmesh.shared.telemetry.context import current_trace_id
+from tokenmesh.shared.telemetry.span import current_trace_id
 
 _request_id: Final[ContextVar[RequestId | None]] = ContextVar("request_id", default=None)
 

@@ -230,9 +230,31 @@ def test_the_summary_says_what_the_first_span_was_and_how_it_went() -> None:
     assert summary.has_error
 
 
-def test_garbage_is_refused() -> None:
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\xff\xff\xff\xff not protobuf",
+        b"\x0a",
+        b"\x0a\x05\x12\x03",
+        b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\x01",
+        b"\x0a\x06\x12\x04\x12\x02ab",
+    ],
+)
+def test_garbage_is_refused(garbage: bytes) -> None:
     with pytest.raises(DecodeError):
-        store_of().add(b"\xff\xff\xff\xff not protobuf")
+        store_of().add(garbage)
+
+
+def test_a_span_that_is_garbage_behind_its_trace_id_is_dropped_when_somebody_looks() -> None:
+    store = store_of()
+    good = packed(a_span(1, request_id="one"))
+    store.add(good)
+    broken = b"\x0a\x10" + (1).to_bytes(16, "big") + b"\x12\xff\xff"
+    of_scope = b"\x12" + bytes([len(broken)]) + broken
+    of_resource = b"\x12" + bytes([len(of_scope)]) + of_scope
+    store.add(b"\x0a" + bytes([len(of_resource)]) + of_resource)
+    shown = store.get("one", ADMIN)
+    assert (len(shown.spans), shown.dropped_spans) == (1, 1)
 
 
 def client_of(store: TraceStore) -> httpx.AsyncClient:

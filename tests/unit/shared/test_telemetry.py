@@ -1,14 +1,12 @@
 """Spans: who is whose child, what is sampled, and what reaches the bus."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 
 import pytest
-from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 
 from tokenmesh.shared.clock import now_ns
 from tokenmesh.shared.config.mesh import TelemetrySettings
@@ -16,6 +14,7 @@ from tokenmesh.shared.errors import BusLost
 from tokenmesh.shared.ids import InstanceId
 from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.telemetry import (
+    Event,
     Tally,
     Telemetry,
     current_trace_id,
@@ -25,7 +24,9 @@ from tokenmesh.shared.telemetry import (
     start_telemetry,
     untraced,
 )
-from tokenmesh.shared.telemetry.otlp import encode_request
+from tokenmesh.shared.telemetry.export import sdk_converter
+from tokenmesh.shared.telemetry.otlp import encode_request, encode_resource
+from tokenmesh.shared.telemetry.recorder import Attributes, RecordedSpan, Recorder
 
 CLIENT = f"00-{'a' * 32}-{'b' * 16}-01"
 UNSAMPLED = f"00-{'a' * 32}-{'b' * 16}-00"
@@ -174,7 +175,7 @@ async def test_a_past_span_keeps_its_times_and_events(stub: StubBus, telemetry: 
         5_000,
         parent=CLIENT,
         attributes={"tokenmesh.request_id": "chatcmpl-1", "steps": 2},
-        events=[("step", 2_000, {"batch": 4, "kv": 0.5}), ("step", 3_000, None)],
+        events=[Event("step", 2_000, {"batch": 4, "kv": 0.5}), Event("step", 3_000)],
     )
     record_span("inner", 2_000, 3_000, parent=decode)
     await telemetry.exporter.send_queued()
@@ -215,8 +216,6 @@ async def test_a_span_keeps_no_more_than_its_bounds(stub: StubBus) -> None:
         current.set_attribute("second", 22)
         for number in range(5):
             current.add_event("step", {"number": number, "text": "y" * 50})
-    current.set_attribute("late", True)
-    current.end()
     await telemetry.stop()
     (http,) = stub.spans()
     kept = {each.key: each.value for each in http.attributes}
@@ -225,20 +224,6 @@ async def test_a_span_keeps_no_more_than_its_bounds(stub: StubBus) -> None:
     assert kept.keys() == {"first", "second"}
     assert [event.attributes[0].value.int_value for event in http.events] == [0, 1, 2]
     assert http.events[0].attributes[1].value.string_value == "y" * 16
-
-
-async def test_the_whole_interface_of_a_span_works(stub: StubBus, telemetry: Telemetry) -> None:
-    with span("old name") as current:
-        assert current.is_recording()
-        current.update_name("new name")
-        current.record_exception(ValueError("seen"))
-        current.set_status(trace.StatusCode.ERROR, "bad")
-    assert not current.is_recording()
-    await telemetry.exporter.send_queued()
-    (found,) = stub.spans()
-    assert (found.name, found.status.message) == ("new name", "bad")
-    assert [event.name for event in found.events] == ["exception"]
-    assert found.end_time_unix_nano >= found.start_time_unix_nano
 
 
 async def test_a_cancellation_is_noted_and_is_no_failure(
@@ -352,22 +337,14 @@ async def test_disabled_telemetry_sends_nothing_and_passes_the_trace_on(stub: St
     assert stub.published == []
 
 
-def official(spans: Sequence[ReadableSpan]) -> ExportTraceServiceRequest:
-    """What OpenTelemetry's encoder makes, less the fields that ours leaves out."""
-    request = encode_spans(spans)
-    for resource in request.resource_spans:
-        for scope in resource.scope_spans:
-            scope.ClearField("scope")
-            for each in scope.spans:
-                each.ClearField("flags")
-    return request
+RESOURCE = {"service.name": "worker", "service.instance.id": "worker-1"}
 
 
-def test_our_encoder_writes_what_the_official_one_does() -> None:
-    provider = TracerProvider(shutdown_on_exit=False)
-    tracer = provider.get_tracer("test")
-    outer = tracer.start_span("outer \u00e9\u4e2d")
-    values: dict[str, str | bool | int | float | Sequence[str] | Sequence[int]] = {
+def recorded() -> list[RecordedSpan]:
+    """Spans with every kind of content."""
+    finished: list[RecordedSpan] = []
+    recorder = Recorder(TelemetrySettings(), finished.append)
+    values: Attributes = {
         "text": "x" * 300,
         "empty": "",
         "yes": True,
@@ -378,21 +355,57 @@ def test_our_encoder_writes_what_the_official_one_does() -> None:
         "texts": ["a", "b"],
         "numbers": [1, 2**40],
     }
-    inner = tracer.start_span(
-        "inner", context=trace.set_span_in_context(outer), attributes=values, start_time=7
-    )
-    inner.add_event("step", {"batch": 128, "kv": 0.25}, timestamp=9)
-    inner.set_status(trace.StatusCode.ERROR, "it broke")
-    inner.end(2**60)
-    outer.set_status(trace.StatusCode.OK)
-    outer.end()
-    spans = [inner, outer]
-    assert all(isinstance(each, ReadableSpan) for each in spans)
-    finished = [each for each in spans if isinstance(each, ReadableSpan)]
-    ours = ExportTraceServiceRequest.FromString(encode_request(finished))
-    assert ours == official(finished)
+    shared = Event("step", 9, {"batch": 128, "kv": 0.25})
+    outer = recorder.record("outer \u00e9\u4e2d", (1, 2), None, values, [shared])
+    inner = recorder.record("inner", (7, 2**60), outer, None, [shared, Event("preempted", 10)])
+    inner.fail("it broke")
+    return finished
+
+
+def official(spans: list[RecordedSpan]) -> ExportTraceServiceRequest:
+    """What OpenTelemetry's encoder makes, less the fields that ours leaves out."""
+    request = encode_spans([sdk_converter(RESOURCE)(each) for each in spans])
+    for resource in request.resource_spans:
+        resource.resource.attributes.sort(key=lambda each: each.key, reverse=True)
+        for scope in resource.scope_spans:
+            scope.ClearField("scope")
+            for each in scope.spans:
+                each.ClearField("flags")
+                if not each.status.code:
+                    each.ClearField("status")
+    return request
+
+
+def test_our_encoder_writes_what_the_official_one_does() -> None:
+    spans = recorded()
+    ours = encode_request(encode_resource(RESOURCE), spans)
+    assert ExportTraceServiceRequest.FromString(ours) == official(spans)
+
+
+def test_a_shared_event_is_encoded_once() -> None:
+    outer, inner = recorded()
+    encode_request(b"", [outer])
+    assert outer.events[0].encoded is not None
+    outer.events[0].encoded = outer.events[0].encoded.replace(b"batch", b"BATCH")
+    assert b"BATCH" in encode_request(b"", [inner])
 
 
 def test_an_empty_request_is_valid() -> None:
-    request = ExportTraceServiceRequest.FromString(encode_request([]))
-    assert not request.resource_spans or not request.resource_spans[0].scope_spans[0].spans
+    request = ExportTraceServiceRequest.FromString(encode_request(b"", []))
+    assert not request.resource_spans[0].scope_spans[0].spans
+
+
+async def test_a_generator_that_is_closed_elsewhere_ends_its_span(
+    stub: StubBus, telemetry: Telemetry
+) -> None:
+    async def steps() -> AsyncIterator[int]:
+        with span("steps"):
+            yield 1
+            yield 2
+
+    generator = steps()
+    await asyncio.create_task(anext(generator))  # type: ignore[arg-type]
+    await asyncio.create_task(generator.aclose())  # type: ignore[attr-defined]
+    await telemetry.exporter.send_queued()
+    (found,) = stub.spans()
+    assert [event.name for event in found.events] == ["cancelled"]

@@ -7,7 +7,6 @@ function call to a chunk, nothing else.
 import asyncio
 from typing import Final
 
-from opentelemetry.trace import Span
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenmesh.services.gateway.context import RequestContext, attach, check_request_id
@@ -21,7 +20,7 @@ from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import TokenMeshError
 from tokenmesh.shared.ids import RequestId, new_request_id
-from tokenmesh.shared.telemetry import REQUEST_ID, TENANT, current_traceparent, span
+from tokenmesh.shared.telemetry import REQUEST_ID, TENANT, Span, current_traceparent, span
 
 _PREFIX_BY_PATH: Final = {
     "/v1/chat/completions": "chatcmpl",

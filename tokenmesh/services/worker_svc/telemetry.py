@@ -5,7 +5,7 @@ Spans of a stream are recorded after its end: `worker.grammar` where one was com
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Final
 
 from tokenmesh.services.worker_svc.engine.outputs import EndedStream, StepOutput
@@ -13,7 +13,9 @@ from tokenmesh.services.worker_svc.engine.timeline import TimelineStep
 from tokenmesh.services.worker_svc.load import LoadBook
 from tokenmesh.shared.ids import ModelName, WorkerId
 from tokenmesh.shared.metrics import Metrics
-from tokenmesh.shared.telemetry import REQUEST_ID, TimedEvent, record_span
+from tokenmesh.shared.telemetry import REQUEST_ID, Event, record_span
+
+_STEPS_CACHED: Final = 1024
 
 _SLEEP_STATES: Final = ("awake", "weights_offloaded", "discard_all")
 """By level."""
@@ -160,14 +162,17 @@ def _record_decode(ended: EndedStream, parent: str) -> None:
         "preemptions": request.num_preemptions,
         "finish_reason": ended.ending.reason,
     }
-    events: list[TimedEvent] = [_step_event(step) for step in ended.steps]
-    events += [("preempted", at_ns, None) for at_ns in timeline.preempted_ns]
-    events.sort(key=lambda event: event[1])
+    events = [_step_event(step) for step in ended.steps]
+    if timeline.preempted_ns:
+        events += [Event("preempted", at_ns) for at_ns in timeline.preempted_ns]
+        events.sort(key=lambda event: event.time_ns)
     record_span(
         DECODE, timeline.first_token_ns, timeline.ended_ns, parent, attributes, events=events
     )
 
 
-def _step_event(step: TimelineStep) -> TimedEvent:
+@lru_cache(_STEPS_CACHED)
+def _step_event(step: TimelineStep) -> Event:
+    """The same for every stream that was in the step's batch, so that it is encoded once."""
     facts = {"batch_size": step.batch_size, "tokens": step.num_tokens, "kv_used": step.kv_used}
-    return ("step", step.end_ns, facts)
+    return Event("step", step.end_ns, facts)

@@ -1,7 +1,7 @@
 """Finished spans as OTLP protobuf, written by hand: 4x faster than through protobuf objects.
 
 The numbers are field numbers of opentelemetry/proto/trace/v1 and common/v1; tests decode what this
-writes with the official classes. Links and trace states, which TokenMesh never makes, are left out.
+writes with the official classes. A span begins with its trace id: gateways sort by it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -9,70 +9,80 @@ from functools import lru_cache
 from struct import Struct
 from typing import Final
 
-from opentelemetry.sdk.trace import Event, ReadableSpan
-from opentelemetry.trace import INVALID_SPAN_CONTEXT, StatusCode
-from opentelemetry.util.types import AttributeValue
+from tokenmesh.shared.telemetry.recorder import Attributes, Event, RecordedSpan
 
 _U64: Final = Struct("<Q").pack
 _F64: Final = Struct("<d").pack
 _BYTE: Final = [bytes([number]) for number in range(128)]
 _INT64_MASK: Final = (1 << 64) - 1
 _NAMES_CACHED: Final = 1024
-_INTERNAL: Final = b"\x30\x01"
-_STATUS_CODE: Final = {StatusCode.OK: b"\x18\x01", StatusCode.ERROR: b"\x18\x02"}
+_TEXTS_CACHED: Final = 512
+_STATUS_ERROR: Final = b"\x18\x02"
 
 # A tag byte is the field number times 8 plus the wire type: 0 varint, 1 fixed64, 2 bytes.
 _KEY, _VALUE = b"\x0a", b"\x12"
 _STRING, _INT, _ARRAY = b"\x0a", b"\x18", b"\x2a"
+_TRACE_ID, _SPAN_ID, _PARENT_ID = b"\x0a\x10", b"\x12\x08", b"\x22\x08"
+_INTERNAL_FROM, _TO = b"\x30\x01\x39", b"\x41"
 
 
-def encode_request(spans: Sequence[ReadableSpan]) -> bytes:
-    """An ExportTraceServiceRequest; all spans are of one resource, that of this process."""
-    resource = b"".join(_attributes(_KEY, spans[0].resource.attributes)) if spans else b""
-    scope_spans = b"".join(_field(b"\x12", _span(span)) for span in spans)
-    of_resource = _field(b"\x0a", resource) + _field(b"\x12", scope_spans)
-    return _field(b"\x0a", of_resource)
+def encode_resource(attributes: Attributes) -> bytes:
+    """The attributes of a process, for `encode_request`."""
+    return _field(b"\x0a", b"".join(_attributes(_KEY, attributes)))
 
 
-def _span(span: ReadableSpan) -> bytes:
-    context = span.get_span_context() or INVALID_SPAN_CONTEXT
+def encode_request(resource: bytes, spans: Sequence[RecordedSpan]) -> bytes:
+    """An ExportTraceServiceRequest with spans of one process."""
+    scope_spans = b"".join([_field(b"\x12", _span(span)) for span in spans])
+    return _field(b"\x0a", resource + _field(b"\x12", scope_spans))
+
+
+def _span(span: RecordedSpan) -> bytes:
     parts = [
-        b"\x0a\x10",
-        context.trace_id.to_bytes(16, "big"),
-        b"\x12\x08",
-        context.span_id.to_bytes(8, "big"),
-        _text(b"\x2a", span.name),
-        _INTERNAL,
-        b"\x39",
-        _U64(span.start_time or 0),
-        b"\x41",
-        _U64(span.end_time or 0),
+        _TRACE_ID,
+        bytes.fromhex(span.trace_id),
+        _SPAN_ID,
+        bytes.fromhex(span.span_id),
+        _name(b"\x2a", span.name),
+        _INTERNAL_FROM,
+        _U64(span.start_ns),
+        _TO,
+        _U64(span.end_ns),
     ]
-    if span.parent is not None:
-        parts += (b"\x22\x08", span.parent.span_id.to_bytes(8, "big"))
-    parts += _attributes(b"\x4a", span.attributes)
-    parts += [_field(b"\x5a", _event(event)) for event in span.events]
-    if span.dropped_events:
-        parts.append(b"\x60" + _varint(span.dropped_events))
-    if span.status.status_code is not StatusCode.UNSET:
-        message = _text(b"\x12", span.status.description or "")
-        parts.append(_field(b"\x7a", message + _STATUS_CODE[span.status.status_code]))
+    if span.parent_id is not None:
+        parts += (_PARENT_ID, bytes.fromhex(span.parent_id))
+    if span.attributes:
+        parts += _attributes(b"\x4a", span.attributes)
+    if span.events:
+        parts += [event.encoded or _event(event) for event in span.events]
+    if span.error is not None:
+        parts.append(_field(b"\x7a", _text(b"\x12", span.error) + _STATUS_ERROR))
     return b"".join(parts)
 
 
 def _event(event: Event) -> bytes:
-    head = b"\x09" + _U64(event.timestamp) + _name(b"\x12", event.name)
-    return head + b"".join(_attributes(b"\x1a", event.attributes))
+    parts = [b"\x09", _U64(event.time_ns), _name(b"\x12", event.name)]
+    if event.attributes:
+        parts += _attributes(b"\x1a", event.attributes)
+    event.encoded = _field(b"\x5a", b"".join(parts))
+    return event.encoded
 
 
-def _attributes(tag: bytes, attributes: Mapping[str, AttributeValue] | None) -> list[bytes]:
-    if not attributes:
-        return []
+def _attributes(tag: bytes, attributes: Attributes) -> list[bytes]:
     fields = []
     for key, value in attributes.items():
-        data = _name(_KEY, key) + _VALUE_FIELD.get(type(value), _other_field)(value)
-        fields.append(_field(tag, data))
+        if type(value) is str:
+            fields.append(_text_attribute(tag, key, value))
+        else:
+            data = _name(_KEY, key) + _VALUE_FIELD.get(type(value), _other_field)(value)
+            fields.append(_field(tag, data))
     return fields
+
+
+@lru_cache(_TEXTS_CACHED)
+def _text_attribute(tag: bytes, key: str, value: str) -> bytes:
+    """Most texts occur several times: a request's id in each of its spans, a model in all."""
+    return _field(tag, _name(_KEY, key) + _text_field(value))
 
 
 def _int_field(value: int) -> bytes:
@@ -132,5 +142,5 @@ def _text(tag: bytes, text: str) -> bytes:
 
 @lru_cache(_NAMES_CACHED)
 def _name(tag: bytes, name: str) -> bytes:
-    """Names repeat; values do not."""
+    """A text field that occurs often: the name of a span, an event or an attribute."""
     return _text(tag, name)

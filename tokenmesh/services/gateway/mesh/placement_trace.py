@@ -2,9 +2,8 @@
 
 from typing import Final
 
-from opentelemetry.trace import Span
-
 from tokenmesh.shared.messages import Placed
+from tokenmesh.shared.telemetry import Span
 
 _MAX_CANDIDATES: Final = 16
 

@@ -1,16 +1,19 @@
 """TraceStore: the last traces of the mesh, as every gateway keeps them for itself.
 
-Spans stay encoded until somebody looks: a gateway receives all spans of the mesh and is asked for
-few of them.
+A gateway receives all spans of the mesh and shows few of them. It cuts what arrives into spans and
+sorts them by trace id; their content stays encoded until somebody looks at the trace.
 """
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from functools import lru_cache
+from itertools import count, islice
+from typing import Final
 
 import msgspec
 from google.protobuf.message import DecodeError
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from tokenmesh.services.gateway.operations.span_view import SpanView, view_attributes, view_span
@@ -20,6 +23,12 @@ from tokenmesh.shared.bus.base import Bus, Subscription
 from tokenmesh.shared.config.mesh import TelemetrySettings
 from tokenmesh.shared.errors import NotFound, ProtocolError
 from tokenmesh.shared.telemetry import REQUEST_ID, TENANT
+
+_RESOURCES_CACHED: Final = 256
+_NESTED: Final = 2
+"""The wire type of everything above the spans: a length and as many bytes."""
+_TRACE_ID_HEAD: Final = b"\x0a\x10"
+"""A span begins with its trace id: field 1, 16 bytes."""
 
 
 class TraceView(msgspec.Struct, frozen=True):
@@ -50,7 +59,6 @@ class TraceSummary(msgspec.Struct, frozen=True):
 @dataclass(slots=True)
 class _StoredSpan:
     data: bytes
-    start_ns: int
     service: str
     instance: str
 
@@ -60,32 +68,80 @@ class _StoredSpan:
 
 @dataclass(slots=True)
 class _Trace:
+    number: int
+    """Traces are numbered as they begin."""
     spans: list[_StoredSpan] = field(default_factory=list)
-    request_ids: list[str] = field(default_factory=list)
     num_bytes: int = 0
     num_dropped: int = 0
+    num_read: int = 0
+    """Spans whose facts are in the fields below."""
+    request_ids: list[str] = field(default_factory=list)
     tenants: set[str] = field(default_factory=set)
-    """Those whose requests are in it."""
+    """Those whose requests are in the trace."""
+    first: tuple[int, _StoredSpan] | None = None
+    """The span that began first, and when."""
     end_ns: int = 0
     has_error: bool = False
 
+    def add(self, span: _StoredSpan, max_spans: int) -> int:
+        """Keep a span; how many bytes that takes, 0 when the trace is full."""
+        if len(self.spans) < max_spans:
+            self.spans.append(span)
+            self.num_bytes += len(span.data)
+            return len(span.data)
+        self.num_dropped += 1
+        self._note_identity(span)
+        return 0
+
+    def read(self) -> None:
+        """Look into the spans that came since the last time; one that is garbage is dropped."""
+        for stored in self.spans[self.num_read :]:
+            span = self._note_identity(stored)
+            if span is None:
+                self.spans.remove(stored)
+                self.num_dropped += 1
+                continue
+            self.num_read += 1
+            if self.first is None or span.start_time_unix_nano < self.first[0]:
+                self.first = (span.start_time_unix_nano, stored)
+            self.end_ns = max(self.end_ns, span.end_time_unix_nano)
+            self.has_error |= span.status.code == Status.STATUS_CODE_ERROR
+
+    def mentions(self, text: bytes) -> bool:
+        """Whether a span may hold the text, without decoding any."""
+        return any(text in span.data for span in self.spans)
+
     def may_be_seen(self, access: Access) -> bool:
         """A client chooses the id of its trace: who adds to another's must not see it so."""
+        self.read()
         return access.is_admin or self.tenants == {access.tenant.name}
+
+    def _note_identity(self, stored: _StoredSpan) -> Span | None:
+        try:
+            span = Span.FromString(stored.data)
+        except DecodeError:
+            return None
+        for attribute in span.attributes:
+            if attribute.key == TENANT:
+                self.tenants.add(attribute.value.string_value)
+            elif attribute.key == REQUEST_ID:
+                request_id = attribute.value.string_value
+                if request_id not in self.request_ids:
+                    self.request_ids.append(request_id)
+        return span
 
 
 class TraceStore:
-    """Traces by id and by request id, the least recently extended one leaves first.
+    """Traces by id and by request id; the least recently extended one is evicted first.
 
-    A trace is seen by the tenant whose requests it holds and by admins; until the first of these
-    requests has ended, and where several tenants' met in it, by admins only.
+    A trace is visible to the tenant whose requests it holds and to admins. Until the first of these
+    requests has ended, and where requests of several tenants are in it, only to admins.
     """
 
     def __init__(self, settings: TelemetrySettings) -> None:
         self._settings = settings
-        self._traces: OrderedDict[str, _Trace] = OrderedDict()
-        self._traces_by_request: dict[str, list[str]] = {}
-        """The newest last: clients, and several of them, may use an id again."""
+        self._traces: OrderedDict[bytes, _Trace] = OrderedDict()
+        self._numbers = count()
         self._num_bytes = 0
 
     def __len__(self) -> int:
@@ -93,7 +149,7 @@ class TraceStore:
 
     @property
     def num_bytes(self) -> int:
-        """Encoded size of all spans kept."""
+        """Encoded size of all stored spans."""
         return self._num_bytes
 
     async def follow(self, bus: Bus) -> Subscription:
@@ -109,98 +165,127 @@ class TraceStore:
 
     def add(self, data: bytes) -> None:
         """Take in an ExportTraceServiceRequest. Raises DecodeError."""
-        for resource_spans in ExportTraceServiceRequest.FromString(data).resource_spans:
-            resource = view_attributes(resource_spans.resource.attributes)
-            service = str(resource.get("service.name", "unknown"))
-            instance = str(resource.get("service.instance.id", ""))
-            for scope_spans in resource_spans.scope_spans:
-                for span in scope_spans.spans:
-                    self._add_span(span, service, instance)
+        for _, of_resource in _fields(data, 0, len(data)):
+            resource, scopes = b"", []
+            for number, inner in _fields(data, *of_resource):
+                if number == 1:
+                    resource = data[slice(*inner)]
+                elif number == 2:
+                    scopes.append(inner)
+            service, instance = _process_of(resource)
+            for scope in scopes:
+                for number, (start, end) in _fields(data, *scope):
+                    if number == 2:
+                        self._add_span(_StoredSpan(data[start:end], service, instance))
         self._evict()
 
     def get(self, key: str, access: Access) -> TraceView:
         """The trace of an id, or the newest of a request's id. Raises NotFound."""
         trace_id, found = self._find(key, access)
+        views = [span.view() for span in found.spans]
         return TraceView(
-            trace_id=trace_id,
+            trace_id=trace_id.hex(),
             request_id=next(iter(found.request_ids), None),
             dropped_spans=found.num_dropped,
-            spans=[span.view() for span in sorted(found.spans, key=lambda each: each.start_ns)],
+            spans=sorted(views, key=lambda each: each.start_ns),
         )
 
     def recent(self, limit: int, access: Access) -> list[TraceSummary]:
         """The most recently extended traces, newest first."""
+        tenant = b"" if access.is_admin else access.tenant.name.encode()
         newest = (
-            trace_id
+            _summary(trace_id, trace)
             for trace_id, trace in reversed(self._traces.items())
-            if trace.may_be_seen(access)
+            if (not tenant or trace.tenants or trace.mentions(tenant))
+            and trace.may_be_seen(access)
+            and trace.first is not None
         )
-        return [self._summarize(trace_id) for trace_id in islice(newest, limit)]
+        return list(islice(newest, limit))
 
-    def _find(self, key: str, access: Access) -> tuple[str, _Trace]:
-        for trace_id in (*reversed(self._traces_by_request.get(key, ())), key):
-            found = self._traces.get(trace_id)
-            if found is not None and found.may_be_seen(access):
-                return trace_id, found
+    def _find(self, key: str, access: Access) -> tuple[bytes, _Trace]:
+        text = key.encode("utf-8", "replace")
+        by_request = [
+            (trace.number, trace_id, trace)
+            for trace_id, trace in self._traces.items()
+            if key in trace.request_ids or trace.mentions(text)
+        ]
+        for _, trace_id, trace in sorted(by_request, reverse=True):
+            if trace.may_be_seen(access) and key in trace.request_ids:
+                return trace_id, trace
+        trace_id = _trace_id(key)
+        found = self._traces.get(trace_id)
+        if found is not None and found.may_be_seen(access):
+            return trace_id, found
         raise NotFound(
             f"no trace of {key!r}: unknown, not sampled, not yet arrived, or too long ago"
         )
 
-    def _summarize(self, trace_id: str) -> TraceSummary:
-        found = self._traces[trace_id]
-        first = min(found.spans, key=lambda span: span.start_ns).view()
-        return TraceSummary(
-            trace_id=trace_id,
-            request_id=next(iter(found.request_ids), None),
-            name=first.name,
-            attributes=dict(first.attributes),
-            start_ns=first.start_ns,
-            end_ns=found.end_ns,
-            num_spans=len(found.spans),
-            services=sorted({span.service for span in found.spans}),
-            has_error=found.has_error,
-        )
-
-    def _add_span(self, span: Span, service: str, instance: str) -> None:
-        trace_id = span.trace_id.hex()
+    def _add_span(self, span: _StoredSpan) -> None:
+        if not span.data.startswith(_TRACE_ID_HEAD) or len(span.data) < 18:
+            raise DecodeError("a span does not begin with its trace id")
+        trace_id = span.data[2:18]
         trace = self._traces.get(trace_id)
         if trace is None:
-            trace = self._traces[trace_id] = _Trace()
-        self._traces.move_to_end(trace_id)
-        tenant = _text(span, TENANT)
-        if tenant is not None:
-            trace.tenants.add(tenant)
-        if len(trace.spans) >= self._settings.max_trace_spans:
-            trace.num_dropped += 1
-            return
-        data = span.SerializeToString()
-        trace.spans.append(_StoredSpan(data, span.start_time_unix_nano, service, instance))
-        trace.num_bytes += len(data)
-        self._num_bytes += len(data)
-        trace.end_ns = max(trace.end_ns, span.end_time_unix_nano)
-        trace.has_error |= span.status.code == Status.STATUS_CODE_ERROR
-        self._index(trace_id, trace, span)
-
-    def _index(self, trace_id: str, trace: _Trace, span: Span) -> None:
-        request_id = _text(span, REQUEST_ID)
-        if request_id is not None and request_id not in trace.request_ids:
-            trace.request_ids.append(request_id)
-            self._traces_by_request.setdefault(request_id, []).append(trace_id)
+            trace = self._traces[trace_id] = _Trace(next(self._numbers))
+        else:
+            self._traces.move_to_end(trace_id)
+        self._num_bytes += trace.add(span, self._settings.max_trace_spans)
 
     def _evict(self) -> None:
         settings = self._settings
         while len(self._traces) > settings.max_traces or self._num_bytes > settings.max_trace_bytes:
-            trace_id, trace = self._traces.popitem(last=False)
+            _, trace = self._traces.popitem(last=False)
             self._num_bytes -= trace.num_bytes
-            for request_id in trace.request_ids:
-                others = self._traces_by_request[request_id]
-                others.remove(trace_id)
-                if not others:
-                    del self._traces_by_request[request_id]
 
 
-def _text(span: Span, key: str) -> str | None:
-    for attribute in span.attributes:
-        if attribute.key == key:
-            return attribute.value.string_value
-    return None
+def _summary(trace_id: bytes, trace: _Trace) -> TraceSummary:
+    assert trace.first is not None
+    first = trace.first[1].view()
+    return TraceSummary(
+        trace_id=trace_id.hex(),
+        request_id=next(iter(trace.request_ids), None),
+        name=first.name,
+        attributes=dict(first.attributes),
+        start_ns=first.start_ns,
+        end_ns=trace.end_ns,
+        num_spans=len(trace.spans),
+        services=sorted({span.service for span in trace.spans}),
+        has_error=trace.has_error,
+    )
+
+
+def _trace_id(key: str) -> bytes:
+    try:
+        return bytes.fromhex(key)
+    except ValueError:
+        return b""
+
+
+@lru_cache(_RESOURCES_CACHED)
+def _process_of(resource: bytes) -> tuple[str, str]:
+    """Service and instance of an encoded Resource. Raises DecodeError."""
+    attributes = view_attributes(Resource.FromString(resource).attributes)
+    service = str(attributes.get("service.name", "unknown"))
+    return service, str(attributes.get("service.instance.id", ""))
+
+
+def _fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Number and bounds of each field of a protobuf message in data[start:end].
+
+    For messages whose fields are all messages, texts or bytes. Raises DecodeError for others.
+    """
+    while start < end:
+        tag, start = data[start], start + 1
+        size = shift = 0
+        while True:
+            if start >= end or shift > 28:
+                raise DecodeError("a field has no length")
+            byte, start = data[start], start + 1
+            size |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                break
+        if tag & 7 != _NESTED or tag > 127 or start + size > end:
+            raise DecodeError("not a message of spans")
+        yield tag >> 3, (start, start + size)
+        start += size
