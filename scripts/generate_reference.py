@@ -1,4 +1,4 @@
-"""The pages of docs/reference/ that are made from the code: settings, flags, metrics, the bus.
+"""The pages of docs/reference/ that are made from the code.
 
 `python scripts/generate_reference.py` writes them; `--check` fails when a page is not current.
 """
@@ -9,15 +9,17 @@ import inspect
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Final, get_args, get_origin
+from typing import Annotated, Any, Final, get_args, get_origin
 
 import annotated_types
-from pydantic import SecretStr
+from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from tokenmesh.cli.flags import FLAGS, UP_FLAGS
 from tokenmesh.cli.vllm_flags import FIXED
+from tokenmesh.services.gateway.openai.request import ChatRequest, CompletionRequest
+from tokenmesh.services.gateway.openai.sampling_fields import NotServed, SamplingFields, marked
 from tokenmesh.shared.config.layers import Key, environment_name, fields, is_section
 from tokenmesh.shared.metrics.table import METRICS, PREFIX
 from tokenmesh.shared.subjects import SUBJECTS
@@ -27,6 +29,9 @@ FOLDER: Final = ROOT / "docs/reference"
 NOTE: Final = "<!-- Written by scripts/generate_reference.py; edit the code instead. -->\n"
 _TYPE_NAMES: Final[dict[type, str]] = {
     str: "text", int: "integer", float: "number", bool: "boolean", SecretStr: "secret"
+}  # fmt: skip
+_BOUND_SIGNS: Final = {
+    "minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"
 }  # fmt: skip
 
 
@@ -130,6 +135,55 @@ def messages_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def fields_page() -> str:
+    """Every field of chats and completions that is served, with its range, default and meaning."""
+    lines = [
+        NOTE,
+        "# Fields of chats and completions\n",
+        "Names, ranges and meanings are vLLM's where nothing else is said. Settings are those of "
+        "`gateway`. [How to add one](../guides/add-a-sampling-field.md).",
+    ]
+    shared = set(SamplingFields.model_fields)
+    tables: list[tuple[str, type[BaseModel], set[str]]] = [
+        ("Chats and completions", SamplingFields, set()),
+        ("Chats only", ChatRequest, shared),
+        ("Completions only", CompletionRequest, shared),
+    ]
+    for title, model, others in tables:
+        refused = marked(model, NotServed)
+        lines += [
+            "",
+            f"## {title}",
+            "",
+            "| field | type | default | meaning |",
+            "|---|---|---|---|",
+        ]
+        schemas = model.model_json_schema()["properties"]
+        for name, field in model.model_fields.items():
+            if name not in others and (name not in refused or field.description):
+                kind, meaning = _cell(_json_type(schemas[name])), _cell(field.description or "")
+                lines.append(f"| `{name}` | {kind} | {_default(field)} | {meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+def _json_type(schema: dict[str, Any]) -> str:
+    """The type and the bounds of a JSON schema; null and bounds of 32 bits are left out."""
+    if "anyOf" in schema:
+        members = [_json_type(each) for each in schema["anyOf"] if each.get("type") != "null"]
+        return " or ".join(members)
+    if "enum" in schema:
+        return " or ".join(f"`{each}`" for each in schema["enum"])
+    kind: str = schema.get("type", "object")
+    if kind == "array":
+        return f"list of {_json_type(schema['items'])}"
+    bounds = [
+        f"{sign} {schema[name]}"
+        for name, sign in _BOUND_SIGNS.items()
+        if name in schema and abs(schema[name]) < 2**31 - 1
+    ]
+    return " ".join([{"string": "text"}.get(kind, kind), ", ".join(bounds)]).strip()
+
+
 def _message(node: ast.ClassDef) -> Iterator[str]:
     options = {each.arg for each in node.keywords}
     array = " *array*" if "array_like" in options else ""
@@ -158,6 +212,7 @@ PAGES: Final = {
     "metrics.md": metrics_page,
     "subjects.md": subjects_page,
     "messages.md": messages_page,
+    "fields.md": fields_page,
 }
 
 

@@ -10,9 +10,9 @@ from tokenizers import Tokenizer, decoders, models
 
 from tokenmesh.services.gateway.generation.chunk import OutputChunk
 from tokenmesh.services.gateway.http.sse import error_frames
-from tokenmesh.services.gateway.openai.call_ids import call_id
-from tokenmesh.services.gateway.openai.chat_stream import ChatStream, ChunkOptions
-from tokenmesh.services.gateway.openai.completion_stream import CompletionStream
+from tokenmesh.services.gateway.openai.chat_stream import ChatStream, call_id
+from tokenmesh.services.gateway.openai.chunk_stream import ChunkOptions
+from tokenmesh.services.gateway.openai.completion_writer import CompletionStream
 from tokenmesh.services.gateway.openai.head import Head
 from tokenmesh.services.gateway.openai.logprobs import LogprobShapes
 from tokenmesh.services.gateway.openai.shapes import usage_of

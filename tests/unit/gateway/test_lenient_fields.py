@@ -7,11 +7,13 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from tokenmesh.services.gateway.anthropic.request import MessagesRequest
-from tokenmesh.services.gateway.extras.batch_chat_request import BatchChatRequest
-from tokenmesh.services.gateway.openai.chat_request import ChatRequest
-from tokenmesh.services.gateway.openai.completion_request import CompletionRequest
-from tokenmesh.services.gateway.openai.lenient import Conversions
-from tokenmesh.services.gateway.openai.tokenize_request import TokenizeRequest
+from tokenmesh.services.gateway.extras.batch_chat import BatchChatRequest
+from tokenmesh.services.gateway.openai.fields import Conversions
+from tokenmesh.services.gateway.openai.request import (
+    ChatRequest,
+    CompletionRequest,
+    TokenizeRequest,
+)
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
 
 CHAT = [{"role": "user", "content": "Hi"}]

@@ -7,8 +7,8 @@ import pytest
 
 import tokenmesh.demo_model
 from tokenmesh.services.gateway.generation.parsing import Parsing
-from tokenmesh.services.gateway.openai.forced_calls import family_of
-from tokenmesh.services.gateway.openai.tool_use import Mode, ToolUse
+from tokenmesh.services.gateway.openai.call_constraints import family_of
+from tokenmesh.services.gateway.openai.tools import Mode, ToolUse
 from tokenmesh.services.gateway.parsers.events import (
     CallArguments,
     CallBegin,

@@ -9,9 +9,9 @@ import pytest
 
 import tokenmesh.demo_model
 from tests.unit.gateway.parsers.harness import parse
-from tokenmesh.services.gateway.openai.strict_calls import strict_calls, wants_strict_calls
+from tokenmesh.services.gateway.openai.call_constraints import strict_calls
 from tokenmesh.services.gateway.openai.structured_limits import check_structured
-from tokenmesh.services.gateway.openai.tool_use import Mode, ToolUse
+from tokenmesh.services.gateway.openai.tools import Mode, ToolUse
 from tokenmesh.services.gateway.parsers.events import CallArguments, CallBegin, Content
 from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser, ToolSchema
 from tokenmesh.services.gateway.parsers.registry import ParserRegistry
@@ -85,7 +85,7 @@ def test_special_tokens_are_no_text_that_a_grammar_could_bind(special: str) -> N
 def test_it_is_for_strict_functions_that_may_be_called(
     mode: Mode, tools: tuple[ToolSchema, ...], wanted: bool
 ) -> None:
-    assert wants_strict_calls(ToolUse(mode=mode, schemas=tools)) is wanted
+    assert ToolUse(mode=mode, schemas=tools).has_strict is wanted
 
 
 def test_schemas_are_bounded() -> None:

@@ -17,9 +17,8 @@ from tokenmesh.services.gateway.document.bodies import body_schema
 from tokenmesh.services.gateway.document.document import complete
 from tokenmesh.services.gateway.edge import Edge
 from tokenmesh.services.gateway.errors import crash_response, install_error_handlers
-from tokenmesh.services.gateway.extras import batch_chat_routes as chat_batch
-from tokenmesh.services.gateway.extras.batch_chat_request import BatchChatRequest
-from tokenmesh.services.gateway.extras.batch_chat_routes import chat_batch_endpoint
+from tokenmesh.services.gateway.extras import batch_chat
+from tokenmesh.services.gateway.extras.batch_chat import BatchChatRequest, chat_batch_endpoint
 from tokenmesh.services.gateway.extras.sagemaker_routes import sagemaker_router
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.docs_pages import docs_router
@@ -27,17 +26,20 @@ from tokenmesh.services.gateway.http.head_as_get import HeadAsGet
 from tokenmesh.services.gateway.http.root_path import RootPath
 from tokenmesh.services.gateway.http.shortcut import Endpoint, Shortcut
 from tokenmesh.services.gateway.http.start_limiter import StartLimiter
-from tokenmesh.services.gateway.openai import chat_routes as chat
-from tokenmesh.services.gateway.openai import completion_routes as completions
-from tokenmesh.services.gateway.openai.chat_request import ChatRequest
-from tokenmesh.services.gateway.openai.chat_routes import chat_endpoint
-from tokenmesh.services.gateway.openai.completion_request import CompletionRequest
-from tokenmesh.services.gateway.openai.completion_routes import completion_endpoint
+from tokenmesh.services.gateway.openai import routes as openai
 from tokenmesh.services.gateway.openai.file_routes import files_router
-from tokenmesh.services.gateway.openai.model_routes import models_router
-from tokenmesh.services.gateway.openai.tokenize_request import DetokenizeRequest, TokenizeRequest
-from tokenmesh.services.gateway.openai.tokenize_routes import tokenize_router
-from tokenmesh.services.gateway.openai.tokenizer_info_routes import tokenizer_info_router
+from tokenmesh.services.gateway.openai.request import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from tokenmesh.services.gateway.openai.routes import (
+    chat_endpoint,
+    completion_endpoint,
+    models_router,
+)
+from tokenmesh.services.gateway.openai.token_routes import tokenize_router, tokenizer_info_router
 from tokenmesh.services.gateway.operations.admin_routes import admin_router
 from tokenmesh.services.gateway.operations.health_routes import health_router
 from tokenmesh.services.gateway.operations.mesh_routes import mesh_router
@@ -57,9 +59,9 @@ from tokenmesh.services.gateway.tenancy.admitted_routes import AdmittedRoutes
 from tokenmesh.services.gateway.tenancy.usage_routes import usage_router
 
 _BODIES: Final[dict[str, type[BaseModel]]] = {
-    chat.PATH: ChatRequest,
-    chat_batch.PATH: BatchChatRequest,
-    completions.PATH: CompletionRequest,
+    openai.CHAT: ChatRequest,
+    batch_chat.PATH: BatchChatRequest,
+    openai.COMPLETIONS: CompletionRequest,
     messages.PATH: MessagesRequest,
     responses.PATH: ResponsesRequest,
 }
@@ -98,9 +100,9 @@ def make_app(gateway: Gateway) -> ASGIApp:
     """Everything that HTTP clients see, outermost first: edge, admission, shortcut, routes."""
     settings = gateway.settings
     endpoints = {
-        chat.PATH: chat_endpoint(gateway),
-        chat_batch.PATH: chat_batch_endpoint(gateway),
-        completions.PATH: completion_endpoint(gateway),
+        openai.CHAT: chat_endpoint(gateway),
+        batch_chat.PATH: chat_batch_endpoint(gateway),
+        openai.COMPLETIONS: completion_endpoint(gateway),
         messages.PATH: messages_endpoint(gateway),
         responses.PATH: response_endpoint(gateway),
     }

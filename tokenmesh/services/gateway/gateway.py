@@ -20,7 +20,6 @@ from tokenmesh.services.gateway.mesh.stages import Stages
 from tokenmesh.services.gateway.mesh.streams import Streams
 from tokenmesh.services.gateway.mesh.vocabularies import Vocabularies
 from tokenmesh.services.gateway.mesh.watch_times import WatchTimes
-from tokenmesh.services.gateway.openai.intake import Intake
 from tokenmesh.services.gateway.openai.request_builder import RequestBuilder
 from tokenmesh.services.gateway.operations.admin import Admin
 from tokenmesh.services.gateway.operations.mesh_view import MeshView
@@ -80,7 +79,7 @@ class Gateway:
         self.admin = Admin(bus, members, self.catalog, limits)
         self.mesh_view = MeshView(gateway_id, bus, members, limits)
         self.vocabularies = Vocabularies(self.calls, limits)
-        self.intake = Intake(RequestBuilder(self.catalog, self.vocabularies, blobs, limits))
+        self.builder = RequestBuilder(self.catalog, self.vocabularies, blobs, limits)
         self.scale_out = self._make_scale_out(settings)
         self.traces = TraceStore(settings.telemetry)
         self.meters = Meters(metrics)
@@ -155,7 +154,7 @@ class Gateway:
             journal,
             self.members,
             settings,
-            intake=self.intake,
+            builder=self.builder,
             pipeline=self.pipeline,
             admission=self.admission,
             tenant_of=self.keys.tenant,

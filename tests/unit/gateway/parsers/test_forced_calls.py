@@ -6,8 +6,8 @@ import pytest
 
 from tests.unit.gateway.parsers.harness import check_chunkings
 from tests.unit.gateway.parsers.tool_formats import TYPICAL_CALLS, calls_of, content_of
-from tokenmesh.services.gateway.openai.forced_calls import family_of
-from tokenmesh.services.gateway.openai.tool_use import Mode, ToolUse
+from tokenmesh.services.gateway.openai.call_constraints import family_of
+from tokenmesh.services.gateway.openai.tools import Mode, ToolUse
 from tokenmesh.services.gateway.parsers.events import CallBegin, Event
 from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser, ToolSchema
 from tokenmesh.services.gateway.parsers.registry import ParserRegistry

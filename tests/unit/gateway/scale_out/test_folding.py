@@ -3,7 +3,7 @@
 from typing import Any
 
 from tokenmesh.services.gateway.http.sse import frame
-from tokenmesh.services.gateway.scale_out.folding import chunks_of, fold
+from tokenmesh.services.gateway.scale_out.derender_chunk import chunks_of, fold
 
 EMPTY: dict[str, Any] = {"id": "r", "choices": []}
 

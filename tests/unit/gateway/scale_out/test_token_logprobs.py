@@ -3,7 +3,8 @@
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tokenmesh.services.gateway.scale_out.token_logprobs import prompt_tables, read, shown
+from tokenmesh.services.gateway.scale_out.generate_response import prompt_tables, token_logprob
+from tokenmesh.services.gateway.scale_out.output_reader import read_logprobs
 from tokenmesh.shared.messages.tokens import TokenLogprobs
 
 
@@ -19,18 +20,18 @@ def entries(draw: st.DrawFn) -> TokenLogprobs:
 
 @given(entries())
 def test_the_most_likely_tokens_come_back_in_their_order(entry: TokenLogprobs) -> None:
-    answer = shown(entry, are_named=False)
+    answer = token_logprob(entry, are_named=False)
     assert answer.top_logprobs[0].token_id == entry.token_id
-    again = read(answer, answer.top_logprobs, count=len(entry.top_ids), named=())
+    again = read_logprobs(answer, answer.top_logprobs, count=len(entry.top_ids), named=())
     assert again == entry
 
 
 @given(entries())
 def test_named_tokens_come_back_in_the_order_that_they_were_named(entry: TokenLogprobs) -> None:
     assume(entry.top_ids)
-    answer = shown(entry, are_named=True)
+    answer = token_logprob(entry, are_named=True)
     assert all(each.rank is None for each in answer.top_logprobs[1:])
-    again = read(answer, answer.top_logprobs, count=None, named=entry.top_ids)
+    again = read_logprobs(answer, answer.top_logprobs, count=None, named=entry.top_ids)
     assert again == entry
 
 

@@ -8,14 +8,8 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from tokenmesh.services.gateway.openai.bounded import Bounded
-from tokenmesh.services.gateway.openai.lenient import (
-    Flag,
-    MinusOneOrMore,
-    Positive,
-    Temperature,
-    TopP,
-)
+from tokenmesh.services.gateway.openai.fields import Bounded, Flag, MinusOneOrMore, Positive
+from tokenmesh.services.gateway.openai.sampling_fields import Temperature, TopP
 
 
 class _Part(Bounded):

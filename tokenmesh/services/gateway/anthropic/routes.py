@@ -21,8 +21,9 @@ from tokenmesh.services.gateway.http.off_loop import off_loop
 from tokenmesh.services.gateway.http.shortcut import Endpoint
 from tokenmesh.services.gateway.mesh.catalog import Catalog
 from tokenmesh.services.gateway.mesh.vocabularies import Vocabularies
-from tokenmesh.services.gateway.openai.chat_request import ChatRequest
+from tokenmesh.services.gateway.openai.chat_builder import build_chat
 from tokenmesh.services.gateway.openai.renamed_answer import RenamedAnswer
+from tokenmesh.services.gateway.openai.request import ChatRequest
 from tokenmesh.services.gateway.openai.translation import TranslatedChat, warn_unknown
 from tokenmesh.shared.telemetry import span
 
@@ -41,7 +42,7 @@ def messages_endpoint(gateway: Gateway) -> Endpoint:
             chat = translation.chat
             await drop_useless_budget(gateway.catalog, gateway.vocabularies, chat, context)
             with translation.client_paths():
-                generation = await gateway.intake.chat(chat, context)
+                generation = await build_chat(gateway.builder, chat, context)
         is_omitted = body.thinking is not None and body.thinking.display == "omitted"
         # Clients send the max_tokens of the largest models without checking this model's limit.
         jobs = tuple(replace(job, cuts_max_tokens=True) for job in generation.jobs)

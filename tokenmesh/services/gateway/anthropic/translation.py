@@ -11,9 +11,9 @@ from tokenmesh.services.gateway.anthropic.request import (
     MessagesRequest,
     ToolChoice,
 )
-from tokenmesh.services.gateway.openai.bounded import Bounded
 from tokenmesh.services.gateway.openai.errors import NotSupported
 from tokenmesh.services.gateway.openai.field_places import Places
+from tokenmesh.services.gateway.openai.fields import Bounded
 from tokenmesh.services.gateway.openai.translation import (
     Json,
     TranslatedChat,

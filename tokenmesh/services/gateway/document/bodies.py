@@ -6,7 +6,7 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from tokenmesh.services.gateway.document.not_served import narrow
-from tokenmesh.services.gateway.openai.not_supported import not_served
+from tokenmesh.services.gateway.openai.sampling_fields import NotServed, marked
 
 _REF: Final = "#/components/schemas/{model}"
 
@@ -33,6 +33,6 @@ def body_components(models: Iterable[type[BaseModel]]) -> dict[str, Any]:
         schema = model.model_json_schema(ref_template=_REF)
         # A body inside of another one is described as where it is a body itself.
         components = schema.pop("$defs", {}) | components
-        narrow(schema["properties"], not_served(model))
+        narrow(schema["properties"], marked(model, NotServed))
         components[model.__name__] = schema
     return components

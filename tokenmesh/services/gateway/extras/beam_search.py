@@ -1,8 +1,8 @@
-"""BeamSearch: which continuations of a prompt are kept, from log-probabilities alone. No I/O.
+"""BeamSearch: selects continuations of a prompt by their log-probabilities. No I/O.
 
-vLLM's rules: of every beam the 2 * width most likely tokens are looked at, an end token completes
-the beam, and of the others the `width` best go on. What counts is the sum of the model's own
-log-probabilities, at the end divided by the length to the power of the penalty.
+vLLM's rules: the 2 * width most likely tokens of every beam are candidates, an end token completes
+the beam, and the `width` best of the others continue. Beams are compared by the sum of the model's
+own log-probabilities, complete ones by that sum divided by length ** length_penalty.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,28 +13,26 @@ from tokenmesh.shared.messages.tokens import FinishReason, TokenLogprobs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamOptions:
-    """How to search."""
-
     width: int
-    """Beams that are kept, and answers that are given."""
+    """The number of beams, and of choices in the response."""
     length_penalty: float = 1.0
     end_ids: frozenset[int] = frozenset()
-    """Tokens that end an answer and have no reason to be told."""
+    """Tokens that end a beam without a stop reason."""
     stop_ids: frozenset[int] = frozenset()
-    """Those that are told as its stop reason."""
+    """Tokens that end a beam and are its stop reason."""
 
     @property
     def num_candidates(self) -> int:
-        """Tokens of each beam that are looked at."""
+        """Tokens of each beam that are considered."""
         return 2 * self.width
 
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """One continuation."""
+    """One continuation of the prompt."""
 
     token_ids: tuple[int, ...] = ()
-    """The token that ended it included."""
+    """Includes the token that ended it."""
     cumulative: float = 0.0
     """Sum of log-probabilities."""
     logprobs: tuple[TokenLogprobs, ...] = ()
@@ -42,7 +40,7 @@ class Beam:
     stop_token: int | None = None
 
     def score(self, num_prompt: int, length_penalty: float) -> float:
-        """By which complete answers are compared; the prompt counts as in vLLM."""
+        """For comparing complete beams; the prompt counts towards the length, as in vLLM."""
         length = num_prompt + len(self.token_ids) - (self.finish == "stop")
         return normalized(self.cumulative, length, length_penalty)
 
@@ -60,7 +58,7 @@ class BeamSearch:
 
     def __init__(self, options: BeamOptions, num_prompt: int, max_tokens: int) -> None:
         self.open: list[Beam] = [Beam()]
-        """Beams that go on, best first; all have the same length."""
+        """Beams that continue, best first; all have the same length."""
         self._options = options
         self._num_prompt = num_prompt
         self._max_tokens = max_tokens
@@ -77,7 +75,7 @@ class BeamSearch:
         return all(self._most(beam) <= worst for beam in self.open)
 
     def advance(self, entries: Sequence[TokenLogprobs]) -> None:
-        """Go one token further; entries are those of the open beams, in order."""
+        """Extend the open beams by one token; `entries` are theirs, in order."""
         candidates: list[tuple[float, Beam, TokenLogprobs]] = []
         for beam, entry in zip(self.open, entries, strict=True):
             for chosen in _choices(entry):
@@ -94,12 +92,12 @@ class BeamSearch:
         self.open = [beam.grown(chosen) for _, beam, chosen in best]
 
     def answers(self) -> list[Beam]:
-        """The `width` best, best first; those that are still open count as cut off."""
+        """The `width` best beams, best first; open ones count as cut by length."""
         found = [*self._complete, *self.open]
         return sorted(found, key=self._score, reverse=True)[: self._options.width]
 
     def _best_complete(self) -> list[Beam]:
-        """Only these can be answers; the others are forgotten."""
+        """Drop all complete beams but the `width` best."""
         best = sorted(self._complete, key=self._score, reverse=True)
         self._complete = best[: self._options.width]
         return self._complete
@@ -108,7 +106,7 @@ class BeamSearch:
         return beam.score(self._num_prompt, self._options.length_penalty)
 
     def _most(self, beam: Beam) -> float:
-        """No continuation scores more: sums only fall, and a longer answer may make up for it."""
+        """An upper bound of the scores of its continuations: sums only fall, lengths only grow."""
         penalty = self._options.length_penalty
         longest = self._num_prompt + self._max_tokens
         shortest = self._num_prompt + len(beam.token_ids)
@@ -116,12 +114,12 @@ class BeamSearch:
 
 
 def normalized(cumulative: float, length: int, length_penalty: float) -> float:
-    """A sum of log-probabilities made comparable with those of other lengths."""
+    """A sum of log-probabilities divided by length ** length_penalty."""
     return cumulative / float(length**length_penalty)
 
 
 def _choices(entry: TokenLogprobs) -> Iterator[TokenLogprobs]:
-    """The entry once for each of its tokens, as if that one had been drawn."""
+    """One entry for each candidate token, as if it had been drawn."""
     ranked = enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), start=1)
     for rank, (token_id, logprob) in ranked:
         yield TokenLogprobs(token_id, logprob, rank, entry.top_ids, entry.top_logprobs)

@@ -1,8 +1,8 @@
-"""Searcher: carries out a beam search on the mesh and delivers its answers like streams would.
+"""BeamSearcher: runs a beam search on the mesh and delivers its results like streams.
 
-A step is one token of every open beam: streams of one token, placed together where the prefix is
-cached, so a step computes little more than its new tokens. A stream that is lost with its worker
-is recovered like any other.
+A step generates one token of every open beam with streams of one token. They are placed together
+where the prefix is cached, so a step computes little more than its new tokens. When a worker dies
+its streams migrate like any others.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ from tokenmesh.shared.telemetry import REQUEST_ID, span, untraced
 from tokenmesh.shared.tokens import pack_ids
 
 
-class Searcher:
-    """Runs searches of one gateway."""
+class BeamSearcher:
+    """Runs the searches of a gateway."""
 
     def __init__(self, stages: Stages) -> None:
         self._stages = stages
@@ -32,7 +32,7 @@ class Searcher:
     async def run(
         self, job: PromptJob, options: BeamOptions, prompt: Prompt, inbox: Inbox
     ) -> AsyncIterator[None]:
-        """Inside the block the search runs and delivers into `inbox`; leaving it ends it."""
+        """Inside the block the search runs and delivers into `inbox`; leaving it stops it."""
         for index in range(job.n):
             inbox.connect(job.first_choice + index, _nothing_to_close)
         task = asyncio.create_task(self._search(job, options, prompt, inbox))
@@ -49,7 +49,7 @@ class Searcher:
             await self._deliver(job, options, prompt, inbox)
         except TokenMeshError as error:
             inbox.fail(error)
-        # A defect of ours must not leave a client waiting.
+        # After a defect the client must not wait for its deadline.
         except Exception:
             inbox.fail(TokenMeshError("internal error"))
             raise
@@ -76,7 +76,7 @@ class Searcher:
             current.set_attribute("tokenmesh.steps", num_steps)
         answers, count = search.answers(), job.sampling.logprobs
         if len(answers) < options.width:
-            raise ProtocolError("a worker named fewer tokens than a beam search asked for")
+            raise ProtocolError("a worker sent fewer candidate tokens than a beam search requested")
         inbox.complete(
             (job.first_choice + index, _output_of(beam, count, cached_tokens))
             for index, beam in enumerate(answers)
@@ -85,7 +85,7 @@ class Searcher:
     async def _step(
         self, job: PromptJob, options: BeamOptions, prompt: Prompt, beams: Sequence[Beam]
     ) -> list[Output]:
-        """What comes next after each beam."""
+        """The next token of each beam, with its candidates."""
         candidates = min(options.num_candidates, job.card.vocab_size)
         sampling = SamplingParams(
             seed=0, max_tokens=1, temperature=0.0, ignore_eos=True, logprobs=candidates
@@ -111,7 +111,7 @@ def _after(prompt: Prompt, beam: Beam) -> Prompt:
 
 def _entry_of(output: Output) -> TokenLogprobs:
     if not output.logprobs:
-        raise ProtocolError("a worker left out the log-probabilities that a beam search needs")
+        raise ProtocolError("a worker sent no log-probabilities for a beam search")
     return output.logprobs[0]
 
 
@@ -138,4 +138,4 @@ def _output_of(beam: Beam, num_logprobs: int | None, cached_tokens: int | None) 
 
 
 def _nothing_to_close() -> None:
-    """The streams of a search end with each step."""
+    """A step closes its own streams."""

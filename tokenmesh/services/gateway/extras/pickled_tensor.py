@@ -1,7 +1,7 @@
-"""What `torch.save` says of one tensor, read from its pickle without unpickling.
+"""Reads the description of one tensor from a file of `torch.save` without unpickling it.
 
-A pickle is a program; here its operations are looked at one by one, and those few that a plain
-tensor is written with build inert records. Nothing is imported, called or constructed.
+A pickle is a program. Only the few operations of a plain tensor are accepted, and they make inert
+records: nothing is imported, called or constructed.
 """
 
 import pickletools
@@ -9,39 +9,39 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 MAX_BYTES: Final = 16 * 1024
-"""A tensor's description has a few hundred."""
+"""The description of one tensor has a few hundred bytes."""
 
 
-class Name(NamedTuple):
-    """Something importable, by name."""
+class PickledName(NamedTuple):
+    """The name of something importable."""
 
     module: str
     name: str
 
 
 class PickledReference(NamedTuple):
-    """What torch keeps beside the pickle."""
+    """A reference to data outside the pickle."""
 
     facts: Any
 
 
 class PickledCall(NamedTuple):
-    """What would be called, with what."""
+    """A call that unpickling would make."""
 
     function: Any
     arguments: Any
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
+class TensorDescription:
     """Where a tensor lies in its storage."""
 
     storage_type: str
     """Such as FloatStorage."""
     key: str
-    """The storage's file."""
+    """The name of the storage's file."""
     offset: int
-    """Elements."""
+    """In elements."""
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
@@ -50,26 +50,28 @@ _MARK: Final = object()
 _NUMBERS: Final = frozenset({"BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE"})
 _TUPLES: Final = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _CONSTANTS: Final = {"NEWTRUE": True, "NEWFALSE": False, "NONE": None}
-_REBUILD: Final = Name("torch._utils", "_rebuild_tensor_v2")
+_REBUILD: Final = PickledName("torch._utils", "_rebuild_tensor_v2")
 
 
-def describe(data: bytes) -> Description:
-    """Raises ValueError for whatever is not exactly one tensor."""
+def describe(data: bytes) -> TensorDescription:
+    """Raises ValueError for anything but exactly one tensor."""
     if len(data) > MAX_BYTES:
         raise ValueError("it holds more than one tensor")
     match _interpret(data):
         case PickledCall(
             function,
             (
-                PickledReference(("storage", Name("torch", storage_type), str(key), str(), int())),
+                PickledReference(
+                    ("storage", PickledName("torch", storage_type), str(key), str(), int())
+                ),
                 int(offset),
                 tuple(shape),
                 tuple(strides),
                 bool(),
-                PickledCall(Name("collections", "OrderedDict"), ()),
+                PickledCall(PickledName("collections", "OrderedDict"), ()),
             ),
         ) if function == _REBUILD and all(type(n) is int for n in (*shape, *strides)):
-            return Description(storage_type, key, offset, shape, strides)
+            return TensorDescription(storage_type, key, offset, shape, strides)
     raise ValueError("it holds something else than one plain tensor")
 
 
@@ -98,7 +100,7 @@ def _apply(name: str, argument: Any, stack: list[Any], memo: dict[int, Any]) -> 
     elif name in _CONSTANTS:
         stack.append(_CONSTANTS[name])
     elif name == "GLOBAL":
-        stack.append(Name(*argument.split(" ", 1)))
+        stack.append(PickledName(*argument.split(" ", 1)))
     elif name == "MARK":
         stack.append(_MARK)
     elif name == "TUPLE":

@@ -1,4 +1,4 @@
-"""prompt_embeds: a prompt as a tensor. It travels like an encoder's output, by reference."""
+"""prompt_embeds: a prompt as a tensor. Like an encoder's output it is sent by reference."""
 
 import asyncio
 import base64
@@ -6,8 +6,8 @@ import binascii
 from dataclasses import dataclass
 
 from tokenmesh.services.gateway.extras.tensor_upload import read_tensor
-from tokenmesh.services.gateway.openai.completion_request import CompletionRequest
 from tokenmesh.services.gateway.openai.errors import NotSupported
+from tokenmesh.services.gateway.openai.request import CompletionRequest
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput
@@ -19,38 +19,38 @@ from tokenmesh.shared.tokens import pack_ids
 
 _NAME = "prompt_embeds"
 _PLACEHOLDER = 0
-"""Stands in the ids where the embeddings go; nobody reads it."""
+"""The token id in place of each embedding; it is not read."""
 
 
 @dataclass(frozen=True, slots=True)
 class EmbedsPrompt:
-    """One tensor, stored for the worker."""
+    """A tensor in the blob store."""
 
     item: MediaItem
 
     @property
     def placeholders(self) -> IdsPrompt:
-        """As many ids as the tensor has rows."""
+        """One token id for each row of the tensor."""
         return IdsPrompt(token_ids=pack_ids([_PLACEHOLDER] * self.item.length))
 
     def salt(self, cache_salt: str | None) -> str:
-        """Blocks are shared between equal tensors of one client's salt only."""
+        """Only equal tensors with the same salt share blocks."""
         return f"{_NAME}:{self.item.content_hash}:{cache_salt or ''}"
 
 
 async def read_embeds(
     body: CompletionRequest, card: ModelCard, blobs: Blobs, limits: GatewaySettings
 ) -> list[EmbedsPrompt]:
-    """One for each tensor of the body. Raises InvalidInput."""
-    asked = [body.prompt_embeds] if isinstance(body.prompt_embeds, str) else body.prompt_embeds
-    if not asked:
+    """The tensors of the body. Raises InvalidInput."""
+    given = [body.prompt_embeds] if isinstance(body.prompt_embeds, str) else body.prompt_embeds
+    if not given:
         return []
     _check_others(body, limits)
-    if len(asked) > limits.max_choices:
+    if len(given) > limits.max_choices:
         raise InvalidInput(f"{_NAME} holds over {limits.max_choices} tensors", param=_NAME)
     found = []
-    for index, text in enumerate(asked):
-        where = f"{_NAME}[{index}]" if len(asked) > 1 else _NAME
+    for index, text in enumerate(given):
+        where = f"{_NAME}[{index}]" if len(given) > 1 else _NAME
         blob = await asyncio.to_thread(_decode, text, where)
         _check_shape(blob, card, where)
         key = await blobs.put(blob.encode(), ttl_s=limits.media_ttl_s)

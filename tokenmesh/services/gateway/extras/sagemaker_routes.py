@@ -1,4 +1,4 @@
-"""GET and POST /ping, POST /invocations: what a SageMaker container must answer."""
+"""GET and POST /ping, POST /invocations: the interface of SageMaker containers."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -14,10 +14,8 @@ from tokenmesh.services.gateway.document.bodies import any_body_schema
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.body import read_bytes, without_ids
 from tokenmesh.services.gateway.http.shortcut import Endpoint
-from tokenmesh.services.gateway.openai import chat_routes as chat
-from tokenmesh.services.gateway.openai import completion_routes as completions
-from tokenmesh.services.gateway.openai.chat_request import ChatRequest
-from tokenmesh.services.gateway.openai.completion_request import CompletionRequest
+from tokenmesh.services.gateway.openai.request import ChatRequest, CompletionRequest
+from tokenmesh.services.gateway.openai.routes import CHAT, COMPLETIONS
 from tokenmesh.services.gateway.operations.health_routes import readiness
 from tokenmesh.shared.errors import InvalidInput
 
@@ -25,7 +23,7 @@ _BODIES: Final[tuple[type[BaseModel], ...]] = (ChatRequest, CompletionRequest)
 
 
 class _Keys(msgspec.Struct):
-    """The fields that say which task a body is for; nothing in them is read here."""
+    """The fields that select the task; their values are not read here."""
 
     messages: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     prompt: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -33,7 +31,7 @@ class _Keys(msgspec.Struct):
 
 
 def sagemaker_router(gateway: Gateway, endpoints: Mapping[str, Endpoint]) -> APIRouter:
-    """The routes. `endpoints`: of the tasks, by their paths."""
+    """`endpoints`: the functions of the tasks by path."""
     router = APIRouter(tags=["generate"])
     limits = gateway.settings
 
@@ -52,30 +50,30 @@ def sagemaker_router(gateway: Gateway, endpoints: Mapping[str, Endpoint]) -> API
         """Answer `messages` as a chat, `prompt` or `prompt_embeds` as a completion."""
         parts = [await read_bytes(request, limits.max_body_bytes, limits.body_timeout_s)]
         endpoint = endpoints[_path_of(await without_ids(parts[0], limits))]
-        # The list is all that holds the body: it is the endpoint's alone once it is read again.
+        # Only this list references the body: it is freed as soon as the endpoint is done with it.
         return await endpoint(Request(request.scope, _replayed(parts, request.receive)))
 
     return router
 
 
 def _path_of(data: bytes) -> str:
-    """The task's route. Raises InvalidInput."""
+    """The path of the task. Raises InvalidInput."""
     try:
         keys = msgspec.json.decode(data, type=_Keys)
     except (msgspec.DecodeError, RecursionError):
-        # That task says what is wrong with the body, as far as its fields go.
-        return chat.PATH
+        # The chat endpoint reports the error.
+        return CHAT
     if keys.messages is not msgspec.UNSET:
-        return chat.PATH
+        return CHAT
     if keys.prompt is not msgspec.UNSET or keys.prompt_embeds is not msgspec.UNSET:
-        return completions.PATH
+        return COMPLETIONS
     raise InvalidInput(
         "Cannot find suitable handler for request: the body has neither messages nor prompt"
     )
 
 
 def _replayed(parts: list[bytes], receive: Receive) -> Receive:
-    """What a server would call with, for a body that was read already."""
+    """A `receive` that returns a body that was read before."""
 
     async def replay() -> Message:
         if parts:

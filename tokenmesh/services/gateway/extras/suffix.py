@@ -1,4 +1,4 @@
-"""Filling in the middle: `suffix` for models whose vocabulary has markers for it."""
+"""Fill in the middle: `suffix`, for models whose vocabulary has markers for it."""
 
 from typing import Final, NamedTuple
 
@@ -7,7 +7,7 @@ from tokenmesh.shared.text import Vocabulary
 
 
 class SuffixMarkers(NamedTuple):
-    """Written before the prompt, before the suffix, and before what is to be filled in."""
+    """Markers before the prompt, before the suffix, and before the text to be generated."""
 
     prefix: str
     suffix: str
@@ -33,7 +33,7 @@ FORMATS: Final = (
 
 
 def fill_in_prompt(prompt: str | list[int], suffix: str, vocabulary: Vocabulary) -> str | list[int]:
-    """The prompt with markers around it. Raises InvalidInput where there are none."""
+    """The prompt with markers and suffix. Raises InvalidInput for a model without markers."""
     markers = _markers_of(vocabulary)
     if markers is None:
         raise InvalidInput(

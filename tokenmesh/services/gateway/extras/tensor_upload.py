@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from tokenmesh.services.gateway.extras.pickled_tensor import Description, describe
+from tokenmesh.services.gateway.extras.pickled_tensor import TensorDescription, describe
 from tokenmesh.shared.tensor_blob import BYTES_BY_DTYPE, TensorBlob
 
 _ZIP: Final = b"PK\x03\x04"
@@ -22,7 +22,7 @@ _BROKEN: Final = (
     EOFError,
     OverflowError,
 )
-"""What a zip file that is none may raise."""
+"""Errors of `zipfile` for a broken file."""
 _STORAGES: Final = {
     "FloatStorage": "float32",
     "HalfStorage": "float16",
@@ -46,7 +46,7 @@ _entry_decoder: Final = msgspec.json.Decoder(_Entry)
 
 
 def read_tensor(data: bytes) -> TensorBlob:
-    """A tensor of floats. Raises ValueError that says what is wrong with the file."""
+    """A tensor of floats. Raises ValueError with the reason."""
     blob = _read_torch(data) if data.startswith(_ZIP) else _read_safetensors(data)
     if not _is_finite(blob.dtype, bytes(blob.data)):
         raise ValueError("it holds numbers that are not finite")
@@ -54,14 +54,14 @@ def read_tensor(data: bytes) -> TensorBlob:
 
 
 def _read_torch(data: bytes) -> TensorBlob:
-    """What torch.save writes: a zip of stored, never compressed, files."""
+    """A file of torch.save: a zip of files that are never compressed."""
     try:
         with zipfile.ZipFile(BytesIO(data)) as archive:
             if any(each.compress_type != zipfile.ZIP_STORED for each in archive.infolist()):
                 raise ValueError("its files are compressed")
             names = [name for name in archive.namelist() if name.endswith("/data.pkl")]
             if len(names) != 1:
-                raise ValueError("it is a zip, and none that torch.save writes")
+                raise ValueError("it is a zip that torch.save has not written")
             folder = names[0].removesuffix("data.pkl")
             if folder + "byteorder" in archive.namelist():
                 order = archive.read(folder + "byteorder")
@@ -73,7 +73,7 @@ def _read_torch(data: bytes) -> TensorBlob:
         raise ValueError(f"it is a broken zip: {error}") from error
 
 
-def _cut(found: Description, storage: bytes) -> TensorBlob:
+def _cut(found: TensorDescription, storage: bytes) -> TensorBlob:
     dtype = _STORAGES.get(found.storage_type)
     if dtype is None:
         raise ValueError(f"it is a tensor of {found.storage_type}, not of floats")
@@ -111,12 +111,12 @@ def _read_safetensors(data: bytes) -> TensorBlob:
     if (begin, end) != (0, len(data) - start):
         raise ValueError("its tensor does not fill the file")
     if math.prod(entries[0].shape) * BYTES_BY_DTYPE[dtype] != end:
-        raise ValueError(f"{end} bytes are no tensor of shape {list(entries[0].shape)}")
+        raise ValueError(f"{end} bytes do not match the shape {list(entries[0].shape)}")
     return TensorBlob(dtype, entries[0].shape, data[start:])
 
 
 def _is_finite(dtype: str, data: bytes) -> bool:
-    """No exponent is all ones; looked at in all elements at once."""
+    """Whether no exponent is all ones; tests all elements at once."""
     if dtype == "float16":
         return 1 not in data[1::2].translate(_flags(0x7C))
     size = BYTES_BY_DTYPE[dtype]
@@ -126,5 +126,5 @@ def _is_finite(dtype: str, data: bytes) -> bool:
 
 
 def _flags(mask: int) -> bytes:
-    """A table: 1 for bytes in which all bits of the mask are set."""
+    """A translation table: 1 for bytes with all bits of the mask."""
     return bytes((byte & mask) == mask for byte in range(256))

@@ -2,7 +2,8 @@
 
 from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.gateway import Gateway
-from tokenmesh.services.gateway.openai.chat_request import ChatRequest
+from tokenmesh.services.gateway.openai.chat_builder import chat_prompt
+from tokenmesh.services.gateway.openai.request import ChatRequest
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.messages import Tokenize
 from tokenmesh.shared.tokens import count_ids
@@ -17,7 +18,7 @@ async def count_prompt_tokens(gateway: Gateway, body: ChatRequest, exchange: Req
         model=card.name,
         tenant=exchange.access.tenant.name,
         context_tokens=card.max_model_len,
-        prompt=await gateway.intake.chat_prompt(body, exchange.access),
+        prompt=await chat_prompt(gateway.builder, body, exchange.access),
     )
     deadline_s = now_s() + gateway.settings.tokenize_timeout_s
     return count_ids((await gateway.calls.tokenize(question, deadline_s)).token_ids)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from tokenmesh.services.gateway.generation.choice import Choice, TextOptions
 from tokenmesh.services.gateway.generation.prompt_job import Prompt, PromptJob
 from tokenmesh.services.gateway.mesh.vocabularies import ModelText
-from tokenmesh.services.gateway.openai.chat_stream import ChunkOptions
+from tokenmesh.services.gateway.openai.chunk_stream import ChunkOptions
 from tokenmesh.services.gateway.openai.head import Head
 from tokenmesh.services.gateway.openai.logprobs import LogprobShapes
 from tokenmesh.services.gateway.parsers.parser import Parser

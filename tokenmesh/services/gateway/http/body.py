@@ -13,9 +13,8 @@ from tokenmesh.services.gateway.http.body_budget import SHORT_BYTES
 from tokenmesh.services.gateway.http.id_lists import IdLists
 from tokenmesh.services.gateway.http.json_bounds import check_bounds, check_bounds_now
 from tokenmesh.services.gateway.http.turns import OneByOne
-from tokenmesh.services.gateway.openai.bounded import Bounded
 from tokenmesh.services.gateway.openai.errors import UnsupportedMediaType, invalid_fields
-from tokenmesh.services.gateway.openai.lenient import Conversions
+from tokenmesh.services.gateway.openai.fields import Bounded, Conversions
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import (
     Cancelled,

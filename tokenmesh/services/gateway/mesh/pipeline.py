@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from tokenmesh.services.gateway.extras.beam_searcher import Searcher
+from tokenmesh.services.gateway.extras.beam_searcher import BeamSearcher
 from tokenmesh.services.gateway.generation.inbox import Inbox
 from tokenmesh.services.gateway.generation.prompt_job import Prompt, PromptJob
 from tokenmesh.services.gateway.mesh.stages import Stages
@@ -20,7 +20,7 @@ class Pipeline:
 
     def __init__(self, stages: Stages) -> None:
         self._stages = stages
-        self._searcher = Searcher(stages)
+        self._searcher = BeamSearcher(stages)
 
     @asynccontextmanager
     async def run(self, job: PromptJob, inbox: Inbox) -> AsyncIterator[Prompt]:

@@ -1,101 +1,129 @@
-"""ChatWriter: the answer of /v1/chat/completions."""
+"""ChatWriter: the response of /v1/chat/completions."""
+
+import msgspec
 
 from tokenmesh.services.gateway.generation.chunk import OutputChunk, merge
 from tokenmesh.services.gateway.generation.delivery import Delivery
 from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.http import sse
-from tokenmesh.services.gateway.openai.chat_events import message_of
-from tokenmesh.services.gateway.openai.chat_stream import ChatStream
-from tokenmesh.services.gateway.openai.shapes import ChatChoice, ChatCompletion
+from tokenmesh.services.gateway.openai.chat_stream import ChatStream, call_id
+from tokenmesh.services.gateway.openai.shapes import (
+    ChatChoice,
+    ChatCompletion,
+    ChatMessageOut,
+    FunctionOut,
+    ToolCallOut,
+)
+from tokenmesh.services.gateway.parsers.events import CallBegin, Content, Event, Reasoning
 from tokenmesh.shared.errors import TokenMeshError
 from tokenmesh.shared.tokens import unpack_ids
 
 
 class ChatWriter:
-    """A `Writer`."""
-
-    def __init__(self, ask: GenerationRequest) -> None:
-        self._ask = ask
-        self._stream: ChatStream | None = None
+    """The `BodyWriter` of a chat."""
 
     keep_alive = sse.COMMENT
 
+    def __init__(self, request: GenerationRequest) -> None:
+        self._request = request
+        self._stream: ChatStream | None = None
+
     def begin(self, delivery: Delivery) -> bytes:
-        """See `Writer.begin`."""
-        ask = self._ask
-        stream = self._chunks(delivery)
-        extra = {
+        request = self._request
+        prompt = {
             "prompt_token_ids": self._prompt_ids(delivery),
             "prompt_text": self._prompt_text(delivery),
         }
-        return stream.begin(ask.num_choices, ask.role, ask.echo, extra)
+        stream = self._chat_stream(delivery)
+        return stream.begin(request.num_choices, request.role, request.echo, prompt)
 
     def write(self, delivery: Delivery, pieces: list[OutputChunk]) -> bytes:
-        """See `Writer.write`."""
-        return self._chunks(delivery).write(self._named(pieces))
+        return self._chat_stream(delivery).write(self._with_reasons(pieces))
 
     def end(self, delivery: Delivery) -> bytes:
-        """See `Writer.end`."""
-        return self._chunks(delivery).end(delivery.usage()) + sse.DONE
+        return self._chat_stream(delivery).end(delivery.usage()) + sse.DONE
 
     def fail(self, error: TokenMeshError) -> bytes:
-        """See `Writer.fail`."""
         return sse.error_frames(error)
 
     def whole(self, delivery: Delivery, pieces: list[OutputChunk]) -> ChatCompletion:
-        """See `Writer.whole`."""
-        ask = self._ask
-        choices = [self.choice(each) for each in self._named(merge(pieces, ask.num_choices))]
+        request = self._request
+        merged = self._with_reasons(merge(pieces, request.num_choices))
         prompt_logprobs = delivery.choices[0].prompt_logprobs
         return ChatCompletion(
-            id=ask.head.id,
-            created=ask.head.created,
-            model=ask.head.model,
-            choices=choices,
+            id=request.head.id,
+            created=request.head.created,
+            model=request.head.model,
+            choices=[self.choice(each) for each in merged],
             usage=delivery.usage(),
-            service_tier=ask.head.service_tier,
+            service_tier=request.head.service_tier,
             prompt_logprobs=(
-                ask.logprobs.prompt(prompt_logprobs) if prompt_logprobs is not None else None
+                request.logprobs.prompt(prompt_logprobs) if prompt_logprobs is not None else None
             ),
             prompt_token_ids=self._prompt_ids(delivery),
             prompt_text=self._prompt_text(delivery),
         )
 
-    def choice(self, piece: OutputChunk) -> ChatChoice:
-        """One choice of an answer that is not streamed, from all its pieces."""
-        ask = self._ask
+    def choice(self, merged: OutputChunk) -> ChatChoice:
+        """One choice of a response that is not streamed, from all its output."""
+        request = self._request
         return ChatChoice(
-            index=piece.choice,
-            message=message_of(piece, ask.head.id, ask.role, ask.echo),
-            logprobs=ask.logprobs.chat(piece.logprobs) if ask.chunks.logprobs else None,
-            finish_reason=piece.finish_reason,
-            stop_reason=piece.stop_reason,
-            token_ids=piece.token_ids if ask.chunks.token_ids else None,
+            index=merged.choice,
+            message=message_of(merged, request.head.id, request.role, request.echo),
+            logprobs=request.logprobs.chat(merged.logprobs) if request.chunks.logprobs else None,
+            finish_reason=merged.finish_reason,
+            stop_reason=merged.stop_reason,
+            token_ids=merged.token_ids if request.chunks.token_ids else None,
         )
 
-    def _named(self, pieces: list[OutputChunk]) -> list[OutputChunk]:
-        """A function that the client has named was not the model's choice: OpenAI says stop."""
-        if self._ask.names_tool:
-            for piece in pieces:
-                if piece.finish_reason == "tool_calls":
-                    piece.finish_reason = "stop"
-        return pieces
+    def _with_reasons(self, chunks: list[OutputChunk]) -> list[OutputChunk]:
+        """OpenAI says `stop` after a call of the function that the client has named."""
+        if self._request.names_tool:
+            for chunk in chunks:
+                if chunk.finish_reason == "tool_calls":
+                    chunk.finish_reason = "stop"
+        return chunks
 
-    def _chunks(self, delivery: Delivery) -> ChatStream:
+    def _chat_stream(self, delivery: Delivery) -> ChatStream:
         if self._stream is None:
-            ask = self._ask
+            request = self._request
             prompt_tokens = delivery.prompts[0].num_tokens
-            self._stream = ChatStream(ask.head, ask.chunks, ask.logprobs, prompt_tokens)
+            self._stream = ChatStream(request.head, request.chunks, request.logprobs, prompt_tokens)
         return self._stream
 
     def _prompt_ids(self, delivery: Delivery) -> list[int] | None:
-        if not self._ask.chunks.token_ids:
+        if not self._request.chunks.token_ids:
             return None
         return unpack_ids(delivery.prompts[0].packed_ids)
 
     def _prompt_text(self, delivery: Delivery) -> str | None:
-        """As the model has it: after the template, truncation and expansion of media."""
-        if not self._ask.shows_prompt_text:
+        """As the model gets it: after the template, truncation and expansion of media."""
+        if not self._request.shows_prompt_text:
             return None
         ids = unpack_ids(delivery.prompts[0].packed_ids)
-        return self._ask.text.vocabulary.decode(ids)
+        return self._request.text.vocabulary.decode(ids)
+
+
+def message_of(merged: OutputChunk, response_id: str, role: str, echo: str) -> ChatMessageOut:
+    """The message of a choice; its content begins with `echo`."""
+    events = merged.all_events()
+    calls: dict[int, ToolCallOut] = {}
+    for event in events:
+        if isinstance(event, CallBegin):
+            function = FunctionOut(event.name)
+            calls[event.index] = ToolCallOut(call_id(response_id, merged.choice, event), function)
+        elif not isinstance(event, Content | Reasoning):
+            calls[event.index].function.arguments += event.text
+    content = echo + _text_of(events, Content)
+    reasoning = _text_of(events, Reasoning) or None
+    has_more = bool(calls) or reasoning is not None
+    return ChatMessageOut(
+        content=None if has_more and not content else content,
+        role=role,
+        tool_calls=list(calls.values()) or msgspec.UNSET,
+        reasoning=reasoning,
+    )
+
+
+def _text_of(events: list[Event], kind: type[Content] | type[Reasoning]) -> str:
+    return "".join([event.text for event in events if isinstance(event, kind)])

@@ -32,7 +32,7 @@ _TYPE_BY_STATUS: Final = {
 }
 
 _MAX_SHOWN: Final = 60
-_MAX_TOLD: Final = 5
+_MAX_SENTENCES: Final = 5
 
 
 class NotSupported(InvalidInput):
@@ -49,8 +49,6 @@ class UnsupportedMediaType(InvalidInput):
 
 
 class ErrorFacts(msgspec.Struct):
-    """The inner object."""
-
     message: str
     type: str
     param: str | None
@@ -58,41 +56,38 @@ class ErrorFacts(msgspec.Struct):
 
 
 class ErrorBody(msgspec.Struct):
-    """The body."""
-
     error: ErrorFacts
 
 
 def error_body(error: TokenMeshError) -> ErrorBody:
-    """The body for an error."""
     return status_body(error.status, error.message, error.code, error.param)
 
 
 def status_body(
     status: int, message: str, code: str | None = None, param: str | None = None
 ) -> ErrorBody:
-    """The body for a status that no error of ours stands for, such as 405."""
+    """The body for a status without an error class, such as 405."""
     kind = _TYPE_BY_STATUS.get(status, "InternalServerError")
     return ErrorBody(ErrorFacts(message=message, type=kind, param=param, code=code))
 
 
 def invalid_fields(error: ValidationError, place: str = "") -> InvalidInput:
-    """What pydantic found, as one sentence a field; `param` is the first of them.
+    """Pydantic's errors as one sentence a field; `param` is the first field.
 
-    `place` is the path of what was validated, where that was not the whole body. Of a field that
-    may have several types only the errors that lie deepest count: those of the type that the client
-    most likely meant.
+    `place` is the path of what was validated, if that was not the whole body. For a field that may
+    have several types only the deepest errors are shown: those of the type that the client most
+    likely meant.
     """
     details = error.errors(include_url=False, include_context=False)
     depth_by_field: dict[str, int] = {}
     for detail in details:
         field, depth = _field(detail), len(field_path(detail["loc"]))
         depth_by_field[field] = max(depth, depth_by_field.get(field, 0))
-    told = [
+    shown = [
         each for each in details if len(field_path(each["loc"])) == depth_by_field[_field(each)]
     ]
-    sentences = dict.fromkeys(_sentence(each, place) for each in told[:_MAX_TOLD])
-    return InvalidInput("; ".join(sentences), param=_path(told[0]["loc"], place) or None)
+    sentences = dict.fromkeys(_sentence(each, place) for each in shown[:_MAX_SENTENCES])
+    return InvalidInput("; ".join(sentences), param=_path(shown[0]["loc"], place) or None)
 
 
 def _field(detail: Any) -> str:
@@ -119,7 +114,7 @@ def _sentence(detail: Any, place: str) -> str:
 
 
 def _shown(given: object) -> str | None:
-    """None for what is too long to be shown, or to be turned into text at all."""
+    """The value as text; None if it is too long."""
     if isinstance(given, str) and len(given) > _MAX_SHOWN:
         return None
     if not isinstance(given, str | int | float | None) or (

@@ -20,11 +20,11 @@ from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
 _FORM_BYTES = 64 * 1024
 """Room for boundaries, headers and the other fields of a form."""
 _USUAL_FORM_BYTES = 4 * 1024
-"""Of these, what is not reserved: it is not kept."""
+"""The part of it that is not reserved, since it is not stored."""
 _MAX_FIELDS = 8
 
 _PURPOSES = ("assistants", "batch", "evals", "fine-tune", "user_data", "vision")
-"""OpenAI's."""
+"""As OpenAI has them."""
 
 _FILE = {"type": "string", "format": "binary", "minLength": 1}
 _SCHEMA = {
@@ -36,13 +36,13 @@ _BODY = {"requestBody": {"required": True, "content": {"multipart/form-data": {"
 
 
 def files_router(gateway: Gateway) -> APIRouter:
-    """The routes."""
+    """The routes of uploads."""
     router = APIRouter(tags=["files"])
     uploads = Uploads(gateway.blobs, gateway.settings)
 
     @router.post("/v1/files", openapi_extra=_BODY)
     async def create_file(request: Request) -> Response:
-        """Keep an image for a day; chats name it by its id in place of an image URL."""
+        """Store an image for a day; chats use its id in place of an image URL."""
         if not request.headers.get("content-type", "").startswith("multipart/form-data"):
             raise UnsupportedMediaType("send the file as multipart/form-data")
         return json_response(await _keep(request, gateway, uploads))
@@ -52,7 +52,7 @@ def files_router(gateway: Gateway) -> APIRouter:
 
 
 async def _keep(request: Request, gateway: Gateway, uploads: Uploads) -> FileObject:
-    """Store the form's file; what it has reserved of the quota is given back on any error."""
+    """Store the form's file; after any error its part of the quota is released."""
     file_id, access = new_file_id(), context_of(request.scope).access
     settings = gateway.settings
     reservation = UploadReservation(
@@ -75,27 +75,27 @@ async def _keep(request: Request, gateway: Gateway, uploads: Uploads) -> FileObj
 def _add_reading(router: APIRouter, gateway: Gateway, uploads: Uploads) -> None:
     @router.get("/v1/files/{file_id}")
     async def get_file(request: Request, file_id: str) -> Response:
-        """What is known of an upload."""
+        """The description of an upload."""
         return json_response(await uploads.get(file_id, context_of(request.scope).access))
 
     @router.get("/v1/files/{file_id}/content")
     async def get_content(request: Request, file_id: str) -> Response:
         """The bytes of an upload."""
-        facts = await uploads.get(file_id, context_of(request.scope).access)
-        # Never shown as a page: the bytes are a stranger's.
+        upload = await uploads.get(file_id, context_of(request.scope).access)
+        # Browsers must not render it: the content is not trusted.
         headers = {"content-disposition": "attachment", "x-content-type-options": "nosniff"}
-        data = await uploads.content(facts.id)
+        data = await uploads.content(upload.id)
         return Response(data, media_type="application/octet-stream", headers=headers)
 
     @router.delete("/v1/files/{file_id}")
     async def delete_file(request: Request, file_id: str) -> Response:
-        """Forget an upload."""
+        """Delete an upload."""
         access = context_of(request.scope).access
         owner = access.tenant.name
         try:
             owner = await uploads.remove(file_id, access)
         finally:
-            # Also for one that Redis has evicted: its bytes would count until it expires.
+            # Also for a file that Redis has evicted: its bytes would count until it expires.
             await gateway.upload_quota.release(owner, file_id)
         return json_response(FileDeleted(id=file_id))
 
@@ -115,7 +115,7 @@ def _read(form: FormData) -> tuple[UploadFile, str]:
 async def _receive(
     request: Request, limits: GatewaySettings, reservation: UploadReservation
 ) -> FormData:
-    """The form, whose bytes are reserved before they are read where their number is known."""
+    """Read the form. Its bytes are reserved before they are read, if their number is known."""
     bounded = await _bounded(request, limits.max_media_bytes + _FORM_BYTES, reservation)
     try:
         async with arriving(limits.body_timeout_s):
@@ -125,12 +125,12 @@ async def _receive(
 
 
 async def _bounded(request: Request, max_bytes: int, reservation: UploadReservation) -> Request:
-    """The same request, refused as soon as its body is too large or over the quota."""
-    told = request.headers.get("content-length", "")
+    """The request, refused as soon as its body is too large or over the quota."""
+    length = request.headers.get("content-length", "")
     too_large = PayloadTooLarge(f"the body is larger than {max_bytes} bytes", param="file")
-    if told.isdigit() and int(told) > max_bytes:
+    if length.isdigit() and int(length) > max_bytes:
         raise too_large
-    await reservation.grow(max(1, int(told) - _USUAL_FORM_BYTES) if told.isdigit() else 1)
+    await reservation.grow(max(1, int(length) - _USUAL_FORM_BYTES) if length.isdigit() else 1)
     num_bytes = 0
 
     async def receive() -> Message:

@@ -13,7 +13,7 @@ from tokenmesh.shared.messages.tokens import TokenLogprobs
 from tokenmesh.shared.text import Vocabulary
 
 _LEAST = -9999.0
-"""What vLLM shows for a probability of zero: JSON has no infinity."""
+"""Stands for a probability of zero, as in vLLM: JSON has no infinity."""
 
 
 class LogprobShapes:
@@ -22,13 +22,13 @@ class LogprobShapes:
     def __init__(
         self, vocabulary: Vocabulary, as_ids: bool = False, *, has_named: bool = False
     ) -> None:
-        """`has_named`: the client has listed the tokens whose log-probabilities it wants."""
+        """`has_named`: the client has named the tokens whose log-probabilities are returned."""
         self._vocabulary = vocabulary
         self._as_ids = as_ids
         self._has_named = has_named
 
     def token(self, token_id: int) -> tuple[str, bytes]:
-        """How a token is shown, and its bytes."""
+        """A token as text and as bytes."""
         if self._as_ids:
             name = f"token_id:{token_id}"
             return name, name.encode()
@@ -41,28 +41,28 @@ class LogprobShapes:
     def _chat_entry(self, entry: TokenLogprobs) -> ChatLogprob:
         text, data = self.token(entry.token_id)
         pairs = zip(entry.top_ids, entry.top_logprobs, strict=True)
-        shown = _chosen_first(entry) if self._has_named else pairs
+        shown = chosen_first(entry) if self._has_named else pairs
         tops = [TopLogprob(*self._shown(*pair)) for pair in shown]
-        return ChatLogprob(text, _finite(entry.logprob), list(data), tops)
+        return ChatLogprob(text, finite(entry.logprob), list(data), tops)
 
     def _shown(self, token_id: int, logprob: float) -> tuple[str, float, list[int]]:
         text, data = self.token(token_id)
-        return text, _finite(logprob), list(data)
+        return text, finite(logprob), list(data)
 
     def completion(
         self, entries: Sequence[TokenLogprobs | None], ids: Sequence[int], offset: int
     ) -> CompletionLogprobs:
         """The shape of plain completions; `offset` is where the first token's text begins.
 
-        An entry is None for the first token of a prompt. Characters that several tokens share
-        are counted once for each, as in vLLM.
+        The entry of a prompt's first token is None. Characters that several tokens share count
+        once for each of them, as in vLLM.
         """
         shape = CompletionLogprobs([], [], [], [])
         for token_id, entry in zip(ids, entries, strict=True):
             text = self.token(token_id)[0]
             shape.text_offset.append(offset)
             shape.tokens.append(text)
-            shape.token_logprobs.append(None if entry is None else _finite(entry.logprob))
+            shape.token_logprobs.append(None if entry is None else finite(entry.logprob))
             shape.top_logprobs.append(None if entry is None else self._top(entry))
             offset += len(text)
         return shape
@@ -70,8 +70,8 @@ class LogprobShapes:
     def _top(self, entry: TokenLogprobs) -> dict[str, float]:
         """The chosen token, then the most likely ones. Different tokens may have the same text."""
         tops: dict[str, float] = {}
-        for token_id, logprob in _chosen_first(entry):
-            tops.setdefault(self.token(token_id)[0], _finite(logprob))
+        for token_id, logprob in chosen_first(entry):
+            tops.setdefault(self.token(token_id)[0], logprob)
         return tops
 
     def prompt(
@@ -92,16 +92,17 @@ class LogprobShapes:
 
     def _prompt_cell(self, token_id: int, logprob: float, rank: int) -> dict[str, Any]:
         text = self.token(token_id)[0]
-        return {"logprob": _finite(logprob), "rank": rank, "decoded_token": text}
+        return {"logprob": finite(logprob), "rank": rank, "decoded_token": text}
 
 
-def _chosen_first(entry: TokenLogprobs) -> Iterator[tuple[int, float]]:
+def chosen_first(entry: TokenLogprobs) -> Iterator[tuple[int, float]]:
     """The chosen token and its log-probability, then the others in their order."""
-    yield entry.token_id, entry.logprob
+    yield entry.token_id, finite(entry.logprob)
     for token_id, logprob in zip(entry.top_ids, entry.top_logprobs, strict=True):
         if token_id != entry.token_id:
-            yield token_id, logprob
+            yield token_id, finite(logprob)
 
 
-def _finite(logprob: float) -> float:
+def finite(logprob: float) -> float:
+    """The log-probability as JSON can contain it."""
     return max(logprob, _LEAST)

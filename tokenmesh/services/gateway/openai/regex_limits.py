@@ -1,6 +1,6 @@
-"""Static limits of a regular expression: its length, its nesting, what its repetitions multiply to.
+"""Static limits of a regular expression: length, nesting, and the product of its repetitions.
 
-It is not parsed to the end here: what is wrong in it the worker's grammar library says.
+It is not fully parsed here: the worker's grammar library reports its errors.
 """
 
 import re
@@ -9,15 +9,15 @@ from typing import Final
 from tokenmesh.shared.config.gateway import GatewaySettings
 
 _COUNT: Final = re.compile(r"\{(\d*+)(,?+)(\d*+)\}", re.ASCII)
-"""Possessive: digits without the brace are looked at once."""
+"""Possessive quantifiers: digits without a closing brace are scanned once."""
 _DIGITS: Final = 9
-"""Longer counts are over any limit."""
+"""A count with more digits exceeds every limit."""
 _MOST: Final = 10**18
-"""Products are not made larger: the work must not grow with the digits."""
+"""Products are cut here, so that the work does not grow with their digits."""
 
 
 def check_regex(pattern: str, limits: GatewaySettings) -> None:
-    """Raises ValueError."""
+    """Raise ValueError for an expression that exceeds a limit."""
     if len(pattern) > limits.max_regex_chars:
         raise ValueError(f"{len(pattern)} characters, at most {limits.max_regex_chars}")
     scan = _Scan(pattern)
@@ -36,37 +36,37 @@ class _Scan:
     def __init__(self, pattern: str) -> None:
         self.depth = 0
         self._open = [1]
-        """For each group that is open: the most repetitions within."""
+        """The highest number of repetitions in each open group."""
         self._last = 1
-        """Of what a repetition would repeat."""
+        """The repetitions of the element that a following count repeats."""
         position = 0
         while position < len(pattern):
-            position += self._take(pattern, position)
+            position += self._scan(pattern, position)
         self.repetitions = max(self._open)
 
-    def _take(self, pattern: str, position: int) -> int:
-        """How many characters were looked at."""
+    def _scan(self, pattern: str, position: int) -> int:
+        """Scan one element; the number of its characters."""
         char = pattern[position]
         if char == "(":
             self._open.append(1)
             self.depth = max(self.depth, len(self._open) - 1)
         elif char == ")" and len(self._open) > 1:
             self._last = self._open.pop()
-            self._note(self._last)
+            self._record(self._last)
         elif char == "[":
             self._last = 1
             return _class_length(pattern, position)
         elif char == "{" and (count := _COUNT.match(pattern, position)):
-            # a count repeats what stands before it with its own counts
+            # A count multiplies the counts inside the element before it.
             self._last = min(self._last * _largest(count), _MOST)
-            self._note(self._last)
+            self._record(self._last)
             return count.end() - position
         elif char not in "*+?":
             self._last = 1
             return 2 if char == "\\" else 1
         return 1
 
-    def _note(self, repetitions: int) -> None:
+    def _record(self, repetitions: int) -> None:
         self._open[-1] = max(self._open[-1], repetitions)
 
 

@@ -1,4 +1,4 @@
-"""RequestBuilder: what all kinds of request have in common on their way to an Ask."""
+"""RequestBuilder: what chats, completions and token prompts share on the way to a request."""
 
 from typing import Final
 
@@ -9,14 +9,17 @@ from tokenmesh.services.gateway.generation.prompt_job import PromptJob
 from tokenmesh.services.gateway.http.off_loop import off_loop
 from tokenmesh.services.gateway.mesh.catalog import Catalog
 from tokenmesh.services.gateway.mesh.vocabularies import ModelText, Vocabularies
-from tokenmesh.services.gateway.openai.beam_fields import beam_options
-from tokenmesh.services.gateway.openai.chat_stream import ChunkOptions
+from tokenmesh.services.gateway.openai.chunk_stream import ChunkOptions
 from tokenmesh.services.gateway.openai.head import Head
-from tokenmesh.services.gateway.openai.not_supported import refuse_not_supported
-from tokenmesh.services.gateway.openai.rule_fields import read_budget
+from tokenmesh.services.gateway.openai.sampling import (
+    beam_options,
+    check_fields,
+    read_budget,
+    to_sampling,
+)
+from tokenmesh.services.gateway.openai.sampling_checks import SamplingScope
 from tokenmesh.services.gateway.openai.sampling_fields import SamplingFields, StreamOptions
 from tokenmesh.services.gateway.openai.structured_limits import check_structured
-from tokenmesh.services.gateway.openai.to_sampling import check_limits, to_sampling
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.clock import now_s, wall_s
 from tokenmesh.shared.config.gateway import GatewaySettings
@@ -29,11 +32,11 @@ from tokenmesh.shared.messages.tokenize import ChatPrompt, IdsPrompt, TextPrompt
 from tokenmesh.shared.text import StopStrings
 
 _SHORT_CHARS: Final = 2048
-"""A constraint of up to so many is checked at once."""
+"""Longer constraints are checked in a thread."""
 
 
 class RequestBuilder:
-    """Knows the models and the limits."""
+    """Finds the model, reads the sampling fields, makes the jobs."""
 
     def __init__(
         self,
@@ -49,27 +52,26 @@ class RequestBuilder:
         self._seeds = SeedSource(settings.seed)
 
     async def begin(
-        self, body: SamplingFields, exchange: RequestContext, max_tokens: int | None
+        self, body: SamplingFields, context: RequestContext, max_tokens: int | None
     ) -> tuple[ModelCard, ModelText]:
-        """Whatever can be refused without asking anybody, and the model."""
-        card = await self.find_model(body, exchange, max_tokens)
+        """The model and its text. Raises InvalidInput for what is wrong without the model."""
+        card = await self.find_model(body, context, max_tokens)
         return card, await self._vocabularies.get(card.name)
 
     async def find_model(
-        self, body: SamplingFields, exchange: RequestContext, max_tokens: int | None
+        self, body: SamplingFields, context: RequestContext, max_tokens: int | None
     ) -> ModelCard:
         """`begin` without the model's text."""
-        if body.request_id is not None and not exchange.is_own_id:
+        if body.request_id is not None and not context.is_own_id:
             check_request_id(body.request_id, "request_id", self.settings)
-            exchange.request_id = RequestId(body.request_id)
+            context.request_id = RequestId(body.request_id)
         if body.unknown_fields:
             names = ", ".join(name[:64] for name in body.unknown_fields[:16])
-            exchange.warnings.append(f"unknown fields ignored: {names}")
-        refuse_not_supported(body)
-        check_limits(body, max_tokens, self.settings)
-        card = await self._catalog.find_soon(body.model, exchange.request_id)
-        exchange.model, exchange.asked_model = card.name, body.model
-        exchange.session_id = body.session_id
+            context.warnings.append(f"unknown fields ignored: {names}")
+        check_fields(body, max_tokens, self.settings)
+        card = await self._catalog.find_soon(body.model, context.request_id)
+        context.model, context.asked_model = card.name, body.model
+        context.session_id = body.session_id
         return card
 
     def sampling(
@@ -80,12 +82,11 @@ class RequestBuilder:
         logprobs: int | None,
         prompt_logprobs: int | None,
     ) -> SamplingParams:
-        """Defaults filled in. Raises InvalidInput."""
+        """With the model's defaults filled in. Raises InvalidInput."""
         return to_sampling(
             body,
             text.defaults,
-            text.described.vocab_size,
-            self.settings,
+            SamplingScope(text.described.vocab_size, self.settings, logprobs is not None),
             seed=self.draw_seed(),
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
@@ -98,7 +99,7 @@ class RequestBuilder:
             await off_loop(is_long, check_structured, structured, self.settings)
 
     def draw_seed(self) -> int:
-        """For a request that brings none."""
+        """For a request without one."""
         return self._seeds.draw()
 
     def job(
@@ -108,13 +109,13 @@ class RequestBuilder:
         prompt: TextPrompt | IdsPrompt | ChatPrompt,
         sampling: SamplingParams,
         max_tokens: int | None,
-        exchange: RequestContext,
+        context: RequestContext,
         first_choice: int = 0,
         parsing: Parsing | None = None,
     ) -> PromptJob:
-        """One prompt, ready for the pipeline."""
+        """One prompt, ready for the pipeline. Raises InvalidInput."""
         return PromptJob(
-            request_id=exchange.request_id,
+            request_id=context.request_id,
             card=card,
             prompt=prompt,
             sampling=sampling,
@@ -122,43 +123,41 @@ class RequestBuilder:
             n=body.n or 1,
             first_choice=first_choice,
             bad_words=tuple(body.bad_words or ()),
-            truncate_prompt_tokens=_most_prompt_tokens(body, card, max_tokens),
+            truncate_prompt_tokens=_max_prompt_tokens(body, card, max_tokens),
             truncation_side=body.truncation_side or "left",
-            cache_salt=self._cache_salt(body, exchange),
+            cache_salt=self._cache_salt(body, context),
             priority=body.priority,
-            tenant=exchange.access.tenant,
+            tenant=context.access.tenant,
             parsing=parsing,
             budget=None if parsing is None else read_budget(body.thinking_token_budget, parsing),
             beams=beam_options(body, card, self.settings),
             deadline_s=now_s() + self.settings.request_timeout_s,
-            on_prepared=exchange.hand_on,
+            on_prepared=context.hand_on,
         )
 
-    def _cache_salt(self, body: SamplingFields, exchange: RequestContext) -> str | None:
+    def _cache_salt(self, body: SamplingFields, context: RequestContext) -> str | None:
         if not self.settings.separate_prefix_caches:
             return body.cache_salt
-        return f"{exchange.access.tenant.name}:{body.cache_salt or ''}"
+        return f"{context.access.tenant.name}:{body.cache_salt or ''}"
 
 
-def _most_prompt_tokens(
-    body: SamplingFields, card: ModelCard, max_tokens: int | None
-) -> int | None:
-    """-1 keeps as many as leave room for the answer, which is at least one token."""
+def _max_prompt_tokens(body: SamplingFields, card: ModelCard, max_tokens: int | None) -> int | None:
+    """-1 leaves room for the answer, which has at least one token."""
     if body.truncate_prompt_tokens != -1:
         return body.truncate_prompt_tokens
     return max(1, card.max_model_len - (max_tokens or 1))
 
 
-def head_of(body: SamplingFields, exchange: RequestContext, card: ModelCard) -> Head:
-    """What the response begins with; there is one tier of service."""
+def head_of(body: SamplingFields, context: RequestContext, card: ModelCard) -> Head:
+    """The response's identity; there is one service tier."""
     tier = "default" if body.service_tier is not None else None
-    return Head(exchange.request_id, int(wall_s()), card.name, tier)
+    return Head(context.request_id, int(wall_s()), card.name, tier)
 
 
 def text_options(
     body: SamplingFields, *, drops_output: bool = False, shows_special: bool = False
 ) -> TextOptions:
-    """How the text is to be made. `shows_special`: whatever the body says, for a parser."""
+    """How the text is made. `shows_special`: with special tokens in any case, for a parser."""
     return TextOptions(
         stops=StopStrings(body.stops) if body.stops else None,
         include_stop=body.include_stop_str_in_output,
@@ -171,18 +170,18 @@ def text_options(
 
 
 def chunk_options(body: SamplingFields, logprobs: bool, defaults: AnswerSettings) -> ChunkOptions:
-    """What is to be told besides text."""
-    told = body.stream_options or StreamOptions()
-    has_usage = told.include_usage or defaults.force_include_usage
+    """What chunks contain besides text."""
+    options = body.stream_options or StreamOptions()
+    has_usage = options.include_usage or defaults.force_include_usage
     return ChunkOptions(
         logprobs=logprobs,
         token_ids=bool(body.return_token_ids),
         usage=has_usage,
-        running_usage=has_usage and told.continuous_usage_stats,
+        running_usage=has_usage and options.continuous_usage_stats,
     )
 
 
 def shows_tokens_as_ids(body: SamplingFields, defaults: AnswerSettings) -> bool:
-    """Whether logprobs name tokens by their ids."""
-    asked = body.return_tokens_as_token_ids
-    return defaults.return_tokens_as_token_ids if asked is None else asked
+    """Whether log-probabilities show tokens as their ids."""
+    given = body.return_tokens_as_token_ids
+    return defaults.return_tokens_as_token_ids if given is None else given

@@ -50,22 +50,22 @@ class ChatLogprob(msgspec.Struct):
 
 
 class ChatLogprobs(msgspec.Struct):
-    """Of one choice."""
+    """Log-probabilities of one choice of a chat."""
 
     content: list[ChatLogprob]
     refusal: None = None
 
 
 class FunctionOut(msgspec.Struct):
-    """What a tool call calls."""
+    """The function of a tool call."""
 
     name: str
     arguments: str = ""
-    """JSON text, as the model wrote it."""
+    """JSON text as the model wrote it."""
 
 
 class ToolCallOut(msgspec.Struct):
-    """A call in an answer."""
+    """A tool call of a chat's answer."""
 
     id: str
     function: FunctionOut
@@ -73,7 +73,7 @@ class ToolCallOut(msgspec.Struct):
 
 
 class ChatMessageOut(msgspec.Struct):
-    """The answer."""
+    """The message of a chat's answer."""
 
     content: str | None
     role: str = "assistant"
@@ -82,13 +82,11 @@ class ChatMessageOut(msgspec.Struct):
     audio: None = None
     function_call: None = None
     tool_calls: list[ToolCallOut] | msgspec.UnsetType = msgspec.UNSET
-    """Left out where there are none."""
+    """Left out without calls."""
     reasoning: str | None = None
 
 
 class ChatChoice(msgspec.Struct):
-    """One choice of a chat."""
-
     index: int
     message: ChatMessageOut
     logprobs: ChatLogprobs | None
@@ -114,7 +112,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
 
 
 class CompletionLogprobs(msgspec.Struct):
-    """Of one choice of a plain completion, one entry a token in each list."""
+    """Log-probabilities of one choice of a completion; each list has one entry a token."""
 
     text_offset: list[int]
     token_logprobs: list[float | None]
@@ -123,8 +121,6 @@ class CompletionLogprobs(msgspec.Struct):
 
 
 class CompletionChoice(msgspec.Struct):
-    """One choice of a plain completion."""
-
     index: int
     text: str
     logprobs: CompletionLogprobs | None
@@ -136,7 +132,7 @@ class CompletionChoice(msgspec.Struct):
 
 
 class Completion(msgspec.Struct, kw_only=True):
-    """The body of a plain completion."""
+    """The body of a completion response."""
 
     id: str
     object: str = "text_completion"
@@ -201,7 +197,7 @@ class DetokenizeResult(msgspec.Struct):
 
 
 class FileObject(msgspec.Struct, kw_only=True):
-    """An upload."""
+    """The description of an upload."""
 
     id: str
     object: str = "file"
@@ -213,7 +209,7 @@ class FileObject(msgspec.Struct, kw_only=True):
 
 
 class FileDeleted(msgspec.Struct, kw_only=True):
-    """The answer to DELETE."""
+    """The answer to DELETE /v1/files/{id}."""
 
     id: str
     object: str = "file"

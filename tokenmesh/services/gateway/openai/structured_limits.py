@@ -1,15 +1,16 @@
-"""The static limits of constraints: what is refused before anybody tries to compile it."""
+"""Static limits of constraints: sizes, nesting and references are checked before compiling."""
 
 import json
 from typing import Any, Final
+from urllib.parse import unquote
 
 from tokenmesh.services.gateway.openai.regex_limits import check_regex
-from tokenmesh.services.gateway.openai.schema_references import check_references
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.messages.structured import Structured
 
-_SHOWN: Final = 40
+_SHOWN_PATTERN: Final = 40
+_SHOWN_REFERENCE: Final = 60
 
 
 def check_structured(structured: Structured, limits: GatewaySettings) -> None:
@@ -26,7 +27,9 @@ def _check(structured: Structured, limits: GatewaySettings) -> None:
         check_regex(structured.whitespace_pattern, limits)
     if structured.kind == "json":
         _check_size(text, limits.max_schema_bytes)
-        _check_schema(_parse(text), limits)
+        schema = _parse(text)
+        _check_shape(schema, limits)
+        _check_references(schema)
     elif structured.kind == "regex":
         check_regex(text, limits)
     elif structured.kind == "choice":
@@ -55,13 +58,8 @@ def _parse(text: str) -> dict[str, Any]:
     return parsed
 
 
-def _check_schema(schema: dict[str, Any], limits: GatewaySettings) -> None:
-    _check_shape(schema, limits)
-    check_references(schema)
-
-
 def _check_shape(value: object, limits: GatewaySettings) -> None:
-    """Number and nesting of a JSON value's parts, and the patterns among them."""
+    """Check the number and the nesting of a JSON value's parts, and the patterns among them."""
     level, num_nodes, depth = [value], 0, 0
     while level:
         num_nodes += len(level)
@@ -85,7 +83,7 @@ def _check_pattern(pattern: object, limits: GatewaySettings) -> None:
         try:
             check_regex(pattern, limits)
         except ValueError as error:
-            raise ValueError(f"pattern {pattern[:_SHOWN]!r}: {error}") from error
+            raise ValueError(f"pattern {pattern[:_SHOWN_PATTERN]!r}: {error}") from error
 
 
 def _check_choices(choices: list[str], limits: GatewaySettings) -> None:
@@ -96,7 +94,7 @@ def _check_choices(choices: list[str], limits: GatewaySettings) -> None:
 
 
 def _check_tag(tag: dict[str, Any], limits: GatewaySettings) -> None:
-    """Its schemas are compiled as any other."""
+    """Check a structural tag and the schemas inside it."""
     _check_shape(tag, limits)
     nodes: list[object] = [tag]
     while nodes:
@@ -106,4 +104,82 @@ def _check_tag(tag: dict[str, Any], limits: GatewaySettings) -> None:
         elif isinstance(node, dict):
             for key, value in node.items():
                 is_schema = key in ("json_schema", "schema") and isinstance(value, dict)
-                check_references(value) if is_schema else nodes.append(value)
+                _check_references(value) if is_schema else nodes.append(value)
+
+
+def _check_references(schema: dict[str, Any]) -> None:
+    """Raise ValueError for a reference without a target, and for an infinitely nested value."""
+    nodes: list[Any] = [schema]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, dict):
+            if isinstance(node.get("$ref"), str):
+                _resolve(schema, node["$ref"])
+            nodes.extend(node.values())
+        elif isinstance(node, list):
+            nodes.extend(node)
+    _check_finite(schema)
+
+
+def _resolve(schema: dict[str, Any], reference: str) -> Any:
+    """The target of a reference; `#` is the schema itself."""
+    if reference != "#" and not reference.startswith("#/"):
+        raise ValueError(
+            f"$ref {reference[:_SHOWN_REFERENCE]!r} leads outside: "
+            "only #/... within the schema is followed"
+        )
+    node: Any = schema
+    for part in reference.split("/")[1:]:
+        key = unquote(part).replace("~1", "/").replace("~0", "~")
+        if isinstance(node, list) and key.isdigit() and int(key) < len(node):
+            node = node[int(key)]
+        elif isinstance(node, dict) and key in node:
+            node = node[key]
+        else:
+            raise ValueError(f"$ref {reference[:_SHOWN_REFERENCE]!r} leads nowhere")
+    return node
+
+
+def _check_finite(schema: dict[str, Any]) -> None:
+    """Walk depth first over what each value must contain; a cycle would never end."""
+    is_done: dict[int, bool] = {}
+    stack: list[tuple[Any, bool]] = [(schema, False)]
+    while stack:
+        node, is_left = stack.pop()
+        if is_left:
+            is_done[id(node)] = True
+            continue
+        state = is_done.get(id(node))
+        if state is False:
+            raise ValueError("$ref: a value has to hold another of its own kind, without end")
+        if state or not isinstance(node, dict):
+            continue
+        is_done[id(node)] = False
+        stack.append((node, True))
+        stack.extend((each, False) for each in _required(schema, node))
+
+
+def _required(schema: dict[str, Any], node: dict[str, Any]) -> list[Any]:
+    """Schemas that every value of `node` satisfies itself or in one of its parts."""
+    if isinstance(node.get("$ref"), str):
+        return [_resolve(schema, node["$ref"])]
+    held = list(_as_list(node.get("allOf")))
+    for name in ("anyOf", "oneOf"):
+        branches = _as_list(node.get(name))
+        held += branches if len(branches) == 1 else []
+    kind = node.get("type")
+    properties = node.get("properties")
+    if kind == "object" and isinstance(properties, dict):
+        required = _as_list(node.get("required"))
+        held += [properties[name] for name in required if _is_key(name, properties)]
+    if kind == "array" and isinstance(node.get("minItems"), int) and node["minItems"] > 0:
+        held += [node["items"]] if "items" in node else []
+    return held
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _is_key(name: object, properties: dict[str, Any]) -> bool:
+    return isinstance(name, str) and name in properties

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from tokenmesh.services.gateway.openai.chat_request import ChatRequest
 from tokenmesh.services.gateway.openai.errors import invalid_fields
 from tokenmesh.services.gateway.openai.field_places import Places
+from tokenmesh.services.gateway.openai.request import ChatRequest
 from tokenmesh.shared.errors import InvalidInput, TokenMeshError
 
 Json = dict[str, Any]

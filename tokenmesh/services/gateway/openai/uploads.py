@@ -1,6 +1,6 @@
-"""Uploads: files that chats refer to by id, kept in the blob store for a while.
+"""Uploads: files that chats refer to by id, stored in the blob store until they expire.
 
-The bytes are one blob, what is known of them another: whoever uses the file needs only the first.
+The bytes are one blob and their description another: the tokenizer reads only the first.
 """
 
 from typing import Final
@@ -21,24 +21,24 @@ _MAX_ID_CHARS: Final = 64
 
 
 def new_file_id() -> str:
-    """For a file that is about to be kept."""
+    """For a file that will be stored."""
     return new_request_id(ID_PREFIX)
 
 
 def data_key(file_id: str) -> BlobKey:
-    """Where the bytes are; the tokenizer looks here."""
+    """The key of the bytes; the tokenizer reads it."""
     return BlobKey(f"tm:file:{file_id}")
 
 
 class _Owned(FileObject, kw_only=True):
-    """What Redis keeps of an upload."""
+    """The description in Redis."""
 
     owner: str = DEFAULT_TENANT.name
     """The tenant's name."""
 
 
 class Uploads:
-    """An upload is its tenant's. Raises Unavailable while Redis is away."""
+    """An upload belongs to a tenant. Raises Unavailable during an outage of Redis."""
 
     def __init__(self, blobs: Blobs, settings: GatewaySettings) -> None:
         self._blobs = blobs
@@ -47,7 +47,7 @@ class Uploads:
     async def add(
         self, file_id: str, data: bytes, filename: str, purpose: str, access: Access
     ) -> FileObject:
-        """Keep a file under an id of `new_file_id`. Raises InvalidInput, PayloadTooLarge."""
+        """Store a file under an id of `new_file_id`. Raises InvalidInput, PayloadTooLarge."""
         if not data:
             raise InvalidInput("the file is empty", param="file")
         if len(data) > self._settings.max_media_bytes:
@@ -68,7 +68,7 @@ class Uploads:
         return facts
 
     async def get(self, file_id: str, access: Access) -> FileObject:
-        """What is known of a file. Raises NotFound, also for another tenant's."""
+        """The description of a file. Raises NotFound, also for a file of another tenant."""
         return (await self._find(file_id, access))[0]
 
     async def _find(self, file_id: str, access: Access) -> tuple[FileObject, str]:
@@ -86,11 +86,11 @@ class Uploads:
         return msgspec.json.decode(data, type=FileObject), owned.owner
 
     async def content(self, file_id: str) -> bytes:
-        """The bytes of a file that `get` knows."""
+        """The bytes of a file that `get` has found."""
         return await self._blobs.get(data_key(file_id))
 
     async def remove(self, file_id: str, access: Access) -> str:
-        """Forget a file; its owner. Raises NotFound."""
+        """Delete a file and return its owner. Raises NotFound."""
         facts, owner = await self._find(file_id, access)
         await self._blobs.remove(_facts_key(facts.id))
         await self._blobs.remove(data_key(facts.id))

@@ -7,6 +7,7 @@ from typing import Any
 
 from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.gateway import Gateway
+from tokenmesh.services.gateway.openai.chat_builder import build_chat
 from tokenmesh.services.gateway.realtime import client_events as events
 from tokenmesh.services.gateway.realtime.channel import Channel
 from tokenmesh.services.gateway.realtime.conversation import (
@@ -230,7 +231,7 @@ class RealtimeSession:
     ) -> RealtimeResponse:
         translation = translate(config, self._input(fields))
         with translation.client_paths():
-            generation = await self._gateway.intake.chat(translation.chat, context)
+            generation = await build_chat(self._gateway.builder, translation.chat, context)
         return RealtimeResponse(
             generation,
             self._gateway,

@@ -4,23 +4,25 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from tokenmesh.services.gateway.openai.bounded import Bounded
-from tokenmesh.services.gateway.openai.lenient import (
+from tokenmesh.services.gateway.openai.fields import (
+    Bounded,
     Flag,
-    MinP,
     MinusOneOrMore,
     NotNegative,
     Off,
     On,
-    Penalty,
     Positive,
     Priority,
+    TokenId,
+)
+from tokenmesh.services.gateway.openai.sampling_fields import (
+    MinP,
+    Penalty,
     RepetitionPenalty,
     Seed,
     Temperature,
     TopP,
 )
-from tokenmesh.services.gateway.openai.sampling_fields import TokenId
 
 LOGPROBS: Literal["message.output_text.logprobs"] = "message.output_text.logprobs"
 

@@ -8,7 +8,8 @@ import msgspec
 from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.http.off_loop import off_loop
-from tokenmesh.services.gateway.openai.intake import Intake
+from tokenmesh.services.gateway.openai.chat_builder import build_chat
+from tokenmesh.services.gateway.openai.request_builder import RequestBuilder
 from tokenmesh.services.gateway.openai.translation import Json
 from tokenmesh.services.gateway.responses.event_log import EventLog
 from tokenmesh.services.gateway.responses.events import ResponseEvents
@@ -67,7 +68,7 @@ class PreparedResponse:
 
 
 async def prepare(
-    intake: Intake,
+    builder: RequestBuilder,
     body: ResponsesRequest,
     context: RequestContext,
     response_id: str,
@@ -83,7 +84,7 @@ async def prepare(
     translation = await off_loop(is_long(body, previous), translate, body, previous, served)
     context.warnings.extend(translation.warnings)
     with translation.client_paths():
-        generation = await intake.chat(translation.chat, context)
+        generation = await build_chat(builder, translation.chat, context)
     response = response_object(body, generation, response_id, created_s)
     events = ResponseEvents(
         response,
@@ -106,8 +107,10 @@ class ResponsePlan:
 class Planner:
     """Plans the responses of one gateway."""
 
-    def __init__(self, intake: Intake, servers: McpServers, settings: ResponseSettings) -> None:
-        self._intake = intake
+    def __init__(
+        self, builder: RequestBuilder, servers: McpServers, settings: ResponseSettings
+    ) -> None:
+        self._builder = builder
         self._servers = servers
         self._settings = settings
 
@@ -122,7 +125,7 @@ class Planner:
             limit = min(limit, body.max_tool_calls)
         calls = ToolCalls(self._servers, requested, listings, tools, limit)
         first = await prepare(
-            self._intake,
+            self._builder,
             body,
             spec.context,
             spec.id,

@@ -13,7 +13,7 @@ from tokenmesh.services.gateway.generation.metering import Meter
 from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.http.sse import encode_json
 from tokenmesh.services.gateway.mesh.pipeline import Pipeline
-from tokenmesh.services.gateway.openai.intake import Intake
+from tokenmesh.services.gateway.openai.request_builder import RequestBuilder
 from tokenmesh.services.gateway.openai.shapes import Usage
 from tokenmesh.services.gateway.openai.translation import Json
 from tokenmesh.services.gateway.responses.event_log import Replay, encode_frames
@@ -35,7 +35,7 @@ _CLIENT_CALLS: Final = ("function_call", "custom_tool_call")
 class RunContext:
     """Parts of the gateway that every run uses."""
 
-    intake: Intake
+    builder: RequestBuilder
     pipeline: Pipeline
     max_buffered_tokens: int
     admission: Admission
@@ -196,7 +196,7 @@ class ResponseRun:
         items = [*spec.body.items, *self._events.response["output"]]
         update = {"input": items, "max_output_tokens": self._tokens_left()}
         prepared = await prepare(
-            self._context.intake,
+            self._context.builder,
             spec.body.model_copy(update=update),
             spec.context,
             spec.id,

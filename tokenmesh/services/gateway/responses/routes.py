@@ -62,7 +62,7 @@ def response_endpoint(gateway: Gateway) -> Endpoint:
                 context.request_id = RequestId(response_id)
             if maker.needs_run(body):
                 return await maker.make(body, response_id, context, may_skip_storing=may_skip)
-            prepared = await prepare(gateway.intake, body, context, response_id)
+            prepared = await prepare(gateway.builder, body, context, response_id)
         places = prepared.translation.places
         writer = ResponseWriter(prepared.events, places)
         response = GenerationResponse(prepared.generation, gateway, writer, context.started_s)

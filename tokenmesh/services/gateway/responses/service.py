@@ -6,7 +6,7 @@ from typing import Final
 
 from tokenmesh.services.gateway.generation.metering import Meters
 from tokenmesh.services.gateway.mesh.pipeline import Pipeline
-from tokenmesh.services.gateway.openai.intake import Intake
+from tokenmesh.services.gateway.openai.request_builder import RequestBuilder
 from tokenmesh.services.gateway.responses.adopter import Adopter
 from tokenmesh.services.gateway.responses.maker import ResponseMaker
 from tokenmesh.services.gateway.responses.mcp_servers import McpServers
@@ -40,7 +40,7 @@ class Responses:
         members: Members,
         settings: Settings,
         *,
-        intake: Intake,
+        builder: RequestBuilder,
         pipeline: Pipeline,
         admission: Admission,
         tenant_of: Callable[[str], Tenant],
@@ -53,13 +53,13 @@ class Responses:
         self._adopt_delay_s = settings.service.missed_beats * settings.service.beat_interval_s
         logs = ResponseLogs(journal, self.settings) if journal is not None else None
         context = RunContext(
-            intake=intake,
+            builder=builder,
             pipeline=pipeline,
             max_buffered_tokens=settings.gateway.max_buffered_tokens,
             admission=admission,
         )
         self._runs = Runs(gateway_id, logs, context, self.settings, meters, metrics)
-        planner = Planner(intake, McpServers(self.settings, metrics), self.settings)
+        planner = Planner(builder, McpServers(self.settings, metrics), self.settings)
         self.maker = ResponseMaker(logs, self._runs, planner, settings.gateway, self.settings)
         self.reader = ResponseReader(logs, self._runs, bus) if logs is not None else None
         self._adopter = (

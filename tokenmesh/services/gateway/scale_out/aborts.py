@@ -1,4 +1,4 @@
-"""Aborts: ends running generate requests by their ids, on whichever gateway they run."""
+"""Aborts: ends running generate requests by their ids, on all gateways."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,14 +11,12 @@ from tokenmesh.shared.ids import RequestId
 from tokenmesh.shared.messages import AbortRequests
 
 _VLLM_PREFIX: Final = "generate-tokens-"
-"""vLLM puts it before the ids of its answers; ours have the client's own id."""
+"""vLLM's prefix of response ids; ours are the client's own ids."""
 
 
 class Abortable(Protocol):
-    """A running request."""
-
     def abort(self) -> None:
-        """End it with the tokens that are there."""
+        """End it with the tokens that it has."""
 
 
 class Aborts:
@@ -31,11 +29,10 @@ class Aborts:
         self._subscription: Subscription | None = None
 
     async def start(self) -> None:
-        """Listen for aborts that another gateway received."""
+        """Listen for aborts that other gateways received."""
         self._subscription = await self._bus.subscribe(subjects.aborts(), self._receive)
 
     async def stop(self) -> None:
-        """Stop listening."""
         if self._subscription is not None:
             await self._subscription.stop()
 

@@ -1,14 +1,11 @@
-"""Bodies of the derender routes, with vLLM's field names: what generate answered, to be read."""
+"""Bodies of the derender routes with vLLM's field names: responses of generate."""
 
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tokenmesh.services.gateway.openai.bounded import Bounded
-from tokenmesh.services.gateway.openai.chat_request import ChatRequest
-from tokenmesh.services.gateway.openai.completion_request import CompletionRequest
-from tokenmesh.services.gateway.openai.lenient import NotNegative, Off
-from tokenmesh.services.gateway.openai.sampling_fields import TokenId
+from tokenmesh.services.gateway.openai.fields import Bounded, NotNegative, Off, TokenId
+from tokenmesh.services.gateway.openai.request import ChatRequest, CompletionRequest
 
 _LENIENT = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
 
@@ -30,7 +27,7 @@ class SampledLogprob(LogprobCandidate):
 
 
 class ChoiceLogprobs(BaseModel):
-    """Of one choice."""
+    """Log-probabilities of one choice."""
 
     model_config = _LENIENT
 
@@ -78,13 +75,11 @@ class TokensUsage(BaseModel):
 
     @property
     def cached_tokens(self) -> int | None:
-        """None: unknown."""
         details = self.prompt_tokens_details
         return None if details is None else details.cached_tokens
 
     @property
     def created_cache_tokens(self) -> int | None:
-        """None: unknown."""
         details = self.prompt_tokens_details
         return None if details is None else details.created_cache_tokens
 
@@ -103,17 +98,17 @@ class TokensChunk(BaseModel):
 
 
 class TokensResponse(TokensChunk):
-    """A whole answer of generate."""
+    """A whole response of generate."""
 
     created: NotNegative | None = None
     kv_transfer_params: dict[str, Any] | None = None
 
 
 class StreamState(BaseModel):
-    """What the client carries between the chunks of one choice.
+    """What the client sends back between the chunks of one choice.
 
-    It holds what was sent to the client before and nothing else: a client that forges it misleads
-    only itself. It is bounded by the model's length.
+    It contains only what the client has received: a forged state misleads only its client. It is
+    bounded by the model's length.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -125,7 +120,7 @@ class StreamState(BaseModel):
 
 
 class DerenderRequest(Bounded):
-    """What both routes take. With `stream` a request is one chunk of one choice."""
+    """Fields of both routes. With `stream` a request is one chunk of one choice."""
 
     model_config = _LENIENT
 
@@ -134,7 +129,7 @@ class DerenderRequest(Bounded):
     generate_chunk: TokensChunk | None = None
     """With `stream`."""
     stream_state: StreamState | None = None
-    """As in the answer to the choice's previous chunk."""
+    """From the response to the choice's previous chunk."""
 
 
 class DerenderChatRequest(DerenderRequest):

@@ -1,23 +1,25 @@
 """Bodies of /inference/v1/generate and /inference/v1/abort_requests, with vLLM's field names."""
 
+import copy
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from tokenmesh.services.gateway.openai.bounded import Bounded
 from tokenmesh.services.gateway.openai.errors import NotSupported
-from tokenmesh.services.gateway.openai.lenient import (
+from tokenmesh.services.gateway.openai.fields import (
+    Bounded,
     MinusOneOrMore,
     NotNegative,
     On,
     Positive,
     Priority,
+    TokenId,
 )
 from tokenmesh.services.gateway.openai.sampling_fields import (
     SamplingFields,
     StreamOptions,
-    TokenId,
 )
+from tokenmesh.shared.errors import TokenMeshError
 from tokenmesh.shared.messages.sampling import ThinkingBudget
 
 _MAX_SEQUENCES: Final = 2048
@@ -32,7 +34,7 @@ _OUTER: Final = (
     "cache_salt",
     "priority",
 )
-"""Fields of a chat's body besides its sampling fields."""
+"""Fields of SamplingFields that are not in `sampling_params`."""
 _NOT_SERVED: Final = ("features", "content_parts", "ec_transfer_params")
 _SAMPLING_NOT_SERVED: Final = (
     "extra_args",
@@ -44,13 +46,13 @@ _SAMPLING_NOT_SERVED: Final = (
 
 
 class GenerateSampling(SamplingFields):
-    """vLLM's SamplingParams. An absent field is neutral; `max_tokens`: as many as fit."""
+    """vLLM's SamplingParams. Absent fields are neutral; without `max_tokens` as many as fit."""
 
     max_tokens: Positive | None = None
     logprobs: MinusOneOrMore | None = None
     detokenize: On = True
 
-    # Written by vLLM's renderer, without effect on the answer.
+    # Written by vLLM's renderer, without effect.
     flat_logprobs: Any = None
     output_kind: Any = None
     output_text_buffer_length: Any = None
@@ -73,7 +75,7 @@ class GenerateSampling(SamplingFields):
 
 
 class ThinkingRule(BaseModel):
-    """`ThinkingBudget` as JSON."""
+    """A `ThinkingBudget` as JSON."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -86,23 +88,22 @@ class ThinkingRule(BaseModel):
 
     @property
     def budget(self) -> ThinkingBudget:
-        """What a worker takes."""
         return ThinkingBudget(**self.model_dump())
 
 
 class RenderedPrompt(BaseModel):
-    """What the renderer has derived with the tokenizer, so that generate needs none."""
+    """What the renderer derived with the tokenizer, so that generate works without one."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     bad_words_token_ids: list[_Sequence] | None = Field(default=None, max_length=_MAX_SEQUENCES)
     reasoning_end_token_ids: list[_Sequence] | None = Field(default=None, max_length=64)
-    """The constraint of structured_outputs holds after the first of these; empty: at once."""
+    """structured_outputs applies after the first of these sequences; empty: at once."""
     thinking: ThinkingRule | None = None
 
     @property
     def highest_id(self) -> int:
-        """Of all ids."""
+        """The highest token id."""
         thinking = self.thinking
         sequences = [*(self.bad_words_token_ids or ()), *(self.reasoning_end_token_ids or ())]
         if thinking is not None:
@@ -111,7 +112,7 @@ class RenderedPrompt(BaseModel):
 
 
 class ReasoningParserKwargs(BaseModel):
-    """What the prompt's template was given."""
+    """Arguments of the prompt's template."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -119,7 +120,7 @@ class ReasoningParserKwargs(BaseModel):
 
 
 class GenerateRequest(Bounded):
-    """The body of /inference/v1/generate: what the render routes answer."""
+    """The body of /inference/v1/generate, as the render routes return it."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
@@ -146,14 +147,14 @@ class GenerateRequest(Bounded):
 
     @property
     def fields(self) -> GenerateSampling:
-        """All that a chat's sampling fields say, in one place."""
+        """`sampling_params` with the fields that a chat has beside them."""
         outer = {name: getattr(self, name) for name in _OUTER if name in self.model_fields_set}
-        # The prompt's log-probabilities go with a stream here: derender needs them for an echo.
+        # Here prompt_logprobs goes with a stream: derender needs it for an echo.
         only_here = {"prompt_logprobs": None, "truncate_prompt_tokens": None, "echo": False}
         return self.sampling_params.model_copy(update=only_here | outer)
 
     def refuse_not_served(self) -> None:
-        """Raise NotSupported for the first field that asks for what no version can do yet."""
+        """Raise NotSupported for the first field that is not served."""
         for name in _NOT_SERVED:
             if getattr(self, name):
                 raise NotSupported(f"{name} is not supported", param=name)
@@ -172,3 +173,18 @@ class AbortRequest(Bounded):
     model_config = ConfigDict(extra="allow", strict=True)
 
     request_ids: list[Annotated[str, Field(min_length=1)]]
+
+
+def with_own_names(error: TokenMeshError) -> TokenMeshError:
+    """The error with the names of a GenerateRequest: `token_ids` for `prompt`, and
+    `sampling_params` before sampling fields."""
+    root = (error.param or "").partition(".")[0]
+    if root == "prompt":
+        param = "token_ids"
+    elif root in GenerateSampling.model_fields and root not in GenerateRequest.model_fields:
+        param = f"sampling_params.{error.param}"
+    else:
+        return error
+    renamed = copy.copy(error)
+    renamed.param = param
+    return renamed

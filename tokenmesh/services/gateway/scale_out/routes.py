@@ -8,48 +8,63 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenmesh.services.gateway.anthropic.request import MessagesRequest
+from tokenmesh.services.gateway.context import context_of
 from tokenmesh.services.gateway.document.bodies import body_schema
+from tokenmesh.services.gateway.errors import JSON
 from tokenmesh.services.gateway.gateway import Gateway
-from tokenmesh.services.gateway.openai.chat_request import ChatRequest
-from tokenmesh.services.gateway.openai.completion_request import CompletionRequest
+from tokenmesh.services.gateway.http.body import read_json
+from tokenmesh.services.gateway.http.shortcut import Endpoint
+from tokenmesh.services.gateway.openai.renamed_answer import RenamedAnswer
+from tokenmesh.services.gateway.openai.request import ChatRequest, CompletionRequest
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
-from tokenmesh.services.gateway.scale_out import derender_routes as derender
-from tokenmesh.services.gateway.scale_out import generate_routes as generate
 from tokenmesh.services.gateway.scale_out import render_routes as render
+from tokenmesh.services.gateway.scale_out.derender_builder import DerenderBuilder
 from tokenmesh.services.gateway.scale_out.derender_request import (
     DerenderChatRequest,
     DerenderCompletionRequest,
 )
-from tokenmesh.services.gateway.scale_out.derender_routes import derender_endpoints
-from tokenmesh.services.gateway.scale_out.generate_request import AbortRequest, GenerateRequest
-from tokenmesh.services.gateway.scale_out.generate_routes import abort_endpoint, generate_endpoint
-from tokenmesh.services.gateway.scale_out.render_routes import render_endpoints
-from tokenmesh.shared.errors import Forbidden
+from tokenmesh.services.gateway.scale_out.derenderer import Derenderer
+from tokenmesh.services.gateway.scale_out.generate_request import (
+    AbortRequest,
+    GenerateRequest,
+    with_own_names,
+)
+from tokenmesh.services.gateway.scale_out.generate_response import (
+    AbortableResponse,
+    GenerateWriter,
+)
+from tokenmesh.shared.errors import Forbidden, InvalidInput, TokenMeshError
+from tokenmesh.shared.telemetry import REQUEST_ID, span
+
+DERENDER_CHAT: Final = "/v1/chat/completions/derender"
+DERENDER_COMPLETION: Final = "/v1/completions/derender"
+GENERATE: Final = "/inference/v1/generate"
+ABORT: Final = "/inference/v1/abort_requests"
 
 BODIES: Final[dict[str, type[BaseModel]]] = {
     render.CHAT: ChatRequest,
     render.COMPLETION: CompletionRequest,
     render.MESSAGES: MessagesRequest,
     render.RESPONSES: ResponsesRequest,
-    derender.CHAT: DerenderChatRequest,
-    derender.COMPLETION: DerenderCompletionRequest,
-    generate.PATH: GenerateRequest,
-    generate.ABORT: AbortRequest,
+    DERENDER_CHAT: DerenderChatRequest,
+    DERENDER_COMPLETION: DerenderCompletionRequest,
+    GENERATE: GenerateRequest,
+    ABORT: AbortRequest,
 }
 
 
 def scale_out_router(gateway: Gateway) -> APIRouter:
-    """The routes, each with its function or with the refusal."""
+    """Each route with its function, or with the refusal."""
     router = APIRouter(tags=["scale-out"])
     if not gateway.scale_out.is_enabled:
         for path in BODIES:
             router.post(path, include_in_schema=False)(_refuse)
         return router
     endpoints = {
-        **render_endpoints(gateway),
-        **derender_endpoints(gateway),
-        generate.PATH: generate_endpoint(gateway),
-        generate.ABORT: abort_endpoint(gateway),
+        **render.render_endpoints(gateway),
+        **_derender_endpoints(gateway),
+        GENERATE: _generate_endpoint(gateway),
+        ABORT: _abort_endpoint(gateway),
     }
     for path, endpoint in endpoints.items():
         schema = body_schema(BODIES[path])
@@ -62,3 +77,60 @@ async def _refuse(_request: Request) -> Response:
         "Scale-out endpoints are disabled. "
         "Start the gateway with --enable-scale-out to enable them."
     )
+
+
+def _derender_endpoints(gateway: Gateway) -> dict[str, Endpoint]:
+    scale_out, settings = gateway.scale_out, gateway.settings
+    builder = DerenderBuilder(scale_out.catalog, scale_out.builder, gateway.vocabularies)
+    derenderer = Derenderer(builder, settings)
+
+    async def derender_chat(request: Request) -> Response:
+        """A chat's answer from token ids, whole or one chunk of a stream."""
+        context = context_of(request.scope)
+        body = await read_json(request, DerenderChatRequest, settings)
+        with span("derender", {REQUEST_ID: context.request_id}):
+            return Response(await derenderer.chat(body, context), media_type=JSON)
+
+    async def derender_completion(request: Request) -> Response:
+        """A plain completion's answer from token ids, whole or one chunk of a stream."""
+        context = context_of(request.scope)
+        body = await read_json(request, DerenderCompletionRequest, settings)
+        with span("derender", {REQUEST_ID: context.request_id}):
+            return Response(await derenderer.completion(body, context), media_type=JSON)
+
+    return {DERENDER_CHAT: derender_chat, DERENDER_COMPLETION: derender_completion}
+
+
+def _generate_endpoint(gateway: Gateway) -> Endpoint:
+    async def generate(request: Request) -> Response:
+        """Continue a prompt of token ids with token ids, whole or as a stream of chunks."""
+        context = context_of(request.scope)
+        with span("validate"):
+            body = await read_json(request, GenerateRequest, gateway.settings)
+            try:
+                generation = await gateway.scale_out.tokens.build(body, context)
+            except TokenMeshError as error:
+                raise with_own_names(error) from None
+        writer = GenerateWriter(generation, body)
+        response = AbortableResponse(generation, gateway, writer, context.started_s)
+        return RenamedAnswer(response, with_own_names)
+
+    return generate
+
+
+def _abort_endpoint(gateway: Gateway) -> Endpoint:
+    limit = gateway.settings.max_abort_requests
+
+    async def abort_requests(request: Request) -> Response:
+        """End running generate requests of the tenant by their ids; unknown ids are ignored."""
+        body = await read_json(request, AbortRequest, gateway.settings)
+        if len(body.request_ids) > limit:
+            raise InvalidInput(
+                f"request_ids holds {len(body.request_ids)} ids, at most {limit}",
+                param="request_ids",
+            )
+        tenant = context_of(request.scope).access.tenant
+        await gateway.scale_out.aborts.abort(tenant.name, body.request_ids)
+        return Response()
+
+    return abort_requests

@@ -1,4 +1,4 @@
-"""ScaleOut: what a gateway needs besides its own parts to be a frontend or an engine alone."""
+"""ScaleOut: the parts of a gateway that is only a frontend or only an engine."""
 
 import asyncio
 from collections.abc import Sequence
@@ -8,10 +8,9 @@ from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.mesh.catalog import Catalog
 from tokenmesh.services.gateway.mesh.pipeline import Pipeline
 from tokenmesh.services.gateway.mesh.vocabularies import Vocabularies
-from tokenmesh.services.gateway.openai.intake import Intake
 from tokenmesh.services.gateway.openai.request_builder import RequestBuilder
 from tokenmesh.services.gateway.scale_out.aborts import Aborts
-from tokenmesh.services.gateway.scale_out.token_intake import TokenIntake
+from tokenmesh.services.gateway.scale_out.generate_builder import GenerateBuilder
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.config import Settings
@@ -20,7 +19,7 @@ from tokenmesh.shared.messages.beat import Heartbeat
 
 
 class ScaleOut:
-    """Of one gateway; does nothing where the routes are disabled."""
+    """Does nothing if the routes are disabled."""
 
     def __init__(
         self,
@@ -37,31 +36,29 @@ class ScaleOut:
         limits = settings.gateway
         self.is_enabled = limits.serves_scale_out
         self.catalog = Catalog(members, settings, includes_tokenized=True)
-        """Models that a tokenizer knows are enough to render."""
-        self.intake = Intake(RequestBuilder(self.catalog, vocabularies, blobs, limits))
-        self.tokens = TokenIntake(
+        """Includes models that only a tokenizer serves: that is enough to render."""
+        self.builder = RequestBuilder(self.catalog, vocabularies, blobs, limits)
+        self.tokens = GenerateBuilder(
             RequestBuilder(catalog, vocabularies, blobs, limits), catalog, vocabularies, settings
         )
         self.aborts = Aborts(bus, limits.max_abort_requests)
         self._pipeline = pipeline
 
     def on_beat(self, beat: Heartbeat) -> None:
-        """Remember what a process serves."""
+        """Record what a process serves."""
         if self.is_enabled:
             self.catalog.on_beat(beat)
 
     async def start(self) -> None:
-        """Listen for aborts."""
         if self.is_enabled:
             await self.aborts.start()
 
     async def stop(self) -> None:
-        """Stop listening."""
         await self.aborts.stop()
 
-    async def tokenize(self, ask: GenerationRequest) -> Sequence[Prompt]:
-        """The prompts of all jobs. Raises what is wrong with the first that cannot be."""
-        tasks = [asyncio.create_task(self._pipeline.tokenize(job)) for job in ask.jobs]
+    async def tokenize(self, request: GenerationRequest) -> Sequence[Prompt]:
+        """The prompts of all jobs. Raises the error of the first that fails."""
+        tasks = [asyncio.create_task(self._pipeline.tokenize(job)) for job in request.jobs]
         try:
             return await asyncio.gather(*tasks)
         finally:

@@ -1,4 +1,4 @@
-"""Answers of the scale-out routes as msgspec structs; names are vLLM's."""
+"""Response bodies of the scale-out routes as msgspec structs. Names are vLLM's."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ class TokenLogprob(TokenCandidate):
 
 
 class GenerateLogprobs(msgspec.Struct):
-    """Of one choice."""
+    """Log-probabilities of one choice of generate."""
 
     content: list[TokenLogprob]
 
@@ -38,7 +38,7 @@ class GenerateChoice(msgspec.Struct, kw_only=True):
     text: str | msgspec.UnsetType = msgspec.UNSET
     """With output_mode "text"."""
     logprobs: Json = None
-    """GenerateLogprobs; with output_mode "text" those of a chat."""
+    """GenerateLogprobs; with output_mode "text" the log-probabilities of a chat."""
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     token_ids: list[int]
@@ -56,11 +56,11 @@ class GenerateChunk(msgspec.Struct, kw_only=True):
     usage: Usage | None = None
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     prompt_logprobs: list[dict[str, Json] | None] | msgspec.UnsetType = msgspec.UNSET
-    """In the first chunk of each choice, where they were asked for."""
+    """In the first chunk of each choice, if the client requested them."""
 
 
 class GenerateResponse(msgspec.Struct, kw_only=True):
-    """The body of a whole answer."""
+    """The body of a whole response."""
 
     request_id: str
     model: str
@@ -78,7 +78,7 @@ class GenerateResponse(msgspec.Struct, kw_only=True):
 
 
 class RenderedSampling(msgspec.Struct, kw_only=True):
-    """`sampling_params`: every default filled in."""
+    """`sampling_params` with every default filled in; contains all `Sampled` fields."""
 
     n: int
     temperature: float
@@ -111,7 +111,7 @@ class RenderedSampling(msgspec.Struct, kw_only=True):
 
 
 class RenderedFacts(msgspec.Struct, kw_only=True):
-    """See `generate_request.Rendered`."""
+    """The field `rendered`: see `generate_request.RenderedPrompt`."""
 
     bad_words_token_ids: list[list[int]] | None = None
     reasoning_end_token_ids: list[list[int]] | None = None
@@ -119,7 +119,7 @@ class RenderedFacts(msgspec.Struct, kw_only=True):
 
 
 class RenderedRequest(msgspec.Struct, kw_only=True):
-    """What a render route answers: the body for /inference/v1/generate."""
+    """The response of a render route: the body for /inference/v1/generate."""
 
     request_id: str
     token_ids: list[int]
@@ -142,19 +142,19 @@ class RenderedRequest(msgspec.Struct, kw_only=True):
 
 
 class DerenderedChat(ChatCompletion, kw_only=True):
-    """A chat's body."""
+    """The response of /v1/chat/completions/derender."""
 
     kv_transfer_params: dict[str, Json] | msgspec.UnsetType = msgspec.UNSET
 
 
 class DerenderedCompletion(Completion, kw_only=True):
-    """A plain completion's body."""
+    """The response of /v1/completions/derender."""
 
     kv_transfer_params: dict[str, Json] | msgspec.UnsetType = msgspec.UNSET
 
 
 class DerenderState(msgspec.Struct, kw_only=True):
-    """What the client carries from one chunk of a choice to the next."""
+    """The client sends it back with the next chunk of the choice."""
 
     created: int
     role_sent: bool
@@ -162,7 +162,7 @@ class DerenderState(msgspec.Struct, kw_only=True):
 
 
 class DerenderedChunk(msgspec.Struct, kw_only=True):
-    """The answer to one chunk."""
+    """The response to one chunk."""
 
     chunk: dict[str, Json]
     stream_state: DerenderState | None

@@ -1,4 +1,4 @@
-"""DerenderIntake: the request that was rendered becomes the same Ask again, to read its answer."""
+"""DerenderBuilder: the request that was rendered is built again, to read its answer."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,9 +8,10 @@ from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.mesh.catalog import Catalog
 from tokenmesh.services.gateway.mesh.vocabularies import Vocabularies
-from tokenmesh.services.gateway.openai.chat_request import ChatMessage, ChatRequest
-from tokenmesh.services.gateway.openai.completion_request import CompletionRequest
-from tokenmesh.services.gateway.openai.intake import Intake
+from tokenmesh.services.gateway.openai.chat_builder import build_chat
+from tokenmesh.services.gateway.openai.completion_builder import build_completion
+from tokenmesh.services.gateway.openai.request import ChatMessage, ChatRequest, CompletionRequest
+from tokenmesh.services.gateway.openai.request_builder import RequestBuilder
 from tokenmesh.services.gateway.openai.sampling_fields import SamplingFields
 from tokenmesh.services.gateway.scale_out.derender_request import (
     DerenderChatRequest,
@@ -18,7 +19,7 @@ from tokenmesh.services.gateway.scale_out.derender_request import (
     DerenderRequest,
     TokensChoice,
 )
-from tokenmesh.services.gateway.scale_out.rendering import refuse_not_rendered
+from tokenmesh.services.gateway.scale_out.render_routes import refuse_not_rendered
 from tokenmesh.shared.errors import InvalidInput
 
 _NOT_READ: Final = dict.fromkeys(
@@ -31,21 +32,23 @@ _NOT_READ: Final = dict.fromkeys(
         "ec_transfer_params",
     )
 )
-"""Fields that generate has obeyed: how an answer is read does not depend on them."""
+"""Fields without effect on how an answer is read."""
 
 
-class DerenderIntake:
-    """Of one gateway."""
+class DerenderBuilder:
+    """Makes the GenerationRequest of a derender request."""
 
-    def __init__(self, catalog: Catalog, intake: Intake, vocabularies: Vocabularies) -> None:
+    def __init__(
+        self, catalog: Catalog, builder: RequestBuilder, vocabularies: Vocabularies
+    ) -> None:
         self._catalog = catalog
-        self._intake = intake
+        self._builder = builder
         self._vocabularies = vocabularies
 
     async def chat(
-        self, body: DerenderChatRequest, choices: Sequence[TokensChoice], exchange: RequestContext
+        self, body: DerenderChatRequest, choices: Sequence[TokensChoice], context: RequestContext
     ) -> GenerationRequest:
-        """`choices`: all that the body has. Raises InvalidInput and its kin."""
+        """`choices`: all of the body. Raises InvalidInput and other errors of the request."""
         given = body.chat_request
         if given is None:
             await self._check_is_plain(body.model)
@@ -58,16 +61,18 @@ class DerenderIntake:
         elif body.stream and body.prompt_token_ids is None:
             await self._check_is_known(body.model or given.model)
         fields = _fields(body, given, choices) | {"messages": [_text_of(given.messages[-1])]}
-        return _plain(await self._intake.chat(given.model_copy(update=fields), exchange))
+        return _without_interval(
+            await build_chat(self._builder, given.model_copy(update=fields), context)
+        )
 
     async def completion(
         self,
         body: DerenderCompletionRequest,
         choices: Sequence[TokensChoice],
         num_prompts: int,
-        exchange: RequestContext,
+        context: RequestContext,
     ) -> GenerationRequest:
-        """`num_prompts` counts where the body does not bring the request."""
+        """`num_prompts`: for a body without `completion_request`."""
         given = body.completion_request
         if given is None:
             given = CompletionRequest(
@@ -77,11 +82,12 @@ class DerenderIntake:
                 n=_least_n(choices),
             )
         fields = _fields(body, given, choices[: len(choices) // max(1, num_prompts)])
-        return _plain(await self._intake.completion(given.model_copy(update=fields), exchange))
+        return _without_interval(
+            await build_completion(self._builder, given.model_copy(update=fields), context)
+        )
 
     async def _check_is_plain(self, model: str | None) -> None:
-        family = (await self._vocabularies.get((await self._catalog.find_soon(model)).name)).family
-        if family.reasoning is not None or family.tools is not None:
+        if await self._has_parser(model):
             raise InvalidInput(
                 "chat_request is required when a tool or reasoning parser is configured: without "
                 "it the parser's markup would be content",
@@ -89,20 +95,24 @@ class DerenderIntake:
             )
 
     async def _check_is_known(self, model: str | None) -> None:
-        """Raise InvalidInput where only the prompt says whether an answer begins with reasoning."""
-        family = (await self._vocabularies.get((await self._catalog.find_soon(model)).name)).family
-        if family.reasoning is not None or family.tools is not None:
+        """Only the prompt shows whether an answer begins with reasoning."""
+        if await self._has_parser(model):
             raise InvalidInput(
                 "prompt_token_ids is required when a tool or reasoning parser is configured: the "
                 "prompt decides whether the answer begins with reasoning",
                 param="prompt_token_ids",
             )
 
+    async def _has_parser(self, model: str | None) -> bool:
+        card = await self._catalog.find_soon(model)
+        family = (await self._vocabularies.get(card.name)).family
+        return family.reasoning is not None or family.tools is not None
+
 
 def _fields(
     body: DerenderRequest, given: SamplingFields, choices: Sequence[TokensChoice]
 ) -> dict[str, Any]:
-    """What counts here instead of what the request says."""
+    """Fields that replace those of the request."""
     refuse_not_rendered(given)
     fields: dict[str, Any] = {**_NOT_READ, "model": body.model or given.model}
     if body.stream:
@@ -110,9 +120,9 @@ def _fields(
     return fields | {"stream": False, "stream_options": None, "n": max(1, len(choices))}
 
 
-def _plain(ask: GenerationRequest) -> GenerationRequest:
-    """Chunks have come at the intervals that the client wanted."""
-    return replace(ask, options=replace(ask.options, stream_interval=1))
+def _without_interval(request: GenerationRequest) -> GenerationRequest:
+    """The chunks already have the interval that the client requested."""
+    return replace(request, options=replace(request.options, stream_interval=1))
 
 
 def _have_logprobs(choices: Sequence[TokensChoice]) -> bool:
@@ -124,13 +134,13 @@ def _least_n(choices: Sequence[TokensChoice]) -> int:
 
 
 def _stops(choices: Sequence[TokensChoice]) -> str | list[str] | None:
-    """The stop strings that ended them."""
+    """The stop strings that ended the choices."""
     found = {each.stop_reason for each in choices if isinstance(each.stop_reason, str)}
     return sorted(each for each in found if each and each != "repetition_detected") or None
 
 
 def _text_of(message: ChatMessage) -> ChatMessage:
-    """Without media: an echo is of text."""
+    """The message without media: only its text is echoed."""
     content = message.get("content")
     if not isinstance(content, list):
         return message

@@ -1,9 +1,9 @@
-"""POST /tokenize and /detokenize."""
+"""POST /tokenize and /detokenize, GET /tokenizer_info."""
 
-from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from tokenmesh.services.gateway.context import context_of
@@ -12,18 +12,24 @@ from tokenmesh.services.gateway.errors import json_response
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.generation.inline_media import move_inline_media
 from tokenmesh.services.gateway.http.body import read_json
+from tokenmesh.services.gateway.openai.request import DetokenizeRequest, TokenizeRequest
 from tokenmesh.services.gateway.openai.shapes import DetokenizeResult, TokenizeResult
-from tokenmesh.services.gateway.openai.tokenize_request import DetokenizeRequest, TokenizeRequest
 from tokenmesh.shared import subjects
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.errors import InvalidInput
-from tokenmesh.shared.messages import Detokenize, Detokenized, Tokenize
+from tokenmesh.shared.messages import (
+    Detokenize,
+    Detokenized,
+    ReadTokenizerConfig,
+    Tokenize,
+    TokenizerConfigRead,
+)
 from tokenmesh.shared.messages.tokenize import ChatPrompt, TextPrompt
 from tokenmesh.shared.tokens import pack_ids, unpack_ids
 
 
 def tokenize_router(gateway: Gateway) -> APIRouter:
-    """The routes."""
+    """The routes to and from token ids."""
     router = APIRouter(tags=["tokens"])
     timeout_s = gateway.settings.tokenize_timeout_s
 
@@ -32,18 +38,18 @@ def tokenize_router(gateway: Gateway) -> APIRouter:
         """The ids of a prompt, or of a conversation as its template writes it."""
         body = await read_json(request, TokenizeRequest, gateway.settings)
         card = await gateway.catalog.find_soon(body.model)
-        exchange = context_of(request.scope)
+        context = context_of(request.scope)
         if body.messages is not None:
-            await move_inline_media(body.messages, gateway.blobs, gateway.settings, exchange.access)
-        question = Tokenize(
-            request_id=exchange.request_id,
+            await move_inline_media(body.messages, gateway.blobs, gateway.settings, context.access)
+        message = Tokenize(
+            request_id=context.request_id,
             model=card.name,
-            tenant=exchange.access.tenant.name,
+            tenant=context.access.tenant.name,
             prompt=_prompt(body),
             context_tokens=card.max_model_len,
             return_token_strs=bool(body.return_token_strs),
         )
-        answer = await gateway.calls.tokenize(question, now_s() + timeout_s)
+        answer = await gateway.calls.tokenize(message, now_s() + timeout_s)
         ids = unpack_ids(answer.token_ids)
         return json_response(TokenizeResult(len(ids), card.max_model_len, ids, answer.token_strs))
 
@@ -52,26 +58,48 @@ def tokenize_router(gateway: Gateway) -> APIRouter:
         """The text of ids, special tokens included."""
         body = await read_json(request, DetokenizeRequest, gateway.settings)
         card = await gateway.catalog.find_soon(body.model)
-        exchange = context_of(request.scope)
-        _check_length(body.tokens, card.max_model_len)
-        question = Detokenize(
-            request_id=exchange.request_id,
+        context = context_of(request.scope)
+        if len(body.tokens) > card.max_model_len:
+            raise InvalidInput(
+                f"tokens holds {len(body.tokens)} ids, the model takes {card.max_model_len}",
+                param="tokens",
+            )
+        message = Detokenize(
+            request_id=context.request_id,
             model=card.name,
             token_ids=pack_ids(body.tokens),
-            tenant=exchange.access.tenant.name,
+            tenant=context.access.tenant.name,
         )
         subject, deadline_s = subjects.tokenize(card.name), now_s() + timeout_s
         answer = await gateway.calls.ask(
-            subject, question, Detokenized, timeout_s=timeout_s, deadline_s=deadline_s
+            subject, message, Detokenized, timeout_s=timeout_s, deadline_s=deadline_s
         )
         return json_response(DetokenizeResult(answer.text))
 
     return router
 
 
-def _check_length(ids: Sequence[int], limit: int) -> None:
-    if len(ids) > limit:
-        raise InvalidInput(f"tokens holds {len(ids)} ids, the model takes {limit}", param="tokens")
+def tokenizer_info_router(gateway: Gateway) -> APIRouter:
+    """Only mounted where `gateway.tokenizer_info` is on, since templates may be private."""
+    router = APIRouter(tags=["tokens"])
+    timeout_s = gateway.settings.tokenize_timeout_s
+
+    @router.get("/tokenizer_info")
+    async def tokenizer_info(
+        model: Annotated[str | None, Query(description="Needed where there are several.")] = None,
+    ) -> Response:
+        """The tokenizer's configuration and the chat template in force."""
+        card = await gateway.catalog.find_soon(model)
+        answer = await gateway.calls.ask(
+            subjects.tokenize(card.name),
+            ReadTokenizerConfig(model=card.name),
+            TokenizerConfigRead,
+            timeout_s=timeout_s,
+            deadline_s=now_s() + timeout_s,
+        )
+        return Response(answer.config_json, media_type="application/json")
+
+    return router
 
 
 def _prompt(body: TokenizeRequest) -> TextPrompt | ChatPrompt:

@@ -1,4 +1,4 @@
-"""TokenIntake: a GenerateRequest becomes an Ask, with a tokenizer or without one."""
+"""GenerateBuilder: a GenerateRequest becomes a GenerationRequest, with or without a tokenizer."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,14 +10,15 @@ from tokenmesh.services.gateway.generation.parsing import Parsing
 from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.mesh.catalog import Catalog
 from tokenmesh.services.gateway.mesh.vocabularies import ModelText, Vocabularies
+from tokenmesh.services.gateway.openai.request import thinking_switch
 from tokenmesh.services.gateway.openai.request_builder import (
     RequestBuilder,
     chunk_options,
     head_of,
     text_options,
 )
-from tokenmesh.services.gateway.openai.rule_fields import read_budget
-from tokenmesh.services.gateway.openai.thinking import thinking_told
+from tokenmesh.services.gateway.openai.sampling import read_budget
+from tokenmesh.services.gateway.openai.sampling_checks import check_vocabulary
 from tokenmesh.services.gateway.parsers.formats import FormatFamily
 from tokenmesh.services.gateway.scale_out.generate_request import (
     GenerateRequest,
@@ -35,32 +36,36 @@ from tokenmesh.shared.text import Vocabulary
 from tokenmesh.shared.tokens import pack_ids
 
 
-class TokenIntake:
-    """The only place that reads the fields of a GenerateRequest."""
+class GenerateBuilder:
+    """Reads the fields of a GenerateRequest."""
 
     def __init__(
-        self, desk: RequestBuilder, catalog: Catalog, vocabularies: Vocabularies, settings: Settings
+        self,
+        builder: RequestBuilder,
+        catalog: Catalog,
+        vocabularies: Vocabularies,
+        settings: Settings,
     ) -> None:
-        self._desk = desk
+        self._builder = builder
         self._catalog = catalog
         self._vocabularies = vocabularies
-        self._asks_tokenizers = not settings.gateway.tokens_only
+        self._uses_tokenizers = not settings.gateway.tokens_only
         self._no_vocabulary = Vocabulary.empty()
         self._route_block_tokens = settings.tokenizer.route_block_tokens
 
-    async def ask(self, body: GenerateRequest, exchange: RequestContext) -> GenerationRequest:
-        """Raises InvalidInput and its kin."""
+    async def build(self, body: GenerateRequest, context: RequestContext) -> GenerationRequest:
+        """Raises InvalidInput and other errors of the request."""
         body.refuse_not_served()
         fields = body.fields
-        card = await self._desk.find_model(fields, exchange, fields.max_tokens)
+        card = await self._builder.find_model(fields, context, fields.max_tokens)
         packed = _packed_prompt(body, card)
-        has_tokenizer = self._asks_tokenizers and self._catalog.has_tokenizer(card.name)
+        has_tokenizer = self._uses_tokenizers and self._catalog.has_tokenizer(card.name)
         needs = tuple(_text_needs(body, fields))
         if needs and not has_tokenizer:
             raise _needs_tokenizer(needs[0])
         wants_text = has_tokenizer and (bool(needs) or _may_reason_first(body, fields))
         text = await self._text(card, wants_text)
-        sampling = self._desk.sampling(
+        sampling = self._builder.sampling(
             fields,
             text,
             logprobs=fields.logprobs,
@@ -70,17 +75,17 @@ class TokenIntake:
         rendered = body.rendered or RenderedPrompt()
         if rendered.bad_words_token_ids is not None:
             fields = fields.model_copy(update={"bad_words": None})
-        job = self._desk.job(
-            fields, card, IdsPrompt(token_ids=packed), sampling, fields.max_tokens, exchange
+        job = self._builder.job(
+            fields, card, IdsPrompt(token_ids=packed), sampling, fields.max_tokens, context
         )
         if not has_tokenizer:
             job = replace(job, tokenized=self._tokenized(packed, card, job.cache_salt))
         return GenerationRequest(
-            head=head_of(fields, exchange, card),
+            head=head_of(fields, context, card),
             jobs=(job,),
             text=text,
             options=text_options(fields),
-            chunks=chunk_options(fields, fields.logprobs is not None, self._desk.settings),
+            chunks=chunk_options(fields, fields.logprobs is not None, self._builder.settings),
             is_stream=bool(fields.stream),
         )
 
@@ -94,7 +99,7 @@ class TokenIntake:
         return ModelText(described, self._no_vocabulary, {}, FormatFamily())
 
     def _tokenized(self, packed: bytes, card: ModelCard, salt: str | None) -> Tokenized:
-        """What a tokenizer would answer. Prompts of this kind are found by each other only."""
+        """A tokenizer's answer. Such prompts share placement by prefix with each other only."""
         scope = route_scope(card.name, "", self._route_block_tokens)
         return Tokenized(
             token_ids=packed,
@@ -113,13 +118,9 @@ def _packed_prompt(body: GenerateRequest, card: ModelCard) -> bytes:
             "the length of token_ids",
             param="token_ids",
         )
-    named = {"token_ids": max(ids), "rendered": (body.rendered or RenderedPrompt()).highest_id}
-    for name, highest in named.items():
-        if highest >= card.vocab_size:
-            raise InvalidInput(
-                f"{name}: token id {highest} is out of vocabulary (0 to {card.vocab_size - 1})",
-                param=name,
-            )
+    check_vocabulary("token_ids", ids, card.vocab_size)
+    rendered = body.rendered or RenderedPrompt()
+    check_vocabulary("rendered", [rendered.highest_id], card.vocab_size)
     return pack_ids(ids)
 
 
@@ -155,7 +156,7 @@ def _needs_tokenizer(name: str) -> InvalidInput:
 
 
 def _may_reason_first(body: GenerateRequest, fields: GenerateSampling) -> bool:
-    """Whether only the model's parser knows where a constraint begins."""
+    """Whether the model's parser is needed to find where a constraint begins."""
     rendered = body.rendered or RenderedPrompt()
     is_known = bool(body.reasoning_ended) or rendered.reasoning_end_token_ids is not None
     return fields.structured_outputs is not None and not is_known
@@ -168,13 +169,13 @@ def _with_rules(
     text: ModelText,
     packed: bytes,
 ) -> SamplingParams:
-    """With what depends on the prompt: where reasoning ends in it, and what must not be drawn."""
+    """Add what depends on the prompt: where reasoning ends in it, and banned sequences."""
     rendered, structured = body.rendered or RenderedPrompt(), sampling.structured
     kwargs = body.reasoning_parser_kwargs
     parsing = Parsing(
         family=text.family,
         vocabulary=text.vocabulary,
-        thinking=thinking_told(kwargs.chat_template_kwargs if kwargs is not None else None),
+        thinking=thinking_switch(kwargs.chat_template_kwargs if kwargs is not None else None),
     )
     if structured is not None:
         ends = rendered.reasoning_end_token_ids

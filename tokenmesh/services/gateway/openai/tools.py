@@ -1,4 +1,4 @@
-"""ToolUse: which functions a chat may call, and whether it must; from OpenAI's fields."""
+"""ToolUse: which functions a chat may call and whether it must, from OpenAI's fields."""
 
 import re
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from tokenmesh.services.gateway.openai.chat_request import ChatRequest, Tool
+from tokenmesh.services.gateway.openai.request import ChatRequest, Tool
 from tokenmesh.services.gateway.parsers.parser import ToolSchema
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput
@@ -16,7 +16,7 @@ Mode = Literal["none", "auto", "required", "named"]
 
 _NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{1,128}", re.ASCII)
 _ROOTS: Final = frozenset({"type", "$ref", "anyOf", "oneOf", "allOf"})
-"""Any of these says what a schema's root is."""
+"""A schema with one of these describes its root."""
 
 _MAX_SHOWN: Final = 128
 """Characters of a wrong value in an error."""
@@ -26,29 +26,32 @@ _NO_PARAMETERS: Final[dict[str, Any]] = {"type": "object", "properties": {}}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
-    """Of one request."""
-
     mode: Mode = "none"
     shown: tuple[Tool, ...] = ()
-    """What the template is told of."""
+    """What the chat template gets."""
     schemas: tuple[ToolSchema, ...] = ()
-    """Those that may be called; with mode named, the one that must be."""
+    """Functions that may be called; with mode `named` the one that must be."""
 
     @property
     def is_forced(self) -> bool:
         """Whether the answer has to be a call."""
         return self.mode in ("required", "named")
 
+    @property
+    def has_strict(self) -> bool:
+        """Whether a call that the model may make has to follow its schema."""
+        return self.mode == "auto" and any(schema.strict for schema in self.schemas)
+
 
 def read_tools(body: ChatRequest, limits: GatewaySettings) -> ToolUse:
-    """Raises InvalidInput that names the place."""
+    """The tools and tool_choice of a chat. Raises InvalidInput."""
     tools = body.tools or []
     schemas = _read_schemas(tools, limits)
     choice = body.tool_choice
     if choice is None:
         choice = "auto" if tools else "none"
     if choice == "none":
-        # The model is not to know of the tools at all.
+        # The model must not see the tools at all.
         return ToolUse()
     if not tools and choice != "auto":
         raise InvalidInput("tool_choice needs tools", param="tool_choice")
@@ -102,7 +105,7 @@ def _name_in(entry: object, place: str) -> str:
     function = entry.get("function") if isinstance(entry, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str):
-        raise InvalidInput(f"{place}.function.name is missing or no string", param="tool_choice")
+        raise InvalidInput(f"{place}.function.name must be a string", param="tool_choice")
     return name
 
 
@@ -149,7 +152,7 @@ def _read_function(function: dict[str, Any], place: str) -> ToolSchema:
             param="tools",
         )
     if not isinstance(function.get("description"), str | None):
-        raise InvalidInput(f"{place}.description is no string", param="tools")
+        raise InvalidInput(f"{place}.description must be a string", param="tools")
     parameters = function.get("parameters")
     if parameters is None:
         parameters = _NO_PARAMETERS
@@ -161,5 +164,5 @@ def _read_function(function: dict[str, Any], place: str) -> ToolSchema:
         parameters = {"type": "object", **parameters}
     strict = function.get("strict")
     if not isinstance(strict, bool | None):
-        raise InvalidInput(f"{place}.strict is no boolean", param="tools")
+        raise InvalidInput(f"{place}.strict must be a boolean", param="tools")
     return ToolSchema(name=name, parameters=parameters, strict=strict is True)

@@ -1,0 +1,151 @@
+"""A chat's body becomes a GenerationRequest."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+
+from tokenmesh.services.gateway.context import RequestContext
+from tokenmesh.services.gateway.generation.inline_media import move_inline_media
+from tokenmesh.services.gateway.generation.parsing import Parsing
+from tokenmesh.services.gateway.generation.request import GenerationRequest
+from tokenmesh.services.gateway.http.off_loop import off_loop
+from tokenmesh.services.gateway.mesh.vocabularies import ModelText
+from tokenmesh.services.gateway.openai.call_constraints import (
+    call_constraint,
+    clear_formats,
+    family_of,
+)
+from tokenmesh.services.gateway.openai.request import (
+    ChatRequest,
+    template_kwargs,
+    thinking_switch,
+)
+from tokenmesh.services.gateway.openai.request_builder import (
+    RequestBuilder,
+    chunk_options,
+    head_of,
+    shows_tokens_as_ids,
+    text_options,
+)
+from tokenmesh.services.gateway.openai.tools import ToolUse, read_tools
+from tokenmesh.services.gateway.tenancy.tenant import Access
+from tokenmesh.shared.errors import InvalidInput
+from tokenmesh.shared.messages.tokenize import ChatPrompt
+
+_FEW_TOOLS: Final = 8
+"""The constraint of more tools is made in a thread."""
+
+
+async def build_chat(
+    builder: RequestBuilder, body: ChatRequest, context: RequestContext
+) -> GenerationRequest:
+    """Raises InvalidInput and other errors of the request."""
+    settings, given = builder.settings, body.max_completion_tokens
+    max_tokens = body.max_tokens if given is None else given
+    tools = read_tools(body, settings)
+    clear_formats(body, tools, context)
+    card, text = await builder.begin(body, context, max_tokens)
+    if body.top_logprobs and not body.logprobs:
+        raise InvalidInput("top_logprobs needs logprobs to be true", param="top_logprobs")
+    sampling = builder.sampling(
+        body,
+        text,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        prompt_logprobs=_num_prompt_logprobs(body),
+    )
+    if sampling.structured is None:
+        is_long = len(tools.schemas) > _FEW_TOOLS
+        structured = await off_loop(is_long, call_constraint, body, tools, text, context, settings)
+        sampling = msgspec.structs.replace(sampling, structured=structured)
+    await builder.check(sampling.structured)
+    parsing = _parsing(body, tools, text)
+    prompt = await _prompt(builder, body, tools, context.access)
+    job = builder.job(body, card, prompt, sampling, max_tokens, context, parsing=parsing)
+    role, echo = _opening(body)
+    return GenerationRequest(
+        head=head_of(body, context, card),
+        jobs=(job,),
+        text=text,
+        options=text_options(body, shows_special=parsing.shows_special),
+        chunks=chunk_options(body, bool(body.logprobs), settings),
+        is_stream=bool(body.stream),
+        shows_tokens_as_ids=shows_tokens_as_ids(body, settings),
+        role=role,
+        echo=echo,
+        shows_prompt_logprobs=body.prompt_logprobs is not None,
+        shows_prompt_text=bool(body.return_prompt_text),
+        names_tool=tools.mode == "named",
+    )
+
+
+async def rebuild_chat(
+    builder: RequestBuilder, first: GenerationRequest, body: ChatRequest, context: RequestContext
+) -> GenerationRequest:
+    """`first` with another conversation, without tools. Raises as `build_chat`."""
+    (job,) = first.jobs
+    prompt = await _prompt(builder, body, ToolUse(), context.access)
+    sampling = job.sampling
+    if body.seed is None:
+        sampling = msgspec.structs.replace(sampling, seed=builder.draw_seed())
+    role, echo = _opening(body)
+    job = replace(job, prompt=prompt, sampling=sampling)
+    return replace(first, jobs=(job,), role=role, echo=echo)
+
+
+async def chat_prompt(builder: RequestBuilder, body: ChatRequest, access: Access) -> ChatPrompt:
+    """The conversation for the tokenizer; large media move into the blob store."""
+    return await _prompt(builder, body, read_tools(body, builder.settings), access)
+
+
+async def _prompt(
+    builder: RequestBuilder, body: ChatRequest, tools: ToolUse, access: Access
+) -> ChatPrompt:
+    await move_inline_media(body.messages, builder.blobs, builder.settings, access)
+    return ChatPrompt(
+        messages_json=msgspec.json.encode(body.messages),
+        tools_json=_json_or_none(tools.shown or None),
+        documents_json=_json_or_none(body.documents),
+        template_kwargs_json=_json_or_none(template_kwargs(body)),
+        chat_template=body.chat_template,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        add_special_tokens=body.add_special_tokens,
+    )
+
+
+def _parsing(body: ChatRequest, tools: ToolUse, text: ModelText) -> Parsing:
+    return Parsing(
+        family=family_of(text.family, tools),
+        vocabulary=text.vocabulary,
+        tools=tools.schemas,
+        thinking=thinking_switch(template_kwargs(body)),
+        continues=body.continue_final_message,
+        shows_reasoning=body.include_reasoning,
+        shows_many_calls=body.parallel_tool_calls is not False,
+    )
+
+
+def _opening(body: ChatRequest) -> tuple[str, str]:
+    """The answer's role, and the echoed text that it begins with."""
+    last = body.messages[-1]
+    role = "assistant" if body.add_generation_prompt else last["role"]
+    if not body.echo or last["role"] != role:
+        return role, ""
+    content = last.get("content") or ""
+    if isinstance(content, str):
+        return role, content
+    texts = [part if isinstance(part, str) else part.get("text") for part in content]
+    return role, "\n".join(text for text in texts if isinstance(text, str))
+
+
+def _num_prompt_logprobs(body: ChatRequest) -> int | None:
+    """An echoed prompt has as many as the answer, as in vLLM."""
+    if body.prompt_logprobs is None and body.echo and body.logprobs and not body.stream:
+        return body.top_logprobs or 0
+    return body.prompt_logprobs
+
+
+def _json_or_none(value: Sequence[object] | dict[str, object] | None) -> bytes | None:
+    return None if value is None else msgspec.json.encode(value)
