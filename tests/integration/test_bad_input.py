@@ -1,4 +1,4 @@
-"""Bad input over HTTP: each a clear error that names the field, and the gateway serves on."""
+"""Bad input over HTTP: a clear error that names the field, and the gateway keeps serving."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -205,7 +205,7 @@ async def test_a_wrong_field_of_a_completion_is_named(
     ],
     ids=["empty", "cut", "null", "list", "no utf-8", "deep", "nan", "infinite", "10 MB"],
 )
-async def test_a_body_that_is_no_request_is_refused(
+async def test_a_body_that_is_not_a_request_is_refused(
     mesh: BackEnd, client: httpx.AsyncClient, body: bytes, status: int
 ) -> None:
     headers = {"content-type": "application/json"}
@@ -243,14 +243,14 @@ async def test_an_unknown_route_and_method_have_the_same_error_shape(
         assert response.headers["x-request-id"]
 
 
-async def test_a_request_id_that_no_header_may_hold_is_refused(
+async def test_a_request_id_that_cannot_be_a_header_is_refused(
     client: httpx.AsyncClient,
 ) -> None:
     response = await client.post(CHAT, json={}, headers={"x-request-id": "x" * 500})
     assert response.json()["error"]["param"] == "X-Request-Id"
 
 
-async def test_what_the_tokenizer_finds_wrong_reaches_the_client(
+async def test_errors_of_the_tokenizer_reach_the_client(
     mesh: BackEnd, client: httpx.AsyncClient
 ) -> None:
     message = {"role": "user", "content": "a broken template"}
@@ -263,7 +263,7 @@ async def test_what_the_tokenizer_finds_wrong_reaches_the_client(
     "body",
     [{}, {"prompt": "a", "messages": [{"role": "user", "content": "b"}]}, {"prompt": 3}],
 )
-async def test_tokenize_wants_one_thing(
+async def test_tokenize_needs_a_prompt_or_messages(
     mesh: BackEnd, client: httpx.AsyncClient, body: dict[str, Any]
 ) -> None:
     response = await client.post("/tokenize", json={"model": mesh.model, **body})
@@ -293,7 +293,7 @@ async def test_uploads_have_limits(
 
 
 @pytest.mark.parametrize("key", ["9" * 5000, "\u00b2", "messages[0].a" * 50_000])
-async def test_a_key_of_logit_bias_that_is_no_number_is_refused(
+async def test_a_key_of_logit_bias_that_is_not_a_number_is_refused(
     mesh: BackEnd, client: httpx.AsyncClient, key: str
 ) -> None:
     body = {"model": mesh.model, "messages": [{"role": "user"}], "logit_bias": {key: 1.0}}
@@ -302,7 +302,7 @@ async def test_a_key_of_logit_bias_that_is_no_number_is_refused(
     assert len(response.content) < 500
 
 
-async def test_a_request_that_earns_many_warnings_is_answered(
+async def test_a_request_with_many_warnings_is_answered(
     mesh: BackEnd, client: httpx.AsyncClient
 ) -> None:
     include = ["web_search_call.results"] * 20_000

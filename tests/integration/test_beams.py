@@ -1,4 +1,4 @@
-"""use_beam_search through a real gateway: workers that say how likely each next token is."""
+"""use_beam_search through a real gateway, with workers that send log-probabilities."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -58,7 +58,7 @@ def told(answer: dict[str, Any]) -> list[tuple[tuple[int, ...], str]]:
 
 
 @pytest.mark.parametrize("penalty", [1.0, 0.0, 2.5])
-async def test_the_answers_are_the_best_beams_in_order(
+async def test_the_choices_are_the_best_beams_in_order(
     mesh: BackEnd, client: httpx.AsyncClient, penalty: float
 ) -> None:
     body = ask(
@@ -81,7 +81,7 @@ async def test_the_answers_are_the_best_beams_in_order(
     assert usage["prompt_tokens_details"]["cached_tokens"] == CACHED_TOKENS
 
 
-async def test_each_step_asks_for_one_token_of_every_beam(
+async def test_each_step_requests_one_token_of_every_beam(
     mesh: BackEnd, client: httpx.AsyncClient
 ) -> None:
     assert (await client.post(PLAIN, json=ask(mesh))).status_code == 200
@@ -136,7 +136,7 @@ async def test_several_prompts_are_searched_side_by_side(
     assert [each["index"] for each in answer["choices"]] == [0, 1, 2, 3]
 
 
-async def test_a_search_goes_on_when_its_worker_dies(
+async def test_a_search_continues_when_its_worker_dies(
     mesh: BackEnd, client: httpx.AsyncClient
 ) -> None:
     expected = [(ids, f) for ids, _, f in reference(SEED, 3, 3, 5, 1.0, END)]
@@ -159,7 +159,7 @@ async def test_a_worker_that_fails_is_an_error_of_the_request(
     assert (await client.post(PLAIN, json=ask(mesh, max_tokens=1))).status_code >= 500
 
 
-async def test_a_client_that_leaves_ends_the_search(
+async def test_a_disconnected_client_ends_the_search(
     mesh: BackEnd, client: httpx.AsyncClient
 ) -> None:
     mesh.step_s = 0.05
@@ -199,7 +199,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-async def test_what_a_search_cannot_honor_is_named(
+async def test_fields_that_a_search_cannot_honor_are_refused_by_name(
     mesh: BackEnd, client: httpx.AsyncClient
 ) -> None:
     for fields, param in BAD:

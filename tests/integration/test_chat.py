@@ -135,7 +135,7 @@ async def test_an_alias_serves_the_same_model(mesh: BackEnd, client: httpx.Async
     assert (await client.post("/v1/chat/completions", json=body)).json()["model"] == mesh.model
 
 
-async def test_prompt_logprobs_and_ids_are_told_on_request(
+async def test_prompt_logprobs_and_ids_are_returned_on_request(
     mesh: BackEnd, client: httpx.AsyncClient
 ) -> None:
     body = ask(mesh, prompt_logprobs=1, return_token_ids=True, n=2)
@@ -179,7 +179,9 @@ async def test_tokens_of_a_prompt_and_a_chat(mesh: BackEnd, client: httpx.AsyncC
     assert chat.json()["count"] > 0
 
 
-async def test_readiness_names_who_is_missing(mesh: BackEnd, client: httpx.AsyncClient) -> None:
+async def test_readiness_names_the_missing_services(
+    mesh: BackEnd, client: httpx.AsyncClient
+) -> None:
     response = await client.get("/readyz")
     assert response.status_code == 503
     assert response.json()["missing"] == ["tokenizer", "scheduler"]
@@ -275,7 +277,7 @@ async def test_no_encoder_is_a_503(mesh: BackEnd, client: httpx.AsyncClient) -> 
     assert response.status_code == 503
 
 
-async def test_a_defect_of_ours_has_the_same_error_shape(
+async def test_an_internal_error_has_the_same_error_shape(
     mesh: BackEnd, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(_name: str) -> None:
@@ -311,7 +313,7 @@ async def test_broken_and_large_data_uris_are_refused(
         assert "messages[0].content[0]" in response.json()["error"]["message"]
 
 
-async def test_a_body_that_does_not_come_is_given_up(
+async def test_a_body_that_does_not_arrive_times_out(
     bus_settings: BusSettings, redis_settings: RedisSettings
 ) -> None:
     async with BackEnd(bus_settings, redis_settings, body_timeout_s=0.2) as mesh:

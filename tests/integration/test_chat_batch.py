@@ -105,9 +105,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-async def test_what_is_wrong_is_named_with_its_conversation(
-    mesh: BackEnd, client: httpx.AsyncClient
-) -> None:
+async def test_an_error_names_its_conversation(mesh: BackEnd, client: httpx.AsyncClient) -> None:
     for fields, param in BAD:
         response = await client.post(PATH, json=ask(mesh, **fields))
         assert response.status_code == 400, (fields, response.text)
@@ -119,7 +117,7 @@ async def test_what_is_wrong_is_named_with_its_conversation(
     assert (too_long["code"], too_long["param"]) == ("context_length_exceeded", "messages[1]")
 
 
-async def test_media_of_a_later_conversation_are_named_there(
+async def test_an_error_of_media_names_its_conversation(
     mesh: BackEnd, client: httpx.AsyncClient
 ) -> None:
     part = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "!" * 40_000}}
@@ -128,7 +126,7 @@ async def test_media_of_a_later_conversation_are_named_there(
     assert "messages[1][0].content[0]" in error["message"]
 
 
-async def test_what_conversations_share_is_checked_once(
+async def test_fields_that_conversations_share_are_checked_once(
     mesh: BackEnd, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checked: list[str] = []

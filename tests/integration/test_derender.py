@@ -47,7 +47,9 @@ async def text_of(client: httpx.AsyncClient, **fields: Any) -> str:
     return content
 
 
-async def test_only_a_token_that_ended_the_answer_is_no_text(client: httpx.AsyncClient) -> None:
+async def test_only_the_token_that_ended_the_answer_is_left_out_of_the_text(
+    client: httpx.AsyncClient,
+) -> None:
     whole = "Hello caf\u00e9"
     assert await text_of(client) == whole
     assert await text_of(client, finish_reason="stop") == whole
@@ -59,7 +61,7 @@ async def test_only_a_token_that_ended_the_answer_is_no_text(client: httpx.Async
     assert less != whole
 
 
-async def test_usage_is_what_the_client_says(client: httpx.AsyncClient) -> None:
+async def test_usage_is_that_of_the_request(client: httpx.AsyncClient) -> None:
     body = {"generate_response": answer(finish_reason="length")}
     answered = (await client.post(CHAT, json=body)).json()
     assert (answered["id"], answered["usage"]["prompt_tokens"]) == ("r-1", 0)
@@ -69,7 +71,7 @@ async def test_usage_is_what_the_client_says(client: httpx.AsyncClient) -> None:
     assert (await client.post(CHAT, json=body)).json()["kv_transfer_params"] == {"a": 1}
 
 
-async def test_a_state_is_small_and_plain_and_a_forged_one_harmless(
+async def test_a_state_is_small_and_a_forged_one_is_harmless(
     client: httpx.AsyncClient,
 ) -> None:
     first = (await client.post(COMPLETION, json=chunk(IDS[:2]))).json()
@@ -103,7 +105,7 @@ async def test_a_parser_needs_the_request_and_a_stream_the_prompt(
     assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt_token_ids")
 
 
-async def test_wrong_answers_are_refused_by_name(client: httpx.AsyncClient) -> None:
+async def test_wrong_responses_are_refused_by_name(client: httpx.AsyncClient) -> None:
     entry = {"token_id": IDS[0], "logprob": -1.0, "top_logprobs": []}
     two = {"choices": [{"index": 0, "token_ids": IDS}, {"index": 0, "token_ids": IDS}]}
     wrong: list[tuple[str, str, dict[str, Any]]] = [

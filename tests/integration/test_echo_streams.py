@@ -1,4 +1,4 @@
-"""A streamed completion that echoes its prompts says the same as one that is not streamed."""
+"""A streamed completion with echo has the same content as one that is not streamed."""
 
 import json
 from collections import defaultdict
@@ -44,7 +44,7 @@ def joined(response: httpx.Response) -> dict[int, dict[str, list[Any]]]:
 
 
 @pytest.mark.parametrize("max_tokens", [4, 0])
-async def test_log_probabilities_of_late_prompts_are_told_too(
+async def test_log_probabilities_of_late_prompts_are_sent_too(
     mesh: BackEnd, max_tokens: int
 ) -> None:
     fields = {"logprobs": 1, "return_token_ids": True, "max_tokens": max_tokens}

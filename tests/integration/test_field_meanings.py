@@ -59,7 +59,7 @@ async def test_a_chats_echo_is_the_last_message_of_the_same_role(
     assert answer["choices"][0]["message"]["content"] == TEXT
 
 
-async def test_an_echo_with_logprobs_tells_those_of_the_prompt(
+async def test_an_echo_with_logprobs_contains_those_of_the_prompt(
     mesh: BackEnd, client: httpx.AsyncClient
 ) -> None:
     answer = await whole(client, mesh, CHAT, echo=True, logprobs=True, top_logprobs=1)
@@ -140,7 +140,7 @@ async def test_tokens_are_shown_as_ids_on_request(mesh: BackEnd, client: httpx.A
 
 
 @pytest.mark.parametrize("path", [CHAT, PLAIN])
-async def test_an_operator_may_give_usage_and_token_ids_unasked(
+async def test_an_operator_can_turn_on_usage_and_token_ids(
     bus_settings: BusSettings, redis_settings: RedisSettings, path: str
 ) -> None:
     gateway: dict[str, Any] = {"force_include_usage": True, "return_tokens_as_token_ids": True}
@@ -163,7 +163,7 @@ async def test_an_operator_may_give_usage_and_token_ids_unasked(
         assert '"token_id:' not in json.dumps(plain)
 
 
-async def test_priority_salt_and_bad_words_reach_those_who_use_them(
+async def test_priority_salt_and_bad_words_reach_scheduler_tokenizer_and_worker(
     mesh: BackEnd, client: httpx.AsyncClient
 ) -> None:
     fields = {"priority": -3, "cache_salt": "mine", "bad_words": ["no", "never"]}

@@ -65,7 +65,7 @@ async def test_the_routes_are_refused_unless_enabled(
         assert not set(PATHS) & set(document["paths"])
 
 
-async def test_tokens_are_answered_without_a_tokenizer(
+async def test_tokens_are_generated_without_a_tokenizer(
     mesh: BackEnd, client: httpx.AsyncClient
 ) -> None:
     body = ask(mesh, return_token_ids=True, kv_transfer_params={"a": 1}, priority=3)
@@ -134,7 +134,7 @@ async def test_a_stream_survives_its_worker_with_the_same_tokens(
     assert mesh.workers[1].generates[0].attempt == 1
 
 
-async def test_a_client_that_leaves_cancels_its_stream(
+async def test_a_disconnected_client_cancels_its_stream(
     mesh: BackEnd, client: httpx.AsyncClient
 ) -> None:
     mesh.workers[0].step_s = 0.2
@@ -225,7 +225,7 @@ async def test_wrong_requests_name_their_field(mesh: BackEnd, client: httpx.Asyn
     assert not mesh.workers[0].generates
 
 
-async def test_tokens_only_asks_no_tokenizer_and_needs_none(
+async def test_tokens_only_uses_no_tokenizer(
     bus_settings: BusSettings, redis_settings: RedisSettings
 ) -> None:
     async with (
@@ -241,7 +241,7 @@ async def test_tokens_only_asks_no_tokenizer_and_needs_none(
         assert ready.json()["missing"] == ["scheduler"]
 
 
-async def test_an_answer_is_measured(mesh: BackEnd, client: httpx.AsyncClient) -> None:
+async def test_a_response_is_measured(mesh: BackEnd, client: httpx.AsyncClient) -> None:
     assert (await client.post(GENERATE, json=ask(mesh))).status_code == 200
     metrics = mesh.metrics.render().decode()
     assert 'handler="/inference/v1/generate"' in metrics

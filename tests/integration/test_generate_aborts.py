@@ -69,7 +69,7 @@ async def test_an_aborted_answer_has_the_tokens_so_far(rig: Rig) -> None:
     await rig.mesh.until(lambda: len(worker.cancels) == 2)
 
 
-async def test_another_tenants_request_goes_on(rig: Rig) -> None:
+async def test_another_tenants_request_continues(rig: Rig) -> None:
     rig.mesh.workers[0].step_s = 0.01
     rig.mesh.workers[0].hold()
     async with rig.client("own") as client:
@@ -98,7 +98,7 @@ async def test_a_request_that_waits_for_a_worker_can_be_aborted(rig: Rig, stream
     assert response.text.endswith("[DONE]\n\n") is stream
 
 
-async def test_any_gateway_takes_an_abort(rig: Rig) -> None:
+async def test_any_gateway_accepts_an_abort(rig: Rig) -> None:
     settings = changed(rig.mesh.settings, {"gateway": {"port": free_port()}})
     url = f"http://127.0.0.1:{settings.gateway.port}"
     async with running("gateway", settings, build), rig.client("own") as client:

@@ -1,4 +1,4 @@
-"""Several choices of one prompt: one that is late or refused does not hold up the others."""
+"""Several choices of one prompt: one that is late or refused does not delay the others."""
 
 import httpx
 
@@ -25,7 +25,7 @@ async def test_choices_are_read_while_another_looks_for_a_worker(
         assert texts[0].startswith("so many words")
 
 
-async def test_a_choice_that_nobody_takes_ends_the_response_at_once(
+async def test_a_choice_that_cannot_be_placed_ends_the_response_at_once(
     bus_settings: BusSettings, redis_settings: RedisSettings
 ) -> None:
     async with (

@@ -1,4 +1,4 @@
-"""Lists of prompts that are larger than the mesh: each is read as soon as it has a worker."""
+"""Lists of prompts beyond the mesh's capacity: each is read as soon as it has a worker."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 NUM_PROMPTS = 8
 
 
-async def test_those_that_run_are_read_while_the_others_wait(
+async def test_running_prompts_are_read_while_others_wait(
     bus_settings: BusSettings, redis_settings: RedisSettings, tmp_path: Path
 ) -> None:
     async with SmallMesh(

@@ -198,7 +198,7 @@ async def test_a_wrong_field_is_a_bad_request(mesh: BackEnd, client: openai.Asyn
     assert caught.value.param == "temperature"
 
 
-async def test_a_prompt_over_the_context_says_the_numbers(
+async def test_the_error_of_a_too_long_prompt_has_the_numbers(
     mesh: BackEnd, client: openai.AsyncOpenAI
 ) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
@@ -214,7 +214,7 @@ async def test_a_full_mesh_is_a_rate_limit(mesh: BackEnd, client: openai.AsyncOp
         await client.chat.completions.create(model=mesh.model, messages=MESSAGES)
 
 
-async def test_an_upload_is_kept_told_and_forgotten(client: openai.AsyncOpenAI) -> None:
+async def test_an_upload_is_stored_described_and_deleted(client: openai.AsyncOpenAI) -> None:
     upload = await client.files.create(file=("cat.png", b"PNG"), purpose="vision")
     assert (upload.bytes, upload.filename, upload.purpose) == (3, "cat.png", "vision")
     assert (await client.files.retrieve(upload.id)).id == upload.id
@@ -224,7 +224,7 @@ async def test_an_upload_is_kept_told_and_forgotten(client: openai.AsyncOpenAI) 
         await client.files.retrieve(upload.id)
 
 
-async def test_a_hanging_up_client_cancels(mesh: BackEnd, client: openai.AsyncOpenAI) -> None:
+async def test_a_disconnecting_client_cancels(mesh: BackEnd, client: openai.AsyncOpenAI) -> None:
     stream = await client.chat.completions.create(model=mesh.model, messages=MESSAGES, stream=True)
     async for _ in stream:
         break

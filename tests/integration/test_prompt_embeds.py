@@ -91,7 +91,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-async def test_what_is_no_prompt_is_named(mesh: BackEnd, client: httpx.AsyncClient) -> None:
+async def test_a_wrong_tensor_is_refused_by_name(mesh: BackEnd, client: httpx.AsyncClient) -> None:
     for fields, param in BAD:
         response = await client.post(PATH, json=ask(mesh, **fields))
         assert response.status_code == 400, (fields, response.text)
@@ -99,7 +99,7 @@ async def test_what_is_no_prompt_is_named(mesh: BackEnd, client: httpx.AsyncClie
     assert (await client.post(PATH, json=ask(mesh))).status_code == 200
 
 
-async def test_tensors_are_taken_only_where_the_operator_says_so(
+async def test_tensors_are_accepted_only_with_the_setting(
     bus_settings: BusSettings, redis_settings: RedisSettings
 ) -> None:
     async with (

@@ -63,7 +63,7 @@ async def test_a_chat_is_rendered_with_every_default_filled_in(
     assert not mesh.scheduler.received
 
 
-async def test_constraints_are_rendered_with_where_they_begin(
+async def test_constraints_are_rendered_with_the_place_where_they_begin(
     mesh: BackEnd, client: httpx.AsyncClient
 ) -> None:
     mesh.tokenizer.reasoning_parser = "brackets"
@@ -105,7 +105,7 @@ async def test_every_api_is_rendered_as_its_own_route_reads_it(
     assert [each["request_id"][-2:] for each in several] == ["-0", "-1"]
 
 
-async def test_what_cannot_be_rendered_is_refused_by_name(
+async def test_requests_that_cannot_be_rendered_are_refused_by_name(
     mesh: BackEnd, client: httpx.AsyncClient
 ) -> None:
     response = {"model": mesh.model, "input": "Hi"}

@@ -53,7 +53,7 @@ async def test_a_loop_ends_a_choice_with_its_own_reason(
 
 
 @pytest.mark.parametrize("asked", [None, {}, {"max_pattern_size": 0, "min_count": 9}])
-async def test_a_rule_that_is_off_is_none(
+async def test_a_rule_that_is_off_is_not_sent(
     mesh: BackEnd, client: httpx.AsyncClient, asked: dict[str, int] | None
 ) -> None:
     body = ask(mesh, PLAIN, repetition_detection=asked)
@@ -61,7 +61,7 @@ async def test_a_rule_that_is_off_is_none(
     assert mesh.workers[0].generates[0].sampling.repetition is None
 
 
-async def test_a_chat_is_told_the_tokens_that_it_names(
+async def test_a_chat_returns_log_probabilities_of_named_tokens(
     mesh: BackEnd, client: httpx.AsyncClient
 ) -> None:
     body = ask(mesh, CHAT, logprobs=True, logprob_token_ids=[40, 41])
@@ -74,7 +74,7 @@ async def test_a_chat_is_told_the_tokens_that_it_names(
     assert mesh.workers[0].generates[0].sampling.logprob_token_ids == [40, 41]
 
 
-async def test_a_completion_is_told_them_and_the_chosen_one(
+async def test_a_completion_returns_them_after_the_chosen_token(
     mesh: BackEnd, client: httpx.AsyncClient
 ) -> None:
     fields = {"logprobs": 2, "logprob_token_ids": [40, 41], "return_tokens_as_token_ids": True}
@@ -84,7 +84,7 @@ async def test_a_completion_is_told_them_and_the_chosen_one(
         assert list(tops.items()) == [(token, -0.5), ("token_id:40", -40.0), ("token_id:41", -41.0)]
 
 
-async def test_minus_one_asks_for_all_where_there_is_no_limit(
+async def test_minus_one_returns_all_log_probabilities_without_a_limit(
     bus_settings: BusSettings, redis_settings: RedisSettings
 ) -> None:
     async with (
@@ -122,7 +122,7 @@ async def test_a_budget_reaches_the_worker_with_the_markers(
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-async def test_a_chat_is_told_its_prompt_as_text_and_its_tier(
+async def test_a_chat_returns_its_prompt_as_text_and_its_tier(
     mesh: BackEnd, client: httpx.AsyncClient, is_stream: bool
 ) -> None:
     fields = {"return_prompt_text": True, "service_tier": "auto", "session_id": "s"}
@@ -138,7 +138,7 @@ async def test_a_chat_is_told_its_prompt_as_text_and_its_tier(
 
 
 @pytest.mark.parametrize("prompt", ["def f(", fake_tokenizer().encode("def f(").ids])
-async def test_a_suffix_is_written_around_the_gap(
+async def test_a_suffix_follows_the_prompt_between_markers(
     mesh: BackEnd, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, prompt: Any
 ) -> None:
     markers = fill_in.SuffixMarkers("<|im_start|>", "<|im_end|>", "<|endoftext|>")

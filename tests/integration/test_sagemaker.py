@@ -65,7 +65,7 @@ async def test_a_body_goes_to_the_route_of_its_task(
         (b'{"x": [' + b"1," * 300_000 + b'"a"]}', 413, "values"),
     ],
 )
-async def test_what_is_wrong_is_told_as_by_that_route(
+async def test_errors_are_those_of_that_route(
     mesh: BackEnd, client: httpx.AsyncClient, data: bytes, status: int, words: str
 ) -> None:
     headers = {"content-type": "application/json"}

@@ -41,7 +41,7 @@ async def events(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> 
 @pytest.mark.parametrize(
     "fields", [{}, {"logprobs": True}, {"stream_options": USAGE}, {"return_token_ids": True}]
 )
-async def test_the_chunk_of_the_last_token_says_why_the_choice_ended(
+async def test_the_chunk_of_the_last_token_has_the_finish_reason(
     mesh: BackEnd, client: httpx.AsyncClient, fields: dict[str, Any], n: int
 ) -> None:
     body = {"model": mesh.model, "messages": TALK, "max_tokens": 3, "n": n, **fields}

@@ -1,4 +1,4 @@
-"""Render, generate and derender in a row say exactly what one call says, streamed or not."""
+"""Render, generate and derender give exactly the result of one call, streamed or not."""
 
 from collections.abc import AsyncIterator
 from typing import Any

@@ -48,7 +48,7 @@ async def test_a_prompt_over_the_limit_is_counted_and_not_sent(tokenizer: Messag
     assert answer.too_many == count_ids(whole.token_ids) > LIMIT
 
 
-async def test_what_is_cut_to_fit_is_not_too_long(tokenizer: MessageBus) -> None:
+async def test_a_prompt_that_is_cut_to_fit_is_not_too_long(tokenizer: MessageBus) -> None:
     text = TextPrompt(text="word " * 10_000)
     answer = await ask(tokenizer, text, max_tokens=LIMIT, truncate_prompt_tokens=LIMIT)
     assert isinstance(answer, Tokenized)
@@ -67,7 +67,7 @@ async def test_what_is_cut_to_fit_is_not_too_long(tokenizer: MessageBus) -> None
         ),
     ],
 )
-async def test_what_is_hopeless_is_refused_by_its_length(
+async def test_a_prompt_that_can_never_fit_is_refused_by_its_length(
     tokenizer: MessageBus, prompt: TextPrompt | ChatPrompt, param: str
 ) -> None:
     with pytest.raises(PromptTooLong, match="at least") as caught:

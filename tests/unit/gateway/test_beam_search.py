@@ -1,4 +1,4 @@
-"""BeamSearch: against vLLM's rules written down plainly, without any shortcut."""
+"""BeamSearch against a plain implementation of vLLM's rules."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,7 +27,7 @@ def run(search: BeamSearch, seed: int, width: int) -> int:
     max_tokens=st.integers(1, 7),
     penalty=st.sampled_from([1.0, 0.0, -1.0, 0.5, 3.0]),
 )
-def test_answers_are_those_of_a_search_that_goes_to_the_end(
+def test_the_result_equals_that_of_an_exhaustive_search(
     seed: int, width: int, num_prompt: int, max_tokens: int, penalty: float
 ) -> None:
     options = BeamOptions(width=width, length_penalty=penalty, end_ids=ENDS, stop_ids=STOPS)
@@ -43,7 +43,7 @@ def test_answers_are_those_of_a_search_that_goes_to_the_end(
         assert sum(entry.logprob for entry in each.logprobs) == each.cumulative
 
 
-def test_a_search_that_cannot_change_any_more_is_over_early() -> None:
+def test_a_search_ends_as_soon_as_its_result_is_certain() -> None:
     certain = TokenLogprobs(0, -0.01, 1, [0, 5], [-0.01, -9.0])
     search = BeamSearch(BeamOptions(width=1, length_penalty=0.0, end_ids=ENDS), 5, 1000)
     search.advance([certain])
@@ -51,7 +51,7 @@ def test_a_search_that_cannot_change_any_more_is_over_early() -> None:
     assert [each.token_ids for each in search.answers()] == [(0,)]
 
 
-def test_a_longer_answer_that_may_still_win_is_waited_for() -> None:
+def test_a_search_continues_while_a_longer_beam_may_win() -> None:
     entry = TokenLogprobs(0, -1.0, 1, [0, 5], [-1.0, -1.1])
     search = BeamSearch(BeamOptions(width=1, length_penalty=1.0, end_ids=ENDS), 2, 10)
     search.advance([entry])

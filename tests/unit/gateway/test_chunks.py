@@ -95,7 +95,7 @@ def test_a_chat_chunk_with_everything(shapes: LogprobShapes) -> None:
 
 
 @pytest.mark.parametrize("options", [ChunkOptions(), ChunkOptions(token_ids=True)])
-def test_what_a_parser_tells_at_the_very_end_is_sent(
+def test_events_at_the_end_of_the_parser_are_sent(
     shapes: LogprobShapes, options: ChunkOptions
 ) -> None:
     stream = ChatStream(HEAD, options, shapes, 3)
@@ -114,7 +114,7 @@ def test_what_a_parser_tells_at_the_very_end_is_sent(
     assert shown["choices"][0]["finish_reason"] == "tool_calls"
 
 
-def test_a_call_has_the_models_own_id_or_one_of_its_place() -> None:
+def test_a_call_has_the_models_own_id_or_one_made_of_its_place() -> None:
     begin = CallBegin(0, "f")
     assert call_id("r", 0, CallBegin(0, "f", "own")) == "own"
     places = [("r", 0, 0), ("r", 1, 0), ("r", 0, 1), ("q", 0, 0)]
@@ -123,7 +123,7 @@ def test_a_call_has_the_models_own_id_or_one_of_its_place() -> None:
     assert call_id("r", 0, begin) in ids
 
 
-def test_text_offsets_go_on_over_chunks_and_after_an_echo(shapes: LogprobShapes) -> None:
+def test_text_offsets_continue_over_chunks_and_after_an_echo(shapes: LogprobShapes) -> None:
     stream = CompletionStream(HEAD, ChunkOptions(logprobs=True), shapes, [2])
     entry = TokenLogprobs(0, -0.5, 1, [0], [-0.5])
     echo = stream.echo(0, "ab", shapes.completion([None, entry], [0, 1], 0))
@@ -134,7 +134,7 @@ def test_text_offsets_go_on_over_chunks_and_after_an_echo(shapes: LogprobShapes)
     assert offsets == [[0, 1], [2], [3]]
 
 
-def test_the_chosen_token_stands_first_in_top_logprobs_of_completions(
+def test_the_chosen_token_is_first_in_top_logprobs_of_completions(
     shapes: LogprobShapes,
 ) -> None:
     for entry in (
@@ -158,7 +158,7 @@ def test_tokens_can_be_shown_as_ids() -> None:
     assert shapes.chat([TokenLogprobs(7, -1.0, 3)]).content[0].token == "token_id:7"
 
 
-def test_prompt_log_probabilities_hold_the_token_itself_and_the_best(
+def test_prompt_log_probabilities_contain_the_token_and_the_most_likely_ones(
     shapes: LogprobShapes,
 ) -> None:
     told = shapes.prompt([None, TokenLogprobs(1, -2.0, 5, [0], [-0.1])])

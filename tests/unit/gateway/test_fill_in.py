@@ -1,4 +1,4 @@
-"""Filling in the middle: markers are found in the vocabulary, and nowhere else."""
+"""Fill in the middle: markers are found in the vocabulary only."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def vocabulary_with(folder: Path, *added: str) -> Vocabulary:
 
 
 @pytest.mark.parametrize("markers", FORMATS, ids=lambda markers: markers.middle)
-def test_text_and_ids_come_to_the_same_prompt(tmp_path: Path, markers: SuffixMarkers) -> None:
+def test_text_and_ids_become_the_same_prompt(tmp_path: Path, markers: SuffixMarkers) -> None:
     vocabulary = vocabulary_with(tmp_path, *markers)
     text = fill_in_prompt("def f(", "return x", vocabulary)
     assert text == f"{markers.prefix}def f({markers.suffix}return x{markers.middle}"
@@ -27,12 +27,12 @@ def test_text_and_ids_come_to_the_same_prompt(tmp_path: Path, markers: SuffixMar
     assert ids[0] == vocabulary.added_id(markers.prefix)
 
 
-def test_a_vocabulary_without_all_markers_is_named(tmp_path: Path) -> None:
+def test_a_vocabulary_without_all_markers_is_refused(tmp_path: Path) -> None:
     vocabulary = vocabulary_with(tmp_path, "<fim_prefix>", "<fim_suffix>")
     with pytest.raises(InvalidInput, match="no markers") as wrong:
         fill_in_prompt("a", "b", vocabulary)
     assert wrong.value.param == "suffix"
 
 
-def test_an_ordinary_token_is_no_marker(tmp_path: Path) -> None:
+def test_an_ordinary_token_is_not_a_marker(tmp_path: Path) -> None:
     assert vocabulary_with(tmp_path).added_id("a") is None

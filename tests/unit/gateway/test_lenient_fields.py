@@ -33,9 +33,7 @@ def read(model: type[BaseModel], body: dict[str, Any]) -> BaseModel:
 
 
 @pytest.mark.parametrize(("model", "body"), BODIES, ids=NAMES)
-def test_null_is_as_good_as_nothing_for_every_field(
-    model: type[BaseModel], body: dict[str, Any]
-) -> None:
+def test_null_is_the_default_of_every_field(model: type[BaseModel], body: dict[str, Any]) -> None:
     plain = read(model, body)
     for name in model.model_fields.keys() - body.keys():
         given = getattr(read(model, {**body, name: None}), name)
@@ -70,7 +68,7 @@ def test_the_document_says_which_fields_may_be_null(
         (MessagesRequest, {"model": "m", "messages": CHAT}, "max_tokens"),
     ],
 )
-def test_eight_is_a_whole_number_with_a_point_too(
+def test_a_whole_number_may_be_written_with_a_point(
     model: type[BaseModel], body: dict[str, Any], name: str
 ) -> None:
     value = getattr(model.model_validate_json(json.dumps({**body, name: 8.0})), name)
@@ -95,7 +93,7 @@ def test_eight_is_a_whole_number_with_a_point_too(
         ({"temperature": 0.5, "logprobs": True, "n": 1}, {}),
     ],
 )
-def test_a_number_or_a_boolean_in_a_string_is_read_and_named(
+def test_a_number_or_a_boolean_in_a_string_is_converted_and_recorded(
     fields: dict[str, Any], read_as: dict[str, Any]
 ) -> None:
     names = Conversions()

@@ -1,4 +1,4 @@
-"""Calls of strict functions: which are bound, to what, and that their parser reads them."""
+"""Calls of strict functions: which are constrained, and that their parser reads them."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,7 @@ def constraint(parser: str, *tools: ToolSchema, special: str = "x", **limits: An
 
 
 @pytest.mark.parametrize("parser", ["hermes", "granite4", "longcat", "deepseek_v3", "deepseek_v31"])
-def test_what_is_bound_is_what_the_parser_reads(parser: str) -> None:
+def test_the_parser_reads_the_constrained_calls(parser: str) -> None:
     tag = constraint(parser, LOOSE, STRICT)
     loose, strict = tag["structures"]
     assert (loose["schema"], strict["schema"]) == ({"type": "object"}, SCHEMA)
@@ -64,12 +64,12 @@ def test_what_is_bound_is_what_the_parser_reads(parser: str) -> None:
 
 
 @pytest.mark.parametrize("parser", ["", "llama3_json", "qwen3_coder", "openai"])
-def test_some_formats_cannot_be_bound(parser: str) -> None:
+def test_some_formats_cannot_be_constrained(parser: str) -> None:
     assert constraint(parser, STRICT) is None
 
 
 @pytest.mark.parametrize("special", ["<tool_call>", "</tool_call>"])
-def test_special_tokens_are_no_text_that_a_grammar_could_bind(special: str) -> None:
+def test_formats_with_special_tokens_cannot_be_constrained(special: str) -> None:
     assert constraint("hermes", STRICT, special=special) is None
 
 
@@ -82,7 +82,7 @@ def test_special_tokens_are_no_text_that_a_grammar_could_bind(special: str) -> N
         ("none", (), False),
     ],
 )
-def test_it_is_for_strict_functions_that_may_be_called(
+def test_only_strict_functions_that_may_be_called_are_constrained(
     mode: Mode, tools: tuple[ToolSchema, ...], wanted: bool
 ) -> None:
     assert ToolUse(mode=mode, schemas=tools).has_strict is wanted

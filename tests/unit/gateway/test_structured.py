@@ -1,4 +1,4 @@
-"""response_format and structured_outputs become one constraint, or a refusal that names a field."""
+"""response_format and structured_outputs become one constraint, or an error that names a field."""
 
 import json
 import time
@@ -58,7 +58,7 @@ def nested(depth: int) -> dict[str, Any]:
     return schema
 
 
-def test_text_is_no_constraint() -> None:
+def test_the_format_text_has_no_constraint() -> None:
     assert of_format(type="text") is None
     assert read_structured(None, None) is None
 
@@ -100,12 +100,12 @@ def test_a_structural_tag_comes_in_two_forms() -> None:
         {"type": "text", "extra": 1},
     ],
 )
-def test_a_format_that_is_not_whole_is_refused(fields: dict[str, Any]) -> None:
+def test_an_incomplete_format_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         ResponseFormat.model_validate(fields)
 
 
-def test_options_go_along_with_json() -> None:
+def test_options_of_json_are_part_of_the_constraint() -> None:
     structured = of_outputs(
         json=SCHEMA,
         disable_any_whitespace=True,
@@ -146,12 +146,12 @@ def test_each_kind_of_output(fields: dict[str, Any], kind: str, text: str) -> No
         {"backend": "x", "regex": "a"},
     ],
 )
-def test_exactly_one_constraint_is_taken(fields: dict[str, Any]) -> None:
+def test_exactly_one_constraint_is_accepted(fields: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         StructuredOutputs.model_validate(fields)
 
 
-def test_both_fields_at_a_time_are_refused() -> None:
+def test_both_fields_together_are_refused() -> None:
     with pytest.raises(InvalidInput) as caught:
         read_structured(ResponseFormat(type="json_object"), StructuredOutputs(regex="a"))
     assert caught.value.param == "structured_outputs"
@@ -243,7 +243,7 @@ def test_references(schema: dict[str, Any], reason: str | None) -> None:
         assert reason in refusal(json=schema).message
 
 
-def test_references_of_a_structural_tag_are_those_of_its_schemas() -> None:
+def test_references_in_the_schemas_of_a_structural_tag_are_checked() -> None:
     schema = {"$ref": "#/$defs/a", "$defs": {"a": {"type": "null"}}}
     tag = {"structures": [{"begin": "<", "schema": schema, "end": ">"}], "triggers": ["<"]}
     assert of_outputs(structural_tag=json.dumps(tag))
@@ -275,7 +275,7 @@ def test_the_time_of_a_check_grows_with_the_schema(make: Any) -> None:
     assert min(_check_s(large) for _ in range(3)) < 12 * min(_check_s(small) for _ in range(3))
 
 
-def test_digits_without_a_brace_are_looked_at_once() -> None:
+def test_digits_without_a_brace_are_scanned_once() -> None:
     def best_s(length: int) -> float:
         return min(_check_s({"pattern": "{" + "1" * length}) for _ in range(5))
 

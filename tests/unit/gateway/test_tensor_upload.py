@@ -1,4 +1,4 @@
-"""Tensors from clients: files that torch and safetensors really write, and hostile ones."""
+"""Tensors from clients: files that torch and safetensors write, and hostile ones."""
 
 import io
 import os
@@ -72,7 +72,7 @@ def test_a_part_of_a_larger_storage_is_cut_out() -> None:
         (torch_file(torch.ones(9))[:-30], "zip"),
     ],
 )
-def test_what_is_no_tensor_of_finite_floats_is_refused(data: bytes, message: str) -> None:
+def test_anything_but_a_tensor_of_finite_floats_is_refused(data: bytes, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_tensor(data)
 

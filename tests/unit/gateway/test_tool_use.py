@@ -1,4 +1,4 @@
-"""Whatever is sent as tools and tool_choice is understood or refused by name."""
+"""Any tools and tool_choice are accepted, or refused by name."""
 
 from typing import Any
 
@@ -54,7 +54,9 @@ def attempt(tools: list[Any], choice: Any) -> ToolUse | InvalidInput | None:
 
 
 @given(tools=st.lists(TOOL, max_size=4), choice=CHOICE)
-def test_nothing_breaks_it(tools: list[Any], choice: Any) -> None:
+def test_any_tools_and_tool_choice_are_accepted_or_refused_by_name(
+    tools: list[Any], choice: Any
+) -> None:
     outcome = attempt(tools, choice)
     if isinstance(outcome, InvalidInput):
         assert outcome.param in ("tools", "tool_choice")
@@ -91,7 +93,7 @@ def test_what_may_be_called(choice: Any, mode: str, names: list[str]) -> None:
     assert (use.mode, [schema.name for schema in use.schemas]) == (mode, names)
 
 
-def test_tools_that_are_not_there_are_none() -> None:
+def test_without_tools_there_is_no_tool_use() -> None:
     assert read() == read(tools=[]) == read(tools=[], tool_choice="auto") == ToolUse()
 
 

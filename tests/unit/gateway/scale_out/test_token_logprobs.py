@@ -1,4 +1,4 @@
-"""Log-probabilities survive the way through generate and back."""
+"""Log-probabilities are the same after generate and derender."""
 
 from hypothesis import assume, given
 from hypothesis import strategies as st
