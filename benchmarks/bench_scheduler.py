@@ -22,7 +22,7 @@ from tokenmesh.services.worker_svc.engine.cache_changes import BlockChange, Bloc
 from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.plan import FinishedLaunch, StepPlan, StepResult
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
-from tokenmesh.services.worker_svc.engine.request import Request, StreamKey
+from tokenmesh.services.worker_svc.engine.request import Request, RequestSpec, StreamKey
 from tokenmesh.services.worker_svc.engine.scheduler import Scheduler
 from tokenmesh.shared.config.placement import BlockEventSettings
 from tokenmesh.shared.config.worker import WorkerSettings
@@ -70,12 +70,14 @@ def settings_for(num_requests: int) -> WorkerSettings:
 def request(stream: int) -> Request:
     """A request that decodes for longer than the benchmark runs; all prompts differ."""
     return Request(
-        key=StreamKey(GatewayId("gateway"), stream, 0),
-        request_id=RequestId(f"r{stream}"),
-        token_ids=[stream + 1] * PROMPT_TOKENS,
-        num_prompt=PROMPT_TOKENS,
-        sampling=SamplingParams(seed=stream, max_tokens=STEPS * (ROUNDS + 2)),
-        eos_ids=frozenset({2}),
+        RequestSpec(
+            key=StreamKey(GatewayId("gateway"), stream, 0),
+            request_id=RequestId(f"r{stream}"),
+            num_prompt=PROMPT_TOKENS,
+            sampling=SamplingParams(seed=stream, max_tokens=STEPS * (ROUNDS + 2)),
+            eos_ids=frozenset({2}),
+        ),
+        [stream + 1] * PROMPT_TOKENS,
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from tokenmesh.services.worker_svc.engine.engine import Engine
-from tokenmesh.services.worker_svc.engine.request import Request, StreamKey
+from tokenmesh.services.worker_svc.engine.request import Request, RequestSpec, StreamKey
 from tokenmesh.services.worker_svc.runner.build import LoadedModel, build_runner
 from tokenmesh.shared.config.model import Dtype, ModelImpl, ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings
@@ -85,4 +85,4 @@ def _request(stream: int, ask: Ask, temperature: float) -> Request:
         seed=stream, max_tokens=num_tokens, temperature=temperature, ignore_eos=True
     )
     key = StreamKey(_GATEWAY, stream, 0)
-    return Request(key, RequestId(f"r{stream}"), list(prompt), len(prompt), sampling)
+    return Request(RequestSpec(key, RequestId(f"r{stream}"), len(prompt), sampling), list(prompt))

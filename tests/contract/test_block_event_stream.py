@@ -111,7 +111,7 @@ async def follow_with_losses(
                 await rig.deliver(lambda: rng.random() >= loss)
         await rig.deliver(lambda: rng.random() >= loss)
         # a heartbeat is lost sometimes, not for ever
-        await rig.stream._tell_held()
+        await rig.stream._publish_held()
         await rig.deliver(lambda: True)
         return rig, schedule
     finally:
@@ -224,7 +224,7 @@ async def test_what_the_bus_did_not_take_is_counted_and_replayed(
     monkeypatch.undo()
     for changes in schedule.logged[half:]:
         rig.stream.note(changes)
-    await rig.stream._tell_held()
+    await rig.stream._publish_held()
     await rig.deliver(lambda: True)
     assert set(rig.known.blocks) == schedule.findable
     text = rig.metrics.render().decode()

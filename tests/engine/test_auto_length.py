@@ -49,7 +49,7 @@ def test_the_pool_bounds_the_length(tiny: Tiny, name: str, num_blocks: int, long
     assert card_of((ModelName("m"),), driver.model).max_model_len == longest
     (outcome,) = driver.run([Job(prompt_of(longest - 2), greedy(2))])
     assert (outcome.error, len(outcome.token_ids)) == (None, 2)
-    assert admit(ask(longest - 2, 2), driver.model, 16).max_len == longest
+    assert admit(ask(longest - 2, 2), driver.model, 16).spec.max_len == longest
     with pytest.raises(PromptTooLong, match=f"context holds {longest}"):
         admit(ask(longest - 2, 3), driver.model, 16)
     if longest < 256:

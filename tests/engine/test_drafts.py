@@ -61,7 +61,7 @@ def proposer_of(
     }
 
     def output_of(request: Request) -> list[int]:
-        return outputs[*request.token_ids[: request.num_prompt], request.sampling.seed]
+        return outputs[*request.token_ids[: request.num_prompt], request.spec.sampling.seed]
 
     return DiceProposer(Random(5), output_of, vocab_size, **options)
 
@@ -221,7 +221,7 @@ def test_the_runner_for_gpus_refuses_drafts(tiny: Tiny) -> None:
     with torch.inference_mode(), reference_layers():
         driver = CudaDriver(tiny("llama").directory)
         request = driver.request(Job([5, 6, 7], greedy(4)))
-        request.row = 0
+        request.place.row = 0
         entry = ScheduledRow(0, 0, 3, [1], True, drafts=[8])
         plan = StepPlan(0, new_rows=[new_row_of(request)], scheduled=[entry])
         with pytest.raises(ConfigError, match="takes no drafts"):

@@ -2,6 +2,7 @@
 
 import hashlib
 from abc import abstractmethod
+from dataclasses import replace
 from typing import Any
 
 from tests.fakes.engine_schedules import Schedule
@@ -46,7 +47,8 @@ class LoggedSchedule(Schedule):
         self.engine = Engine(self.runner, self.settings, log=BlockLog())
         for case in self.cases:
             # the fake model has no adapters: the same tokens, other blocks
-            case.request.lora = self._rng.choice([None, None, *ADAPTERS])
+            lora = self._rng.choice([None, None, *ADAPTERS])
+            case.request.spec = replace(case.request.spec, lora=lora)
 
     @abstractmethod
     def note_blocks(self, changes: list[BlockChange]) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.outputs import StepOutput
-from tokenmesh.services.worker_svc.engine.request import Request, StreamKey
+from tokenmesh.services.worker_svc.engine.request import Request, RequestSpec, StreamKey
 from tokenmesh.services.worker_svc.engine.speculating import Proposer
 from tokenmesh.services.worker_svc.grammar.matcher import Grammar
 from tokenmesh.services.worker_svc.runner.build import LoadedModel, build_runner
@@ -149,8 +149,8 @@ class EngineDriver:
                     reason=ended.ending.reason,
                     error=None if error is None else error.message,
                     code=None if error is None else error.code,
-                    num_preemptions=request.num_preemptions,
-                    num_cached=request.num_cached or 0,
+                    num_preemptions=request.place.num_preemptions,
+                    num_cached=request.place.num_cached or 0,
                     logprobs=logprobs.get(request.key.stream, []),
                     prompt_logprobs=prompts.get(request.key.stream),
                 )
@@ -172,15 +172,17 @@ class EngineDriver:
     def _request(self, job: Job) -> Request:
         self._num_streams += 1
         return Request(
-            key=StreamKey(GatewayId("gateway"), self._num_streams, 0),
-            request_id=RequestId(f"request-{self._num_streams}"),
-            token_ids=[*job.prompt, *job.output],
-            num_prompt=len(job.prompt),
-            sampling=job.sampling,
-            eos_ids=self.model.eos_token_ids,
-            cache_salt=self.model.cache_salt(None, len(job.prompt)),
-            rope_boundary=self.model.rope_boundary,
-            media=list(job.media),
-            embeddings=dict(job.embeddings),
-            grammar=job.grammar,
+            RequestSpec(
+                key=StreamKey(GatewayId("gateway"), self._num_streams, 0),
+                request_id=RequestId(f"request-{self._num_streams}"),
+                num_prompt=len(job.prompt),
+                sampling=job.sampling,
+                eos_ids=self.model.eos_token_ids,
+                cache_salt=self.model.cache_salt(None, len(job.prompt)),
+                rope_boundary=self.model.rope_boundary,
+                media=list(job.media),
+                embeddings=dict(job.embeddings),
+                grammar=job.grammar,
+            ),
+            [*job.prompt, *job.output],
         )

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 import msgspec
@@ -27,6 +27,7 @@ from tokenmesh.services.worker_svc.engine.request import (
     NO_TENANT,
     Ending,
     Request,
+    RequestSpec,
     Status,
     StreamKey,
     TenantShare,
@@ -62,8 +63,8 @@ class Case:
     @property
     def has_crossed(self) -> bool:
         """Whether it outgrew its rope boundary while it was decoded here."""
-        start, boundary = self.request.num_prompt, self.request.rope_boundary
-        resumed = start + self.request.num_resumed
+        start, boundary = self.request.num_prompt, self.request.spec.rope_boundary
+        resumed = start + self.request.output.num_resumed
         return boundary is not None and resumed <= boundary < start + len(self.received) - 1
 
     def receive(self, delta: Delta) -> None:
@@ -84,14 +85,14 @@ def unbatched(request: Request, prompt: list[int]) -> tuple[list[int], Ending]:
     """The whole output of a request that runs alone, by the rules of the API."""
     tokens = list(prompt)
     cells: Cells = []
-    sampling = request.sampling
-    boundary = request.rope_boundary
+    sampling = request.spec.sampling
+    boundary = request.spec.rope_boundary
     while True:
         if len(tokens) - 1 == boundary:
             cells.clear()
         for at in range(len(cells), len(tokens)):
             before = cells[-1] if cells else first_cell(boundary, len(tokens))
-            cells.append(cell_after(before, tokens[at], media_mark(request.media, at)))
+            cells.append(cell_after(before, tokens[at], media_mark(request.spec.media, at)))
         token = draw_from(cells)
         tokens.append(token)
         count = len(tokens) - len(prompt)
@@ -108,7 +109,9 @@ def endless(case: Case) -> list[int]:
     """What the request would draw if nothing but max_tokens ended it."""
     request = copy(case.request)
     free = {"ignore_eos": True, "stop_token_ids": [], "min_tokens": 0}
-    request.sampling = msgspec.structs.replace(request.sampling, **free)
+    request.spec = replace(
+        request.spec, sampling=msgspec.structs.replace(request.spec.sampling, **free)
+    )
     return unbatched(request, case.prompt)[0]
 
 
@@ -166,21 +169,22 @@ def random_case(
         prompt_logprobs=rng.choice([None, None, None, 1]),
     )
     request = Request(
-        key=StreamKey(GatewayId(f"g{stream % 2}"), stream, 0),
-        request_id=RequestId(f"r{stream}"),
-        token_ids=prompt,
-        num_prompt=num_prompt,
-        sampling=sampling,
-        eos_ids=EOS,
-        media=[] if alike else random_media(rng, num_prompt),
-        priority=rng.choice([0, 0, 0, 1, -1]),
-        cache_salt=None if alike else rng.choice([None, None, None, "s"]),
-        rope_boundary=boundary,
+        RequestSpec(
+            key=StreamKey(GatewayId(f"g{stream % 2}"), stream, 0),
+            request_id=RequestId(f"r{stream}"),
+            num_prompt=num_prompt,
+            sampling=sampling,
+            eos_ids=EOS,
+            media=[] if alike else random_media(rng, num_prompt),
+            priority=rng.choice([0, 0, 0, 1, -1]),
+            cache_salt=None if alike else rng.choice([None, None, None, "s"]),
+            rope_boundary=boundary,
+        ),
+        prompt,
     )
     expected, ending = unbatched(request, prompt)
     resumed = expected[: rng.randint(0, len(expected))] if rng.random() < 0.2 else []
-    request.token_ids = prompt + resumed
-    request.__post_init__()
+    request = Request(request.spec, prompt + resumed)
     return Case(request, list(prompt), expected, ending, rng.randrange(spread), list(resumed))
 
 
@@ -236,7 +240,7 @@ class Schedule:
         ]
         if has_tenants:
             for case in self.cases:
-                case.request.owner = random_owner(rng)
+                case.request.spec = replace(case.request.spec, owner=random_owner(rng))
         chances = rng.choice([(trouble, 0.0), (0.0, trouble), (trouble / 4, trouble / 2)])
         dice = Random(seed + 1)
         self.runner = KvRunner(
@@ -271,10 +275,10 @@ class Schedule:
                 case = rng.choice(self._added)
                 case.is_cancelled = True
                 engine.cancel(case.request.key)
-                assert not case.request.blocks
+                assert not case.request.kv.blocks
             if engine.has_work:
                 engine.step()
-                engine.linger()
+                engine.wait_for_launch_window()
             self._receive()
             if not arriving and not engine.has_work:
                 break
@@ -282,8 +286,8 @@ class Schedule:
         for case in self.cases:
             self._check_outcome(case)
         counts = Counter[str](case.finishes[0].finish or "" for case in self.cases)
-        counts["preempted"] = sum(case.request.num_preemptions for case in self.cases)
-        counts["cached"] = sum(case.request.num_cached or 0 for case in self.cases)
+        counts["preempted"] = sum(case.request.place.num_preemptions for case in self.cases)
+        counts["cached"] = sum(case.request.place.num_cached or 0 for case in self.cases)
         counts["wasted"] = self.runner.num_wasted
         counts["crossed"] = sum(case.has_crossed for case in self.cases)
         counts["overlapped"] = self.runner.max_in_flight > 1
@@ -298,9 +302,11 @@ class Schedule:
             for delta in deltas:
                 self.cases[delta.stream].receive(delta)
         requests = [case.request for case in self._added]
-        live = [request for request in requests if request.status is not Status.ENDED]
+        live = [request for request in requests if request.place.status is not Status.ENDED]
         assert output.stats.queued_tokens == sum(request.backlog for request in live)
-        assert all(request.status is Status.RUNNING for request in requests if request.blocks)
+        assert all(
+            request.place.status is Status.RUNNING for request in requests if request.kv.blocks
+        )
         tables = (table for request in requests for table in held_by(request))
         holds = Counter(block for table in tables for block in table)
         assert output.stats.kv_blocks_used == len(holds), "a block is leaked or lost"
@@ -325,26 +331,28 @@ class Schedule:
         for request in live:
             num_full = request.num_known // size
             fresh = Request(
-                request.key,
-                request.request_id,
+                RequestSpec(
+                    request.key,
+                    request.spec.request_id,
+                    request.num_prompt,
+                    request.spec.sampling,
+                    media=request.spec.media,
+                    cache_salt=request.spec.cache_salt,
+                    rope_boundary=request.spec.rope_boundary,
+                    lora=request.spec.lora,
+                ),
                 list(request.token_ids),
-                request.num_prompt,
-                request.sampling,
-                media=request.media,
-                cache_salt=request.cache_salt,
-                rope_boundary=request.rope_boundary,
-                lora=request.lora,
             )
-            fresh.is_long = request.is_long
+            fresh.kv.is_long = request.kv.is_long
             cache._hash_up_to(fresh, num_full)
-            hashes = [pool.hash_of(block) for block in request.blocks]
+            hashes = [pool.hash_of(block) for block in request.kv.blocks]
             assert not any(hashes[num_full:]), "a block without known tokens can be found"
             assert all(
                 found in (None, expected)
-                for found, expected in zip(hashes[:num_full], fresh.hashes, strict=False)
+                for found, expected in zip(hashes[:num_full], fresh.kv.hashes, strict=False)
             ), "a block is found under a wrong hash"
-            for mark, table in zip(cache._marks, request.windowed, strict=False):
-                for block, expected in zip(table, fresh.hashes, strict=False):
+            for mark, table in zip(cache._marks, request.kv.windowed, strict=False):
+                for block, expected in zip(table, fresh.kv.hashes, strict=False):
                     assert pool.hash_of(block) in (None, expected + mark)
                 assert not any(pool.hash_of(block) for block in table[num_full:])
 
@@ -361,5 +369,8 @@ class Schedule:
             return
         assert case.received == case.expected
         assert (finish.finish, finish.stop_token) == (case.ending.reason, case.ending.stop_token)
-        if case.request.sampling.prompt_logprobs is not None and case.request.num_resumed == 0:
+        if (
+            case.request.spec.sampling.prompt_logprobs is not None
+            and case.request.output.num_resumed == 0
+        ):
             assert case.prompt_logprobs is not None

@@ -51,7 +51,7 @@ class SimHost:
         while True:
             if not self.engine.has_work:
                 await self._has_commands.wait()
-            self._obey()
+            self._carry_out()
             if self.engine.has_work:
                 self._step_s = 0.0
                 self.engine.step()
@@ -59,7 +59,7 @@ class SimHost:
             self._outputs.append(self.engine.take_output())
             self.outputs_ready.set()
 
-    def _obey(self) -> None:
+    def _carry_out(self) -> None:
         self._has_commands.clear()
         while self._commands:
             command = self._commands.popleft()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tokenmesh.services.worker_svc.engine.request import Request, StreamKey
+from tokenmesh.services.worker_svc.engine.request import Request, RequestSpec, StreamKey
 from tokenmesh.shared.ids import GatewayId, RequestId
 from tokenmesh.shared.messages.sampling import SamplingParams
 
@@ -25,12 +25,14 @@ def make_request() -> MakeRequest:
         **fields: Any,
     ) -> Request:
         return Request(
-            key=StreamKey(GatewayId("gateway"), stream, 0),
-            request_id=RequestId(f"r{stream}"),
-            token_ids=[*prompt, *output],
-            num_prompt=len(prompt),
-            sampling=SamplingParams(seed=stream, max_tokens=max_tokens, **(sampling or {})),
-            **fields,
+            RequestSpec(
+                key=StreamKey(GatewayId("gateway"), stream, 0),
+                request_id=RequestId(f"r{stream}"),
+                num_prompt=len(prompt),
+                sampling=SamplingParams(seed=stream, max_tokens=max_tokens, **(sampling or {})),
+                **fields,
+            ),
+            [*prompt, *output],
         )
 
     return make

@@ -52,8 +52,8 @@ def image(offset: int, length: int) -> MediaItem:
 def test_a_good_message_becomes_a_request() -> None:
     request = admit(changed(output_ids=pack_ids([7, 8]), cache_salt="s"), LOADED, 8)
     assert request.token_ids == [*range(20), 7, 8]
-    assert (request.num_prompt, request.num_resumed, request.max_len) == (20, 2, 30)
-    assert (request.cache_salt, request.stop_ids) == ("s", frozenset({2}))
+    assert (request.num_prompt, request.output.num_resumed, request.spec.max_len) == (20, 2, 30)
+    assert (request.spec.cache_salt, request.spec.stop_ids) == ("s", frozenset({2}))
 
 
 def test_ids_beyond_the_vocabulary_are_placeholders_of_media_or_refused() -> None:
@@ -70,14 +70,14 @@ def test_ids_beyond_the_vocabulary_are_placeholders_of_media_or_refused() -> Non
 def test_media_are_put_in_order() -> None:
     with_images = msgspec.structs.replace(MESSAGE, media=[image(9, 3), image(0, 9)])
     seeing = SimModel(LOADED.runner, 128, VOCAB, frozenset(), takes_images=True)
-    assert [item.offset for item in admit(with_images, seeing, 8).media] == [0, 9]
+    assert [item.offset for item in admit(with_images, seeing, 8).spec.media] == [0, 9]
     for broken in ([image(-1, 2)], [image(0, 0)], [image(0, 21)], [image(0, 5), image(4, 2)]):
         with pytest.raises(InvalidInput, match="overlaps another one or lies outside"):
             admit(changed(media=broken), seeing, 8)
     with pytest.raises(InvalidInput, match="takes no images"):
         admit(with_images, LOADED, 8)
     embeds = [msgspec.structs.replace(image(0, 20), kind="embeds")]
-    assert len(admit(changed(media=embeds), LOADED, 8).media) == 1
+    assert len(admit(changed(media=embeds), LOADED, 8).spec.media) == 1
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_sampling_out_of_range_names_the_field(param: str, value: object) -> Non
 
 
 def test_a_request_that_can_never_fit_the_kv_cache_says_how_much_does() -> None:
-    assert admit(with_sampling(max_tokens=45), LOADED, 8).max_len == 65
+    assert admit(with_sampling(max_tokens=45), LOADED, 8).spec.max_len == 65
     with pytest.raises(PromptTooLong, match="KV cache holds 65"):
         admit(with_sampling(max_tokens=46), LOADED, 8)
     with pytest.raises(PromptTooLong, match="context holds 128"):
@@ -141,13 +141,13 @@ def test_a_request_that_can_never_fit_the_kv_cache_says_how_much_does() -> None:
 
 def test_numbers_without_effect_do_not_reach_the_sampler() -> None:
     message = with_sampling(top_k=2**63, stop_token_ids=[5, -1, VOCAB, 2**40])
-    sampling = admit(message, LOADED, 8).sampling
+    sampling = admit(message, LOADED, 8).spec.sampling
     assert (sampling.top_k, sampling.stop_token_ids) == (0, [5])
 
 
 @given(seed=st.integers(-(2**63), 2**64 - 1))
 def test_every_seed_is_mapped_into_range(seed: int) -> None:
-    mapped = admit(with_sampling(seed=seed), LOADED, 8).sampling.seed
+    mapped = admit(with_sampling(seed=seed), LOADED, 8).spec.sampling.seed
     assert 0 <= mapped < 2**63
     assert mapped == seed or not 0 <= seed < 2**63
 
@@ -175,8 +175,8 @@ def test_every_seed_is_mapped_into_range(seed: int) -> None:
 def test_whatever_decodes_is_admitted_or_named(message: Generate) -> None:
     with suppress(InvalidInput):
         request = admit(message, LOADED, 8)
-        assert request.max_len <= 65
-        assert 0 <= request.sampling.top_k < VOCAB
+        assert request.spec.max_len <= 65
+        assert 0 <= request.spec.sampling.top_k < VOCAB
 
 
 def test_a_list_of_named_tokens_is_bounded() -> None:
@@ -184,4 +184,4 @@ def test_a_list_of_named_tokens_is_bounded() -> None:
         with pytest.raises(InvalidInput, match="logprob_token_ids"):
             admit(with_sampling(logprobs=0, logprob_token_ids=ids), LOADED, 8)
     named = with_sampling(logprobs=0, logprob_token_ids=[5, 1])
-    assert admit(named, LOADED, 8).sampling.logprob_token_ids == [5, 1]
+    assert admit(named, LOADED, 8).spec.sampling.logprob_token_ids == [5, 1]

@@ -1,4 +1,4 @@
-"""Decoding: who needs a look in a step, and that nobody else gets one."""
+"""DecodeWheel: which requests are visited in a step, and that no others are."""
 
 import sys
 from collections.abc import Callable
@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmesh.services.worker_svc.engine.block_pool import KvGroups
-from tokenmesh.services.worker_svc.engine.decode_wheel import Decoding
+from tokenmesh.services.worker_svc.engine.decode_wheel import DecodeWheel
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
-from tokenmesh.services.worker_svc.engine.request import Request, StreamKey
+from tokenmesh.services.worker_svc.engine.request import Request, RequestSpec, StreamKey
 from tokenmesh.services.worker_svc.engine.scheduler import Scheduler
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.ids import GatewayId, RequestId
@@ -23,12 +23,14 @@ BLOCK_SIZE = 16
 
 def request(stream: int, max_tokens: int = 100, **sampling: Any) -> Request:
     return Request(
-        key=StreamKey(GatewayId("g"), stream, 0),
-        request_id=RequestId(f"r{stream}"),
-        token_ids=[stream, 1],
-        num_prompt=2,
-        sampling=SamplingParams(seed=stream, max_tokens=max_tokens, **sampling),
-        eos_ids=frozenset({0}),
+        RequestSpec(
+            key=StreamKey(GatewayId("g"), stream, 0),
+            request_id=RequestId(f"r{stream}"),
+            num_prompt=2,
+            sampling=SamplingParams(seed=stream, max_tokens=max_tokens, **sampling),
+            eos_ids=frozenset({0}),
+        ),
+        [stream, 1],
     )
 
 
@@ -93,36 +95,43 @@ def test_a_stream_that_fills_a_block_costs_others_nothing() -> None:
 def test_a_border_is_met_at_its_length_and_nowhere_else(
     members: list[tuple[int, int]], size: int
 ) -> None:
-    decoding = Decoding()
+    wheel = DecodeWheel()
     requests = []
     for row, (max_tokens, room) in enumerate(members):
         each = request(row, max_tokens)
-        each.row, each.capacity, each.num_computed = row, 2 + room % size, 2
-        decoding.enter(each)
+        each.place.row, each.kv.capacity = row, 2 + room % size
+        wheel.begin(each, 2)
+        wheel.enter(each)
         requests.append(each)
     for length in range(3, 50):
-        members_before = [each for each in requests if each in decoding]
-        at_border = decoding.tick()
+        members_before = [each for each in requests if each in wheel]
+        at_border = wheel.turn()
         assert len(at_border) == len(set(map(id, at_border)))
         for each in members_before:
             assert each.num_computed == length
-            borders = {each.capacity, each.capacity + 1, each.max_len - 1, each.max_len}
+            borders = {
+                each.kv.capacity,
+                each.kv.capacity + 1,
+                each.spec.max_len - 1,
+                each.spec.max_len,
+            }
             assert (each in at_border) == (length in borders)
         for each in at_border:
-            if length == each.max_len:
-                decoding.leave(each)
+            if length == each.spec.max_len:
+                wheel.leave(each)
                 continue
-            if length > each.capacity:
-                each.capacity += size
-            decoding.expect_border(each, length)
-    assert decoding.rows() == [each.row for each in requests if each.max_len >= 50]
+            if length > each.kv.capacity:
+                each.kv.capacity += size
+            wheel.expect_border(each, length)
+    assert wheel.rows() == [each.place.row for each in requests if each.spec.max_len >= 50]
 
 
 def test_who_left_and_came_back_is_met_once() -> None:
-    decoding, each = Decoding(), request(1)
-    each.row, each.capacity, each.num_computed = 0, 16, 2
-    decoding.enter(each)
-    decoding.leave(each)
-    decoding.enter(each)
-    met = [decoding.tick() for _ in range(14)]
+    wheel, each = DecodeWheel(), request(1)
+    each.place.row, each.kv.capacity = 0, 16
+    wheel.begin(each, 2)
+    wheel.enter(each)
+    wheel.leave(each)
+    wheel.enter(each)
+    met = [wheel.turn() for _ in range(14)]
     assert met == [[]] * 13 + [[each]]

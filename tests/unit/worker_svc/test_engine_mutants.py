@@ -17,10 +17,9 @@ from tests.fakes.kv_runner import KvRunner
 from tokenmesh.services.worker_svc.engine import engine as engine_module
 from tokenmesh.services.worker_svc.engine import in_flight, outputs, speculating
 from tokenmesh.services.worker_svc.engine.block_tables import BlockTables
-from tokenmesh.services.worker_svc.engine.decode_wheel import Decoding
+from tokenmesh.services.worker_svc.engine.decode_wheel import DecodeWheel
 from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
-from tokenmesh.services.worker_svc.engine.request import Request
 from tokenmesh.services.worker_svc.engine.row_table import RowTable
 from tokenmesh.services.worker_svc.engine.saved_states import SavedStates
 from tokenmesh.services.worker_svc.engine.scheduler import Scheduler
@@ -57,25 +56,25 @@ MUTANTS = {
         RowTable, "take_stale", "last >= step", "True"
     ),
     "one of two that need a block has given way and gets it": Mutant(
-        Scheduler, "_decode", "not is_short or request in self._decoding", "True"
+        Scheduler, "_decode", "not is_short or request in self._wheel", "True"
     ),
     "an end is not expected": Mutant(
-        Scheduler, "_pass_border", "request.max_len - 1", "request.max_len"
+        Scheduler, "_pass_border", "request.spec.max_len - 1", "request.spec.max_len"
     ),
     "row changes of a step that is not launched are lost": Mutant(
         RowTable, "note_step", "if plan.num_rows:", "if True:"
     ),
     "blocks freed and still held": Mutant(
-        BlockTables, "release", "request.blocks, request.windowed = [], []", "pass"
+        BlockTables, "release", "request.kv.blocks, request.kv.windowed = [], []", "pass"
     ),
     "a late token goes to whoever lost the row first": Mutant(
         RowTable, "expect_no_late", "self._late.clear()", "pass"
     ),
-    "a late token of a spoiled step is taken": Mutant(
+    "a late token of a failed step is accepted": Mutant(
         Engine, "_drop_rows", "self._scheduler.rows.expect_no_late()", "pass", 0.3
     ),
     "a failed row is not followed into the step on top": Mutant(
-        Engine, "_publish", "for each in self._flights]", "for each in ()]", 0.15
+        Engine, "_publish", "for each in self._in_flight]", "for each in ()]", 0.15
     ),
     "a step on top of a failed one counts": Mutant(
         Engine, "_fail", "[(each, each.rows) for each in lost]", "[(lost[0], lost[0].rows)]", 0.15
@@ -87,29 +86,33 @@ MUTANTS = {
         Engine, "_fail", "for each in lost:", "for each in lost[1:]:", 0.15
     ),
     "blocks that were not written can be found": Mutant(
-        PrefixCache, "retract", "self._pool.forget(each.block)", "pass", 0.15
+        PrefixCache, "retract", "self.pool.forget(each.block)", "pass", 0.15
     ),
     "readers of unwritten blocks go on": Mutant(
         in_flight,
-        "spoiled_by",
+        "corrupted_by",
         "unwritten.isdisjoint(hits.get(row, ()))",
         "True",
         0.15,
     ),
     "borders forgotten when a block is added": Mutant(
-        Decoding, "expect_border", "else capacity + 1", "else capacity + 9"
+        DecodeWheel, "expect_border", "else capacity + 1", "else capacity + 9"
     ),
     "half of the prompt's logprobs": Mutant(
-        outputs, "_take_prompt_logprobs", "not is_whole", "request.is_prefilling"
+        outputs, "_take_prompt_logprobs", "not is_whole", "request.decode.is_prefilling"
     ),
     "a sequence that outgrows its keys goes on with them": Mutant(
-        Decoding, "expect_border", "request.decode_end < border", "False", has_boundary=True
+        DecodeWheel, "expect_border", "request.decode_end < border", "False", has_boundary=True
     ),
     "keys of a shorter sequence are found by a longer one": Mutant(
-        PrefixCache, "_hash_up_to", "request.block_salt", "request.cache_salt", has_boundary=True
+        PrefixCache,
+        "_hash_up_to",
+        "request.block_salt",
+        "request.spec.cache_salt",
+        has_boundary=True,
     ),
     "hashes outlive the keys they stand for": Mutant(
-        Request, "choose_side", "self.hashes = []", "pass", has_boundary=True
+        PrefixCache, "choose_side", "request.kv.hashes = []", "pass", has_boundary=True
     ),
     "a state is found before it is saved": Mutant(
         SavedStates, "find", "None if saved in self._fresh else saved", "saved", has_states=True
@@ -130,16 +133,20 @@ MUTANTS = {
         True,
     ),
     "who began with a state that was not computed goes on": Mutant(
-        in_flight, "spoiled_by", "states.get(row) not in unsaved", "True", 0.15, False, True
+        in_flight, "corrupted_by", "states.get(row) not in unsaved", "True", 0.15, False, True
     ),
     "a hit goes beyond the saved state": Mutant(
         PrefixCache, "_up_to_state", "found[: next(", "found[: 1 + next(", has_states=True
     ),
     "a state is saved behind other tokens": Mutant(
-        PrefixCache, "_save_state", "request.num_matched) != end", "0) is None", has_states=True
+        PrefixCache, "_save_state", "request.kv.num_matched) != end", "0) is None", has_states=True
     ),
     "right drafts count as not computed": Mutant(
-        Speculating, "land", "request.num_computed = request.num_known - 1", "pass", has_drafts=True
+        Speculating,
+        "land",
+        "self._wheel.advance(request, request.num_known - 1 - first)",
+        "pass",
+        has_drafts=True,
     ),
     "the last token counts as computed like the drafts before it": Mutant(
         Speculating,
@@ -160,7 +167,7 @@ MUTANTS = {
     "drafts without blocks": Mutant(
         Speculating,
         "_grow",
-        "min(num_drafts, request.capacity - request.num_known)",
+        "min(num_drafts, request.kv.capacity - request.num_known)",
         "num_drafts",
         has_drafts=True,
     ),

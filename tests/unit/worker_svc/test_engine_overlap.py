@@ -142,12 +142,12 @@ def test_a_row_given_away_gets_no_token_of_its_last_owner(
     first = make_request(1, [1, 2, 3], max_tokens=50)
     bench.engine.add(first)
     bench.step()
-    row = first.row
+    row = first.place.row
     bench.engine.cancel(first.key)
     second = make_request(2, [1], max_tokens=3)
     bench.engine.add(second)
     deltas = deltas_of(bench.step())
-    assert second.row == row
+    assert second.place.row == row
     assert [(delta.stream, delta.finish) for delta in deltas] == [(1, "abort")]
     deltas = bench.finish()
     assert [(delta.stream, delta.offset) for delta in deltas] == [(2, 0), (2, 1), (2, 2)]
@@ -178,7 +178,7 @@ def test_a_block_can_be_found_once_its_last_token_is_known(
     second = make_request(2, [*first.token_ids, 5])
     bench.engine.add(second)
     bench.step()
-    assert second.num_cached == 4
+    assert second.place.num_cached == 4
 
 
 def test_a_failing_step_takes_the_one_on_top_with_it(
@@ -192,7 +192,7 @@ def test_a_failing_step_takes_the_one_on_top_with_it(
     output = bench.step()
     (delta,) = deltas_of(output)
     assert (delta.stream, delta.finish) == (1, "error")
-    assert (second.status, second.num_preemptions) == (Status.WAITING, 1)
+    assert (second.place.status, second.place.num_preemptions) == (Status.WAITING, 1)
     assert output.stats.kv_blocks_used == 0
     assert bench.engine._pool.num_cached == 0
     assert [(delta.stream, delta.offset) for delta in bench.finish()] == [
@@ -229,9 +229,9 @@ def test_a_failing_row_sends_back_who_hit_its_blocks_in_the_step_on_top(
     bench.engine.add(second)
     bench.engine.add(third)
     said = deltas_of(bench.step())
-    assert second.num_cached == 4 * (1 + failing_launch)
+    assert second.place.num_cached == 4 * (1 + failing_launch)
     assert (1, "error") in [(delta.stream, delta.finish) for delta in said]
-    assert [second.num_preemptions, third.num_preemptions] == [failing_launch or 1, 0]
+    assert [second.place.num_preemptions, third.place.num_preemptions] == [failing_launch or 1, 0]
     assert bench.engine._pool.num_cached == (0 if failing_launch == 0 else 1)
     said = bench.finish()
     assert [delta.offset for delta in said if delta.stream == 2] == list(range(4))
@@ -250,7 +250,11 @@ def test_a_failing_row_is_not_blamed_on_its_next_owner(
     bench.engine.add(stranger)
     bench.engine.add(reader)
     bench.step()
-    assert [stranger.row, stranger.num_preemptions, reader.num_preemptions] == [0, 0, 1]
+    assert [stranger.place.row, stranger.place.num_preemptions, reader.place.num_preemptions] == [
+        0,
+        0,
+        1,
+    ]
     assert bench.engine._pool.num_cached == 0
     assert len(bench.finish()) == 8
 
@@ -269,7 +273,7 @@ def first_tokens_s(settings: WorkerSettings, requests: list[Request]) -> list[fl
             said = deltas_of(bench.step())
             began = [delta.stream for delta in said if delta.cached_tokens is not None]
             waited += [clock.elapsed_s - arrivals[stream] for stream in began]
-            bench.engine.linger()
+            bench.engine.wait_for_launch_window()
     return waited[1:]
 
 

@@ -3,6 +3,7 @@ no other wants."""
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -32,7 +33,7 @@ class Tenants:
         for _ in range(count):
             number = len(self.requests)
             request = self._make(number, [number + 1] * length, max_tokens=max_tokens)
-            request.owner = owner
+            request.spec = replace(request.spec, owner=owner)
             self.requests.append(request)
             self.bench.add(request)
 
@@ -42,8 +43,8 @@ class Tenants:
 
     @property
     def rows(self) -> Counter[str]:
-        running = (each for each in self.requests if each.status is Status.RUNNING)
-        return Counter(request.owner.tenant for request in running)
+        running = (each for each in self.requests if each.place.status is Status.RUNNING)
+        return Counter(request.spec.owner.tenant for request in running)
 
 
 def test_a_tenant_alone_uses_everything(make_request: MakeRequest) -> None:
@@ -74,8 +75,8 @@ def test_the_latest_request_gives_way_and_comes_back_first(make_request: MakeReq
     assert tenants.bench.scheduler.notes.preempted == [tenants.requests[3]]
     tenants.bench.scheduler.remove(tenants.requests[6])
     tenants.step()
-    assert tenants.requests[3].status is Status.RUNNING
-    assert tenants.requests[4].status is Status.WAITING
+    assert tenants.requests[3].place.status is Status.RUNNING
+    assert tenants.requests[4].place.status is Status.WAITING
 
 
 def test_a_weight_is_a_share(make_request: MakeRequest) -> None:
@@ -179,6 +180,6 @@ def test_everybody_is_served_in_the_end(make_request: MakeRequest, num_tenants: 
     for _ in range(3000):
         tenants.step()
         for request in tenants.requests:
-            if request.status is Status.RUNNING and request.num_known >= request.max_len:
+            if request.place.status is Status.RUNNING and request.num_known >= request.spec.max_len:
                 tenants.bench.scheduler.remove(request)
-    assert all(request.status is Status.ENDED for request in tenants.requests)
+    assert all(request.place.status is Status.ENDED for request in tenants.requests)

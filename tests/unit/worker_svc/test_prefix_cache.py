@@ -36,8 +36,8 @@ def pool(cache: PrefixCache) -> BlockPool:
 
 def compute(cache: PrefixCache, pool: BlockPool, request: Request) -> Request:
     """Let a request hold and register all of its prompt."""
-    request.choose_side()
-    request.blocks = pool.allocate(-(-request.num_known // SIZE))
+    cache.choose_side(request)
+    request.kv.blocks = pool.allocate(-(-request.num_known // SIZE))
     cache.register(request, 0, request.num_known)
     return request
 
@@ -52,8 +52,8 @@ def test_an_equal_prompt_finds_all_full_blocks(
     cache: PrefixCache, pool: BlockPool, make_request: MakeRequest
 ) -> None:
     first = compute(cache, pool, make_request(1, PROMPT))
-    assert cache.find(make_request(2, PROMPT))[0] == first.blocks[:3]
-    assert cache.find(make_request(3, [*PROMPT[:9], 5, 5, 5, 5]))[0] == first.blocks[:2]
+    assert cache.find(make_request(2, PROMPT))[0] == first.kv.blocks[:3]
+    assert cache.find(make_request(3, [*PROMPT[:9], 5, 5, 5, 5]))[0] == first.kv.blocks[:2]
     assert cache.find(make_request(4, [1, *PROMPT]))[0] == []
 
 
@@ -61,55 +61,55 @@ def test_the_last_token_is_always_left_to_compute(
     cache: PrefixCache, pool: BlockPool, make_request: MakeRequest
 ) -> None:
     first = compute(cache, pool, make_request(1, PROMPT))
-    assert cache.find(make_request(2, PROMPT[:8]))[0] == first.blocks[:1]
-    assert cache.find(make_request(3, PROMPT[:9]))[0] == first.blocks[:2]
+    assert cache.find(make_request(2, PROMPT[:8]))[0] == first.kv.blocks[:1]
+    assert cache.find(make_request(3, PROMPT[:9]))[0] == first.kv.blocks[:2]
 
 
 def test_only_blocks_within_the_scheduled_chunk_are_found(
     cache: PrefixCache, pool: BlockPool, make_request: MakeRequest
 ) -> None:
     first = make_request(1, PROMPT)
-    first.blocks = pool.allocate(4)
+    first.kv.blocks = pool.allocate(4)
     cache.register(first, 0, 7)
-    assert cache.find(make_request(2, PROMPT))[0] == first.blocks[:1]
+    assert cache.find(make_request(2, PROMPT))[0] == first.kv.blocks[:1]
     cache.register(first, 7, 8)
-    assert cache.find(make_request(2, PROMPT))[0] == first.blocks[:2]
+    assert cache.find(make_request(2, PROMPT))[0] == first.kv.blocks[:2]
 
 
 def test_retracted_blocks_are_not_found(
     cache: PrefixCache, pool: BlockPool, make_request: MakeRequest
 ) -> None:
     first = make_request(1, PROMPT)
-    first.blocks = pool.allocate(4)
-    first.row = 3
+    first.kv.blocks = pool.allocate(4)
+    first.place.row = 3
     cache.register(first, 0, 5)
     registered = cache.register(first, 5, 14)
     assert cache.retract(registered, row=2) == []
-    assert cache.retract(registered, row=3) == first.blocks[1:3]
-    assert cache.find(make_request(2, PROMPT))[0] == first.blocks[:1]
+    assert cache.retract(registered, row=3) == first.kv.blocks[1:3]
+    assert cache.find(make_request(2, PROMPT))[0] == first.kv.blocks[:1]
 
 
 def test_a_block_with_other_content_by_now_is_found_after_a_retraction(
     cache: PrefixCache, pool: BlockPool, make_request: MakeRequest
 ) -> None:
     first = make_request(1, PROMPT)
-    first.row, first.blocks = 3, pool.allocate(1)
+    first.place.row, first.kv.blocks = 3, pool.allocate(1)
     registered = cache.register(first, 0, 4)
-    pool.free(first.blocks)
-    pool.forget(first.blocks[0])
+    pool.free(first.kv.blocks)
+    pool.forget(first.kv.blocks[0])
     second = make_request(2, PROMPT[4:])
-    second.blocks = first.blocks
+    second.kv.blocks = first.kv.blocks
     cache.register(second, 0, 4)
     # it counts as one that others may have read before it was given away
-    assert cache.retract(registered, row=3) == first.blocks
-    assert cache.find(make_request(3, PROMPT[4:]))[0] == second.blocks
+    assert cache.retract(registered, row=3) == first.kv.blocks
+    assert cache.find(make_request(3, PROMPT[4:]))[0] == second.kv.blocks
 
 
 def test_a_block_is_not_registered_before_its_tokens_are_known(
     cache: PrefixCache, pool: BlockPool, make_request: MakeRequest
 ) -> None:
     first = make_request(1, PROMPT[:7])
-    first.blocks = pool.allocate(2)
+    first.kv.blocks = pool.allocate(2)
     with pytest.raises(AssertionError, match="before its tokens are known"):
         cache.register(first, 4, 8)
 
@@ -144,14 +144,14 @@ def test_what_is_not_in_the_tokens_counts_from_where_it_begins(
     num_shared: int,
 ) -> None:
     first = compute(cache, pool, make_request(1, PROMPT, **one))
-    assert cache.find(make_request(2, PROMPT, **other))[0] == first.blocks[:num_shared]
+    assert cache.find(make_request(2, PROMPT, **other))[0] == first.kv.blocks[:num_shared]
 
 
 def test_output_tokens_are_found_like_prompt_tokens(
     cache: PrefixCache, pool: BlockPool, make_request: MakeRequest
 ) -> None:
     first = compute(cache, pool, make_request(1, PROMPT[:3], tuple(PROMPT[3:9])))
-    assert cache.find(make_request(2, PROMPT))[0] == first.blocks[:2]
+    assert cache.find(make_request(2, PROMPT))[0] == first.kv.blocks[:2]
 
 
 def test_prompt_logprobs_need_every_position_computed(
@@ -160,8 +160,8 @@ def test_prompt_logprobs_need_every_position_computed(
     first = compute(cache, pool, make_request(1, PROMPT))
     asking = make_request(2, PROMPT, sampling={"prompt_logprobs": 1})
     assert cache.find(asking)[0] == []
-    asking.wants_prompt_logprobs = False
-    assert cache.find(asking)[0] == first.blocks[:3]
+    asking.output.wants_prompt_logprobs = False
+    assert cache.find(asking)[0] == first.kv.blocks[:3]
 
 
 def test_a_disabled_cache_finds_nothing(make_request: MakeRequest) -> None:

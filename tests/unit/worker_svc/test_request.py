@@ -51,13 +51,13 @@ def test_an_end_token_in_the_prompt_ends_nothing(make_request: MakeRequest) -> N
 def test_the_backlog_counts_until_the_prompt_is_computed(make_request: MakeRequest) -> None:
     request = make_request(1, [5, 6, 7], (8,))
     assert request.backlog == 4
-    request.num_computed = 3
+    request.decode.base = 3
     assert request.backlog == 1
-    request.is_prefilling = False
+    request.decode.is_prefilling = False
     assert request.backlog == 0
 
 
 def test_a_continued_stream_does_not_owe_prompt_logprobs_again(make_request: MakeRequest) -> None:
     sampling = {"prompt_logprobs": 1}
-    assert make_request(1, [5], sampling=sampling).wants_prompt_logprobs
-    assert not make_request(1, [5], (6,), sampling=sampling).wants_prompt_logprobs
+    assert make_request(1, [5], sampling=sampling).output.wants_prompt_logprobs
+    assert not make_request(1, [5], (6,), sampling=sampling).output.wants_prompt_logprobs

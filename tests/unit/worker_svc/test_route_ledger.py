@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -15,7 +16,7 @@ from tokenmesh.services.worker_svc.engine.block_pool import KvGroups
 from tokenmesh.services.worker_svc.engine.cache_changes import BlockChange
 from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
-from tokenmesh.services.worker_svc.engine.request import Request, StreamKey
+from tokenmesh.services.worker_svc.engine.request import Request, RequestSpec, StreamKey
 from tokenmesh.shared.hashing import chain_head, route_hashes, route_scope
 from tokenmesh.shared.ids import GatewayId, RequestId
 from tokenmesh.shared.messages.sampling import SamplingParams
@@ -37,25 +38,27 @@ class Rig:
 
     def begin(self, token_ids: list[int], salt: str | None = None) -> Request:
         request = Request(
-            key=StreamKey(GatewayId("g"), len(self.held), 0),
-            request_id=RequestId("r"),
-            token_ids=token_ids,
-            num_prompt=len(token_ids),
-            sampling=SamplingParams(seed=0, max_tokens=9),
-            cache_salt=salt,
-            route_head=chain_head(SCOPE),
-            route_salt=salt,
+            RequestSpec(
+                key=StreamKey(GatewayId("g"), len(self.held), 0),
+                request_id=RequestId("r"),
+                num_prompt=len(token_ids),
+                sampling=SamplingParams(seed=0, max_tokens=9),
+                cache_salt=salt,
+                route_head=chain_head(SCOPE),
+                route_salt=salt,
+            ),
+            token_ids,
         )
         (hits,) = self.cache.find(request)
         self.pool.share(hits)
         wanted = -(-len(token_ids) // SIZE) - len(hits)
-        request.blocks = hits + self.pool.allocate(wanted)
+        request.kv.blocks = hits + self.pool.allocate(wanted)
         self.cache.register(request, len(hits) * SIZE, len(token_ids))
         self.held.append(request)
         return request
 
     def end(self, index: int) -> None:
-        self.pool.free(self.held.pop(index % len(self.held)).blocks)
+        self.pool.free(self.held.pop(index % len(self.held)).kv.blocks)
 
     def expected(self, seen: list[Request]) -> set[bytes]:
         """From the pool alone."""
@@ -66,7 +69,7 @@ class Rig:
             for index, route in enumerate(routes_of(request))
             if all(
                 self.pool.find(each) is not None
-                for each in request.hashes[index * ratio : (index + 1) * ratio]
+                for each in request.kv.hashes[index * ratio : (index + 1) * ratio]
             )
         }
 
@@ -82,7 +85,7 @@ class Rig:
 
 
 def routes_of(request: Request) -> list[bytes]:
-    packed = route_hashes(pack_ids(request.token_ids), ROUTE, SCOPE, salt=request.route_salt)
+    packed = route_hashes(pack_ids(request.token_ids), ROUTE, SCOPE, salt=request.spec.route_salt)
     return [packed[first : first + 8] for first in range(0, len(packed), 8)]
 
 
@@ -96,13 +99,15 @@ def test_hashes_are_the_tokenizers() -> None:
 def test_a_request_outside_of_the_index_is_not_noted() -> None:
     rig = Rig()
     request = Request(
-        StreamKey(GatewayId("g"), 0, 0),
-        RequestId("r"),
+        RequestSpec(
+            StreamKey(GatewayId("g"), 0, 0),
+            RequestId("r"),
+            12,
+            SamplingParams(seed=0, max_tokens=1),
+        ),
         [1] * 12,
-        12,
-        SamplingParams(seed=0, max_tokens=1),
     )
-    request.blocks = rig.pool.allocate(6)
+    request.kv.blocks = rig.pool.allocate(6)
     rig.cache.register(request, 0, 12)
     rig.ledger.note(request, 12)
     assert rig.ledger.take_change() is None
@@ -150,8 +155,8 @@ class Routed(Schedule):
         self.engine = Engine(self.runner, self.settings, self.ratio * self.settings.block_size)
         self.most = 0
         for case in self.cases:
-            case.request.route_head = chain_head(SCOPE)
-            case.request.route_salt = case.request.cache_salt
+            case.request.spec = replace(case.request.spec, route_head=chain_head(SCOPE))
+            case.request.spec = replace(case.request.spec, route_salt=case.request.spec.cache_salt)
 
     def note_blocks(self, changes: list[BlockChange]) -> None:
         """Exactly the route blocks before a saved state are there."""
@@ -162,11 +167,11 @@ class Routed(Schedule):
         expected = {
             ledger._route_hash(case.request, index)
             for case in self._added
-            for index in range(len(case.request.hashes) // self.ratio)
+            for index in range(len(case.request.kv.hashes) // self.ratio)
             if all(
                 map(
                     states.reaches,
-                    case.request.hashes[index * self.ratio : (index + 1) * self.ratio],
+                    case.request.kv.hashes[index * self.ratio : (index + 1) * self.ratio],
                 )
             )
         }

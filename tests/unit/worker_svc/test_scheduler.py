@@ -105,10 +105,10 @@ def test_smaller_priority_goes_first_and_is_preempted_last(make_request: MakeReq
     low = make_request(1, [1, 2, 3, 4], priority=1)
     high = make_request(2, [5, 6, 7, 8], priority=0)
     bench.add(low, high)
-    assert [entry.row for entry in bench.step().scheduled] == [high.row, low.row]
+    assert [entry.row for entry in bench.step().scheduled] == [high.place.row, low.place.row]
     plan = bench.step()
-    assert plan.rows == [high.row]
-    assert low.status is Status.WAITING
+    assert plan.rows == [high.place.row]
+    assert low.place.status is Status.WAITING
     assert bench.scheduler.notes.preempted == [low]
     assert low.num_computed == 0
 
@@ -123,7 +123,7 @@ def test_a_preempted_stream_comes_back_before_later_ones_and_finds_its_blocks(
     bench.step()
     plan = bench.step()
     assert plan.num_rows == 1
-    assert second.status is Status.WAITING
+    assert second.place.status is Status.WAITING
     later = make_request(3, [50])
     bench.add(later)
     bench.scheduler.remove(first)
@@ -157,9 +157,9 @@ def test_two_equal_prompts_of_one_step_are_computed_once(make_request: MakeReque
     bench.add(first, second)
     plan = bench.step()
     assert chunks(plan) == [(0, 9, True), (8, 1, True)]
-    assert second.blocks[:2] == first.blocks[:2]
-    assert second.num_cached == 8
-    assert [bench.pool.ref_count(block) for block in first.blocks] == [2, 2, 1]
+    assert second.kv.blocks[:2] == first.kv.blocks[:2]
+    assert second.place.num_cached == 8
+    assert [bench.pool.ref_count(block) for block in first.kv.blocks] == [2, 2, 1]
 
 
 def test_what_is_cached_is_not_queued(make_request: MakeRequest) -> None:

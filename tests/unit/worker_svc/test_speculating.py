@@ -5,7 +5,7 @@ from random import Random
 from tests.fakes.drafts import DiceProposer
 from tests.fakes.kv_runner import VOCAB, KvRunner
 from tokenmesh.services.worker_svc.engine.engine import Engine
-from tokenmesh.services.worker_svc.engine.request import Request, StreamKey
+from tokenmesh.services.worker_svc.engine.request import Request, RequestSpec, StreamKey
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.ids import GatewayId, RequestId
 from tokenmesh.shared.messages.sampling import SamplingParams
@@ -17,11 +17,13 @@ SETTINGS = WorkerSettings(
 
 def request(stream: int, prompt: list[int], max_tokens: int) -> Request:
     return Request(
-        key=StreamKey(GatewayId("g"), stream, 0),
-        request_id=RequestId(f"r{stream}"),
-        token_ids=list(prompt),
-        num_prompt=len(prompt),
-        sampling=SamplingParams(seed=stream, max_tokens=max_tokens, ignore_eos=True),
+        RequestSpec(
+            key=StreamKey(GatewayId("g"), stream, 0),
+            request_id=RequestId(f"r{stream}"),
+            num_prompt=len(prompt),
+            sampling=SamplingParams(seed=stream, max_tokens=max_tokens, ignore_eos=True),
+        ),
+        list(prompt),
     )
 
 

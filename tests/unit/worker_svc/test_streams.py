@@ -78,13 +78,13 @@ def test_the_reservation_of_an_attempt_that_was_replaced_is_given_back() -> None
 def test_a_gateway_is_gone_after_the_grace_time_without_a_beat() -> None:
     watch = GatewayWatch(grace_s=2.0)
     alive = {GATEWAY}
-    assert watch.gone([GATEWAY], alive.__contains__, 0.0) == set()
+    assert watch.dead([GATEWAY], alive.__contains__, 0.0) == set()
     alive.clear()
-    assert watch.gone([GATEWAY], alive.__contains__, 1.9) == set()
-    assert watch.gone([GATEWAY], alive.__contains__, 2.1) == {GATEWAY}
+    assert watch.dead([GATEWAY], alive.__contains__, 1.9) == set()
+    assert watch.dead([GATEWAY], alive.__contains__, 2.1) == {GATEWAY}
     newcomer = GatewayId("never seen")
-    assert watch.gone([newcomer], alive.__contains__, 5.0) == set()
-    assert watch.gone([newcomer], alive.__contains__, 7.1) == {newcomer}
+    assert watch.dead([newcomer], alive.__contains__, 5.0) == set()
+    assert watch.dead([newcomer], alive.__contains__, 7.1) == {newcomer}
 
 
 def test_what_the_engine_has_not_seen_yet_counts_as_load() -> None:

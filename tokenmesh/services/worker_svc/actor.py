@@ -1,4 +1,4 @@
-"""WorkerActor: takes streams, cancels them, sends their output again. The engine does the rest."""
+"""WorkerActor: accepts streams, cancels them, sends their output again."""
 
 import asyncio
 import logging
@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who this worker is."""
+    """Names of this worker in the mesh."""
 
     worker_id: WorkerId
     epoch: int
@@ -70,21 +70,21 @@ class WorkerContext:
     blobs: Blobs
     metrics: Metrics
     is_alive: Callable[[GatewayId], bool]
-    """True also while nobody can know."""
+    """True also while this is unknown."""
     leave: Callable[[], None]
     """Drain and end the process."""
     beat: Callable[[], Coroutine[object, object, None]]
-    """Tell the mesh the load at once."""
+    """Publish a heartbeat at once."""
     grammars: GrammarCompiler | None = None
     """None: no structured output."""
     index: IndexWriter | None = None
-    """None: schedulers are not told what is in the prefix cache."""
+    """None: the prefix cache is not reported to schedulers."""
     block_events: BlockEventStream | None = None
-    """None: neither is anybody outside."""
+    """None: nor is it reported to subscribers outside."""
 
 
 class WorkerActor(Actor):
-    """One engine's face to the mesh."""
+    """Handles the mesh's messages to one engine."""
 
     def __init__(
         self,
@@ -110,16 +110,21 @@ class WorkerActor(Actor):
         self._pace = EarlyHeartbeats(settings)
         meters = WorkerMetrics(around.metrics, identity.names[0], identity.worker_id, self._book)
         self._publisher = Publisher(
-            around.bus, identity.worker_id, identity.epoch, self._streams, meters, self._index
+            around.bus,
+            identity.worker_id,
+            identity.epoch,
+            self._streams,
+            meters,
+            self._index,
+            around.block_events,
         )
-        self._publisher.block_events = around.block_events
         self._sleeping = SleepController(loaded, host, self._streams, self._end_all, around.beat)
         meters.watch_sleep(lambda: self._sleeping.level)
         self._profiling = Profiling(settings, identity.worker_id, loaded.make_trace)
         self._is_draining = False
 
     async def start(self) -> None:
-        """Start the engine and what looks after it."""
+        """Start the engine and the tasks around it."""
         self._host.start()
         self.spawn(self._publish_forever, "publish", is_fatal=True)
         self.spawn(self._watch_engine, "watch engine", is_fatal=True)
@@ -128,45 +133,43 @@ class WorkerActor(Actor):
             self.spawn(self._index.run, "prefix index")
 
     async def stop(self) -> None:
-        """Stop the engine; what it said last is still published."""
+        """Stop the engine; its last outputs are still published."""
         await self._preparation.stop()
         if not await asyncio.to_thread(self._host.stop, self._settings.stop_wait_s):
-            logger.warning("the engine is stuck in a step; leaving without it")
+            logger.warning("the engine is stuck in a step; exiting without it")
         await self._profiling.close()
         await self._publish_outputs()
         if self._index is not None:
             await self._index.close()
 
     def load(self) -> WorkerLoad:
-        """For the beat."""
         is_indexed = self._index is not None and self._index.is_current
         return self._preparation.load(self._sleeping.level, is_indexed=is_indexed)
 
     def stop_taking(self) -> None:
-        """Refuse every new stream from now on."""
         self._is_draining = True
 
     @handles(Generate)
     async def generate(self, message: Generate, context: Context) -> Accepted | Refused:
-        """Queue a stream, or say at once why not."""
+        """Queue a stream, or refuse it with a reason."""
         if message.epoch != self._identity.epoch:
-            return Refused(reason="this is another incarnation of the worker", retry_after_s=0.0)
+            return Refused(reason="the worker has restarted: its epoch differs", retry_after_s=0.0)
         known = self._streams.get(message.gateway, message.stream)
         if known is not None and message.attempt <= known.key.attempt:
             return self._answer_again(known, message.attempt)
         if known is not None:
             self._end(known)
         if self._is_draining:
-            # No lack of room, for which a client would be told to come back later.
-            raise Draining("the worker is leaving")
+            # not Refused: a client should not retry here later
+            raise Draining("the worker is draining")
         if message.model not in self._identity.names:
             raise UnknownModel(f"this worker serves {self._identity.names[0]}", param="model")
         if (asleep := self._sleeping.refusal()) is not None:
             return asleep
-        request = admit(message, self._loaded, self._settings.block_size)
-        request.traceparent = sampled(context.traceparent)
+        traceparent = sampled(context.traceparent)
+        request = admit(message, self._loaded, self._settings.block_size, traceparent)
         request.timeline.arrived_ns = now_ns()
-        refusal = self._book.refusal(request.num_known, request.owner, self._streams)
+        refusal = self._book.refusal(request.num_known, request.spec.owner, self._streams)
         if refusal is not None:
             return refusal
         await self._preparation.begin(request)
@@ -199,24 +202,24 @@ class WorkerActor(Actor):
 
     @handles(Ping)
     async def ping(self, message: Ping, context: Context) -> Done:
-        """The event loop lives; the engine's failure would have ended the process."""
+        """Answer while the event loop runs; a failed engine ends the process."""
         return Done()
 
     @handles(Drain)
     async def drain_command(self, message: Drain, context: Context) -> Done:
-        """Leave as after SIGTERM."""
+        """Drain and exit as after SIGTERM."""
         self.stop_taking()
         self._around.leave()
         return Done()
 
     @handles(Sleep)
     async def sleep(self, message: Sleep, context: Context) -> Slept:
-        """End or finish all streams and give memory back."""
+        """End or finish all streams and release memory."""
         return await self._sleeping.sleep(message, context.remaining_s())
 
     @handles(WakeUp)
     async def wake_up(self, message: WakeUp, context: Context) -> Woken:
-        """Take the memory again."""
+        """Allocate the memory again."""
         return await self._sleeping.wake(message)
 
     @handles(StartProfile)
@@ -227,17 +230,16 @@ class WorkerActor(Actor):
 
     @handles(StopProfile)
     async def stop_profile(self, message: StopProfile, context: Context) -> Profiled:
-        """Write the trace."""
         return await self._profiling.stop()
 
     async def drain(self, grace_s: float) -> None:
-        """Wait for the streams; shortly before the time is over, hand the rest to others."""
+        """Wait for the streams; shortly before the deadline, let the others migrate."""
         self.stop_taking()
         hand_over_s = min(grace_s, self._settings.hand_over_s)
         if await self._streams.wait_idle(grace_s - hand_over_s):
             return
         logger.info("handing over %d streams", self._streams.num_live)
-        await self._end_all(Ending("error", error=to_failed(Draining("the worker is leaving"))))
+        await self._end_all(Ending("error", error=to_failed(Draining("the worker is draining"))))
         await self._streams.wait_idle(hand_over_s)
 
     def _end(self, stream: WorkerStream) -> None:
@@ -249,7 +251,7 @@ class WorkerActor(Actor):
             stream.is_cancelled = True
 
     async def _end_all(self, ending: Ending) -> None:
-        """End every stream; gateways hear here of those that the engine was not told of yet."""
+        """End every stream; gateways get the end of those that the engine lacks from here."""
         for stream in list(self._streams.live()):
             await self._publisher.break_off(stream, ending)
         self._host.submit(End(ending, key=None))
@@ -279,19 +281,19 @@ class WorkerActor(Actor):
             await self._around.beat()
 
     async def _watch_engine(self) -> None:
-        """A step that never ends: the event loop would answer pings for a dead engine for ever."""
+        """Fail when a step never ends: the event loop would still answer pings."""
         while True:
             await asyncio.sleep(self._settings.engine_check_s)
             if self._host.busy_s > self._settings.max_step_s:
                 raise EngineBroken(f"a step has taken over {self._settings.max_step_s:g} s")
 
     async def _watch_gateways(self) -> None:
-        """End the streams of gateways that are gone: nobody reads them any more."""
+        """End the streams of dead gateways: they have no reader."""
         while True:
             await asyncio.sleep(self._settings.gateway_check_s)
             self._streams.expire(monotonic_s())
             gateways = {stream.key.gateway for stream in self._streams.live()}
-            gone = self._watch.gone(gateways, self._around.is_alive, monotonic_s())
-            for stream in [each for each in self._streams.live() if each.key.gateway in gone]:
-                logger.warning("gateway %s is gone", stream.key.gateway)
+            dead = self._watch.dead(gateways, self._around.is_alive, monotonic_s())
+            for stream in [each for each in self._streams.live() if each.key.gateway in dead]:
+                logger.warning("gateway %s is dead: ending its stream", stream.key.gateway)
                 self._end(stream)

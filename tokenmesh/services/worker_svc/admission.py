@@ -14,7 +14,12 @@ from tokenmesh.services.worker_svc.engine.plan import (
     MAX_OTHER_ENDS,
     largest_text_id,
 )
-from tokenmesh.services.worker_svc.engine.request import Request, StreamKey, TenantShare
+from tokenmesh.services.worker_svc.engine.request import (
+    Request,
+    RequestSpec,
+    StreamKey,
+    TenantShare,
+)
 from tokenmesh.services.worker_svc.loaded import Loaded
 from tokenmesh.shared.errors import InvalidInput, PromptTooLong
 from tokenmesh.shared.hashing import HASH_BYTES
@@ -33,7 +38,9 @@ _MAX_TENANT = 64
 """Characters of its name, as in a key file."""
 
 
-def admit(message: Generate, loaded: Loaded, block_size: int) -> Request:
+def admit(
+    message: Generate, loaded: Loaded, block_size: int, traceparent: str | None = None
+) -> Request:
     """The engine's request, its media still without embeddings. Raises InvalidInput."""
     if message.lora is not None:
         raise InvalidInput(f"this worker has no adapter {message.lora!r}", param="lora")
@@ -52,10 +59,9 @@ def admit(message: Generate, loaded: Loaded, block_size: int) -> Request:
     media = sorted(message.media, key=lambda item: item.offset)
     _check_ids(prompt_ids, media, "prompt_ids", loaded.vocab_size)
     _check_ids(output_ids, [], "output_ids", loaded.vocab_size)
-    return Request(
+    spec = RequestSpec(
         key=StreamKey(message.gateway, message.stream, message.attempt),
         request_id=message.request_id,
-        token_ids=prompt_ids + output_ids,
         num_prompt=len(prompt_ids),
         sampling=_in_range(message.sampling, loaded.vocab_size),
         eos_ids=loaded.eos_token_ids,
@@ -71,7 +77,9 @@ def admit(message: Generate, loaded: Loaded, block_size: int) -> Request:
         route_head=message.route_head,
         route_salt=message.cache_salt,
         reservation=message.reservation[:_MAX_RESERVATION],
+        traceparent=traceparent,
     )
+    return Request(spec, prompt_ids + output_ids)
 
 
 def check_embeddings(item: MediaItem, blob: TensorBlob, hidden_size: int) -> None:
@@ -88,7 +96,7 @@ def _read_ids(packed: bytes, name: str) -> list[int]:
     try:
         return unpack_ids(packed)
     except ValueError as error:
-        raise InvalidInput(f"{name} is no multiple of four bytes", param=name) from error
+        raise InvalidInput(f"{name} is not a multiple of four bytes", param=name) from error
 
 
 def _check_ids(ids: list[int], media: list[MediaItem], name: str, vocab_size: int) -> None:

@@ -23,7 +23,7 @@ _MIN_RETRY_S: Final = 0.1
 _ASSUMED_RETRY_S: Final = 1.0
 """While no prefill rate is known."""
 _MAX_TENANTS: Final = 64
-"""In a beat, which is sent often."""
+"""In a heartbeat, which is sent often."""
 
 
 class LoadBook:
@@ -68,7 +68,7 @@ class LoadBook:
 
     @property
     def stats(self) -> EngineStats:
-        """The engine's last word."""
+        """Of the engine's last step."""
         return self._stats
 
     @property
@@ -114,11 +114,14 @@ class LoadBook:
         settings = self._settings
         held = load.running + load.waiting
         if held >= settings.num_rows + settings.max_waiting:
-            return Refused(reason=f"{held} streams are here already", retry_after_s=self._wait_s())
+            return Refused(
+                reason=f"{held} streams are running or waiting here already",
+                retry_after_s=self._wait_s(),
+            )
         queued = load.queued_tokens
         own = load.tenant_streams.get(owner.tenant, 0)
         has_others = len(load.tenant_streams) > (own > 0)
-        # what others have sent must not keep out whom a part of the worker belongs to
+        # streams of other tenants must not keep out a tenant below its share
         if has_others and is_within_share(load, owner.tenant, owner.weight, own + 1):
             return None
         if queued and queued + num_tokens > settings.max_waiting_tokens:
@@ -135,7 +138,7 @@ class LoadBook:
         is_indexed: bool = False,
         is_compiler_starting: bool = False,
     ) -> WorkerLoad:
-        """For the beat. `streams` tell who has them."""
+        """For the heartbeat. `streams` give the tenants."""
         stats = self._stats
         holders = streams.holders() if streams is not None else Counter()
         weights = {owner.tenant: owner.weight for owner in holders}
@@ -170,7 +173,6 @@ class LoadBook:
 
 
 def _largest(holders: Counter[TenantShare]) -> dict[str, int]:
-    """Streams by tenant."""
     streams: Counter[str] = Counter()
     for owner, number in holders.items():
         streams[owner.tenant] += number

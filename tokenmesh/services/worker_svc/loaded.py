@@ -21,7 +21,7 @@ from tokenmesh.shared.logs import PROGRESS
 logger = logging.getLogger(__name__)
 
 _ASSUMED_MODEL_LEN: Final = 4096
-"""For a simulated model whose config.json does not tell."""
+"""For a simulated model whose config.json has no length."""
 _GIB: Final = 1 << 30
 
 
@@ -33,10 +33,10 @@ class ResidentMemory(Protocol):
         """0: all of it; else the level of sleep that is left."""
 
     def sleep(self, level: int) -> int:
-        """Give memory back, on the engine thread; bytes freed on the device."""
+        """Release memory, on the engine thread; bytes freed on the device."""
 
     def wake(self, tags: Collection[str]) -> None:
-        """Take it again. Raises Unavailable and CheckpointError."""
+        """Allocate it again. Raises Unavailable and CheckpointError."""
 
 
 class Trace(Protocol):
@@ -50,7 +50,7 @@ class Trace(Protocol):
 
 
 class SimMemory:
-    """Sleeps and wakes without any memory to speak of. Implements `ResidentMemory`."""
+    """Sleeps and wakes without memory. Implements `ResidentMemory`."""
 
     def __init__(self) -> None:
         self._asleep: dict[str, int] = {}
@@ -58,18 +58,15 @@ class SimMemory:
 
     @property
     def level(self) -> int:
-        """See `ResidentMemory.level`."""
         return max(self._asleep.values(), default=0)
 
     def sleep(self, level: int) -> int:
-        """See `ResidentMemory.sleep`."""
         self._asleep["kv_cache"] = 1
         if level == 2:
             self._asleep["weights"] = 2
         return 0
 
     def wake(self, tags: Collection[str]) -> None:
-        """See `ResidentMemory.wake`."""
         for tag in tags:
             self._asleep.pop(tag, None)
 
@@ -120,16 +117,14 @@ class Loaded(Protocol):
         """Sizes of what it keeps between steps; none for a simulated model."""
 
     @property
-    def resident(self) -> ResidentMemory:
-        """Its memory."""
+    def resident(self) -> ResidentMemory: ...
 
     @property
     def make_trace(self) -> Callable[[], Trace] | None:
         """Makes a trace of what it does; None where nothing is computed."""
 
     @property
-    def rope_boundary(self) -> int | None:
-        """See `Request.rope_boundary`."""
+    def rope_boundary(self) -> int | None: ...
 
     def cache_salt(self, salt: str | None, num_prompt: int) -> str | None:
         """The prefix cache's salt of a request: the client's own and the model's reasons."""
@@ -152,7 +147,6 @@ class SimModel:
     rope_boundary: None = None
 
     def cache_salt(self, salt: str | None, _num_prompt: int) -> str | None:
-        """The client's own."""
         return salt
 
 

@@ -37,7 +37,7 @@ async def build(mesh: Mesh) -> None:
     model = choose_model(mesh.settings)
     loaded = await load(model, settings)
     grammars = await asyncio.to_thread(grammars_of, model, loaded, settings, mesh.blobs)
-    # what was loaded stays: the collector need never look at it again
+    # the loaded model stays in memory: exclude it from garbage collection
     await asyncio.to_thread(gc.collect)
     gc.freeze()
     worker_id = WorkerId(mesh.instance_id)
@@ -76,7 +76,7 @@ async def build(mesh: Mesh) -> None:
     await mesh.listen(actor, subjects.worker_control(worker_id))
     card = card_of(names, loaded, settings.block_size if has_cache else 0)
     if grammars is not None and settings.grammar_prestart:
-        # the processes not before: their imports would hold up the first beats
+        # not earlier: the imports of these processes would delay the first heartbeats
         grammars.start(after=mesh.ready).add_done_callback(lambda _: gc.freeze())
     mesh.set_beat(lambda: ([card], actor.load()))
     mesh.on_drain(actor.drain)
@@ -85,12 +85,12 @@ async def build(mesh: Mesh) -> None:
 def block_events_of(
     mesh: Mesh, worker_id: WorkerId, model: ModelName, *, has_cache: bool
 ) -> BlockEventStream | None:
-    """Who tells the outside of the prefix cache, where that is wanted."""
+    """Publishes changes of the prefix cache, where block events are enabled."""
     limits, worker = mesh.settings.block_events, mesh.settings.worker
     if not limits.enabled:
         return None
     if not has_cache:
-        logger.warning("no prefix cache: there will be no block events but heartbeats")
+        logger.warning("no prefix cache: block events will consist of heartbeats only")
     return BlockEventStream(
         mesh.bus, model, worker_id, mesh.epoch, worker.block_size, limits, mesh.metrics
     )
@@ -124,7 +124,7 @@ def grammars_of(
 
 
 def card_of(names: tuple[ModelName, ...], loaded: Loaded, block_size: int = 0) -> ModelCard:
-    """How the worker presents its model. `block_size`: see `ModelCard`."""
+    """The worker's model card. `block_size`: see `ModelCard`."""
     return ModelCard(
         name=names[0],
         aliases=list(names[1:]),
@@ -139,7 +139,7 @@ def card_of(names: tuple[ModelName, ...], loaded: Loaded, block_size: int = 0) -
 
 
 def is_alive(mesh: Mesh, gateway: GatewayId) -> bool:
-    """Whether a gateway beats. A worker that does not hear itself can say nothing of others."""
+    """Whether heartbeats of a gateway arrive; True while not even the worker's own do."""
     hears_itself = mesh.members.get(mesh.instance_id) is not None
     return not hears_itself or mesh.members.get(InstanceId(gateway)) is not None
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tokenmesh.services.worker_svc.admission import check_embeddings
 from tokenmesh.services.worker_svc.engine.request import Request
@@ -35,7 +35,7 @@ class RequestPreparation:
     book: LoadBook
     blobs: Blobs
     grammars: GrammarCompiler | None
-    """None: this engine follows none."""
+    """None: no structured output."""
     _tasks: set["asyncio.Task[None]"] = field(default_factory=set)
 
     def load(self, sleep_level: int, *, is_indexed: bool) -> WorkerLoad:
@@ -48,29 +48,31 @@ class RequestPreparation:
         )
 
     async def begin(self, request: Request) -> None:
-        """Open the stream. A grammar that is not there yet is waited for in the background.
+        """Open the stream. A grammar that is not compiled yet is awaited in the background.
 
         Raises what keeps a request from its embeddings; InvalidInput where there are no grammars.
         """
-        structured = request.sampling.structured
+        structured = request.spec.sampling.structured
         if structured is not None:
-            request.grammar = self._grammars_for(structured).find(structured)
-        stream = self.streams.open(request.key, first_offset=request.num_resumed)
-        stream.reservation = request.reservation
-        stream.owner = request.owner
+            grammar = self._grammars_for(structured).find(structured)
+            request.spec = replace(request.spec, grammar=grammar)
+        stream = self.streams.open(request.key, first_offset=request.output.num_resumed)
+        stream.reservation = request.spec.reservation
+        stream.owner = request.spec.owner
         try:
-            if request.media:
-                request.embeddings = await fetch_embeddings(
-                    request.media,
+            if request.spec.media:
+                embeddings = await fetch_embeddings(
+                    request.spec.media,
                     self.blobs,
                     self.loaded.hidden_size,
                     self.settings.media_wait_s,
                 )
+                request.spec = replace(request.spec, embeddings=embeddings)
         except BaseException:
             if stream.ended_s is None:
                 self.streams.forget(stream)
             raise
-        if structured is None or request.grammar is not None:
+        if structured is None or request.spec.grammar is not None:
             self._submit(request, stream)
         else:
             task = asyncio.create_task(self._follow(request, stream, structured))
@@ -78,7 +80,7 @@ class RequestPreparation:
             task.add_done_callback(self._tasks.discard)
 
     async def stop(self) -> None:
-        """Nothing enters any more."""
+        """Submit no more requests."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -97,21 +99,22 @@ class RequestPreparation:
         self.book.num_preparing += 1
         try:
             grammars = self._grammars_for(structured)
-            request.grammar = await grammars.compile(structured, request.owner.tenant)
+            grammar = await grammars.compile(structured, request.spec.owner.tenant)
+            request.spec = replace(request.spec, grammar=grammar)
         except TokenMeshError as error:
-            request.refusal = to_failed(error)
-        # whatever a library may throw, nobody waits for ever
+            request.spec = replace(request.spec, refusal=to_failed(error))
+        # any error of a library must end the stream
         except Exception as error:
             logger.exception("a grammar cannot be loaded")
             reason = f"the grammar cannot be loaded: {type(error).__name__}"
-            request.refusal = to_failed(TokenMeshError(reason))
+            request.spec = replace(request.spec, refusal=to_failed(TokenMeshError(reason)))
         finally:
             self.book.num_preparing -= 1
             request.timeline.grammar_ns = now_ns()
         self._submit(request, stream)
 
     def _submit(self, request: Request, stream: WorkerStream) -> None:
-        """Unless it was cancelled meanwhile."""
+        """Hand the request to the engine unless it was cancelled meanwhile."""
         if stream.ended_s is not None:
             return
         try:
@@ -168,8 +171,8 @@ async def _fetch(item: MediaItem, blobs: Blobs, hidden_size: int) -> TensorBlob:
     else:
         if item.embeddings_check in ("", check_of(data)):
             return blob
-        reason = "not what the encoder has put there"
-    logger.warning("the embeddings %s are spoiled: %s", item.embeddings, reason)
+        reason = "they are not what the encoder has stored"
+    logger.warning("the embeddings %s are corrupted: %s", item.embeddings, reason)
     if item.embeddings.startswith(EMBEDDINGS_PREFIX):
         await blobs.remove(item.embeddings)
-    raise Unavailable(f"media embeddings are spoiled: {reason}")
+    raise Unavailable(f"media embeddings are corrupted: {reason}")

@@ -1,7 +1,7 @@
 """Profiling: one trace at a time of what the worker does, bounded in steps and in time.
 
-It ends when it is told to, after `profiler_max_steps` engine steps, or after `profiler_max_s`,
-whichever comes first: a profile that somebody forgot fills neither memory nor disk.
+It ends on request, after `profiler_max_steps` engine steps, or after `profiler_max_s`,
+whichever comes first: a forgotten profile fills neither memory nor disk.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class Profiling:
         self._enough = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
         self._outcome: Profiled | TokenMeshError | None = None
-        """Of a profile that has ended by itself and that nobody has asked for yet."""
+        """Of a profile that has ended by itself and was not fetched yet."""
 
     async def start(self) -> None:
         """Begin a trace. Raises InvalidInput where there can be none, Conflict for a second one."""

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class Publisher:
-    """Sends deltas and remembers them in `streams`; a gateway asks again for what was lost."""
+    """Sends deltas and records them in `streams`; a gateway requests again what was lost."""
 
     def __init__(
         self,
@@ -35,17 +35,17 @@ class Publisher:
         streams: WorkerStreams,
         meters: WorkerMetrics,
         index: IndexWriter | None = None,
+        block_events: BlockEventStream | None = None,
     ) -> None:
-        """`index`: who tells schedulers what this worker's prefix cache holds."""
+        """index: reports the prefix cache to schedulers. block_events: to subscribers outside."""
         self._bus = bus
         self._worker_id = worker_id
         self._epoch = epoch
         self._streams = streams
         self._meters = meters
         self._index = index
+        self._block_events = block_events
         self._step = 0
-        self.block_events: BlockEventStream | None = None
-        """Who tells the outside what comes and goes in the prefix cache."""
 
     async def publish(self, outputs: Sequence[StepOutput]) -> None:
         """Everything of one or several steps, oldest first."""
@@ -72,12 +72,12 @@ class Publisher:
             self._index.note_progress(output.prefilling)
             if output.routes is not None:
                 self._index.note(output.routes)
-        if output.blocks and self.block_events is not None:
-            self.block_events.note(output.blocks)
+        if output.blocks and self._block_events is not None:
+            self._block_events.note(output.blocks)
         self._meters.note(output)
 
     async def break_off(self, stream: WorkerStream, ending: Ending) -> None:
-        """End a stream that the engine was not told of; nothing happens to any other."""
+        """End a stream that was not submitted to the engine; others are left alone."""
         if stream.is_submitted or stream.ended_s is not None:
             return
         key, offset = stream.key, stream.first_offset
@@ -92,7 +92,11 @@ class Publisher:
         try:
             await self._bus.publish(subjects.gateway_tokens(gateway), message)
         except BusLost as error:
-            logger.warning("tokens for %s wait to be asked for again: %s", gateway, error.message)
+            logger.warning(
+                "cannot send tokens to gateway %s: %s",
+                gateway,
+                error.message,
+            )
         except PayloadTooLarge as error:
             if len(message.deltas) > 1:
                 for delta in message.deltas:

@@ -28,14 +28,15 @@ _Result = TypeVar("_Result")
 
 
 class SerialCommands:
-    """A caller whose time is over stops to wait; what it began goes on, and is known to be done."""
+    """Runs commands one after the other. A caller past its deadline stops waiting; its command
+    still runs to its end."""
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """The outcome of `work`, which begins when those before it have ended."""
+        """The result of `work`, which begins when those before it have ended."""
         task = asyncio.create_task(self._in_turn(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -57,7 +58,7 @@ class SleepController:
         end_all: Callable[[Ending], Coroutine[object, object, None]],
         beat: Callable[[], Coroutine[object, object, None]],
     ) -> None:
-        """`end_all` ends every stream; `beat` tells the mesh at once what has changed."""
+        """`end_all` ends every stream; `beat` publishes a heartbeat at once."""
         self._resident = loaded.resident
         self._host = host
         self._streams = streams
@@ -68,15 +69,15 @@ class SleepController:
         """0: awake. Else no stream is taken, also on the way to that level; for the beat."""
 
     def refusal(self) -> Refused | None:
-        """Why no stream is taken now; None when one may be."""
+        """Why no stream is accepted now; None when streams are."""
         if self.level == 0:
             return None
-        return Refused(reason="the worker sleeps", retry_after_s=_RETRY_AFTER_S)
+        return Refused(reason="the worker is asleep", retry_after_s=_RETRY_AFTER_S)
 
     async def sleep(self, message: Sleep, timeout_s: float) -> Slept:
         """Go to sleep. Raises InvalidInput; Unavailable when streams outlast the time."""
         if message.level not in _LEVELS:
-            raise InvalidInput(f"level is {message.level}; there are 1 and 2", param="level")
+            raise InvalidInput(f"level is {message.level}, not 1 or 2", param="level")
         return await self._commands.run(self._sleep(message, timeout_s))
 
     async def wake(self, message: WakeUp) -> Woken:
@@ -85,7 +86,7 @@ class SleepController:
 
     async def _sleep(self, message: Sleep, timeout_s: float) -> Slept:
         self.level = max(self.level, message.level)
-        # nothing more is placed here while streams are waited for
+        # schedulers place nothing more here meanwhile
         await self._beat()
         try:
             await self._quiet(message, timeout_s)
@@ -116,7 +117,7 @@ class SleepController:
             await self._end_all(Ending("error", error=asleep))
         elif self._streams.num_live:
             logger.info("waiting for %d streams before sleep", self._streams.num_live)
-        # said in time: a handler that runs out of time is cancelled without a word
+        # raised before the deadline: a handler past it is cancelled without an answer
         if not await self._streams.wait_idle(0.9 * timeout_s):
             raise Unavailable(
                 f"{self._streams.num_live} streams are still running after {timeout_s:.0f} s; "

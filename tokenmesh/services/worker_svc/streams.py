@@ -29,15 +29,15 @@ class WorkerStream:
     """What its placement reserved; empty once that was given back."""
     owner: TenantShare = NO_TENANT
     is_submitted: bool = False
-    """Whether the engine was told."""
+    """Whether the engine has it."""
     is_cancelled: bool = False
-    """Whether the engine was told to end it; once is enough."""
+    """Whether its cancellation was submitted to the engine."""
     token_ids: bytearray = field(default_factory=bytearray)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     head: Delta | None = None
-    """The first delta, which bears the facts about the prompt."""
+    """The first delta, with the facts about the prompt."""
     tail: Delta | None = None
-    """The last delta, which bears the ending."""
+    """The last delta, with the ending."""
     ended_s: float | None = None
     """Monotonic seconds; None while it runs."""
 
@@ -77,7 +77,7 @@ class WorkerStreams:
     def __init__(
         self, settings: WorkerSettings, release: Callable[[str], None] | None = None
     ) -> None:
-        """`release` is told of each reservation that is over."""
+        """release: called with each reservation that is over."""
         self._settings = settings
         self._release = release
         self._stream_by_place: dict[_Place, WorkerStream] = {}
@@ -136,7 +136,7 @@ class WorkerStreams:
         return stream
 
     def record(self, stream: WorkerStream, delta: Delta) -> None:
-        """Remember what was published; with the first of it the worker's load tells the rest."""
+        """Record what was published; the first delta releases the reservation."""
         stream.record(delta)
         self._give_back(stream)
 
@@ -146,7 +146,7 @@ class WorkerStreams:
         stream.reservation = ""
 
     def end(self, stream: WorkerStream, now: float) -> None:
-        """The stream is over; keep it for a while. Forgets whatever was kept long enough."""
+        """The stream is over; keep it for a while. Forgets those kept long enough."""
         self._give_back(stream)
         place = (stream.key.gateway, stream.key.stream)
         if self._stream_by_place.get(place) is stream and stream.ended_s is None:
@@ -157,7 +157,6 @@ class WorkerStreams:
         self._note_idle()
 
     def forget(self, stream: WorkerStream) -> None:
-        """It never began."""
         self._give_back(stream)
         place = (stream.key.gateway, stream.key.stream)
         if self._stream_by_place.get(place) is stream:
@@ -182,18 +181,19 @@ class WorkerStreams:
 
 
 class GatewayWatch:
-    """Remembers when each gateway was last alive. Times are monotonic seconds."""
+    """Finds gateways without heartbeats for so long that nothing reads their streams. Times are
+    monotonic seconds."""
 
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
         self._last_alive: dict[GatewayId, float] = {}
 
-    def gone(
+    def dead(
         self, gateways: Iterable[GatewayId], is_alive: Callable[[GatewayId], bool], now: float
     ) -> set[GatewayId]:
-        """Those of `gateways` that were not alive for the grace time; others are forgotten.
+        """Those of `gateways` that were not alive for the grace time; only these gateways are kept.
 
-        A gateway that was never seen alive counts from when it is first asked about.
+        A gateway that was never seen alive counts from its first appearance here.
         """
         last_alive = {
             gateway: now if is_alive(gateway) else self._last_alive.get(gateway, now)

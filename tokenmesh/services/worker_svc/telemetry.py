@@ -65,13 +65,12 @@ class WorkerMetrics:
             metrics.gauge_of("kv_cache_used_bytes", partial(read, in_use=True), **labels, kind=kind)
 
     def watch_sleep(self, level_of: Callable[[], int]) -> None:
-        """Tell the sleep state; `level_of` is asked at each scrape."""
+        """Export the sleep state; `level_of` is called at each scrape."""
         for level, state in enumerate(_SLEEP_STATES):
             read = partial(_is_at, level_of, level)
             self._metrics.gauge_of("engine_sleep_state", read, **self._labels, sleep_state=state)
 
     def note(self, output: StepOutput) -> None:
-        """Count one step."""
         if output.num_tokens:
             self._step_tokens.observe(output.num_tokens)
             self._step_s.observe(output.duration_s)
@@ -83,18 +82,18 @@ class WorkerMetrics:
     def _note_ended(self, ended: EndedStream) -> None:
         request = ended.request
         timeline = request.timeline
-        self._generated.inc(request.num_known - request.num_prompt - request.num_resumed)
-        if request.num_cached is not None:
+        self._generated.inc(request.num_known - request.num_prompt - request.output.num_resumed)
+        if request.place.num_cached is not None:
             self._prompt_tokens.inc(request.num_prompt)
-            self._prompt_cached.inc(request.num_cached)
-            self._book.cached_tokens += request.num_cached
+            self._prompt_cached.inc(request.place.num_cached)
+            self._book.cached_tokens += request.place.num_cached
             self._queries.inc(request.num_prompt)
-            self._hits.inc(request.num_cached)
-            self._from_cache.inc(request.num_cached)
-            self._cached_locally.inc(request.num_cached)
-            self._from_compute.inc(request.num_prompt - request.num_cached)
-            self._computed.observe(request.num_prompt - request.num_cached)
-            self._stream_preemptions.observe(request.num_preemptions)
+            self._hits.inc(request.place.num_cached)
+            self._from_cache.inc(request.place.num_cached)
+            self._cached_locally.inc(request.place.num_cached)
+            self._from_compute.inc(request.num_prompt - request.place.num_cached)
+            self._computed.observe(request.num_prompt - request.place.num_cached)
+            self._stream_preemptions.observe(request.place.num_preemptions)
         if timeline.first_scheduled_ns:
             self._queue_s.observe((timeline.first_scheduled_ns - timeline.arrived_ns) / 1e9)
         if timeline.first_token_ns:
@@ -123,17 +122,17 @@ _SAMPLED: Final = frozenset("13579bdf")
 
 
 def sampled(traceparent: str | None) -> str | None:
-    """The traceparent, if anybody will look at the trace."""
+    """The traceparent, if the trace is sampled."""
     return traceparent if traceparent and traceparent[-1] in _SAMPLED else None
 
 
 def record_spans(ended: EndedStream) -> None:
     """Record everything that happened to the stream; nothing for an untraced one."""
-    parent = ended.request.traceparent
+    parent = ended.request.spec.traceparent
     if parent is None:
         return
     timeline = ended.request.timeline
-    identity = {REQUEST_ID: ended.request.request_id}
+    identity = {REQUEST_ID: ended.request.spec.request_id}
     queue_end_ns = timeline.first_scheduled_ns or timeline.ended_ns
     queue_start_ns = timeline.grammar_ns or timeline.arrived_ns
     if timeline.grammar_ns:
@@ -155,11 +154,11 @@ def _record_decode(ended: EndedStream, parent: str) -> None:
     request = ended.request
     timeline = request.timeline
     attributes: dict[str, str | int] = {
-        REQUEST_ID: request.request_id,
+        REQUEST_ID: request.spec.request_id,
         "prompt_tokens": request.num_prompt,
         "output_tokens": request.num_known - request.num_prompt,
-        "cached_tokens": request.num_cached or 0,
-        "preemptions": request.num_preemptions,
+        "cached_tokens": request.place.num_cached or 0,
+        "preemptions": request.place.num_preemptions,
         "finish_reason": ended.ending.reason,
     }
     events = [_step_event(step) for step in ended.steps]

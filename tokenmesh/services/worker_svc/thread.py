@@ -35,8 +35,6 @@ _COMMANDS_BESIDE: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """Start a stream."""
-
     request: Request
 
 
@@ -51,12 +49,12 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Leave the thread; streams that are still open get nothing more."""
+    """End the thread; open streams get nothing more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Perform:
-    """Do something to the engine between two steps; whoever waits for `done` gets the outcome."""
+    """Do something to the engine between two steps; the result goes to `done`."""
 
     work: Callable[[Engine], Any]
     done: Future[Any]
@@ -67,7 +65,7 @@ class Perform:
             return
         try:
             self.done.set_result(self.work(engine))
-        # it is the asker's, not the engine's
+        # an error of the command, not of the engine
         except Exception as error:
             self.done.set_exception(error)
 
@@ -76,11 +74,11 @@ Command = Add | End | Perform | Stop
 
 
 class EngineHost(Protocol):
-    """Whatever drives an engine for the actor; `EngineThread` outside of simulations."""
+    """Runs an engine for the actor; `EngineThread` outside of simulations."""
 
     @property
     def failure(self) -> Exception | None:
-        """What ended the engine before its time."""
+        """The error that stopped the engine."""
 
     @property
     def busy_s(self) -> float:
@@ -121,22 +119,18 @@ class EngineThread:
 
     @property
     def failure(self) -> Exception | None:
-        """See `EngineHost.failure`."""
         return self._failure
 
     @property
     def busy_s(self) -> float:
-        """See `EngineHost.busy_s`."""
         began_s = self._engine.busy_since_s
         return 0.0 if began_s is None else monotonic_s() - began_s
 
     def start(self) -> None:
-        """See `EngineHost.start`."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
     def stop(self, timeout_s: float) -> bool:
-        """See `EngineHost.stop`."""
         if self._thread.is_alive():
             with suppress(queue.Full):
                 self._commands.put(Stop(), timeout=timeout_s)
@@ -144,14 +138,12 @@ class EngineThread:
         return not self._thread.is_alive()
 
     def submit(self, command: Command) -> None:
-        """See `EngineHost.submit`."""
         try:
             self._commands.put_nowait(command)
         except queue.Full:
             raise Overloaded("the engine is not taking commands", retry_after_s=1.0) from None
 
     def take_outputs(self) -> list[StepOutput]:
-        """See `EngineHost.take_outputs`."""
         taken = []
         while True:
             try:
@@ -161,11 +153,11 @@ class EngineThread:
 
     def _run(self) -> None:
         try:
-            while self._obey():
+            while self._carry_out():
                 if self._engine.has_work:
                     self._engine.step()
                 self._emit()
-                self._engine.linger()
+                self._engine.wait_for_launch_window()
             self._engine.settle()
             self._emit()
         except EngineBroken as error:
@@ -173,7 +165,7 @@ class EngineThread:
             with suppress(queue.Full):
                 self._emit()
             self._fail(error)
-        # told to the event loop, which ends the process
+        # the event loop reads `failure` and ends the process
         except Exception as error:
             self._fail(error)
 
@@ -186,8 +178,8 @@ class EngineThread:
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self.outputs_ready.set)
 
-    def _obey(self) -> bool:
-        """Carry out what was asked; waits for a command only while there is nothing else to do."""
+    def _carry_out(self) -> bool:
+        """Carry out commands; waits for one only while the engine has no work. False: stop."""
         must_wait = not self._engine.has_work
         while True:
             try:
@@ -200,7 +192,7 @@ class EngineThread:
             elif isinstance(command, Stop):
                 return False
             elif isinstance(command, Perform):
-                # what it does may not be to a model that computes
+                # the command may change a model that must not be computing
                 self._engine.settle()
                 command.run(self._engine)
             elif command.key is None:

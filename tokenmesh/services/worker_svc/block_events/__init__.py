@@ -1,1 +1,1 @@
-"""What subscribers outside of the mesh are told of the prefix cache. Start at `stream.py`."""
+"""Block events: the prefix cache for subscribers outside of the mesh. Start at `stream.py`."""

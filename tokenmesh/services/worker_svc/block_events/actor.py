@@ -11,14 +11,13 @@ from tokenmesh.shared.messages import (
 
 
 class BlockEventsActor(Actor):
-    """Has a mailbox of its own, so that subscribers outside never stand before a Generate."""
+    """Has its own mailbox, so that requests of subscribers never delay a Generate."""
 
     def __init__(self, stream: BlockEventStream) -> None:
         super().__init__()
         self._stream = stream
 
     async def start(self) -> None:
-        """Begin to publish."""
         self.spawn(self._stream.run, "block events")
 
     async def stop(self) -> None:
@@ -27,7 +26,6 @@ class BlockEventsActor(Actor):
 
     @handles(ReplayBlockEvents)
     async def replay(self, message: ReplayBlockEvents, context: Context) -> BlockEventsReplayed:
-        """Batches once more."""
         return self._stream.replay(message.epoch, message.from_seq)
 
     @handles(ReadBlocks)

@@ -30,7 +30,7 @@ class Batches:
         return bool(self._done)
 
     def add(self, step: Block | bytes | None) -> None:
-        """One step, as `HeldBlocks.apply` says it."""
+        """One item of `HeldBlocks.apply`."""
         if isinstance(step, Block):
             self._add_block(step)
         elif step is None:

@@ -1,4 +1,4 @@
-"""HeldBlocks: the prefix cache as its events tell it, for snapshots and for the digest."""
+"""HeldBlocks: the prefix cache according to its events, for snapshots and for the digest."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -43,7 +43,7 @@ class HeldBlocks:
         return list(self._blocks.values())
 
     def apply(self, change: BlockChange) -> Iterator[Block | bytes | None]:
-        """Take a change in, and say it in single steps: a new block, a lost hash, None: cleared."""
+        """Apply a change and yield its items: a new block, a removed hash, None: cleared."""
         if isinstance(change, StoredBlocks):
             for block in self._blocks_of(change):
                 self._blocks[block.block_hash] = block
@@ -64,7 +64,7 @@ class HeldBlocks:
 
     def _blocks_of(self, change: StoredBlocks) -> Iterator[Block]:
         request, size = change.request, self._block_size
-        salt, lora, media = change.salt, request.lora, request.media
+        salt, lora, media = change.salt, request.spec.lora, request.spec.media
         has_extras = bool(media) or lora is not None or salt is not None
         parent = change.hashes[change.first - 1] if change.first else None
         for index in range(change.first, change.end):

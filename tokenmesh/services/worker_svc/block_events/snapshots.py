@@ -21,7 +21,7 @@ class _Snapshot:
 
 
 class Snapshots:
-    """Few at a time; one that nobody reads on is forgotten."""
+    """A bounded number at a time; one that is not read for a while is dropped."""
 
     def __init__(self, settings: BlockEventSettings, epoch: int, block_size: int) -> None:
         self._settings = settings

@@ -72,7 +72,7 @@ class BlockEventMeters:
         self._dropped.inc(dropped)
 
     def note_replay(self, *, is_held: bool) -> None:
-        """A subscriber has asked for what it missed."""
+        """A subscriber has requested what it missed."""
         (self._replayed if is_held else self._not_held).inc()
 
 
@@ -105,7 +105,7 @@ class BlockEventStream:
         self._next_unsent = 0
         self._sending = asyncio.Lock()
         self._is_closed = False
-        self._is_telling = True
+        self._is_publishing = True
         """Whether the bus took the last that there was to say."""
         self._meters = BlockEventMeters(
             metrics, model, worker_id, self._ring, self._snapshots, self._held
@@ -120,22 +120,22 @@ class BlockEventStream:
 
     async def run(self) -> None:
         """Publish until `close`: events when there are any, what must be known every while."""
-        await self._tell_held()
-        told_s = monotonic_s()
+        await self._publish_held()
+        published_s = monotonic_s()
         while not self._is_closed:
-            await self._wait_for_news(told_s + self._settings.heartbeat_s - monotonic_s())
+            await self._wait_for_news(published_s + self._settings.heartbeat_s - monotonic_s())
             # several steps of the engine, one batch
             await asyncio.sleep(self._settings.interval_s)
             self._has_news.clear()
             await self.flush()
-            if monotonic_s() - told_s >= self._settings.heartbeat_s:
-                await self._tell_held()
-                told_s = monotonic_s()
+            if monotonic_s() - published_s >= self._settings.heartbeat_s:
+                await self._publish_held()
+                published_s = monotonic_s()
 
     async def close(self) -> None:
-        """Tell what is left, and that this was all."""
+        """Publish what is left, and that the worker stops."""
         self._is_closed = True
-        await self._tell_held(is_leaving=True)
+        await self._publish_held(is_leaving=True)
 
     async def flush(self) -> None:
         """Publish what was noted so far; it does not raise when the bus takes nothing."""
@@ -194,7 +194,7 @@ class BlockEventStream:
             self._meters.note_batches(published=int(is_sent), dropped=done - int(is_sent))
             self._next_unsent += done
 
-    async def _tell_held(self, *, is_leaving: bool = False) -> None:
+    async def _publish_held(self, *, is_leaving: bool = False) -> None:
         async with self._sending:
             # all batches that this counts are out
             await self._send_new()
@@ -215,11 +215,11 @@ class BlockEventStream:
             async with asyncio.timeout(self._settings.publish_timeout_s):
                 await self._bus.publish_raw(self._subject, data)
         except (BusLost, PayloadTooLarge, TimeoutError) as error:
-            if self._is_telling:
-                logger.warning("block events are not published: %r", error)
-            self._is_telling = False
+            if self._is_publishing:
+                logger.warning("cannot publish block events: %r", error)
+            self._is_publishing = False
             return False
-        self._is_telling = True
+        self._is_publishing = True
         return True
 
     async def _wait_for_news(self, timeout_s: float) -> None:

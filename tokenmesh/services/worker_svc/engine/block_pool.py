@@ -56,12 +56,12 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody holds."""
+        """Blocks that no request holds."""
         return len(self._free)
 
     @property
     def num_used(self) -> int:
-        """Blocks that somebody holds."""
+        """Blocks that requests hold."""
         return self.num_blocks - 1 - self.num_free
 
     @property
@@ -129,7 +129,7 @@ class BlockPool:
         return self._block_by_hash.get(block_hash)
 
     def forget(self, block: int) -> None:
-        """The block's content is no longer to be found."""
+        """Make the block's content unfindable."""
         block_hash = self._hashes[block]
         if block_hash is not None:
             del self._block_by_hash[block_hash]
@@ -138,14 +138,18 @@ class BlockPool:
                 self._on_forget(block_hash)
 
     def forget_all(self) -> None:
-        """Nothing is to be found any more; who holds what stays."""
+        """Make all contents unfindable; requests keep their blocks."""
         self._block_by_hash.clear()
         self._hashes = [None] * self.num_blocks
 
 
 @dataclass(frozen=True, slots=True)
 class KvGroups:
-    """Sizes in tokens, unless they say blocks."""
+    """The block tables that a request has: one for all layers, or one for layers with full
+    attention and one more for each group of layers with a window, which free what is behind it.
+    All groups take their blocks from one pool: a block is one page in each layer of its group.
+
+    Sizes in tokens, unless their names say blocks."""
 
     block_size: int
     max_chunk: int = 1

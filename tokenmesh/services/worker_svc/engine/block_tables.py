@@ -43,16 +43,16 @@ class BlockTables:
         """The hits, and blocks for every known token: a prefill never runs dry."""
         for table in hits:
             self._pool.share(block for block in table if block != NULL_BLOCK)
-        request.blocks, request.windowed = hits[0], hits[1:]
-        num_hits = len(request.blocks)
-        if NULL_BLOCK in request.blocks:
-            request.blocks = self._pool.allocate(num_hits)
-        request.began_with = self._cache.take_state(request, num_hits)
+        request.kv.blocks, request.kv.windowed = hits[0], hits[1:]
+        num_hits = len(request.kv.blocks)
+        if NULL_BLOCK in request.kv.blocks:
+            request.kv.blocks = self._pool.allocate(num_hits)
+        request.kv.began_with = self._cache.take_state(request, num_hits)
         num_new = -(-request.num_known // self._size) - num_hits
-        request.blocks += self._pool.allocate(num_new)
-        request.capacity = len(request.blocks) * self._size
-        if request.windowed:
-            request.num_behind = self._groups.behind(num_hits * self._size)
+        request.kv.blocks += self._pool.allocate(num_new)
+        request.kv.capacity = len(request.kv.blocks) * self._size
+        if request.kv.windowed:
+            request.kv.num_behind = self._groups.behind(num_hits * self._size)
             self._extend(request, self._reach(request, num_hits * self._size))
 
     def missing(self, request: Request) -> int:
@@ -63,7 +63,7 @@ class BlockTables:
         """
         self.drop_behind(request, request.num_computed)
         reach = self._reach(request, request.num_computed)
-        return sum(max(0, reach - len(table)) for table in request.windowed)
+        return sum(max(0, reach - len(table)) for table in request.kv.windowed)
 
     def advance(self, request: Request) -> None:
         """Take the missing blocks; there must be as many free ones."""
@@ -71,39 +71,39 @@ class BlockTables:
 
     def take_new(self, request: Request) -> list[list[int]]:
         """The entries of each window group that the runner does not know yet."""
-        first = request.num_planned
-        if not request.windowed or first == len(request.windowed[0]):
+        first = request.kv.num_planned
+        if not request.kv.windowed or first == len(request.kv.windowed[0]):
             return []
-        request.num_planned = len(request.windowed[0])
-        return [table[first:] for table in request.windowed]
+        request.kv.num_planned = len(request.kv.windowed[0])
+        return [table[first:] for table in request.kv.windowed]
 
     def drop_behind(self, request: Request, start: int) -> None:
         """Free the blocks that no query from `start` on sees."""
-        if not request.windowed:
+        if not request.kv.windowed:
             return
-        first, end = request.num_behind, self._groups.behind(start)
-        for table in request.windowed if end > first else ():
+        first, end = request.kv.num_behind, self._groups.behind(start)
+        for table in request.kv.windowed if end > first else ():
             self._pool.free(table[first:end])
             table[first:end] = [NULL_BLOCK] * (end - first)
-        request.num_behind = max(first, end)
+        request.kv.num_behind = max(first, end)
 
     def grow(self, request: Request) -> int:
         """One block more in each group; that of the first. There must be `growth` free ones."""
         block = self._pool.allocate_one()
-        request.blocks.append(block)
-        request.capacity += self._size
-        if request.windowed:
-            self._extend(request, len(request.blocks))
+        request.kv.blocks.append(block)
+        request.kv.capacity += self._size
+        if request.kv.windowed:
+            self._extend(request, len(request.kv.blocks))
         return block
 
     def release(self, request: Request) -> None:
         """Give all of them back."""
-        self._pool.free(request.blocks)
-        for table in request.windowed:
-            self._pool.free(table[request.num_behind :])
-        request.blocks, request.windowed = [], []
-        request.began_with = None
-        request.capacity = request.num_behind = request.num_planned = 0
+        self._pool.free(request.kv.blocks)
+        for table in request.kv.windowed:
+            self._pool.free(table[request.kv.num_behind :])
+        request.kv.blocks, request.kv.windowed = [], []
+        request.kv.began_with = None
+        request.kv.capacity = request.kv.num_behind = request.kv.num_planned = 0
 
     def _reach(self, request: Request, start: int) -> int:
         """The length of a window group's table while a chunk from `start` on is computed."""
@@ -111,10 +111,10 @@ class BlockTables:
         return min(-(-request.num_known // self._size), behind + self._groups.most_held)
 
     def _extend(self, request: Request, length: int) -> None:
-        for table in request.windowed:
+        for table in request.kv.windowed:
             table += self._pool.allocate(max(0, length - len(table)))
 
 
 def held_by(request: Request) -> Sequence[Sequence[int]]:
     """The blocks that a request holds, of each group."""
-    return [request.blocks, *(table[request.num_behind :] for table in request.windowed)]
+    return [request.kv.blocks, *(table[request.kv.num_behind :] for table in request.kv.windowed)]

@@ -48,12 +48,14 @@ class BlockLog:
         """A block of the request can be found from now on."""
         last = self._changes[-1] if self._changes else None
         is_next = (
-            isinstance(last, StoredBlocks) and last.hashes is request.hashes and last.end == index
+            isinstance(last, StoredBlocks)
+            and last.hashes is request.kv.hashes
+            and last.end == index
         )
         if isinstance(last, StoredBlocks) and is_next:
             last.end += 1
         else:
-            stored = StoredBlocks(request, request.hashes, request.block_salt, index, index + 1)
+            stored = StoredBlocks(request, request.kv.hashes, request.block_salt, index, index + 1)
             self._changes.append(stored)
 
     def removed(self, block_hash: bytes) -> None:
@@ -65,7 +67,7 @@ class BlockLog:
             self._changes.append(RemovedBlocks([block_hash]))
 
     def cleared(self) -> None:
-        """Nothing can be found any more; what was stored before is not worth a word."""
+        """Nothing can be found any more; earlier changes are dropped."""
         self._changes = [ClearedBlocks()]
 
     def take(self) -> list[BlockChange]:
@@ -89,7 +91,7 @@ class RouteChange:
 
 
 class RouteLedger:
-    """Told of every block that can be found, and of every one that no longer can."""
+    """Follows which blocks can be found, and derives route blocks from them."""
 
     def __init__(
         self, is_there: Callable[[bytes], object], block_size: int, route_block_tokens: int
@@ -97,7 +99,7 @@ class RouteLedger:
         """is_there: true of the hash of a block that a hit can use. A route block must be a whole
         number of engine blocks."""
         if route_block_tokens % block_size:
-            raise ValueError(f"{route_block_tokens} is no multiple of {block_size}")
+            raise ValueError(f"{route_block_tokens} is not a multiple of {block_size}")
         self._is_there = is_there
         self._size = route_block_tokens
         self._ratio = route_block_tokens // block_size
@@ -113,14 +115,14 @@ class RouteLedger:
 
     def note(self, request: Request, end: int) -> None:
         """The request's blocks up to position `end` were registered, or were there before."""
-        if not request.route_head:
+        if not request.spec.route_head:
             return
-        for index in range(request.num_routed, end // self._size):
+        for index in range(request.kv.num_routed, end // self._size):
             route = self._route_hash(request, index)
-            blocks = tuple(request.hashes[index * self._ratio : (index + 1) * self._ratio])
+            blocks = tuple(request.kv.hashes[index * self._ratio : (index + 1) * self._ratio])
             if route not in self._blocks_by_route and self._are_found(blocks):
                 self._add(route, blocks)
-            request.num_routed = index + 1
+            request.kv.num_routed = index + 1
 
     def forget(self, block_hash: bytes) -> None:
         """A block can no longer be found, nor can the route blocks that it was a part of."""
@@ -157,7 +159,7 @@ class RouteLedger:
 
     def _route_hash(self, request: Request, index: int) -> bytes:
         """As `shared.hashing.route_hashes` computes it; kept for the next time."""
-        hashes = request.route_hashes
+        hashes = request.kv.route_hashes
         while len(hashes) <= index:
             hashes.append(self._next_hash(request, len(hashes)))
         return hashes[index]
@@ -165,10 +167,10 @@ class RouteLedger:
     def _next_hash(self, request: Request, index: int) -> bytes:
         start, end = index * self._size, (index + 1) * self._size
         # the wire is little-endian, the chain is over xxhash's own big-endian digests
-        parent = request.route_hashes[-1][::-1] if index else request.route_head
+        parent = request.kv.route_hashes[-1][::-1] if index else request.spec.route_head
         block = parent + pack_ids(request.token_ids[start:end])
-        lora = None if request.lora is None else Adapter(request.lora.name)
+        lora = None if request.spec.lora is None else Adapter(request.spec.lora.name)
         block += extra_keys_for_block(
-            start, end, lora=lora, salt=request.route_salt, media=request.media
+            start, end, lora=lora, salt=request.spec.route_salt, media=request.spec.media
         )
         return xxhash.xxh3_64_digest(block)[::-1]

@@ -1,107 +1,134 @@
-"""Decoding: the requests that compute one token in every step.
+"""DecodeWheel: how far requests have computed, and when a decoding one needs attention.
 
-Between two borders nothing distinguishes one step of such a request from the next, so it is not
-looked at: the length that it has computed is told from a clock, and it is written down at which
-tick its next border comes. What a step costs here goes with borders, not with requests.
+Most decoding requests compute one token in every step and nothing else happens to them until a
+block or the stream ends. They are not visited: the wheel counts its turns, and each turn has the
+list of requests that reach a border with it. A step costs time per border, not per request.
+A request with drafts is held: it takes no part in turns, and `advance` counts its tokens, any
+number in a step.
 """
 
 from collections import defaultdict
 
-from tokenmesh.services.worker_svc.engine.clock import STILL, StepClock
-from tokenmesh.services.worker_svc.engine.request import Request
+from tokenmesh.services.worker_svc.engine.request import NO_TURNS, Request, Turns
 
 _NEVER = -1
 
 
-class Decoding:
-    """Members have a row, and all tokens but the one after the last step's are computed.
+class DecodeWheel:
+    """Writes the `decode` part of requests. Members have a row, and all of their tokens but the
+    last are computed.
 
     Borders are the lengths at which there is something to do: a block is full, one more is needed,
     the last token is drawn, nothing is left to compute from the KV that there is.
     """
 
     def __init__(self) -> None:
-        self._clock = StepClock()
-        self._members: dict[int, Request] = {}
-        """By row."""
+        self._turns = Turns()
+        self._turning: dict[int, Request] = {}
+        """By row: members that compute one token each turn."""
+        self._held: dict[int, Request] = {}
+        """By row: the other members."""
         self._arriving: defaultdict[int, list[Request]] = defaultdict(list)
-        """Who reaches a border at a tick; whoever has left, or is due at another one, is skipped.
-        No border is further away than a block, so this stays small."""
+        """Requests that reach a border, by turn; those that left or are due at another turn are
+        skipped. No border is further away than a block, so this stays small."""
         self._outgrown: list[Request] = []
-        """Whose next token takes it over its rope boundary; it is drawn, or on its way."""
+        """Requests whose next token exceeds the rope boundary; it is drawn, or on its way."""
 
     def __contains__(self, request: Request) -> bool:
-        return self._members.get(request.row) is request
+        row = request.place.row
+        return self._turning.get(row) is request or self._held.get(row) is request
+
+    def is_held(self, request: Request) -> bool:
+        """Whether `advance` counts the tokens of this member."""
+        return self._held.get(request.place.row) is request
 
     def rows(self) -> list[int]:
-        """Rows of all members."""
-        return list(self._members)
+        """Rows that compute a token each turn."""
+        return list(self._turning)
 
-    def members(self) -> list[Request]:
-        """All of them."""
-        return list(self._members.values())
+    def turning(self) -> list[Request]:
+        """Members that compute a token each turn."""
+        return list(self._turning.values())
+
+    def held(self) -> list[Request]:
+        """Members that `advance` counts."""
+        return list(self._held.values())
+
+    def begin(self, request: Request, num_computed: int) -> None:
+        """The request has so many tokens, and computes the others from here on."""
+        assert request not in self
+        request.decode.base = num_computed
+        request.decode.is_prefilling = True
+
+    def advance(self, request: Request, num_tokens: int) -> None:
+        """Count tokens of a request that takes no part in turns: of a prompt, or with drafts."""
+        assert request.decode.turns is NO_TURNS
+        request.decode.base += num_tokens
 
     def enter(self, request: Request) -> None:
-        """Compute the request's next token with the next tick."""
-        length = request.num_computed
-        request.clock = self._clock
-        request.num_computed = length
-        self._members[request.row] = request
+        """The last known token is computed: the next one is computed with the next turn."""
+        state, length = request.decode, request.num_computed
+        state.is_prefilling = False
+        self._held.pop(request.place.row, None)
+        state.turns = self._turns
+        state.base = length - self._turns.count
+        self._turning[request.place.row] = request
         self.expect_border(request, length)
 
+    def hold(self, request: Request) -> None:
+        """Take a member out of the turns."""
+        self.leave(request)
+        self._held[request.place.row] = request
+
     def leave(self, request: Request) -> None:
-        """Stop; nothing happens when it is no member."""
+        """Stop; nothing happens when it is not a member."""
         if request in self._outgrown:
             self._outgrown.remove(request)
-        if request in self:
-            length = request.num_computed
-            request.clock = STILL
-            request.num_computed = length
-            request.due = _NEVER
-            del self._members[request.row]
+        row, state = request.place.row, request.decode
+        if self._turning.get(row) is request:
+            state.base, state.turns, state.due = request.num_computed, NO_TURNS, _NEVER
+            del self._turning[row]
+        elif self._held.get(row) is request:
+            del self._held[row]
 
     def leave_at_end(self, request: Request) -> None:
         """Stop at the token that cannot be computed from the KV that there is.
 
         It is the request's last, or the first one past its boundary; it may still be on its way.
         """
-        length = request.num_computed
+        is_turning = request.decode.turns is self._turns
         self.leave(request)
-        request.num_computed = length - 1
-        if length < request.max_len:
+        request.decode.base -= is_turning  # the turn has counted a token that is not computed
+        if request.decode_end < request.spec.max_len:
             self._outgrown.append(request)
 
-    def add_outgrown(self, request: Request) -> None:
-        """A request outside the batch of decoding ones knows the token past its boundary."""
-        self._outgrown.append(request)
-
     def outgrown(self) -> list[Request]:
-        """Those that know the token past their boundary: all they know is to be computed again."""
+        """Requests that know the token past their boundary: all known tokens are computed again."""
         return [each for each in self._outgrown if each.num_known == each.decode_end]
 
-    def tick(self) -> list[Request]:
-        """Every member computes a token; those that reach a border by that, in no order.
+    def turn(self) -> list[Request]:
+        """Compute a token of every turning member; those that reach a border by that, in no order.
 
         `num_computed` counts the token already. Each stays, and needs `expect_border`, or leaves.
         """
-        self._clock.now += 1
-        now = self._clock.now
+        self._turns.count += 1
+        now = self._turns.count
         at_border = []
         for request in self._arriving.pop(now, ()):
-            if request.due == now:
-                # who left and came back may be here twice
-                request.due = _NEVER
+            if request.decode.due == now:
+                # a request that left and came back may be here twice
+                request.decode.due = _NEVER
                 at_border.append(request)
         return at_border
 
     def expect_border(self, request: Request, length: int) -> None:
-        """Look at a member again when it needs it; `length` is what it has computed."""
-        capacity, max_len = request.capacity, request.max_len
+        """File a turning member under its next border; `length` is what it has computed."""
+        capacity, spec = request.kv.capacity, request.spec
         border = capacity if length < capacity else capacity + 1
-        end = max_len - 1 if length < max_len - 1 else max_len
+        end = spec.max_len - 1 if length < spec.max_len - 1 else spec.max_len
         if end < border:
             border = end
-        if request.decode_end < border:
+        if spec.rope_boundary is not None and request.decode_end < border:
             border = request.decode_end
-        due = request.due = self._clock.now + border - length
+        due = request.decode.due = self._turns.count + border - length
         self._arriving[due].append(request)

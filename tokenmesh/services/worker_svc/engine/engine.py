@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Collection
 from contextlib import suppress
-from typing import Final
+from typing import Final, cast
 
 from tokenmesh.services.worker_svc.engine.cache_changes import BlockLog
 from tokenmesh.services.worker_svc.engine.in_flight import InFlightStep, corrupted_by
@@ -14,6 +14,7 @@ from tokenmesh.services.worker_svc.engine.outputs import (
     EndedStream,
     EngineStats,
     StepOutput,
+    add_token_deltas,
     closing_delta,
     each_draw,
     failure_of,
@@ -28,7 +29,6 @@ from tokenmesh.services.worker_svc.engine.timeline import Chunk, RateMeter, Step
 from tokenmesh.shared.clock import monotonic_s, now_ns, perf_s
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import TokenMeshError
-from tokenmesh.shared.messages.tokens import Delta
 
 logger = logging.getLogger(__name__)
 
@@ -60,11 +60,11 @@ class Engine:
         self._pool = self._cache.pool
         self._scheduler = Scheduler(settings, self._cache, proposer)
         self.busy_since_s: float | None = None
-        """Since when the oldest step in flight goes on, `monotonic_s`; any thread may look."""
+        """When the oldest in-flight step began, `monotonic_s`; read by any thread."""
         self._requests: dict[StreamKey, Request] = {}
         self._depth = depth_of(runner, settings.async_scheduling)
-        self._flights: deque[InFlightStep] = deque()
-        """Steps launched and not landed, oldest first; between two calls at most `_depth`."""
+        self._in_flight: deque[InFlightStep] = deque()
+        """Steps that were launched and not landed, oldest first; at most `_depth` between calls."""
         self._output = StepOutput(step=0)
         self._rates = RateMeter()
         self._log = StepLog(settings.trace_steps)
@@ -77,10 +77,10 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._requests or self._flights)
+        return bool(self._requests or self._in_flight)
 
     def add(self, request: Request) -> None:
-        """Take a request; one that already reached its end gets its ending with the next output."""
+        """Accept a request; one that has already ended gets its ending with the next output."""
         self._num_added += 1
         request.timeline.arrived_ns = request.timeline.arrived_ns or now_ns()
         ending = request.ending()
@@ -93,14 +93,13 @@ class Engine:
     def cancel(self, key: StreamKey, ending: Ending = ABORTED) -> None:
         """End a stream; its blocks are free when this returns. Unknown ones are ignored.
 
-        A step in flight may still write to them: whoever gets them next writes after it.
+        An in-flight step may still write to them: their next holder writes after it.
         """
         request = self._requests.get(key)
         if request is not None:
             self._close(request, ending)
 
     def cancel_all(self, ending: Ending) -> None:
-        """End every stream."""
         for request in list(self._requests.values()):
             self._close(request, ending)
 
@@ -116,27 +115,27 @@ class Engine:
             self.settle()
             return
         self._launch(plan)
-        if len(self._flights) > self._depth:
+        if len(self._in_flight) > self._depth:
             self._land()
 
     def settle(self) -> None:
         """Hand out the tokens of all steps in flight; nothing is launched. Blocks."""
-        while self._flights:
+        while self._in_flight:
             self._land()
 
-    def linger(self) -> None:
-        """Let requests arrive for the next step: blocks until the one in flight is nearly over.
+    def wait_for_launch_window(self) -> None:
+        """Block until the step in flight is nearly over, so that later requests join the next step.
 
-        The next step cannot begin before, and what it is launched with it cannot take in later.
+        The next step cannot begin before, and accepts no request after its launch.
         """
-        if self._flights:
-            flight = self._flights[-1]
-            expected_s = self._rates.expected_s(flight.num_prefill, flight.num_decode)
-            rest_s = flight.started_s + expected_s - perf_s()
-            flight.launch.wait(max(0.0, rest_s - self._settings.launch_ahead_s))
+        if self._in_flight:
+            step = self._in_flight[-1]
+            expected_s = self._rates.expected_s(step.num_prefill, step.num_decode)
+            rest_s = step.started_s + expected_s - perf_s()
+            step.launch.wait(max(0.0, rest_s - self._settings.launch_ahead_s))
 
     def forget_kv(self) -> None:
-        """Nothing that was computed can be found again. No request may be here."""
+        """Drop all cached KV. There must be no request."""
         self.settle()
         assert not self._requests, "requests hold KV"
         self._cache.forget_all()
@@ -169,46 +168,51 @@ class Engine:
             num_prefill += num_tokens
             timeline = request.timeline
             timeline.first_scheduled_ns = timeline.first_scheduled_ns or started_ns
-        if not self._flights:
+        if not self._in_flight:
             self.busy_since_s = monotonic_s()
         launch = self._runner.launch(plan)
-        self._flights.append(InFlightStep(plan, notes, launch, started_ns, started_s, num_prefill))
+        self._in_flight.append(
+            InFlightStep(plan, notes, launch, started_ns, started_s, num_prefill)
+        )
 
     def _land(self) -> None:
-        flight = self._flights.popleft()
+        step = self._in_flight.popleft()
         try:
-            result = flight.launch.result()
-        # whatever a model may throw, the other requests go on
+            result = step.launch.result()
+        # any error of a model: the other requests go on
         except Exception as error:
-            self._fail(flight, error)
+            self._fail(step, error)
         else:
             self._num_failures = 0
-            ended_ns = self._note_end(flight)
-            self._publish(flight, result, ended_ns)
-        self.busy_since_s = monotonic_s() if self._flights else None
+            ended_ns = self._note_end(step)
+            self._publish(step, result, ended_ns)
+        self.busy_since_s = monotonic_s() if self._in_flight else None
 
-    def _publish(self, flight: InFlightStep, result: StepResult, ended_ns: int) -> None:
+    def _publish(self, step: InFlightStep, result: StepResult, ended_ns: int) -> None:
         """Hand out the tokens of a step and end the requests that reached their end."""
         if result.errors:
-            lost: list[tuple[InFlightStep, Collection[int]]] = [(flight, result.errors)]
-            lost += [(each, ()) for each in self._flights]
-            self._drop_rows(lost, result.errors, result.hopeless)
+            lost: list[tuple[InFlightStep, Collection[int]]] = [(step, result.errors)]
+            lost += [(each, ()) for each in self._in_flight]
+            self._drop_rows(lost, result.errors, result.non_retryable)
+        starts = {entry.row: entry.start for entry in step.plan.scheduled}
         for row, entries in result.prompt_logprobs.items():
-            owner = self._scheduler.rows.owner(row, flight.plan.step)
+            owner = self._scheduler.rows.owner(row, step.plan.step)
             if owner is not None:
-                owner.prompt_logprobs += entries
-        owners, ends, ids = self._scheduler.draw(flight.plan.step, result.tokens)
-        special = ends | result.logprobs.keys()
+                if starts.get(row) == 0:
+                    owner.output.prompt_logprobs = []  # computed again after a preemption
+                owner.output.prompt_logprobs += entries
+        owners, ends, ids = self._scheduler.draw(step.plan.step, result.tokens)
+        # a request draws its first token in the step that computes the last of its prompt
+        special = {*ends, *result.logprobs, *starts}
         by_gateway = self._output.deltas
-        for row, request, (packed,) in each_draw(result, owners, ids):
+        if ids is not None and not special and None not in owners:
+            add_token_deltas(by_gateway, cast("list[Request]", owners), ids)
+            return
+        for row, request, packed in each_draw(result, owners):
             if request is None:
                 continue
-            gateway, stream, attempt = request.key
-            if request.has_reported and row not in special:
-                offset = len(request.token_ids) - 1 - request.num_prompt
-                by_gateway[gateway].append(Delta(stream, attempt, offset, packed))
-                continue
-            if not request.has_reported:
+            gateway = request.key.gateway
+            if not request.output.has_reported:
                 request.timeline.first_token_ns = ended_ns
             logprobs = result.logprobs.get(row)
             ending = request.ending() if row in ends else None
@@ -220,30 +224,31 @@ class Engine:
         self,
         lost: list[tuple[InFlightStep, Collection[int]]],
         errors: dict[int, str],
-        hopeless: Collection[int] = (),
+        non_retryable: Collection[int] = (),
     ) -> None:
-        """End failed rows; send whoever read what they did not write back to start over."""
-        failed, misled = corrupted_by(lost, self._scheduler.rows, self._cache)
+        """End failed rows; preempt requests that read what these did not write."""
+        failed, corrupted = corrupted_by(lost, self._scheduler.rows, self._cache)
         self._scheduler.rows.expect_no_late()
         for request in failed:
-            failure = failure_of(errors[request.row], is_hopeless=request.row in hopeless)
+            row = request.place.row
+            failure = failure_of(errors[row], is_retryable=row not in non_retryable)
             self._close(request, Ending("error", error=failure))
-        for request in misled:
+        for request in corrupted:
             self._scheduler.preempt(request)
 
-    def _fail(self, flight: InFlightStep, error: Exception) -> None:
+    def _fail(self, step: InFlightStep, error: Exception) -> None:
         """Nothing of the step can be trusted: its requests end, the others go on.
 
-        Neither can the steps that were launched on top of it: who was in those starts over.
+        Nor the steps launched on top of it: requests in those are computed again.
         """
         self._num_failures += 1
-        logger.error("step %d failed: %s", flight.plan.step, error, exc_info=error)
-        lost = [flight, *self._flights]
-        self._flights.clear()
+        logger.error("step %d failed: %s", step.plan.step, error, exc_info=error)
+        lost = [step, *self._in_flight]
+        self._in_flight.clear()
         for each in lost[1:]:
             with suppress(Exception):
                 each.launch.result()
-        errors = dict.fromkeys(flight.rows, f"{type(error).__name__}: {error}")
+        errors = dict.fromkeys(step.rows, f"{type(error).__name__}: {error}")
         self._drop_rows([(each, each.rows) for each in lost], errors)
         for each in lost:
             self._scheduler.rows.remove_again(each.plan.removed_rows)
@@ -260,7 +265,7 @@ class Engine:
         timeline = request.timeline
         timeline.ended_ns = now_ns()
         steps: list[TimelineStep] = []
-        if request.traceparent is not None and timeline.first_token_ns:
+        if request.spec.traceparent is not None and timeline.first_token_ns:
             limit = self._settings.trace_step_events
             steps = self._log.between(timeline.first_token_ns, timeline.ended_ns, limit)
         self._output.ended.append(EndedStream(request, ending, steps))
@@ -270,24 +275,24 @@ class Engine:
             self._num_preemptions += 1
             request.timeline.preempted_ns.append(now_ns())
 
-    def _note_end(self, flight: InFlightStep) -> int:
+    def _note_end(self, step: InFlightStep) -> int:
         """Write timelines, step log and rates; when the step ended, wall clock."""
         ended_ns, ended_s = now_ns(), perf_s()
-        for later in self._flights:
+        for later in self._in_flight:
             later.started_ns, later.started_s = ended_ns, ended_s
-        batch_size = flight.plan.num_rows
-        for request, num_tokens, num_cached in flight.notes.prefills:
-            # whoever ended meanwhile belongs to the event loop's side
-            if request.status is not Status.ENDED:
-                chunk = Chunk(flight.started_ns, ended_ns, num_tokens, num_cached, batch_size)
+        batch_size = step.plan.num_rows
+        for request, num_tokens, num_cached in step.notes.prefills:
+            # an ended request belongs to the event loop
+            if request.place.status is not Status.ENDED:
+                chunk = Chunk(step.started_ns, ended_ns, num_tokens, num_cached, batch_size)
                 request.timeline.chunks.append(chunk)
-                if request.is_prefilling and request.reservation:
-                    self._output.prefilling[request.reservation] = request.backlog
-        duration_s = self._output.duration_s = ended_s - flight.started_s
-        num_tokens = self._output.num_tokens = flight.plan.num_tokens
-        num_decode = num_tokens - flight.num_prefill
-        self._prefill_tokens += flight.num_prefill
+                if request.decode.is_prefilling and request.spec.reservation:
+                    self._output.prefilling[request.spec.reservation] = request.backlog
+        duration_s = self._output.duration_s = ended_s - step.started_s
+        num_tokens = self._output.num_tokens = step.plan.num_tokens
+        num_decode = num_tokens - step.num_prefill
+        self._prefill_tokens += step.num_prefill
         self._decode_tokens += num_decode
-        self._rates.note(duration_s, flight.num_prefill, num_decode)
+        self._rates.note(duration_s, step.num_prefill, num_decode)
         self._log.add(TimelineStep(ended_ns, batch_size, num_tokens, self._pool.num_used))
         return ended_ns

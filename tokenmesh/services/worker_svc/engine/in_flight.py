@@ -23,8 +23,6 @@ class StepNotes(msgspec.Struct):
 
 @dataclass(slots=True)
 class InFlightStep:
-    """One launched step."""
-
     plan: StepPlan
     notes: StepNotes
     launch: Launch
@@ -49,7 +47,7 @@ class InFlightStep:
 def corrupted_by(
     lost: Sequence[tuple[InFlightStep, Collection[int]]], rows: RowTable, cache: PrefixCache
 ) -> tuple[list[Request], list[Request]]:
-    """Take rows back that were not computed; whom that ends, and who must start over.
+    """Undo rows that were not computed: the requests that fail, and those to be computed again.
 
     lost holds the step that went wrong and those launched on top of it, in order, each with its
     own lost rows. What a lost row of the first step does in a later one is lost as well, and so
@@ -59,33 +57,33 @@ def corrupted_by(
     and what it registered stays.
     """
     failed: list[Request] = []
-    misled: dict[Request, None] = {}
-    spoiled: set[int] = set()
+    corrupted: dict[Request, None] = {}
+    corrupted_rows: set[int] = set()
     unwritten: set[int] = set()
     unsaved: set[int] = set()
     """Slots that do not hold the state that was to be saved there."""
-    for index, (flight, lost_rows) in enumerate(lost):
+    for index, (step, lost_rows) in enumerate(lost):
         # a row that was given away since is another request's
-        spoiled.difference_update(new.row for new in flight.plan.new_rows)
-        spoiled.update(lost_rows)
-        hits = _hits_of(flight.plan, cache.groups.block_size)
-        states = {new.row: new.state for new in flight.plan.new_rows}
-        for row in flight.plan.rows:
-            if row not in spoiled:
+        corrupted_rows.difference_update(new.row for new in step.plan.new_rows)
+        corrupted_rows.update(lost_rows)
+        hits = _hits_of(step.plan, cache.groups.block_size)
+        states = {new.row: new.state for new in step.plan.new_rows}
+        for row in step.plan.rows:
+            if row not in corrupted_rows:
                 if unwritten.isdisjoint(hits.get(row, ())) and states.get(row) not in unsaved:
                     continue
-                spoiled.add(row)
+                corrupted_rows.add(row)
             # None when the request has ended or was preempted after the launch
-            request = rows.owner(row, flight.plan.step)
+            request = rows.owner(row, step.plan.step)
             if request is not None and index == 0 and row in lost_rows:
                 failed.append(request)
             elif request is not None and request not in failed:
-                misled[request] = None
-            unwritten.update(cache.retract(flight.notes.registered, row))
-            cache.retract_states(flight.plan.saves, row)
-        for each in flight.plan.saves:
-            (unsaved.add if each.row in spoiled else unsaved.discard)(each.slot)
-    return failed, list(misled)
+                corrupted[request] = None
+            unwritten.update(cache.retract(step.notes.registered, row))
+            cache.retract_states(step.plan.saves, row)
+        for each in step.plan.saves:
+            (unsaved.add if each.row in corrupted_rows else unsaved.discard)(each.slot)
+    return failed, list(corrupted)
 
 
 def _hits_of(plan: StepPlan, block_size: int) -> dict[int, list[int]]:

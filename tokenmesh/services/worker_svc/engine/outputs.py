@@ -34,7 +34,7 @@ class EngineStats:
     decode_tokens: int = 0
     """Computed by streams that decode, refused drafts included."""
     tenant_levels: Mapping[str, float] = field(default_factory=dict)
-    """What tenants have had lately, by weight."""
+    """Recent use by tenant, divided by weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class EndedStream:
     request: Request
     ending: Ending
     steps: list[TimelineStep]
-    """Decode steps for its trace; empty when nobody traces it."""
+    """Decode steps for its trace; empty when it is not traced."""
 
 
 @dataclass(slots=True)
@@ -67,16 +67,21 @@ class StepOutput:
     """By reservation: tokens still to compute of a prompt that the step computed a part of."""
 
 
+def add_token_deltas(
+    deltas: dict[GatewayId, list[Delta]], owners: list[Request], ids: list[int]
+) -> None:
+    """A delta of one token, and nothing else, for each request."""
+    for request, (packed,) in zip(owners, split_ids(pack_ids(ids)), strict=True):
+        gateway, stream, attempt = request.key
+        offset = len(request.token_ids) - 1 - request.num_prompt
+        deltas[gateway].append(Delta(stream, attempt, offset, packed))
+
+
 def each_draw(
-    result: StepResult, owners: list[Request | None], ids: list[int] | None
-) -> Iterable[tuple[int, Request | None, tuple[bytes]]]:
-    """Row, owner and packed tokens of all that was drawn; see `Drawn`."""
-    packed: Iterable[tuple[bytes]]
-    if ids is None:
-        packed = ((pack_ids(new),) for new in result.tokens.values())
-    else:
-        packed = split_ids(pack_ids(ids))
-    return zip(result.tokens, owners, packed, strict=True)
+    result: StepResult, owners: list[Request | None]
+) -> Iterable[tuple[int, Request | None, bytes]]:
+    """Row, owner and packed tokens of each draw; see `Drawn`."""
+    return zip(result.tokens, owners, map(pack_ids, result.tokens.values()), strict=True)
 
 
 def token_delta(
@@ -102,8 +107,8 @@ def _full_delta(
     ending: Ending | None,
     logprobs: list[TokenLogprobs] | None,
 ) -> Delta:
-    is_first = not request.has_reported
-    request.has_reported = True
+    is_first = not request.output.has_reported
+    request.output.has_reported = True
     return Delta(
         stream=request.key.stream,
         attempt=request.key.attempt,
@@ -112,7 +117,7 @@ def _full_delta(
         finish=ending.reason if ending else None,
         stop_token=ending.stop_token if ending else None,
         logprobs=logprobs,
-        cached_tokens=(request.num_cached or 0) if is_first else None,
+        cached_tokens=(request.place.num_cached or 0) if is_first else None,
         prompt_logprobs=_take_prompt_logprobs(request),
         error=ending.error if ending else None,
     )
@@ -120,17 +125,17 @@ def _full_delta(
 
 def _take_prompt_logprobs(request: Request) -> list[TokenLogprobs | None] | None:
     """Once, when the whole prompt was computed: one entry a prompt token, None for the first."""
-    is_whole = len(request.prompt_logprobs) == request.num_prompt - 1
-    if not request.wants_prompt_logprobs or not is_whole:
+    is_whole = len(request.output.prompt_logprobs) == request.num_prompt - 1
+    if not request.output.wants_prompt_logprobs or not is_whole:
         return None
-    request.wants_prompt_logprobs = False
-    entries: list[TokenLogprobs | None] = [None, *request.prompt_logprobs]
-    request.prompt_logprobs = []
+    request.output.wants_prompt_logprobs = False
+    entries: list[TokenLogprobs | None] = [None, *request.output.prompt_logprobs]
+    request.output.prompt_logprobs = []
     return entries
 
 
-def failure_of(reason: str, *, is_hopeless: bool) -> Failed:
-    """What a client is told of a row that failed; another worker is asked unless it is hopeless."""
-    if is_hopeless:
-        return to_failed(InvalidInput(reason))
-    return Failed(code="internal_error", message=reason, retryable=True)
+def failure_of(reason: str, *, is_retryable: bool) -> Failed:
+    """The error of a failed row; retried on another worker unless it is not retryable."""
+    if is_retryable:
+        return Failed(code="internal_error", message=reason, retryable=True)
+    return to_failed(InvalidInput(reason))

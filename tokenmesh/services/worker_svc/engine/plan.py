@@ -59,8 +59,8 @@ class ScheduledRow(msgspec.Struct, gc=False):
     new_windowed: list[list[int]] = []
     """Likewise for the table of each window group."""
     drafts: list[int] = []
-    """Guesses of the tokens after the last known one; only where `samples`. Each is kept if it is
-    the very token that the row draws in its place, and the first that is not ends them."""
+    """Predicted tokens after the last known one; only where `samples`. Each is kept if the row
+    draws the same token in its place; the first that differs ends them."""
 
 
 class StepPlan(msgspec.Struct):
@@ -81,8 +81,8 @@ class StepPlan(msgspec.Struct):
     decodes: list[int] = []
     """Rows that compute the token after those they have computed, and draw the next one.
 
-    That token may be one that the row draws in a step still in flight: nobody but the runner knows
-    its id. Where it stands is not said: the runner has counted along.
+    A step in flight may still draw that token: only the runner knows its id. The runner also counts
+    the row's positions.
     """
     scheduled: list[ScheduledRow] = []
     """Rows that compute known tokens."""
@@ -91,7 +91,7 @@ class StepPlan(msgspec.Struct):
 
     @property
     def rows(self) -> list[int]:
-        """Whoever computes something, in the order in which it was scheduled."""
+        """Rows that compute something, in the order in which they were scheduled."""
         return self.decodes + [entry.row for entry in self.scheduled]
 
     @property
@@ -123,7 +123,7 @@ class StepResult(msgspec.Struct):
     """row -> the ids that it drew, for each that decodes or has `samples` set and did not fail: one
     more than there were drafts before the first wrong one. They may go on past the stream's end."""
     logprobs: dict[int, list[TokenLogprobs]] = {}
-    """Of all drawn tokens, by row, where they were asked for."""
+    """Of all drawn tokens, by row, where they were requested."""
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
     """row -> one entry for each prompt position computed in this step, in order.
 
@@ -132,7 +132,7 @@ class StepResult(msgspec.Struct):
     """
     errors: dict[int, str] = {}
     """row -> why this request alone cannot go on (for example a media blob that expired)."""
-    hopeless: set[int] = set()
+    non_retryable: set[int] = set()
     """Those of `errors` whose own parameters are the reason: no other worker could go on."""
 
 
@@ -189,11 +189,9 @@ class FinishedLaunch:
         self._result = result
 
     def wait(self, timeout_s: float) -> bool:
-        """See `Launch.wait`."""
         return True
 
     def result(self) -> StepResult:
-        """See `Launch.result`."""
         return self._result
 
 

@@ -3,12 +3,11 @@
 A block's hash covers its parent's hash, its token ids and its extras, so it stands for everything
 up to its end. Blocks are registered when they are SCHEDULED and all of their tokens are known:
 within a step every row's KV is written before any row attends, layer by layer, so a request
-admitted in the same step may already use them. Whoever learns that a step did not compute what
-was planned must `retract` it.
+admitted in the same step may already use them. Blocks that were not computed must be retracted.
 
 Where rows keep states, blocks are worth nothing without the state behind the last of them: a hit
-ends at a saved state, see `SavedStates`, and the outside hears only of blocks before one. A model
-that keeps nothing but states needs no blocks for a hit.
+ends at a saved state, and only blocks before one are reported. A model that keeps nothing but
+states needs no blocks for a hit.
 """
 
 import logging
@@ -44,7 +43,7 @@ class Registered(msgspec.Struct, frozen=True, gc=False):
     """A block that can be found although the step that fills it has not ended."""
 
     row: int
-    """Who fills it in that step."""
+    """The row that fills it in that step."""
     block: int
     key: bytes
     """Its hash, and its group's number if that is not the first."""
@@ -63,10 +62,8 @@ class PrefixCache:
         log: BlockLog | None = None,
         states: SavedStates | None = None,
     ) -> None:
-        """num_blocks: of the pool, the null block included. route_tokens: of a route block for the
-        prefix index; 0: nothing is kept for it. log: where changes are written for subscribers.
-        states: None where rows keep none. Models with states have no window groups.
-        """
+        """num_blocks: with the null block. route_tokens: of a route block; 0: there is no index.
+        log: of changes. states: None where rows keep none; then there may be window groups."""
         assert states is None or not groups.num_windowed
         self._enabled = enabled
         self._log = log if enabled else None
@@ -77,10 +74,20 @@ class PrefixCache:
         self.groups = groups
         """Which tables requests have."""
         self._block_size = size = groups.block_size
+        self._pack = block_packer(size)
         self._marks = [bytes([number + 1]) for number in range(groups.num_windowed)]
         """What the keys of each window group's blocks end with."""
         is_there = self.pool.find if states is None else states.reaches
         self.routes = RouteLedger(is_there, size, route_tokens) if has_routes else None
+
+    def choose_side(self, request: Request) -> None:
+        """Note on which side of the rope boundary it is, before KV is found or computed."""
+        boundary = request.spec.rope_boundary
+        is_long = boundary is not None and request.num_known > boundary
+        if is_long != request.kv.is_long:
+            request.kv.is_long = is_long
+            # a new list, because the block log still refers to the old one
+            request.kv.hashes = []
 
     def find(self, request: Request) -> list[list[int]]:
         """The longest run of known blocks from the start, of each group; not yet held by the
@@ -90,22 +97,22 @@ class PrefixCache:
         The last known token is never among them, since it must be computed to draw the next one.
         A request that still owes prompt logprobs needs every position computed.
         """
-        # what was noted before a preemption may be gone
-        request.num_routed = request.num_matched = 0
-        request.choose_side()
-        if not self._enabled or request.wants_prompt_logprobs:
+        # blocks found before a preemption may be evicted
+        request.kv.num_routed = request.kv.num_matched = 0
+        self.choose_side(request)
+        if not self._enabled or request.output.wants_prompt_logprobs:
             return [[], *([] for _ in self._marks)]
         num_blocks = (request.num_known - 1) // self._block_size
         self._hash_up_to(request, num_blocks)
         found: list[int] = []
-        for block_hash in request.hashes[:num_blocks]:
+        for block_hash in request.kv.hashes[:num_blocks]:
             block = self.pool.find(block_hash)
             if block is None:
                 break
             found.append(block)
         if self._states is not None:
-            request.num_matched = len(found) * self._block_size
-            return [self._up_to_state(self._states, request.hashes[:num_blocks], found)]
+            request.kv.num_matched = len(found) * self._block_size
+            return [self._up_to_state(self._states, request.kv.hashes[:num_blocks], found)]
         return self._within_windows(request, found) if self._marks else [found]
 
     def _up_to_state(self, states: SavedStates, hashes: list[bytes], found: list[int]) -> list[int]:
@@ -120,7 +127,7 @@ class PrefixCache:
         wanted = self.groups.hit_blocks
         tables: list[list[int]] = [[] for _ in self._marks]
         length = run = 0
-        for index, block_hash in enumerate(request.hashes[: len(found)]):
+        for index, block_hash in enumerate(request.kv.hashes[: len(found)]):
             blocks = [self.pool.find(block_hash + mark) for mark in self._marks]
             for table, block in zip(tables, blocks, strict=True):
                 table.append(block or NULL_BLOCK)
@@ -143,17 +150,18 @@ class PrefixCache:
         assert end <= len(request.token_ids), "a block is published before its tokens are known"
         self._hash_up_to(request, last)
         registered = []
+        row, kv = request.place.row, request.kv
         for index in range(first, last):
-            block, block_hash = request.blocks[index], request.hashes[index]
+            block, block_hash = kv.blocks[index], kv.hashes[index]
             if self.pool.register(block, block_hash):
-                registered.append(Registered(request.row, block, block_hash))
+                registered.append(Registered(row, block, block_hash))
                 if self._log is not None and self._states is None:
                     self._log.stored(request, index)
             if not self._marks:
                 continue
-            for mark, table in zip(self._marks, request.windowed, strict=True):
+            for mark, table in zip(self._marks, kv.windowed, strict=True):
                 if self.pool.register(table[index], block_hash + mark):
-                    registered.append(Registered(request.row, table[index], block_hash + mark))
+                    registered.append(Registered(row, table[index], block_hash + mark))
         if self._states is not None:
             self._save_state(self._states, request, start, end)
         elif self.routes is not None:
@@ -168,35 +176,35 @@ class PrefixCache:
         """How many of the next known tokens one chunk computes, so that it ends at a border."""
         if self._states is None:
             return num_tokens
-        start, known, matched = request.num_computed, request.num_known, request.num_matched
+        start, known, matched = request.num_computed, request.num_known, request.kv.num_matched
         return self._states.borders.cut(num_tokens, start, known, matched)
 
     def take_state(self, request: Request, num_hits: int) -> SavedState | None:
         """The state that the request's row begins with after a hit; None: with none."""
         if self._states is None or not num_hits:
             return None
-        saved = self._states.find(request.hashes[num_hits - 1])
+        saved = self._states.find(request.kv.hashes[num_hits - 1])
         assert saved is not None, "a hit ends at a saved state"
         self._states.use(saved)
         return saved
 
     def _save_state(self, states: SavedStates, request: Request, start: int, end: int) -> None:
         """Have the state behind position `end` saved where it is worth it and could be found."""
-        if states.borders.after(start, request.num_known, request.num_matched) != end:
+        if states.borders.after(start, request.num_known, request.kv.num_matched) != end:
             return
-        hashes = request.hashes[: end // self._block_size]
+        hashes = request.kv.hashes[: end // self._block_size]
         if states.knows(hashes[-1]):
             return
         if states.needs_blocks and None in map(self.pool.find, hashes):
             return
-        gained, lost = states.save(request.row, hashes)
+        gained, lost = states.save(request.place.row, hashes)
         self._hide(lost)
         if self._log is not None:
             for index in gained:
                 self._log.stored(request, index)
         if self.routes is not None:
-            # an earlier state of the request may have gone since
-            request.num_routed = 0
+            # an earlier state of the request may be evicted
+            request.kv.num_routed = 0
             self.routes.note(request, end)
 
     def retract_states(self, saved: Iterable[SavedState], row: int) -> None:
@@ -234,14 +242,14 @@ class PrefixCache:
 
     def _note_forgotten(self, block_hash: bytes) -> None:
         if len(block_hash) > HASH_BYTES:
-            return  # of a window group: where it is gone, a hit is shorter than the index says
+            return  # of a window group: without it a hit is shorter than the index expects
         if self._states is None:
             self._hide([block_hash])
         elif self._states.needs_blocks:
             self._hide(self._states.forget_block(block_hash))
 
     def _hide(self, hashes: Iterable[bytes]) -> None:
-        """Say of blocks that were there that no hit can use them any more."""
+        """Report blocks that no hit can use any more."""
         for block_hash in hashes:
             if self.routes is not None:
                 self.routes.forget(block_hash)
@@ -250,17 +258,19 @@ class PrefixCache:
 
     def _hash_up_to(self, request: Request, num_blocks: int) -> None:
         size = self._block_size
-        hashes = request.hashes
-        salt, lora, media = request.block_salt, request.lora, request.media
+        spec, token_ids, hashes = request.spec, request.token_ids, request.kv.hashes
+        has_extras = spec.has_block_extras or request.kv.is_long
+        salt = request.block_salt if has_extras else None
         parent = hashes[-1] if hashes else NO_PARENT
-        pack = block_packer(size)
         for start in range(len(hashes) * size, num_blocks * size, size):
             end = start + size
             extras = b""
-            if media or lora is not None or salt is not None:
-                extras = extra_keys_for_block(start, end, lora=lora, salt=salt, media=media)
+            if has_extras:
+                extras = extra_keys_for_block(
+                    start, end, lora=spec.lora, salt=salt, media=spec.media
+                )
             # as `hash_block`, but every stream does this at the end of every block
-            parent = digest(parent + pack(*request.token_ids[start:end]) + extras)
+            parent = digest(parent + self._pack(*token_ids[start:end]) + extras)
             hashes.append(parent)
 
 
@@ -273,11 +283,8 @@ def has_prefix_cache(settings: WorkerSettings, runner: Runner) -> bool:
 def make_cache(
     settings: WorkerSettings, runner: Runner, route_tokens: int, log: BlockLog | None
 ) -> PrefixCache:
-    """The prefix cache and its pool. A route block that is not a whole number of blocks is not
-    indexed.
-
-    The cache is off where rows keep states and none can be saved: a shared block lacks them.
-    """
+    """The prefix cache and its pool. It is off where rows keep states and none can be saved, and
+    not indexed where a route block is not a whole number of blocks."""
     size, num_slots = settings.block_size, runner.num_saved_states
     enabled = has_prefix_cache(settings, runner)
     if settings.enable_prefix_caching and not enabled:

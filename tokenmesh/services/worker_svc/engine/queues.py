@@ -38,7 +38,6 @@ class ServiceQueue:
 
     @property
     def first(self) -> Request:
-        """Whose turn it is."""
         return self._requests[0]
 
     def add(self, request: Request) -> None:
@@ -49,7 +48,7 @@ class ServiceQueue:
             self._requests.append(request)
 
     def remove(self, request: Request) -> None:
-        """Leave, from wherever; the request must be here."""
+        """The request must be in the queue."""
         index = bisect_left(self._requests, request.order, key=service_order)
         assert self._requests[index] is request
         del self._requests[index]
@@ -70,7 +69,6 @@ class RecentUse:
 
     @property
     def levels(self) -> dict[str, float]:
-        """Use by weight."""
         return {tenant: use / self._weights[tenant] for tenant, use in self._uses.items()}
 
     def note(self, rows: Mapping[str, int], prefills: Iterable[tuple[TenantShare, int]]) -> None:
@@ -120,37 +118,34 @@ class WaitingRequests:
 
     @property
     def tenants(self) -> Set[str]:
-        """Who waits."""
+        """Tenants with waiting requests."""
         return self._queues.keys()
 
     @property
     def first(self) -> Request:
-        """Whose turn it is."""
         heads = [queue.first for queue in self._queues.values()]
         return heads[0] if len(heads) == 1 else min(heads, key=self._turn)
 
     def add(self, request: Request) -> None:
         """Wait among the tenant's own, by priority and arrival."""
-        self._queues.setdefault(request.owner.tenant, ServiceQueue()).add(request)
+        self._queues.setdefault(request.spec.owner.tenant, ServiceQueue()).add(request)
         self._num_requests += 1
 
     def remove(self, request: Request) -> None:
-        """Leave, from wherever; the request must be here."""
-        tenant = request.owner.tenant
+        """The request must be in the queue."""
+        tenant = request.spec.owner.tenant
         self._queues[tenant].remove(request)
         if not len(self._queues[tenant]):
             del self._queues[tenant]
         self._num_requests -= 1
 
     def _turn(self, request: Request) -> tuple[int, bool, float, int]:
-        owner = request.owner
+        owner = request.spec.owner
         level = self._rows.by_tenant.get(owner.tenant, 0) / owner.weight
-        return owner.group, not self._recent.is_light(owner), level, request.arrival
+        return owner.group, not self._recent.is_light(owner), level, request.place.arrival
 
 
 class BlockReclaimer:
-    """Of one scheduler."""
-
     def __init__(
         self,
         pool: BlockPool,
@@ -182,7 +177,7 @@ class BlockReclaimer:
         Before rows are put into the step's plan, because some may have to give way.
         """
         for request in list(prefilling):
-            if request.status is not Status.RUNNING:
+            if request.place.status is not Status.RUNNING:
                 continue  # it has given way to one before it
             missing = self._tables.missing(request)
             if missing and self.make(request, missing):

@@ -1,7 +1,9 @@
 """Request: what the engine knows about one stream, from its arrival to its end.
 
 A request has known and computed tokens, and each step computes tokens until the second number
-reaches the first.
+reaches the first. It has parts with one writer each: `spec` is frozen, `place` is
+written by `Scheduler` and its `RowTable`, `kv` by `BlockTables` and `PrefixCache`, `decode` by
+`DecodeWheel`, `output` by `Engine`.
 """
 
 from collections.abc import Sequence
@@ -9,7 +11,6 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
-from tokenmesh.services.worker_svc.engine.clock import STILL, StepClock
 from tokenmesh.services.worker_svc.engine.saved_states import SavedState
 from tokenmesh.services.worker_svc.engine.timeline import Timeline
 from tokenmesh.services.worker_svc.grammar.matcher import Grammar
@@ -21,42 +22,20 @@ from tokenmesh.shared.messages.sampling import RepetitionRule, SamplingParams
 from tokenmesh.shared.messages.tokens import FinishReason, TokenLogprobs
 from tokenmesh.shared.tensor_blob import TensorBlob
 
+NO_ROW: Final = -1
+
 
 class TenantShare(NamedTuple):
-    """A tenant, as the gateway knows it."""
+    """A request's tenant. Rows, blocks and prefill are shared among tenants by weight."""
 
     tenant: str = ""
     weight: float = 1.0
-    """Its share, beside the weights of the others that are here."""
+    """Its share, relative to the weights of the other tenants present."""
     group: int = 0
-    """Its class: while it wants anything, those of greater ones take nothing new."""
+    """Its class: while it wants anything, tenants of greater classes receive nothing new."""
 
 
 NO_TENANT: Final = TenantShare()
-
-
-def ends_in_loop(token_ids: Sequence[int], start: int, rule: RepetitionRule) -> bool:
-    """Whether the tokens from `start` on end with one pattern, `min_count` times in a row.
-
-    Depends on the tokens alone, so it is the same on every worker that goes on with them.
-    """
-    length = len(token_ids)
-    longest = min(rule.max_size, (length - start) // rule.min_count)
-    last = token_ids[-1]
-    for size in range(rule.min_size, longest + 1):
-        # nearly every pattern is ruled out by one token
-        if token_ids[-1 - size] == last and _repeats(token_ids, size, rule.min_count):
-            return True
-    return False
-
-
-def _repeats(token_ids: Sequence[int], size: int, count: int) -> bool:
-    end = len(token_ids)
-    pattern = token_ids[end - size :]
-    return all(token_ids[end - (k + 1) * size : end - k * size] == pattern for k in range(1, count))
-
-
-NO_ROW: Final = -1
 
 
 class StreamKey(NamedTuple):
@@ -86,17 +65,12 @@ class Ending:
     error: Failed | None = None
 
 
-@dataclass(slots=True, eq=False)
-class Request:
-    """One stream. Written by the engine thread only, once it was handed over.
-
-    Positions count from the first prompt token; `min_len` and `max_len` are totals as well.
-    """
+@dataclass(slots=True, frozen=True, eq=False)
+class RequestSpec:
+    """What was requested. Positions count from the first prompt token."""
 
     key: StreamKey
     request_id: RequestId
-    token_ids: list[int]
-    """Everything known: the prompt, what earlier attempts delivered, what was drawn here."""
     num_prompt: int
     sampling: SamplingParams
     eos_ids: frozenset[int] = frozenset()
@@ -104,7 +78,7 @@ class Request:
     embeddings: dict[str, TensorBlob] = field(default_factory=dict)
     owner: TenantShare = NO_TENANT
     priority: int = 0
-    """Among its owner's own."""
+    """Among its tenant's requests."""
     cache_salt: str | None = None
     rope_boundary: int | None = None
     """All keys of a sequence longer than this differ from those of shorter ones, so KV is computed
@@ -120,30 +94,44 @@ class Request:
     grammar: Grammar | None = None
     refusal: Failed | None = None
     """Why it cannot be served after all, found out after it was accepted."""
-
-    num_resumed: int = field(init=False)
-    """Output tokens that earlier attempts delivered: the offset of the first token sent here."""
     min_len: int = field(init=False)
+    """Prompt and output tokens."""
     max_len: int = field(init=False)
     stop_ids: frozenset[int] = field(init=False)
-    wants_prompt_logprobs: bool = field(init=False)
+    has_block_extras: bool = field(init=False)
+    """Whether hashes of blocks cover more than their tokens, on either side of the boundary."""
 
-    is_long: bool = field(default=False, init=False)
-    """Whether its KV is that of a sequence beyond the boundary."""
+    def __post_init__(self) -> None:
+        stops = frozenset(self.sampling.stop_token_ids)
+        ids = stops if self.sampling.ignores_eos else stops | self.eos_ids
+        object.__setattr__(self, "min_len", self.num_prompt + self.sampling.min_tokens)
+        object.__setattr__(self, "max_len", self.num_prompt + self.sampling.max_tokens)
+        object.__setattr__(self, "stop_ids", ids)
+        has_extras = bool(self.media or self.lora is not None or self.cache_salt is not None)
+        object.__setattr__(self, "has_block_extras", has_extras)
+
+
+@dataclass(slots=True, eq=False)
+class QueuePlace:
+    """A request's place in the queue, and its row."""
+
     status: Status = Status.NEW
     arrival: int = 0
-    """Order of arrival; set when the scheduler takes the request, kept over preemptions."""
+    """Order of arrival; set when the scheduler accepts the request, kept over preemptions."""
     row: int = NO_ROW
     admitted_step: int = 0
-    """The step that gave the row; what older ones drew there is not for this request."""
-    clock: StepClock = STILL
-    """Its ticks count as computed tokens."""
-    due: int = -1
-    """The tick at which it reaches a border, while it decodes; see `Decoding`."""
+    """The step that gave the row; what older steps drew there is not for this request."""
     num_expected: int = 0
-    """Tokens that the prefix cache held when the request joined the line; 0 once it has a row."""
-    is_prefilling: bool = True
-    """True until the last known token was computed since admission."""
+    """Tokens that the prefix cache held when the request began to wait; 0 once it has a row."""
+    num_cached: int | None = None
+    """Prompt tokens found in the prefix cache at the first admission; None before it."""
+    num_preemptions: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class KvState:
+    """The blocks that a request holds, and the hashes of their contents."""
+
     blocks: list[int] = field(default_factory=list)
     windowed: list[list[int]] = field(default_factory=list)
     """For each window group its table, see `KvGroups`; the null block for what is behind."""
@@ -153,55 +141,103 @@ class Request:
     """Entries of each of `windowed` that the runner knows."""
     capacity: int = 0
     """Tokens that `blocks` hold."""
+    began_with: SavedState | None = None
+    """The saved state that the row began with."""
     hashes: list[bytes] = field(default_factory=list)
     """One for each full block of known tokens, as far as they were needed."""
+    is_long: bool = False
+    """Whether the keys are those of a sequence beyond the rope boundary."""
+    num_matched: int = 0
+    """Tokens at the beginning that the prefix cache has blocks of, where rows keep states."""
     route_hashes: list[bytes] = field(default_factory=list)
     """One for each full route block of known tokens, as far as they were needed."""
     num_routed: int = 0
     """Route blocks that were looked at since admission."""
-    num_matched: int = 0
-    """Tokens at its beginning that the prefix cache has blocks of, where rows keep states."""
-    began_with: SavedState | None = None
-    """The saved state that its row began with."""
-    num_cached: int | None = None
-    """Prompt tokens found in the prefix cache at the first admission; None before it."""
-    has_reported: bool = False
-    """Whether a delta of this attempt went out."""
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    num_preemptions: int = 0
-    timeline: Timeline = field(default_factory=Timeline)
-    _computed: int = 0
-    """What `num_computed` is beyond the clock."""
 
-    def __post_init__(self) -> None:
-        self.num_resumed = len(self.token_ids) - self.num_prompt
-        self.min_len = self.num_prompt + self.sampling.min_tokens
-        self.max_len = self.num_prompt + self.sampling.max_tokens
-        stops = frozenset(self.sampling.stop_token_ids)
-        self.stop_ids = stops if self.sampling.ignores_eos else stops | self.eos_ids
-        # an earlier attempt that delivered tokens delivered these before them
-        self.wants_prompt_logprobs = (
-            self.sampling.prompt_logprobs is not None and self.num_resumed == 0
-        )
+
+class Turns:
+    """Steps in which all requests of a decode wheel computed one token each."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+NO_TURNS: Final = Turns()
+"""Of requests that are not on a wheel."""
+
+
+class DecodeState:
+    """How many tokens of a request are computed; written by `DecodeWheel`."""
+
+    __slots__ = ("base", "due", "is_prefilling", "turns")
+
+    def __init__(self) -> None:
+        self.turns = NO_TURNS
+        """Each turn counts as a computed token."""
+        self.base = 0
+        """Computed tokens without the turns."""
+        self.due = -1
+        """The turn at which the request needs attention; -1: at none."""
+        self.is_prefilling = True
+        """True until the last known token was computed since admission."""
+
+
+@dataclass(slots=True, eq=False)
+class OutputState:
+    """What was delivered of a request's output."""
+
+    num_resumed: int
+    """Output tokens that earlier attempts delivered: the offset of the first token sent here."""
+    wants_prompt_logprobs: bool
+    """Until they are delivered."""
+    has_reported: bool = False
+    """Whether a delta of this attempt was sent."""
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+
+class Request:
+    """One stream. Written by the engine thread only, once it was submitted."""
+
+    __slots__ = ("decode", "key", "kv", "num_prompt", "output", "place", "spec", "timeline",
+                 "token_ids")  # fmt: skip
+
+    def __init__(self, spec: RequestSpec, token_ids: list[int]) -> None:
+        """token_ids: the prompt and what earlier attempts delivered; drawn tokens are appended."""
+        self.spec = spec
+        self.key = spec.key
+        self.num_prompt = spec.num_prompt
+        self.token_ids = token_ids
+        self.place = QueuePlace()
+        self.kv = KvState()
+        self.decode = DecodeState()
+        num_resumed = len(token_ids) - spec.num_prompt
+        # an earlier attempt that delivered tokens delivered prompt logprobs before them
+        wants = spec.sampling.prompt_logprobs is not None and num_resumed == 0
+        self.output = OutputState(num_resumed, wants)
+        self.timeline = Timeline()
 
     @property
     def order(self) -> tuple[int, int]:
-        """Who goes first: smaller priority, then earlier arrival."""
-        return (self.priority, self.arrival)
+        """Sorts requests: smaller priority first, then earlier arrival."""
+        return (self.spec.priority, self.place.arrival)
 
     @property
     def block_salt(self) -> str | None:
         """The salt of its blocks: those of the two sides of the boundary are never shared."""
-        if self.rope_boundary is None or (self.cache_salt is None and not self.is_long):
-            return self.cache_salt
-        return f"{'long' if self.is_long else 'short'}: {self.cache_salt or ''}"
+        salt = self.spec.cache_salt
+        if self.spec.rope_boundary is None or (salt is None and not self.kv.is_long):
+            return salt
+        return f"{'long' if self.kv.is_long else 'short'}: {salt or ''}"
 
     @property
     def decode_end(self) -> int:
         """The first length that it cannot compute from the KV it has."""
-        if self.rope_boundary is None or self.is_long:
-            return self.max_len
-        return min(self.max_len, self.rope_boundary + 1)
+        boundary = self.spec.rope_boundary
+        if boundary is None or self.kv.is_long:
+            return self.spec.max_len
+        return min(self.spec.max_len, boundary + 1)
 
     @property
     def num_known(self) -> int:
@@ -212,46 +248,52 @@ class Request:
     def num_computed(self) -> int:
         """Tokens that are computed or scheduled to be. A decoding request has one less than it
         knows, or as many while its next token is being drawn."""
-        return self._computed + self.clock.now
-
-    @num_computed.setter
-    def num_computed(self, value: int) -> None:
-        self._computed = value - self.clock.now
+        return self.decode.base + self.decode.turns.count
 
     @property
     def backlog(self) -> int:
         """Tokens to compute before the next one can be drawn; 0 for a decoding request.
 
-        While it waits for a row, as far as one can tell: what is cached may go until then.
+        An estimate while it waits for a row: cached blocks may be evicted before.
         """
-        done = max(self.num_computed, self.num_expected)
-        return len(self.token_ids) - done if self.is_prefilling else 0
-
-    def choose_side(self) -> None:
-        """Before any of its KV is found or computed: its length decides the side."""
-        is_long = self.rope_boundary is not None and self.num_known > self.rope_boundary
-        if is_long != self.is_long:
-            self.is_long = is_long
-            # a new list, because the block log still refers to the old one
-            self.hashes = []
+        done = max(self.num_computed, self.place.num_expected)
+        return len(self.token_ids) - done if self.decode.is_prefilling else 0
 
     def ending(self) -> Ending | None:
-        """Whether the last known token, or a refusal, ends the stream. None while it goes on."""
-        if self.refusal is not None:
-            return Ending("error", error=self.refusal)
+        """Why the last known token, or a refusal, ends the stream; None while it continues."""
+        spec = self.spec
+        if spec.refusal is not None:
+            return Ending("error", error=spec.refusal)
         length = len(self.token_ids)
         if length == self.num_prompt:
             return None
         token = self.token_ids[-1]
-        if length >= self.min_len and token in self.stop_ids:
-            is_eos = token in self.eos_ids and not self.sampling.ignores_eos
+        if length >= spec.min_len and token in spec.stop_ids:
+            is_eos = token in spec.eos_ids and not spec.sampling.ignores_eos
             return Ending("stop", stop_token=None if is_eos else token)
-        if length >= self.max_len:
+        if length >= spec.max_len:
             return Ending("length")
-        rule = self.sampling.repetition
-        is_loop = (
-            rule is not None
-            and length >= self.min_len
-            and ends_in_loop(self.token_ids, self.num_prompt, rule)
-        )
-        return Ending("repetition") if is_loop else None
+        rule = spec.sampling.repetition
+        if rule is None or length < spec.min_len:
+            return None
+        return Ending("repetition") if ends_in_loop(self.token_ids, self.num_prompt, rule) else None
+
+
+def ends_in_loop(token_ids: Sequence[int], start: int, rule: RepetitionRule) -> bool:
+    """Whether the tokens from `start` on end with one pattern, `min_count` times in a row.
+
+    Depends on the tokens alone, so the result is the same after a migration.
+    """
+    longest = min(rule.max_size, (len(token_ids) - start) // rule.min_count)
+    last = token_ids[-1]
+    for size in range(rule.min_size, longest + 1):
+        # one token rules out nearly every pattern
+        if token_ids[-1 - size] == last and _repeats(token_ids, size, rule.min_count):
+            return True
+    return False
+
+
+def _repeats(token_ids: Sequence[int], size: int, count: int) -> bool:
+    end = len(token_ids)
+    pattern = token_ids[end - size :]
+    return all(token_ids[end - (k + 1) * size : end - k * size] == pattern for k in range(1, count))

@@ -6,12 +6,13 @@ from tokenmesh.services.worker_svc.engine.plan import NewRow, StepPlan
 from tokenmesh.services.worker_svc.engine.request import NO_ROW, Request
 
 Drawn = tuple[list[Request | None], set[int], list[int] | None]
-"""Of the tokens of a step: whom they are for, in the order of the rows; rows that may be at their
-end or drew several; all tokens, or None where a row drew several."""
+"""Of the tokens of a step: their requests, in the order of the rows; rows that may be at their end
+or drew several; all tokens, or None where a row drew several."""
 
 
 class RowTable:
-    """Rows 0 .. num_rows-1. A row may be given away while a step of its last owner is in flight."""
+    """Rows 0 .. num_rows-1. A row may be reassigned while a step of its last
+    holder is in flight."""
 
     def __init__(self, num_rows: int) -> None:
         self.requests: list[Request | None] = [None] * num_rows
@@ -20,7 +21,7 @@ class RowTable:
         self._removed: list[int] = []
         self._late: dict[int, Request] = {}
         self._stale: dict[int, int] = {}
-        """By row that somebody lost: the last step that may hold a token of theirs."""
+        """By row that a request lost: the last step with a token of that request."""
         self._step = -1
         self._num_of: dict[str, int] = {}
 
@@ -31,25 +32,25 @@ class RowTable:
 
     @property
     def by_tenant(self) -> Mapping[str, int]:
-        """Rows that each tenant holds, of those who hold any."""
+        """Rows held by each tenant, of those with any."""
         return self._num_of
 
     def give(self, request: Request, step: int) -> None:
         """The request gets a row with this step."""
-        request.row = self._free.pop()
-        request.admitted_step = step
-        self.requests[request.row] = request
-        tenant = request.owner.tenant
+        request.place.row = self._free.pop()
+        request.place.admitted_step = step
+        self.requests[request.place.row] = request
+        tenant = request.spec.owner.tenant
         self._num_of[tenant] = self._num_of.get(tenant, 0) + 1
 
     def take(self, request: Request) -> None:
-        """The request loses its row; the runner hears of it with the next step."""
-        row, request.row = request.row, NO_ROW
+        """The request loses its row; the runner gets that with the next plan."""
+        row, request.place.row = request.place.row, NO_ROW
         self.requests[row] = None
         self._removed.append(row)
         self._stale[row] = self._step
         self._free.append(row)
-        tenant = request.owner.tenant
+        tenant = request.spec.owner.tenant
         self._num_of[tenant] -= 1
         if not self._num_of[tenant]:
             del self._num_of[tenant]
@@ -66,7 +67,7 @@ class RowTable:
             plan.removed_rows, self._removed = self._removed, []
 
     def take_stale(self, step: int) -> set[int]:
-        """Rows whose token in that step is not for who holds them now; steps are asked in order."""
+        """Rows whose token in that step is not for their holder; to be called in step order."""
         if not self._stale:
             return set()
         last_by_row = self._stale
@@ -74,19 +75,19 @@ class RowTable:
         return {row for row, last in last_by_row.items() if last >= step}
 
     def owner(self, row: int, step: int) -> Request | None:
-        """Who held the row in that step, if they still do."""
+        """The request that held the row in that step, if it still does."""
         request = self.requests[row]
-        return request if request is not None and request.admitted_step <= step else None
+        return request if request is not None and request.place.admitted_step <= step else None
 
     def expect_late(self, request: Request) -> None:
-        """The request loses its row to make room; what it draws in a step in flight is good."""
+        """The request loses its row to make room; its token of an in-flight step still counts."""
         # but prompt logprobs go out with the first token, and they are computed again
-        if not request.wants_prompt_logprobs:
-            self._late[request.row] = request
+        if not request.output.wants_prompt_logprobs:
+            self._late[request.place.row] = request
 
     def owners(self, step: int, rows: Collection[int]) -> tuple[list[Request | None], set[int]]:
-        """Whom the tokens are for that rows drew in a step, and those rows that were lost since to
-        make room; to be asked once for each step, in order.
+        """The requests whose tokens rows drew in a step, and the rows lost since by preemption for
+        room; to be called once for each step, in order.
 
         A token is for no request when its own has ended since the launch, or was preempted for
         another reason. No other is admitted in a step that makes room.
@@ -99,27 +100,28 @@ class RowTable:
         return [late.get(row) if row in stale else by_row[row] for row in rows], set(late)
 
     def expect_no_late(self) -> None:
-        """All steps that were in flight when somebody lost a row have landed, or are spoiled."""
+        """All steps that were in flight when a row was lost have landed, or failed."""
         self._late.clear()
 
 
 def new_row_of(request: Request) -> NewRow:
     """What the runner needs to know of a request that was given a row."""
     return NewRow(
-        row=request.row,
+        row=request.place.row,
         token_ids=list(request.token_ids),
         num_prompt=request.num_prompt,
-        sampling=request.sampling,
-        media=request.media,
-        wants_prompt_logprobs=request.wants_prompt_logprobs,
-        embeddings=request.embeddings,
-        grammar=request.grammar,
-        state=request.began_with.slot if request.began_with is not None else None,
+        sampling=request.spec.sampling,
+        media=request.spec.media,
+        wants_prompt_logprobs=request.output.wants_prompt_logprobs,
+        embeddings=request.spec.embeddings,
+        grammar=request.spec.grammar,
+        state=request.kv.began_with.slot if request.kv.began_with is not None else None,
     )
 
 
 class EndDetector:
-    """Of the requests that have a row. Says too much rather than too little."""
+    """Finds draws that may end a stream, without visiting each stream. May find too many rows,
+    never too few."""
 
     def __init__(self) -> None:
         self._num_stopped_by: dict[int, int] = {}
@@ -130,23 +132,23 @@ class EndDetector:
     def join(self, request: Request) -> None:
         """A request has got a row."""
         counts = self._num_stopped_by
-        for token in request.stop_ids:
+        for token in request.spec.stop_ids:
             counts[token] = counts.get(token, 0) + 1
-        if request.sampling.repetition is not None:
-            self._rows.add(request.row)
+        if request.spec.sampling.repetition is not None:
+            self._rows.add(request.place.row)
 
     def leave(self, request: Request) -> None:
         """It is about to lose the row."""
         counts = self._num_stopped_by
-        for token in request.stop_ids:
+        for token in request.spec.stop_ids:
             counts[token] -= 1
             if not counts[token]:
                 del counts[token]
-        self._rows.discard(request.row)
+        self._rows.discard(request.place.row)
 
     def expect_end(self, request: Request) -> None:
         """What it draws next may make it as long as it may get."""
-        self._rows.add(request.row)
+        self._rows.add(request.place.row)
 
     def rows(self, rows: Collection[int], ids: Sequence[int]) -> set[int]:
         """Of tokens drawn, one by each of these rows: the rows that may be at their end."""

@@ -19,8 +19,6 @@ MOST_REGULAR: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class StateBorders:
-    """Sizes in tokens."""
-
     unit: int
     """Of which each border is a multiple; whole blocks."""
     interval: int
@@ -46,7 +44,7 @@ class StateBorders:
             spacing *= 2
         regular = (start // spacing + 1) * spacing
         if last - regular < self.interval:
-            regular = last  # so near to it, it is not worth a step of its own
+            regular = last  # so near to it, it is not worth a separate step
         parting = num_matched // self.unit * self.unit
         wanted = (each for each in (regular, parting, last) if start < each <= last)
         return min((each for each in wanted if each >= self.interval), default=None)
@@ -81,7 +79,7 @@ class SavedState:
 
 
 class SavedStates:
-    """A bounded number of slots; whatever was found least recently gives way."""
+    """A bounded number of slots; the least recently found is replaced."""
 
     def __init__(self, num_slots: int, borders: StateBorders, *, needs_blocks: bool) -> None:
         """needs_blocks: whether layers also keep pages, without which a state is worth nothing."""
@@ -142,7 +140,7 @@ class SavedStates:
     def drop(self, saved: SavedState) -> list[bytes]:
         """It can no longer be found; the block hashes that no saved state reaches any more.
 
-        Nothing happens when it is gone already.
+        Nothing happens when it was dropped before.
         """
         if self._by_key.get(saved.key) is not saved:
             return []
@@ -159,7 +157,7 @@ class SavedStates:
         return lost
 
     def forget_block(self, block_hash: bytes) -> list[bytes]:
-        """A block is gone, and all saved states that need it; the hashes that none reaches now."""
+        """A block was evicted: drop all states that need it; the hashes that none reaches now."""
         if block_hash not in self._num_behind:
             return []
         ends_there = self._by_key.get(block_hash)

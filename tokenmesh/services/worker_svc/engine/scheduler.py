@@ -1,13 +1,16 @@
 """Scheduler: hands one token budget a step to requests, so that computed catches up with known.
 
-Chunked prefill, decode, prefix hits, resumption and preemption are that one rule. A step may be
-scheduled before the tokens of the one before it are known."""
+Chunked prefill, decode, prefix hits, resumption and preemption are that one rule. Pure Python on
+ints and lists; the runner gets everything from the plan. A step may be scheduled before
+the tokens of the one before it are known: then a decoding request computes a token without an id.
+Streams that decode are many and seldom need anything, so nothing here looks at each in every step.
+"""
 
 from collections.abc import Mapping
 from itertools import count
 
 from tokenmesh.services.worker_svc.engine.block_tables import BlockTables, Hits
-from tokenmesh.services.worker_svc.engine.decode_wheel import Decoding
+from tokenmesh.services.worker_svc.engine.decode_wheel import DecodeWheel
 from tokenmesh.services.worker_svc.engine.in_flight import StepNotes
 from tokenmesh.services.worker_svc.engine.plan import ScheduledRow, StepPlan, single_ids
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
@@ -28,7 +31,8 @@ from tokenmesh.shared.config.worker import WorkerSettings
 class Scheduler:
     """Owns waiting and running requests, their rows and their blocks.
 
-    `num_computed` advances when tokens are scheduled; a failed step is taken back by `preempt`."""
+    `num_computed` advances when tokens are scheduled; `preempt` and `remove` undo a failed step.
+    """
 
     def __init__(
         self, settings: WorkerSettings, cache: PrefixCache, proposer: Proposer | None = None
@@ -43,7 +47,7 @@ class Scheduler:
         self._running = ServiceQueue()
         self._prefilling = ServiceQueue()
         """Those of the running ones whose known tokens are not all computed."""
-        self._decoding = Decoding()
+        self._wheel = DecodeWheel()
         """The others, but for those whose last token is on its way."""
         self._filling: list[Request] = []
         """Whose block the latest step fills with a token that was not known then."""
@@ -57,7 +61,9 @@ class Scheduler:
         held = self._running, self._prefilling, self._waiting, self.rows, pool, groups
         self._sharing = Sharing(*held, self.preempt, self._find, self.recent)
         self._room = BlockReclaimer(pool, self._tables, self._running, self.rows, self._requeue)
-        self._speculating = Speculating(proposer, self._tables, cache, self._ends, self._room)
+        self._speculating = Speculating(
+            proposer, self._wheel, self._tables, cache, self._ends, self._room
+        )
         self.num_queued_tokens = 0
         """Sum of `backlog` over all requests."""
         self.notes = StepNotes()
@@ -75,23 +81,23 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Take a request; its tokens must fit the pool."""
-        assert self._groups.needed(request.max_len - 1) < self._pool.num_blocks
-        request.arrival = next(self._arrivals)
-        request.status = Status.WAITING
-        request.num_expected = len(self._cache.find(request)[0]) * self._settings.block_size
+        assert self._groups.needed(request.spec.max_len - 1) < self._pool.num_blocks
+        request.place.arrival = next(self._arrivals)
+        request.place.status = Status.WAITING
+        request.place.num_expected = len(self._cache.find(request)[0]) * self._settings.block_size
         self._waiting.add(request)
         self.num_queued_tokens += request.backlog
 
     def remove(self, request: Request) -> None:
         """The request ends, wherever it is; its row and blocks are free at once."""
-        if request.status is Status.RUNNING:
+        if request.place.status is Status.RUNNING:
             self.num_queued_tokens -= request.backlog
             self._running.remove(request)
             self._release(request)
-        elif request.status is Status.WAITING:
+        elif request.place.status is Status.WAITING:
             self.num_queued_tokens -= request.backlog
             self._waiting.remove(request)
-        request.status = Status.ENDED
+        request.place.status = Status.ENDED
 
     def preempt(self, request: Request) -> None:
         """Send a running request back to wait; all it knows will be computed again."""
@@ -104,12 +110,11 @@ class Scheduler:
         self.notes = StepNotes()
         self.rows.expect_no_late()
         budget = self._settings.max_num_batched_tokens
-        is_short = self._sharing.begin_step(budget)
-        num_gave_way = len(self.notes.preempted)
+        is_short, num_gave_way = self._sharing.begin_step(budget), len(self.notes.preempted)
         if self._groups.num_windowed:
             self._room.advance_windows(self._prefilling)
         self._decode(plan)
-        for request in self._decoding.outgrown():
+        for request in self._wheel.outgrown():
             self._running.remove(request)
             self._send_back(request)
         budget -= len(plan.decodes) + len(plan.scheduled)
@@ -119,7 +124,7 @@ class Scheduler:
             self._admit(plan, budget)
         if self._speculating.is_on:
             self._speculating.draft(self._settings.max_num_batched_tokens - plan.num_tokens)
-        prefills = ((request.owner, tokens) for request, tokens, _ in self.notes.prefills)
+        prefills = ((request.spec.owner, tokens) for request, tokens, _ in self.notes.prefills)
         self.recent.note(self.rows.by_tenant, prefills)
         if plan.num_rows:
             plan.saves = self._cache.take_saved()
@@ -138,30 +143,31 @@ class Scheduler:
                 if request is not None:
                     request.token_ids.append(token)
         if late:
-            ends |= late  # who has lost the row is watched no more
+            ends |= late  # their end is not watched any more
             self.num_queued_tokens += sum(len(tokens[row]) for row in late)
+        registered, register = self.notes.registered, self._cache.register
         for request in self._filling:
             length = len(request.token_ids)
-            # whoever lost its row has no capacity
-            if length == request.capacity:
-                # the latest step computes this very token: the block's content is known now
-                self.notes.registered += self._cache.register(request, length - 1, length)
+            # a request that lost its row has no capacity
+            if length == request.kv.capacity:
+                # the latest step computes this token: the block's content is known now
+                registered += register(request, length - 1, length)
         return owners, ends, ids
 
     def _decode(self, plan: StepPlan) -> None:
-        """Everybody who decodes goes on by a token."""
+        """Every decoding request computes its next token."""
         if self._speculating.is_on:
-            self._speculating.begin_step(self._decoding, len(self._running))
+            self._speculating.begin_step(len(self._running))
         self._filling = []
-        at_border = self._decoding.tick()
+        at_border = self._wheel.turn()
         is_short = self._pool.num_free < len(at_border) * self._groups.growth
         if is_short:
             at_border.sort(key=service_order)
         for request in at_border:
-            # who has given way to one before it needs nothing
-            if not is_short or request in self._decoding:
+            # one that was preempted for another needs nothing
+            if not is_short or request in self._wheel:
                 self._pass_border(plan, request, is_short=is_short)
-        plan.decodes = self._decoding.rows()
+        plan.decodes = self._wheel.rows()
         if self._speculating.is_on:
             self.notes.registered += self._speculating.schedule(plan)
 
@@ -169,24 +175,24 @@ class Scheduler:
         """A decoding request fills a block, needs one, or comes to its end."""
         length = request.num_computed
         if length == request.decode_end:
-            self._decoding.leave_at_end(request)
+            self._wheel.leave_at_end(request)
             return
-        if length > request.capacity:
-            if request.windowed:
+        if length > request.kv.capacity:
+            if request.kv.windowed:
                 self._tables.drop_behind(request, length - 1)
             if is_short and not self._room.make(request, self._groups.growth):
                 return
-            plan.grown.append((request.row, self._tables.grow(request)))
-            if request.windowed and (windowed := self._tables.take_new(request)):
-                plan.grown_windowed.append((request.row, [each for (each,) in windowed]))
-        if length == request.capacity:
+            plan.grown.append((request.place.row, self._tables.grow(request)))
+            if request.kv.windowed and (windowed := self._tables.take_new(request)):
+                plan.grown_windowed.append((request.place.row, [each for (each,) in windowed]))
+        if length == request.kv.capacity:
             if length <= len(request.token_ids):
                 self.notes.registered += self._cache.register(request, length - 1, length)
             else:
                 self._filling.append(request)
-        if length == request.max_len - 1:
+        if length == request.spec.max_len - 1:
             self._ends.expect_end(request)
-        self._decoding.expect_border(request, length)
+        self._wheel.expect_border(request, length)
 
     def _continue_prefills(self, plan: StepPlan, budget: int) -> int:
         """The next chunks of prompts, as far as there is budget; how much of it they take."""
@@ -213,15 +219,15 @@ class Scheduler:
         end = start + num_tokens
         self.num_queued_tokens -= num_tokens
         self.notes.prefills.append((request, num_tokens, num_cached))
-        request.num_computed = end
-        request.is_prefilling = end < request.num_known
+        self._wheel.advance(request, num_tokens)
         self.notes.registered += self._cache.register(request, start, end)
-        if not request.is_prefilling:
-            self._decoding.enter(request)
-            if end == request.max_len - 1:
+        samples = end == request.num_known
+        if samples:
+            self._wheel.enter(request)
+            if end == request.spec.max_len - 1:
                 self._ends.expect_end(request)
-        windowed, samples = self._tables.take_new(request), not request.is_prefilling
-        return ScheduledRow(request.row, start, num_tokens, new_blocks, samples, windowed)
+        windowed = self._tables.take_new(request)
+        return ScheduledRow(request.place.row, start, num_tokens, new_blocks, samples, windowed)
 
     def _admit(self, plan: StepPlan, budget: int) -> None:
         while budget > 0 and self.rows.has_free and len(self._waiting):
@@ -239,25 +245,27 @@ class Scheduler:
 
     def _place(self, request: Request, hits: Hits, step: int) -> None:
         self.num_queued_tokens -= request.backlog
-        request.num_computed = len(hits[0]) * self._settings.block_size
+        self._wheel.begin(request, num_cached := len(hits[0]) * self._settings.block_size)
         self._tables.give(request, hits)
-        request.num_expected = 0
+        request.place.num_expected = 0
         self.num_queued_tokens += request.backlog
-        if request.num_cached is None:
-            request.num_cached = min(request.num_computed, request.num_prompt)
+        if request.place.num_cached is None:
+            request.place.num_cached = min(num_cached, request.num_prompt)
         self.rows.give(request, step)
         self._ends.join(request)
-        request.status = Status.RUNNING
+        request.place.status = Status.RUNNING
         self._running.add(request)
 
     def _schedule_first_chunk(self, plan: StepPlan, request: Request, budget: int) -> int:
         start, pending = request.num_computed, request.num_known - request.num_computed
         is_alone = len(self._running) == 1 and not len(self._waiting)
-        # whoever has a row goes on by at least a token
+        # a request with a row computes at least a token
         num_tokens = max(1, self._chunk(request, pending, budget, is_alone=is_alone))
         plan.new_rows.append(new_row_of(request))
-        plan.scheduled.append(self._compute_chunk(request, num_tokens, list(request.blocks), start))
-        if request.is_prefilling:
+        plan.scheduled.append(
+            self._compute_chunk(request, num_tokens, list(request.kv.blocks), start)
+        )
+        if request.decode.is_prefilling:
             self._prefilling.add(request)
         return num_tokens
 
@@ -268,28 +276,25 @@ class Scheduler:
         return self._sharing.take(request, self._cache.cut(request, min(pending, budget)))
 
     def _requeue(self, request: Request) -> None:
-        """Give way to others; the request has left the running ones already."""
+        """The request was preempted and has left the running ones already."""
         self._send_back(request)
-        request.num_preemptions += 1
+        request.place.num_preemptions += 1
         self.notes.preempted.append(request)
 
     def _send_back(self, request: Request) -> None:
         """Give row and blocks back and wait; everything is computed again."""
         self._release(request)
         self.num_queued_tokens -= request.backlog
-        request.num_computed = 0
-        request.is_prefilling = True
-        request.status = Status.WAITING
-        request.prompt_logprobs.clear()
+        self._wheel.begin(request, 0)
+        request.place.status = Status.WAITING
         self.num_queued_tokens += request.backlog
         self._waiting.add(request)
 
     def _release(self, request: Request) -> None:
-        if request.is_prefilling:
+        if request.decode.is_prefilling:
             self._prefilling.remove(request)
         else:
-            self._decoding.leave(request)
-            self._speculating.leave(request)
+            self._wheel.leave(request)
         self._ends.leave(request)
         self._tables.release(request)
         self.rows.take(request)

@@ -42,56 +42,61 @@ def num_blocks(request: Request) -> int:
 def giving_way(
     running: Iterable[Request], claimant: Request, need: int, amount: Amount, is_lighter: IsLighter
 ) -> Request | None:
-    """Whose room `claimant` gets, which needs that much: somebody's of no smaller class who still
-    has no less than the claimant's tenant then, by weight, or at least something where the claimant
-    has had much less lately; never somebody's who has had much less itself."""
+    """The request to preempt for `claimant`, which needs that much; None: there is none.
+
+    Its tenant is of no smaller class, and would still hold no less than the claimant's tenant by
+    weight, or at least something where the claimant has had much less lately. It never is a
+    tenant that has had much less itself.
+    """
     holdings = _holdings(running, amount)
-    mine = holdings.pop(claimant.owner.tenant, None)
-    target = ((mine.total if mine else 0) + need) / claimant.owner.weight
+    mine = holdings.pop(claimant.spec.owner.tenant, None)
+    target = ((mine.total if mine else 0) + need) / claimant.spec.owner.weight
     found, most = None, 0.0
     for each in holdings.values():
-        owner = each.last.owner
+        owner = each.last.spec.owner
         left = (each.total - amount(each.last)) / owner.weight
-        if owner.group < claimant.owner.group or is_lighter(owner, claimant.owner):
+        if owner.group < claimant.spec.owner.group or is_lighter(owner, claimant.spec.owner):
             continue
-        if left > most and (left >= target or is_lighter(claimant.owner, owner)):
+        if left > most and (left >= target or is_lighter(claimant.spec.owner, owner)):
             found, most = each.last, left
     return found
 
 
 def heaviest(running: Iterable[Request]) -> Request:
-    """Who gives way when running requests need more blocks than there are; one must be running."""
+    """The request to preempt when the running ones need more blocks than there are."""
     holdings = _holdings(running, num_blocks).values()
-    return max(holdings, key=lambda each: (each.last.owner.group, each.total / _weight(each))).last
+    return max(
+        holdings, key=lambda each: (each.last.spec.owner.group, each.total / _weight(each))
+    ).last
 
 
 def split(total: int, demands: Mapping[str, tuple[int, float]]) -> dict[str, int]:
-    """Tokens of a step by tenant, from what each asks for and its weight.
+    """Tokens of a step by tenant, from their demands and weights; at least one each.
 
-    Nobody gets more than it asks for, nothing is left while somebody asks for more (but for what
-    rounding down leaves), and whoever asks for less than its share gets all of it. At least one.
+    No tenant gets more than its demand; a demand below its share is met in full; nothing is left
+    while a demand is not met, but for what rounding down leaves.
     """
     shares: dict[str, int] = {}
     weight = sum(weight for _, weight in demands.values())
-    for tenant, (asked, own) in sorted(demands.items(), key=lambda item: item[1][0] / item[1][1]):
+    for tenant, (demand, own) in sorted(demands.items(), key=lambda item: item[1][0] / item[1][1]):
         share = total * min(1.0, own / weight) if weight > 0 else total
-        shares[tenant] = max(1, min(asked, int(share)))
+        shares[tenant] = max(1, min(demand, int(share)))
         total = max(0, total - shares[tenant])
         weight -= own
     return shares
 
 
 def _weight(holding: _Holding) -> float:
-    return holding.last.owner.weight
+    return holding.last.spec.owner.weight
 
 
 def _holdings(running: Iterable[Request], amount: Amount) -> dict[str, _Holding]:
     """By tenant; `running` is in service order."""
     found: dict[str, _Holding] = {}
     for request in running:
-        holding = found.get(request.owner.tenant)
+        holding = found.get(request.spec.owner.tenant)
         if holding is None:
-            holding = found[request.owner.tenant] = _Holding(request)
+            holding = found[request.spec.owner.tenant] = _Holding(request)
         holding.last = request
         holding.total += amount(request)
     return found
@@ -146,11 +151,11 @@ class Sharing:
 
     def take(self, request: Request, num_tokens: int) -> int:
         """How many of the prefill tokens that a request could have its tenant has a right to."""
-        share = self._shares.get(request.owner.tenant)
+        share = self._shares.get(request.spec.owner.tenant)
         if share is None:
             return num_tokens
         num_tokens = min(num_tokens, share)
-        self._shares[request.owner.tenant] = share - num_tokens
+        self._shares[request.spec.owner.tenant] = share - num_tokens
         return num_tokens
 
     def _must_relieve(self) -> bool:
@@ -188,7 +193,7 @@ class Sharing:
             prefilling.append(self._waiting.first)
         demands: dict[TenantShare, int] = {}
         for request in prefilling:
-            demands[request.owner] = demands.get(request.owner, 0) + request.backlog
+            demands[request.spec.owner] = demands.get(request.spec.owner, 0) + request.backlog
         if len({owner.tenant for owner in demands}) < 2:
             return _UNBOUND
         light = [each for each in demands if self._recent.is_light(each)]
@@ -199,4 +204,4 @@ class Sharing:
 def _grows(request: Request) -> bool:
     """Whether the next token of a decoding request needs a block."""
     end = request.num_computed + 1
-    return not request.is_prefilling and request.capacity < end < request.decode_end
+    return not request.decode.is_prefilling and request.kv.capacity < end < request.decode_end

@@ -1,8 +1,8 @@
 """SimRunner: no model, but the time that one would take and tokens that can be checked.
 
 The token at output position p of a stream depends on its prompt, its seed and p, on nothing else:
-`sim_token`. So a stream that moved to another worker goes on with the same tokens, and whoever
-reads a stream can tell a lost, doubled or foreign token.
+`sim_token`. So a migrated stream continues with the same tokens, and a reader
+detects lost, repeated or foreign tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -91,14 +91,12 @@ class SimLaunch:
         self._wait = wait
 
     def wait(self, timeout_s: float) -> bool:
-        """See `Launch.wait`."""
         rest_s = self._end_s - monotonic_s()
         if min(rest_s, timeout_s) > 0:
             self._wait(min(rest_s, timeout_s))
         return rest_s <= timeout_s
 
     def result(self) -> StepResult:
-        """See `Launch.result`."""
         rest_s = self._end_s - monotonic_s()
         if rest_s > 0:
             self._wait(rest_s)
@@ -125,7 +123,6 @@ class SimRunner:
         """When the last launched step ends, on `monotonic_s`."""
 
     def launch(self, plan: StepPlan) -> SimLaunch:
-        """See `Runner.launch`."""
         duration_s = step_seconds(plan, self._settings) * self._settings.sim_time_scale
         self._end_s = max(self._end_s, monotonic_s()) + duration_s
         return SimLaunch(self._carry_out(plan), self._end_s, self._wait)

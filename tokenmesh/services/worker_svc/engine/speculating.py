@@ -1,14 +1,14 @@
-"""Speculating: requests that compute guesses of their next tokens along with the last known one.
+"""Speculating: requests that compute drafts of their next tokens along with the last known one.
 
-What a stream draws does not depend on the guesses: the runner draws every token as it would without
-them, and goes on to the next only where the guess was what it drew. So a guess costs or saves time.
+The output does not depend on the drafts: the runner draws every token as it would without them, and
+continues with the next only where the draft was what it drew. Drafts change the speed only.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from tokenmesh.services.worker_svc.engine.block_tables import BlockTables
-from tokenmesh.services.worker_svc.engine.decode_wheel import Decoding
+from tokenmesh.services.worker_svc.engine.decode_wheel import DecodeWheel
 from tokenmesh.services.worker_svc.engine.plan import Runner, ScheduledRow, StepPlan
 from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache, Registered
 from tokenmesh.services.worker_svc.engine.queues import BlockReclaimer, service_order
@@ -18,8 +18,6 @@ from tokenmesh.shared.errors import ConfigError
 
 
 class Proposer(Protocol):
-    """Guesses how streams go on."""
-
     max_rows: int
     """With more running requests than this, all of them decode without drafts."""
     max_drafts: int
@@ -35,7 +33,9 @@ class Proposer(Protocol):
 def check_drafts(runner: Runner, proposer: Proposer | None) -> None:
     """Raises ConfigError where a model cannot take drafts."""
     if proposer is not None and runner.has_states:
-        raise ConfigError("no drafts: this model's rows keep states, which a refused draft spoils")
+        raise ConfigError(
+            "no drafts: a rejected draft would corrupt the states of this model's rows"
+        )
 
 
 class Speculating:
@@ -47,8 +47,8 @@ class Speculating:
     """
 
     def __init__(
-        self, proposer: Proposer | None, tables: BlockTables, cache: PrefixCache,
-        ends: EndDetector, room: BlockReclaimer,
+        self, proposer: Proposer | None, wheel: DecodeWheel, tables: BlockTables,
+        cache: PrefixCache, ends: EndDetector, room: BlockReclaimer,
     ) -> None:  # fmt: skip
         self._proposer = proposer
         self.is_on = proposer is not None
@@ -60,54 +60,42 @@ class Speculating:
         self._size = cache.groups.block_size
         self._ends = ends
         self._room = room
-        self._members: dict[int, Request] = {}
-        """By row."""
+        self._wheel = wheel
         self._grown: list[tuple[Request, list[int]]] = []
-        """Who computes something in this step, and the blocks that it got for that."""
+        """Requests that compute something in this step, and their new blocks for that."""
         self._entries: list[tuple[Request, ScheduledRow]] = []
         """The same once they are in the plan."""
 
-    def __contains__(self, request: Request) -> bool:
-        return self._members.get(request.row) is request
-
-    def leave(self, request: Request) -> None:
-        """Stop; nothing happens when it is no member."""
-        if request in self:
-            del self._members[request.row]
-
-    def begin_step(self, decoding: Decoding, num_running: int) -> None:
-        """Take in those that decode, or send members there where too many requests run; then get
-        blocks for last known tokens: others may have to give way, whom no plan holds yet."""
+    def begin_step(self, num_running: int) -> None:
+        """Hold the decoding requests, or release them where too many run; then get blocks for last
+        known tokens. Others may be preempted for that, before they are in the step's plan."""
         assert self._proposer is not None
-        self._exchange(decoding, is_wanted=num_running <= self._proposer.max_rows)
+        self._exchange(is_wanted=num_running <= self._proposer.max_rows)
         self._grown = []
         for request in sorted(self._landed(), key=service_order):
-            if request not in self:
-                continue  # it has given way to one before it
+            if request not in self._wheel:
+                continue  # preempted for one before it
             if request.num_known == request.decode_end:
-                self.leave(request)
-                decoding.add_outgrown(request)
+                self._wheel.leave_at_end(request)
                 continue
             new_blocks = self._make_room(request)
             if new_blocks is not None:
                 self._grown.append((request, new_blocks))
 
-    def _exchange(self, decoding: Decoding, *, is_wanted: bool) -> None:
+    def _exchange(self, *, is_wanted: bool) -> None:
         if is_wanted:
-            for request in decoding.members():
-                decoding.leave(request)
-                self._members[request.row] = request
+            for request in self._wheel.turning():
+                self._wheel.hold(request)
             return
         for request in self._landed():
             # one that holds blocks ahead stays until it has filled them: borders are at full ones
-            if request.capacity - request.num_known < self._size:
-                self.leave(request)
-                decoding.enter(request)
+            if request.kv.capacity - request.num_known < self._size:
+                self._wheel.enter(request)
 
     def _make_room(self, request: Request) -> list[int] | None:
-        """New blocks for its last known token; None where it has given way itself."""
+        """New blocks for its last known token; None where the request itself was preempted."""
         length = request.num_known
-        if length <= request.capacity:
+        if length <= request.kv.capacity:
             return []
         self._tables.drop_behind(request, length - 1)
         return [self._tables.grow(request)] if self._room.make(request, self._growth) else None
@@ -117,16 +105,16 @@ class Speculating:
         self._entries = []
         registered = []
         for request, new_blocks in self._grown:
-            if request not in self:
+            if request not in self._wheel:
                 continue
             length = request.num_known
             windowed = self._tables.take_new(request)
-            entry = ScheduledRow(request.row, length - 1, 1, new_blocks, True, windowed)
+            entry = ScheduledRow(request.place.row, length - 1, 1, new_blocks, True, windowed)
             plan.scheduled.append(entry)
             self._entries.append((request, entry))
             registered += self._cache.register(request, length - 1, length)
-            request.num_computed = length
-            if length == request.max_len - 1:
+            self._wheel.advance(request, 1)
+            if length == request.spec.max_len - 1:
                 self._ends.expect_end(request)
         return registered
 
@@ -150,27 +138,27 @@ class Speculating:
                 continue
             first = request.num_known
             _append(request, new)
-            if request in self:
+            if self._wheel.is_held(request):
                 # all but the last are drafts that were computed
-                request.num_computed = request.num_known - 1
+                self._wheel.advance(request, request.num_known - 1 - first)
                 self._cache.register(request, first, request.num_known - 1)
         return set(tokens)
 
     def _landed(self) -> list[Request]:
-        return [each for each in self._members.values() if each.num_known > each.num_computed]
+        return [each for each in self._wheel.held() if each.num_known > each.num_computed]
 
     def _grow(self, request: Request, entry: ScheduledRow, num_drafts: int) -> int:
         """For how many drafts there are blocks, with those that are free."""
         wanted = request.num_known + num_drafts
-        if num_drafts and request.capacity < wanted:
+        if num_drafts and request.kv.capacity < wanted:
             self._tables.drop_behind(request, request.num_known - 1)
-        while request.capacity < wanted and self._pool.num_free >= self._growth:
+        while request.kv.capacity < wanted and self._pool.num_free >= self._growth:
             entry.new_blocks.append(self._tables.grow(request))
         windowed = self._tables.take_new(request)
         if windowed:
             old = entry.new_windowed or [[] for _ in windowed]
             entry.new_windowed = [a + b for a, b in zip(old, windowed, strict=True)]
-        return min(num_drafts, request.capacity - request.num_known)
+        return min(num_drafts, request.kv.capacity - request.num_known)
 
 
 def _append(request: Request, new: list[int]) -> None:

@@ -16,8 +16,6 @@ _KEPT_STEPS: Final = 32.0
 
 
 class Chunk(NamedTuple):
-    """One prefill chunk."""
-
     start_ns: int
     end_ns: int
     num_tokens: int
@@ -27,8 +25,6 @@ class Chunk(NamedTuple):
 
 
 class TimelineStep(NamedTuple):
-    """One engine step."""
-
     end_ns: int
     batch_size: int
     num_tokens: int

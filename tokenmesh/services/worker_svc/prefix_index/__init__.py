@@ -1,1 +1,1 @@
-"""The worker's side of the prefix index: says what it holds, gives reservations back."""
+"""The worker's side of the prefix index: writes its blocks, releases reservations."""

@@ -23,7 +23,7 @@ class IndexedBlocks:
         return len(self._hashes)
 
     def apply(self, change: RouteChange) -> None:
-        """Take in what the engine said."""
+        """Apply a change of the engine."""
         if change.is_cleared:
             self._hashes.clear()
             self.xor = 0
@@ -41,7 +41,7 @@ class IndexedBlocks:
             self._changes[route] = is_there
 
     def lose(self) -> None:
-        """Nothing can be said of what Redis holds."""
+        """The content in Redis is unknown from now on."""
         self.must_rewrite = True
         self._changes.clear()
 

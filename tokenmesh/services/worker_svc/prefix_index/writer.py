@@ -1,8 +1,8 @@
-"""IndexWriter: keeps this incarnation's keys in Redis true, and the worker going when it is away.
+"""IndexWriter: keeps this worker's keys in Redis correct; the worker goes on without Redis.
 
-Nobody else writes these keys. Whatever is doubtful (a failed write, a set of another size than it
-should have, keys that are gone or older than the last write) is mended the same way: all is written
-to a new set, which then takes the old one's name.
+No other process writes these keys. After a failed write, or when a set has another size than
+expected, or keys are missing or older than the last write, everything is written to a new set,
+which then replaces the old one.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ class IndexWriter:
         metrics.gauge_of("prefix_index_blocks", lambda: len(self._resident), **labels)
 
     def note(self, change: RouteChange) -> None:
-        """Something has come or gone."""
+        """Route blocks were added or removed."""
         self._resident.apply(change)
         self._has_news.set()
 
@@ -89,7 +89,7 @@ class IndexWriter:
             self._has_news.set()
 
     async def run(self) -> None:
-        """Write for ever; a heartbeat when there is no news."""
+        """Write changes; a heartbeat when there are none."""
         while True:
             await self._wait_for_news()
             # several steps of the engine, one write
@@ -105,7 +105,7 @@ class IndexWriter:
                 await self._writing.acquire()
                 await self._redis.call("DEL", *self._names, self._rewrite_to)
         except (TokenMeshError, TimeoutError) as error:
-            logger.info("this worker's keys in the prefix index have to expire: %s", error)
+            logger.info("keys in the prefix index are not deleted and will expire: %s", error)
 
     async def _wait_for_news(self) -> None:
         try:
@@ -125,21 +125,21 @@ class IndexWriter:
                 await self._write_changes()
             if self._resident.must_rewrite:
                 await self._write_all()
-            await self._see_to_reservations()
+            await self._update_reservations()
         except TokenMeshError as error:
             self._resident.lose()
             self._has_news.set()
             if self.is_current:
-                logger.warning("the prefix index is not written to: %s", error.message)
+                logger.warning("cannot write to the prefix index: %s", error.message)
             self.is_current = False
             return False
         self.is_current = not self._resident.must_rewrite
         return True
 
     async def _write_changes(self) -> None:
-        added, gone = self._resident.take_changes()
+        added, removed = self._resident.take_changes()
         commands: list[list[Part]] = [["SADD", self._blocks, *each] for each in self._cut(added)]
-        commands += [["SREM", self._blocks, *each] for each in self._cut(gone)]
+        commands += [["SREM", self._blocks, *each] for each in self._cut(removed)]
         await self._commit(commands)
 
     async def _write_all(self) -> None:
@@ -183,15 +183,15 @@ class IndexWriter:
         size = self._settings.write_batch
         return [hashes[first : first + size] for first in range(0, len(hashes), size)]
 
-    async def _see_to_reservations(self) -> None:
-        """Give back what is due; what is no reservation of anybody is deleted."""
+    async def _update_reservations(self) -> None:
+        """Release what is due; unreadable reservations are deleted."""
         try:
             await self._look_for_forgotten()
             await self._give_back()
         except Unavailable:
             raise
         except TokenMeshError as error:
-            logger.warning("what is reserved on this worker is unreadable: %s", error.message)
+            logger.warning("deleting unreadable reservations on this worker: %s", error.message)
             await self._redis.call("DEL", self._reserved)
 
     async def _look_for_forgotten(self) -> None:

@@ -133,7 +133,7 @@ class TorchRunner:
             num_rows = len(inputs.sampled_rows)
             draws = self._sampler.draw(inputs.sampled_rows, logits.sampled[:num_rows])
             result.errors |= draws.errors
-            result.hopeless |= draws.hopeless
+            result.non_retryable |= draws.hopeless
             self._note_draws(draws, result)
             if inputs.drafted:
                 self._verify(inputs.drafted, logits.sampled, result)

@@ -51,7 +51,7 @@ class DeviceStepGrammars:
                 result.tokens.pop(number, None)
                 result.logprobs.pop(number, None)
             result.errors = failed | result.errors
-            result.hopeless |= failed.keys()
+            result.non_retryable |= failed.keys()
 
 
 class DeviceGrammars:

@@ -48,7 +48,7 @@ class Answer:
                 logprobs = _take(unread)
             draws = DeviceDraws(drawn, logprobs, self.draws.needs).read(batch.sampled)
             result.errors |= draws.errors
-            result.hopeless |= draws.hopeless
+            result.non_retryable |= draws.hopeless
             for number, draw in draws.draw_by_row.items():
                 result.tokens[number] = [draw.token_id]
                 if draw.logprobs is not None:

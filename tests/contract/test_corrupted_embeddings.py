@@ -53,13 +53,13 @@ async def fetch(item: MediaItem, blobs: Blobs) -> bytes:
 
 
 @pytest.mark.parametrize("kind", SPOILED)
-async def test_spoiled_embeddings_are_removed(blobs: Blobs, kind: str) -> None:
+async def test_corrupted_embeddings_are_removed(blobs: Blobs, kind: str) -> None:
     item = item_of()
     assert item.embeddings is not None
     await blobs.put(GOOD, item.embeddings)
     assert await fetch(item, blobs) == GOOD
     await blobs.put(SPOILED[kind], item.embeddings)
-    with pytest.raises(Unavailable, match="spoiled"):
+    with pytest.raises(Unavailable, match="corrupted"):
         await fetch(item, blobs)
     assert not await blobs.exists(item.embeddings)
 
@@ -70,7 +70,7 @@ async def test_so_is_what_is_no_string(blobs: Blobs, redis_settings: RedisSettin
     redis = open_redis(redis_settings)
     await redis.call("RPUSH", PREFIX + item.embeddings, "a")
     await redis.close()
-    with pytest.raises(Unavailable, match="spoiled"):
+    with pytest.raises(Unavailable, match="corrupted"):
         await fetch(item, blobs)
     assert not await blobs.exists(item.embeddings)
 
