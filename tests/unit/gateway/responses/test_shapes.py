@@ -10,12 +10,12 @@ from tokenmesh.services.gateway.document.answers import answer_components
 from tokenmesh.services.gateway.responses.output_items import (
     EventRecorder,
     McpCallItem,
-    McpListing,
     OpenCustomCall,
     OpenFunctionCall,
     OpenItem,
     OpenMessage,
     OpenReasoning,
+    add_listing,
 )
 from tokenmesh.services.gateway.responses.shapes import OutputItem
 from tokenmesh.services.gateway.responses.tools import ToolName
@@ -34,7 +34,7 @@ MAKERS: tuple[Callable[[EventRecorder], None], ...] = (
     lambda each: written(OpenReasoning(each)),
     lambda each: written(OpenFunctionCall(each, "f", "call_1")),
     lambda each: written(OpenCustomCall(each, "f", "call_1")),
-    lambda each: McpListing(each, "shop").succeed([{"name": "buy", "input_schema": {}}]),
+    lambda each: add_listing(each, "shop", [{"name": "buy", "input_schema": {}}]),
 )
 ENDS: tuple[Callable[[McpCallItem], None], ...] = (
     lambda call: call.succeed("done"),

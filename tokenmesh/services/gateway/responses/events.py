@@ -21,13 +21,13 @@ from tokenmesh.services.gateway.responses.output_items import (
     Event,
     EventRecorder,
     McpCallItem,
-    McpListing,
     OpenCustomCall,
     OpenFunctionCall,
     OpenItem,
     OpenMessage,
     OpenReasoning,
     OutputStatus,
+    add_listing,
 )
 from tokenmesh.services.gateway.responses.output_tokens import ContentLogprobs, RawMessages
 from tokenmesh.services.gateway.responses.shapes import error_facts
@@ -141,7 +141,7 @@ class ResponseEvents:
 
     def list_tools(self, server_label: str, tools: list[Json]) -> list[Event]:
         """Add an item with the tools of an MCP server."""
-        McpListing(self._recorder, server_label).succeed(tools)
+        add_listing(self._recorder, server_label, tools)
         return self._recorder.take()
 
     def complete(self, usage: Json | None, *, is_cut: bool = False) -> list[Event]:

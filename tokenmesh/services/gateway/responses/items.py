@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from tokenmesh.services.gateway.openai.errors import NotSupported
-from tokenmesh.services.gateway.openai.translation import ChatMessages, Json, invalid
-from tokenmesh.services.gateway.responses.fields import (
+from tokenmesh.services.gateway.openai.translation import (
+    ChatMessages,
+    Json,
     get_objects,
     get_optional_string,
     get_string,
+    invalid,
     one_of,
 )
 from tokenmesh.services.gateway.responses.tools import to_arguments

@@ -97,12 +97,22 @@ async def open_turn(
     try:
         if recorded is None:
             async with pipeline.run(job, inbox) as prompt:
-                await replay.record(_record_of(number, prompt))
+                record = Prompted(
+                    turn=number,
+                    packed_ids=prompt.packed_ids,
+                    max_tokens=prompt.max_tokens,
+                    has_media=bool(prompt.media),
+                )
+                await replay.record(record)
                 yield turn_on(prompt), None
         else:
             # If the whole turn is recorded, no stream runs that could be cancelled.
             inbox.connect(job.first_choice, lambda: None)
-            yield turn_on(_prompt_of(recorded)), recorded
+            ids = recorded.packed_ids
+            prompt = Prompt(
+                packed_ids=ids, num_tokens=count_ids(ids), max_tokens=recorded.max_tokens
+            )
+            yield turn_on(prompt), recorded
     finally:
         detokenizing.record({REQUEST_ID: job.request_id})
 
@@ -123,21 +133,3 @@ def _resumed(job: PromptJob, recorded: Prompted, delivered: Sequence[int]) -> Pr
         return job
     prompt = IdsPrompt(token_ids=recorded.packed_ids)
     return replace(job, prompt=prompt, truncate_prompt_tokens=None)
-
-
-def _record_of(turn: int, prompt: Prompt) -> Prompted:
-    return Prompted(
-        turn=turn,
-        packed_ids=prompt.packed_ids,
-        max_tokens=prompt.max_tokens,
-        has_media=bool(prompt.media),
-    )
-
-
-def _prompt_of(recorded: Prompted) -> Prompt:
-    """The fields of the prompt that a replay needs."""
-    return Prompt(
-        packed_ids=recorded.packed_ids,
-        num_tokens=count_ids(recorded.packed_ids),
-        max_tokens=recorded.max_tokens,
-    )

@@ -234,21 +234,15 @@ class McpCallItem(OpenItem):
         self._finish(error=error, status="failed")
 
 
-class McpListing:
-    """The tools of an MCP server as an item."""
+def add_listing(recorder: EventRecorder, server_label: str, tools: list[Json]) -> None:
+    """Add an item with the tools of an MCP server.
 
-    def __init__(self, recorder: EventRecorder, server_label: str) -> None:
-        self._recorder = recorder
-        item_id = recorder.make_id("mcpl")
-        item = {"id": item_id, "type": "mcp_list_tools", "server_label": server_label}
-        self._index = recorder.add({**item, "tools": [], "error": None})
-        self._place = {"item_id": item_id, "output_index": self._index}
-        self._emit("in_progress")
-
-    def succeed(self, tools: list[Json]) -> None:
-        """`tools`: name, description, input_schema, annotations of each."""
-        self._emit("completed")
-        self._recorder.finish(self._index, tools=tools)
-
-    def _emit(self, kind: str) -> None:
-        self._recorder.emit(f"response.mcp_list_tools.{kind}", self._place)
+    `tools`: name, description, input_schema, annotations of each.
+    """
+    item_id = recorder.make_id("mcpl")
+    item = {"id": item_id, "type": "mcp_list_tools", "server_label": server_label}
+    index = recorder.add({**item, "tools": [], "error": None})
+    place = {"item_id": item_id, "output_index": index}
+    recorder.emit("response.mcp_list_tools.in_progress", place)
+    recorder.emit("response.mcp_list_tools.completed", place)
+    recorder.finish(index, tools=tools)

@@ -11,11 +11,12 @@ from typing import Any, Final, Literal
 import msgspec
 
 from tokenmesh.services.gateway.openai.errors import NotSupported
-from tokenmesh.services.gateway.openai.translation import Json, invalid
-from tokenmesh.services.gateway.responses.fields import (
+from tokenmesh.services.gateway.openai.translation import (
+    Json,
     get_objects,
     get_optional_string,
     get_string,
+    invalid,
     one_of,
 )
 from tokenmesh.services.gateway.responses.mcp_servers import RequestedServer
