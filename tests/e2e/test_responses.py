@@ -26,7 +26,7 @@ WEATHER: Any = {
     },
     "strict": True,
 }
-ASKED: Any = {"model": MODEL, "temperature": 0, "store": False}
+REQUESTED: Any = {"model": MODEL, "temperature": 0, "store": False}
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +38,14 @@ def client(demo_mesh: MeshProcess) -> Iterator[openai.OpenAI]:
 
 
 def test_text(client: openai.OpenAI) -> None:
-    answer = client.responses.create(input="What is 17 + 25?", **ASKED)
+    answer = client.responses.create(input="What is 17 + 25?", **REQUESTED)
     assert "42" in answer.output_text
     assert answer.status == "completed"
 
 
 def test_reasoning_is_a_separate_item(client: openai.OpenAI) -> None:
     body: Any = {"chat_template_kwargs": {"enable_thinking": True}}
-    with client.responses.stream(input="What is 17 + 25?", extra_body=body, **ASKED) as stream:
+    with client.responses.stream(input="What is 17 + 25?", extra_body=body, **REQUESTED) as stream:
         kinds = [event.type for event in stream]
         final = stream.get_final_response()
     assert "response.reasoning_text.delta" in kinds
@@ -60,8 +60,8 @@ def test_reasoning_is_a_separate_item(client: openai.OpenAI) -> None:
 
 
 def test_a_function_call_and_its_result(client: openai.OpenAI) -> None:
-    asked: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
-    answer = client.responses.create(input=asked, tools=[WEATHER], **ASKED)
+    requested: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
+    answer = client.responses.create(input=requested, tools=[WEATHER], **REQUESTED)
     call = answer.output[-1]
     assert isinstance(call, ResponseFunctionToolCall)
     assert (call.name, call.status) == ("get_weather", "completed")
@@ -72,13 +72,15 @@ def test_a_function_call_and_its_result(client: openai.OpenAI) -> None:
         "call_id": call.call_id,
         "output": RESULT,
     }
-    reported = client.responses.create(input=[*asked, *items, result], tools=[WEATHER], **ASKED)
+    reported = client.responses.create(
+        input=[*requested, *items, result], tools=[WEATHER], **REQUESTED
+    )
     assert "18" in reported.output_text
 
 
 def test_a_streamed_function_call(client: openai.OpenAI) -> None:
     with client.responses.stream(
-        input="What is the weather in Paris?", tools=[WEATHER], **ASKED
+        input="What is the weather in Paris?", tools=[WEATHER], **REQUESTED
     ) as stream:
         deltas = [
             event.delta
@@ -96,22 +98,24 @@ class Sum(pydantic.BaseModel):
 
 
 def test_structured_text(client: openai.OpenAI) -> None:
-    answer = client.responses.parse(input="What is 17 + 25?", text_format=Sum, **ASKED)
+    answer = client.responses.parse(input="What is 17 + 25?", text_format=Sum, **REQUESTED)
     assert isinstance(answer.output_parsed, Sum)
 
 
 def test_a_required_function_is_called(client: openai.OpenAI) -> None:
     chosen: Any = {"type": "function", "name": "get_weather"}
-    answer = client.responses.create(input="Hello", tools=[WEATHER], tool_choice=chosen, **ASKED)
+    answer = client.responses.create(
+        input="Hello", tools=[WEATHER], tool_choice=chosen, **REQUESTED
+    )
     call = answer.output[-1]
     assert isinstance(call, ResponseFunctionToolCall)
     assert json.loads(call.arguments).keys() == {"city"}
 
 
 def test_a_stored_response_is_continued_by_its_id(client: openai.OpenAI) -> None:
-    kept: Any = {**ASKED, "store": True}
-    asked = "What is the weather in Paris?"
-    answer = client.responses.create(input=asked, tools=[WEATHER], **kept)
+    kept: Any = {**REQUESTED, "store": True}
+    requested = "What is the weather in Paris?"
+    answer = client.responses.create(input=requested, tools=[WEATHER], **kept)
     call = answer.output[-1]
     assert isinstance(call, ResponseFunctionToolCall)
     result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": RESULT}

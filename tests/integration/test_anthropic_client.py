@@ -45,10 +45,10 @@ async def test_a_message(mesh: BackEnd, client: anthropic.AsyncAnthropic) -> Non
 
 
 def _use_blocking_client(url: str, model: str) -> list[str]:
-    asked: Any = {"model": model, "max_tokens": 50, "messages": MESSAGES}
+    requested: Any = {"model": model, "max_tokens": 50, "messages": MESSAGES}
     with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, timeout=10) as client:
-        message = client.messages.create(**asked)
-        with client.messages.stream(**asked) as stream:
+        message = client.messages.create(**requested)
+        with client.messages.stream(**requested) as stream:
             streamed = "".join(stream.text_stream)
         count = client.messages.count_tokens(model=model, messages=MESSAGES)
     return [str(message.stop_reason), streamed, str(count.input_tokens > 0)]
@@ -118,13 +118,13 @@ async def test_fields_reach_the_worker(mesh: BackEnd, client: anthropic.AsyncAnt
 async def test_count_tokens_matches_the_usage(
     mesh: BackEnd, client: anthropic.AsyncAnthropic
 ) -> None:
-    asked: Any = {
+    requested: Any = {
         "model": mesh.model,
         "system": [{"type": "text", "text": "Be brief."}],
         "messages": MESSAGES,
     }
-    count = await client.messages.count_tokens(**asked)
-    message = await client.messages.create(max_tokens=5, **asked)
+    count = await client.messages.count_tokens(**requested)
+    message = await client.messages.create(max_tokens=5, **requested)
     read, written = message.usage.cache_read_input_tokens, message.usage.cache_creation_input_tokens
     assert read
     assert written
@@ -159,9 +159,9 @@ async def test_tools_are_counted(mesh: BackEnd, client: anthropic.AsyncAnthropic
 async def test_errors_are_raised_as_the_clients_classes(
     mesh: BackEnd, client: anthropic.AsyncAnthropic, change: Any, kind: Any, reported: str
 ) -> None:
-    asked = {"model": mesh.model, "max_tokens": 5, "messages": MESSAGES} | change
+    requested = {"model": mesh.model, "max_tokens": 5, "messages": MESSAGES} | change
     with pytest.raises(kind) as caught:
-        await client.post("/v1/messages", body=asked, cast_to=anthropic.types.Message)
+        await client.post("/v1/messages", body=requested, cast_to=anthropic.types.Message)
     body = caught.value.body
     assert body["type"] == "error"
     assert reported in body["error"]["message"]
@@ -216,9 +216,9 @@ async def test_a_stream_survives_its_worker(
 
 async def test_many_concurrent_messages(mesh: BackEnd, client: anthropic.AsyncAnthropic) -> None:
     async def one(number: int) -> str:
-        asked: Any = [{"role": "user", "content": str(number)}]
+        requested: Any = [{"role": "user", "content": str(number)}]
         async with client.messages.stream(
-            model=mesh.model, max_tokens=50, messages=asked
+            model=mesh.model, max_tokens=50, messages=requested
         ) as stream:
             return await stream.get_final_text()
 
@@ -231,15 +231,15 @@ async def test_the_edge_refuses_in_the_same_shape(
 ) -> None:
     digest = hashlib.sha256(b"sk-1").hexdigest()
     mesh = BackEnd(bus_settings, redis_settings, api_key_hashes=(digest,), max_body_bytes=1024)
-    asked: Any = {"model": mesh.model, "max_tokens": 5, "messages": MESSAGES}
+    requested: Any = {"model": mesh.model, "max_tokens": 5, "messages": MESSAGES}
     async with mesh:
         async with anthropic.AsyncAnthropic(base_url=mesh.url, api_key="sk-1") as client:
-            await client.messages.create(**asked)
+            await client.messages.create(**requested)
             with pytest.raises(anthropic.APIStatusError) as large:
-                await client.messages.create(**asked, system="x" * 2000)
+                await client.messages.create(**requested, system="x" * 2000)
         async with anthropic.AsyncAnthropic(base_url=mesh.url, api_key="sk-2") as client:
             with pytest.raises(anthropic.AuthenticationError) as refused:
-                await client.messages.create(**asked)
+                await client.messages.create(**requested)
     for caught, status, kind in (
         (large, 413, "request_too_large"),
         (refused, 401, "authentication_error"),
@@ -264,24 +264,24 @@ async def test_unknown_routes_and_methods_have_the_same_shape(mesh: BackEnd, pat
 
 
 async def test_unknown_fields_cause_a_warning(mesh: BackEnd) -> None:
-    asked = {"model": mesh.model, "max_tokens": 5, "messages": MESSAGES, "n": 2, "novel": 1}
+    requested = {"model": mesh.model, "max_tokens": 5, "messages": MESSAGES, "n": 2, "novel": 1}
     async with httpx.AsyncClient(base_url=mesh.url) as plain:
-        response = await plain.post("/v1/messages", json=asked)
+        response = await plain.post("/v1/messages", json=requested)
     assert response.status_code == 200
     assert response.headers["x-tokenmesh-warning"] == "unknown fields ignored: n, novel"
 
 
 async def test_an_error_of_the_tokenizer_names_the_clients_field(mesh: BackEnd) -> None:
     blob = {"type": "image", "source": {"type": "url", "url": "blob:mine"}}
-    asked: Any = {
+    requested: Any = {
         "model": mesh.model,
         "max_tokens": 5,
         "system": "s",
         "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, blob]}],
     }
     async with httpx.AsyncClient(base_url=mesh.url) as plain:
-        response = await plain.post("/v1/messages", json=asked)
-        counted = await plain.post("/v1/messages/count_tokens", json=asked)
+        response = await plain.post("/v1/messages", json=requested)
+        counted = await plain.post("/v1/messages/count_tokens", json=requested)
     assert response.status_code == counted.status_code == 400
     assert "messages[0].content[1]" in response.json()["error"]["message"]
     assert "messages[0].content[1]" in counted.json()["error"]["message"]
@@ -292,9 +292,14 @@ async def test_a_stream_pings_while_it_waits(
 ) -> None:
     async with BackEnd(bus_settings, redis_settings, sse_keep_alive_s=0.05) as mesh:
         mesh.scheduler.delay_s = 0.4
-        asked: Any = {"model": mesh.model, "max_tokens": 9, "messages": MESSAGES, "stream": True}
+        requested: Any = {
+            "model": mesh.model,
+            "max_tokens": 9,
+            "messages": MESSAGES,
+            "stream": True,
+        }
         async with httpx.AsyncClient(base_url=mesh.url) as plain:
-            text = (await plain.post("/v1/messages", json=asked)).text
+            text = (await plain.post("/v1/messages", json=requested)).text
         frames = [frame.partition("\n") for frame in text.strip().split("\n\n")]
         assert frames[0] == ("event: ping", "\n", 'data: {"type":"ping"}')
         assert frames[-1][0] == "event: message_stop"

@@ -53,7 +53,7 @@ async def client(mesh: BackEnd) -> AsyncIterator[anthropic.AsyncAnthropic]:
         yield connected
 
 
-def asked(mesh: BackEnd, **fields: Any) -> Any:
+def requested(mesh: BackEnd, **fields: Any) -> Any:
     return {"model": mesh.model, "max_tokens": 150, "messages": MESSAGES, "tools": [TOOL]} | fields
 
 
@@ -64,7 +64,7 @@ def messages_of(mesh: BackEnd) -> list[dict[str, Any]]:
 
 
 async def test_a_round_of_tools(mesh: BackEnd, client: anthropic.AsyncAnthropic) -> None:
-    first = await client.messages.create(**asked(mesh))
+    first = await client.messages.create(**requested(mesh))
     assert [block.type for block in first.content] == ["thinking", "text", "tool_use", "tool_use"]
     assert first.stop_reason == "tool_use"
     thinking, text, *calls = first.content
@@ -80,7 +80,7 @@ async def test_a_round_of_tools(mesh: BackEnd, client: anthropic.AsyncAnthropic)
         assert (call.name, call.input) == ("f", {"at": at})
         results.append({"type": "tool_result", "tool_use_id": call.id, "content": "sunny"})
     turns = [*MESSAGES, first.to_param(), {"role": "user", "content": results}]
-    second = await client.messages.create(**asked(mesh, messages=turns))
+    second = await client.messages.create(**requested(mesh, messages=turns))
     assert second.content[0].type == "text"
     assert second.content[0].text == SECOND
     sent = messages_of(mesh)
@@ -94,8 +94,8 @@ async def test_a_round_of_tools(mesh: BackEnd, client: anthropic.AsyncAnthropic)
 async def test_a_streamed_round_is_the_same(
     mesh: BackEnd, client: anthropic.AsyncAnthropic
 ) -> None:
-    whole = await client.messages.create(**asked(mesh))
-    async with client.messages.stream(**asked(mesh)) as stream:
+    whole = await client.messages.create(**requested(mesh))
+    async with client.messages.stream(**requested(mesh)) as stream:
         kinds = {event.type async for event in stream}
         streamed = await stream.get_final_message()
     assert {"thinking", "signature", "text", "input_json"} <= kinds
@@ -128,20 +128,20 @@ async def test_without_tools_a_call_is_text(
 ) -> None:
     without: list[Any] = [{"tools": []}, {"tool_choice": {"type": "none"}}]
     for fields in without:
-        message = await client.messages.create(**asked(mesh, **fields))
+        message = await client.messages.create(**requested(mesh, **fields))
         assert [block.type for block in message.content] == ["thinking", "text"]
         assert message.stop_reason == "end_turn"
 
 
 async def test_one_call_at_a_time(mesh: BackEnd, client: anthropic.AsyncAnthropic) -> None:
     choice = {"type": "auto", "disable_parallel_tool_use": True}
-    message = await client.messages.create(**asked(mesh, tool_choice=choice))
+    message = await client.messages.create(**requested(mesh, tool_choice=choice))
     assert [block.type for block in message.content].count("tool_use") == 1
 
 
 async def test_omitted_thinking(mesh: BackEnd, client: anthropic.AsyncAnthropic) -> None:
     thinking = {"type": "adaptive", "display": "omitted"}
-    async with client.messages.stream(**asked(mesh, thinking=thinking)) as stream:
+    async with client.messages.stream(**requested(mesh, thinking=thinking)) as stream:
         block = (await stream.get_final_message()).content[0]
     assert block.type == "thinking"
     assert block.thinking == ""
@@ -152,7 +152,7 @@ async def test_thinking_reaches_the_template_and_the_worker(
     mesh: BackEnd, client: anthropic.AsyncAnthropic
 ) -> None:
     thinking = {"type": "enabled", "budget_tokens": 20}
-    await client.messages.create(**asked(mesh, thinking=thinking))
+    await client.messages.create(**requested(mesh, thinking=thinking))
     prompt: Any = mesh.tokenizer.received[-1].prompt
     assert json.loads(prompt.template_kwargs_json) == {"enable_thinking": True, "thinking": True}
     budget = mesh.workers[0].generates[-1].sampling.thinking
@@ -164,7 +164,7 @@ async def test_a_budget_for_a_model_that_does_not_reason_is_a_warning(
     bus_settings: BusSettings, redis_settings: RedisSettings
 ) -> None:
     async with BackEnd(bus_settings, redis_settings) as mesh:
-        body = asked(mesh, thinking={"type": "enabled", "budget_tokens": 20}, tools=[])
+        body = requested(mesh, thinking={"type": "enabled", "budget_tokens": 20}, tools=[])
         async with httpx.AsyncClient(base_url=mesh.url) as plain:
             response = await plain.post("/v1/messages", json=body)
     assert response.status_code == 200
@@ -175,11 +175,11 @@ async def test_a_budget_for_a_model_that_does_not_reason_is_a_warning(
 async def test_a_call_that_is_cut_off_keeps_its_partial_input(
     mesh: BackEnd, client: anthropic.AsyncAnthropic
 ) -> None:
-    whole = await client.messages.create(**asked(mesh))
+    whole = await client.messages.create(**requested(mesh))
     for max_tokens in range(1, whole.usage.output_tokens, 11):
-        message = await client.messages.create(**asked(mesh, max_tokens=max_tokens))
+        message = await client.messages.create(**requested(mesh, max_tokens=max_tokens))
         assert message.stop_reason == "max_tokens"
-        async with client.messages.stream(**asked(mesh, max_tokens=max_tokens)) as stream:
+        async with client.messages.stream(**requested(mesh, max_tokens=max_tokens)) as stream:
             streamed = await stream.get_final_message()
         kinds = [block.type for block in message.content]
         assert kinds == [block.type for block in streamed.content]

@@ -220,11 +220,11 @@ async def test_calls_of_the_clients_tools_are_not_executed(
     weather = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
     say(mesh, call("add", a=1, b=2) + "\n" + call("weather"), "never said")
     response = await client.create(tools=[OFFER, weather])
-    _, added, asked = response["output"]
+    _, added, requested = response["output"]
     assert (added["status"], added["output"]) == ("completed", "3")
-    assert (asked["type"], response["status"]) == ("function_call", "completed")
+    assert (requested["type"], response["status"]) == ("function_call", "completed")
     assert tools.calls == ["add 1 2"]
-    answer = {"type": "function_call_output", "call_id": asked["call_id"], "output": "rain"}
+    answer = {"type": "function_call_output", "call_id": requested["call_id"], "output": "rain"}
     previous = response["id"]
     say(mesh, "x", "It rains, and it is 3.", "It rains, and it is 3.")
     final = await client.create(input=[answer], previous_response_id=previous, tools=[weather])

@@ -73,8 +73,8 @@ class Talk:
         await self.until("conversation.item.done")
 
     async def answer(self, **fields: Any) -> list[Any]:
-        asked: Any = fields
-        await self.connection.response.create(response=asked)
+        requested: Any = fields
+        await self.connection.response.create(response=requested)
         return await self.until("response.done")
 
     async def refused(self, event: dict[str, Any]) -> Any:
@@ -480,7 +480,7 @@ async def test_usage_reports_cached_tokens_of_a_session(
         assert [each.status for _, each in rounds].count("cancelled") == 1
         cached = [each.usage.input_token_details.cached_tokens for _, each in rounds]
         assert cached[0] == 0 < cached[1] < cached[2] < cached[3]
-        for asked, response in rounds:
+        for requested, response in rounds:
             size = response.usage.output_tokens
-            _, usage = await chat(mesh, asked, max_tokens=size, cache_salt="another")
+            _, usage = await chat(mesh, requested, max_tokens=size, cache_salt="another")
             assert usage_of(response) == usage

@@ -28,8 +28,8 @@ async def mesh(bus_settings: BusSettings, redis_settings: RedisSettings) -> Asyn
 
 
 def address(mesh: BackEnd, query: str | None = None) -> str:
-    asked = f"model={mesh.model}" if query is None else query
-    return f"{mesh.url.replace('http', 'ws', 1)}/v1/realtime?{asked}"
+    requested = f"model={mesh.model}" if query is None else query
+    return f"{mesh.url.replace('http', 'ws', 1)}/v1/realtime?{requested}"
 
 
 @asynccontextmanager
@@ -51,7 +51,7 @@ def create(**item: Any) -> Json:
     return {"type": "conversation.item.create", "item": item}
 
 
-def said(**part: Any) -> Json:
+def user_item(**part: Any) -> Json:
     return create(type="message", role="user", content=[part])
 
 
@@ -63,7 +63,7 @@ def respond(**fields: Any) -> Json:
     return {"type": "response.create", "response": fields}
 
 
-HI = said(type="input_text", text="a")
+HI = user_item(type="input_text", text="a")
 TOOL = {"type": "function", "name": "f"}
 WITH_KEY = "openai-insecure-api-key.sk-1"
 WRONG: list[tuple[Json, str, str]] = [
@@ -100,10 +100,10 @@ WRONG: list[tuple[Json, str, str]] = [
     (create(type="message", role="user"), "item.content", "invalid_request_error"),
     (create(type="message", role="user", content=[]), "item.content", "invalid_request_error"),
     (create(type="message", role="tool", content=[{}]), "item.role", "invalid_request_error"),
-    (said(type="input_audio", audio=""), "item.content[0].type", "not_supported"),
-    (said(type="output_text", text="a"), "item.content[0].type", "not_supported"),
-    (said(type="input_text"), "item.content[0].text", "invalid_request_error"),
-    (said(type="input_image"), "item.content[0].image_url", "invalid_request_error"),
+    (user_item(type="input_audio", audio=""), "item.content[0].type", "not_supported"),
+    (user_item(type="output_text", text="a"), "item.content[0].type", "not_supported"),
+    (user_item(type="input_text"), "item.content[0].text", "invalid_request_error"),
+    (user_item(type="input_image"), "item.content[0].image_url", "invalid_request_error"),
     (create(type="function_call", name="f"), "item.arguments", "invalid_request_error"),
     (
         create(type="function_call_output", call_id="none", output=""),
@@ -111,7 +111,7 @@ WRONG: list[tuple[Json, str, str]] = [
         "not_found",
     ),
     (
-        {**said(type="input_text", text="a"), "previous_item_id": "x"},
+        {**user_item(type="input_text", text="a"), "previous_item_id": "x"},
         "previous_item_id",
         "not_found",
     ),
@@ -276,7 +276,7 @@ async def test_items_are_bounded(bus_settings: BusSettings, redis_settings: Redi
         ) as mesh,
         session(mesh) as socket,
     ):
-        large = await refused(socket, said(type="input_text", text="x" * 1024))
+        large = await refused(socket, user_item(type="input_text", text="x" * 1024))
         assert "1024" in large["message"]
         for index in range(3):
             item = {**HI["item"], "id": f"i{index}"}
@@ -351,7 +351,7 @@ async def test_a_slow_client_is_disconnected(
 ) -> None:
     mesh = BackEnd(bus_settings, redis_settings, write_timeout_s=0.3)
     async with mesh, session(mesh, close_timeout=0.1, ping_interval=None) as socket:
-        text = said(type="input_text", text="x" * 500_000)
+        text = user_item(type="input_text", text="x" * 500_000)
         await socket.send(json.dumps(text))
         await socket.recv()
         item_id = json.loads(await socket.recv())["item"]["id"]

@@ -225,8 +225,8 @@ async def test_one_of_two_gateways_adopts_a_response(
     async with AsyncExitStack() as stack:
         starting = (gateway_process(tmp_path, mesh.settings, mesh.model) for _ in range(2))
         owner, other = await asyncio.gather(*map(stack.enter_async_context, starting))
-        asked = [owner.client.create(background=True, **REQUEST) for _ in range(6)]
-        ids = [response["id"] for response in await asyncio.gather(*asked)]
+        requested = [owner.client.create(background=True, **REQUEST) for _ in range(6)]
+        ids = [response["id"] for response in await asyncio.gather(*requested)]
         await asyncio.sleep(0.4)
         await owner.kill()
         await asyncio.gather(*(check_adopters(adopter, other.client, each) for each in ids))

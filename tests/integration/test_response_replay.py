@@ -25,7 +25,7 @@ from tokenmesh.shared.config.mesh import RedisSettings
 from tokenmesh.shared.ids import GatewayId, ResponseId
 from tokenmesh.shared.subjects import response_log
 
-GONE = GatewayId("gateway-gone")
+DEAD = GatewayId("gateway-gone")
 EXTRA = b'event: extra\ndata: {"type": "extra"}\n\n'
 THINKS = "<think>\nA sum, then.\n</think>\n\n"
 
@@ -69,7 +69,7 @@ async def cut(logs: ResponseLogs, response_id: ResponseId, records: list[Record]
     await logs.delete(response_id)
     data = join_records([encode_record(record) for record in records])
     await logs.journal.append(response_log(response_id), data, 0)
-    await logs.mark(GONE, response_id)
+    await logs.mark(DEAD, response_id)
 
 
 def story(events: list[Event]) -> tuple[list[str], list[object], dict[str, object]]:

@@ -147,14 +147,18 @@ async def test_a_response_that_is_cut_is_incomplete(mesh: BackEnd) -> None:
 
 
 async def test_log_probabilities(mesh: BackEnd, client: openai.AsyncOpenAI) -> None:
-    asked: Any = {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "store": False}
-    answer = await client.responses.create(model=mesh.model, input="Hi", **asked)
+    requested: Any = {
+        "include": ["message.output_text.logprobs"],
+        "top_logprobs": 2,
+        "store": False,
+    }
+    answer = await client.responses.create(model=mesh.model, input="Hi", **requested)
     content = answer.output[0].content[0]
     assert content.type == "output_text"
     assert content.logprobs is not None
     spelled = b"".join(bytes(entry.bytes) for entry in content.logprobs)
     assert spelled.decode() == TEXT
-    events = await stream_events(mesh, **asked)
+    events = await stream_events(mesh, **requested)
     reported = [event["logprobs"] for event in events if event["type"].endswith("text.delta")]
     assert [each["token"] for entries in reported for each in entries] == [
         each.token for each in content.logprobs
@@ -264,10 +268,10 @@ class Greeting(pydantic.BaseModel):
 
 async def test_parsing_into_a_model(mesh: BackEnd, client: openai.AsyncOpenAI) -> None:
     mesh.workers[0].script = saying('{"hello": "you"}')
-    asked: Any = {"model": mesh.model, "input": "Hi", "text_format": Greeting, "store": False}
-    answer = await client.responses.parse(**asked)
+    requested: Any = {"model": mesh.model, "input": "Hi", "text_format": Greeting, "store": False}
+    answer = await client.responses.parse(**requested)
     assert answer.output_parsed == Greeting(hello="you")
-    async with client.responses.stream(**asked) as stream:
+    async with client.responses.stream(**requested) as stream:
         final = await stream.get_final_response()
     assert final.output_parsed == Greeting(hello="you")
     structured = mesh.workers[0].generates[-1].sampling.structured

@@ -37,8 +37,8 @@ def client_of(mesh: BackEnd) -> openai.AsyncOpenAI:
 
 async def ask(mesh: BackEnd, **fields: Any) -> Response:
     async with client_of(mesh) as client:
-        asked: Any = {"model": mesh.model, "input": "Hi", "store": False, **fields}
-        answer = await client.responses.create(**asked)
+        requested: Any = {"model": mesh.model, "input": "Hi", "store": False, **fields}
+        answer = await client.responses.create(**requested)
     assert isinstance(answer, Response)
     return answer
 

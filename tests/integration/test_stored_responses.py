@@ -267,9 +267,9 @@ async def test_stored_items_are_referred_to_by_id(mesh: BackEnd, client: Respons
     first = await client.create(input="Hi")
     said = first["output"][0]["id"]
     page = await client.http.get(f"/v1/responses/{first['id']}/input_items")
-    asked = page.json()["data"][0]["id"]
+    requested = page.json()["data"][0]["id"]
     for store in (True, False):
-        items = [{"id": asked}, {"type": "item_reference", "id": said}]
+        items = [{"id": requested}, {"type": "item_reference", "id": said}]
         more = {"role": "user", "content": "And?"}
         response = await client.create(input=[*items, more], store=store)
         assert response["status"] == "completed"
@@ -294,8 +294,8 @@ async def test_an_unknown_reference_is_refused_by_its_path(
 
 async def test_raw_messages_are_sent_on_request(client: ResponseClient) -> None:
     response = await client.create(enable_response_messages=True)
-    (asked,), (said,) = response["input_messages"], response["output_messages"]
-    assert "Hi" in asked["message"]
+    (requested,), (said,) = response["input_messages"], response["output_messages"]
+    assert "Hi" in requested["message"]
     assert said["message"].startswith(TEXT)
     assert len(said["tokens"]) == response["usage"]["output_tokens"]
 

@@ -66,16 +66,16 @@ def kinds_of(events: Sequence[Event]) -> list[str]:
 
 def run(pieces: Sequence[OutputChunk]) -> tuple[list[Event], dict[str, Any]]:
     """A whole response of one turn with its MCP calls."""
-    maker = start()
-    events = maker.begin()
+    generator = start()
+    events = generator.begin()
     for piece in pieces:
-        events += maker.write([piece])
-    events += maker.end_turn()
-    for call in list(maker.server_calls):
-        events += maker.succeed(call, "found")
-    events += maker.complete(USAGE)
+        events += generator.write([piece])
+    events += generator.end_turn()
+    for call in list(generator.server_calls):
+        events += generator.succeed(call, "found")
+    events += generator.complete(USAGE)
     check(events)
-    return events, maker.response
+    return events, generator.response
 
 
 def check(events: Sequence[Event]) -> None:
@@ -174,12 +174,12 @@ def test_no_output_of_the_model_is_lost(
     portionings: tuple[list[OutputChunk], list[OutputChunk]],
 ) -> None:
     events, response = run(portionings[0])
-    said = [event for piece in portionings[0] for event in piece.all_events()]
+    given = [event for piece in portionings[0] for event in piece.all_events()]
     reported = "".join(each["delta"] for each in events if each["type"].endswith("text.delta"))
-    written = "".join(each.text for each in said if isinstance(each, Content | Reasoning))
+    written = "".join(each.text for each in given if isinstance(each, Content | Reasoning))
     assert "".join(reported.split()) == "".join(written.split())
     calls = [each for each in response["output"] if each["type"].endswith("_call")]
-    assert len(calls) == sum(isinstance(each, CallBegin) for each in said)
+    assert len(calls) == sum(isinstance(each, CallBegin) for each in given)
     ids = [each["call_id"] for each in calls if "call_id" in each]
     assert len(set(ids)) == len(ids)
     items = [each["id"] for each in response["output"]]
@@ -234,16 +234,16 @@ def test_calls_of_one_response_have_different_ids() -> None:
 
 
 def test_a_call_that_was_cut_is_not_made() -> None:
-    maker = start()
+    generator = start()
     calls: list[ParserEvent] = [
         CallBegin(0, "search"),
         CallBegin(1, "search"),
         CallArguments(1, '{"q'),
     ]
-    events = maker.write([parsed(*calls, finish="length")]) + maker.end_turn()
-    assert maker.server_calls == []
-    check(events + maker.complete(USAGE))
-    assert [each["status"] for each in maker.response["output"]] == ["incomplete"] * 2
+    events = generator.write([parsed(*calls, finish="length")]) + generator.end_turn()
+    assert generator.server_calls == []
+    check(events + generator.complete(USAGE))
+    assert [each["status"] for each in generator.response["output"]] == ["incomplete"] * 2
 
 
 def test_space_alone_is_an_answer() -> None:
@@ -284,17 +284,17 @@ def test_a_custom_call_that_was_cut_keeps_its_partial_input() -> None:
 
 
 def test_two_turns_with_an_mcp_call_between_them() -> None:
-    maker = start()
-    events = maker.list_tools("docs", [{"name": "find", "input_schema": {"type": "object"}}])
+    generator = start()
+    events = generator.list_tools("docs", [{"name": "find", "input_schema": {"type": "object"}}])
     assert kinds_of(events)[:2] == ["output_item.added", "mcp_list_tools.in_progress"]
     call: list[ParserEvent] = [CallBegin(0, "search"), CallArguments(0, '{"q":1}')]
-    events += maker.write([parsed(*call, finish="tool_calls")]) + maker.end_turn()
-    waiting = maker.server_calls[0]
+    events += generator.write([parsed(*call, finish="tool_calls")]) + generator.end_turn()
+    waiting = generator.server_calls[0]
     assert (waiting.name.name, waiting.arguments) == ("find", '{"q":1}')
-    assert maker.response["output"][1]["status"] == "calling"
-    events += maker.succeed(waiting, "42")
-    events += maker.write([parsed(Content("It is 42"), finish="stop")]) + maker.end_turn()
-    events += maker.complete(USAGE)
+    assert generator.response["output"][1]["status"] == "calling"
+    events += generator.succeed(waiting, "42")
+    events += generator.write([parsed(Content("It is 42"), finish="stop")]) + generator.end_turn()
+    events += generator.complete(USAGE)
     check(events)
     assert kinds_of(events)[4:] == [
         *("output_item.added", "mcp_call.in_progress", "mcp_call_arguments.delta"),
@@ -302,20 +302,20 @@ def test_two_turns_with_an_mcp_call_between_them() -> None:
         *("output_item.added", "content_part.added", "output_text.delta"),
         *("output_text.done", "content_part.done", "output_item.done", "completed"),
     ]
-    kinds = [each["type"] for each in maker.response["output"]]
+    kinds = [each["type"] for each in generator.response["output"]]
     assert kinds == ["mcp_list_tools", "mcp_call", "message"]
-    assert maker.response["output"][1]["output"] == "42"
+    assert generator.response["output"][1]["output"] == "42"
 
 
 def test_a_failed_mcp_call_is_reported() -> None:
-    maker = start()
-    events = maker.write([parsed(CallBegin(0, "search"))]) + maker.end_turn()
+    generator = start()
+    events = generator.write([parsed(CallBegin(0, "search"))]) + generator.end_turn()
     error = {"type": "mcp_protocol_error", "code": -32602, "message": "no such tool"}
-    events += maker.fail_call(maker.server_calls[0], error)
-    events += maker.complete(USAGE)
+    events += generator.fail_call(generator.server_calls[0], error)
+    events += generator.complete(USAGE)
     check(events)
-    assert maker.response["output"][0]["status"] == "failed"
-    assert maker.response["output"][0]["error"] == error
+    assert generator.response["output"][0]["status"] == "failed"
+    assert generator.response["output"][0]["error"] == error
 
 
 @pytest.mark.parametrize(
@@ -327,9 +327,9 @@ def test_a_failed_mcp_call_is_reported() -> None:
     ],
 )
 def test_a_failure_keeps_the_output_so_far(error: Any, code: str) -> None:
-    maker = start()
-    events = maker.queue() + maker.begin(is_created=True)
-    events += maker.write([parsed(Content("Hel"))]) + maker.fail(error)
+    generator = start()
+    events = generator.queue() + generator.begin(is_created=True)
+    events += generator.write([parsed(Content("Hel"))]) + generator.fail(error)
     check(events)
     assert kinds_of(events)[:3] == ["created", "queued", "in_progress"]
     assert kinds_of(events)[-3:] == ["output_item.done", "error", "failed"]
@@ -340,22 +340,24 @@ def test_a_failure_keeps_the_output_so_far(error: Any, code: str) -> None:
 
 
 def test_cancelling_fails_waiting_calls() -> None:
-    maker = start()
-    events = maker.begin() + maker.write([parsed(CallBegin(0, "search"))]) + maker.end_turn()
-    events += maker.cancel(USAGE)
+    generator = start()
+    events = (
+        generator.begin() + generator.write([parsed(CallBegin(0, "search"))]) + generator.end_turn()
+    )
+    events += generator.cancel(USAGE)
     check(events)
     assert events[-1]["response"]["status"] == "cancelled"
     assert events[-1]["response"]["output"][0]["status"] == "failed"
 
 
 def test_events_do_not_change_later() -> None:
-    maker = start()
-    begun = maker.begin()
-    added = maker.write([parsed(Content("a"))])
+    generator = start()
+    begun = generator.begin()
+    added = generator.write([parsed(Content("a"))])
     before = msgspec.json.encode([begun, added])
-    maker.write([parsed(Content("b"))])
-    maker.end_turn()
-    maker.complete(USAGE)
+    generator.write([parsed(Content("b"))])
+    generator.end_turn()
+    generator.complete(USAGE)
     assert msgspec.json.encode([begun, added]) == before
 
 

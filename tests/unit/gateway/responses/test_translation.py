@@ -438,13 +438,13 @@ def test_errors_of_the_chat_name_the_clients_fields() -> None:
 
 
 def test_fields_without_effect_are_warnings() -> None:
-    asked: Any = {
+    requested: Any = {
         "include": ["reasoning.encrypted_content"],
         "top_logprobs": 2,
         "reasoning": {"summary": "auto", "depth": 1},
         "nonsense": 1,
     }
-    reported = " ".join(translate(read(**asked)).warnings)
+    reported = " ".join(translate(read(**requested)).warnings)
     for each in ("encrypted_content", "top_logprobs", "summary", "nonsense", "reasoning.depth"):
         assert each in reported
     assert translate(read(metadata={"a": "b"}, text={"format": {"type": "text"}})).warnings == []
