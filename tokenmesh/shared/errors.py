@@ -24,11 +24,27 @@
 A `Failed` message is the same facts on the wire: `messages.failed.to_failed / from_failed`.
 """
 
+import copy
+import re
 from typing import ClassVar, Final, Self
 
 _MAX_MESSAGE: Final = 4096
 _MAX_PARAM: Final = 256
 """Characters."""
+
+FieldPath = tuple[str | int, ...]
+"""Where a field is in a request's body: names of fields and positions in lists."""
+
+
+def field_name(path: FieldPath) -> str:
+    """`("messages", 0, "content")` as `messages[0].content`."""
+    name = ""
+    for part in path:
+        if isinstance(part, int):
+            name += f"[{part}]"
+        else:
+            name += f".{part}" if name else part
+    return name
 
 
 class TokenMeshError(Exception):
@@ -56,6 +72,47 @@ class InvalidInput(TokenMeshError):
 
     status = 400
     code = "invalid_request_error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        path: FieldPath = (),
+        retry_after_s: float | None = None,
+    ) -> None:
+        """`path`: the field at fault, where it lies within the field `param`."""
+        super().__init__(message, param=param, retry_after_s=retry_after_s)
+        self.path = path or (tuple(param.split(".")) if param else ())
+
+    def renamed(self, name: str) -> Self:
+        """The same error about a field that the client calls `name`."""
+        renamed = copy.copy(self)
+        # A whole word: `logprobs` is not renamed in `top_logprobs`.
+        own = rf"(?<!\w){re.escape(field_name(self.path))}(?!\w)"
+        renamed.message = re.sub(own, lambda _: name, self.message)[:_MAX_MESSAGE]
+        renamed.args = (renamed.message,)
+        renamed.param = self.param and name[:_MAX_PARAM]
+        renamed.path = (name,)
+        return renamed
+
+    def within(self, prompt: FieldPath) -> Self:
+        """The same error about one of several prompts, whose own errors name it by its root.
+
+        What was found in `messages[0]` of that prompt is in `messages[3][0]` of the body.
+        """
+        if not prompt:
+            return self
+        found = copy.copy(self)
+        if self.path[:1] == prompt[:1]:
+            found.path = (*prompt, *self.path[1:])
+            if len(self.path) > 1:
+                found = self.renamed(field_name(found.path))
+            if self.param == prompt[0]:
+                found.param = field_name(prompt)
+        if found.message == self.message:
+            found.message = f"{field_name(prompt)}: {self.message}"[:_MAX_MESSAGE]
+        return found
 
 
 class UnknownModel(InvalidInput):

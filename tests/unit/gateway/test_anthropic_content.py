@@ -22,7 +22,7 @@ from tokenmesh.services.gateway.anthropic.writer import (
 from tokenmesh.services.gateway.generation.chunk import OutputChunk
 from tokenmesh.services.gateway.generation.delivery import Delivery
 from tokenmesh.services.gateway.generation.request import GenerationRequest
-from tokenmesh.services.gateway.openai.field_places import Places
+from tokenmesh.services.gateway.openai.field_names import FieldNames
 from tokenmesh.services.gateway.openai.head import Head
 from tokenmesh.services.gateway.openai.shapes import usage_of
 from tokenmesh.services.gateway.parsers.events import (
@@ -193,6 +193,6 @@ def test_a_long_message_is_joined_once(kind: type[Any]) -> None:
     ask = cast("GenerationRequest", SimpleNamespace(head=Head("msg-1", 1, "m")))
     usage = SimpleNamespace(usage=lambda: usage_of(1, 40_000, None))
     began_s = time.process_time()
-    body = MessagesWriter(ask, Places({})).whole(cast("Delivery", usage), pieces)
+    body = MessagesWriter(ask, FieldNames({}, {})).whole(cast("Delivery", usage), pieces)
     assert time.process_time() - began_s < 2.0
     assert len(json.dumps(body.content)) >= 4_000_000

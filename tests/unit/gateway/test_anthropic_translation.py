@@ -11,7 +11,7 @@ from tokenmesh.services.gateway.anthropic.translation import translate
 from tokenmesh.services.gateway.openai.errors import invalid_fields
 from tokenmesh.services.gateway.openai.request import ChatRequest
 from tokenmesh.services.gateway.openai.translation import TranslatedChat
-from tokenmesh.shared.errors import InvalidInput, Overloaded
+from tokenmesh.shared.errors import FieldPath, InvalidInput, Overloaded, field_name
 
 Json = dict[str, Any]
 USER: Json = {"role": "user", "content": "Hi"}
@@ -300,35 +300,41 @@ def test_errors_name_the_field(fields: Json, param: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "param", "renamed", "renamed_param"),
+    ("path", "param", "renamed", "renamed_param"),
     [
-        ("messages[0] is odd", "messages", "system is odd", "system"),
-        ("messages[1].content[1] is odd", None, "messages[0].content[1] is odd", None),
-        ("messages[3].content is odd", None, "messages[2].content[0].content is odd", None),
-        ("stop[0] is empty", "stop", "stop_sequences[0] is empty", "stop_sequences"),
-        ("messages[77] is odd", None, "messages[77] is odd", None),
+        (("messages", 0), "messages", "system", "system"),
+        (("messages", 1, "content", 1), None, "messages[0].content[1]", None),
+        (("messages", 3, "content"), None, "messages[2].content[0].content", None),
+        (("stop", 0), "stop", "stop_sequences[0]", "stop_sequences[0]"),
+        (("messages", 77), None, "messages[77]", None),
     ],
 )
 def test_errors_of_other_services_name_the_clients_fields(
-    message: str, param: str | None, renamed: str, renamed_param: str | None
+    path: FieldPath, param: str | None, renamed: str, renamed_param: str | None
 ) -> None:
     turns = [user(text("a"), text("b")), assistant(CALL), user(result())]
-    places = read(system="s", messages=turns).places
-    error = places.rename(InvalidInput(message, param=param))
-    assert (error.message, error.param) == (renamed, renamed_param)
+    fields = read(system="s", messages=turns).fields
+    error = fields.rename(InvalidInput(f"{field_name(path)} is odd", param=param, path=path))
+    assert (error.message, error.param) == (f"{renamed} is odd", renamed_param)
+
+
+def test_a_field_is_renamed_as_a_whole_word() -> None:
+    error = InvalidInput("stop needs no stop_token_ids", param="stop")
+    renamed = read().fields.rename(error)
+    assert renamed.message == "stop_sequences needs no stop_token_ids"
 
 
 def test_server_errors_are_unchanged() -> None:
     error = Overloaded("messages[0]", retry_after_s=1)
-    assert read().places.rename(error) is error
+    assert read().fields.rename(error) is error
 
 
 @pytest.mark.parametrize(
-    ("reported", "field"),
-    [("function.name", "name"), ("function.parameters", "input_schema")],
+    ("chat_field", "field"), [("name", "name"), ("parameters", "input_schema")]
 )
-def test_errors_of_a_tool_name_the_clients_fields(reported: str, field: str) -> None:
+def test_errors_of_a_tool_name_the_clients_fields(chat_field: str, field: str) -> None:
     tools = [{"name": name, "input_schema": {"type": "object"}} for name in ("a", "b")]
-    places = read(tools=tools).places
-    error = places.rename(InvalidInput(f"tools[1].{reported} is wrong", param="tools"))
+    path = ("tools", 1, "function", chat_field)
+    wrong = InvalidInput(f"{field_name(path)} is wrong", param="tools", path=path)
+    error = read(tools=tools).fields.rename(wrong)
     assert (error.message, error.param) == (f"tools[1].{field} is wrong", f"tools[1].{field}")

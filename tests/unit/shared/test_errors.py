@@ -53,3 +53,32 @@ def test_code_of_a_newer_version_becomes_its_nearest_base(
 def test_a_failure_that_may_be_retried_stays_one() -> None:
     failed = Failed(code="internal_error", message="a row has failed", retryable=True)
     assert from_failed(failed).retryable
+
+
+def test_the_path_of_a_field_survives_the_wire() -> None:
+    error = errors.InvalidInput("odd", param="messages", path=("messages", 0, "content"))
+    back = from_failed(to_failed(error))
+    assert isinstance(back, errors.InvalidInput)
+    assert back.path == ("messages", 0, "content")
+
+
+def test_a_path_that_the_param_names_is_not_sent() -> None:
+    assert to_failed(errors.InvalidInput("odd", param="stop")).path == ()
+
+
+@pytest.mark.parametrize(
+    ("path", "message", "expected"),
+    [
+        (("messages", 0, "role"), "messages[0].role is missing", "messages[3][0].role is missing"),
+        (("messages",), "your messages are long", "messages[3]: your messages are long"),
+        (("temperature",), "temperature is odd", "messages[3]: temperature is odd"),
+    ],
+)
+def test_an_error_about_one_of_several_prompts_names_it(
+    path: errors.FieldPath, message: str, expected: str
+) -> None:
+    error = errors.InvalidInput(message, param=str(path[0]), path=path)
+    found = error.within(("messages", 3))
+    assert found.message == expected
+    assert found.param == ("messages[3]" if path[0] == "messages" else path[0])
+    assert error.within(()) is error

@@ -98,8 +98,8 @@ def test_images_are_set_apart_in_the_order_of_their_parts() -> None:
     prompt = ChatPrompt(messages_json=json.dumps([{"role": "user", "content": content}]).encode())
     conversation = read_conversation(prompt, LIMITS)
     assert conversation.media == [
-        MediaPart("messages[0].content[1]", "http://x/1", "u"),
-        MediaPart("messages[0].content[3]", "http://x/2"),
+        MediaPart(("messages", 0, "content", 1), "http://x/1", "u"),
+        MediaPart(("messages", 0, "content", 3), "http://x/2"),
     ]
     assert conversation.messages[0]["content"] == [
         {"type": "text", "text": "a"},

@@ -1,5 +1,6 @@
 """RequestContext: one HTTP request and its response, as everybody who handles it sees them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, cast
 
@@ -10,7 +11,7 @@ from tokenmesh.services.gateway.tenancy.lease import Lease
 from tokenmesh.services.gateway.tenancy.standing import RateLimitStatus
 from tokenmesh.services.gateway.tenancy.tenant import DEFAULT_ACCESS, Access
 from tokenmesh.shared.config.gateway import GatewaySettings
-from tokenmesh.shared.errors import InvalidInput
+from tokenmesh.shared.errors import InvalidInput, TokenMeshError
 from tokenmesh.shared.ids import RequestId
 
 _KEY: Final = "tokenmesh.exchange"
@@ -46,6 +47,8 @@ class RequestContext:
     response_bytes: int = 0
     """Of the body, so far."""
     has_client_left: bool = False
+    rename_error: Callable[[TokenMeshError], TokenMeshError] | None = None
+    """Gives an error the field names of the client's API, where the request was translated."""
 
     async def widen(self, requests: int, sequences: int) -> None:
         """Count as that many requests and sequences. Raises Overloaded or InvalidInput."""
@@ -71,6 +74,11 @@ class RequestContext:
 def attach(scope: Scope, exchange: RequestContext) -> None:
     """Let handlers find it."""
     scope[_KEY] = exchange
+
+
+def find_context(scope: Scope) -> RequestContext | None:
+    """None for a request that was refused before it had one."""
+    return cast("RequestContext | None", scope.get(_KEY))
 
 
 def context_of(scope: Scope) -> RequestContext:

@@ -12,7 +12,7 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from tokenmesh.services.gateway.anthropic import errors as anthropic_errors
-from tokenmesh.services.gateway.context import context_of
+from tokenmesh.services.gateway.context import context_of, find_context
 from tokenmesh.services.gateway.http.sse import encode_json
 from tokenmesh.services.gateway.openai.errors import error_body, status_body
 from tokenmesh.shared.errors import InvalidInput, TokenMeshError
@@ -32,6 +32,9 @@ def json_response(body: Any, status: int = 200, headers: dict[str, str] | None =
 def error_response(error: TokenMeshError, scope: Scope) -> Response:
     """The response for an error of ours, in the shape of the API that was asked."""
     forget_frames(error)
+    context = find_context(scope)
+    if context is not None and context.rename_error is not None:
+        error = context.rename_error(error)
     headers = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))

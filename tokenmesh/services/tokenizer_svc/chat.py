@@ -132,7 +132,7 @@ def _error(failed: RenderFailed, is_foreign: bool) -> TokenMeshError:
             # The template's own words to the client: its line says nothing to them.
             return InvalidInput(failed.reason, param="messages")
         case "input":
-            return InvalidInput(failed.reason, param="messages")
+            return InvalidInput(failed.reason, param="messages", path=failed.path)
         case "error":
             return InvalidInput(f"the chat template fails on these messages: {reason}", param=blame)
         case "too_long" | "memory":

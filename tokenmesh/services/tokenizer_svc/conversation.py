@@ -8,12 +8,17 @@ from typing import Final
 
 from tokenmesh.services.tokenizer_svc.render_job import JsonObject, RenderJob
 from tokenmesh.services.tokenizer_svc.template_shape import TemplateShape
+from tokenmesh.shared.errors import FieldPath, field_name
 
 _REASONING_FIELDS: Final = ("reasoning_content", "thinking", "reasoning")
 
 
 class UnusableMessages(Exception):
-    """The conversation cannot be given to any template; the text names the place."""
+    """The conversation cannot be given to any template; the text names the field at `path`."""
+
+    def __init__(self, path: FieldPath, problem: str) -> None:
+        super().__init__(f"{field_name(path)} {problem}")
+        self.path = path
 
 
 class ToolArguments(dict[str, object]):
@@ -50,8 +55,8 @@ def _shape_message(
     shaped: JsonObject = {key: value for key, value in message.items() if value is not None}
     shaped["content"] = _shape_content(message.get("content"), shape, placeholder)
     if message.get("role") == "assistant":
-        _shape_tool_calls(shaped, index)
-    _check_string(message, "tool_call_id", f"messages[{index}]")
+        _shape_tool_calls(shaped, ("messages", index))
+    _check_string(message, "tool_call_id", ("messages", index))
     for name in _REASONING_FIELDS:
         if (reasoning := shaped.get(name)) is not None:
             # Templates read it under three names; those that the client set stay as they are.
@@ -82,49 +87,48 @@ def _join_parts(content: object, placeholder: str) -> str:
     return "\n".join([placeholder] * num_missing + [text])
 
 
-def _shape_tool_calls(message: JsonObject, index: int) -> None:
+def _shape_tool_calls(message: JsonObject, path: FieldPath) -> None:
     calls = message.get("tool_calls")
     if calls is None:
         return
     if not isinstance(calls, list):
-        raise UnusableMessages(f"messages[{index}].tool_calls is not a list")
+        raise UnusableMessages((*path, "tool_calls"), "is not a list")
     if not calls:
         del message["tool_calls"]
         return
     message["tool_calls"] = [
-        _shape_call(call, f"messages[{index}].tool_calls[{place}]")
-        for place, call in enumerate(calls)
+        _shape_call(call, (*path, "tool_calls", index)) for index, call in enumerate(calls)
     ]
 
 
-def _shape_call(call: object, place: str) -> JsonObject:
+def _shape_call(call: object, path: FieldPath) -> JsonObject:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(call, dict) or not isinstance(function, dict):
-        raise UnusableMessages(f"{place}.function is not an object")
+        raise UnusableMessages((*path, "function"), "is not an object")
     if not isinstance(function.get("name"), str):
-        raise UnusableMessages(f"{place}.function.name is missing or no string")
-    _check_string(call, "id", place)
-    arguments = _read_arguments(function.get("arguments"), f"{place}.function.arguments")
+        raise UnusableMessages((*path, "function", "name"), "is missing or no string")
+    _check_string(call, "id", path)
+    arguments = _read_arguments(function.get("arguments"), (*path, "function", "arguments"))
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _check_string(value: JsonObject, name: str, place: str) -> None:
+def _check_string(value: JsonObject, name: str, path: FieldPath) -> None:
     if not isinstance(value.get(name), str | None):
-        raise UnusableMessages(f"{place}.{name} is no string")
+        raise UnusableMessages((*path, name), "is no string")
 
 
-def _read_arguments(arguments: object, place: str) -> dict[str, object]:
+def _read_arguments(arguments: object, path: FieldPath) -> dict[str, object]:
     """An object, whether the client sent one or, as OpenAI has it, the JSON text of one."""
     if arguments is None or isinstance(arguments, dict):
         return arguments or {}
     if not isinstance(arguments, str):
-        raise UnusableMessages(f"{place} is neither a string nor an object")
+        raise UnusableMessages(path, "is neither a string nor an object")
     if not arguments.strip():
         return {}
     try:
         value = json.loads(arguments)
     except ValueError as error:
-        raise UnusableMessages(f"{place} is not JSON: {error}") from error
+        raise UnusableMessages(path, f"is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise UnusableMessages(f"{place} is not the JSON text of an object")
+        raise UnusableMessages(path, "is not the JSON text of an object")
     return ToolArguments(value, arguments)

@@ -10,7 +10,7 @@ import msgspec
 
 from tokenmesh.services.tokenizer_svc.render_job import JsonObject
 from tokenmesh.shared.config.model import TokenizerSettings
-from tokenmesh.shared.errors import InvalidInput
+from tokenmesh.shared.errors import FieldPath, InvalidInput, field_name
 from tokenmesh.shared.messages.tokenize import ChatPrompt
 
 _TEXT_FIELD_BY_TYPE: Final = {
@@ -36,8 +36,8 @@ _RESERVED_VARIABLES: Final = (
 class MediaPart:
     """An image that a message names, not fetched yet."""
 
-    place: str
-    """Such as `messages[0].content[2]`, for errors."""
+    path: FieldPath
+    """Where it is in the request."""
     url: str | None
     """A data, http(s) or blob URL, or an upload's id; None when only the uuid is given."""
     uuid: str | None = None
@@ -68,7 +68,7 @@ def read_conversation(prompt: ChatPrompt, limits: TokenizerSettings) -> Conversa
         )
     media: list[MediaPart] = []
     for index, message in enumerate(messages):
-        _read_message(message, f"messages[{index}]", media)
+        _read_message(message, ("messages", index), media)
     _bound_parts(messages, limits.max_content_parts)
     return Conversation(
         messages=messages,
@@ -94,7 +94,8 @@ def _decode_list(data: bytes, name: str, limit: int) -> list[JsonObject]:
         raise InvalidInput(f"{name} holds {len(values)} entries, at most {limit}", param=name)
     for index, value in enumerate(values):
         if not isinstance(value, dict):
-            raise InvalidInput(f"{name}[{index}] is not an object", param=name)
+            path = (name, index)
+            raise InvalidInput(f"{field_name(path)} is not an object", param=name, path=path)
     return values
 
 
@@ -116,53 +117,51 @@ def _decode_variables(data: bytes | None) -> JsonObject:
     return values
 
 
-def _read_message(message: JsonObject, place: str, media: list[MediaPart]) -> None:
+def _read_message(message: JsonObject, path: FieldPath, media: list[MediaPart]) -> None:
     """Bring the message's content into one form, in place, and collect its images."""
     if not isinstance(message.get("role"), str):
-        raise InvalidInput(f"{place}.role is missing or no string", param="messages")
+        raise _invalid((*path, "role"), "is missing or no string")
     content = message.get("content")
     if content is None or isinstance(content, str):
         return
     if isinstance(content, dict):
         content = [content]
     if not isinstance(content, list):
-        raise InvalidInput(
-            f"{place}.content is neither a string nor a list of parts", param="messages"
-        )
+        raise _invalid((*path, "content"), "is neither a string nor a list of parts")
     message["content"] = [
-        _read_part(part, f"{place}.content[{index}]", media) for index, part in enumerate(content)
+        _read_part(part, (*path, "content", index), media) for index, part in enumerate(content)
     ]
 
 
-def _read_part(part: object, place: str, media: list[MediaPart]) -> JsonObject:
+def _read_part(part: object, path: FieldPath, media: list[MediaPart]) -> JsonObject:
     if isinstance(part, str):
         return {"type": "text", "text": part}
     if not isinstance(part, dict):
-        raise InvalidInput(f"{place} is neither a string nor an object", param="messages")
+        raise _invalid(path, "is neither a string nor an object")
     kind = part.get("type") or ("image_url" if "image_url" in part else "text")
     if field := _TEXT_FIELD_BY_TYPE.get(kind):
         text = part.get(field)
         if not isinstance(text, str):
-            raise InvalidInput(f"{place}.{field} is missing or no string", param="messages")
+            raise _invalid((*path, field), "is missing or no string")
         return {"type": "text", "text": text}
     if kind in _IMAGE_TYPES:
-        media.append(_read_image(part, place))
+        media.append(_read_image(part, path))
         return {"type": "image"}
-    raise InvalidInput(f"{place}.type {kind!r} is not supported", param="messages")
+    raise _invalid((*path, "type"), f"{kind!r} is not supported")
 
 
-def _read_image(part: JsonObject, place: str) -> MediaPart:
+def _read_image(part: JsonObject, path: FieldPath) -> MediaPart:
     uuid = part.get("uuid")
     if uuid is not None and not isinstance(uuid, str):
-        raise InvalidInput(f"{place}.uuid is no string", param="messages")
+        raise _invalid((*path, "uuid"), "is no string")
     source = part.get("image_url") or part.get("file_id") or part.get("image")
     if isinstance(source, dict):
         source = source.get("url") or source.get("file_id")
     if source is not None and not isinstance(source, str):
-        raise InvalidInput(f"{place}.image_url is no URL", param="messages")
+        raise _invalid((*path, "image_url"), "is no URL")
     if not source and not uuid:
-        raise InvalidInput(f"{place} names no image: image_url is missing", param="messages")
-    return MediaPart(place, source or None, uuid or None)
+        raise _invalid(path, "names no image: image_url is missing")
+    return MediaPart(path, source or None, uuid or None)
 
 
 def _bound_parts(messages: list[JsonObject], limit: int) -> None:
@@ -173,3 +172,7 @@ def _bound_parts(messages: list[JsonObject], limit: int) -> None:
         raise InvalidInput(
             f"messages hold {total} content parts, at most {limit}", param="messages"
         )
+
+
+def _invalid(path: FieldPath, problem: str) -> InvalidInput:
+    return InvalidInput(f"{field_name(path)} {problem}", param="messages", path=path)

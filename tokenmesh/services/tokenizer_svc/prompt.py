@@ -30,7 +30,13 @@ from tokenmesh.services.tokenizer_svc.parser_choice import ParserNames
 from tokenmesh.services.tokenizer_svc.threads import Threads
 from tokenmesh.services.tokenizer_svc.token_length import length_bound
 from tokenmesh.shared.config.model import TokenizerSettings
-from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge, PromptTooLong, ProtocolError
+from tokenmesh.shared.errors import (
+    InvalidInput,
+    PayloadTooLarge,
+    PromptTooLong,
+    ProtocolError,
+    field_name,
+)
 from tokenmesh.shared.hashing import chain_head, route_hashes, route_scope
 from tokenmesh.shared.ids import ModelName
 from tokenmesh.shared.messages.media import MediaItem
@@ -189,9 +195,11 @@ class PromptTokenizer:
         if not conversation.media:
             return []
         if self._vision is None:
+            path = conversation.media[0].path
             raise InvalidInput(
-                f"{conversation.media[0].place}: the model {self._name} takes text only",
+                f"{field_name(path)}: the model {self._name} takes text only",
                 param="messages",
+                path=path,
             )
         scope = f"{self._name}\0{message.tenant}\0{message.cache_salt or ''}"
         return await self._media.load(conversation.media, self._vision, scope, message.tenant)

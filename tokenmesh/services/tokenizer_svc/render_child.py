@@ -53,7 +53,9 @@ def render_job(job: RenderJob) -> RenderAnswer:
         return RenderFailed("syntax", error.message or "syntax error", error.lineno)
     except RaisedByTemplate as error:
         return RenderFailed("raised", str(error), template_line(error))
-    except (UnusableMessages, CannotContinue) as error:
+    except UnusableMessages as error:
+        return RenderFailed("input", str(error), path=error.path)
+    except CannotContinue as error:
         return RenderFailed("input", str(error))
     except TooLong as error:
         return RenderFailed("too_long", str(error))

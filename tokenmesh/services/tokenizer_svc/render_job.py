@@ -8,6 +8,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from tokenmesh.shared.errors import FieldPath
+
 JsonObject = dict[str, object]
 
 
@@ -50,6 +52,8 @@ class RenderFailed(msgspec.Struct, frozen=True, tag=True):
     reason: str
     line: int | None = None
     """Line of the template."""
+    path: FieldPath = ()
+    """The field at fault, within `messages`."""
 
 
 RenderAnswer = Rendered | RenderFailed

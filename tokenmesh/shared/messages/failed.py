@@ -16,6 +16,8 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=
     retryable: bool = False
     param: str | None = None
     retry_after_s: float | None = None
+    path: errors.FieldPath = ()
+    """Of an InvalidInput, where `param` does not say the same."""
 
 
 def _subclasses(cls: type[errors.TokenMeshError]) -> list[type[errors.TokenMeshError]]:
@@ -34,7 +36,14 @@ def to_failed(error: errors.TokenMeshError) -> Failed:
         retryable=error.retryable,
         param=error.param,
         retry_after_s=error.retry_after_s,
+        path=_path(error),
     )
+
+
+def _path(error: errors.TokenMeshError) -> errors.FieldPath:
+    if not isinstance(error, errors.InvalidInput) or errors.field_name(error.path) == error.param:
+        return ()
+    return error.path
 
 
 def from_failed(failed: Failed) -> errors.TokenMeshError:
@@ -45,4 +54,7 @@ def from_failed(failed: Failed) -> errors.TokenMeshError:
     cls = _CLASS_BY_CODE.get(failed.code)
     if cls is None or (failed.retryable and not cls.retryable):
         cls = errors.Unavailable if failed.retryable else errors.TokenMeshError
-    return cls(failed.message, param=failed.param, retry_after_s=failed.retry_after_s)
+    error = cls(failed.message, param=failed.param, retry_after_s=failed.retry_after_s)
+    if failed.path and isinstance(error, errors.InvalidInput):
+        error.path = failed.path
+    return error

@@ -11,7 +11,7 @@ from tokenmesh.services.gateway.openai.errors import invalid_fields
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
 from tokenmesh.services.gateway.responses.tools import ServerTool
 from tokenmesh.services.gateway.responses.translation import ResponsesTranslation, translate
-from tokenmesh.shared.errors import InvalidInput, TokenMeshError
+from tokenmesh.shared.errors import FieldPath, InvalidInput, TokenMeshError, field_name
 
 USER: Any = {"role": "user", "content": "Hi"}
 CALL: Any = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
@@ -407,34 +407,36 @@ def test_every_field_has_a_bad_value_here() -> None:
     assert set(ResponsesRequest.model_fields) - tried == {"watermarking"}
 
 
-def renamed(param: str | None, message: str, translation: ResponsesTranslation) -> tuple[Any, str]:
-    error = translation.places.rename(InvalidInput(message, param=param))
-    return error.param, error.message
+def renamed(path: FieldPath, translation: ResponsesTranslation) -> InvalidInput:
+    message = f"{field_name(path)} is odd"
+    error = translation.fields.rename(InvalidInput(message, param=str(path[0]), path=path))
+    assert isinstance(error, InvalidInput)
+    return error
 
 
-def test_errors_of_the_chat_name_the_clients_fields() -> None:
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        (("messages", 2, "content", 1), "input[2].content[1]"),
+        (("messages", 3, "tool_calls", 0, "function", "arguments"), "input[3].arguments"),
+        (("messages", 4, "content"), "input[4].output"),
+        (("tools", 0, "function", "parameters"), "tools[0].parameters"),
+        (("response_format", "json_schema", "schema", "type"), "text.format.schema.type"),
+        (("max_tokens",), "max_output_tokens"),
+        (("messages",), "input"),
+    ],
+)
+def test_errors_of_the_chat_name_the_clients_fields(path: FieldPath, expected: str) -> None:
     items = [{"role": "developer", "content": "x"}, *part(type="input_image", image_url="u")]
     body = read(input=[*items, CALL, OUTPUT], instructions="Be", tools=[FUNCTION])
-    made = translate(body)
-    for param, message, expected in [
-        ("messages", "messages[2].content[1]: not an image", "input[2].content[1]"),
-        (
-            "messages",
-            "messages[3].tool_calls[0].function.arguments is not JSON",
-            "input[3].arguments",
-        ),
-        ("messages[4].content", "messages[4].content is long", "input[4].output"),
-        ("tools", "tools[0].function.parameters must be", "tools[0].parameters"),
-        ("max_tokens", "max_tokens is 9", "max_output_tokens"),
-        ("response_format.json_schema.schema.type", "no such type", "text.format.schema.type"),
-        ("messages", "messages hold 7 parts", "input"),
-        ("temperature", "temperature is odd", "temperature"),
-    ]:
-        reported = renamed(param, message, made)
-        assert reported[0] == expected
-        assert "messages" not in reported[1]
-    assert renamed("max_tokens", "max_tokens is 9", made)[1] == "max_output_tokens is 9"
-    assert renamed(None, "away", made) == (None, "away")
+    error = renamed(path, translate(body))
+    assert (error.param, error.message) == (expected, f"{expected} is odd")
+
+
+def test_errors_of_the_clients_own_fields_are_unchanged() -> None:
+    translation = translate(read())
+    for error in (InvalidInput("away"), InvalidInput("temperature is odd", param="temperature")):
+        assert translation.fields.rename(error) is error
 
 
 def test_fields_without_effect_are_warnings() -> None:

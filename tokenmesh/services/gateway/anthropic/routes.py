@@ -22,7 +22,6 @@ from tokenmesh.services.gateway.http.shortcut import Endpoint
 from tokenmesh.services.gateway.mesh.catalog import Catalog
 from tokenmesh.services.gateway.mesh.vocabularies import Vocabularies
 from tokenmesh.services.gateway.openai.chat_builder import build_chat
-from tokenmesh.services.gateway.openai.renamed_answer import RenamedAnswer
 from tokenmesh.services.gateway.openai.request import ChatRequest
 from tokenmesh.services.gateway.openai.translation import TranslatedChat, warn_unknown
 from tokenmesh.shared.telemetry import span
@@ -47,9 +46,9 @@ def messages_endpoint(gateway: Gateway) -> Endpoint:
         # Clients send the max_tokens of the largest models without checking this model's limit.
         jobs = tuple(replace(job, cuts_max_tokens=True) for job in generation.jobs)
         generation = replace(generation, jobs=jobs)
-        writer = MessagesWriter(generation, translation.places, shows_thinking=not is_omitted)
-        response = GenerationResponse(generation, gateway, writer, context.started_s)
-        return RenamedAnswer(response, translation.places.rename)
+        writer = MessagesWriter(generation, translation.fields, shows_thinking=not is_omitted)
+        context.rename_error = translation.fields.rename
+        return GenerationResponse(generation, gateway, writer, context.started_s)
 
     return create_message
 

@@ -12,7 +12,7 @@ from tokenmesh.services.gateway.anthropic.request import (
     ToolChoice,
 )
 from tokenmesh.services.gateway.openai.errors import NotSupported
-from tokenmesh.services.gateway.openai.field_places import Places
+from tokenmesh.services.gateway.openai.field_names import FieldNames
 from tokenmesh.services.gateway.openai.fields import Bounded
 from tokenmesh.services.gateway.openai.translation import (
     Json,
@@ -96,8 +96,8 @@ def translate(body: CountTokensRequest) -> TranslatedChat:
         fields["tools"] = functions
     if isinstance(body, MessagesRequest):
         fields |= _generation(body)
-    places = Places(_NAMES, sources)
-    return TranslatedChat(chat=validate_chat(fields, places), places=places)
+    names = FieldNames(_NAMES, sources)
+    return TranslatedChat(chat=validate_chat(fields, names), fields=names)
 
 
 def _check_served(body: MessagesRequest) -> None:

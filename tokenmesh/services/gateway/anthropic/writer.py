@@ -16,7 +16,7 @@ from tokenmesh.services.gateway.generation.chunk import OutputChunk, merge
 from tokenmesh.services.gateway.generation.delivery import Delivery
 from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.http.sse import encode_json, event_frame
-from tokenmesh.services.gateway.openai.field_places import Places
+from tokenmesh.services.gateway.openai.field_names import FieldNames
 from tokenmesh.services.gateway.openai.shapes import Usage
 from tokenmesh.services.gateway.parsers.events import (
     CallArguments,
@@ -79,10 +79,10 @@ class MessagesWriter:
     keep_alive = _PING
 
     def __init__(
-        self, generation: GenerationRequest, places: Places, *, shows_thinking: bool = True
+        self, generation: GenerationRequest, names: FieldNames, *, shows_thinking: bool = True
     ) -> None:
         self._head = generation.head
-        self._places = places
+        self._names = names
         self._blocks = ContentBlocks(self._head.id, shows_thinking=shows_thinking)
         self._stop: tuple[str, str | None] = ("end_turn", None)
 
@@ -104,7 +104,7 @@ class MessagesWriter:
         return event_frame(ending) + event_frame({"type": "message_stop"})
 
     def fail(self, error: TokenMeshError) -> bytes:
-        error = self._places.rename(error)
+        error = self._names.rename(error)
         body = error_body(error.status, error.message, error.param, self._head.id)
         return b"event: error\ndata: " + encode_json(body) + b"\n\n"
 

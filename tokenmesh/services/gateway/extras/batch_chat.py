@@ -20,7 +20,6 @@ from tokenmesh.services.gateway.openai.chat_builder import build_chat, rebuild_c
 from tokenmesh.services.gateway.openai.chat_writer import ChatWriter
 from tokenmesh.services.gateway.openai.errors import NotSupported
 from tokenmesh.services.gateway.openai.fields import Off, Positive
-from tokenmesh.services.gateway.openai.prompt_places import located
 from tokenmesh.services.gateway.openai.request import ChatMessage, ChatRequest
 from tokenmesh.services.gateway.openai.request_builder import RequestBuilder
 from tokenmesh.services.gateway.openai.shapes import ChatChoice
@@ -114,7 +113,7 @@ async def build_batch(
     turns = Turns()
     for index, conversation in enumerate(body.conversations()):
         await turns.rest()
-        where = f"messages[{index}]"
+        path = ("messages", index)
         try:
             # The first one reads and checks the fields that all have in common.
             request = (
@@ -123,12 +122,12 @@ async def build_batch(
                 else await build_chat(builder, conversation, context)
             )
         except InvalidInput as error:
-            raise located(error, where) from error
+            raise error.within(path) from error
         job = replace(
             request.jobs[0],
             request_id=RequestId(f"{context.request_id}-{index}"),
             first_choice=index * n,
-            where=where,
+            path=path,
         )
         requests.append(replace(request, jobs=(job,)))
     return requests

@@ -12,7 +12,13 @@ from tokenmesh.services.gateway.openai.uploads import ID_PREFIX, Uploads
 from tokenmesh.services.gateway.tenancy.tenant import Access
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.config.gateway import GatewaySettings
-from tokenmesh.shared.errors import InvalidInput, NotFound, PayloadTooLarge
+from tokenmesh.shared.errors import (
+    FieldPath,
+    InvalidInput,
+    NotFound,
+    PayloadTooLarge,
+    field_name,
+)
 
 BLOB_SCHEME: Final = "blob:"
 """How the tokenizer is told where the bytes are; clients may not name blobs themselves."""
@@ -30,35 +36,37 @@ async def move_inline_media(
     Raises InvalidInput, and NotFound for a file that is not there for `access`.
     """
     turns = Turns()
-    for place, holder, key in _sources(messages):
+    for path, holder, key in _sources(messages):
         await turns.rest()
         url = holder[key]
         if url.startswith(BLOB_SCHEME):
-            raise InvalidInput(f"{place}: the scheme blob: is not for clients", param="messages")
+            raise _invalid(path, "the scheme blob: is not for clients")
         if url.startswith(f"{ID_PREFIX}-"):
-            await _check_upload(url, place, Uploads(blobs, settings), access)
+            await _check_upload(url, path, Uploads(blobs, settings), access)
         if url.startswith(_DATA_SCHEME) and len(url) > settings.inline_media_bytes:
-            data = await _decode(url, place, settings.max_media_bytes)
+            data = await _decode(url, path, settings.max_media_bytes)
             holder[key] = BLOB_SCHEME + await blobs.put(data, ttl_s=settings.media_ttl_s)
 
 
-async def _check_upload(file_id: str, place: str, uploads: Uploads, access: Access) -> None:
+async def _check_upload(file_id: str, path: FieldPath, uploads: Uploads, access: Access) -> None:
     try:
         await uploads.get(file_id, access)
     except NotFound as error:
-        raise NotFound(f"{place}: {error.message}", param="messages") from error
+        raise NotFound(
+            f"{field_name(path)}: {error.message}", param="messages", path=path
+        ) from error
 
 
-def _sources(messages: Sequence[Any]) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Where a part names its medium: the place, the object and its key that holds the URL."""
+def _sources(messages: Sequence[Any]) -> Iterator[tuple[FieldPath, dict[str, Any], str]]:
+    """Paths of parts that name a medium, each with the object and its key that holds the URL."""
     for index, message in enumerate(messages):
         content = message.get("content")
         if not isinstance(content, list):
             continue
         for number, part in enumerate(content):
             if isinstance(part, dict):
-                place = f"messages[{index}].content[{number}]"
-                yield from ((place, *found) for found in _sources_of(part))
+                path = ("messages", index, "content", number)
+                yield from ((path, *found) for found in _sources_of(part))
 
 
 def _sources_of(part: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
@@ -70,15 +78,19 @@ def _sources_of(part: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
             yield from _sources_of(value)
 
 
-async def _decode(url: str, place: str, max_bytes: int) -> bytes:
+async def _decode(url: str, path: FieldPath, max_bytes: int) -> bytes:
     head, comma, body = url.partition(",")
     if not comma or not head.endswith(";base64"):
-        raise InvalidInput(
-            f"{place}: a data URI must be of the form data:image/...;base64,...", param="messages"
-        )
+        raise _invalid(path, "a data URI must be of the form data:image/...;base64,...")
     if len(body) > max_bytes * _BASE64_CHARS_PER_BYTE + 4:
-        raise PayloadTooLarge(f"{place}: the file has more than {max_bytes} bytes")
+        raise PayloadTooLarge(
+            f"{field_name(path)}: the file has more than {max_bytes} bytes", path=path
+        )
     try:
         return await asyncio.to_thread(base64.b64decode, body, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise InvalidInput(f"{place}: the data URI is not base64", param="messages") from error
+        raise _invalid(path, "the data URI is not base64") from error
+
+
+def _invalid(path: FieldPath, problem: str) -> InvalidInput:
+    return InvalidInput(f"{field_name(path)}: {problem}", param="messages", path=path)

@@ -10,6 +10,7 @@ from tokenmesh.services.gateway.extras.beam_search import BeamOptions
 from tokenmesh.services.gateway.generation.parsing import Parsing
 from tokenmesh.services.gateway.generation.reasoning_budget import ReasoningBudget
 from tokenmesh.services.gateway.tenancy.tenant import DEFAULT_TENANT, Tenant
+from tokenmesh.shared.errors import FieldPath
 from tokenmesh.shared.ids import RequestId, WorkerId
 from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.messages.media import MediaItem
@@ -50,8 +51,8 @@ class PromptJob:
     priority: int = 0
     """Among its tenant's own; smaller is sooner."""
     tenant: Tenant = DEFAULT_TENANT
-    where: str = ""
-    """Where in the client's body the prompt is, when there are several."""
+    path: FieldPath = ()
+    """The prompt's path in the client's body, where there are several."""
     embeds: MediaItem | None = None
     """What takes the place of all of the prompt's tokens."""
     parsing: Parsing | None = None

@@ -11,7 +11,6 @@ from tokenmesh.services.gateway.extras.beam_searcher import BeamSearcher
 from tokenmesh.services.gateway.generation.inbox import Inbox
 from tokenmesh.services.gateway.generation.prompt_job import Prompt, PromptJob
 from tokenmesh.services.gateway.mesh.stages import Stages
-from tokenmesh.services.gateway.openai.prompt_places import located
 from tokenmesh.shared.errors import InvalidInput, NotFound
 
 
@@ -33,7 +32,7 @@ class Pipeline:
         try:
             return await self._stages.tokenize(job)
         except InvalidInput as error:
-            raise located(error, job.where) from error
+            raise error.within(job.path) from error
 
     async def prepare(self, job: PromptJob) -> Prompt:
         """Tokenize and encode; pixels that have expired in between are made again, once."""
@@ -44,7 +43,7 @@ class Pipeline:
             except NotFound:
                 prompt = await self._stages.encode(job, await self._stages.tokenize(job))
         except InvalidInput as error:
-            raise located(error, job.where) from error
+            raise error.within(job.path) from error
         return prompt if job.embeds is None else replace(prompt, media=(job.embeds,))
 
     @asynccontextmanager

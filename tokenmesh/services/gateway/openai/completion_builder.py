@@ -93,7 +93,7 @@ async def _jobs(
             tensor = embeds[index]
             job = replace(job, embeds=tensor.item, cache_salt=tensor.salt(job.cache_salt))
         elif len(body.prompts) > 1:
-            job = replace(job, where=f"prompt[{index - len(embeds)}]")
+            job = replace(job, path=("prompt", index - len(embeds)))
         jobs.append(replace(job, budget=budget))
     return jobs
 

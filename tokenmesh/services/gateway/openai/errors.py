@@ -3,13 +3,13 @@
 `type` is vLLM's word for the status, `code` our error's code.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
 from pydantic import ValidationError
 
-from tokenmesh.shared.errors import InvalidInput, TokenMeshError
+from tokenmesh.shared.errors import FieldPath, InvalidInput, TokenMeshError, field_name
 
 _TYPE_BY_STATUS: Final = {
     400: "BadRequestError",
@@ -71,13 +71,16 @@ def status_body(
     return ErrorBody(ErrorFacts(message=message, type=kind, param=param, code=code))
 
 
-def invalid_fields(error: ValidationError, place: str = "") -> InvalidInput:
+def invalid_fields(
+    error: ValidationError, place: str = "", name_of: Callable[[FieldPath], str] = field_name
+) -> InvalidInput:
     """Pydantic's errors as one sentence a field; `param` is the first field.
 
-    `place` is the path of what was validated, if that was not the whole body. For a field that may
-    have several types only the deepest errors are shown: those of the type that the client most
-    likely meant.
+    `place` is the name of what was validated, if that was not the whole body; `name_of` names a
+    field. For a field that may have several types only the deepest errors are shown: those of the
+    type that the client most likely meant.
     """
+    root: FieldPath = (place,) if place else ()
     details = error.errors(include_url=False, include_context=False)
     depth_by_field: dict[str, int] = {}
     for detail in details:
@@ -86,27 +89,23 @@ def invalid_fields(error: ValidationError, place: str = "") -> InvalidInput:
     shown = [
         each for each in details if len(field_path(each["loc"])) == depth_by_field[_field(each)]
     ]
-    sentences = dict.fromkeys(_sentence(each, place) for each in shown[:_MAX_SENTENCES])
-    return InvalidInput("; ".join(sentences), param=_path(shown[0]["loc"], place) or None)
+    names = [name_of((*root, *_path(each["loc"]))) for each in shown[:_MAX_SENTENCES]]
+    sentences = dict.fromkeys(map(_sentence, shown[:_MAX_SENTENCES], names))
+    path: FieldPath = (names[0],) if names[0] else ()
+    return InvalidInput("; ".join(sentences), param=names[0] or None, path=path)
 
 
 def _field(detail: Any) -> str:
     return str(detail["loc"][0]) if detail["loc"] else ""
 
 
-def _path(location: Sequence[str | int], place: str) -> str:
-    path = field_path(location)
-    return f"{place}.{path}" if place and path and path[0] != "[" else place + path
-
-
-def _sentence(detail: Any, place: str) -> str:
+def _sentence(detail: Any, name: str) -> str:
     message = detail["msg"].removeprefix("Value error, ")
     if detail["type"] == "json_invalid":
         return f"the body is not valid JSON: {message.removeprefix('Invalid JSON: ')}"
-    path = _path(detail["loc"], place)
     if detail["type"] == "missing":
-        return f"{path} is missing"
-    where = f"{path}: " if path else ""
+        return f"{name} is missing"
+    where = f"{name}: " if name else ""
     shown, kind = _shown(detail["input"]), f"[type={detail['type']}]"
     if shown is None:
         return f"{where}{message} {kind}"
@@ -127,15 +126,16 @@ def _shown(given: object) -> str | None:
 
 def field_path(location: Sequence[str | int]) -> str:
     """`messages[0].content`; the names of union members that pydantic adds are left out."""
-    path = ""
+    return field_name(_path(location))
+
+
+def _path(location: Sequence[str | int]) -> FieldPath:
+    path: list[str | int] = []
     for part in location:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        elif part in _UNION_MEMBERS or (path and not part.isidentifier()):
-            continue
-        else:
-            path += f".{part}" if path else part
-    return path
+        is_field = part not in _UNION_MEMBERS and (not path or str(part).isidentifier())
+        if isinstance(part, int) or is_field:
+            path.append(part)
+    return tuple(path)
 
 
 _UNION_MEMBERS: Final = frozenset(("str", "int", "float", "bool", "dict", "list", "none"))

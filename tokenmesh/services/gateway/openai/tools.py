@@ -10,7 +10,7 @@ import msgspec
 from tokenmesh.services.gateway.openai.request import ChatRequest, Tool
 from tokenmesh.services.gateway.parsers.parser import ToolSchema
 from tokenmesh.shared.config.gateway import GatewaySettings
-from tokenmesh.shared.errors import InvalidInput
+from tokenmesh.shared.errors import FieldPath, InvalidInput, field_name
 
 Mode = Literal["none", "auto", "required", "named"]
 
@@ -131,38 +131,38 @@ def _read_schemas(tools: Sequence[Tool], limits: GatewaySettings) -> list[ToolSc
             f"tools is {num_bytes} bytes of JSON, at most {limits.max_tools_bytes}", param="tools"
         )
     schemas = [
-        _read_function(tool["function"], f"tools[{index}].function")
+        _read_function(tool["function"], ("tools", index, "function"))
         for index, tool in enumerate(tools)
     ]
     names = set[str]()
     for index, schema in enumerate(schemas):
         if schema.name in names:
-            raise InvalidInput(
-                f"tools[{index}].function.name {schema.name!r} is there twice", param="tools"
-            )
+            path = ("tools", index, "function", "name")
+            raise _invalid(path, f"{schema.name!r} is there twice")
         names.add(schema.name)
     return schemas
 
 
-def _read_function(function: dict[str, Any], place: str) -> ToolSchema:
+def _read_function(function: dict[str, Any], path: FieldPath) -> ToolSchema:
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidInput(
-            f"{place}.name must be 1 to 128 letters, digits, underscores, dots or dashes",
-            param="tools",
+        raise _invalid(
+            (*path, "name"), "must be 1 to 128 letters, digits, underscores, dots or dashes"
         )
     if not isinstance(function.get("description"), str | None):
-        raise InvalidInput(f"{place}.description must be a string", param="tools")
+        raise _invalid((*path, "description"), "must be a string")
     parameters = function.get("parameters")
     if parameters is None:
         parameters = _NO_PARAMETERS
     if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
-        raise InvalidInput(
-            f"{place}.parameters must be a JSON schema of type object", param="tools"
-        )
+        raise _invalid((*path, "parameters"), "must be a JSON schema of type object")
     if not _ROOTS & parameters.keys():
         parameters = {"type": "object", **parameters}
     strict = function.get("strict")
     if not isinstance(strict, bool | None):
-        raise InvalidInput(f"{place}.strict must be a boolean", param="tools")
+        raise _invalid((*path, "strict"), "must be a boolean")
     return ToolSchema(name=name, parameters=parameters, strict=strict is True)
+
+
+def _invalid(path: FieldPath, problem: str) -> InvalidInput:
+    return InvalidInput(f"{field_name(path)} {problem}", param="tools", path=path)

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from tokenmesh.services.gateway.openai.errors import invalid_fields
-from tokenmesh.services.gateway.openai.field_places import Places
+from tokenmesh.services.gateway.openai.field_names import FieldNames
 from tokenmesh.services.gateway.openai.request import ChatRequest
-from tokenmesh.shared.errors import InvalidInput, TokenMeshError
+from tokenmesh.shared.errors import FieldPath, InvalidInput, TokenMeshError
 
 Json = dict[str, Any]
 
@@ -28,7 +28,7 @@ class TranslatedChat:
     """A chat request made from a request of another API."""
 
     chat: ChatRequest
-    places: Places
+    fields: FieldNames
 
     @contextmanager
     def client_paths(self) -> Iterator[None]:
@@ -36,22 +36,22 @@ class TranslatedChat:
         try:
             yield
         except TokenMeshError as error:
-            raise self.places.rename(error) from None
+            raise self.fields.rename(error) from None
 
 
 class ChatMessages:
-    """Messages in order. `sources` maps paths such as `messages[3]` to the client's paths."""
+    """Messages in order. `sources` maps their paths to the client's names."""
 
     def __init__(self) -> None:
         self.messages: list[Json] = []
-        self.sources: dict[str, str] = {}
+        self.sources: dict[FieldPath, str] = {}
 
     def add(self, message: Json, path: str, parts: Sequence[str] = ()) -> None:
         """Append a message. `parts`: the client's paths of its content parts."""
-        own = f"messages[{len(self.messages)}]"
+        own: FieldPath = ("messages", len(self.messages))
         self.sources[own] = path
         for index, part in enumerate(parts):
-            self.sources[f"{own}.content[{index}]"] = part
+            self.sources[*own, "content", index] = part
         self.messages.append(message)
 
     def assistant_turn(self, path: str, closed_by: Sequence[str] = ()) -> Json:
@@ -68,8 +68,8 @@ class ChatMessages:
     def add_call(self, call_id: str, name: str, arguments: str, path: str) -> None:
         """Append a tool call to the assistant's last message."""
         calls = self.assistant_turn(path).setdefault("tool_calls", [])
-        own = f"messages[{len(self.messages) - 1}].tool_calls[{len(calls)}]"
-        self.sources[own] = self.sources[f"{own}.function"] = path
+        own = ("messages", len(self.messages) - 1, "tool_calls", len(calls))
+        self.sources[own] = self.sources[*own, "function"] = path
         calls.append(chat_call(call_id, name, arguments))
 
 
@@ -84,21 +84,21 @@ def chat_content(parts: list[Json]) -> str | list[Json]:
     return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
 
 
-def function_sources(count: int, parameters: str = "parameters") -> dict[str, str]:
+def function_sources(count: int, parameters: str = "parameters") -> dict[FieldPath, str]:
     """Client paths of functions that the client writes without an object `function`."""
-    sources = {}
+    sources: dict[FieldPath, str] = {}
     for index in range(count):
-        sources[f"tools[{index}].function"] = f"tools[{index}]"
-        sources[f"tools[{index}].function.parameters"] = f"tools[{index}].{parameters}"
+        sources["tools", index, "function"] = f"tools[{index}]"
+        sources["tools", index, "function", "parameters"] = f"tools[{index}].{parameters}"
     return sources
 
 
-def validate_chat(fields: Mapping[str, Any], places: Places) -> ChatRequest:
+def validate_chat(fields: Mapping[str, Any], names: FieldNames) -> ChatRequest:
     """Raises InvalidInput that names the client's fields."""
     try:
         return ChatRequest.model_validate(fields)
     except ValidationError as error:
-        raise places.rename(invalid_fields(error)) from None
+        raise invalid_fields(error, name_of=names.name_of) from None
 
 
 def read_object(model: type[_Model], value: object, path: str) -> _Model:

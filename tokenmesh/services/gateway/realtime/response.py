@@ -7,7 +7,7 @@ from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.generation.delivery import Delivery, deliver
 from tokenmesh.services.gateway.generation.request import GenerationRequest
-from tokenmesh.services.gateway.openai.field_places import Places
+from tokenmesh.services.gateway.openai.field_names import FieldNames
 from tokenmesh.services.gateway.openai.shapes import Usage
 from tokenmesh.services.gateway.openai.translation import Json
 from tokenmesh.services.gateway.realtime.channel import Channel, error_view
@@ -25,7 +25,7 @@ class RealtimeResponse:
         gateway: Gateway,
         channel: Channel,
         output: ResponseOutput,
-        places: Places,
+        names: FieldNames,
         fields: Json,
         context: RequestContext,
     ) -> None:
@@ -34,7 +34,7 @@ class RealtimeResponse:
         self._gateway = gateway
         self._channel = channel
         self._output = output
-        self._places = places
+        self._names = names
         self._fields = fields
         self._meter = gateway.meters.start(generation.head.model, context.started_s)
         self._context = context
@@ -91,7 +91,7 @@ class RealtimeResponse:
                 raise
             except TokenMeshError as error:
                 self._is_generating = False
-                await self._end("failed", {"error": error_view(self._places.rename(error))})
+                await self._end("failed", {"error": error_view(self._names.rename(error))})
             else:
                 is_cut = reason == "length"
                 details = {"reason": "max_output_tokens"} if is_cut else {}

@@ -237,7 +237,7 @@ class RealtimeSession:
             self._gateway,
             self._channel,
             ResponseOutput(context.request_id, None if is_apart else self._conversation),
-            translation.places,
+            translation.fields,
             {
                 "conversation_id": None if is_apart else self._conversation_id,
                 "max_output_tokens": config.max_output_tokens,

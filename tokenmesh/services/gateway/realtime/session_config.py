@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from tokenmesh.services.gateway.openai.field_places import Places
+from tokenmesh.services.gateway.openai.field_names import FieldNames
 from tokenmesh.services.gateway.openai.translation import (
     ChatMessages,
     Json,
@@ -101,8 +101,8 @@ def translate(config: SessionConfig, items: Iterable[Item]) -> TranslatedChat:
             "is empty, so there is nothing to answer: create an item or send input",
         )
     fields = {"model": config.model, "messages": messages.messages, **_generation(config)}
-    places = Places(_NAMES, messages.sources | function_sources(len(config.tools or ())))
-    return TranslatedChat(chat=validate_chat(fields, places), places=places)
+    names = FieldNames(_NAMES, messages.sources | function_sources(len(config.tools or ())))
+    return TranslatedChat(chat=validate_chat(fields, names), fields=names)
 
 
 def _add_item(messages: ChatMessages, item: Item, tool_by_call: dict[str, str]) -> None:

@@ -149,7 +149,7 @@ class ItemsConversation(ChatMessages):
             raise invalid(f"{path}.call_id", f"{call_id[:80]!r} matches no earlier call")
         content = _read_content(item, "output", path)
         self.add({"role": "tool", "tool_call_id": call_id, "content": content}, path)
-        self.sources[f"messages[{len(self.messages) - 1}].content"] = f"{path}.output"
+        self.sources["messages", len(self.messages) - 1, "content"] = f"{path}.output"
 
 
 def no_such_item(item_id: str, path: str) -> NotFound:

@@ -214,7 +214,7 @@ class ResponseRun:
     async def _fail(self, error: TokenMeshError) -> None:
         if self._is_ended:
             raise error
-        error = self._first.translation.places.rename(error)
+        error = self._first.translation.fields.rename(error)
         if not self.has_events:
             raise error
         logger.info("response %s fails: %s", self._spec.id, error.message)

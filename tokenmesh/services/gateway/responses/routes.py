@@ -19,8 +19,7 @@ from tokenmesh.services.gateway.http.body import read_json
 from tokenmesh.services.gateway.http.off_loop import off_loop
 from tokenmesh.services.gateway.http.shortcut import Endpoint
 from tokenmesh.services.gateway.http.sse import COMMENT
-from tokenmesh.services.gateway.openai.field_places import Places
-from tokenmesh.services.gateway.openai.renamed_answer import RenamedAnswer
+from tokenmesh.services.gateway.openai.field_names import FieldNames
 from tokenmesh.services.gateway.openai.translation import Json
 from tokenmesh.services.gateway.responses.event_log import encode_frames
 from tokenmesh.services.gateway.responses.events import ResponseEvents
@@ -63,10 +62,10 @@ def response_endpoint(gateway: Gateway) -> Endpoint:
             if maker.needs_run(body):
                 return await maker.make(body, response_id, context, may_skip_storing=may_skip)
             prepared = await prepare(gateway.builder, body, context, response_id)
-        places = prepared.translation.places
-        writer = ResponseWriter(prepared.events, places)
-        response = GenerationResponse(prepared.generation, gateway, writer, context.started_s)
-        return RenamedAnswer(response, places.rename)
+        names = prepared.translation.fields
+        writer = ResponseWriter(prepared.events, names)
+        context.rename_error = names.rename
+        return GenerationResponse(prepared.generation, gateway, writer, context.started_s)
 
     return create_response
 
@@ -162,9 +161,9 @@ class ResponseWriter:
 
     keep_alive = COMMENT
 
-    def __init__(self, events: ResponseEvents, places: Places) -> None:
+    def __init__(self, events: ResponseEvents, names: FieldNames) -> None:
         self._events = events
-        self._places = places
+        self._names = names
         self._has_begun = False
 
     def begin(self, delivery: Delivery) -> bytes:
@@ -178,7 +177,7 @@ class ResponseWriter:
 
     def fail(self, error: TokenMeshError) -> bytes:
         # If only keep-alive comments were sent, the stream has not begun.
-        return _join(self._begin() + self._events.fail(self._places.rename(error)))
+        return _join(self._begin() + self._events.fail(self._names.rename(error)))
 
     def whole(self, delivery: Delivery, pieces: list[OutputChunk]) -> Json:
         self._write(pieces)

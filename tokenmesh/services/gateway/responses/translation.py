@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tokenmesh.services.gateway.openai.errors import NotSupported
-from tokenmesh.services.gateway.openai.field_places import Places
+from tokenmesh.services.gateway.openai.field_names import FieldNames
 from tokenmesh.services.gateway.openai.request import ChatRequest
 from tokenmesh.services.gateway.openai.translation import (
     Json,
@@ -82,10 +82,10 @@ def translate(
     fields["messages"] = conversation.messages
     if declared:
         fields |= {"tools": declared, "tool_choice": choice}
-    places = Places(_NAMES, conversation.sources | _tool_sources(declared, tools))
+    names = FieldNames(_NAMES, conversation.sources | _tool_sources(declared, tools))
     return ResponsesTranslation(
-        chat=validate_chat(fields, places),
-        places=places,
+        chat=validate_chat(fields, names),
+        fields=names,
         names=tools.names,
         warnings=_warnings(body),
     )
@@ -118,11 +118,11 @@ def _converse(
     return conversation
 
 
-def _tool_sources(declared: Sequence[Json], tools: ToolSet) -> dict[str, str]:
-    sources = {}
+def _tool_sources(declared: Sequence[Json], tools: ToolSet) -> dict[FieldPath, str]:
+    sources: dict[FieldPath, str] = {}
     for index, tool in enumerate(declared):
         path = tools.paths[tool["function"]["name"]]
-        sources[f"tools[{index}]"] = sources[f"tools[{index}].function"] = path
+        sources["tools", index] = sources["tools", index, "function"] = path
     return sources
 
 

@@ -14,7 +14,6 @@ from tokenmesh.services.gateway.errors import JSON
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.body import read_json
 from tokenmesh.services.gateway.http.shortcut import Endpoint
-from tokenmesh.services.gateway.openai.renamed_answer import RenamedAnswer
 from tokenmesh.services.gateway.openai.request import ChatRequest, CompletionRequest
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
 from tokenmesh.services.gateway.scale_out import render_routes as render
@@ -33,7 +32,7 @@ from tokenmesh.services.gateway.scale_out.generate_response import (
     AbortableResponse,
     GenerateWriter,
 )
-from tokenmesh.shared.errors import Forbidden, InvalidInput, TokenMeshError
+from tokenmesh.shared.errors import Forbidden, InvalidInput
 from tokenmesh.shared.telemetry import REQUEST_ID, span
 
 DERENDER_CHAT: Final = "/v1/chat/completions/derender"
@@ -107,13 +106,10 @@ def _generate_endpoint(gateway: Gateway) -> Endpoint:
         context = context_of(request.scope)
         with span("validate"):
             body = await read_json(request, GenerateRequest, gateway.settings)
-            try:
-                generation = await gateway.scale_out.tokens.build(body, context)
-            except TokenMeshError as error:
-                raise with_own_names(error) from None
+            context.rename_error = with_own_names
+            generation = await gateway.scale_out.tokens.build(body, context)
         writer = GenerateWriter(generation, body)
-        response = AbortableResponse(generation, gateway, writer, context.started_s)
-        return RenamedAnswer(response, with_own_names)
+        return AbortableResponse(generation, gateway, writer, context.started_s)
 
     return generate
 

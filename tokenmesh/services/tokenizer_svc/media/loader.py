@@ -20,7 +20,7 @@ from tokenmesh.services.tokenizer_svc.messages import MediaPart
 from tokenmesh.services.tokenizer_svc.threads import Threads
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.config.model import MediaSettings
-from tokenmesh.shared.errors import InvalidInput, NotFound
+from tokenmesh.shared.errors import InvalidInput, NotFound, field_name
 from tokenmesh.shared.ids import BlobKey
 from tokenmesh.shared.telemetry.span import span
 
@@ -91,7 +91,9 @@ class MediaLoader:
             return pixels
         except InvalidInput as error:
             # All of these errors are the client's: say which of its images is meant.
-            raise type(error)(f"{part.place}: {error.message}", param="messages") from error
+            raise type(error)(
+                f"{field_name(part.path)}: {error.message}", param="messages", path=part.path
+            ) from error
 
     async def _read(self, url: str, tenant: str) -> bytes:
         limit = self._limits.max_bytes
