@@ -59,6 +59,7 @@ class FreeMesh:
         self.tokenized = Tokenized(token_ids=pack_ids([1] * prompt_tokens))
         self.position_by_stream: dict[int, int] = {}
         self.receive: Receiver | None = None
+        self.max_message_bytes = 1 << 23
 
     async def request(self, _subject: str, message: Message, **_: object) -> Message:
         if isinstance(message, Tokenize):

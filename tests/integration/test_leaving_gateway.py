@@ -80,7 +80,7 @@ async def test_a_stream_that_has_begun_ends_with_an_error(
                 back_end.workers[0].hold()
                 await mesh.drain(1.0)
     assert told in text
-    assert "about to leave" in text
+    assert "this gateway is stopping" in text
     assert tracebacks(caplog) == []
     back_end.workers[0].release(8)
 

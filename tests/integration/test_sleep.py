@@ -143,7 +143,7 @@ async def test_with_one_worker_awake_the_model_is_awake(
         failed = await mesh.client.post("/wake_up")
         message = failed.json()["error"]["message"]
         assert failed.status_code == 500
-        assert "model.safetensors is gone (1 of 2 workers did it)" in message
+        assert "model.safetensors is gone (1 of 2 workers succeeded)" in message
         assert any(message.startswith(f"{each.instance_id}: ") for each in mesh.workers)
         await mesh.until(lambda: sorted(each.sleep_level for each in mesh.loads()) == [0, 1])
         assert not await is_sleeping(mesh)

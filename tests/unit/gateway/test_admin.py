@@ -68,7 +68,7 @@ async def test_every_worker_that_stays_is_told_and_answers_for_itself() -> None:
     fleet.beat("leaving", draining=True)
     bus = FakeBus(a=Slept(level=1, freed_bytes=5), b=Slept(level=2))
     admin = fleet.admin(bus)
-    answers = await admin.tell(None, Sleep(), Slept)
+    answers = await admin.command(None, Sleep(), Slept)
     assert [(name, each.level) for name, each in answers.items()] == [("a", 1), ("b", 2)]
     assert bus.asked == [worker_control(WorkerId("a")), worker_control(WorkerId("b"))]
     assert admin.sleep_levels(MODEL) == {"a": 0, "b": 1}
@@ -80,8 +80,8 @@ async def test_one_failure_is_told_with_the_name_of_its_worker_and_keeps_its_kin
         fleet.beat(name)
     bus = FakeBus(a=Slept(level=1), b=Conflict("busy", retry_after_s=3), c=Slept(level=1))
     with pytest.raises(Conflict) as error:
-        await fleet.admin(bus).tell(MODEL, Sleep(), Slept)
-    assert error.value.message == "b: busy (2 of 3 workers did it)"
+        await fleet.admin(bus).command(MODEL, Sleep(), Slept)
+    assert error.value.message == "b: busy (2 of 3 workers succeeded)"
     assert error.value.retry_after_s == 3
     assert len(bus.asked) == 3
 
@@ -90,16 +90,16 @@ async def test_a_wrong_answer_is_a_protocol_error_and_a_defect_stays_one() -> No
     fleet = Fleet()
     fleet.beat("a")
     with pytest.raises(ProtocolError, match="a: the answer is Done"):
-        await fleet.admin(FakeBus(a=Done())).tell(MODEL, Sleep(), Slept)
+        await fleet.admin(FakeBus(a=Done())).command(MODEL, Sleep(), Slept)
     with pytest.raises(ZeroDivisionError):
-        await fleet.admin(FakeBus(a=ZeroDivisionError())).tell(MODEL, Sleep(), Slept)
+        await fleet.admin(FakeBus(a=ZeroDivisionError())).command(MODEL, Sleep(), Slept)
 
 
 async def test_a_model_whose_workers_all_leave_has_nobody_to_tell() -> None:
     fleet = Fleet()
     fleet.beat("a", draining=True)
     with pytest.raises(Unavailable, match="no worker serves"):
-        await fleet.admin(FakeBus()).tell(MODEL, Sleep(), Slept)
+        await fleet.admin(FakeBus()).command(MODEL, Sleep(), Slept)
 
 
 async def test_the_answer_waits_until_the_beats_agree_or_the_worker_is_gone() -> None:
@@ -107,10 +107,10 @@ async def test_the_answer_waits_until_the_beats_agree_or_the_worker_is_gone() ->
     fleet.beat("a")
     admin = fleet.admin(FakeBus())
     levels = {WorkerId("a"): 1, WorkerId("gone"): 1}
-    waiting = asyncio.create_task(admin.until_seen(levels))
+    waiting = asyncio.create_task(admin.wait_for_levels(levels))
     await asyncio.sleep(0.05)
     assert not waiting.done()
     fleet.beat("a", 1)
     await asyncio.wait_for(waiting, 2)
     with pytest.raises(Unavailable, match="beats"):
-        await fleet.admin(FakeBus(), admin_timeout_s=0.05).until_seen({WorkerId("a"): 0})
+        await fleet.admin(FakeBus(), admin_timeout_s=0.05).wait_for_levels({WorkerId("a"): 0})

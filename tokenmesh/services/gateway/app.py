@@ -21,11 +21,8 @@ from tokenmesh.services.gateway.extras import batch_chat
 from tokenmesh.services.gateway.extras.batch_chat import BatchChatRequest, chat_batch_endpoint
 from tokenmesh.services.gateway.extras.sagemaker_routes import sagemaker_router
 from tokenmesh.services.gateway.gateway import Gateway
-from tokenmesh.services.gateway.http.docs_pages import docs_router
-from tokenmesh.services.gateway.http.head_as_get import HeadAsGet
-from tokenmesh.services.gateway.http.root_path import RootPath
-from tokenmesh.services.gateway.http.shortcut import Endpoint, Shortcut
-from tokenmesh.services.gateway.http.start_limiter import StartLimiter
+from tokenmesh.services.gateway.http.event_loop import StartLimiter
+from tokenmesh.services.gateway.http.middleware import Endpoint, FastPath, HeadAsGet, RootPath
 from tokenmesh.services.gateway.openai import routes as openai
 from tokenmesh.services.gateway.openai.file_routes import files_router
 from tokenmesh.services.gateway.openai.request import (
@@ -41,9 +38,8 @@ from tokenmesh.services.gateway.openai.routes import (
 )
 from tokenmesh.services.gateway.openai.token_routes import tokenize_router, tokenizer_info_router
 from tokenmesh.services.gateway.operations.admin_routes import admin_router
-from tokenmesh.services.gateway.operations.health_routes import health_router
-from tokenmesh.services.gateway.operations.mesh_routes import mesh_router
-from tokenmesh.services.gateway.operations.server_info_routes import server_info_router
+from tokenmesh.services.gateway.operations.docs_routes import docs_router
+from tokenmesh.services.gateway.operations.health_routes import health_router, mesh_router
 from tokenmesh.services.gateway.operations.trace_routes import traces_router
 from tokenmesh.services.gateway.realtime.routes import realtime_router
 from tokenmesh.services.gateway.responses import routes as responses
@@ -89,15 +85,15 @@ _EXPOSED: Final = [
     "retry-after",
     "endpoint-load-metrics",
     *(
-        f"x-ratelimit-{what}-{of}"
-        for of in ("requests", "tokens")
-        for what in ("limit", "remaining", "reset")
+        f"x-ratelimit-{value}-{unit}"
+        for unit in ("requests", "tokens")
+        for value in ("limit", "remaining", "reset")
     ),
 ]
 
 
 def make_app(gateway: Gateway) -> ASGIApp:
-    """Everything that HTTP clients see, outermost first: edge, admission, shortcut, routes."""
+    """The whole application; layers are added from the inside out."""
     settings = gateway.settings
     endpoints = {
         openai.CHAT: chat_endpoint(gateway),
@@ -106,8 +102,8 @@ def make_app(gateway: Gateway) -> ASGIApp:
         messages.PATH: messages_endpoint(gateway),
         responses.PATH: response_endpoint(gateway),
     }
-    turnstile = StartLimiter(settings.requests_per_turn)
-    app: ASGIApp = Shortcut(_make_routes(gateway, endpoints), endpoints, turnstile)
+    limiter = StartLimiter(settings.requests_per_turn)
+    app: ASGIApp = FastPath(_make_routes(gateway, endpoints), endpoints, limiter)
     app = AdmittedRoutes(app, gateway.admission, gateway.bodies, endpoints)
     app = Edge(app, gateway.keys, settings, gateway.http_meters)
     app = HeadAsGet(ServerErrorMiddleware(app, handler=crash_response))
@@ -115,7 +111,7 @@ def make_app(gateway: Gateway) -> ASGIApp:
         app = RootPath(app, settings.root_path)
     if not settings.cors_origins:
         return app
-    # Outermost: a preflight carries no key.
+    # Outermost: a preflight has no API key.
     return CORSMiddleware(
         app,
         allow_origins=list(settings.cors_origins),
@@ -126,7 +122,7 @@ def make_app(gateway: Gateway) -> ASGIApp:
 
 
 def _make_routes(gateway: Gateway, endpoints: Mapping[str, Endpoint]) -> FastAPI:
-    """The application that describes itself."""
+    """FastAPI's part: all routes and their OpenAPI document."""
     docs = gateway.settings.docs
     app = FastAPI(
         title="TokenMesh",
@@ -150,7 +146,6 @@ def _make_routes(gateway: Gateway, endpoints: Mapping[str, Endpoint]) -> FastAPI
         app.include_router(tokenizer_info_router(gateway))
     if gateway.settings.admin_routes:
         app.include_router(admin_router(gateway))
-        app.include_router(server_info_router(gateway))
     bodies = [*_BODIES.values(), *_OTHER_BODIES]
     if gateway.scale_out.is_enabled:
         bodies += SCALE_OUT_BODIES.values()

@@ -1,4 +1,4 @@
-"""RequestContext: one HTTP request and its response, as everybody who handles it sees them."""
+"""RequestContext: what is known of one HTTP request and its response."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,38 +14,38 @@ from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput, TokenMeshError
 from tokenmesh.shared.ids import RequestId
 
-_KEY: Final = "tokenmesh.exchange"
+_KEY: Final = "tokenmesh.context"
 
 
 @dataclass(slots=True)
 class RequestContext:
-    """Made by the edge, completed on the way."""
+    """Created by the edge, completed by the route."""
 
     request_id: RequestId
-    """Sent back as X-Request-Id; a body's `request_id` may replace it."""
+    """Returned as X-Request-Id; a body's `request_id` may replace it."""
     is_own_id: bool
     """Whether the client chose it."""
     started_s: float
     """Monotonic."""
     access: Access = DEFAULT_ACCESS
-    """As whom its client comes."""
+    """The tenant and the rights of the client's key."""
     standing: RateLimitStatus | None = None
-    """How the tenant stands to its limits, once that was asked."""
+    """The tenant's rate limits, once they are known."""
     lease: Lease | None = None
-    """What the request counts for while it runs."""
+    """What the request counts for in its tenant's limits while it runs."""
     body: Body | None = None
-    """What is being sent, where it counts."""
+    """The body, where the route counts against limits."""
     warnings: list[str] = field(default_factory=list)
-    """Sent back as X-TokenMesh-Warning."""
+    """Returned as X-TokenMesh-Warning."""
     route: str = "other"
     model: str | None = None
     asked_model: str | None = None
-    """What the client calls it."""
+    """The model's name in the request."""
     session_id: str | None = None
-    """A client's name for what belongs together; told in the trace."""
+    """The client's name for related requests; an attribute of the trace."""
     status: int = 0
     response_bytes: int = 0
-    """Of the body, so far."""
+    """Of the body, sent so far."""
     has_client_left: bool = False
     rename_error: Callable[[TokenMeshError], TokenMeshError] | None = None
     """Gives an error the field names of the client's API, where the request was translated."""
@@ -56,24 +56,24 @@ class RequestContext:
             await self.lease.widen(requests, sequences)
 
     def take_lease(self) -> Lease | None:
-        """For work that outlives the request; the caller releases it."""
+        """Take the lease for work that outlives the request; the caller releases it."""
         lease, self.lease = self.lease, None
         return lease
 
     def hand_on(self) -> None:
-        """The body is not needed any more: its prompts are tokenized, or the request is over."""
+        """The body is no longer needed: its prompts are tokenized, or the request has ended."""
         if self.body is not None:
             self.body.hand_on()
 
     def release(self) -> None:
-        """The request is over."""
+        """The request has ended."""
         if (lease := self.take_lease()) is not None:
             lease.release()
 
 
-def attach(scope: Scope, exchange: RequestContext) -> None:
-    """Let handlers find it."""
-    scope[_KEY] = exchange
+def attach(scope: Scope, context: RequestContext) -> None:
+    """Store the context where `context_of` finds it."""
+    scope[_KEY] = context
 
 
 def find_context(scope: Scope) -> RequestContext | None:
@@ -82,12 +82,12 @@ def find_context(scope: Scope) -> RequestContext | None:
 
 
 def context_of(scope: Scope) -> RequestContext:
-    """The exchange of a request that came through the edge."""
+    """The context of a request that passed the edge."""
     return cast("RequestContext", scope[_KEY])
 
 
 def check_request_id(text: str, field: str, limits: GatewaySettings) -> None:
-    """It comes back in a header. Raises InvalidInput that names the field."""
+    """Check that an id can be returned in a header. Raises InvalidInput that names the field."""
     limit = limits.max_request_id_chars
     if len(text) > limit or not (text.isascii() and text.isprintable() and text):
         raise InvalidInput(f"{field} must be 1 to {limit} printable ASCII characters", param=field)

@@ -1,4 +1,4 @@
-"""Errors as HTTP responses: OpenAI's body or Anthropic's, Retry-After, WWW-Authenticate."""
+"""Errors as HTTP responses: OpenAI's or Anthropic's body, Retry-After, WWW-Authenticate."""
 
 import logging
 import math
@@ -25,12 +25,12 @@ _METHODS: Final = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 
 
 def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """A body that msgspec encodes."""
+    """A response whose body msgspec encodes."""
     return Response(encode_json(body), status, headers, media_type=JSON)
 
 
 def error_response(error: TokenMeshError, scope: Scope) -> Response:
-    """The response for an error of ours, in the shape of the API that was asked."""
+    """The response for an error, in the shape and with the field names of the request's API."""
     forget_frames(error)
     context = find_context(scope)
     if context is not None and context.rename_error is not None:
@@ -49,15 +49,15 @@ def error_response(error: TokenMeshError, scope: Scope) -> Response:
 
 
 def forget_frames(error: BaseException) -> None:
-    """Drop the tracebacks of an error that is answered, and of those behind it.
+    """Drop the tracebacks of a handled error and of its causes.
 
-    Their frames hold the request's body, and a frame that holds its own error would keep it until
-    the collector comes round.
+    Their frames refer to the request's body; a frame that refers to its own error would keep it
+    until the next garbage collection.
     """
-    behind: BaseException | None = error
-    while behind is not None and behind.__traceback__ is not None:
-        behind.__traceback__ = None
-        behind = behind.__cause__ or behind.__context__
+    cause: BaseException | None = error
+    while cause is not None and cause.__traceback__ is not None:
+        cause.__traceback__ = None
+        cause = cause.__cause__ or cause.__context__
 
 
 def _is_anthropic(scope: Scope) -> bool:
@@ -65,27 +65,27 @@ def _is_anthropic(scope: Scope) -> bool:
 
 
 def _plain_response(scope: Scope, status: int, message: str, code: str | None = None) -> Response:
-    """For a status that no error of ours stands for."""
+    """The response for a status without an error class."""
     if _is_anthropic(scope):
         request_id = context_of(scope).request_id
-        told = anthropic_errors.error_body(status, message, request_id=request_id)
-        return json_response(told, status)
+        body = anthropic_errors.error_body(status, message, request_id=request_id)
+        return json_response(body, status)
     return json_response(status_body(status, message, code), status)
 
 
 def log_error(error: TokenMeshError) -> None:
-    """Ours are told to the operator too; the client's are its own business."""
+    """Log errors of the server; those of clients are not logged."""
     if error.status >= 500:
         logger.warning("%s: %s", error.code, error.message)
 
 
 async def crash_response(request: Request, _error: Exception) -> Response:
-    """The response to a defect: logged with its traceback, never told to clients."""
+    """The response to an unexpected exception; Starlette logs its traceback."""
     return _plain_response(request.scope, 500, "internal error", "internal_error")
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Let every error of the application, expected or not, have the same shape."""
+    """Give every error of the application the shape of its API."""
 
     async def on_ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, TokenMeshError)
@@ -94,7 +94,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, StarletteHTTPException)
-        response = _plain_response(request.scope, error.status_code, _told(request, error))
+        response = _plain_response(request.scope, error.status_code, _message(request, error))
         response.headers.update(error.headers or {})
         if error.status_code == 405:
             response.headers["Allow"] = ", ".join(_methods(app, request.scope))
@@ -103,7 +103,7 @@ def install_error_handlers(app: FastAPI) -> None:
     async def on_parameters(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
-        # ("query", name), and for one of several values its index behind it
+        # ("query", name), then the index of one of several values
         name = str(first["loc"][:2][-1])
         invalid = InvalidInput(f"{name}: {first['msg']}", param=name)
         return error_response(invalid, request.scope)
@@ -114,21 +114,21 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, on_parameters)
 
 
-def _told(request: Request, error: StarletteHTTPException) -> str:
-    """What the application says, and which route is not there."""
+def _message(request: Request, error: StarletteHTTPException) -> str:
+    """FastAPI's message; for a missing route it names method and path."""
     if error.status_code != 404:
         return str(error.detail)
-    return f"there is no {request.method} {request.url.path[:_PATH_SHOWN]} here"
+    return f"no route matches {request.method} {request.url.path[:_PATH_SHOWN]}"
 
 
 def _methods(app: FastAPI, scope: Scope) -> list[str]:
-    """What the path of a request can be asked."""
+    """The methods of a request's path."""
     return [
         method
         for method in _METHODS
-        if _fits(app, {**scope, "method": "GET" if method == "HEAD" else method})
+        if _has_route(app, {**scope, "method": "GET" if method == "HEAD" else method})
     ]
 
 
-def _fits(app: FastAPI, scope: Scope) -> bool:
+def _has_route(app: FastAPI, scope: Scope) -> bool:
     return any(route.matches(scope)[0] is Match.FULL for route in app.routes)

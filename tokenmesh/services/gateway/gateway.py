@@ -1,4 +1,4 @@
-"""Gateway: the parts of one gateway process, put together, without HTTP."""
+"""Gateway: the components of one gateway process, without HTTP."""
 
 import asyncio
 from collections.abc import Callable
@@ -44,7 +44,7 @@ from tokenmesh.shared.subjects import gateway_tokens
 
 
 class Gateway:
-    """Takes requests to workers and their tokens back. `run` must be running meanwhile."""
+    """Sends requests to workers and receives their tokens while `run` is running."""
 
     def __init__(
         self,
@@ -59,10 +59,10 @@ class Gateway:
         journal: Journal | None = None,
         count_losses: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`count_losses`: how often the bus was lost.
+        """`count_losses` returns how often the connection to NATS was lost.
 
-        `redis` None: limits are this gateway's own, usage is not kept; `journal` None: responses
-        are not kept. Raises ConfigError for a key file with errors.
+        Without `redis` limits are per gateway and usage is not stored; without `journal` responses
+        are not stored. Raises ConfigError for an invalid key file.
         """
         limits = settings.gateway
         self.id = gateway_id
@@ -71,6 +71,7 @@ class Gateway:
         self.metrics = metrics
         self.blobs = blobs
         self.draining = asyncio.Event()
+        """Set while the gateway finishes its requests and starts no background work."""
         self.bodies = BodyBudget(limits)
         self._bus = bus
         self._make_tenancy(redis)
@@ -94,7 +95,7 @@ class Gateway:
         self.usage = UsageReader(redis, self.keys, self.admission)
 
     def _make_mesh(self, count_losses: Callable[[], int]) -> None:
-        """The path of a prompt to a worker, and of its tokens back."""
+        """What sends prompts to workers and recovers their streams."""
         bus, limits, metrics = self._bus, self.settings, self.metrics
         self._cancels = Cancels(bus, self.id, limits.max_cancel_queue)
         self.streams = self._make_streams()
@@ -106,7 +107,7 @@ class Gateway:
         )
         launcher = Launcher(bus, self.calls, self.streams, limits, metrics, breaker)
         self.streams.on_done = breaker.succeed
-        self._watchdog = self._make_watchdog(launcher, count_losses)
+        self._recovery = self._make_recovery(launcher, count_losses)
         self.pipeline = Pipeline(Stages(self.id, self.calls, self.streams, launcher, limits))
 
     def _make_scale_out(self, settings: Settings) -> ScaleOut:
@@ -136,7 +137,7 @@ class Gateway:
             max_told=limits.max_cancels_known,
         )
 
-    def _make_watchdog(self, launcher: Launcher, count_losses: Callable[[], int]) -> StreamRecovery:
+    def _make_recovery(self, launcher: Launcher, count_losses: Callable[[], int]) -> StreamRecovery:
         return StreamRecovery(
             self._bus,
             self.streams,
@@ -163,7 +164,7 @@ class Gateway:
         )
 
     def _measure(self) -> None:
-        """HTTP, and what is read at each scrape."""
+        """Register the metrics that are read at each scrape."""
         metrics, limits = self.metrics, self.settings
         self.http_meters = HttpMeters(metrics)
         metrics.gauge_of("traces_kept", lambda: len(self.traces))
@@ -176,7 +177,7 @@ class Gateway:
         return [*self.members.service(WORKER), *self.members.service(ENCODER)]
 
     async def render_metrics(self) -> bytes:
-        """This process's metrics, and those of the engines of the mesh."""
+        """Metrics of this process and of the engines of the mesh."""
         engines = await self._engine_metrics.render(self.metrics.prefix)
         return self.metrics.render() + engines
 
@@ -185,7 +186,7 @@ class Gateway:
         return -inf if member is None else member.last_seen
 
     async def start(self) -> None:
-        """Listen for tokens and spans."""
+        """Subscribe to tokens and spans."""
         tokens = await self._bus.subscribe(gateway_tokens(self.id), self.streams.receive)
         self._subscriptions += [tokens, await self.traces.follow(self._bus)]
         await self._prompts.start()
@@ -193,16 +194,16 @@ class Gateway:
         await self.responses.start()
 
     async def run(self) -> None:
-        """Watch workers, send Cancels, adopt responses, for ever."""
+        """Watch workers, send Cancels and adopt responses until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._cancels.run())
-            group.create_task(self._watchdog.run())
+            group.create_task(self._recovery.run())
             group.create_task(self.responses.run())
             group.create_task(self.keys.refresh())
             group.create_task(self.admission.run())
 
     async def stop(self) -> None:
-        """Leave responses to others, send the last Cancels and usage, stop listening."""
+        """Hand responses over, send the last Cancels and usage, and unsubscribe."""
         await self.responses.stop()
         await self.admission.stop()
         await self.scale_out.stop()

@@ -7,7 +7,7 @@ from typing import Final
 
 from tokenmesh.services.gateway.app import make_app
 from tokenmesh.services.gateway.gateway import Gateway
-from tokenmesh.services.gateway.http.off_loop import SWITCH_S
+from tokenmesh.services.gateway.http.event_loop import SWITCH_S
 from tokenmesh.services.gateway.http.server import Server
 from tokenmesh.services.gateway.mesh.unused_placements import UnusedPlacements
 from tokenmesh.services.gateway.responses.response_logs import open_journal
@@ -18,11 +18,11 @@ from tokenmesh.shared.ids import GatewayId
 from tokenmesh.shared.service import Mesh, run_service
 
 _GC_YOUNG: Final = 20_000
-"""Allocations between two looks of the collector: requests leave hardly any cycles behind."""
+"""Allocations between two garbage collections: requests leave hardly any cycles."""
 
 
 async def build(mesh: Mesh) -> None:
-    """Listen for tokens, then for clients."""
+    """Start the gateway and its HTTP server."""
     gateway = Gateway(
         GatewayId(mesh.instance_id),
         mesh.bus,
@@ -57,12 +57,12 @@ async def build(mesh: Mesh) -> None:
     mesh.on_drain(drain)
     sys.setswitchinterval(SWITCH_S)
     give_back_freed_memory()
-    # What is loaded stays: looking through it again and again would cost more than a request.
+    # Loaded modules are permanent: a collection over them would cost more than a request.
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GC_YOUNG, 10, 20)
 
 
 def run(settings: Settings) -> int:
-    """Run until a signal; the exit code."""
+    """Run until a signal. Returns the exit code."""
     return run_service("gateway", settings, build)

@@ -17,8 +17,8 @@ from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.generation.answer import GenerationResponse
 from tokenmesh.services.gateway.generation.prompt_length import count_prompt_tokens
 from tokenmesh.services.gateway.http.body import read_json
-from tokenmesh.services.gateway.http.off_loop import off_loop
-from tokenmesh.services.gateway.http.shortcut import Endpoint
+from tokenmesh.services.gateway.http.event_loop import off_loop
+from tokenmesh.services.gateway.http.middleware import Endpoint
 from tokenmesh.services.gateway.mesh.catalog import Catalog
 from tokenmesh.services.gateway.mesh.vocabularies import Vocabularies
 from tokenmesh.services.gateway.openai.chat_builder import build_chat

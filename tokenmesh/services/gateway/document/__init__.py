@@ -1,1 +1,1 @@
-"""The OpenAPI document: what FastAPI cannot know, since routes read and write bodies themselves."""
+"""The OpenAPI document."""

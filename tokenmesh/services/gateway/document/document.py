@@ -1,20 +1,94 @@
-"""complete: adds bodies, answers, errors and the API key to the document that FastAPI makes."""
+"""The OpenAPI document: adds bodies, responses and the API key to what FastAPI generates.
 
-from collections.abc import Sequence
+FastAPI cannot describe these: routes read and write their bodies themselves, with msgspec.
+"""
+
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import msgspec
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from tokenmesh.services.gateway.document.answers import answer_components, answers_of
+from tokenmesh.services.gateway.anthropic import errors as anthropic_errors
+from tokenmesh.services.gateway.anthropic.writer import MessageBody, TokenCount
 from tokenmesh.services.gateway.document.bodies import body_components
+from tokenmesh.services.gateway.openai import shapes
+from tokenmesh.services.gateway.openai.errors import ErrorBody
+from tokenmesh.services.gateway.responses.shapes import (
+    InputItems,
+    InputTokens,
+    Response,
+    ResponseDeleted,
+)
+from tokenmesh.services.gateway.scale_out.shapes import (
+    DerenderedChat,
+    DerenderedChunk,
+    DerenderedCompletion,
+    GenerateResponse,
+    RenderedRequest,
+)
 from tokenmesh.services.gateway.tenancy.key_ring import OPEN_PATHS
 
 _KEY: Final = "api_key"
+_STREAM: Final = "text/event-stream"
+_TEXT: Final = {"schema": {"type": "string"}}
+
+_STRUCTS: Final[dict[tuple[str, str], type[msgspec.Struct]]] = {
+    ("post", "/v1/chat/completions"): shapes.ChatCompletion,
+    ("post", "/v1/chat/completions/batch"): shapes.ChatCompletion,
+    ("post", "/v1/completions"): shapes.Completion,
+    ("post", "/v1/responses"): Response,
+    ("post", "/v1/responses/input_tokens"): InputTokens,
+    ("get", "/v1/responses/{response_id}"): Response,
+    ("delete", "/v1/responses/{response_id}"): ResponseDeleted,
+    ("post", "/v1/responses/{response_id}/cancel"): Response,
+    ("get", "/v1/responses/{response_id}/input_items"): InputItems,
+    ("post", "/v1/messages"): MessageBody,
+    ("post", "/v1/messages/count_tokens"): TokenCount,
+    ("get", "/v1/models"): shapes.ModelList,
+    ("get", "/v1/models/{model_id}"): shapes.Model,
+    ("post", "/tokenize"): shapes.TokenizeResult,
+    ("post", "/detokenize"): shapes.DetokenizeResult,
+    ("post", "/v1/files"): shapes.FileObject,
+    ("get", "/v1/files/{file_id}"): shapes.FileObject,
+    ("delete", "/v1/files/{file_id}"): shapes.FileDeleted,
+    ("post", "/v1/chat/completions/render"): RenderedRequest,
+    ("post", "/v1/messages/render"): RenderedRequest,
+    ("post", "/v1/responses/render"): RenderedRequest,
+    ("post", "/inference/v1/generate"): GenerateResponse,
+}
+_SEVERAL: Final[dict[tuple[str, str], Callable[[], dict[str, Any]]]] = {
+    ("post", "/v1/completions/render"): lambda: {"type": "array", "items": _ref(RenderedRequest)},
+    ("post", "/v1/chat/completions/derender"): lambda: {
+        "anyOf": [_ref(DerenderedChat), _ref(DerenderedChunk)]
+    },
+    ("post", "/v1/completions/derender"): lambda: {
+        "anyOf": [_ref(DerenderedCompletion), _ref(DerenderedChunk)]
+    },
+}
+"""Schemas of responses that are not one struct."""
+_MEMBERS: Final = (RenderedRequest, DerenderedChat, DerenderedCompletion, DerenderedChunk)
+_STREAMED: Final = frozenset(
+    [
+        ("post", "/v1/chat/completions"),
+        ("post", "/v1/completions"),
+        ("post", "/v1/messages"),
+        ("post", "/v1/responses"),
+        ("post", "/inference/v1/generate"),
+        ("get", "/v1/responses/{response_id}"),
+    ]
+)
+_MEDIA: Final = {
+    ("get", "/metrics"): "text/plain",
+    ("get", "/v1/files/{file_id}/content"): "application/octet-stream",
+}
+_EMPTY: Final = frozenset({("get", "/livez"), ("post", "/inference/v1/abort_requests")})
+_ERRORS: Final = {"4XX": "The request cannot be served.", "5XX": "The mesh cannot serve it now."}
 
 
 def complete(app: FastAPI, models: Sequence[type[BaseModel]], *, has_keys: bool) -> None:
-    """Change the document when it is first asked for. `models`: of all request bodies."""
+    """Extend `app.openapi`. `models`: of all request bodies."""
     make = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -22,10 +96,10 @@ def complete(app: FastAPI, models: Sequence[type[BaseModel]], *, has_keys: bool)
             document = make()
             components = document.setdefault("components", {})
             schemas = components.setdefault("schemas", {})
-            schemas |= body_components(models) | answer_components()
+            schemas |= body_components(models) | response_components()
             for path, operations in document["paths"].items():
                 for method, operation in operations.items():
-                    operation["responses"] = answers_of(method, path)
+                    operation["responses"] = _responses_of(method, path)
                     if has_keys and path not in OPEN_PATHS:
                         operation["security"] = [{_KEY: []}]
             if has_keys:
@@ -33,3 +107,55 @@ def complete(app: FastAPI, models: Sequence[type[BaseModel]], *, has_keys: bool)
         return make()
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+def response_components() -> dict[str, Any]:
+    """The schemas of all responses by name."""
+    kinds: list[type[msgspec.Struct]] = [ErrorBody, anthropic_errors.MessagesErrorBody]
+    kinds += dict.fromkeys((*_STRUCTS.values(), *_MEMBERS))
+    components: dict[str, Any] = {}
+    for kind in kinds:
+        # One by one: classes of different APIs have the same name.
+        _, found = msgspec.json.schema_components([kind], ref_template=_ref_template(kind))
+        components |= {_name(kind, name): schema for name, schema in found.items()}
+    return components
+
+
+def _responses_of(method: str, path: str) -> dict[str, Any]:
+    """The `responses` of an operation."""
+    is_anthropic = path.startswith(anthropic_errors.PREFIX)
+    error = anthropic_errors.MessagesErrorBody if is_anthropic else ErrorBody
+    responses: dict[str, Any] = {
+        status: {"description": text, "content": {"application/json": {"schema": _ref(error)}}}
+        for status, text in _ERRORS.items()
+    }
+    responses["200"] = {"description": "Done.", **_content(method, path)}
+    return responses
+
+
+def _content(method: str, path: str) -> dict[str, Any]:
+    operation = (method, path)
+    if operation in _EMPTY:
+        return {}
+    if operation in _MEDIA:
+        return {"content": {_MEDIA[operation]: _TEXT}}
+    kind = _STRUCTS.get(operation)
+    schema = _ref(kind) if kind else _SEVERAL.get(operation, dict[str, Any])()
+    content: dict[str, Any] = {"application/json": {"schema": schema}}
+    if operation in _STREAMED:
+        content[_STREAM] = _TEXT
+    return {"content": content}
+
+
+def _ref(kind: type[msgspec.Struct]) -> dict[str, str]:
+    return {"$ref": _ref_template(kind).format(name=kind.__name__)}
+
+
+def _ref_template(kind: type[msgspec.Struct]) -> str:
+    return f"#/components/schemas/{_name(kind, '{name}')}"
+
+
+def _name(kind: type[msgspec.Struct], name: str) -> str:
+    """Prefixed by the API: names of request bodies and other APIs would collide."""
+    api = kind.__module__.split(".")[-2]
+    return f"{api}.{name}"

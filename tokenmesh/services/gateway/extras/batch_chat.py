@@ -14,8 +14,8 @@ from tokenmesh.services.gateway.generation.answer import GenerationResponse
 from tokenmesh.services.gateway.generation.chunk import OutputChunk
 from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.http.body import read_json
-from tokenmesh.services.gateway.http.shortcut import Endpoint
-from tokenmesh.services.gateway.http.turns import Turns
+from tokenmesh.services.gateway.http.event_loop import Turns
+from tokenmesh.services.gateway.http.middleware import Endpoint
 from tokenmesh.services.gateway.openai.chat_builder import build_chat, rebuild_chat
 from tokenmesh.services.gateway.openai.chat_writer import ChatWriter
 from tokenmesh.services.gateway.openai.errors import NotSupported

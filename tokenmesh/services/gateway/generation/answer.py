@@ -88,7 +88,7 @@ class GenerationResponse(Response):
         if ask.is_stream:
             outlet.keep_alive(self._settings.sse_keep_alive_s, self._writer.keep_alive)
         try:
-            with outlet.until_leaving():
+            with outlet.until_draining():
                 async with deliver(
                     self._pipeline, ask.jobs, ask.make_choices, limit, self._admission
                 ) as delivery:

@@ -7,7 +7,7 @@ import binascii
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from tokenmesh.services.gateway.http.turns import Turns
+from tokenmesh.services.gateway.http.event_loop import Turns
 from tokenmesh.services.gateway.openai.uploads import ID_PREFIX, Uploads
 from tokenmesh.services.gateway.tenancy.tenant import Access
 from tokenmesh.shared.blobs import Blobs

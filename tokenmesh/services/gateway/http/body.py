@@ -1,4 +1,4 @@
-"""Reading a JSON body: media type, size, what it holds, then the fields; each with its refusal."""
+"""Reading a JSON body: its media type, size and bounds are checked before its fields."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,17 +10,13 @@ from starlette.requests import ClientDisconnect, Request
 
 from tokenmesh.services.gateway.context import context_of
 from tokenmesh.services.gateway.http.body_budget import SHORT_BYTES
+from tokenmesh.services.gateway.http.event_loop import OneByOne
 from tokenmesh.services.gateway.http.id_lists import IdLists
 from tokenmesh.services.gateway.http.json_bounds import check_bounds, check_bounds_now
-from tokenmesh.services.gateway.http.turns import OneByOne
 from tokenmesh.services.gateway.openai.errors import UnsupportedMediaType, invalid_fields
 from tokenmesh.services.gateway.openai.fields import Bounded, Conversions
 from tokenmesh.shared.config.gateway import GatewaySettings
-from tokenmesh.shared.errors import (
-    Cancelled,
-    DeadlineExceeded,
-    PayloadTooLarge,
-)
+from tokenmesh.shared.errors import Cancelled, DeadlineExceeded, PayloadTooLarge
 
 _Body = TypeVar("_Body", bound=Bounded)
 
@@ -28,7 +24,7 @@ _large: Final = OneByOne()
 
 
 async def read_json(request: Request, model: type[_Body], limits: GatewaySettings) -> _Body:
-    """The validated body. Raises InvalidInput and its kin."""
+    """The validated body. Raises InvalidInput and its subclasses."""
     _check_json_type(request)
     _check_is_plain(request)
     data = await read_bytes(request, limits.max_body_bytes, limits.body_timeout_s)
@@ -44,7 +40,7 @@ async def read_json(request: Request, model: type[_Body], limits: GatewaySetting
 async def parse_body(
     data: bytes, model: type[_Body], limits: GatewaySettings, converted: Conversions
 ) -> _Body:
-    """The same of the bytes: bounds first, then the fields; a large body gives way to others."""
+    """Check the bounds, then the fields; a large body yields to other requests in between."""
     if len(data) <= SHORT_BYTES:
         check_bounds_now(data, limits)
         return _validated(model, data, converted)
@@ -53,7 +49,7 @@ async def parse_body(
 
 
 async def without_ids(data: bytes, limits: GatewaySettings) -> bytes:
-    """A body's text as far as it may be parsed at once. Raises what `parse_body` does for sizes."""
+    """The body without its long lists of token ids. Raises PayloadTooLarge and InvalidInput."""
     async with _large.turn():
         return (await _checked(data, limits))[0]
 
@@ -84,9 +80,9 @@ def _validated(model: type[_Body], data: bytes, converted: Conversions) -> _Body
 
 
 async def read_bytes(request: Request, max_bytes: int, timeout_s: float) -> bytes:
-    """The body. Raises PayloadTooLarge, before reading where the length is told."""
-    told = request.headers.get("content-length", "")
-    if told.isdigit() and int(told) > max_bytes:
+    """The body. Raises PayloadTooLarge, before reading where Content-Length says so."""
+    length = request.headers.get("content-length", "")
+    if length.isdigit() and int(length) > max_bytes:
         raise _too_large(max_bytes)
     async with arriving(timeout_s):
         return await _join_parts(request, max_bytes)
@@ -94,14 +90,14 @@ async def read_bytes(request: Request, max_bytes: int, timeout_s: float) -> byte
 
 @asynccontextmanager
 async def arriving(timeout_s: float) -> AsyncIterator[None]:
-    """A body is read inside. Raises DeadlineExceeded, and Cancelled when its client leaves."""
+    """Bounds the time of reading a body. Raises DeadlineExceeded, or Cancelled on a disconnect."""
     try:
         async with asyncio.timeout(timeout_s):
             yield
     except TimeoutError as error:
         raise DeadlineExceeded(f"the body did not arrive within {timeout_s:g} s") from error
     except ClientDisconnect as error:
-        raise Cancelled("the client left while sending") from error
+        raise Cancelled("the client disconnected while sending") from error
 
 
 async def _join_parts(request: Request, max_bytes: int) -> bytes:
@@ -121,7 +117,7 @@ def _too_large(max_bytes: int) -> PayloadTooLarge:
 def _check_json_type(request: Request) -> None:
     given = request.headers.get("content-type", "")
     kind = given.partition(";")[0].strip().lower()
-    # Without the header curl users would be refused, with a form's they are told.
+    # A missing header is accepted: short curl commands have none.
     if kind and kind != "application/json" and not kind.endswith("+json"):
         raise UnsupportedMediaType(f"the body must be application/json, not {given!r}")
 
@@ -129,4 +125,6 @@ def _check_json_type(request: Request) -> None:
 def _check_is_plain(request: Request) -> None:
     given = request.headers.get("content-encoding", "identity")
     if given.strip().lower() not in ("identity", ""):
-        raise UnsupportedMediaType(f"the body must be sent as it is, not in {given[:60]!r}")
+        raise UnsupportedMediaType(
+            f"content-encoding {given[:60]!r} is not supported: send the body unencoded"
+        )

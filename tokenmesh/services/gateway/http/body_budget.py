@@ -1,8 +1,8 @@
-"""BodyBudget: how many bytes of large bodies a gateway holds at a time.
+"""BodyBudget: the bytes of large bodies that a gateway may hold at a time.
 
-A large body takes its share before it is read and keeps it until its request has been handed on,
-so that memory does not grow with the number of connections. Meanwhile nothing is read from those
-that wait: flow control holds their bytes at the client.
+A large body takes its share before it is read and holds it until its prompts are tokenized, so that
+memory does not grow with the number of connections. A waiting body is not read: flow control keeps
+its bytes at the client.
 """
 
 import asyncio
@@ -17,15 +17,15 @@ from tokenmesh.shared.errors import Overloaded
 from tokenmesh.shared.fair_queue import FairQueue
 
 SHORT_BYTES: Final = 64 * 1024
-"""A body up to here needs no share."""
+"""Bodies up to this size need no share."""
 _MOST: Final = 1 << 62
-"""Of a body that comes in chunks: as much as a share may be."""
+"""Size of a body without Content-Length."""
 _RETRY_AFTER_S: Final = 1.0
 
 
 @dataclass(eq=False, slots=True)
 class Share:
-    """The bytes of one body, or the wait for them."""
+    """The bytes reserved for one body, or the wait for them."""
 
     tenant: str
     num_bytes: int
@@ -34,10 +34,10 @@ class Share:
 
 
 class BodyBudget:
-    """Gives shares to tenants in turn, at most half of the budget to each of them.
+    """Gives shares to tenants in turn, at most half of the budget to each tenant.
 
-    A request that holds a share needs no second one, so the bytes always come back. A body that is
-    larger than a tenant's half counts as that half.
+    A request takes at most one share, so requests cannot block each other. A body larger than half
+    of the budget counts as half.
     """
 
     def __init__(self, limits: BodySettings) -> None:
@@ -46,16 +46,16 @@ class BodyBudget:
         self._wait_s = limits.body_wait_s
         self._waiting: FairQueue[Share] = FairQueue(limits.max_waiting_bodies)
         self._next: Share | None = None
-        """Its turn has come; smaller ones behind it wait until there is room for it."""
+        """The first in the queue; smaller bodies behind it wait until there is room for it."""
         self._held: Counter[str] = Counter()
 
     @property
     def num_held(self) -> int:
-        """Bytes of all shares."""
+        """Bytes of all shares that are held."""
         return self._held.total()
 
     async def take(self, tenant: str, num_bytes: int) -> Share:
-        """A share, to be given back. Raises Overloaded after `body_wait_s` and when many wait."""
+        """Wait for a share. Raises Overloaded after `body_wait_s` or when the queue is full."""
         ready = asyncio.get_running_loop().create_future()
         share = Share(tenant, min(num_bytes, self._most_each), ready)
         refused = self._waiting.push(tenant, share, share.num_bytes)
@@ -73,7 +73,7 @@ class BodyBudget:
         return share
 
     def give_back(self, share: Share) -> None:
-        """The body is not held any more. Further calls do nothing."""
+        """Return a share. Further calls do nothing."""
         if not share.is_held:
             return
         share.is_held = False
@@ -110,30 +110,30 @@ class BodyBudget:
 
 
 class Body:
-    """The body of one request: how much of it has come, and its share when it is large."""
+    """The body of one request: the number of bytes read, and its share if it is large."""
 
-    def __init__(self, budget: BodyBudget, tenant: str, told: str, receive: Receive) -> None:
-        """`told`: its Content-Length, where it has one."""
+    def __init__(self, budget: BodyBudget, tenant: str, length: str, receive: Receive) -> None:
+        """`length`: the Content-Length, or empty."""
         self._budget = budget
         self._tenant = tenant
         self._receive = receive
-        self._num_told = int(told) if told.isdigit() else None
+        self._length = int(length) if length.isdigit() else None
         self._num_read = 0
         self._is_complete = False
         self._share: Share | None = None
 
     async def receive(self) -> Message:
-        """See ASGI. Waits for the body's share. Raises Overloaded."""
-        is_large = (self._num_told or self._num_read) > SHORT_BYTES
+        """ASGI's `receive`; first waits for the body's share. Raises Overloaded."""
+        is_large = (self._length or self._num_read) > SHORT_BYTES
         if is_large and self._share is None and not self._is_complete:
-            self._share = await self._budget.take(self._tenant, self._num_told or _MOST)
+            self._share = await self._budget.take(self._tenant, self._length or _MOST)
         message = await self._receive()
         self._num_read += len(message.get("body", b""))
         self._is_complete = not message.get("more_body", False)
         return message
 
     def hand_on(self) -> None:
-        """Nothing of the request needs the body any more. Further calls do nothing."""
+        """The request no longer needs the body. Further calls do nothing."""
         if self._share is not None:
             self._budget.give_back(self._share)
 

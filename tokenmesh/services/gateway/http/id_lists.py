@@ -1,7 +1,7 @@
-"""Long lists of token ids in a body: cut out before it is validated, and read in portions.
+"""Long lists of token ids in a body: removed before validation and read in portions.
 
-They are most of the largest honest bodies, and reading one at once would hold the event loop for
-a tenth of a second. In its place the body gets a list with one number that stands for it.
+They make up most of the largest legitimate bodies, and reading one at once would block the event
+loop for a tenth of a second. Each is replaced by a list with one number that stands for it.
 """
 
 from collections.abc import Iterator
@@ -10,22 +10,22 @@ from typing import Annotated, Any, Final
 import msgspec
 from pydantic import BaseModel
 
-from tokenmesh.services.gateway.http.turns import Turns
+from tokenmesh.services.gateway.http.event_loop import Turns
 from tokenmesh.shared.errors import PayloadTooLarge
 
 _MIN_BYTES: Final = 1024
 _MAX_LISTS: Final = 8192
-"""With more lists of any kind none is looked for."""
+"""A body with more lists of any kind is validated as it is."""
 _PORTION_BYTES: Final = 32 * 1024
 _HIGHEST: Final = 2**32 - 1
-"""Numbers from here down stand for lists."""
+"""The numbers from here downwards stand for lists."""
 
 _Ids = list[Annotated[int, msgspec.Meta(ge=0, le=_HIGHEST)]]
 _decoder: Final = msgspec.json.Decoder(_Ids)
 
 
 class IdLists:
-    """Those of one body."""
+    """The long lists of one body."""
 
     def __init__(self, max_ids: int) -> None:
         self._max_ids = max_ids
@@ -35,9 +35,9 @@ class IdLists:
         return bool(self._lists)
 
     async def cut(self, data: bytes) -> bytes:
-        """The body without them. What looks like one within a string is cut, too: see `fill`.
+        """The body without its long lists. Raises PayloadTooLarge.
 
-        Raises PayloadTooLarge.
+        What looks like a list within a string is removed too: `fill` then returns False.
         """
         turns = Turns()
         kept, done, room = [], 0, self._max_ids
@@ -52,8 +52,7 @@ class IdLists:
         return b"".join((*kept, data[done:])) if kept else data
 
     def fill(self, body: BaseModel) -> bool:
-        """Put them back; False: not all are where a list of ids may be, the body is to be read
-        as a whole."""
+        """Put the lists back. False: one is not in a field for ids, validate the whole body."""
         places = [
             (holder, key, place)
             for holder, key in _holders(body)
@@ -67,7 +66,7 @@ class IdLists:
 
 
 def _candidates(data: bytes) -> Iterator[tuple[int, int]]:
-    """Where long lists without a list in them begin and end, brackets not included."""
+    """Start and end of long lists without inner lists, brackets excluded."""
     if data.count(b"]") > _MAX_LISTS:
         return
     before, end = 0, data.find(b"]")
@@ -79,7 +78,7 @@ def _candidates(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 async def _read(data: bytes, start: int, end: int, turns: Turns, room: int) -> list[int] | None:
-    """The ids between two positions; None: there is something else. Raises PayloadTooLarge."""
+    """The ids between two positions; None if there is anything else. Raises PayloadTooLarge."""
     ids: list[int] = []
     while start < end:
         cut = min(start + _PORTION_BYTES, end)
@@ -90,7 +89,7 @@ async def _read(data: bytes, start: int, end: int, turns: Turns, room: int) -> l
             ids += _decoder.decode(b"[%b]" % data[start:comma])
         except msgspec.DecodeError:
             return None
-        # Once it looks like ids: a list that is too long is refused before it is read.
+        # These are ids: a list that is too long is refused before all of it is read.
         if len(ids) + data.count(b",", comma, end) > room:
             raise PayloadTooLarge("the body holds more token ids than gateway.max_json_ids")
         start = comma + 1
@@ -99,7 +98,7 @@ async def _read(data: bytes, start: int, end: int, turns: Turns, room: int) -> l
 
 
 def _holders(body: BaseModel) -> Iterator[tuple[Any, Any]]:
-    """Where the fields of a body, and lists in them, hold a list of one number."""
+    """Containers and keys, in the fields of a body and lists in them, of lists with one number."""
     fields = body.__dict__
     for name, value in fields.items():
         if isinstance(value, list):
@@ -110,7 +109,7 @@ def _holders(body: BaseModel) -> Iterator[tuple[Any, Any]]:
 
 
 def _only(value: object) -> int:
-    """The number in a list of one; -1: it is something else."""
+    """The number in a list of one number; -1 for anything else."""
     if isinstance(value, list) and len(value) == 1 and type(value[0]) is int:
         return value[0]
     return -1

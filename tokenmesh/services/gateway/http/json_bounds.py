@@ -1,14 +1,14 @@
-"""What a JSON text may hold, counted before it is parsed: depth, objects, strings, values.
+"""Bounds of a JSON text, counted before it is parsed: depth, objects, strings, values.
 
-One pass over the bytes at the speed of C, in portions. It does not parse: of text that is not JSON
-it may count too much, never too little of what a parser reads before it finds the error.
+The bytes are scanned in portions by C functions. In text that is not JSON the counts may be too
+high, but not too low for the part that a parser reads before it finds the error.
 """
 
 from collections.abc import Iterator
 from itertools import accumulate
 from typing import Final
 
-from tokenmesh.services.gateway.http.turns import Turns
+from tokenmesh.services.gateway.http.event_loop import Turns
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
 
@@ -27,14 +27,14 @@ async def check_bounds(data: bytes, limits: GatewaySettings) -> None:
 
 
 def check_bounds_now(data: bytes, limits: GatewaySettings) -> None:
-    """The same without a pause, for texts that are bounded otherwise."""
+    """The same without yielding to the event loop, for short texts."""
     counts = _Counts(limits)
     for portion in _portions(data):
         counts.take(portion)
 
 
 def _portions(data: bytes) -> Iterator[bytes]:
-    """None ends within an escape."""
+    """Portions that do not end within an escape sequence."""
     start = 0
     while start < len(data):
         end = start + _PORTION_BYTES
@@ -47,7 +47,7 @@ def _portions(data: bytes) -> Iterator[bytes]:
 
 
 class _Counts:
-    """Of what was taken so far."""
+    """The counts of the portions so far."""
 
     def __init__(self, limits: GatewaySettings) -> None:
         self._limits = limits
@@ -60,7 +60,7 @@ class _Counts:
     def take(self, portion: bytes) -> None:
         """Raises what `check_bounds` raises."""
         if b"\\" in portion:
-            # An escaped backslash first: in pairs from the left, as a parser reads them.
+            # Escaped backslashes first: in pairs from the left, as a parser reads them.
             portion = portion.replace(b"\\\\", b"").replace(b'\\"', b"")
         pieces = portion.split(b'"')
         outside = b"".join(pieces[self._is_in_string :: 2])

@@ -1,6 +1,6 @@
-"""HttpMeters: every HTTP request in Prometheus' terms, and how many are being answered now.
+"""HttpMeters: Prometheus metrics of HTTP requests, and the number of open ones.
 
-Metric objects are looked up once for each handler: a request should not pay for labels.
+Metric objects are looked up once per route, because a lookup by labels is slow.
 """
 
 from typing import Final
@@ -9,7 +9,7 @@ from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.metrics import Metrics
 
 _OTHER: Final = "other"
-"""The handler of a path that no route has: clients choose those."""
+"""The handler of all paths without a route: clients choose those."""
 
 
 class _Handler:
@@ -23,17 +23,16 @@ class _Handler:
 
 
 class HttpMeters:
-    """Of one gateway process. Routes are few, so are the objects."""
+    """Of one gateway process; bounded by the number of routes."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._handlers: dict[tuple[str, str], _Handler] = {}
         self._cancelled = metrics.counter("cancelled_requests")
         self.num_open = 0
-        """Requests being answered, probes and scrapes included."""
+        """Open requests, including probes and scrapes."""
 
     def begin(self) -> None:
-        """A request has come."""
         self.num_open += 1
 
     def end(
@@ -46,7 +45,7 @@ class HttpMeters:
         *,
         has_client_left: bool,
     ) -> None:
-        """It is over. `sizes`: bytes of the two bodies; `handler`: its route's path."""
+        """Count a finished request. `handler`: its route's path; `sizes`: bytes of both bodies."""
         self.num_open -= 1
         if handler == _OTHER:
             method = _OTHER

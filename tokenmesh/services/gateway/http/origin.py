@@ -1,8 +1,9 @@
-"""Which pages may use a gateway that asks nobody for a key.
+"""Which web pages may use a gateway without API keys.
 
-Any page on the web can let its reader's browser call what the reader can reach: it may send a POST
-without asking (it cannot read the answer), open a websocket, and, once its own name leads to this
-machine, read everything (DNS rebinding). Programs send no Origin, and call by address or localhost.
+Any page can make a browser call servers that the browser can reach: it can send a POST without
+permission (though not read the response), open a websocket and, once its own name resolves to this
+machine, read everything (DNS rebinding). Programs send no Origin and call by address or localhost.
+Starlette's TrustedHostMiddleware cannot allow all addresses and local names, so this is our own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,13 +15,13 @@ from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import Forbidden
 
 _HARMLESS: Final = frozenset(("GET", "HEAD", "OPTIONS"))
-"""Methods whose answers pages from elsewhere cannot read, and which change nothing."""
+"""Methods that change nothing and whose responses other origins cannot read."""
 _NEVER_PUBLIC: Final = (".localhost", ".local", ".internal")
 _SHOWN: Final = 128
 
 
 def check_page(method: str, headers: Mapping[bytes, bytes], settings: GatewaySettings) -> None:
-    """Raises Forbidden for a request that only a page from elsewhere lets a browser send."""
+    """Raises Forbidden for a request that a page of another origin makes a browser send."""
     if settings.is_on_loopback:
         check_host(headers, settings.allowed_hosts)
     if method not in _HARMLESS:
@@ -28,7 +29,7 @@ def check_page(method: str, headers: Mapping[bytes, bytes], settings: GatewaySet
 
 
 def check_origin(headers: Mapping[bytes, bytes], allowed: Sequence[str]) -> None:
-    """Raises Forbidden for a page from elsewhere. Programs send no Origin and pass."""
+    """Raises Forbidden for another origin. A request without Origin is accepted."""
     origin = headers.get(b"origin", b"").decode("latin-1")
     host = headers.get(b"host", b"").decode("latin-1")
     if not origin or "*" in allowed or origin in allowed or _host_of(origin) == host:
@@ -37,18 +38,18 @@ def check_origin(headers: Mapping[bytes, bytes], allowed: Sequence[str]) -> None
 
 
 def check_host(headers: Mapping[bytes, bytes], allowed: Sequence[str]) -> None:
-    """Raises Forbidden for a name that somebody on the web may have given this machine."""
+    """Raises Forbidden for a name that public DNS may resolve to this machine."""
     name = _name_of(headers.get(b"host", b"").decode("latin-1"))
     if name in allowed or "*" in allowed or not _may_be_public(name):
         return
     raise Forbidden(
         f"the host {name[:_SHOWN]!r} is not one of gateway.allowed_hosts: without keys a gateway "
-        "on loopback is called by address or as localhost"
+        "on loopback must be called by address or as localhost"
     )
 
 
 def _name_of(host: str) -> str:
-    """Without its port, lower case; brackets of an IPv6 address go, too."""
+    """Lower case, without the port and the brackets of an IPv6 address."""
     try:
         return (urlsplit(f"//{host}").hostname or "").removesuffix(".")
     except ValueError:
@@ -57,7 +58,7 @@ def _name_of(host: str) -> str:
 
 def _may_be_public(name: str) -> bool:
     if "." not in name or name.endswith(_NEVER_PUBLIC):
-        # also IPv6 addresses
+        # IPv6 addresses have no dot either.
         return False
     try:
         ip_address(name)

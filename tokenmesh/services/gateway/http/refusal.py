@@ -1,4 +1,4 @@
-"""Refusal: why a connection is closed, and the whole response that says so."""
+"""Refusal: why a connection is closed, and its response."""
 
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -10,15 +10,15 @@ from tokenmesh.services.gateway.openai.errors import status_body
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a connection is closed."""
+    """An error of a connection, before there is a request."""
 
     kind: str
-    """A few words, for logs and metrics."""
+    """The label in logs and metrics."""
     status: HTTPStatus
     message: str
 
     def encode(self) -> bytes:
-        """The whole response."""
+        """The response as bytes."""
         body = encode_json(status_body(self.status.value, self.message))
         head = (
             f"HTTP/1.1 {self.status.value} {self.status.phrase}\r\ncontent-type: application/json"
@@ -31,7 +31,7 @@ GARBAGE: Final = Refusal("garbage", HTTPStatus.BAD_REQUEST, "this is not an HTTP
 LARGE: Final = Refusal(
     "large header",
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-    "the request's header is larger than this server takes",
+    "the request's header is larger than the limit of this server",
 )
 SLOW: Final = Refusal(
     "slow header", HTTPStatus.REQUEST_TIMEOUT, "the request's header did not arrive in time"
@@ -39,7 +39,7 @@ SLOW: Final = Refusal(
 MANY: Final = Refusal(
     "too many connections",
     HTTPStatus.SERVICE_UNAVAILABLE,
-    "this server has as many connections as it takes",
+    "this server has reached its limit of connections",
 )
 TUNNEL: Final = Refusal(
     "tunnel", HTTPStatus.METHOD_NOT_ALLOWED, "CONNECT: this server is not a proxy"
@@ -47,12 +47,12 @@ TUNNEL: Final = Refusal(
 BUSY: Final = Refusal(
     "upgrade of a busy connection",
     HTTPStatus.BAD_REQUEST,
-    "a websocket needs a connection on which no request is being answered",
+    "a websocket needs a connection without a running request",
 )
 
 
 class Refused(Exception):
-    """Raised in a callback of the parser, which wraps it."""
+    """Raised within a callback of the parser, which wraps it."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.message)

@@ -1,7 +1,7 @@
-"""ResponseSender: sends one response: headers once, bytes in order; it notices a lost client."""
+"""ResponseSender: writes one response, a stream of events or one JSON body."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -9,7 +9,6 @@ from starlette.types import Send
 
 from tokenmesh.services.gateway.http import sse
 from tokenmesh.services.gateway.http.client_watch import ClientWatch
-from tokenmesh.services.gateway.http.keep_alive import KeepAlive
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.errors import Draining
 from tokenmesh.shared.telemetry import Tally
@@ -17,18 +16,43 @@ from tokenmesh.shared.telemetry import Tally
 _STREAM_HEADERS: Final = [
     (b"content-type", sse.MEDIA_TYPE),
     (b"cache-control", b"no-cache"),
-    # Proxies such as nginx would hold the chunks back.
+    # Proxies such as nginx would buffer the chunks.
     (b"x-accel-buffering", b"no"),
 ]
 
 
-def leaving() -> Draining:
-    """What the client of a request is told that the server cancels."""
-    return Draining("this gateway is about to leave", retry_after_s=1.0)
+def draining() -> Draining:
+    """The error of a request that the stopping server cancels."""
+    return Draining("this gateway is stopping", retry_after_s=1.0)
+
+
+class KeepAlive:
+    """Calls `write` whenever nothing was written for `interval_s`.
+
+    Proxies and clients cut connections that stay silent: during a long prompt, in a queue.
+    """
+
+    def __init__(self, interval_s: float, write: Callable[[], Awaitable[None]]) -> None:
+        self._interval_s = interval_s
+        self._write = write
+        self._task = asyncio.create_task(self._run())
+        self.last_write_s = monotonic_s()
+        """Monotonic; set by the writer."""
+
+    def stop(self) -> None:
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        while True:
+            silent_s = monotonic_s() - self.last_write_s
+            if silent_s >= self._interval_s:
+                await self._write()
+                continue
+            await asyncio.sleep(self._interval_s - silent_s)
 
 
 class ResponseSender:
-    """Of a stream of events or of one JSON body."""
+    """Sends the status with the first bytes, and reports each write to `watch`."""
 
     def __init__(
         self,
@@ -37,7 +61,7 @@ class ResponseSender:
         flushing: Tally,
         more_headers: Callable[[], list[tuple[bytes, bytes]]] = list,
     ) -> None:
-        """`flushing` receives the time that writes take; `more_headers` is called at the status."""
+        """`flushing` measures the time of writes; `more_headers` is called with the status."""
         self._more_headers = more_headers
         self._send = send
         self._watch = watch
@@ -45,36 +69,35 @@ class ResponseSender:
         self._keep_alive: KeepAlive | None = None
         self._is_whole = False
         self.has_begun = False
-        """Whether the status is out."""
+        """Whether the status was sent."""
 
     @contextmanager
-    def until_leaving(self) -> Iterator[None]:
-        """Raises Draining where the server cancels the block; nobody else does but the watch.
+    def until_draining(self) -> Iterator[None]:
+        """Raises Draining when the server cancels the block.
 
-        What is left of a whole body cannot be replaced by an error any more.
+        Not after a whole body has begun, which no error can replace.
         """
         try:
             yield
         except asyncio.CancelledError:
             if self._watch.has_left or self._is_whole:
                 raise
-            raise leaving() from None
+            raise draining() from None
 
     def keep_alive(self, interval_s: float, data: bytes) -> None:
-        """From now on send `data` of a stream whenever nothing was sent for so long; 0: never."""
+        """From now on write `data` to the stream after each `interval_s` of silence; 0: never."""
         if interval_s:
             self._keep_alive = KeepAlive(interval_s, lambda: self.write(data))
 
     async def write(self, data: bytes) -> None:
-        """Some bytes of a stream."""
         if not self.has_begun:
             await self._begin(_STREAM_HEADERS)
         await self._write(data, more=True)
 
     async def end(self, data: bytes) -> None:
-        """The last bytes of a stream.
+        """Write the last bytes of a stream.
 
-        After these a server reports the client as gone, which is no news then.
+        The server reports a disconnect after these, which the watch must not see.
         """
         self.stop()
         if not self.has_begun:
@@ -82,7 +105,7 @@ class ResponseSender:
         await self._write(data, more=False)
 
     async def answer(self, data: bytes) -> None:
-        """A whole JSON body."""
+        """Send a whole JSON body."""
         self.stop()
         self._is_whole = True
         length = str(len(data)).encode()
@@ -90,7 +113,7 @@ class ResponseSender:
         await self._write(data, more=False)
 
     def stop(self) -> None:
-        """Keep nothing alive and watch nobody any more."""
+        """Stop the keep-alive and the watch."""
         self._watch.stop()
         if self._keep_alive is not None:
             self._keep_alive.stop()

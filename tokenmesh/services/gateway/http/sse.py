@@ -1,4 +1,4 @@
-"""Server-sent events as bytes. Frames are joined and written at once, one write a flush."""
+"""Server-sent events as bytes."""
 
 from typing import Any, Final
 
@@ -10,7 +10,7 @@ from tokenmesh.shared.errors import TokenMeshError
 MEDIA_TYPE: Final = b"text/event-stream; charset=utf-8"
 DONE: Final = b"data: [DONE]\n\n"
 COMMENT: Final = b": keep-alive\n\n"
-"""Which clients skip."""
+"""A comment, which clients ignore."""
 
 _START: Final = b"data: "
 _END: Final = b"\n\n"
@@ -24,7 +24,7 @@ def frame(body: Any) -> bytes:
 
 
 def error_frames(error: TokenMeshError) -> bytes:
-    """The end of a stream that could not be completed."""
+    """The end of a stream that failed."""
     return frame(error_body(error)) + DONE
 
 

@@ -11,7 +11,7 @@ from tokenmesh.services.gateway.errors import json_response
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.generation.answer import GenerationResponse
 from tokenmesh.services.gateway.http.body import read_json
-from tokenmesh.services.gateway.http.shortcut import Endpoint
+from tokenmesh.services.gateway.http.middleware import Endpoint
 from tokenmesh.services.gateway.openai.chat_builder import build_chat
 from tokenmesh.services.gateway.openai.chat_writer import ChatWriter
 from tokenmesh.services.gateway.openai.completion_builder import build_completion

@@ -1,4 +1,4 @@
-"""Admin: commands to every worker of a model at once: sleep, wake up, profile."""
+"""Admin: commands to all workers of a model: sleep, wake up, profile."""
 
 import asyncio
 import logging
@@ -21,8 +21,6 @@ _POLL_S: Final = 0.01
 
 
 class Admin:
-    """The workers of a model as an operator sees them."""
-
     def __init__(
         self, bus: Bus, members: Members, catalog: Catalog, settings: GatewaySettings
     ) -> None:
@@ -32,22 +30,22 @@ class Admin:
         self._settings = settings
 
     def sleep_levels(self, model: str | None) -> dict[WorkerId, int]:
-        """Of every worker of a model that is to stay, by its last beat; 0 is awake.
+        """From the last heartbeats of a model's workers that are not draining; 0 is awake.
 
-        Raises UnknownModel, and Unavailable when it has none.
+        Raises UnknownModel, or Unavailable if there are none.
         """
         return {_id(member): _level(member) for member in self._workers(model)}
 
-    async def tell(
+    async def command(
         self, model: str | None, command: Message, expected: type[_Answer]
     ) -> dict[WorkerId, _Answer]:
-        """Every worker's answer. Raises the first worker's error that is one.
+        """Every worker's answer. Raises the error of the first worker that failed.
 
-        Workers that did as they were told stay so: the command can be given again.
+        Commands are idempotent: after an error the caller can send the same one again.
         """
         workers = [_id(member) for member in self._workers(model)]
         name = type(command).__name__
-        logger.info("%s for %s", name, ", ".join(workers))
+        logger.info("sending %s to %s", name, ", ".join(workers))
         deadline_s = now_s() + self._settings.admin_timeout_s
         answers = await asyncio.gather(
             *(
@@ -65,27 +63,27 @@ class Admin:
                 errors.append(_error(worker, answer))
         if errors:
             error = errors[0]
-            error.message += f" ({len(done)} of {len(workers)} workers did it)"
-            logger.warning("%s: %s", name, error.message)
+            error.message += f" ({len(done)} of {len(workers)} workers succeeded)"
+            logger.warning("%s failed: %s", name, error.message)
             raise error
         return done
 
-    async def until_seen(self, levels: dict[WorkerId, int]) -> None:
-        """Return when beats say what the workers have answered: what comes next is placed by them.
+    async def wait_for_levels(self, levels: dict[WorkerId, int]) -> None:
+        """Wait until heartbeats show these levels, since placement uses heartbeats.
 
-        Raises Unavailable when none does in time.
+        Raises Unavailable after `admin_timeout_s`.
         """
         try:
             async with asyncio.timeout(self._settings.admin_timeout_s):
-                # beats have one listener in this process, and it is not us
+                # The one listener for heartbeats is the catalog's.
                 while not all(  # noqa: ASYNC110
-                    self._is_seen(each, level) for each, level in levels.items()
+                    self._has_level(each, level) for each, level in levels.items()
                 ):
                     await asyncio.sleep(_POLL_S)
         except TimeoutError as error:
-            raise Unavailable("the workers' beats do not tell of it") from error
+            raise Unavailable("the workers' heartbeats do not show it yet") from error
 
-    def _is_seen(self, worker: WorkerId, level: int) -> bool:
+    def _has_level(self, worker: WorkerId, level: int) -> bool:
         member = self._members.get(InstanceId(worker))
         return member is None or _level(member) == level
 
@@ -107,7 +105,7 @@ def _level(member: Member) -> int:
 
 
 def _error(worker: WorkerId, answer: object) -> TokenMeshError:
-    """What went wrong with one worker, of the same kind, its name in front."""
+    """The error of one worker, of the same class, prefixed with the worker's id."""
     if isinstance(answer, TokenMeshError):
         return type(answer)(
             f"{worker}: {answer.message}", param=answer.param, retry_after_s=answer.retry_after_s

@@ -1,15 +1,24 @@
-"""POST /sleep, /wake_up, /start_profile, /stop_profile; GET /is_sleeping: vLLM's, for operators."""
+"""vLLM's routes for operators: sleep and profile workers, and this gateway's settings.
 
+They exist only where `gateway.admin_routes` is on.
+"""
+
+import asyncio
+import platform
+import sys
 from collections.abc import Mapping
+from importlib.metadata import distributions
 from typing import Annotated, Any, Final, get_args
 
 import msgspec
 from fastapi import APIRouter, Depends, Query
 from starlette.responses import Response
 
+import tokenmesh
 from tokenmesh.services.gateway.errors import json_response
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.tenancy.auth import require_admin
+from tokenmesh.shared.membership import Member
 from tokenmesh.shared.messages import (
     Done,
     Profiled,
@@ -23,49 +32,55 @@ from tokenmesh.shared.messages import (
 from tokenmesh.shared.messages.control import SleepMode, WakeTag
 
 _Model = Annotated[
-    str | None, Query(description="Whose workers; needed only where there are several models.")
+    str | None, Query(description="The workers' model; required only where there are several.")
 ]
 _Level = Annotated[int, Query(ge=1, le=2, description="1: free KV; 2: free the weights as well.")]
 _Mode = Annotated[SleepMode, Query(description="End running streams, or wait for them.")]
-_Tags = Annotated[list[WakeTag], Query(description="What to bring back; default: everything.")]
+_Tags = Annotated[list[WakeTag], Query(description="What to restore; default: everything.")]
 _ALL_TAGS: Final = list(get_args(WakeTag))
+_SECRET: Final = frozenset({"api_key_hashes", "keys_file", "ssl_keyfile"})
 
 
 def admin_router(gateway: Gateway) -> APIRouter:
-    """The routes; they exist only where `gateway.admin_routes` is on."""
+    """The routes."""
     router = APIRouter(tags=["admin"], dependencies=[Depends(require_admin)])
     admin = gateway.admin
 
     @router.post("/sleep")
     async def sleep(level: _Level = 1, mode: _Mode = "abort", model: _Model = None) -> Response:
-        """Free the memory of a model's workers; requests are answered with 503 until they wake."""
-        slept = await admin.tell(model, Sleep(level=level, mode=mode), Slept)
-        await admin.until_seen({worker: answer.level for worker, answer in slept.items()})
+        """Free the memory of a model's workers; requests get 503 until they wake."""
+        slept = await admin.command(model, Sleep(level=level, mode=mode), Slept)
+        await admin.wait_for_levels({worker: answer.level for worker, answer in slept.items()})
         return _by_worker(slept)
 
     @router.post("/wake_up")
     async def wake_up(tags: _Tags = [], model: _Model = None) -> Response:  # noqa: B006
-        """Bring a model's workers back; those that are awake stay so."""
-        woken = await admin.tell(model, WakeUp(tags=tags or _ALL_TAGS), Woken)
-        await admin.until_seen({worker: answer.level for worker, answer in woken.items()})
+        """Wake a model's workers; those that are awake stay awake."""
+        woken = await admin.command(model, WakeUp(tags=tags or _ALL_TAGS), Woken)
+        await admin.wait_for_levels({worker: answer.level for worker, answer in woken.items()})
         return _by_worker(woken)
 
     @router.get("/is_sleeping")
     async def is_sleeping(model: _Model = None) -> Response:
-        """Whether no worker of a model is awake, and the level of each; 0 is awake."""
+        """Whether all workers of a model sleep, and the level of each; 0 is awake."""
         levels = admin.sleep_levels(model)
         workers = [{"worker_id": worker, "level": level} for worker, level in levels.items()]
         return json_response({"is_sleeping": all(levels.values()), "workers": workers})
 
     @router.post("/start_profile")
     async def start_profile(model: _Model = None) -> Response:
-        """Let each worker of a model record a trace, bounded in steps and time."""
-        return _by_worker(await admin.tell(model, StartProfile(), Done))
+        """Make each worker of a model record a trace, bounded in steps and time."""
+        return _by_worker(await admin.command(model, StartProfile(), Done))
 
     @router.post("/stop_profile")
     async def stop_profile(model: _Model = None) -> Response:
-        """End the traces; where each was written, also one that has ended by itself."""
-        return _by_worker(await admin.tell(model, StopProfile(), Profiled))
+        """End the traces, and return the file of each, also of one that has already ended."""
+        return _by_worker(await admin.command(model, StopProfile(), Profiled))
+
+    @router.get("/server_info")
+    async def server_info() -> Response:
+        """Settings without secrets, versions, and the live processes of the mesh."""
+        return json_response(await _server_info(gateway))
 
     return router
 
@@ -76,3 +91,35 @@ def _by_worker(answers: Mapping[Any, msgspec.Struct]) -> Response:
         for worker, answer in answers.items()
     ]
     return json_response({"workers": workers})
+
+
+async def _server_info(gateway: Gateway) -> dict[str, Any]:
+    return {
+        "version": tokenmesh.__version__,
+        "gateway_id": gateway.id,
+        "settings": gateway.settings.model_dump(mode="json", exclude=set(_SECRET)),
+        "members": [_member(member) for member in gateway.members.all()],
+        # In a thread: it reads hundreds of small files.
+        "system": await asyncio.to_thread(_system),
+    }
+
+
+def _member(member: Member) -> dict[str, Any]:
+    beat = member.beat
+    return {
+        "service": beat.service,
+        "id": beat.instance_id,
+        "version": beat.version,
+        "epoch": beat.epoch,
+        "draining": beat.draining,
+        "models": [card.name for card in beat.models],
+    }
+
+
+def _system() -> dict[str, Any]:
+    packages = {each.metadata["Name"]: each.version for each in distributions()}
+    return {
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "packages": dict(sorted(packages.items())),
+    }

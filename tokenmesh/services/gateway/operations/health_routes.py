@@ -1,4 +1,6 @@
-"""GET /health, /livez, /readyz, /metrics, /load, /version."""
+"""GET /health, /livez, /readyz, /metrics, /load, /version, /mesh; POST /mesh/{id}/drain."""
+
+from typing import Final
 
 from fastapi import APIRouter, Depends
 from starlette.responses import Response
@@ -10,18 +12,18 @@ from tokenmesh.services.gateway.tenancy.auth import require_admin
 from tokenmesh.shared.membership import Member
 from tokenmesh.shared.metrics.registry import CONTENT_TYPE
 
-_NEEDED: tuple[str, ...] = ("tokenizer", "scheduler", "worker")
-_RENDER_NEEDED = ("tokenizer",)
-_TOKENS_NEEDED = ("scheduler", "worker")
+_NEEDED: Final[tuple[str, ...]] = ("tokenizer", "scheduler", "worker")
+_RENDER_NEEDED: Final = ("tokenizer",)
+_TOKENS_NEEDED: Final = ("scheduler", "worker")
 
 
 def health_router(gateway: Gateway) -> APIRouter:
-    """The routes."""
+    """State of this process; every gateway serves it."""
     router = APIRouter(tags=["operation"])
 
     @router.get("/livez")
     async def livez() -> Response:
-        """200 while the process answers at all."""
+        """200 while the process responds."""
         return Response()
 
     @router.get("/health")
@@ -31,7 +33,7 @@ def health_router(gateway: Gateway) -> APIRouter:
 
     @router.get("/readyz")
     async def readyz() -> Response:
-        """200 while a tokenizer, a scheduler and an awake worker live; else 503 and why not.
+        """200 while a tokenizer, a scheduler and an awake worker are alive; else 503 and why.
 
         With --render-only a tokenizer is enough, with --tokens-only none is needed.
         """
@@ -44,19 +46,38 @@ def health_router(gateway: Gateway) -> APIRouter:
 
     @router.get("/load")
     async def load() -> Response:
-        """HTTP requests that this gateway is answering now, this one left out."""
+        """The number of open HTTP requests of this gateway, without this one."""
         return json_response({"server_load": gateway.http_meters.num_open - 1})
 
     @router.get("/version")
     async def version() -> Response:
-        """Of TokenMesh."""
+        """The version of TokenMesh."""
         return json_response({"version": tokenmesh.__version__})
 
     return router
 
 
+def mesh_router(gateway: Gateway) -> APIRouter:
+    """State of the mesh, for operators."""
+    router = APIRouter(tags=["operation"], dependencies=[Depends(require_admin)])
+    view = gateway.mesh_view
+
+    @router.get("/mesh")
+    async def mesh() -> Response:
+        """Every process: service, version, epoch, models, load, and whether it is draining."""
+        return json_response(view.state())
+
+    @router.post("/mesh/{process_id}/drain")
+    async def drain(process_id: str) -> Response:
+        """Make a process finish or hand over its work and stop; responds when it has begun."""
+        await view.drain(process_id)
+        return json_response({"id": process_id, "draining": True})
+
+    return router
+
+
 def readiness(gateway: Gateway) -> Response:
-    """200 while requests can be served, else 503 and why not."""
+    """200 while requests can be served, else 503 and why."""
     needed, settings = _NEEDED, gateway.settings
     if settings.render_only or settings.tokens_only:
         needed = _RENDER_NEEDED if settings.render_only else _TOKENS_NEEDED

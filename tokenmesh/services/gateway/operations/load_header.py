@@ -9,18 +9,18 @@ from tokenmesh.services.gateway.context import context_of
 from tokenmesh.services.gateway.http.sse import encode_json
 from tokenmesh.shared.membership import Member
 
-_ASKED_IN: Final = b"endpoint-load-metrics-format"
+_REQUEST_HEADER: Final = b"endpoint-load-metrics-format"
 _HEADER: Final = b"endpoint-load-metrics"
 
 Headers = list[tuple[bytes, bytes]]
 
 
 def load_header(scope: Scope, workers: Sequence[Member]) -> Headers:
-    """The header that the request asks for as TEXT or JSON; nothing without a known load."""
-    asked = dict(scope["headers"]).get(_ASKED_IN)
-    if asked is None:
+    """The response header if the request wants one, as TEXT or JSON; empty if no load is known."""
+    wanted = dict(scope["headers"]).get(_REQUEST_HEADER)
+    if wanted is None:
         return []
-    kind = asked.upper()
+    kind = wanted.upper()
     if kind not in (b"TEXT", b"JSON"):
         context_of(scope).warnings.append("endpoint-load-metrics-format must be TEXT or JSON")
         return []
@@ -34,7 +34,7 @@ def load_header(scope: Scope, workers: Sequence[Member]) -> Headers:
 
 
 def _metrics(workers: Sequence[Member]) -> dict[str, float]:
-    """vLLM's two, of all workers together."""
+    """vLLM's two metrics, over all workers."""
     loads = [member.beat.load for member in workers if member.beat.load is not None]
     if not loads:
         return {}

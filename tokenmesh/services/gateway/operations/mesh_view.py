@@ -1,4 +1,4 @@
-"""MeshView: every process of the mesh as its last beat describes it, and the way to drain one."""
+"""MeshView: every process of the mesh by its last heartbeat, and draining one of them."""
 
 import difflib
 import logging
@@ -32,7 +32,7 @@ class MeshView:
         self._settings = settings
 
     def state(self) -> dict[str, Any]:
-        """JSON-able; processes in order of service and id."""
+        """As JSON values; processes sorted by service and id."""
         now = monotonic_s()
         members = sorted(
             self._members.all(), key=lambda each: (each.beat.service, each.beat.instance_id)
@@ -47,26 +47,26 @@ class MeshView:
         }
 
     async def drain(self, instance_id: str) -> None:
-        """Ask a process to leave; returns when it has said that it will.
+        """Send Drain to a process and wait for its answer.
 
-        Raises Forbidden without `gateway.admin_routes`, NotFound for an id that nobody has.
+        Raises Forbidden without `gateway.admin_routes`, NotFound for an unknown id.
         """
         if not self._settings.admin_routes:
             raise Forbidden("the gateway was started without --enable-admin-routes", param="id")
         member = self._members.get(InstanceId(instance_id))
         if member is None:
-            raise NotFound(self._nobody(instance_id), param="id")
+            raise NotFound(self._not_found(instance_id), param="id")
         if member.beat.draining:
             return
-        logger.info("drain of %s", instance_id)
+        logger.info("draining %s", instance_id)
         deadline_s = now_s() + self._settings.drain_timeout_s
         subject = process_control(member.beat.instance_id)
         await self._bus.request(subject, Drain(), deadline_s=deadline_s)
 
-    def _nobody(self, instance_id: str) -> str:
+    def _not_found(self, instance_id: str) -> str:
         known = [member.beat.instance_id for member in self._members.all()]
         near = difflib.get_close_matches(instance_id, known, n=3, cutoff=0.5) or sorted(known)[:8]
-        return f"no process {instance_id[:64]!r} in the mesh; there are: {', '.join(near)}"
+        return f"no process {instance_id[:64]!r} in the mesh; known: {', '.join(near)}"
 
 
 def _identity(beat: Heartbeat) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def _identity(beat: Heartbeat) -> dict[str, Any]:
         "service": beat.service,
         "version": beat.version,
         "protocol": beat.protocol,
-        # more than a JavaScript number holds
+        # A string: it exceeds JavaScript's integers.
         "epoch": str(beat.epoch),
     }
 

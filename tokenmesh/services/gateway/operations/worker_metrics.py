@@ -1,7 +1,7 @@
-"""Metrics of workers in a gateway's /metrics, for those who scrape only gateways.
+"""Metrics of workers in a gateway's /metrics, for setups that scrape only gateways.
 
-Their load is in their heartbeats; all else is requested from them at a scrape. A worker that is
-gone is gone from here too.
+The load of workers comes from their heartbeats, everything else is requested at a scrape. Dead
+workers are left out.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ def measure_workers(
 
 
 class EngineMetrics:
-    """What workers and encoders have measured of their engines, under vLLM's names."""
+    """Metrics of the engines of workers and encoders, under vLLM's names."""
 
     def __init__(
         self, bus: Bus, members: Callable[[], list[Member]], settings: GatewaySettings
@@ -58,30 +58,30 @@ class EngineMetrics:
         self._members = members
         self._settings = settings
         self._lines: dict[InstanceId, dict[str, bytes]] = {}
-        """The last answer of each process that is still there."""
-        self._asking = asyncio.Lock()
-        self._asked_s = float("-inf")
+        """The last answer of each live process."""
+        self._reading = asyncio.Lock()
+        self._read_at_s = float("-inf")
 
     async def render(self, prefix: str) -> bytes:
-        """Text for a scrape; a process that does not answer in time is shown as it was before."""
-        async with self._asking:
-            # Who waited here while others were answered is served with the same numbers.
-            if monotonic_s() - self._asked_s >= self._settings.metrics_interval_s:
-                await self._ask_all()
-                self._asked_s = monotonic_s()
+        """Text for a scrape; a process that does not answer in time keeps its last values."""
+        async with self._reading:
+            # Concurrent scrapes share one reading.
+            if monotonic_s() - self._read_at_s >= self._settings.metrics_interval_s:
+                await self._read_all()
+                self._read_at_s = monotonic_s()
         return join_samples(ENGINE_METRICS, self._lines.values(), prefix)
 
-    async def _ask_all(self) -> None:
+    async def _read_all(self) -> None:
         ids = sorted(member.beat.instance_id for member in self._members())
         ids = ids[: self._settings.max_metric_workers]
-        answers = await asyncio.gather(*(self._ask(each) for each in ids))
+        answers = await asyncio.gather(*(self._read(each) for each in ids))
         known = self._lines
         self._lines = {
             each: known.get(each, {}) if lines is None else lines
             for each, lines in zip(ids, answers, strict=True)
         }
 
-    async def _ask(self, instance: InstanceId) -> dict[str, bytes] | None:
+    async def _read(self, instance: InstanceId) -> dict[str, bytes] | None:
         deadline_s = now_s() + self._settings.metrics_wait_s
         try:
             answer = await self._bus.request(

@@ -148,7 +148,7 @@ class FramesResponse(Response):
 
     async def _send(self, sender: ResponseSender) -> None:
         try:
-            with sender.until_leaving():
+            with sender.until_draining():
                 async with aclosing(self._frames) as frames:
                     async for data in frames:
                         await sender.write(data)

@@ -7,7 +7,7 @@ import msgspec
 
 from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.generation.request import GenerationRequest
-from tokenmesh.services.gateway.http.off_loop import off_loop
+from tokenmesh.services.gateway.http.event_loop import off_loop
 from tokenmesh.services.gateway.openai.chat_builder import build_chat
 from tokenmesh.services.gateway.openai.request_builder import RequestBuilder
 from tokenmesh.services.gateway.openai.translation import Json

@@ -16,8 +16,8 @@ from tokenmesh.services.gateway.generation.chunk import OutputChunk
 from tokenmesh.services.gateway.generation.delivery import Delivery
 from tokenmesh.services.gateway.generation.prompt_length import count_prompt_tokens
 from tokenmesh.services.gateway.http.body import read_json
-from tokenmesh.services.gateway.http.off_loop import off_loop
-from tokenmesh.services.gateway.http.shortcut import Endpoint
+from tokenmesh.services.gateway.http.event_loop import off_loop
+from tokenmesh.services.gateway.http.middleware import Endpoint
 from tokenmesh.services.gateway.http.sse import COMMENT
 from tokenmesh.services.gateway.openai.field_names import FieldNames
 from tokenmesh.services.gateway.openai.translation import Json

@@ -26,6 +26,7 @@ from tokenmesh.services.gateway.responses.tools import (
     choose,
     read_tools,
 )
+from tokenmesh.shared.errors import FieldPath
 
 _SERVER_CALL: Final = "mcp_call"
 _FEW_ITEMS: Final = 128

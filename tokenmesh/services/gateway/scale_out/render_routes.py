@@ -16,7 +16,7 @@ from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.generation.prompt_job import Prompt, PromptJob
 from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.http.body import read_json
-from tokenmesh.services.gateway.http.shortcut import Endpoint
+from tokenmesh.services.gateway.http.middleware import Endpoint
 from tokenmesh.services.gateway.openai.chat_builder import build_chat
 from tokenmesh.services.gateway.openai.completion_builder import build_completion
 from tokenmesh.services.gateway.openai.errors import NotSupported

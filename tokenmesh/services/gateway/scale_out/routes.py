@@ -13,7 +13,7 @@ from tokenmesh.services.gateway.document.bodies import body_schema
 from tokenmesh.services.gateway.errors import JSON
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.body import read_json
-from tokenmesh.services.gateway.http.shortcut import Endpoint
+from tokenmesh.services.gateway.http.middleware import Endpoint
 from tokenmesh.services.gateway.openai.request import ChatRequest, CompletionRequest
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
 from tokenmesh.services.gateway.scale_out import render_routes as render

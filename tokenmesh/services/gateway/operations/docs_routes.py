@@ -1,4 +1,4 @@
-"""GET /docs and /redoc: the API's pages, with scripts and styles from here, not from a network."""
+"""GET /docs and /redoc: the API's pages, with local scripts and styles."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -17,7 +17,7 @@ _NAMES: Final = frozenset(file.name for file in _STATIC.iterdir())
 
 
 def docs_router(gateway: Gateway) -> APIRouter:
-    """Two pages and what they load."""
+    """The two pages and the files that they load."""
     router = APIRouter(include_in_schema=False)
     root = gateway.settings.root_path
     title, document, folder = "TokenMesh", f"{root}/openapi.json", f"{root}/docs"
@@ -45,7 +45,7 @@ def docs_router(gateway: Gateway) -> APIRouter:
     @router.get("/docs/{name}")
     async def file(name: str) -> FileResponse:
         if name not in _NAMES:
-            raise NotFound(f"there is no {name[:80]!r} here")
+            raise NotFound(f"no file {name[:80]!r}")
         return FileResponse(_STATIC / name)
 
     return router
