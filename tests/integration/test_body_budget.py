@@ -1,4 +1,4 @@
-"""Many large bodies at once: each is answered, and together they hold no more than the budget."""
+"""Many large bodies at once are all served within the budget."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ LARGE = "word " * (15 * 1024)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/invocations", "/tokenize"])
-async def test_large_bodies_hold_no_more_than_the_budget(
+async def test_large_bodies_stay_within_the_budget(
     bus_settings: BusSettings,
     redis_settings: RedisSettings,
     path: str,
@@ -40,7 +40,7 @@ async def test_large_bodies_hold_no_more_than_the_budget(
         assert mesh.gateway.bodies.num_held == 0
 
 
-async def test_a_share_is_given_back_while_the_answer_is_still_made(
+async def test_a_share_is_returned_before_the_response_is_complete(
     bus_settings: BusSettings, redis_settings: RedisSettings
 ) -> None:
     async with BackEnd(bus_settings, redis_settings) as mesh:
@@ -53,7 +53,7 @@ async def test_a_share_is_given_back_while_the_answer_is_still_made(
             assert mesh.gateway.bodies.num_held == 0
 
 
-async def test_a_large_body_waits_no_longer_than_it_may(
+async def test_the_wait_of_a_large_body_is_bounded(
     bus_settings: BusSettings, redis_settings: RedisSettings
 ) -> None:
     async with BackEnd(

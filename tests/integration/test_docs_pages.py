@@ -1,4 +1,4 @@
-"""/docs and /redoc: whole pages that load nothing from another host."""
+"""/docs and /redoc load nothing from another host."""
 
 import re
 
@@ -15,7 +15,7 @@ _LOADED = re.compile(
 
 @pytest.mark.parametrize("root", ["", "/llm"])
 @pytest.mark.parametrize("path", ["/docs", "/redoc"])
-async def test_all_a_page_loads_is_here(
+async def test_pages_load_only_local_files(
     bus_settings: BusSettings, redis_settings: RedisSettings, path: str, root: str
 ) -> None:
     async with (
@@ -33,7 +33,7 @@ async def test_all_a_page_loads_is_here(
         assert (await client.get(f"{root}/docs/nothing.js")).status_code == 404
 
 
-async def test_there_are_none_where_they_are_not_wanted(
+async def test_the_pages_can_be_disabled(
     bus_settings: BusSettings, redis_settings: RedisSettings
 ) -> None:
     async with (

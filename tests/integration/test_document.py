@@ -1,4 +1,4 @@
-"""/openapi.json: complete, valid, and true."""
+"""/openapi.json is complete, valid and correct."""
 
 import json
 from collections.abc import AsyncIterator
@@ -50,14 +50,14 @@ def _references(value: Any) -> set[str]:
     return set()
 
 
-def test_every_reference_leads_somewhere(document: Any) -> None:
+def test_every_reference_resolves(document: Any) -> None:
     schemas = document["components"]["schemas"]
     assert _references(document) <= {f"#/components/schemas/{name}" for name in schemas}
     for name, schema in schemas.items():
         jsonschema.Draft202012Validator.check_schema(schema), name
 
 
-def test_every_operation_tells_its_errors_and_its_key(document: Any) -> None:
+def test_every_operation_describes_its_errors_and_its_key(document: Any) -> None:
     operations = {
         (path, method): operation
         for path, methods in document["paths"].items()
@@ -79,7 +79,7 @@ def _check(document: Any, answer: httpx.Response, path: str, status: str = "200"
     jsonschema.validate(answer.json(), json.loads(json.dumps(schema)))
 
 
-async def test_answers_are_as_described(
+async def test_responses_match_the_document(
     mesh: BackEnd, client: httpx.AsyncClient, document: Any
 ) -> None:
     chat = {"model": mesh.model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9}
@@ -98,7 +98,7 @@ async def test_answers_are_as_described(
     _check(document, await client.get("/v1/models"), "/v1/models")
 
 
-async def test_scale_out_answers_are_as_described(
+async def test_scale_out_responses_match_the_document(
     mesh: BackEnd, client: httpx.AsyncClient, document: Any
 ) -> None:
     chat = {"model": mesh.model, "messages": [{"role": "user", "content": "Hi"}]}
@@ -122,7 +122,7 @@ async def test_scale_out_answers_are_as_described(
         _check(document, await client.post(route, json={"model": 3}), route, "4XX")
 
 
-async def test_kept_responses_and_batches_are_as_described(
+async def test_stored_responses_and_batches_match_the_document(
     mesh: BackEnd, client: httpx.AsyncClient, document: Any
 ) -> None:
     made = await client.post("/v1/responses", json={"model": mesh.model, "input": "Hi"})
@@ -161,7 +161,7 @@ async def test_kept_responses_and_batches_are_as_described(
         ("CompletionRequest", "mm_payload", "tensors", ""),
     ],
 )
-def test_a_field_that_is_not_served_is_described_as_asking_for_nothing(
+def test_an_unsupported_field_allows_only_values_without_effect(
     document: Any, model: str, field: str, nothing: Any, something: Any
 ) -> None:
     properties = document["components"]["schemas"][model]["properties"]
@@ -187,7 +187,7 @@ async def test_a_file_has_one_of_the_purposes_that_openai_knows(client: httpx.As
         assert answer.status_code == status
 
 
-async def test_a_wrong_method_is_told_all_the_right_ones(client: httpx.AsyncClient) -> None:
+async def test_a_wrong_method_gets_the_allowed_ones(client: httpx.AsyncClient) -> None:
     answer = await client.put("/v1/files/some-id")
     assert (answer.status_code, answer.headers["allow"]) == (405, "DELETE, GET, HEAD")
     answer = await client.get("/v1/chat/completions")

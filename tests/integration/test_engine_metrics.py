@@ -1,4 +1,4 @@
-"""A gateway's /metrics has what workers measure, under the names that dashboards of vLLM read."""
+"""A gateway's /metrics has the workers' metrics under the names of vLLM."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ NAMES = {
     "inter_token_latency_seconds",
     "e2e_request_latency_seconds",
 }
-"""Of vLLM's metrics those that every text model has."""
+"""The metrics of vLLM that every text model has."""
 
 PREFIXES = ("tokenmesh", "vllm")
 
@@ -71,7 +71,7 @@ async def mesh(
 
 
 async def families(mesh: SmallMesh) -> dict[str, Any]:
-    """By name without the prefix; each must be there once."""
+    """By name without the prefix; each name is unique."""
     text = (await mesh.client.get("/metrics")).text
     found: dict[str, Any] = {}
     prefix = f"{mesh.settings.telemetry.metrics_prefix}:"
@@ -107,7 +107,7 @@ async def test_a_gateway_has_the_engines_metrics_by_the_names_of_vllm(mesh: Smal
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-async def test_a_response_tells_the_load_that_a_proxy_asks_for(
+async def test_a_response_has_the_load_that_a_proxy_requests(
     mesh: SmallMesh, is_stream: bool
 ) -> None:
     async def header(asked: str) -> Any:
@@ -129,7 +129,7 @@ async def test_a_response_tells_the_load_that_a_proxy_asks_for(
     assert await header("BINARY") is None
 
 
-async def test_a_worker_that_does_not_answer_is_shown_as_before(mesh: SmallMesh) -> None:
+async def test_a_worker_that_does_not_answer_keeps_its_metrics(mesh: SmallMesh) -> None:
     await mesh.complete()
     before = await families(mesh)
     await mesh.workers[0].bus.close()

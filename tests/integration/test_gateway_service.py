@@ -1,4 +1,4 @@
-"""The gateway as a service: its port, its socket options, and how it leaves."""
+"""The gateway as a service: its port, its socket options and draining."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ from tokenmesh.shared.errors import ConfigError
 from tokenmesh.shared.service import Mesh
 
 
-def test_a_taken_port_is_told_with_what_to_change() -> None:
+def test_the_error_of_a_used_port_names_the_setting() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -30,7 +30,7 @@ def test_a_taken_port_is_told_with_what_to_change() -> None:
     assert caught.value.param == "gateway.port"
 
 
-def test_gateways_share_a_port_only_when_both_are_set_so() -> None:
+def test_gateways_share_a_port_only_when_both_allow_it() -> None:
     shared = GatewaySettings(port=free_port(), reuse_port=True)
     with listen(shared), listen(shared), pytest.raises(ConfigError, match="in use"):
         listen(GatewaySettings(port=shared.port))
@@ -60,18 +60,18 @@ async def test_connections_are_spread_over_the_gateways_of_a_port(
 
 
 def num_asked(gateway: Mesh) -> int:
-    """Requests for /livez that it has answered."""
+    """The number of /livez requests that it has served."""
     name = 'tokenmesh:http_requests_total{handler="/livez"'
     lines = gateway.metrics.render().decode().splitlines()
     return sum(int(float(line.split()[-1])) for line in lines if line.startswith(name))
 
 
-def test_a_key_in_clear_text_is_no_hash() -> None:
+def test_a_key_in_clear_text_is_not_a_hash() -> None:
     with pytest.raises(ValueError, match="SHA-256"):
         GatewaySettings(api_key_hashes=("sk-secret",))
 
 
-async def test_a_parser_plugin_that_cannot_be_imported_is_told_at_the_start(
+async def test_a_parser_plugin_that_cannot_be_imported_is_an_error_at_the_start(
     bus_settings: BusSettings, redis_settings: RedisSettings
 ) -> None:
     plugins = GatewaySettings(port=free_port(), parser_plugins={"own": "no.such.package:FORMAT"})
@@ -82,7 +82,7 @@ async def test_a_parser_plugin_that_cannot_be_imported_is_told_at_the_start(
     assert caught.value.param == "parser_plugins"
 
 
-async def test_a_draining_gateway_finishes_what_runs_and_takes_nothing_new(
+async def test_a_draining_gateway_finishes_requests_and_accepts_no_new_ones(
     bus_settings: BusSettings, redis_settings: RedisSettings
 ) -> None:
     async with BackEnd(bus_settings, redis_settings) as back_end:
@@ -111,7 +111,7 @@ async def test_a_draining_gateway_finishes_what_runs_and_takes_nothing_new(
             await draining
 
 
-async def test_a_gateway_that_may_not_wait_cancels_what_runs(
+async def test_a_gateway_without_grace_cancels_running_requests(
     bus_settings: BusSettings, redis_settings: RedisSettings
 ) -> None:
     async with BackEnd(bus_settings, redis_settings) as back_end:
@@ -135,7 +135,7 @@ async def test_a_gateway_that_may_not_wait_cancels_what_runs(
             assert refused.headers["retry-after"] == "1"
 
 
-async def test_a_draining_gateway_finishes_what_a_realtime_session_is_told(
+async def test_a_draining_gateway_finishes_a_realtime_response(
     bus_settings: BusSettings, redis_settings: RedisSettings
 ) -> None:
     create = json.dumps({"type": "response.create", "response": {"instructions": "Say."}})

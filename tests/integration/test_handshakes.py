@@ -1,4 +1,4 @@
-"""TLS handshakes that are never finished, on a real port."""
+"""Unfinished TLS handshakes on a real port."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ async def tls(
         yield back_end, ssl.create_default_context(cadata=certificates.FIRST)
 
 
-async def test_the_oldest_silent_one_makes_room(tls: Tls) -> None:
+async def test_the_oldest_silent_handshake_is_closed_first(tls: Tls) -> None:
     mesh, context = tls
     silent = [await asyncio.open_connection(*_address(mesh)) for _ in range(8)]
     async with asyncio.timeout(0.9):
@@ -55,8 +55,8 @@ async def test_the_oldest_silent_one_makes_room(tls: Tls) -> None:
         each.transport.abort()
 
 
-async def test_one_that_has_begun_is_kept_before_silent_ones(tls: Tls) -> None:
-    """Silent connections that come all the time must not push honest clients out."""
+async def test_a_started_handshake_is_preferred_to_silent_ones(tls: Tls) -> None:
+    """A stream of silent connections must not displace honest clients."""
     mesh, context = tls
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     session = context.wrap_bio(incoming, outgoing, server_hostname="localhost")
@@ -84,7 +84,7 @@ async def test_one_that_has_begun_is_kept_before_silent_ones(tls: Tls) -> None:
         each.transport.abort()
 
 
-async def test_the_first_bytes_may_come_one_by_one(tls: Tls) -> None:
+async def test_the_first_bytes_may_arrive_one_by_one(tls: Tls) -> None:
     mesh, context = tls
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     session = context.wrap_bio(incoming, outgoing, server_hostname="localhost")
@@ -100,7 +100,9 @@ async def test_the_first_bytes_may_come_one_by_one(tls: Tls) -> None:
 
 
 @pytest.mark.parametrize("first", [b"", b"GET / HTTP/1.1\r\n\r\n"])
-async def test_one_that_ends_without_a_handshake_is_forgotten(tls: Tls, first: bytes) -> None:
+async def test_a_connection_closed_before_its_handshake_is_forgotten(
+    tls: Tls, first: bytes
+) -> None:
     mesh, context = tls
     for _ in range(8):
         _, writer = await asyncio.open_connection(*_address(mesh))
@@ -116,7 +118,7 @@ async def test_one_that_ends_without_a_handshake_is_forgotten(tls: Tls, first: b
     writer.transport.abort()
 
 
-async def test_a_silent_one_has_its_time(tls: Tls) -> None:
+async def test_a_silent_handshake_times_out(tls: Tls) -> None:
     mesh, _ = tls
     reader, writer = await asyncio.open_connection(*_address(mesh))
     began_s = time.monotonic()
@@ -126,7 +128,7 @@ async def test_a_silent_one_has_its_time(tls: Tls) -> None:
     writer.close()
 
 
-async def test_a_request_right_behind_the_handshake_is_not_lost(tls: Tls) -> None:
+async def test_a_request_right_after_the_handshake_is_not_lost(tls: Tls) -> None:
     mesh, context = tls
     for _ in range(20):
         reader, writer = await asyncio.open_connection(

@@ -1,4 +1,4 @@
-"""Connections that ask for tunnels and upgrades, pipeline thousands, or keep on sending."""
+"""Connections that request tunnels and upgrades, pipeline thousands, or never stop sending."""
 
 import asyncio
 import gc
@@ -40,7 +40,7 @@ def _address(mesh: BackEnd) -> tuple[str, int]:
 
 
 async def _send(mesh: BackEnd, data: bytes) -> bytes:
-    """The beginning of what comes back."""
+    """The beginning of the response."""
     reader, writer = await asyncio.open_connection(*_address(mesh))
     writer.write(data)
     async with asyncio.timeout(PATIENCE_S):
@@ -50,14 +50,14 @@ async def _send(mesh: BackEnd, data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("target", ["a:80", "/livez", "http://a/"])
-async def test_connect_is_refused_and_the_gateway_goes_on(mesh: BackEnd, target: str) -> None:
+async def test_connect_is_refused_and_the_gateway_continues(mesh: BackEnd, target: str) -> None:
     answer = await _send(mesh, f"CONNECT {target} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
     assert answer.startswith((b"HTTP/1.1 405 ", b"HTTP/1.1 400 "))
     assert b" 200 OK" in await _send(mesh, b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
 
 
 @pytest.mark.parametrize("upgrade", UPGRADES)
-async def test_every_method_with_every_upgrade_is_answered(mesh: BackEnd, upgrade: str) -> None:
+async def test_every_method_with_every_upgrade_gets_a_response(mesh: BackEnd, upgrade: str) -> None:
     requests = [
         f"{method} /livez HTTP/{version}\r\nHost: x\r\n{upgrade}Content-Length: 0\r\n\r\n"
         for method in METHODS
@@ -68,7 +68,7 @@ async def test_every_method_with_every_upgrade_is_answered(mesh: BackEnd, upgrad
     assert not any(each.startswith(b"HTTP/1.1 5") for each in answers)
 
 
-async def test_a_websocket_cannot_take_over_a_connection_that_is_being_answered(
+async def test_a_websocket_cannot_take_over_a_busy_connection(
     mesh: BackEnd,
 ) -> None:
     body = json.dumps({"model": mesh.model, "prompt": "Hi"}).encode()
@@ -82,7 +82,7 @@ async def test_a_websocket_cannot_take_over_a_connection_that_is_being_answered(
 
 
 async def test_a_flood_of_pipelined_requests_stays_bytes(mesh: BackEnd) -> None:
-    """Sixteen wait for the one before; the thousands after them are not even parsed."""
+    """Sixteen requests are queued; the thousands after them are not parsed."""
     asked = b"GET /livez HTTP/1.1\r\n\r\n"
     reader, writer = await asyncio.open_connection(*_address(mesh))
     writer.write(asked * 20_000)
@@ -93,12 +93,12 @@ async def test_a_flood_of_pipelined_requests_stays_bytes(mesh: BackEnd) -> None:
 
 
 def _num_requests() -> int:
-    """Those in memory."""
+    """The requests in memory."""
     return sum(isinstance(each, RequestResponseCycle) for each in gc.get_objects())
 
 
 def _post(mesh: BackEnd, body: bytes, path: str, kind: str) -> tuple[int, bytes]:
-    """By a plain blocking client that reads nothing before it has sent everything."""
+    """From a blocking client that reads only after it has sent everything."""
     client = http.client.HTTPConnection(*_address(mesh), timeout=PATIENCE_S)
     client.request("POST", path, body, {"Content-Type": kind, "Connection": "close"})
     answer = client.getresponse()
@@ -117,7 +117,7 @@ async def test_a_client_that_sends_too_much_reads_the_413(
     assert b"larger than" in body
 
 
-async def test_what_is_refused_as_garbage_is_read_by_a_client_that_still_sends(
+async def test_a_client_that_still_sends_garbage_reads_the_error(
     mesh: BackEnd,
 ) -> None:
     reader, writer = await asyncio.open_connection(*_address(mesh))
@@ -128,7 +128,7 @@ async def test_what_is_refused_as_garbage_is_read_by_a_client_that_still_sends(
     writer.close()
 
 
-async def test_a_client_that_never_stops_sending_is_cut_off(
+async def test_a_client_that_never_stops_sending_is_disconnected(
     bus_settings: BusSettings, redis_settings: RedisSettings
 ) -> None:
     async with BackEnd(bus_settings, redis_settings, linger_bytes=MEBIBYTE) as mesh:

@@ -1,4 +1,4 @@
-"""Connections of clients that are slow, large, many, broken, or gone, on a real port."""
+"""Slow, large, broken and too many connections on a real port."""
 
 import asyncio
 import gc
@@ -32,7 +32,7 @@ def serving(bus_settings: BusSettings, redis_settings: RedisSettings) -> Serving
 
 
 class Raw:
-    """A client that sends what it likes."""
+    """A client that sends raw bytes."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -43,7 +43,7 @@ class Raw:
         await self.writer.drain()
 
     async def all(self) -> bytes:
-        """What comes until the server closes."""
+        """All bytes until the server closes."""
         async with asyncio.timeout(PATIENCE_S):
             return await self.reader.read()
 
@@ -84,7 +84,7 @@ def told(response: bytes, status: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /livez HTT", b"\r\n", LIVEZ[:-2]])
-async def test_a_header_that_does_not_end_is_given_up(serving: Serving, sent: bytes) -> None:
+async def test_an_incomplete_header_times_out(serving: Serving, sent: bytes) -> None:
     async with serving(header_timeout_s=0.2) as back_end, raw(back_end) as client:
         await client.send(sent)
         assert told(await client.all(), 408)["type"] == "RequestTimeoutError"
@@ -92,7 +92,7 @@ async def test_a_header_that_does_not_end_is_given_up(serving: Serving, sent: by
 
 
 @pytest.mark.parametrize("sent", [b"\r\n", LIVEZ[:20]])
-async def test_the_next_header_has_its_time_too(serving: Serving, sent: bytes) -> None:
+async def test_every_header_has_a_time_limit(serving: Serving, sent: bytes) -> None:
     async with serving(header_timeout_s=0.2) as back_end, raw(back_end) as client:
         await client.send(LIVEZ)
         assert b"200 OK" in await client.answer()
@@ -102,7 +102,7 @@ async def test_the_next_header_has_its_time_too(serving: Serving, sent: bytes) -
         assert refused(back_end, "slow header") == 1
 
 
-async def test_a_header_is_bounded_however_it_comes(serving: Serving) -> None:
+async def test_a_header_is_bounded_however_it_arrives(serving: Serving) -> None:
     line = b"X-A: " + b"a" * 1000 + b"\r\n"
     async with serving(max_header_bytes=4096) as back_end:
         for header in (line * 8, b"X-A: " + b"a" * 8192, b"\xff: " * 3000):
@@ -118,7 +118,7 @@ async def test_a_header_is_bounded_however_it_comes(serving: Serving) -> None:
             assert b"200 OK" in await client.answer()
 
 
-async def test_garbage_is_refused_in_our_shape_and_logged_once(
+async def test_garbage_gets_an_error_body_and_one_log_line(
     serving: Serving, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -132,7 +132,7 @@ async def test_garbage_is_refused_in_our_shape_and_logged_once(
     assert len([each for each in said if "garbage" in each or "nvalid" in each]) == 1
 
 
-async def test_more_connections_than_allowed_are_answered_503(serving: Serving) -> None:
+async def test_connections_over_the_limit_get_503(serving: Serving) -> None:
     async with serving(max_connections=2) as back_end:
         async with raw(back_end) as first, raw(back_end) as second, raw(back_end) as third:
             assert told(await third.all(), 503)["type"] == "ServiceUnavailableError"
@@ -149,7 +149,7 @@ async def test_more_connections_than_allowed_are_answered_503(serving: Serving) 
 
 @pytest.mark.parametrize("is_stream", [True, False])
 @pytest.mark.parametrize("pause_s", [0.0, 0.1])
-async def test_a_client_that_pipelines_and_leaves_is_noticed(
+async def test_a_disconnect_of_a_pipelining_client_is_noticed(
     serving: Serving, is_stream: bool, pause_s: float
 ) -> None:
     async with serving(script=ignore_generate([5] * 200)) as back_end:
@@ -167,8 +167,8 @@ def num_connections() -> int:
 
 
 @pytest.mark.parametrize("sent", [LIVEZ, b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n"])
-async def test_a_connection_that_was_reset_is_freed_at_once(serving: Serving, sent: bytes) -> None:
-    """Not when it would have been idle for too long, nor when the collector looks."""
+async def test_a_reset_connection_is_freed_at_once(serving: Serving, sent: bytes) -> None:
+    """Without waiting for the idle timeout or the garbage collector."""
     async with serving() as back_end:
         gc.collect()
         gc.disable()
@@ -198,7 +198,7 @@ async def test_pipelined_requests_are_answered_in_order(serving: Serving) -> Non
             assert b"200 OK" in await client.answer()
 
 
-async def test_an_unknown_upgrade_is_a_request_like_any_other(serving: Serving) -> None:
+async def test_an_unknown_upgrade_is_ignored(serving: Serving) -> None:
     async with serving() as back_end, raw(back_end) as client:
         upgrade = b"Connection: Upgrade\r\nUpgrade: h2c\r\nContent-Type:"
         request = asking(back_end, max_tokens=3).replace(b"Content-Type:", upgrade)
@@ -210,7 +210,7 @@ async def test_an_unknown_upgrade_is_a_request_like_any_other(serving: Serving) 
 
 
 async def test_many_upgrades_at_once_are_many_requests(serving: Serving) -> None:
-    """Each is begun anew by the parser; a thousand in one piece must not be a thousand deep."""
+    """The parser starts again for each; a thousand in one packet must not recurse."""
     asked = b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
     async with serving(max_pipelined=4000) as back_end, raw(back_end) as client:
         await client.send(asked * 3000)
@@ -233,7 +233,7 @@ async def test_many_upgrades_at_once_are_many_requests(serving: Serving) -> None
     ],
 )
 @pytest.mark.parametrize("upgrade", [b"", b"Connection: Upgrade\r\nUpgrade: h2c\r\n"])
-async def test_a_header_of_which_proxies_think_differently_is_refused(
+async def test_an_ambiguous_header_is_refused(
     serving: Serving, head: bytes, upgrade: bytes
 ) -> None:
     async with serving() as back_end, raw(back_end) as client:

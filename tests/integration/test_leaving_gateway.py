@@ -1,4 +1,4 @@
-"""A gateway that may wait no longer tells the clients of what it cancels, and logs no traceback."""
+"""A stopping gateway sends errors for the requests that it cancels, and logs no traceback."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ async def back_end(
 
 @pytest.fixture
 async def mesh(back_end: BackEnd) -> AsyncIterator[Mesh]:
-    """The gateway that leaves."""
+    """The gateway that stops."""
     gateway = GatewaySettings(port=free_port())
     settings = Settings(bus=back_end.settings.bus, redis=back_end.settings.redis, gateway=gateway)
     async with running("gateway", settings, build) as found:
@@ -85,7 +85,7 @@ async def test_a_stream_that_has_begun_ends_with_an_error(
     back_end.workers[0].release(8)
 
 
-async def test_whoever_follows_a_kept_response_is_told_to_come_back(
+async def test_followers_of_a_stored_response_get_a_retryable_error(
     back_end: BackEnd, mesh: Mesh, caplog: pytest.LogCaptureFixture
 ) -> None:
     back_end.workers[0].hold()

@@ -1,4 +1,4 @@
-"""Where a gateway listens: Unix socket, TLS with a certificate that changes, a path of a proxy."""
+"""Unix sockets, TLS with a certificate that changes, and the path of a proxy."""
 
 import asyncio
 import os
@@ -39,7 +39,7 @@ def body(back_end: BackEnd) -> dict[str, Any]:
     return {"model": back_end.model, "prompt": "Hi", "max_tokens": 5}
 
 
-async def test_a_unix_socket_serves_and_is_gone_afterwards(
+async def test_a_unix_socket_serves_and_is_removed_afterwards(
     serving: Serving, tmp_path: Path
 ) -> None:
     path = tmp_path / "gateway.sock"
@@ -54,7 +54,7 @@ async def test_a_unix_socket_serves_and_is_gone_afterwards(
     assert not path.exists()
 
 
-async def test_a_socket_left_from_a_killed_process_is_taken_over(tmp_path: Path) -> None:
+async def test_the_stale_socket_of_a_killed_process_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "gateway.sock"
     listen(GatewaySettings(uds=path)).close()
     assert path.is_socket()
@@ -74,7 +74,7 @@ async def test_small_writes_on_a_connection_are_sent_at_once() -> None:
                 await each.wait_closed()
 
 
-async def test_a_file_is_not_taken_for_a_socket(tmp_path: Path) -> None:
+async def test_a_regular_file_is_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("mine")
     with pytest.raises(ConfigError, match=r"gateway\.uds|notes"):
@@ -107,9 +107,7 @@ async def test_tls_with_a_certificate_that_is_replaced(serving: Serving, tmp_pat
         assert await _peer_certificate(url) in certificates.SECOND
 
 
-async def test_a_client_without_a_certificate_stays_outside(
-    serving: Serving, tmp_path: Path
-) -> None:
+async def test_a_client_without_a_certificate_is_refused(serving: Serving, tmp_path: Path) -> None:
     file = tmp_path / "server.pem"
     file.write_text(certificates.FIRST)
     context = ssl.create_default_context(cadata=certificates.FIRST)
@@ -123,12 +121,12 @@ async def test_a_client_without_a_certificate_stays_outside(
             assert (await client.get("/version")).status_code == 200
 
 
-async def test_a_broken_certificate_is_told_at_the_start(tmp_path: Path) -> None:
+async def test_a_broken_certificate_is_an_error_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="ssl_certfile"):
         GatewaySettings(ssl_keyfile=tmp_path / "key.pem")
 
 
-async def test_a_proxys_path_is_taken_off_or_may_be_gone_already(serving: Serving) -> None:
+async def test_a_proxys_path_is_removed_where_it_is_present(serving: Serving) -> None:
     async with (
         serving(root_path="/llm", api_key_hashes=(sha256(KEY.encode()).hexdigest(),)) as back_end,
         httpx.AsyncClient(base_url=back_end.url) as client,

@@ -46,7 +46,7 @@ async def test_every_process_is_shown_with_its_load(mesh: SmallMesh) -> None:
     assert not any(each["draining"] for each in state["processes"])
 
 
-async def test_a_process_of_another_protocol_is_shown_apart(mesh: SmallMesh) -> None:
+async def test_a_process_of_another_protocol_is_listed_separately(mesh: SmallMesh) -> None:
     beat = Heartbeat(
         service="worker",
         instance_id=InstanceId("worker-future"),
@@ -62,19 +62,19 @@ async def test_a_process_of_another_protocol_is_shown_apart(mesh: SmallMesh) -> 
     assert "worker-future" not in {each["id"] for each in state["processes"]}
 
 
-async def test_the_mesh_is_for_those_with_a_key(mesh: SmallMesh) -> None:
+async def test_the_mesh_view_needs_an_admin_key(mesh: SmallMesh) -> None:
     answer = await mesh.client.get("/mesh", headers={"authorization": "Bearer wrong"})
     assert answer.status_code == 401
 
 
-async def test_an_unknown_process_is_told_with_those_that_are_there(mesh: SmallMesh) -> None:
+async def test_an_unknown_process_gets_the_known_ones(mesh: SmallMesh) -> None:
     known = mesh.workers[0].instance_id
     answer = await mesh.client.post(f"/mesh/{known}x/drain")
     assert answer.status_code == 404
     assert known in answer.json()["error"]["message"]
 
 
-async def test_nobody_is_drained_without_admin_routes(
+async def test_no_process_is_drained_without_admin_routes(
     tmp_path: Path, bus_settings: BusSettings, redis_settings: RedisSettings
 ) -> None:
     gateway = {"admin_routes": False}

@@ -1,4 +1,4 @@
-"""HTTP as clients and proxies speak it that are not the usual libraries."""
+"""HTTP from unusual clients and proxies."""
 
 import asyncio
 import gzip
@@ -32,7 +32,7 @@ def _body(mesh: BackEnd) -> bytes:
 
 
 async def _exchange(mesh: BackEnd, head: str, *parts: bytes) -> bytes:
-    """What comes back until the server closes."""
+    """All bytes until the server closes."""
     host, port = mesh.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(head.replace("\n", "\r\n").encode())
@@ -56,7 +56,7 @@ async def test_a_body_in_chunks_is_read(mesh: BackEnd) -> None:
     assert b" 200 " in (await _exchange(mesh, head, *chunks, b"0\r\n\r\n"))[:20]
 
 
-async def test_a_client_that_waits_for_continue_is_told_to(mesh: BackEnd) -> None:
+async def test_a_client_that_waits_for_continue_gets_it(mesh: BackEnd) -> None:
     body = _body(mesh)
     head = (
         f"POST {CHAT} HTTP/1.1\nHost: x\nContent-Type: application/json\nConnection: close\n"
@@ -66,7 +66,7 @@ async def test_a_client_that_waits_for_continue_is_told_to(mesh: BackEnd) -> Non
     assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 ")
 
 
-async def test_http_1_0_gets_a_whole_answer(mesh: BackEnd) -> None:
+async def test_http_1_0_gets_a_whole_response(mesh: BackEnd) -> None:
     body = _body(mesh)
     head = f"POST {CHAT} HTTP/1.0\nContent-Type: application/json\nContent-Length: {len(body)}\n\n"
     headers, _, answer = (await _exchange(mesh, head, body)).partition(b"\r\n\r\n")
@@ -76,7 +76,7 @@ async def test_http_1_0_gets_a_whole_answer(mesh: BackEnd) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/health", "/livez", "/metrics", "/openapi.json"])
-async def test_what_can_be_fetched_answers_head(client: httpx.AsyncClient, path: str) -> None:
+async def test_head_is_served_where_get_is(client: httpx.AsyncClient, path: str) -> None:
     fetched, asked = await client.get(path), await client.head(path)
     assert (asked.status_code, asked.content) == (fetched.status_code, b"")
     assert asked.status_code != 405
@@ -85,7 +85,7 @@ async def test_what_can_be_fetched_answers_head(client: httpx.AsyncClient, path:
     assert (await client.get(path)).content == fetched.content or path == "/metrics"
 
 
-async def test_head_of_what_takes_posts_is_refused(client: httpx.AsyncClient) -> None:
+async def test_head_of_a_post_route_is_refused(client: httpx.AsyncClient) -> None:
     answer = await client.head(CHAT)
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
     assert (await client.post("/v1/models")).headers["allow"] == "GET, HEAD"
@@ -102,11 +102,11 @@ async def test_a_compressed_body_is_refused_by_its_encoding(
     assert (await client.post(CHAT, content=_body(mesh), headers=headers)).status_code == 200
 
 
-async def test_models_are_listed_with_a_slash_behind_too(client: httpx.AsyncClient) -> None:
+async def test_models_are_listed_with_a_trailing_slash(client: httpx.AsyncClient) -> None:
     assert (await client.get("/v1/models/")).json() == (await client.get("/v1/models")).json()
 
 
-async def test_a_route_that_is_not_there_is_named(client: httpx.AsyncClient) -> None:
+async def test_a_missing_route_is_named(client: httpx.AsyncClient) -> None:
     answer = await client.post("/v1/embeddings", json={"input": "Hi"})
     assert answer.status_code == 404
     assert "POST /v1/embeddings" in answer.json()["error"]["message"]
@@ -117,7 +117,7 @@ async def test_a_route_that_is_not_there_is_named(client: httpx.AsyncClient) -> 
 @pytest.mark.parametrize(
     "field", ["Authorization", "X-Api-Key", "Host", "Origin", "X-Request-Id", "Content-Type"]
 )
-async def test_a_header_that_decides_something_is_there_once(mesh: BackEnd, field: str) -> None:
+async def test_a_duplicate_security_header_is_refused(mesh: BackEnd, field: str) -> None:
     fields = f"{field}: a\n{field}: b\n"
     host = "" if field == "Host" else "Host: x\n"
     answer = await _exchange(mesh, f"GET /v1/models HTTP/1.1\n{host}{fields}Connection: close\n\n")
@@ -126,7 +126,7 @@ async def test_a_header_that_decides_something_is_there_once(mesh: BackEnd, fiel
 
 
 @pytest.mark.parametrize("root_path", ["", "/llm"])
-async def test_the_bare_address_leads_to_the_console(
+async def test_the_root_redirects_to_the_console(
     bus_settings: BusSettings, redis_settings: RedisSettings, root_path: str
 ) -> None:
     async with BackEnd(

@@ -29,7 +29,7 @@ async def client(mesh: BackEnd) -> AsyncIterator[httpx.AsyncClient]:
         yield http
 
 
-async def test_load_counts_what_is_being_answered(mesh: BackEnd, client: httpx.AsyncClient) -> None:
+async def test_load_counts_open_requests(mesh: BackEnd, client: httpx.AsyncClient) -> None:
     assert (await client.get("/load")).json() == {"server_load": 0}
     mesh.workers[0].hold()
     body = {"model": mesh.model, "prompt": "Hi", "max_tokens": 4}
@@ -41,7 +41,7 @@ async def test_load_counts_what_is_being_answered(mesh: BackEnd, client: httpx.A
     assert (await client.get("/load")).json() == {"server_load": 0}
 
 
-async def test_server_info_shows_settings_and_members_and_no_secret(
+async def test_server_info_has_settings_and_members_but_no_secret(
     mesh: BackEnd, client: httpx.AsyncClient
 ) -> None:
     answer = await client.get("/server_info")
@@ -55,7 +55,7 @@ async def test_server_info_shows_settings_and_members_and_no_secret(
     assert (await client.get("/server_info", headers={"authorization": ""})).status_code == 401
 
 
-async def test_tokenizer_info_is_off_unless_it_is_wanted(client: httpx.AsyncClient) -> None:
+async def test_tokenizer_info_is_off_by_default(client: httpx.AsyncClient) -> None:
     assert (await client.get("/tokenizer_info")).status_code == 404
 
 
@@ -74,7 +74,7 @@ async def test_http_is_measured_by_handler(mesh: BackEnd, client: httpx.AsyncCli
     assert f"tokenmesh:request_max_num_generation_tokens_sum{labels} 4.0" in text
 
 
-async def test_models_bear_a_permission(mesh: BackEnd, client: httpx.AsyncClient) -> None:
+async def test_models_have_a_permission(mesh: BackEnd, client: httpx.AsyncClient) -> None:
     (model, alias) = (await client.get("/v1/models")).json()["data"]
     assert model["permission"][0]["allow_sampling"] is True
     assert (alias["root"], alias["parent"]) == (mesh.model, None)

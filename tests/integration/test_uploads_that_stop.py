@@ -1,4 +1,4 @@
-"""Uploads whose client is slow, or leaves in the middle."""
+"""Uploads whose client is slow or disconnects."""
 
 import asyncio
 from contextlib import suppress
@@ -21,7 +21,7 @@ async def close(writer: asyncio.StreamWriter) -> None:
         await writer.wait_closed()
 
 
-async def test_an_upload_that_does_not_go_on_is_refused(
+async def test_an_upload_that_stalls_is_refused(
     bus_settings: BusSettings, redis_settings: RedisSettings
 ) -> None:
     async with BackEnd(bus_settings, redis_settings, body_timeout_s=0.2) as mesh:
@@ -32,7 +32,7 @@ async def test_an_upload_that_does_not_go_on_is_refused(
         await close(writer)
 
 
-async def test_an_upload_whose_client_leaves_is_no_crash(
+async def test_an_upload_whose_client_disconnects_does_not_crash(
     bus_settings: BusSettings, redis_settings: RedisSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with BackEnd(bus_settings, redis_settings) as mesh:

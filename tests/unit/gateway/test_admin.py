@@ -1,4 +1,4 @@
-"""Commands to all workers of a model: who is told, and what comes of several answers."""
+"""Commands to all workers of a model, and their combined answers."""
 
 import asyncio
 from typing import Any
@@ -36,7 +36,7 @@ class FakeBus:
 
 
 class Fleet:
-    """Workers by their beats."""
+    """Workers known by their heartbeats."""
 
     def __init__(self) -> None:
         self.members = Members(MembershipView(missed_beats=100, max_members=100))
@@ -61,7 +61,7 @@ class Fleet:
         return Admin(bus, self.members, Catalog(self.members, Settings()), limits)
 
 
-async def test_every_worker_that_stays_is_told_and_answers_for_itself() -> None:
+async def test_every_worker_that_is_not_draining_gets_the_command() -> None:
     fleet = Fleet()
     fleet.beat("b", 1)
     fleet.beat("a")
@@ -74,7 +74,7 @@ async def test_every_worker_that_stays_is_told_and_answers_for_itself() -> None:
     assert admin.sleep_levels(MODEL) == {"a": 0, "b": 1}
 
 
-async def test_one_failure_is_told_with_the_name_of_its_worker_and_keeps_its_kind() -> None:
+async def test_an_error_names_its_worker_and_keeps_its_class() -> None:
     fleet = Fleet()
     for name in ("a", "b", "c"):
         fleet.beat(name)
@@ -86,7 +86,7 @@ async def test_one_failure_is_told_with_the_name_of_its_worker_and_keeps_its_kin
     assert len(bus.asked) == 3
 
 
-async def test_a_wrong_answer_is_a_protocol_error_and_a_defect_stays_one() -> None:
+async def test_a_wrong_answer_is_a_protocol_error_and_a_defect_propagates() -> None:
     fleet = Fleet()
     fleet.beat("a")
     with pytest.raises(ProtocolError, match="a: the answer is Done"):
@@ -95,14 +95,14 @@ async def test_a_wrong_answer_is_a_protocol_error_and_a_defect_stays_one() -> No
         await fleet.admin(FakeBus(a=ZeroDivisionError())).command(MODEL, Sleep(), Slept)
 
 
-async def test_a_model_whose_workers_all_leave_has_nobody_to_tell() -> None:
+async def test_a_model_whose_workers_all_drain_is_unavailable() -> None:
     fleet = Fleet()
     fleet.beat("a", draining=True)
     with pytest.raises(Unavailable, match="no worker serves"):
         await fleet.admin(FakeBus()).command(MODEL, Sleep(), Slept)
 
 
-async def test_the_answer_waits_until_the_beats_agree_or_the_worker_is_gone() -> None:
+async def test_the_response_waits_for_heartbeats_or_the_end_of_the_worker() -> None:
     fleet = Fleet()
     fleet.beat("a")
     admin = fleet.admin(FakeBus())

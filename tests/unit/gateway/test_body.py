@@ -1,4 +1,4 @@
-"""What a body holds is counted before it is parsed, and a wrong body costs a few errors."""
+"""Bounds of a body are checked before it is parsed; a wrong body makes few errors."""
 
 import json
 import random
@@ -44,18 +44,18 @@ async def parsed(model: type[Body], data: bytes) -> Body:
         b'{"' + b"[" * 100 + b'": 1}',
         b'{"\\"' + b"[" * 100 + b'": 1}',
         b'["\\\\", ' + b'"{", ' * 100 + b"1]",
-        # Not JSON, which is for the parser to say.
+        # Not JSON: the parser reports it.
         b"[]" * 100 + b'"' + b"[" * 100,
         b"[]" * 100 + b'"' + b"[" * 100 + b"\\",
     ],
 )
-async def test_brackets_in_strings_and_side_by_side_are_no_depth(data: bytes) -> None:
+async def test_brackets_in_strings_or_side_by_side_add_no_depth(data: bytes) -> None:
     check_bounds_now(data, SETTINGS)
     await check_bounds(data, SETTINGS)
 
 
 @pytest.mark.parametrize("data", [b"[" * (LIMIT + 1), b'["\\"", ' + b'{"a": ' * LIMIT])
-def test_too_deep_a_body_is_refused(data: bytes) -> None:
+def test_a_body_nested_too_deep_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidInput, match="nested deeper than 8 levels"):
         check_bounds_now(data, SETTINGS)
 
@@ -76,8 +76,8 @@ def test_a_body_of_too_many_parts_is_refused(data: bytes, what: str) -> None:
 
 
 @pytest.mark.parametrize("shift", range(8))
-def test_parts_are_counted_right_wherever_portions_end(shift: int) -> None:
-    """The portions are of 64 KiB; before each end there are escapes of all lengths."""
+def test_counts_do_not_depend_on_where_portions_end(shift: int) -> None:
+    """Portions have 64 KiB; escapes of all lengths stand before their ends."""
     text = "x" * (64 * 1024 - 12 + shift) + '\\"[,{' * 40_000
     check_bounds_now(json.dumps({"a": text}).encode(), SETTINGS)
     with pytest.raises(InvalidInput, match="nested deeper"):
@@ -85,7 +85,7 @@ def test_parts_are_counted_right_wherever_portions_end(shift: int) -> None:
 
 
 def _growth(of: Callable[[int], bytes], run: Callable[[bytes], object]) -> float:
-    """How much longer it takes for twice as much; the best of a few."""
+    """The ratio of times for twice the size; the best of several runs."""
 
     def best_s(data: bytes) -> float:
         times = []
@@ -133,7 +133,7 @@ HOSTILE += [(ResponsesRequest, b'{"input":"","metadata":{%s}}' % ENTRIES)]
 
 
 @pytest.mark.parametrize(("model", "data"), HOSTILE)
-async def test_wrong_elements_cost_a_few_errors(model: type[Bounded], data: bytes) -> None:
+async def test_many_wrong_elements_make_few_errors(model: type[Bounded], data: bytes) -> None:
     with pytest.raises(ValidationError) as caught:
         model.model_validate_json(data)
     assert caught.value.error_count() < 200
@@ -156,7 +156,7 @@ async def test_too_many_ids_are_refused_before_they_are_read() -> None:
 
 
 def _schemas(schema: Any) -> list[dict[str, Any]]:
-    """Every schema within."""
+    """The schema and all inner ones."""
     if isinstance(schema, list | tuple):
         return [found for each in schema for found in _schemas(each)]
     if not isinstance(schema, dict):
@@ -168,7 +168,7 @@ def _models(base: type[Bounded] = Bounded) -> list[type[Bounded]]:
     return [base, *(found for each in base.__subclasses__() for found in _models(each))]
 
 
-def test_every_list_that_clients_send_ends_with_its_first_error() -> None:
+def test_validation_of_every_list_stops_at_its_first_error() -> None:
     lists = [
         (model.__name__, schema)
         for model in _models()
@@ -187,7 +187,7 @@ IDS = [random.Random(1).randrange(150_000) for _ in range(60_000)]
     [IDS, [IDS[:20_000], IDS[20_000:], [7]], [[2**32 - 1], IDS], [IDS, []], [IDS] * 3],
     ids=["one", "several", "a placeholder", "an empty one", "equal ones"],
 )
-async def test_long_lists_of_ids_are_read_in_portions_and_are_the_same(prompt: Any) -> None:
+async def test_long_lists_of_ids_read_in_portions_are_equal(prompt: Any) -> None:
     for indent in (None, 1):
         data = json.dumps({"prompt": prompt, "stop": ["a"]}, indent=indent).encode()
         body = await parsed(CompletionRequest, data)
@@ -204,7 +204,7 @@ async def test_more_ids_than_values_are_allowed() -> None:
         await parsed(DetokenizeRequest, json.dumps({"tokens": [], "x": tokens}).encode())
 
 
-async def test_what_looks_like_a_list_of_ids_in_a_text_stays_text() -> None:
+async def test_a_text_that_looks_like_a_list_of_ids_stays_text() -> None:
     text = json.dumps(IDS[:20_000])
     messages = [{"role": "user", "content": text}]
     body = await parsed(

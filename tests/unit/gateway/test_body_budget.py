@@ -1,4 +1,4 @@
-"""Large bodies share a budget: tenants in turn, nothing is read of those that wait."""
+"""Large bodies share a budget, tenants in turn; waiting bodies are not read."""
 
 import asyncio
 from contextlib import suppress
@@ -26,7 +26,7 @@ async def until_waiting() -> None:
 
 
 class Sender:
-    """A body that arrives in parts, all of the same size."""
+    """A body that arrives in parts of equal size."""
 
     def __init__(self, num_parts: int, part_bytes: int = SHORT_BYTES) -> None:
         self.num_left = num_parts
@@ -42,7 +42,7 @@ async def read(body: Body) -> None:
         pass
 
 
-async def test_the_budget_is_never_exceeded_and_everybody_gets_a_share() -> None:
+async def test_the_budget_is_never_exceeded_and_all_bodies_get_a_share() -> None:
     budget, most, done = budget_of(), 0, 0
 
     async def hold(number: int) -> None:
@@ -60,7 +60,7 @@ async def test_the_budget_is_never_exceeded_and_everybody_gets_a_share() -> None
     assert HALF < most <= BUDGET
 
 
-async def test_a_tenant_has_half_of_the_budget_at_most() -> None:
+async def test_a_tenant_holds_at_most_half_of_the_budget() -> None:
     budget = budget_of()
     first = await budget.take("greedy", HALF)
     second = asyncio.create_task(budget.take("greedy", SHORT_BYTES))
@@ -87,7 +87,7 @@ async def test_tenants_take_turns() -> None:
     assert order.index("quiet") < 2
 
 
-async def test_a_large_body_is_not_passed_by_smaller_ones_for_ever() -> None:
+async def test_smaller_bodies_do_not_starve_a_large_one() -> None:
     budget = budget_of()
     held = [await budget.take(name, HALF - SHORT_BYTES) for name in ("x", "y")]
     large = asyncio.create_task(budget.take("large", HALF))
@@ -108,7 +108,7 @@ async def test_a_body_larger_than_the_budget_counts_as_half_of_it() -> None:
 
 
 @pytest.mark.parametrize("num_first", [0, 1])
-async def test_who_stops_waiting_is_passed_over(num_first: int) -> None:
+async def test_a_cancelled_wait_is_skipped(num_first: int) -> None:
     budget = budget_of()
     held = [await budget.take(name, HALF) for name in ("x", "y")]
     waiting = [asyncio.create_task(budget.take("gone", HALF)) for _ in range(num_first + 1)]
@@ -134,7 +134,7 @@ async def test_waiting_has_a_deadline_and_a_bound() -> None:
     assert (await budget.take("one", HALF)).is_held
 
 
-async def test_nothing_is_read_of_a_body_that_waits_and_short_ones_do_not_wait() -> None:
+async def test_a_waiting_body_is_not_read_and_short_ones_do_not_wait() -> None:
     budget = budget_of()
     held = await budget.take("one", HALF)
     large, small = Sender(4), Sender(1)

@@ -1,4 +1,4 @@
-"""A client that leaves, or takes no bytes, ends its request."""
+"""A client that disconnects or reads nothing ends its request."""
 
 import asyncio
 from typing import Any
@@ -13,7 +13,7 @@ async def never() -> Any:
     await asyncio.Event().wait()
 
 
-async def test_a_client_that_leaves_ends_the_block() -> None:
+async def test_a_disconnect_cancels_the_block() -> None:
     async def receive() -> Any:
         return {"type": "http.disconnect"}
 
@@ -22,7 +22,7 @@ async def test_a_client_that_leaves_ends_the_block() -> None:
             await never()
 
 
-async def test_what_else_a_client_sends_is_no_farewell() -> None:
+async def test_other_messages_are_not_a_disconnect() -> None:
     messages = [{"type": "http.disconnect"}, {"type": "http.request"}]
 
     async def receive() -> Any:
@@ -34,7 +34,7 @@ async def test_what_else_a_client_sends_is_no_farewell() -> None:
     assert messages == []
 
 
-async def test_after_the_answer_nobody_looks_any_more() -> None:
+async def test_a_disconnect_after_the_response_is_ignored() -> None:
     leaving = asyncio.Event()
 
     async def receive() -> Any:
@@ -47,7 +47,7 @@ async def test_after_the_answer_nobody_looks_any_more() -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_a_client_that_takes_no_bytes_has_left() -> None:
+async def test_a_client_that_reads_nothing_counts_as_disconnected() -> None:
     watch = ClientWatch(never, 0.02)
     watch.num_writes = 1
     watch.is_writing = True
@@ -56,7 +56,7 @@ async def test_a_client_that_takes_no_bytes_has_left() -> None:
             await never()
 
 
-async def test_a_client_that_takes_bytes_slowly_stays() -> None:
+async def test_a_slow_reader_is_not_disconnected() -> None:
     async with ClientWatch(never, 0.02) as watch:
         for _ in range(10):
             watch.num_writes += 1
@@ -64,12 +64,12 @@ async def test_a_client_that_takes_bytes_slowly_stays() -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_long_wait_for_tokens_is_not_the_clients_fault() -> None:
+async def test_a_long_wait_for_tokens_is_not_a_disconnect() -> None:
     async with ClientWatch(never, 0.01):
         await asyncio.sleep(0.05)
 
 
-async def test_a_cancellation_from_elsewhere_stays_one() -> None:
+async def test_another_cancellation_is_not_replaced() -> None:
     async def block() -> None:
         async with ClientWatch(never, 10.0):
             await never()

@@ -40,7 +40,7 @@ WRONG: list[dict[bytes, bytes]] = [
     {b"x-api-key": b"Bearer sk-1"},
     {b"sec-websocket-protocol": b"realtime, sk-1"},
     {b"sec-websocket-protocol": b"realtime, openai-insecure-api-key."},
-    # One key only: a right one behind a wrong one does not count.
+    # Only one key: a right one after a wrong one does not count.
     {b"authorization": b"Bearer sk-2", b"x-api-key": b"sk-1"},
 ]
 RIGHT: list[dict[bytes, bytes]] = [
@@ -62,11 +62,11 @@ def test_a_wrong_or_missing_key_is_refused(headers: dict[bytes, bytes]) -> None:
 
 
 @pytest.mark.parametrize("headers", RIGHT)
-def test_the_right_key_passes(headers: dict[bytes, bytes]) -> None:
+def test_the_right_key_is_accepted(headers: dict[bytes, bytes]) -> None:
     key_ring(["0" * 64, HASH]).access("/v1/models", key_of(headers))
 
 
-def test_without_keys_everybody_passes() -> None:
+def test_without_keys_every_request_is_accepted() -> None:
     key_ring([]).access("/v1/models", None)
 
 
@@ -90,11 +90,11 @@ def test_an_error_body_has_four_fields() -> None:
         ((), ""),
     ],
 )
-def test_a_location_reads_like_the_field(location: tuple[str | int, ...], path: str) -> None:
+def test_a_location_becomes_the_name_of_a_field(location: tuple[str | int, ...], path: str) -> None:
     assert field_path(location) == path
 
 
-def test_several_wrong_fields_are_all_told() -> None:
+def test_all_wrong_fields_are_named() -> None:
     class Body(BaseModel):
         a: int
         b: int
@@ -137,7 +137,7 @@ def catalog(
     return Catalog(Members(view), settings)
 
 
-def test_a_model_is_found_by_all_its_names() -> None:
+def test_a_model_has_several_names() -> None:
     found = catalog("m", aliases={"gpt-4o": "m"})
     assert {found.find(name).name for name in ("m", "m-latest", "gpt-4o")} == {"m"}
     assert found.names(found.find("m")) == ["m", "m-latest", "gpt-4o"]

@@ -1,4 +1,4 @@
-"""An error that is answered keeps nothing of its request."""
+"""A handled error keeps no part of its request in memory."""
 
 import gc
 import weakref
@@ -22,7 +22,7 @@ def no_collector() -> Iterator[None]:
 
 
 def raise_again(error: TokenMeshError, _body: Held) -> None:
-    # The frame holds its own error, whose traceback leads to the frame.
+    # The frame refers to its own error, whose traceback refers to the frame.
     raise error
 
 
@@ -34,7 +34,7 @@ def fail(body: Held) -> None:
         raise InvalidInput("outer") from caught
 
 
-def test_the_body_of_a_refused_request_is_freed_without_the_collector() -> None:
+def test_the_body_of_a_refused_request_is_freed_at_once() -> None:
     body = Held()
     freed = weakref.ref(body)
     response = None

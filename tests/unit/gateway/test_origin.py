@@ -1,4 +1,4 @@
-"""Pages that call a gateway without keys: their origins, and names that lead to this machine."""
+"""Web pages that call a gateway without keys: origins and host names."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ def may(method: str, headers: dict[bytes, bytes], **settings: Any) -> bool:
 
 
 @pytest.mark.parametrize("method", ["POST", "DELETE", "PUT", ""])
-def test_a_page_from_elsewhere_changes_nothing(method: str) -> None:
+def test_a_page_of_another_origin_changes_nothing(method: str) -> None:
     assert not may(method, FOREIGN)
     assert not may(method, {**HERE, b"origin": b"null"})
     assert not may(method, {**HERE, b"origin": b"http://[::bad"})
@@ -32,7 +32,7 @@ def test_a_page_from_elsewhere_changes_nothing(method: str) -> None:
     assert may(method, FOREIGN, cors_origins=("*",))
 
 
-def test_what_a_page_cannot_read_is_answered_as_ever() -> None:
+def test_methods_without_effects_accept_any_origin() -> None:
     for method in ("GET", "HEAD", "OPTIONS"):
         assert may(method, FOREIGN)
 
@@ -40,7 +40,7 @@ def test_what_a_page_cannot_read_is_answered_as_ever() -> None:
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "EVIL.example.", "a.b]"]
 )
-def test_a_name_that_may_be_a_strangers_is_refused_on_loopback(host: str) -> None:
+def test_a_public_host_name_is_refused_on_loopback(host: str) -> None:
     headers = {b"host": host.encode()}
     for method in ("GET", "POST", ""):
         assert not may(method, headers)
@@ -55,5 +55,5 @@ def test_a_name_that_may_be_a_strangers_is_refused_on_loopback(host: str) -> Non
     "host",
     ["localhost:8000", "127.0.0.1", "[::1]:8000", "a.localhost", "gateway", "", "my.local:80"],
 )
-def test_names_of_this_machine_and_addresses_pass(host: str) -> None:
+def test_local_names_and_addresses_are_accepted(host: str) -> None:
     assert may("GET", {b"host": host.encode()})

@@ -1,4 +1,4 @@
-"""Requests of a burst begin in portions and in order; a single one does not wait."""
+"""Requests of a burst start in portions and in order; a single one does not wait."""
 
 import asyncio
 
@@ -6,18 +6,18 @@ from tokenmesh.services.gateway.http.event_loop import StartLimiter
 
 
 async def count_turns(turns: list[int]) -> None:
-    """Note each turn of the event loop."""
+    """Count the turns of the event loop."""
     while True:
         turns[0] += 1
         await asyncio.sleep(0)
 
 
-async def test_a_burst_begins_in_portions_and_in_order() -> None:
-    turnstile, turns = StartLimiter(8), [0]
+async def test_a_burst_starts_in_portions_and_in_order() -> None:
+    limiter, turns = StartLimiter(8), [0]
     begun: list[tuple[int, int]] = []
 
     async def request(number: int) -> None:
-        await turnstile.enter()
+        await limiter.enter()
         begun.append((turns[0], number))
 
     clock = asyncio.create_task(count_turns(turns))
@@ -31,9 +31,9 @@ async def test_a_burst_begins_in_portions_and_in_order() -> None:
 
 
 async def test_a_single_request_does_not_wait() -> None:
-    turnstile = StartLimiter(1)
+    limiter = StartLimiter(1)
     for _ in range(3):
-        entering = turnstile.enter()
+        entering = limiter.enter()
         try:
             entering.send(None)
         except StopIteration:
@@ -43,9 +43,9 @@ async def test_a_single_request_does_not_wait() -> None:
         raise AssertionError("it waited")
 
 
-async def test_who_gives_up_takes_nobodys_turn() -> None:
-    turnstile = StartLimiter(1)
-    first, second, third = (asyncio.create_task(turnstile.enter()) for _ in range(3))
+async def test_a_cancelled_waiter_uses_no_turn() -> None:
+    limiter = StartLimiter(1)
+    first, second, third = (asyncio.create_task(limiter.enter()) for _ in range(3))
     await first
     second.cancel()
     async with asyncio.timeout(5):
@@ -53,10 +53,10 @@ async def test_who_gives_up_takes_nobodys_turn() -> None:
     assert second.cancelled()
 
 
-async def test_after_a_burst_nothing_is_left_running() -> None:
-    turnstile = StartLimiter(2)
-    await asyncio.gather(*(turnstile.enter() for _ in range(9)))
+async def test_no_callback_remains_after_a_burst() -> None:
+    limiter = StartLimiter(2)
+    await asyncio.gather(*(limiter.enter() for _ in range(9)))
     for _ in range(3):
         await asyncio.sleep(0)
-    assert not turnstile._is_counting
-    assert not turnstile._waiting
+    assert not limiter._is_counting
+    assert not limiter._waiting

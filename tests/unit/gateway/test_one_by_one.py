@@ -1,4 +1,4 @@
-"""Large work goes one by one, also when waiting requests give up."""
+"""Large work runs one by one, also when waiting requests are cancelled."""
 
 import asyncio
 
@@ -24,7 +24,7 @@ async def test_one_runs_at_a_time_in_order_of_arrival() -> None:
 
 
 @pytest.mark.parametrize("after_turns", [0, 1, 2, 3])
-async def test_whoever_gives_up_passes_its_turn_on(after_turns: int) -> None:
+async def test_a_cancelled_waiter_passes_its_turn_on(after_turns: int) -> None:
     gate = OneByOne()
     entered = asyncio.Event()
 
