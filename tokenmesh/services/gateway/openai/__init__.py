@@ -1,1 +1,1 @@
-"""OpenAI's names, in and out: request models, errors, response shapes. They stop here."""
+"""OpenAI's API: request models, errors, request builders, response writers and routes."""
