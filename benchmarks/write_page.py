@@ -30,7 +30,7 @@ from benchmarks.page.mesh import (
     recovery_section,
     replay_section,
 )
-from benchmarks.page.peers import overhead_section, peers_section
+from benchmarks.page.peers import mesh_peers_section, overhead_section, peers_section
 from benchmarks.peers.results import PeersResult
 from benchmarks.serve.report import ROOT
 
@@ -39,6 +39,7 @@ RESULTS: Final = ROOT / "benchmarks" / "results"
 
 SECTIONS: Final[tuple[tuple[str, Any, Callable[[Any], Iterator[str]]], ...]] = (
     ("peers.json", PeersResult, peers_section),
+    ("mesh_peers.json", dict[str, Any], mesh_peers_section),
     ("overhead.json", PeersResult, overhead_section),
     ("engine.json", EngineResult, decode_section),
     ("nano.json", EngineResult, nano_section),
@@ -56,7 +57,7 @@ SECTIONS: Final[tuple[tuple[str, Any, Callable[[Any], Iterator[str]]], ...]] = (
 )
 RUN_BY_HAND: Final = frozenset(
     {
-        *("replay_conversation.json", "recovery.json", "fairness.json"),
+        *("replay_conversation.json", "recovery.json", "fairness.json", "mesh_peers.json"),
         *("chaos.json", "chaos_torch.json", "ops_cuda.json"),
     }
 )

@@ -1,7 +1,7 @@
 """The sections of peers.json and overhead.json."""
 
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from benchmarks.page import bars
 from benchmarks.page.table import number, origin, table
@@ -85,6 +85,30 @@ def _first_tokens(model: ModelResult, streams: Sequence[int]) -> Iterator[list[s
         samples = [model.best(count, name) for count in streams]
         if any(samples):
             yield [title, *(number(each.ttft_p50_ms, 0) if each else "-" for each in samples)]
+
+
+def mesh_peers_section(result: Mapping[str, Any]) -> Iterator[str]:
+    """The price of a request beside another mesh."""
+    yield "## The price of a request"
+    yield ""
+    more = f"; dynamo {result['dynamo']}" if result["dynamo"] else ""
+    yield origin(result["environment"], None, more)
+    shim = ", Dynamo with TCP_NODELAY" if result["config"]["has_preload"] else ""
+    yield (
+        "Engines that answer at once, the same client, the systems taking turns; means of "
+        f"{result['config']['rounds']} rounds; CPU of all processes{shim}. Loads: streams, words "
+        "of the prompt, output tokens. "
+        "`python -m benchmarks.bench_mesh_peers`."
+    )
+    for load, systems in result["loads"].items():
+        yield ""
+        heads = [load, "CPU, ms a request", "requests/s", "TTFT p50, ms", "chunks a response"]
+        yield from table(heads, (_price(name, each) for name, each in systems.items()))
+
+
+def _price(name: str, numbers: Mapping[str, float]) -> list[str]:
+    names = ("cpu_ms", "requests_per_s", "ttft_p50_ms", "chunks")
+    return [name, *(number(numbers[each], 2 if each == "cpu_ms" else 1) for each in names)]
 
 
 def overhead_section(result: PeersResult) -> Iterator[str]:

@@ -18,7 +18,7 @@ _TEXT = (
     " river stone light garden number window paper silver morning music answer table winter bridge"
     " letter market ocean engine forest story color planet kitchen doctor island summer village"
 )
-_WORDS = _TEXT.split()
+WORDS = _TEXT.split()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +93,8 @@ async def random_asks(
     known_ids = await tokenize(server, shape.model, _TEXT)
     if shape.endpoint == "completions":
         return [Ask(random.choices(known_ids, k=input_len), output_len) for _ in range(count)]
-    num_words = max(1, round(input_len * len(_WORDS) / len(known_ids)))
-    return [Ask(" ".join(random.choices(_WORDS, k=num_words)), output_len) for _ in range(count)]
+    num_words = max(1, round(input_len * len(WORDS) / len(known_ids)))
+    return [Ask(" ".join(random.choices(WORDS, k=num_words)), output_len) for _ in range(count)]
 
 
 def file_asks(path: Path, count: int, output_len: int, random: Random) -> list[Ask]:
