@@ -1,4 +1,4 @@
-"""Spans reach an OTLP/HTTP collector as well, and a missing one disturbs nobody."""
+"""Spans reach an OTLP/HTTP collector as well, and an absent one changes nothing else."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -51,8 +51,8 @@ def a_span(
     parent: int | None = None,
     **attributes: object,
 ) -> Span:
-    told = {"tokenmesh.request_id": request_id, "tokenmesh.tenant": tenant}
-    values = {**attributes, **{key: text for key, text in told.items() if text}}
+    texts = {"tokenmesh.request_id": request_id, "tokenmesh.tenant": tenant}
+    values = {**attributes, **{key: text for key, text in texts.items() if text}}
     return Span(
         trace_id=trace.to_bytes(16, "big"),
         span_id=number.to_bytes(8, "big"),

@@ -1,4 +1,4 @@
-"""Spans: who is whose child, what is sampled, and what reaches the bus."""
+"""Spans: parents and children, sampling, and what reaches the bus."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -313,9 +313,9 @@ async def test_a_tally_is_one_span_over_all_its_stretches(
     tally.record({"tokenmesh.request_id": "chatcmpl-1"}, parent=CLIENT)
     await telemetry.exporter.send_queued()
     (flush,) = stub.spans()
-    told = {each.key: each.value for each in flush.attributes}
-    assert told["count"].int_value == 3
-    assert 6 <= told["busy_ms"].double_value < 100
+    facts = {each.key: each.value for each in flush.attributes}
+    assert facts["count"].int_value == 3
+    assert 6 <= facts["busy_ms"].double_value < 100
     length_ns = flush.end_time_unix_nano - flush.start_time_unix_nano
     assert length_ns >= 26_000_000
     assert flush.start_time_unix_nano >= before_ns

@@ -73,9 +73,9 @@ async def test_queue_chunks_and_decode_are_spans_of_the_senders_one(
     ]
     assert all(span.parent_span_id == bytes.fromhex("b" * 16) for span in spans)
     assert [attributes(span)["tokens"] for span in spans[1:3]] == [8, 2]
-    told = attributes(spans[3])
-    assert (told["prompt_tokens"], told["output_tokens"]) == (10, 5)
-    assert told["finish_reason"] == "length"
+    facts = attributes(spans[3])
+    assert (facts["prompt_tokens"], facts["output_tokens"]) == (10, 5)
+    assert facts["finish_reason"] == "length"
     times = [span.end_time_unix_nano for span in spans]
     assert times == sorted(times)
     steps = [event for event in spans[3].events if event.name == "step"]

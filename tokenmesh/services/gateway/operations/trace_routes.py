@@ -16,7 +16,7 @@ _MAX_ID_CHARS: Final = 256
 
 
 def traces_router(store: TraceStore) -> APIRouter:
-    """The routes. `/console` holds no data; it asks its user for a key when `/traces` wants one."""
+    """The routes. `/console` holds no data; it prompts for a key when `/traces` answers 401."""
     router = APIRouter(tags=["traces"])
 
     @router.get("/traces")

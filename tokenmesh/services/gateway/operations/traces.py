@@ -1,7 +1,7 @@
 """TraceStore: the last traces of the mesh, as every gateway keeps them for itself.
 
 A gateway receives all spans of the mesh and shows few of them. It cuts what arrives into spans and
-sorts them by trace id; their content stays encoded until somebody looks at the trace.
+sorts them by trace id; their content is decoded when a client requests the trace.
 """
 
 from collections import OrderedDict
@@ -94,7 +94,7 @@ class _Trace:
         return 0
 
     def read(self) -> None:
-        """Look into the spans that came since the last time; one that is garbage is dropped."""
+        """Decode the spans that arrived since the last call; an undecodable one is dropped."""
         for stored in self.spans[self.num_read :]:
             span = self._note_identity(stored)
             if span is None:
@@ -112,7 +112,7 @@ class _Trace:
         return any(text in span.data for span in self.spans)
 
     def may_be_seen(self, access: Access) -> bool:
-        """A client chooses the id of its trace: who adds to another's must not see it so."""
+        """Clients choose trace ids, so adding spans to a trace must not make it visible."""
         self.read()
         return access.is_admin or self.tenants == {access.tenant.name}
 
