@@ -213,7 +213,7 @@ def test_a_row_that_is_left_no_token_fails_after_what_it_could_draw(
 
 def test_models_whose_rows_keep_states_take_no_drafts(tiny: Tiny) -> None:
     driver = EngineDriver(tiny("bamba").directory)
-    with pytest.raises(ConfigError, match="rows keep states"):
+    with pytest.raises(ConfigError, match="states of this model"):
         driver.again(proposer=proposer_of([], []))
 
 
