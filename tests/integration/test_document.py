@@ -127,19 +127,19 @@ async def test_stored_responses_and_batches_match_the_document(
 ) -> None:
     made = await client.post("/v1/responses", json={"model": mesh.model, "input": "Hi"})
     _check(document, made, "/v1/responses")
-    path, told = f"/v1/responses/{made.json()['id']}", "/v1/responses/{response_id}"
-    _check(document, await client.get(path), told)
-    assert "text/event-stream" in document["paths"][told]["get"]["responses"]["200"]["content"]
-    _check(document, await client.get(f"{path}/input_items"), f"{told}/input_items")
+    path, described = f"/v1/responses/{made.json()['id']}", "/v1/responses/{response_id}"
+    _check(document, await client.get(path), described)
+    assert "text/event-stream" in document["paths"][described]["get"]["responses"]["200"]["content"]
+    _check(document, await client.get(f"{path}/input_items"), f"{described}/input_items")
     late = await client.post(f"{path}/cancel")
-    _check(document, late, f"{told}/cancel", "4XX")
+    _check(document, late, f"{described}/cancel", "4XX")
     begun = {"model": mesh.model, "input": "Hi", "background": True}
     other = (await client.post("/v1/responses", json=begun)).json()["id"]
     cancelled = await client.post(f"/v1/responses/{other}/cancel")
     assert cancelled.status_code == 200
-    _check(document, cancelled, f"{told}/cancel")
-    _check(document, await client.delete(path), told)
-    _check(document, await client.get(path), told, "4XX")
+    _check(document, cancelled, f"{described}/cancel")
+    _check(document, await client.delete(path), described)
+    _check(document, await client.get(path), described, "4XX")
     chats = [[{"role": "user", "content": "Hi"}]] * 2
     batch = {"model": mesh.model, "messages": chats, "max_tokens": 3}
     answer = await client.post("/v1/chat/completions/batch", json=batch)

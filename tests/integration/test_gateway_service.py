@@ -154,9 +154,9 @@ async def test_a_draining_gateway_finishes_a_realtime_response(
                 await idle.wait_closed()
                 assert idle.close_code == 1012
                 await socket.send(create)
-                assert "draining" in await told(socket, "error")
+                assert "draining" in await next_event(socket, "error")
                 back_end.workers[0].release(burst=10)
-                done = json.loads(await told(socket, "response.done"))["response"]
+                done = json.loads(await next_event(socket, "response.done"))["response"]
                 assert done["status"] == "completed"
                 assert done["output"][0]["content"][0]["text"].startswith("Hello")
                 await socket.wait_closed()
@@ -164,7 +164,7 @@ async def test_a_draining_gateway_finishes_a_realtime_response(
             await draining
 
 
-async def told(socket: ClientConnection, kind: str) -> str:
+async def next_event(socket: ClientConnection, kind: str) -> str:
     """The next event of that type."""
     while True:
         event = str(await socket.recv())

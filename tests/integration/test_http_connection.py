@@ -77,7 +77,7 @@ def refused(back_end: BackEnd, kind: str) -> float:
     return sum(float(each.rsplit(" ", 1)[1]) for each in found)
 
 
-def told(response: bytes, status: int) -> dict[str, Any]:
+def error_of(response: bytes, status: int) -> dict[str, Any]:
     assert response.startswith(b"HTTP/1.1 %d " % status), response[:100]
     error: dict[str, Any] = json.loads(response.partition(b"\r\n\r\n")[2])["error"]
     return error
@@ -87,7 +87,7 @@ def told(response: bytes, status: int) -> dict[str, Any]:
 async def test_an_incomplete_header_times_out(serving: Serving, sent: bytes) -> None:
     async with serving(header_timeout_s=0.2) as back_end, raw(back_end) as client:
         await client.send(sent)
-        assert told(await client.all(), 408)["type"] == "RequestTimeoutError"
+        assert error_of(await client.all(), 408)["type"] == "RequestTimeoutError"
         assert refused(back_end, "slow header") == 1
 
 
@@ -109,10 +109,10 @@ async def test_a_header_is_bounded_however_it_arrives(serving: Serving) -> None:
             async with raw(back_end) as client:
                 await client.send(LIVEZ[:-2] + header)
                 await client.send(b"X-B: " + b"b" * 8192)
-                assert told(await client.all(), 431 if header[0] == 88 else 400)
+                assert error_of(await client.all(), 431 if header[0] == 88 else 400)
         async with raw(back_end) as client:
             await client.send(LIVEZ[:-2] + line * 8 + b"\r\n")
-            assert told(await client.all(), 431)
+            assert error_of(await client.all(), 431)
         async with raw(back_end) as client:
             await client.send(LIVEZ[:-2] + line * 3 + b"\r\n")
             assert b"200 OK" in await client.answer()
@@ -126,7 +126,7 @@ async def test_garbage_gets_an_error_body_and_one_log_line(
         for _ in range(20):
             async with raw(back_end) as client:
                 await client.send(b"\x16\x03\x01 garbage\r\n\r\n")
-                assert told(await client.all(), 400)["type"] == "BadRequestError"
+                assert error_of(await client.all(), 400)["type"] == "BadRequestError"
         assert refused(back_end, "garbage") == 20
     said = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
     assert len([each for each in said if "garbage" in each or "nvalid" in each]) == 1
@@ -135,7 +135,7 @@ async def test_garbage_gets_an_error_body_and_one_log_line(
 async def test_connections_over_the_limit_get_503(serving: Serving) -> None:
     async with serving(max_connections=2) as back_end:
         async with raw(back_end) as first, raw(back_end) as second, raw(back_end) as third:
-            assert told(await third.all(), 503)["type"] == "ServiceUnavailableError"
+            assert error_of(await third.all(), 503)["type"] == "ServiceUnavailableError"
             for client in (first, second):
                 await client.send(LIVEZ)
                 assert b"200 OK" in await client.answer()

@@ -11,7 +11,7 @@ import pytest
 from tests.fakes.back_end import BackEnd
 from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 
-KEY = "a key that nobody shall see"
+KEY = "a secret key"
 HASH = hashlib.sha256(KEY.encode()).hexdigest()
 
 
@@ -45,13 +45,13 @@ async def test_server_info_has_settings_and_members_but_no_secret(
     mesh: BackEnd, client: httpx.AsyncClient
 ) -> None:
     answer = await client.get("/server_info")
-    told = answer.json()
-    assert told["settings"]["max_n"] == 128
-    assert told["system"]["packages"]["msgspec"]
+    info = answer.json()
+    assert info["settings"]["max_n"] == 128
+    assert info["system"]["packages"]["msgspec"]
     assert HASH not in answer.text
-    assert "api_key_hashes" not in told["settings"]
-    assert [each["service"] for each in told["members"]] == ["worker"]
-    assert told["members"][0]["models"] == [mesh.model]
+    assert "api_key_hashes" not in info["settings"]
+    assert [each["service"] for each in info["members"]] == ["worker"]
+    assert info["members"][0]["models"] == [mesh.model]
     assert (await client.get("/server_info", headers={"authorization": ""})).status_code == 401
 
 

@@ -42,7 +42,6 @@ _SECRET: Final = frozenset({"api_key_hashes", "keys_file", "ssl_keyfile"})
 
 
 def admin_router(gateway: Gateway) -> APIRouter:
-    """The routes."""
     router = APIRouter(tags=["admin"], dependencies=[Depends(require_admin)])
     admin = gateway.admin
 

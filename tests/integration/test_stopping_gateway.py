@@ -58,14 +58,14 @@ def tracebacks(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.exc_info]
 
 
-@pytest.mark.parametrize(("path", "fields", "told"), STREAMS)
+@pytest.mark.parametrize(("path", "fields", "expected"), STREAMS)
 async def test_a_stream_that_has_begun_ends_with_an_error(
     back_end: BackEnd,
     mesh: Mesh,
     caplog: pytest.LogCaptureFixture,
     path: str,
     fields: dict[str, Any],
-    told: str,
+    expected: str,
 ) -> None:
     body = {"model": back_end.model, "stream": True, **fields}
     text = ""
@@ -79,7 +79,7 @@ async def test_a_stream_that_has_begun_ends_with_an_error(
             if text.count("data: ") > 8 and not mesh.draining:
                 back_end.workers[0].hold()
                 await mesh.drain(1.0)
-    assert told in text
+    assert expected in text
     assert "this gateway is stopping" in text
     assert tracebacks(caplog) == []
     back_end.workers[0].release(8)
