@@ -61,6 +61,8 @@ class FreeMesh:
         self.receive: Receiver | None = None
         self.max_message_bytes = 1 << 23
 
+    max_message_bytes = 8 * 1024 * 1024
+
     async def request(self, _subject: str, message: Message, **_: object) -> Message:
         if isinstance(message, Tokenize):
             return self.tokenized
@@ -161,7 +163,7 @@ async def measure(arguments: argparse.Namespace, step_tokens: int) -> float:
         Settings(),
         metrics=Metrics(),
     )
-    await mesh.subscribe("tokens", gateway.streams.receive)
+    await mesh.subscribe("tokens", gateway.recovery.receive)
     app = make_app(gateway)
     body = json.dumps(
         {

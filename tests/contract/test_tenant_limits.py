@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.servers import Server, redis_settings_of
 from tokenmesh.services.gateway.context import RequestContext
-from tokenmesh.services.gateway.openai.shapes import usage_of
+from tokenmesh.services.gateway.generation.usage import usage_of
 from tokenmesh.services.gateway.tenancy.admission import Admission
 from tokenmesh.services.gateway.tenancy.batch import TokenCounts
 from tokenmesh.services.gateway.tenancy.buckets import Buckets

@@ -1,4 +1,4 @@
-"""Whatever breaks behind the gateway, the client gets its tokens or a clear error, and soon."""
+"""Failures behind the gateway: the client gets its tokens or a clear error, and soon."""
 
 import asyncio
 import json
@@ -71,13 +71,13 @@ async def test_a_lost_message_is_sent_again(servers: Servers) -> None:
         assert await ids_of_stream(mesh) == {0: expected()}
 
 
-async def test_a_lost_last_message_is_asked_for(servers: Servers) -> None:
+async def test_a_lost_last_message_is_requested_again(servers: Servers) -> None:
     async with BackEnd(*servers, script=counting, stall_s=0.2) as mesh:
         mesh.workers[0].faults.drops = {NUM_TOKENS}
         assert await ids_of_stream(mesh) == {0: expected()}
 
 
-async def test_messages_that_come_twice_count_once(servers: Servers) -> None:
+async def test_repeated_messages_count_once(servers: Servers) -> None:
     async with BackEnd(*servers, script=counting) as mesh:
         mesh.workers[0].faults.repeats = True
         assert await ids_of_stream(mesh) == {0: expected()}
@@ -134,7 +134,7 @@ async def test_a_worker_that_never_answers_is_left_out(servers: Servers) -> None
         assert (await post(mesh)).json()["choices"][0]["token_ids"] == expected()
 
 
-async def test_a_worker_that_is_gone_is_not_waited_for_any_longer(servers: Servers) -> None:
+async def test_the_wait_for_a_dead_worker_ends_early(servers: Servers) -> None:
     async with BackEnd(*servers, script=counting, accept_timeout_s=8.0) as mesh:
         await mesh.add_worker()
         mesh.workers[0].faults.is_deaf = True
@@ -150,7 +150,7 @@ async def test_only_workers_that_refuse_are_a_429(servers: Servers) -> None:
         assert response.headers["retry-after"] == "1"
 
 
-async def test_a_full_mesh_is_a_429_that_says_when_to_come_back(servers: Servers) -> None:
+async def test_a_full_mesh_is_a_429_with_retry_after(servers: Servers) -> None:
     async with BackEnd(*servers, script=counting) as mesh:
         mesh.scheduler.is_full = True
         response = await post(mesh)
@@ -190,14 +190,14 @@ async def test_an_error_in_mid_stream_is_an_event_and_then_done(servers: Servers
         assert lines[-1] == "data: [DONE]"
 
 
-async def test_a_failure_that_may_pass_moves_the_stream(servers: Servers) -> None:
+async def test_a_retryable_failure_migrates_the_stream(servers: Servers) -> None:
     async with BackEnd(*servers, script=counting) as mesh:
         await mesh.add_worker()
         mesh.workers[0].faults.fails_with = to_failed(Overloaded("out of blocks"))
         assert await ids_of_stream(mesh) == {0: expected()}
 
 
-async def test_a_request_that_breaks_every_worker_does_not_go_through_all(servers: Servers) -> None:
+async def test_a_request_that_crashes_workers_reaches_only_a_few(servers: Servers) -> None:
     async with BackEnd(*servers, script=counting, fruitless_attempts=3) as mesh:
         for _ in range(4):
             await mesh.add_worker()
@@ -208,7 +208,7 @@ async def test_a_request_that_breaks_every_worker_does_not_go_through_all(server
         assert sorted(len(worker.generates) for worker in mesh.workers) == [0, 0, 1, 1, 1]
 
 
-async def test_a_worker_that_fails_everything_is_left_out_until_it_is_mended(
+async def test_a_worker_that_fails_all_streams_is_left_out_until_it_works(
     servers: Servers,
 ) -> None:
     limits: dict[str, Any] = {"breaker_failures": 2.5, "breaker_s": 1.5}
@@ -237,7 +237,7 @@ async def test_the_deadline_ends_a_stream_with_an_error(servers: Servers) -> Non
 
 
 async def leave(mesh: BackEnd, **fields: Any) -> None:
-    """Ask, and hang up after a moment."""
+    """Send a request and close the connection shortly after."""
     body = ask(mesh, **fields)
     async with httpx.AsyncClient(base_url=mesh.url, timeout=0.3) as client:
         with pytest.raises(httpx.ReadTimeout):
@@ -277,7 +277,7 @@ async def test_a_stream_that_outlives_its_cancel_is_cancelled_again(servers: Ser
         assert all(run.is_over for run in worker.runs.values())
 
 
-async def test_a_client_that_does_not_read_is_given_up(servers: Servers) -> None:
+async def test_the_response_of_a_client_that_does_not_read_is_ended(servers: Servers) -> None:
     script: Script = lambda generate: [30] * 200 + [eos_id()]  # noqa: E731
     async with BackEnd(*servers, script=script, max_buffered_tokens=50) as mesh:
         mesh.workers[0].hold()
@@ -288,7 +288,7 @@ async def test_a_client_that_does_not_read_is_given_up(servers: Servers) -> None
         assert (response.status_code, response.json()["error"]["code"]) == (429, "overloaded")
 
 
-async def test_the_mesh_serves_on_after_all_this(servers: Servers) -> None:
+async def test_the_mesh_still_serves_after_many_failures(servers: Servers) -> None:
     async with BackEnd(*servers, script=saying("fine")) as mesh:
         mesh.workers[0].faults.fails_with = to_failed(InvalidInput("broken"))
         assert (await post(mesh)).status_code == 400
@@ -313,7 +313,7 @@ async def test_a_stream_outlives_a_restart_of_nats(
         assert await ids_of_stream(mesh, seed=2) == {0: expected(2)}
 
 
-async def test_a_restart_of_nats_long_ago_excuses_no_dead_worker(
+async def test_an_old_restart_of_nats_does_not_delay_finding_a_dead_worker(
     start_nats: Callable[[], Server], redis_settings: RedisSettings
 ) -> None:
     server = start_nats()
@@ -340,7 +340,7 @@ async def test_one_prompt_that_is_too_long_fails_the_request_and_stops_the_other
         await mesh.until(lambda: len(mesh.workers[0].cancels) == started)
 
 
-async def test_a_tokenizer_that_comes_late_is_asked_again(servers: Servers) -> None:
+async def test_a_tokenizer_that_starts_late_gets_a_retry(servers: Servers) -> None:
     async with BackEnd(*servers, script=counting, retry_pause_s=0.2) as mesh:
         await mesh.stop_tokenizer()
         asked = asyncio.create_task(post(mesh))
@@ -349,7 +349,7 @@ async def test_a_tokenizer_that_comes_late_is_asked_again(servers: Servers) -> N
         assert (await asked).status_code == 200
 
 
-async def test_a_scheduler_may_refuse_in_its_own_words(servers: Servers) -> None:
+async def test_a_refusal_of_a_scheduler_keeps_its_text(servers: Servers) -> None:
     async with BackEnd(*servers, script=counting) as mesh:
         mesh.scheduler.refusal = Refused(reason="tenant over its budget", retry_after_s=7.0)
         response = await post(mesh)
@@ -386,6 +386,6 @@ async def test_a_stream_without_any_worker_left_ends_with_an_error(servers: Serv
         response = await post(mesh, stream=True)
         lines = [line for line in response.text.splitlines() if line]
         error = json.loads(lines[-2].removeprefix("data: "))["error"]
-        # The watchdog may end the last attempt before NATS answers that nobody listens.
+        # A ping may end the last attempt before NATS answers that there is no subscriber.
         assert error["code"] in {"no_responders", "unavailable"}
         assert lines[-1] == "data: [DONE]"

@@ -1,4 +1,4 @@
-"""NATS stands still: the workers are not to blame, and no stream moves."""
+"""NATS is frozen: no worker counts as dead, and no stream migrates."""
 
 import asyncio
 import signal
@@ -16,7 +16,7 @@ IDS = [5] * 200
 
 
 @pytest.mark.parametrize("frozen_s", [0.4, 1.5])
-async def test_streams_stay_where_they_are_while_nats_stands_still(
+async def test_no_stream_migrates_while_nats_is_frozen(
     start_nats: Callable[[], Server], redis_settings: RedisSettings, frozen_s: float
 ) -> None:
     nats = start_nats()
@@ -42,7 +42,7 @@ async def test_streams_stay_where_they_are_while_nats_stands_still(
         assert [len(each.generates) for each in mesh.workers] == [1, 0]
 
 
-async def test_a_worker_that_hangs_beside_a_nats_that_answers_is_found(
+async def test_a_worker_that_hangs_while_nats_answers_is_found(
     start_nats: Callable[[], Server], redis_settings: RedisSettings
 ) -> None:
     async with BackEnd(

@@ -34,7 +34,7 @@ LARGE = (
 )
 
 
-def question(prompt: TextPrompt | ChatPrompt | IdsPrompt | HeldPrompt) -> Tokenize:
+def request(prompt: TextPrompt | ChatPrompt | IdsPrompt | HeldPrompt) -> Tokenize:
     return Tokenize(request_id=RequestId("r"), model=ModelName("m"), prompt=prompt, max_tokens=7)
 
 
@@ -72,22 +72,22 @@ async def test_a_tokenizer_reads_what_the_gateway_holds(
 ) -> None:
     prompts = HeldPrompts(bus, GATEWAY)
     await prompts.start()
-    asked = question(prompt)
-    with prompts.holding(asked, MOST) as sent:
+    whole = request(prompt)
+    with prompts.holding(whole, MOST) as sent:
         assert len(msgspec.msgpack.encode(sent)) < 200
         assert len(prompts) == 1
-        assert await with_prompt(bus, sent, now_s() + 5) == asked
+        assert await with_prompt(bus, sent, now_s() + 5) == whole
     assert len(prompts) == 0
-    with pytest.raises(NotFound, match="not held any more"):
+    with pytest.raises(NotFound, match="no longer available"):
         await with_prompt(bus, sent, now_s() + 5)
     await prompts.stop()
 
 
 async def test_a_small_prompt_is_sent_as_it_is(bus: MessageBus) -> None:
     prompts = HeldPrompts(bus, GATEWAY)
-    asked = question(TextPrompt(text="x" * (PROMPT_PART_BYTES - 100)))
-    with prompts.holding(asked, MOST) as sent:
-        assert sent is asked
+    whole = request(TextPrompt(text="x" * (PROMPT_PART_BYTES - 100)))
+    with prompts.holding(whole, MOST) as sent:
+        assert sent is whole
         assert len(prompts) == 0
         assert await with_prompt(bus, sent, now_s() + 5) is sent
 
@@ -97,7 +97,7 @@ def test_a_prompt_over_the_limit_of_messages_is_refused(bus: MessageBus, text: s
     prompts = HeldPrompts(bus, GATEWAY)
     with (
         pytest.raises(PayloadTooLarge, match=f"{MOST} bytes"),
-        prompts.holding(question(TextPrompt(text=text)), MOST),
+        prompts.holding(request(TextPrompt(text=text)), MOST),
     ):
         pass
     assert len(prompts) == 0
@@ -115,7 +115,7 @@ async def test_a_gateway_answers_for_its_own_prompts_only(bus: MessageBus) -> No
         assert isinstance(answer, PromptRead)
         return len(answer.data)
 
-    with prompts.holding(question(LARGE[2]), MOST) as sent:
+    with prompts.holding(request(LARGE[2]), MOST) as sent:
         assert isinstance(sent.prompt, HeldPrompt)
         num_bytes = sent.prompt.num_bytes
         assert [await read(each) for each in (-5, num_bytes - 3, num_bytes, 2**40)] == [
@@ -142,7 +142,7 @@ async def test_a_gateway_answers_for_its_own_prompts_only(bus: MessageBus) -> No
         (PromptRead(data=b"\x80" * 9), "undecodable prompt"),
     ],
 )
-async def test_a_gateway_that_answers_nonsense_is_a_protocol_error(
+async def test_a_malformed_answer_of_a_gateway_is_a_protocol_error(
     bus: MessageBus, answer: Message, match: str
 ) -> None:
     async def reply(envelope: Envelope) -> None:
@@ -150,10 +150,10 @@ async def test_a_gateway_that_answers_nonsense_is_a_protocol_error(
 
     subscription = await bus.subscribe(subjects.gateway_prompts(GATEWAY), reply)
     with pytest.raises(ProtocolError, match=match):
-        await with_prompt(bus, question(prompt_of(9)), now_s() + 5)
+        await with_prompt(bus, request(prompt_of(9)), now_s() + 5)
     await subscription.stop()
 
 
-async def test_a_prompt_that_no_message_could_hold_is_not_read(bus: MessageBus) -> None:
+async def test_a_prompt_too_large_for_a_message_is_not_read(bus: MessageBus) -> None:
     with pytest.raises(PayloadTooLarge):
-        await with_prompt(bus, question(prompt_of(2**40)), now_s() + 5)
+        await with_prompt(bus, request(prompt_of(2**40)), now_s() + 5)

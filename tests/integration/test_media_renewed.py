@@ -1,4 +1,4 @@
-"""A stream with an image moves: an encoder is asked again, for what may be gone or spoiled."""
+"""A stream with an image migrates: it is encoded again, the embeddings may have expired."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ IMAGE = MediaItem(kind="image", content_hash="h", offset=0, length=1, pixels=Blo
 
 
 class FakeEncoder(Actor):
-    """Puts each answer under another key."""
+    """Stores each answer under another key."""
 
     def __init__(self) -> None:
         self.num_asked = 0
@@ -37,7 +37,7 @@ class FakeEncoder(Actor):
 
 
 @pytest.mark.parametrize(("max_answers", "second_key"), [(100, "emb:2"), (1, "emb:1")])
-async def test_a_moved_stream_gets_its_media_anew(
+async def test_a_migrated_stream_gets_new_embeddings(
     bus_settings: BusSettings, redis_settings: RedisSettings, max_answers: int, second_key: str
 ) -> None:
     async with BackEnd(bus_settings, redis_settings, script=ignore_generate(IDS)) as mesh:

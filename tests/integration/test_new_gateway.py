@@ -1,4 +1,4 @@
-"""A gateway that has just started hears first who is there, whatever it is asked."""
+"""A gateway that has just started waits for the first heartbeats before it refuses a model."""
 
 import asyncio
 from collections.abc import AsyncIterator

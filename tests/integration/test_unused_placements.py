@@ -1,4 +1,4 @@
-"""A client that leaves before its worker is known: what was reserved for it is free at once."""
+"""A client leaves before its request is placed: the reservation is released at once."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -24,13 +24,13 @@ async def mesh(
 
 
 async def held(mesh: SmallMesh) -> tuple[int, int] | None:
-    """Tokens and streams that are reserved on the worker."""
+    """Reserved tokens and streams of the worker."""
     worker = mesh.workers[0]
     name = IndexKeys(mesh.model).reserved(WorkerId(worker.instance_id), worker.epoch)
     return await reserved(mesh.scheduler.redis, name)
 
 
-async def test_a_client_that_leaves_while_it_is_placed_holds_nothing(
+async def test_a_client_that_leaves_during_placement_keeps_no_reservation(
     mesh: SmallMesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # the index knows the worker from its first beat that says so
@@ -60,7 +60,7 @@ async def test_a_client_that_leaves_while_it_is_placed_holds_nothing(
     assert (await mesh.complete()).status_code == 200
 
 
-async def test_a_request_that_is_served_is_no_unused_placement(mesh: SmallMesh) -> None:
+async def test_a_served_request_is_not_an_unused_placement(mesh: SmallMesh) -> None:
     for _ in range(3):
         assert (await mesh.complete()).status_code == 200
     text = mesh.gateway.metrics.render().decode()

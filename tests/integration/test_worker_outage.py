@@ -1,4 +1,4 @@
-"""A NATS restart in the middle of a stream: nothing is lost, nobody is taken for dead."""
+"""A NATS restart in the middle of a stream: nothing is lost, no process counts as dead."""
 
 import asyncio
 import json

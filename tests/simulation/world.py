@@ -10,7 +10,7 @@ from tests.simulation.network import Network, SimBus
 from tests.simulation.sim_host import SimHost
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.generation.inbox import Inbox
-from tokenmesh.services.gateway.generation.prompt_job import PromptJob
+from tokenmesh.services.gateway.generation.request import PromptJob
 from tokenmesh.services.scheduler_svc.main import build as build_scheduler
 from tokenmesh.services.worker_svc.actor import Identity, WorkerActor, WorkerContext
 from tokenmesh.services.worker_svc.engine.engine import Engine
@@ -160,7 +160,7 @@ class World:
         inbox = Inbox(self.settings.gateway.max_buffered_tokens)
         open_choices = set(range(job.first_choice, job.first_choice + job.n))
         try:
-            async with self.gateway.pipeline.run(job, inbox):
+            async with self.gateway.pipeline.run([job], inbox):
                 while open_choices:
                     for choice, output in await inbox.get():
                         outcome.tokens.setdefault(choice, []).extend(output.token_ids)

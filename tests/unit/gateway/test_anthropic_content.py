@@ -21,10 +21,9 @@ from tokenmesh.services.gateway.anthropic.writer import (
 )
 from tokenmesh.services.gateway.generation.chunk import OutputChunk
 from tokenmesh.services.gateway.generation.delivery import Delivery
-from tokenmesh.services.gateway.generation.request import GenerationRequest
+from tokenmesh.services.gateway.generation.request import GenerationRequest, Head
+from tokenmesh.services.gateway.generation.usage import usage_of
 from tokenmesh.services.gateway.openai.field_names import FieldNames
-from tokenmesh.services.gateway.openai.head import Head
-from tokenmesh.services.gateway.openai.shapes import usage_of
 from tokenmesh.services.gateway.parsers.events import (
     CallArguments,
     CallBegin,

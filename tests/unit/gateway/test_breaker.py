@@ -1,13 +1,13 @@
-"""When a worker is left out, and when it gets another chance."""
+"""Breaker: when a worker is left out, and when it is probed."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmesh.services.gateway.mesh.breaker import Breaker
+from tokenmesh.services.gateway.mesh.liveness import Breaker
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.ids import WorkerId
 
-LIMITS = GatewaySettings(
+SETTINGS = GatewaySettings(
     breaker_failures=3, breaker_half_life_s=10, breaker_s=2, breaker_max_s=8, breaker_workers=4
 )
 BAD = WorkerId("bad")
@@ -18,7 +18,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.breaker = Breaker(LIMITS, lambda: self.now)
+        self.breaker = Breaker(SETTINGS, lambda: self.now)
 
     def fail(self, times: int = 1, kind: str = "broken off", worker: WorkerId = BAD) -> None:
         for _ in range(times):
@@ -28,7 +28,7 @@ class Bench:
         return BAD in self.breaker.left_out()
 
 
-def test_a_few_failures_are_forgiven() -> None:
+def test_a_few_failures_do_not_open_the_breaker() -> None:
     bench = Bench()
     bench.fail(2)
     assert not bench.is_out()
@@ -39,7 +39,7 @@ def test_a_few_failures_are_forgiven() -> None:
     assert bench.is_out()
 
 
-def test_a_dead_worker_is_left_out_at_once_and_one_that_drains_never() -> None:
+def test_a_dead_worker_is_left_out_at_once_and_a_draining_one_never() -> None:
     bench = Bench()
     bench.fail(9, "draining")
     bench.fail(9, "refused")
@@ -48,7 +48,7 @@ def test_a_dead_worker_is_left_out_at_once_and_one_that_drains_never() -> None:
     assert bench.is_out()
 
 
-def test_after_a_while_one_placement_tries_it() -> None:
+def test_after_the_pause_one_placement_probes_the_worker() -> None:
     bench = Bench()
     bench.fail(3)
     bench.now += 2
@@ -60,7 +60,7 @@ def test_after_a_while_one_placement_tries_it() -> None:
     assert len(bench.breaker) == 0
 
 
-def test_each_failed_try_doubles_the_pause_up_to_a_bound() -> None:
+def test_each_failed_probe_doubles_the_pause_up_to_a_bound() -> None:
     bench = Bench()
     bench.fail(3)
     for pause_s in (2, 4, 8, 8):
@@ -79,7 +79,7 @@ def test_streams_that_fail_together_are_one_failure() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.booleans())))
-def test_it_remembers_no_more_workers_than_it_may(calls: list[tuple[str, bool]]) -> None:
+def test_the_number_of_remembered_workers_is_bounded(calls: list[tuple[str, bool]]) -> None:
     bench = Bench()
     for name, is_good in calls:
         if is_good:

@@ -1,11 +1,10 @@
-"""Budget: what a prompt says about reasoning, so that its words are not taken for markers."""
+"""ReasoningBudget: reasoning tokens of the prompt are counted from its markers."""
 
 import pytest
 from tokenizers import Tokenizer
 
 from tests.fakes.tokenizers import byte_level_bpe
-from tokenmesh.services.gateway.generation.parsing import Parsing
-from tokenmesh.services.gateway.generation.reasoning_budget import ReasoningBudget
+from tokenmesh.services.gateway.generation.parsing import Parsing, ReasoningBudget
 from tokenmesh.services.gateway.parsers.formats import FormatFamily
 from tokenmesh.services.gateway.parsers.parser import ToolSchema
 from tokenmesh.services.gateway.parsers.reasoning.table import REASONING
@@ -13,7 +12,7 @@ from tokenmesh.services.gateway.parsers.registry import ParserRegistry
 from tokenmesh.shared.text import Vocabulary
 from tokenmesh.shared.tokens import pack_ids
 
-TOLD = "Think in <think> tags.\nassistant\n"
+SYSTEM_PROMPT = "Think in <think> tags.\nassistant\n"
 
 
 @pytest.fixture(scope="module")
@@ -29,17 +28,17 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
     [
         ("qwen3", "Hi\n<think>", False, ""),
         ("qwen3", "Hi\n<think>\n", False, "\n"),
-        ("qwen3", TOLD, False, None),
-        ("qwen3", f"{TOLD}<think>\n", False, "\n"),
+        ("qwen3", SYSTEM_PROMPT, False, None),
+        ("qwen3", f"{SYSTEM_PROMPT}<think>\n", False, "\n"),
         ("qwen3", "Hi\n<think>\n\n</think>\n\n", False, None),
         ("qwen3", "Hi\n<think>a thought", False, None),
         ("qwen3", "Hi\n<think>a thought", True, "a thought"),
         ("qwen3", "Hi\n<think>a thought</think>and", True, None),
-        ("deepseek_r1", TOLD, False, ""),
+        ("deepseek_r1", SYSTEM_PROMPT, False, ""),
         ("deepseek_r1", "Hi\n<think>\n", False, "\n"),
     ],
 )
-def test_what_the_prompt_has_spent(
+def test_reasoning_tokens_of_the_prompt_are_counted(
     vocabulary: Vocabulary, parser: str, prompt: str, continues: bool, spent: str | None
 ) -> None:
     family = FormatFamily(ParserRegistry().find_reasoning(parser))
@@ -54,7 +53,7 @@ def test_what_the_prompt_has_spent(
     )
 
 
-def test_a_call_ends_reasoning_where_there_are_tools(vocabulary: Vocabulary) -> None:
+def test_a_call_ends_reasoning_if_there_are_tools(vocabulary: Vocabulary) -> None:
     family = FormatFamily(ParserRegistry().find_reasoning("qwen3"))
     tools = (ToolSchema(name="f", parameters={}),)
     for given, others in (((), []), (tools, [vocabulary.encode("<tool_call>")])):
@@ -66,7 +65,7 @@ def test_a_call_ends_reasoning_where_there_are_tools(vocabulary: Vocabulary) -> 
 
 @pytest.mark.parametrize("name", sorted(REASONING))
 def test_every_format_that_can_be_cut_has_few_markers(name: str, vocabulary: Vocabulary) -> None:
-    """What a worker takes: see worker_svc/admission.py."""
+    """The limits of worker_svc/admission.py."""
     family = FormatFamily(ParserRegistry().find_reasoning(name))
     assert family.can_cut_reasoning == (name != "openai_gptoss")
     _, ends = Parsing(

@@ -1,4 +1,4 @@
-"""Which models there are: those of the workers that beat, and for a while those of who has gone."""
+"""Which models are served: those of live workers, and for some time those of workers that left."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ MEMORY_S = 30.0
 
 
 class Mesh:
-    """A catalog, and workers that come and go, at a time of its own."""
+    """A catalog with workers that join and leave, and its own clock."""
 
     def __init__(self, *configured: str) -> None:
         self.now = 100.0
@@ -54,7 +54,7 @@ class Mesh:
         self.catalog.on_beat(beat)
 
 
-async def test_models_that_a_tokenizer_knows_count_where_that_is_asked_for() -> None:
+async def test_models_that_only_a_tokenizer_knows_can_count_as_served() -> None:
     mesh = Mesh()
     known, served = (
         ModelCard(name=ModelName("a"), max_model_len=length, vocab_size=8) for length in (32, 64)
@@ -96,7 +96,7 @@ def test_of_workers_with_contexts_of_different_lengths_the_shortest_counts(
     assert mesh.catalog.find("a").max_model_len == 64
 
 
-async def test_a_gateway_that_has_just_started_hears_first_who_is_there() -> None:
+async def test_a_new_gateway_waits_for_the_first_heartbeats() -> None:
     mesh = Mesh()
     looking = asyncio.create_task(mesh.catalog.find_soon("a"))
     await asyncio.sleep(0.12)
@@ -108,7 +108,7 @@ async def test_a_gateway_that_has_just_started_hears_first_who_is_there() -> Non
 
 
 @pytest.mark.parametrize(("hears", "seconds"), [(False, 31.0), (True, 1.0)])
-async def test_but_not_for_long(hears: bool, seconds: float) -> None:
+async def test_a_new_gateway_waits_for_a_bounded_time(hears: bool, seconds: float) -> None:
     mesh = Mesh("configured")
     if hears:
         mesh.beat("b")
@@ -120,7 +120,7 @@ async def test_but_not_for_long(hears: bool, seconds: float) -> None:
             await mesh.catalog.find_soon("configured")
 
 
-def test_a_model_whose_last_worker_has_just_gone_is_still_found() -> None:
+def test_a_model_whose_last_worker_has_just_left_is_found() -> None:
     mesh = Mesh()
     mesh.beat("a")
     mesh.beat("a", leaving=True)
@@ -129,7 +129,7 @@ def test_a_model_whose_last_worker_has_just_gone_is_still_found() -> None:
     assert mesh.catalog.find(None).name == "a"
 
 
-def test_and_is_forgotten_after_as_long_as_a_scheduler_waits() -> None:
+def test_a_model_is_forgotten_after_the_time_that_a_scheduler_waits() -> None:
     mesh = Mesh("a")
     mesh.beat("a")
     mesh.beat("b")
@@ -142,7 +142,7 @@ def test_and_is_forgotten_after_as_long_as_a_scheduler_waits() -> None:
         mesh.catalog.find("b")
 
 
-def test_what_is_served_now_comes_before_what_was() -> None:
+def test_a_served_model_has_precedence_over_a_remembered_one() -> None:
     mesh = Mesh()
     mesh.beat("a")
     mesh.beat("b")

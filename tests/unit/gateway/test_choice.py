@@ -1,4 +1,4 @@
-"""A choice's text, its end and its count, from ids in any portions."""
+"""A choice's text, end and token count, however its ids are split into messages."""
 
 from itertools import pairwise
 
@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from tokenmesh.services.gateway.generation.choice import Choice, TextOptions
 from tokenmesh.services.gateway.generation.chunk import OutputChunk, merge
-from tokenmesh.services.gateway.mesh.session import Output
+from tokenmesh.services.gateway.generation.inbox import Output
 from tokenmesh.shared.messages.tokens import TokenLogprobs
 from tokenmesh.shared.text import StopStrings, Vocabulary
 
@@ -42,7 +42,7 @@ def test_the_token_that_stopped_a_stream_is_counted_and_not_shown(vocabulary: Vo
     assert (choice.num_tokens, piece.stop_reason) == (4, None)
 
 
-def test_it_is_shown_when_stops_are_to_be_included(vocabulary: Vocabulary) -> None:
+def test_a_stop_token_is_shown_if_stops_are_included(vocabulary: Vocabulary) -> None:
     options = TextOptions(include_stop=True, skip_special_tokens=False)
     piece = run(Choice(0, vocabulary, options), [Output([0, EOS], finish="stop")])
     assert piece.text == "a<eos>"
@@ -79,20 +79,20 @@ def test_a_stop_string_may_begin_within_the_least_number_of_tokens(vocabulary: V
     assert (piece.text, piece.stop_reason) == ("ab", "cb")
 
 
-def test_what_was_held_for_a_stop_string_comes_at_the_end(vocabulary: Vocabulary) -> None:
+def test_text_withheld_for_a_stop_string_is_released_at_the_end(vocabulary: Vocabulary) -> None:
     options = TextOptions(stops=StopStrings(["cdx"]))
     piece = run(Choice(0, vocabulary, options), [Output(ids("abcd"), finish="length")])
     assert (piece.text, piece.finish_reason, piece.stop_reason) == ("abcd", "length", None)
 
 
-def test_an_interval_holds_tokens_but_for_the_first_and_last(vocabulary: Vocabulary) -> None:
+def test_an_interval_delays_all_but_the_first_and_last_tokens(vocabulary: Vocabulary) -> None:
     choice = Choice(0, vocabulary, TextOptions(stream_interval=3))
     outputs = [*(Output([each]) for each in ids("abcdef")), Output([], finish="length")]
     texts = [piece.text for output in outputs if (piece := choice.push(output)) is not None]
     assert texts == ["a", "bcd", "ef"]
 
 
-def test_only_the_prompt_was_wanted(vocabulary: Vocabulary) -> None:
+def test_without_output_only_the_prompt_is_returned(vocabulary: Vocabulary) -> None:
     choice = Choice(0, vocabulary, TextOptions(drops_output=True))
     piece = run(choice, [Output(ids("a"), finish="length", cached_tokens=5)])
     assert (piece.text, piece.token_ids, choice.num_tokens) == ("", [], 0)

@@ -9,13 +9,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from tokenmesh.services.gateway.generation.chunk import OutputChunk
+from tokenmesh.services.gateway.generation.request import ChunkOptions, Head
+from tokenmesh.services.gateway.generation.usage import usage_of
 from tokenmesh.services.gateway.http.sse import error_frames
 from tokenmesh.services.gateway.openai.chat_stream import ChatStream, call_id
-from tokenmesh.services.gateway.openai.chunk_stream import ChunkOptions
 from tokenmesh.services.gateway.openai.completion_writer import CompletionStream
-from tokenmesh.services.gateway.openai.head import Head
 from tokenmesh.services.gateway.openai.logprobs import LogprobShapes
-from tokenmesh.services.gateway.openai.shapes import usage_of
 from tokenmesh.services.gateway.parsers.events import (
     CallArguments,
     CallBegin,

@@ -1,15 +1,14 @@
-"""Outputs wait in one place for the response, in order and within a bound."""
+"""Inbox: outputs wait for the response in order, and their number is bounded."""
 
 import asyncio
 
 import pytest
 
-from tokenmesh.services.gateway.generation.inbox import Inbox
-from tokenmesh.services.gateway.mesh.session import Output
+from tokenmesh.services.gateway.generation.inbox import Inbox, Output
 from tokenmesh.shared.errors import InvalidInput, Overloaded
 
 
-async def test_one_wake_up_brings_everything_that_is_there() -> None:
+async def test_one_wake_up_returns_everything_that_has_arrived() -> None:
     inbox = Inbox(max_tokens=10)
     waiting = asyncio.create_task(inbox.get())
     await asyncio.sleep(0)
@@ -19,13 +18,13 @@ async def test_one_wake_up_brings_everything_that_is_there() -> None:
     assert await waiting == [(0, first), (1, second)]
 
 
-async def test_outputs_that_came_early_are_there_at_once() -> None:
+async def test_outputs_that_arrived_before_are_returned_at_once() -> None:
     inbox = Inbox(max_tokens=10)
     inbox.put(0, Output([1]))
     assert len(await inbox.get()) == 1
 
 
-async def test_a_reader_that_falls_behind_is_given_up() -> None:
+async def test_a_reader_that_falls_behind_gets_an_error() -> None:
     inbox = Inbox(max_tokens=3)
     inbox.put(0, Output([1, 2]))
     await inbox.get()
@@ -52,7 +51,7 @@ async def test_an_error_wakes_the_reader() -> None:
         await waiting
 
 
-async def test_a_reader_may_give_up_and_come_back() -> None:
+async def test_a_cancelled_reader_can_read_again() -> None:
     inbox = Inbox(max_tokens=3)
     waiting = asyncio.create_task(inbox.get())
     await asyncio.sleep(0)

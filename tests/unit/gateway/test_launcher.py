@@ -1,4 +1,4 @@
-"""Getting a stream onto a worker: bounded, whatever the worker does with it."""
+"""Starting a stream on a worker: the attempts are bounded, whatever the worker does."""
 
 from dataclasses import replace
 from typing import Any, cast
@@ -7,15 +7,13 @@ import pytest
 
 from tests.unit.gateway.test_pipeline import JOB
 from tokenmesh.services.gateway.generation.inbox import Inbox
-from tokenmesh.services.gateway.generation.prompt_job import Prompt
-from tokenmesh.services.gateway.mesh.breaker import Breaker
+from tokenmesh.services.gateway.generation.request import Prompt
 from tokenmesh.services.gateway.mesh.calls import ServiceCalls
-from tokenmesh.services.gateway.mesh.cancels import Cancels
 from tokenmesh.services.gateway.mesh.launcher import Launcher
+from tokenmesh.services.gateway.mesh.liveness import Breaker
 from tokenmesh.services.gateway.mesh.stages import Stages
 from tokenmesh.services.gateway.mesh.streams import Streams
-from tokenmesh.services.gateway.mesh.watch_times import WatchTimes
-from tokenmesh.shared.bus.base import Bus, Envelope, Headers
+from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import Unavailable
@@ -28,29 +26,32 @@ WORKER = WorkerId("w")
 SETTINGS = GatewaySettings(retry_pause_s=0.001, stream_attempts=4, breaker_failures=100.0)
 
 
-class Moody:
-    """One worker, and a scheduler that knows no other: it accepts all, and breaks off at once."""
+class AbortingWorker:
+    """One worker, and a scheduler that knows no other. It accepts all streams and aborts them."""
 
     def __init__(self) -> None:
-        self.num_asked = 0
+        self.num_started = 0
         self.streams: Streams | None = None
+        self.launcher: Launcher | None = None
 
     async def request(self, _subject: str, message: Message, *, deadline_s: float) -> Message:
         assert isinstance(message, Generate)
         assert self.streams is not None
-        self.num_asked += 1
-        assert self.num_asked < 50, "there is no end to it"
+        assert self.launcher is not None
+        self.num_started += 1
+        assert self.num_started < 50, "the attempts are not bounded"
         end = Delta(message.stream, message.attempt, 0, b"", "abort")
-        # The connection for tokens may well be quicker than the one for answers.
-        await self.streams.receive(Envelope("", Tokens(WORKER, 1, 1, [end]), Headers()))
+        # The connection for tokens may be faster than the one for answers.
+        for stream in self.streams.take(Tokens(WORKER, 1, 1, [end])):
+            self.launcher.recover(stream)
         return Accepted(worker_id=WORKER)
 
-    async def place(self, _message: Place, _deadline_s: float) -> Placed:
+    async def place_traced(self, _message: Place, _deadline_s: float) -> Placed:
         return Placed(worker_id=WORKER, epoch=1)
 
 
-class NotingBreaker(Breaker):
-    """Notes every failure that it is told."""
+class RecordingBreaker(Breaker):
+    """Records every failure."""
 
     def __init__(self) -> None:
         super().__init__(SETTINGS)
@@ -61,19 +62,19 @@ class NotingBreaker(Breaker):
         super().fail(worker_id, kind)
 
 
-async def test_a_worker_that_accepts_and_loses_is_asked_a_few_times_only() -> None:
-    moody, breaker = Moody(), NotingBreaker()
-    bus, calls = cast("Bus", cast("Any", moody)), cast("ServiceCalls", cast("Any", moody))
-    cancels = Cancels(bus, GatewayId("g"), 100)
-    moody.streams = streams = Streams(WatchTimes(), cancels, max_streams=8, max_told=8)
-    launcher = Launcher(bus, calls, streams, SETTINGS, Metrics(), breaker)
-    stages = Stages(GatewayId("g"), calls, streams, launcher, SETTINGS)
+async def test_a_worker_that_accepts_and_aborts_is_tried_a_few_times() -> None:
+    worker, breaker = AbortingWorker(), RecordingBreaker()
+    bus, calls = cast("Bus", cast("Any", worker)), cast("ServiceCalls", cast("Any", worker))
+    gateway = GatewayId("g")
+    worker.streams = streams = Streams(gateway, bus, SETTINGS, breaker)
+    worker.launcher = launcher = Launcher(gateway, bus, calls, streams, SETTINGS, Metrics())
+    stages = Stages(calls, streams, launcher)
     prompt = Prompt(packed_ids=b"\0\0\0\0", num_tokens=1, max_tokens=1)
     job = replace(JOB, deadline_s=now_s() + 60)
     placed = Placed(worker_id=WORKER, epoch=1)
     with pytest.raises(Unavailable, match="aborted"):
         await stages.generate(job, prompt, placed, Inbox(10)).__aenter__()
-    assert moody.num_asked == SETTINGS.stream_attempts
-    # What one loss is must not count twice: two would leave the worker out.
+    assert worker.num_started == SETTINGS.stream_attempts
+    # One loss must count once: two would leave the worker out.
     assert breaker.failures == ["broken off"] * SETTINGS.stream_attempts
     assert not len(streams)

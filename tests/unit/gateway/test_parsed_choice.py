@@ -1,4 +1,4 @@
-"""A choice with a parser: events, their order, what is counted and how it ends."""
+"""A choice with a parser: events, their order, token counts and the finish reason."""
 
 from itertools import pairwise
 
@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models
 from tests.fakes.parsers import BracketParser
 from tokenmesh.services.gateway.generation.choice import Choice, TextOptions
 from tokenmesh.services.gateway.generation.chunk import OutputChunk, merge
-from tokenmesh.services.gateway.mesh.session import Output
+from tokenmesh.services.gateway.generation.inbox import Output
 from tokenmesh.services.gateway.parsers.events import (
     CallArguments,
     CallBegin,
@@ -46,7 +46,7 @@ def parsed(vocabulary: Vocabulary, text: str, **options: object) -> tuple[Choice
     return choice, run(choice, [Output([*ids(text), EOS], finish="stop")])
 
 
-def test_text_is_told_apart_and_neighbours_are_joined(vocabulary: Vocabulary) -> None:
+def test_kinds_of_text_are_separated_and_neighbors_joined(vocabulary: Vocabulary) -> None:
     _, piece = parsed(vocabulary, "<ab>cd{f:ab}{e:}")
     assert piece.all_events() == [
         Reasoning("ab"),
@@ -58,7 +58,7 @@ def test_text_is_told_apart_and_neighbours_are_joined(vocabulary: Vocabulary) ->
     assert piece.text == "<ab>cd{f:ab}{e:}"
 
 
-def test_a_call_is_why_the_choice_ended(vocabulary: Vocabulary) -> None:
+def test_a_call_is_the_finish_reason(vocabulary: Vocabulary) -> None:
     choice, piece = parsed(vocabulary, "{f:ab}")
     assert (piece.finish_reason, choice.finish_reason) == ("tool_calls", "stop")
 
@@ -85,7 +85,7 @@ def test_a_stop_string_is_found_before_parsing(vocabulary: Vocabulary) -> None:
     assert (piece.events, piece.stop_reason) == ([Reasoning("ab")], ">cd")
 
 
-def test_an_interval_holds_events_too(vocabulary: Vocabulary) -> None:
+def test_an_interval_delays_events_too(vocabulary: Vocabulary) -> None:
     choice = Choice(0, vocabulary, TextOptions(stream_interval=3), parser=BracketParser())
     outputs = [*(Output([each]) for each in ids("a<bcd>")), Output([], finish="length")]
     events = [piece.events for output in outputs if (piece := choice.push(output)) is not None]

@@ -1,4 +1,4 @@
-"""What parsers are told of the prompt, and where a constraint begins."""
+"""What parsers know of the prompt, and where a constraint begins."""
 
 import re
 from pathlib import Path
@@ -40,7 +40,7 @@ def events(parsing: Parsing, prompt: str, answer: str) -> list[Event]:
     return [*parser.push(answer), *parser.finish()]
 
 
-def test_an_answer_goes_on_in_the_middle_of_a_thought(vocabulary: Vocabulary) -> None:
+def test_a_message_continues_in_the_middle_of_reasoning(vocabulary: Vocabulary) -> None:
     parsing = Parsing(family=FAMILY, vocabulary=vocabulary, continues=True)
     long_thought = "<think>\n" + "so it goes on " * 100
     assert events(parsing, long_thought, "and on</think>yes") == [
@@ -49,7 +49,7 @@ def test_an_answer_goes_on_in_the_middle_of_a_thought(vocabulary: Vocabulary) ->
     ]
 
 
-def test_thoughts_and_further_calls_can_be_left_out(vocabulary: Vocabulary) -> None:
+def test_reasoning_and_further_calls_can_be_left_out(vocabulary: Vocabulary) -> None:
     told = Parsing(family=FAMILY, vocabulary=vocabulary, tools=TOOLS)
     answer = f"<think>hm</think>yes{CALLS}"
     kinds = [type(event) for event in events(told, "x", answer)]
@@ -69,7 +69,7 @@ def test_thoughts_and_further_calls_can_be_left_out(vocabulary: Vocabulary) -> N
     ("mode", "answer"),
     [("required", '[{"name": "f", "parameters": {}}]'), ("named", "{}")],
 )
-def test_forced_calls_have_ids_that_the_models_template_takes(
+def test_forced_calls_have_ids_that_the_models_template_accepts(
     vocabulary: Vocabulary, mode: Mode, answer: str
 ) -> None:
     use = ToolUse(mode=mode, schemas=TOOLS)
@@ -82,7 +82,7 @@ def test_forced_calls_have_ids_that_the_models_template_takes(
         assert arguments == CallArguments(0, "{}")
 
 
-def test_special_tokens_are_shown_where_a_marker_is_one(vocabulary: Vocabulary) -> None:
+def test_special_tokens_are_shown_if_a_marker_is_one(vocabulary: Vocabulary) -> None:
     marker = vocabulary.encode("</think>")
     folder = Path(tokenmesh.demo_model.__file__).parent
     special = Vocabulary.load((folder / "tokenizer.json").read_text(), marker)
@@ -106,7 +106,7 @@ def test_special_tokens_are_shown_where_a_marker_is_one(vocabulary: Vocabulary) 
         ("x", None, False),
     ],
 )
-def test_a_constraint_waits_for_thoughts_only(
+def test_a_constraint_begins_after_reasoning(
     vocabulary: Vocabulary, prompt: str, thinking: bool | None, waits: bool
 ) -> None:
     parsing = Parsing(family=FAMILY, vocabulary=vocabulary, thinking=thinking)
@@ -114,7 +114,7 @@ def test_a_constraint_waits_for_thoughts_only(
     assert ends == ([vocabulary.encode("</think>")] if waits else [])
 
 
-def test_ids_that_a_format_makes_up_are_of_the_prompt_and_the_choice(
+def test_generated_call_ids_depend_on_the_prompt_and_the_choice(
     vocabulary: Vocabulary,
 ) -> None:
     parsing = Parsing(

@@ -1,4 +1,4 @@
-"""The pipeline does a step again when what it made is gone."""
+"""The pipeline repeats a step when its result has expired."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from tokenmesh.services.gateway.generation.inbox import Inbox
-from tokenmesh.services.gateway.generation.prompt_job import Prompt, PromptJob
+from tokenmesh.services.gateway.generation.request import Prompt, PromptJob
 from tokenmesh.services.gateway.mesh.pipeline import Pipeline
 from tokenmesh.services.gateway.mesh.stages import Stages
 from tokenmesh.shared.errors import NotFound
@@ -28,7 +28,7 @@ JOB = PromptJob(
 
 
 class ForgetfulStages:
-    """Loses the pixels a number of times."""
+    """Loses the pixels `num_losses` times."""
 
     def __init__(self, num_losses: int) -> None:
         self.steps: list[str] = []
@@ -58,7 +58,9 @@ class ForgetfulStages:
 
 
 async def run(stages: ForgetfulStages) -> None:
-    async with Pipeline(cast("Stages", cast("Any", stages))).run(JOB, Inbox(10)):
+    async with Pipeline(cast("Stages", cast("Any", stages)), cast("Any", None)).run(
+        [JOB], Inbox(10)
+    ):
         stages.steps.append("deliver")
 
 
@@ -68,13 +70,13 @@ async def test_the_steps_follow_each_other() -> None:
     assert stages.steps == ["tokenize", "encode", "place", "generate", "deliver"]
 
 
-async def test_pixels_that_expired_are_made_again_once() -> None:
+async def test_expired_pixels_are_made_again_once() -> None:
     stages = ForgetfulStages(1)
     await run(stages)
     assert stages.steps[:4] == ["tokenize", "encode", "tokenize", "encode"]
     assert stages.steps[-1] == "deliver"
 
 
-async def test_pixels_that_expire_again_are_an_error() -> None:
+async def test_pixels_that_expire_twice_are_an_error() -> None:
     with pytest.raises(NotFound):
         await run(ForgetfulStages(2))

@@ -1,4 +1,4 @@
-"""Every placement is in the trace with what it was made from, that of a recovery too."""
+"""Every placement is in the trace with its candidates, also that of a migration."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from tokenmesh.services.gateway.mesh import launcher as launcher_module
+from tests.unit.gateway.test_pipeline import JOB
+from tokenmesh.services.gateway.generation.request import Prompt
+from tokenmesh.services.gateway.mesh import calls as calls_module
+from tokenmesh.services.gateway.mesh.calls import ServiceCalls, trace_placement
 from tokenmesh.services.gateway.mesh.launcher import Launcher
-from tokenmesh.services.gateway.mesh.placement_trace import trace_placement
-from tokenmesh.shared.ids import ModelName, RequestId, WorkerId
+from tokenmesh.shared.ids import WorkerId
 from tokenmesh.shared.messages import Place, Placed
 from tokenmesh.shared.messages.place import Candidate
 
@@ -43,7 +45,17 @@ class RecordedSpan:
         self.events.append((name, attributes))
 
 
-def test_worker_reason_and_candidates_with_their_scores_are_told() -> None:
+class PlacingCalls(ServiceCalls):
+    """Answers every placement at once."""
+
+    def __init__(self) -> None:
+        """Without a bus."""
+
+    async def place(self, message: Place, deadline_s: float) -> Placed:
+        return PLACED
+
+
+def test_the_span_has_the_worker_the_reason_and_the_candidates() -> None:
     recorded = RecordedSpan()
     trace_placement(recorded, PLACED)  # type: ignore[arg-type]
     assert recorded.attributes == {
@@ -66,27 +78,22 @@ def test_worker_reason_and_candidates_with_their_scores_are_told() -> None:
     )
 
 
-async def test_a_recovery_traces_its_placement(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_migration_traces_its_placement(monkeypatch: pytest.MonkeyPatch) -> None:
     spans: dict[str, RecordedSpan] = {}
 
     @contextmanager
     def span(name: str, *_: object, **__: object) -> Iterator[RecordedSpan]:
         yield spans.setdefault(name, RecordedSpan())
 
-    async def place(_message: Place, _deadline_s: float) -> Placed:
-        return PLACED
-
-    monkeypatch.setattr(launcher_module, "span", span)
+    monkeypatch.setattr(calls_module, "span", span)
     nothing: Any = SimpleNamespace()
-    launcher = Launcher(nothing, nothing, nothing, nothing, nothing, nothing)
-    launcher._calls = SimpleNamespace(place=place)  # type: ignore[assignment]
+    launcher = Launcher(nothing, nothing, PlacingCalls(), nothing, nothing, nothing)
     stream: Any = SimpleNamespace(
         session=SimpleNamespace(token_ids=[1, 2], attempt=1),
-        place=Place(request_id=RequestId("r"), model=ModelName("m"), num_tokens=5, max_tokens=9),
+        job=JOB,
+        prompt=Prompt(packed_ids=b"", num_tokens=5, max_tokens=9),
         failed=[WorkerId("w0")],
         reservation="r0",
-        deadline_s=0.0,
-        generate=SimpleNamespace(request_id="r"),
     )
     assert await launcher._place(stream) == PLACED
     assert spans["place"].attributes["tokenmesh.placed_because"] == "cost"

@@ -1,4 +1,4 @@
-"""One stream's numbers under loss, repetition, delay, and changes of workers."""
+"""The tokens of a stream under loss, repetition, delay and migration."""
 
 from random import Random
 
@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmesh.services.gateway.mesh.session import Session, SessionState
-from tokenmesh.services.gateway.mesh.watch_times import WatchTimes
+from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput, Overloaded, ProtocolError
 from tokenmesh.shared.ids import WorkerId
 from tokenmesh.shared.messages.failed import to_failed
@@ -14,11 +14,11 @@ from tokenmesh.shared.messages.tokens import Delta, FinishReason, TokenLogprobs
 from tokenmesh.shared.tokens import pack_ids
 
 WORKER = WorkerId("worker-1")
-TIMES = WatchTimes(resend_interval_s=0.1, stall_s=1.0, stall_max_s=4.0)
+SETTINGS = GatewaySettings(resend_interval_s=0.1, stall_s=1.0, stall_max_s=4.0)
 
 
 def started() -> Session:
-    session = Session(TIMES)
+    session = Session(SETTINGS)
     session.start(WORKER, 7, 0.0)
     return session
 
@@ -49,7 +49,7 @@ def test_a_repeated_delta_is_dropped_and_an_overlap_cut() -> None:
     assert taken(session, delta(1, [6, 7])) == [7]
 
 
-def test_the_word_that_it_is_over_may_come_alone_or_with_known_tokens() -> None:
+def test_the_finish_reason_may_come_alone_or_with_known_tokens() -> None:
     for end in (delta(2, [], "length"), delta(0, [5, 6], "length")):
         session = started()
         taken(session, delta(0, [5, 6]))
@@ -68,37 +68,37 @@ def test_tokens_of_another_attempt_are_dropped() -> None:
 
 
 def test_tokens_while_no_worker_is_chosen_are_dropped() -> None:
-    session = Session(TIMES)
+    session = Session(SETTINGS)
     assert taken(session, delta(0, [5])) is None
 
 
-def test_a_gap_is_asked_about_at_once_and_then_now_and_again() -> None:
+def test_a_gap_is_requested_at_once_and_then_at_intervals() -> None:
     session = started()
-    assert not session.wants_resend(0.01)
+    assert not session.needs_resend(0.01)
     assert taken(session, delta(3, [9]), 0.02) is None
-    assert session.wants_resend(0.02)
-    assert not session.wants_resend(0.05)
+    assert session.needs_resend(0.02)
+    assert not session.needs_resend(0.05)
     assert taken(session, delta(4, [9]), 0.06) is None
-    assert not session.wants_resend(0.07)
-    assert session.wants_resend(0.13)
+    assert not session.needs_resend(0.07)
+    assert session.needs_resend(0.13)
     assert taken(session, delta(0, [6, 7, 8, 9, 9]), 0.14) == [6, 7, 8, 9, 9]
-    assert not session.wants_resend(0.5)
+    assert not session.needs_resend(0.5)
 
 
-def test_silence_is_asked_about_less_and_less_often() -> None:
+def test_resends_after_silence_are_requested_at_growing_intervals() -> None:
     session = started()
-    asked = [tick / 10 for tick in range(200) if session.wants_resend(tick / 10)]
-    assert asked == [1.0, 3.0, 7.0, 11.0, 15.0, 19.0]
+    requested = [tick / 10 for tick in range(200) if session.needs_resend(tick / 10)]
+    assert requested == [1.0, 3.0, 7.0, 11.0, 15.0, 19.0]
 
 
-def test_a_broken_off_attempt_leaves_the_session_without_a_worker() -> None:
+def test_an_aborted_attempt_leaves_the_session_without_a_worker() -> None:
     session = started()
     taken(session, delta(0, [5]))
     assert session.take(delta(1, [], "abort"), 0.0) is None
     assert (session.state, session.attempt, session.token_ids) == (SessionState.PLACING, 1, [5])
 
 
-def test_an_error_that_may_pass_costs_only_the_attempt() -> None:
+def test_a_retryable_error_ends_only_the_attempt() -> None:
     session = started()
     failed = to_failed(Overloaded("no blocks"))
     broken = Delta(stream=1, attempt=0, offset=0, token_ids=b"", finish="error", error=failed)
@@ -106,7 +106,7 @@ def test_an_error_that_may_pass_costs_only_the_attempt() -> None:
     assert (session.state, session.lost_because) == (SessionState.PLACING, "no blocks")
 
 
-def test_an_error_for_good_ends_the_stream() -> None:
+def test_an_error_that_is_not_retryable_ends_the_stream() -> None:
     session = started()
     failed = to_failed(InvalidInput("no such adapter"))
     broken = Delta(stream=1, attempt=0, offset=0, token_ids=b"", finish="error", error=failed)
@@ -132,7 +132,7 @@ def test_log_probabilities_are_cut_like_their_tokens() -> None:
     assert output.logprobs == entries[1:]
 
 
-def test_log_probabilities_of_the_wrong_number_are_a_broken_worker() -> None:
+def test_a_wrong_number_of_log_probabilities_is_a_protocol_error() -> None:
     entries = [TokenLogprobs(5, -1.0, 1)]
     both = Delta(stream=1, attempt=0, offset=0, token_ids=pack_ids([5, 6]), logprobs=entries)
     output = started().take(both, 0.0)
@@ -147,10 +147,10 @@ TICK_S = 0.05
 
 @settings(max_examples=1000, deadline=None)
 @given(seed=st.integers(0, 2**32))
-def test_any_loss_repetition_and_disorder_ends_with_each_token_once(seed: int) -> None:
-    """Workers that honor Resend and die now and then, on a network that does what it likes.
+def test_loss_repetition_and_reordering_deliver_each_token_once(seed: int) -> None:
+    """Workers answer Resend and sometimes die; the network loses, repeats and reorders messages.
 
-    After a while the storm is over: then the rest must come without help.
+    Then the faults stop, and the rest must arrive.
     """
     chance = Random(seed)
     session, wire, delivered = started(), list[Delta](), list[int]()
@@ -162,7 +162,7 @@ def test_any_loss_repetition_and_disorder_ends_with_each_token_once(seed: int) -
             session.lose("gone", "test")
             sent = len(session.token_ids)
             session.start(WorkerId(f"worker-{session.attempt}"), 1, now)
-        if session.wants_resend(now):
+        if session.needs_resend(now):
             sent = len(session.token_ids)
         ids = WORD[sent : sent + chance.randint(1, 4)]
         finish: FinishReason | None = "stop" if sent + len(ids) == len(WORD) else None

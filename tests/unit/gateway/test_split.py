@@ -1,4 +1,4 @@
-"""A name that stands for several models: by weight, the same for the same id, stable."""
+"""A name shared by several models: chosen by weight, and the same for the same request id."""
 
 from collections import Counter
 from typing import Any
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tokenmesh.services.gateway.mesh.split import in_order
+from tokenmesh.services.gateway.mesh.catalog import in_order
 from tokenmesh.shared.config.gateway import GatewaySettings
 
 
@@ -20,9 +20,7 @@ def test_requests_are_shared_by_weight(weights: dict[str, float]) -> None:
 
 
 @given(st.dictionaries(st.text(min_size=1), st.floats(0.01, 100), min_size=2), st.text(min_size=1))
-def test_only_requests_of_a_model_that_goes_move(
-    weights: dict[str, float], request_id: str
-) -> None:
+def test_only_requests_of_a_removed_model_move(weights: dict[str, float], request_id: str) -> None:
     order = in_order(weights, request_id)
     assert sorted(order) == sorted(weights)
     gone = order[-1]
@@ -30,7 +28,7 @@ def test_only_requests_of_a_model_that_goes_move(
     assert in_order(rest, request_id) == order[:-1]
 
 
-def test_without_an_id_the_heaviest_comes_first() -> None:
+def test_without_an_id_the_highest_weight_comes_first() -> None:
     assert in_order({"b": 1, "a": 1, "c": 2}, "") == ["c", "a", "b"]
 
 
@@ -45,6 +43,6 @@ WRONG: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("settings", WRONG)
-def test_splits_that_make_no_sense_are_refused_at_the_start(settings: dict[str, Any]) -> None:
+def test_invalid_splits_are_refused_at_the_start(settings: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match="model_splits"):
         GatewaySettings(**settings)

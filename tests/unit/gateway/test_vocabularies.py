@@ -1,4 +1,4 @@
-"""A model's tokenizer is asked for once, then now and again, and fetched only when it changed."""
+"""A tokenizer's description is refreshed; its text is loaded only when it has changed."""
 
 import asyncio
 from pathlib import Path
@@ -18,7 +18,7 @@ MODEL = ModelName("m")
 
 
 class Tokenizers:
-    """Stands in for `ServiceCalls`."""
+    """A fake of `ServiceCalls`."""
 
     def __init__(self, text: str) -> None:
         self.text = text.encode()
@@ -26,18 +26,18 @@ class Tokenizers:
         self.fingerprint = "one"
         self.defaults = b'{"top_k": 7}'
         self.is_away = False
-        self.num_asked = 0
+        self.num_requests = 0
         self.num_fetched = 0
 
-    async def ask(
+    async def request(
         self, _subject: str, message: object, *_: object, **__: object
     ) -> Described | TokenizerRead:
         if isinstance(message, ReadTokenizer):
             return self.read(message)
-        self.num_asked += 1
+        self.num_requests += 1
         await asyncio.sleep(0)
         if self.is_away:
-            raise NoResponders("nobody")
+            raise NoResponders("no tokenizer")
         return Described(
             fingerprint=self.fingerprint,
             vocab_size=400,
@@ -65,24 +65,24 @@ def made(text: str, **limits: Any) -> tuple[Vocabularies, Tokenizers]:
     return Vocabularies(cast("ServiceCalls", service), settings), service
 
 
-async def until(vocabularies: Vocabularies, service: Tokenizers, num_asked: int) -> None:
+async def until(vocabularies: Vocabularies, service: Tokenizers, num_requests: int) -> None:
     async with asyncio.timeout(5):
-        while service.num_asked < num_asked:
+        while service.num_requests < num_requests:
             await vocabularies.get(MODEL)
             await asyncio.sleep(0.001)
     await asyncio.sleep(0.01)
 
 
-async def test_many_requests_ask_once(tokenizer_json: str) -> None:
+async def test_concurrent_requests_share_one_load(tokenizer_json: str) -> None:
     vocabularies, service = made(tokenizer_json)
     texts = await asyncio.gather(*(vocabularies.get(MODEL) for _ in range(5)))
-    assert (service.num_asked, service.num_fetched) == (1, 1)
+    assert (service.num_requests, service.num_fetched) == (1, 1)
     assert texts[0].defaults == {"top_k": 7}
     assert all(text is texts[0] for text in texts)
 
 
 @pytest.mark.parametrize(("part_bytes", "limit"), [(0, 1 << 20), (1000, 1000)])
-async def test_a_text_that_never_ends_or_is_too_large_is_not_read(
+async def test_a_text_that_does_not_end_or_is_too_large_is_refused(
     tokenizer_json: str, part_bytes: int, limit: int
 ) -> None:
     vocabularies, service = made(tokenizer_json, max_tokenizer_bytes=limit)
@@ -91,10 +91,10 @@ async def test_a_text_that_never_ends_or_is_too_large_is_not_read(
         await vocabularies.get(MODEL)
 
 
-async def test_bytes_that_are_no_text_are_a_broken_tokenizer(tokenizer_json: str) -> None:
+async def test_a_tokenizer_that_is_not_utf8_is_a_protocol_error(tokenizer_json: str) -> None:
     vocabularies, service = made(tokenizer_json)
     service.text = b"\xff" * 2500
-    with pytest.raises(ProtocolError, match="is no text"):
+    with pytest.raises(ProtocolError, match="is not UTF-8"):
         await vocabularies.get(MODEL)
 
 
@@ -116,7 +116,7 @@ async def test_a_changed_tokenizer_is_fetched(tokenizer_json: str) -> None:
     assert service.num_fetched == 2
 
 
-async def test_while_no_tokenizer_answers_the_old_one_is_used(tokenizer_json: str) -> None:
+async def test_the_old_tokenizer_is_used_while_no_service_answers(tokenizer_json: str) -> None:
     vocabularies, service = made(tokenizer_json, describe_ttl_s=0.001)
     await vocabularies.get(MODEL)
     service.is_away = True
@@ -124,7 +124,7 @@ async def test_while_no_tokenizer_answers_the_old_one_is_used(tokenizer_json: st
     assert (await vocabularies.get(MODEL)).described.fingerprint == "one"
 
 
-async def test_a_first_question_that_fails_is_put_again(tokenizer_json: str) -> None:
+async def test_a_failed_first_load_is_repeated(tokenizer_json: str) -> None:
     vocabularies, service = made(tokenizer_json)
     service.is_away = True
     with pytest.raises(NoResponders):
@@ -133,14 +133,14 @@ async def test_a_first_question_that_fails_is_put_again(tokenizer_json: str) -> 
     assert (await vocabularies.get(MODEL)).described.fingerprint == "one"
 
 
-async def test_only_so_many_are_kept(tokenizer_json: str) -> None:
+async def test_the_cache_is_bounded(tokenizer_json: str) -> None:
     vocabularies, service = made(tokenizer_json, max_vocabularies=1)
     for name in ("a", "b", "a"):
         await vocabularies.get(ModelName(name))
     assert service.num_fetched == 3
 
 
-async def test_defaults_that_are_no_json_are_a_broken_tokenizer(tokenizer_json: str) -> None:
+async def test_defaults_that_are_not_json_are_a_protocol_error(tokenizer_json: str) -> None:
     vocabularies, service = made(tokenizer_json)
     service.defaults = b"nonsense"
     with pytest.raises(ProtocolError):

@@ -13,6 +13,7 @@ from starlette.types import Scope
 
 from tokenmesh.services.gateway.anthropic import errors as anthropic_errors
 from tokenmesh.services.gateway.context import context_of, find_context
+from tokenmesh.services.gateway.generation.answer import forget_frames
 from tokenmesh.services.gateway.http.sse import encode_json
 from tokenmesh.services.gateway.openai.errors import error_body, status_body
 from tokenmesh.shared.errors import InvalidInput, TokenMeshError
@@ -46,18 +47,6 @@ def error_response(error: TokenMeshError, scope: Scope) -> Response:
         )
         return json_response(body, anthropic_errors.status_of(error.status), headers)
     return json_response(error_body(error), error.status, headers)
-
-
-def forget_frames(error: BaseException) -> None:
-    """Drop the tracebacks of a handled error and of its causes.
-
-    Their frames refer to the request's body; a frame that refers to its own error would keep it
-    until the next garbage collection.
-    """
-    cause: BaseException | None = error
-    while cause is not None and cause.__traceback__ is not None:
-        cause.__traceback__ = None
-        cause = cause.__cause__ or cause.__context__
 
 
 def _is_anthropic(scope: Scope) -> bool:

@@ -2,26 +2,30 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from math import inf
 
-from tokenmesh.services.gateway.generation.metering import Meters
+from starlette.types import Scope
+
+from tokenmesh.services.gateway.extras.beam_searcher import BeamSearcher
+from tokenmesh.services.gateway.generation.answer import BodyWriter, GenerationResponse
+from tokenmesh.services.gateway.generation.request import GenerationRequest
+from tokenmesh.services.gateway.generation.usage import Meters
 from tokenmesh.services.gateway.http.body_budget import BodyBudget
 from tokenmesh.services.gateway.http.meters import HttpMeters
-from tokenmesh.services.gateway.mesh.breaker import Breaker
-from tokenmesh.services.gateway.mesh.calls import ServiceCalls
-from tokenmesh.services.gateway.mesh.cancels import Cancels
+from tokenmesh.services.gateway.mesh.calls import ServiceCalls, newest_replica
 from tokenmesh.services.gateway.mesh.catalog import ENCODER, WORKER, Catalog
 from tokenmesh.services.gateway.mesh.held_prompts import HeldPrompts
 from tokenmesh.services.gateway.mesh.launcher import Launcher
+from tokenmesh.services.gateway.mesh.liveness import Breaker
 from tokenmesh.services.gateway.mesh.pipeline import Pipeline
 from tokenmesh.services.gateway.mesh.recovery import StreamRecovery
-from tokenmesh.services.gateway.mesh.replicas import Replicas
 from tokenmesh.services.gateway.mesh.stages import Stages
 from tokenmesh.services.gateway.mesh.streams import Streams
 from tokenmesh.services.gateway.mesh.vocabularies import Vocabularies
-from tokenmesh.services.gateway.mesh.watch_times import WatchTimes
 from tokenmesh.services.gateway.openai.request_builder import RequestBuilder
 from tokenmesh.services.gateway.operations.admin import Admin
+from tokenmesh.services.gateway.operations.load_header import Headers, load_header
 from tokenmesh.services.gateway.operations.mesh_view import MeshView
 from tokenmesh.services.gateway.operations.traces import TraceStore
 from tokenmesh.services.gateway.operations.worker_metrics import EngineMetrics, measure_workers
@@ -34,7 +38,7 @@ from tokenmesh.services.gateway.tenancy.usage_reader import UsageReader
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.bus.base import Bus, Subscription
 from tokenmesh.shared.config import Settings
-from tokenmesh.shared.ids import GatewayId, InstanceId, WorkerId
+from tokenmesh.shared.ids import GatewayId, InstanceId, ModelName, WorkerId
 from tokenmesh.shared.journal import Journal
 from tokenmesh.shared.membership import Member, Members
 from tokenmesh.shared.messages import Heartbeat
@@ -97,18 +101,26 @@ class Gateway:
     def _make_mesh(self, count_losses: Callable[[], int]) -> None:
         """What sends prompts to workers and recovers their streams."""
         bus, limits, metrics = self._bus, self.settings, self.metrics
-        self._cancels = Cancels(bus, self.id, limits.max_cancel_queue)
-        self.streams = self._make_streams()
         breaker = Breaker(limits)
+        self.streams = Streams(self.id, bus, limits, breaker)
         metrics.gauge_of("workers_left_out", lambda: len(breaker))
         self._prompts = HeldPrompts(bus, self.id)
         self.calls = ServiceCalls(
-            bus, limits, Replicas(self.members).freshest, breaker.left_out, self._prompts
+            bus, limits, partial(newest_replica, self.members), breaker.left_out, self._prompts
         )
-        launcher = Launcher(bus, self.calls, self.streams, limits, metrics, breaker)
-        self.streams.on_done = breaker.succeed
-        self._recovery = self._make_recovery(launcher, count_losses)
-        self.pipeline = Pipeline(Stages(self.id, self.calls, self.streams, launcher, limits))
+        launcher = Launcher(self.id, bus, self.calls, self.streams, limits, metrics)
+        self.recovery = StreamRecovery(
+            self.id,
+            bus,
+            self.streams,
+            launcher,
+            limits,
+            metrics,
+            count_losses=count_losses,
+            last_beat_s=self._last_beat_s,
+        )
+        stages = Stages(self.calls, self.streams, launcher)
+        self.pipeline = Pipeline(stages, BeamSearcher(stages).run)
 
     def _make_scale_out(self, settings: Settings) -> ScaleOut:
         scale_out = ScaleOut(
@@ -127,26 +139,6 @@ class Gateway:
 
         self.members.on_beat = on_beat
         return scale_out
-
-    def _make_streams(self) -> Streams:
-        limits = self.settings
-        return Streams(
-            WatchTimes.of(limits),
-            self._cancels,
-            max_streams=limits.max_streams,
-            max_told=limits.max_cancels_known,
-        )
-
-    def _make_recovery(self, launcher: Launcher, count_losses: Callable[[], int]) -> StreamRecovery:
-        return StreamRecovery(
-            self._bus,
-            self.streams,
-            launcher,
-            self.settings,
-            self.metrics,
-            count_losses=count_losses,
-            last_beat_s=self._last_beat_s,
-        )
 
     def _make_responses(self, journal: Journal | None, settings: Settings) -> Responses:
         return Responses(
@@ -176,6 +168,22 @@ class Gateway:
     def _engine_members(self) -> list[Member]:
         return [*self.members.service(WORKER), *self.members.service(ENCODER)]
 
+    def respond(self, request: GenerationRequest, writer: BodyWriter) -> GenerationResponse:
+        """The HTTP response that runs the request."""
+        return GenerationResponse(
+            request,
+            writer,
+            self.pipeline,
+            self.admission,
+            self.settings,
+            self.meters,
+            self.load_headers,
+        )
+
+    def load_headers(self, scope: Scope, model: ModelName) -> Headers:
+        """Further headers of a response, from the load of a model's workers."""
+        return load_header(scope, self.members.workers(model))
+
     async def render_metrics(self) -> bytes:
         """Metrics of this process and of the engines of the mesh."""
         engines = await self._engine_metrics.render(self.metrics.prefix)
@@ -187,7 +195,7 @@ class Gateway:
 
     async def start(self) -> None:
         """Subscribe to tokens and spans."""
-        tokens = await self._bus.subscribe(gateway_tokens(self.id), self.streams.receive)
+        tokens = await self._bus.subscribe(gateway_tokens(self.id), self.recovery.receive)
         self._subscriptions += [tokens, await self.traces.follow(self._bus)]
         await self._prompts.start()
         await self.scale_out.start()
@@ -196,8 +204,8 @@ class Gateway:
     async def run(self) -> None:
         """Watch workers, send Cancels and adopt responses until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._cancels.run())
-            group.create_task(self._recovery.run())
+            group.create_task(self.streams.cancels.run())
+            group.create_task(self.recovery.run())
             group.create_task(self.responses.run())
             group.create_task(self.keys.refresh())
             group.create_task(self.admission.run())
@@ -208,6 +216,6 @@ class Gateway:
         await self.admission.stop()
         await self.scale_out.stop()
         await self._prompts.stop()
-        await self._cancels.flush()
+        await self.streams.cancels.flush()
         for subscription in self._subscriptions:
             await subscription.stop()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
 
 from tokenmesh.services.gateway.generation.chunk import OutputChunk, join_events
-from tokenmesh.services.gateway.openai.shapes import (
+from tokenmesh.services.gateway.generation.usage import (
     CompletionTokensDetails,
     PromptTokensDetails,
     Usage,

@@ -14,14 +14,13 @@ from tokenmesh.services.gateway.context import RequestContext, context_of
 from tokenmesh.services.gateway.document.bodies import body_schema
 from tokenmesh.services.gateway.errors import json_response
 from tokenmesh.services.gateway.gateway import Gateway
-from tokenmesh.services.gateway.generation.answer import GenerationResponse
-from tokenmesh.services.gateway.generation.prompt_length import count_prompt_tokens
 from tokenmesh.services.gateway.http.body import read_json
 from tokenmesh.services.gateway.http.event_loop import off_loop
 from tokenmesh.services.gateway.http.middleware import Endpoint
 from tokenmesh.services.gateway.mesh.catalog import Catalog
 from tokenmesh.services.gateway.mesh.vocabularies import Vocabularies
 from tokenmesh.services.gateway.openai.chat_builder import build_chat
+from tokenmesh.services.gateway.openai.prompt_length import count_prompt_tokens
 from tokenmesh.services.gateway.openai.request import ChatRequest
 from tokenmesh.services.gateway.openai.translation import TranslatedChat, warn_unknown
 from tokenmesh.shared.telemetry import span
@@ -48,7 +47,7 @@ def messages_endpoint(gateway: Gateway) -> Endpoint:
         generation = replace(generation, jobs=jobs)
         writer = MessagesWriter(generation, translation.fields, shows_thinking=not is_omitted)
         context.rename_error = translation.fields.rename
-        return GenerationResponse(generation, gateway, writer, context.started_s)
+        return gateway.respond(generation, writer)
 
     return create_message
 

@@ -15,9 +15,9 @@ from tokenmesh.services.gateway.anthropic.errors import error_body
 from tokenmesh.services.gateway.generation.chunk import OutputChunk, merge
 from tokenmesh.services.gateway.generation.delivery import Delivery
 from tokenmesh.services.gateway.generation.request import GenerationRequest
+from tokenmesh.services.gateway.generation.usage import Usage
 from tokenmesh.services.gateway.http.sse import encode_json, event_frame
 from tokenmesh.services.gateway.openai.field_names import FieldNames
-from tokenmesh.services.gateway.openai.shapes import Usage
 from tokenmesh.services.gateway.parsers.events import (
     CallArguments,
     CallBegin,

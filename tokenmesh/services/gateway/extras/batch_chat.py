@@ -10,7 +10,6 @@ from starlette.responses import Response
 
 from tokenmesh.services.gateway.context import RequestContext, context_of
 from tokenmesh.services.gateway.gateway import Gateway
-from tokenmesh.services.gateway.generation.answer import GenerationResponse
 from tokenmesh.services.gateway.generation.chunk import OutputChunk
 from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.http.body import read_json
@@ -92,7 +91,7 @@ def chat_batch_endpoint(gateway: Gateway) -> Endpoint:
             body = await read_json(request, BatchChatRequest, gateway.settings)
             requests = await build_batch(gateway.builder, body, context)
         writer = BatchWriter(requests)
-        return GenerationResponse(joined(requests), gateway, writer, context.started_s)
+        return gateway.respond(joined(requests), writer)
 
     return create_chat_completion_batch
 

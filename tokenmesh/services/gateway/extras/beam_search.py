@@ -8,23 +8,8 @@ own log-probabilities, complete ones by that sum divided by length ** length_pen
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from tokenmesh.services.gateway.generation.request import BeamOptions
 from tokenmesh.shared.messages.tokens import FinishReason, TokenLogprobs
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BeamOptions:
-    width: int
-    """The number of beams, and of choices in the response."""
-    length_penalty: float = 1.0
-    end_ids: frozenset[int] = frozenset()
-    """Tokens that end a beam without a stop reason."""
-    stop_ids: frozenset[int] = frozenset()
-    """Tokens that end a beam and are its stop reason."""
-
-    @property
-    def num_candidates(self) -> int:
-        """Tokens of each beam that are considered."""
-        return 2 * self.width
 
 
 @dataclass(frozen=True, slots=True)

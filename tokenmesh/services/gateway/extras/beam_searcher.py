@@ -10,10 +10,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 
-from tokenmesh.services.gateway.extras.beam_search import Beam, BeamOptions, BeamSearch
-from tokenmesh.services.gateway.generation.inbox import Inbox
-from tokenmesh.services.gateway.generation.prompt_job import Prompt, PromptJob
-from tokenmesh.services.gateway.mesh.session import Output
+from tokenmesh.services.gateway.extras.beam_search import Beam, BeamSearch
+from tokenmesh.services.gateway.generation.inbox import Inbox, Output
+from tokenmesh.services.gateway.generation.request import BeamOptions, Prompt, PromptJob
 from tokenmesh.services.gateway.mesh.stages import Stages
 from tokenmesh.shared.errors import ProtocolError, TokenMeshError
 from tokenmesh.shared.messages.sampling import SamplingParams
@@ -29,13 +28,12 @@ class BeamSearcher:
         self._stages = stages
 
     @asynccontextmanager
-    async def run(
-        self, job: PromptJob, options: BeamOptions, prompt: Prompt, inbox: Inbox
-    ) -> AsyncIterator[None]:
+    async def run(self, job: PromptJob, prompt: Prompt, inbox: Inbox) -> AsyncIterator[None]:
         """Inside the block the search runs and delivers into `inbox`; leaving it stops it."""
+        assert job.beams is not None
         for index in range(job.n):
             inbox.connect(job.first_choice + index, _nothing_to_close)
-        task = asyncio.create_task(self._search(job, options, prompt, inbox))
+        task = asyncio.create_task(self._search(job, job.beams, prompt, inbox))
         try:
             yield
         finally:

@@ -1,11 +1,11 @@
 """GenerationResponse: a generation as an HTTP response, streamed or whole.
 
-Nothing is sent before the first tokens are there, so that an error until then has its status; only
-a stream that waits for longer than the keep-alive's interval begins without them.
+Nothing is sent before the first tokens arrive, so that an earlier error has its status; only a
+stream that waits longer than the keep-alive interval begins without them.
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Protocol
 
@@ -13,131 +13,134 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tokenmesh.services.gateway.context import RequestContext, context_of
-from tokenmesh.services.gateway.errors import forget_frames
-from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.generation.chunk import OutputChunk
-from tokenmesh.services.gateway.generation.delivery import Delivery, deliver
+from tokenmesh.services.gateway.generation.delivery import Delivery, PromptRunner, deliver
 from tokenmesh.services.gateway.generation.request import GenerationRequest
+from tokenmesh.services.gateway.generation.usage import Meter, Meters
 from tokenmesh.services.gateway.http import sse
 from tokenmesh.services.gateway.http.client_watch import ClientWatch
 from tokenmesh.services.gateway.http.response_sender import ResponseSender
-from tokenmesh.services.gateway.operations.load_header import Headers, load_header
+from tokenmesh.services.gateway.tenancy.admission import Admission
+from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import Cancelled, TokenMeshError
+from tokenmesh.shared.ids import ModelName
 from tokenmesh.shared.telemetry import REQUEST_ID, Tally
+
+LoadHeaders = Callable[[Scope, ModelName], list[tuple[bytes, bytes]]]
 
 
 class BodyWriter(Protocol):
-    """The shape of a route's answer."""
+    """Writes the body in the format of one API."""
 
     @property
     def keep_alive(self) -> bytes:
         """What clients of a stream skip; also sent before `begin`."""
 
     def begin(self, delivery: Delivery) -> bytes:
-        """What a stream starts with."""
+        """The start of a stream."""
 
-    def write(self, delivery: Delivery, pieces: list[OutputChunk]) -> bytes:
-        """The chunks of a flush; may be empty."""
+    def write(self, delivery: Delivery, chunks: list[OutputChunk]) -> bytes:
+        """The events of some chunks; may be empty."""
 
     def end(self, delivery: Delivery) -> bytes:
-        """What a stream ends with."""
+        """The end of a stream."""
 
     def fail(self, error: TokenMeshError) -> bytes:
-        """The end of a stream that has begun and cannot be completed."""
+        """The end of a stream that fails after it has begun."""
 
-    def whole(self, delivery: Delivery, pieces: list[OutputChunk]) -> Any:
-        """The body of an answer that is not streamed, from all its pieces."""
+    def whole(self, delivery: Delivery, chunks: list[OutputChunk]) -> Any:
+        """The body of a response that is not streamed, from all its chunks."""
 
 
 class GenerationResponse(Response):
-    """Runs an Ask when it is called."""
+    """Runs a GenerationRequest when it is called."""
 
     def __init__(
-        self, ask: GenerationRequest, gateway: Gateway, writer: BodyWriter, started_s: float
+        self,
+        request: GenerationRequest,
+        writer: BodyWriter,
+        pipeline: PromptRunner,
+        admission: Admission,
+        settings: GatewaySettings,
+        meters: Meters,
+        load_headers: LoadHeaders,
     ) -> None:
-        """`started_s`: when the request arrived (monotonic)."""
+        """`load_headers`: further headers of a response, from the load of a model's workers."""
         super().__init__()
-        self._ask = ask
-        self._pipeline = gateway.pipeline
-        self._admission = gateway.admission
-        self._members = gateway.members
-        self._settings = gateway.settings
+        self._request = request
         self._writer = writer
-        self._meter = gateway.meters.start(ask.head.model, started_s)
+        self._pipeline = pipeline
+        self._admission = admission
+        self._settings = settings
+        self._meters = meters
+        self._load_headers = load_headers
         self._has_begun = False
         self._flushing = Tally("flush")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
-        exchange = context_of(scope)
+        context, jobs = context_of(scope), self._request.jobs
         try:
-            await exchange.widen(len(self._ask.jobs), self._ask.num_choices)
+            await context.widen(len(jobs), self._request.num_choices)
             async with ClientWatch(receive, self._settings.write_timeout_s) as watch:
-                outlet = ResponseSender(
-                    send, watch, self._flushing, partial(self._load_header, scope)
-                )
-                await self._run(outlet, exchange)
+                headers = partial(self._load_headers, scope, jobs[0].card.name)
+                await self._run(ResponseSender(send, watch, self._flushing, headers), context)
         except Cancelled:
-            exchange.has_client_left = True
+            context.has_client_left = True
 
-    def _load_header(self, scope: Scope) -> Headers:
-        return load_header(scope, self._members.workers(self._ask.jobs[0].card.name))
-
-    async def _run(self, outlet: ResponseSender, exchange: RequestContext) -> None:
-        ask, limit = self._ask, self._settings.max_buffered_tokens
-        if ask.is_stream:
-            outlet.keep_alive(self._settings.sse_keep_alive_s, self._writer.keep_alive)
+    async def _run(self, sender: ResponseSender, context: RequestContext) -> None:
+        request, settings = self._request, self._settings
+        meter = self._meters.start(request.head.model, context.started_s)
+        if request.is_stream:
+            sender.keep_alive(settings.sse_keep_alive_s, self._writer.keep_alive)
         try:
-            with outlet.until_draining():
+            with sender.until_draining():
                 async with deliver(
-                    self._pipeline, ask.jobs, ask.make_choices, limit, self._admission
+                    self._pipeline, request, settings.max_buffered_tokens, self._admission
                 ) as delivery:
-                    exchange.warnings.extend(_cuts(ask, delivery))
-                    if ask.is_stream:
-                        await self._stream(delivery, outlet)
-                    else:
-                        await self._collect(delivery, outlet)
-                    self._meter.finish(delivery, ask.jobs[0].n)
+                    context.warnings.extend(_cuts(request, delivery))
+                    send = self._stream if request.is_stream else self._collect
+                    await send(delivery, sender, meter)
+                    meter.finish(delivery.prompts, delivery.choices)
         except TokenMeshError as error:
-            if not outlet.has_begun or isinstance(error, Cancelled):
+            if not sender.has_begun or isinstance(error, Cancelled):
                 raise
             forget_frames(error)
-            await outlet.end(self._writer.fail(error))
+            await sender.end(self._writer.fail(error))
         finally:
-            outlet.stop()
-            self._flushing.record({REQUEST_ID: ask.jobs[0].request_id})
+            sender.stop()
+            self._flushing.record({REQUEST_ID: request.jobs[0].request_id})
 
-    async def _stream(self, delivery: Delivery, outlet: ResponseSender) -> None:
+    async def _stream(self, delivery: Delivery, sender: ResponseSender, meter: Meter) -> None:
         writer = self._writer
-        async for pieces in delivery.pieces():
-            self._meter.flush(delivery)
+        async for chunks in delivery.chunks():
+            meter.flush(delivery.prompts)
             data = b"" if self._has_begun else writer.begin(delivery)
             self._has_begun = True
-            data += writer.write(delivery, pieces)
+            data += writer.write(delivery, chunks)
             if delivery.is_complete:
-                await outlet.end(data + writer.end(delivery))
+                await sender.end(data + writer.end(delivery))
             elif data:
-                await outlet.write(data)
+                await sender.write(data)
 
-    async def _collect(self, delivery: Delivery, outlet: ResponseSender) -> None:
+    async def _collect(self, delivery: Delivery, sender: ResponseSender, meter: Meter) -> None:
         collected: list[OutputChunk] = []
-        async for pieces in delivery.pieces():
-            self._meter.flush(delivery)
-            collected.extend(pieces)
+        async for chunks in delivery.chunks():
+            meter.flush(delivery.prompts)
+            collected.extend(chunks)
         if _num_logprobs(delivery, collected) > self._settings.inline_logprobs:
-            # Megabytes of JSON: the streams of others must not wait for it.
+            # Encoding megabytes of JSON here would delay the streams of other clients.
             body = await asyncio.to_thread(self._whole, delivery, collected)
         else:
             body = self._whole(delivery, collected)
-        await outlet.answer(body)
+        await sender.answer(body)
 
-    def _whole(self, delivery: Delivery, pieces: list[OutputChunk]) -> bytes:
-        return sse.encode_json(self._writer.whole(delivery, pieces))
+    def _whole(self, delivery: Delivery, chunks: list[OutputChunk]) -> bytes:
+        return sse.encode_json(self._writer.whole(delivery, chunks))
 
 
-def _cuts(ask: GenerationRequest, delivery: Delivery) -> Iterator[str]:
-    """Warnings of prompts that left less room than max_tokens asked for."""
-    for job, prompt in zip(ask.jobs, delivery.prompts, strict=True):
+def _cuts(request: GenerationRequest, delivery: Delivery) -> Iterator[str]:
+    """Warnings for prompts that leave less room than `max_tokens`."""
+    for job, prompt in zip(request.jobs, delivery.prompts, strict=True):
         if job.max_tokens is not None and prompt.max_tokens < job.max_tokens:
             yield (
                 f"max_tokens cut from {job.max_tokens} to {prompt.max_tokens}: the context of "
@@ -145,7 +148,19 @@ def _cuts(ask: GenerationRequest, delivery: Delivery) -> Iterator[str]:
             )
 
 
-def _num_logprobs(delivery: Delivery, pieces: list[OutputChunk]) -> int:
-    """Tokens whose log-probabilities are to be written."""
+def _num_logprobs(delivery: Delivery, chunks: list[OutputChunk]) -> int:
+    """Tokens whose log-probabilities the body holds."""
     of_prompts = sum(len(choice.prompt_logprobs or ()) for choice in delivery.choices)
-    return of_prompts + sum(len(piece.logprobs) for piece in pieces)
+    return of_prompts + sum(len(chunk.logprobs) for chunk in chunks)
+
+
+def forget_frames(error: BaseException) -> None:
+    """Drop the tracebacks of an error that was sent to the client, and of its causes.
+
+    Their frames refer to the request's body. A frame that refers to its own error would keep it
+    until the next garbage collection.
+    """
+    cause: BaseException | None = error
+    while cause is not None and cause.__traceback__ is not None:
+        cause.__traceback__ = None
+        cause = cause.__cause__ or cause.__context__

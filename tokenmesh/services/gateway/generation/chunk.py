@@ -1,4 +1,4 @@
-"""OutputChunk: what a choice passes on at one time, and how pieces become one."""
+"""OutputChunk: new output of a choice, and how several chunks become one."""
 
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -15,7 +15,7 @@ from tokenmesh.shared.messages.tokens import TokenLogprobs
 
 @dataclass(slots=True)
 class OutputChunk:
-    """Of one choice."""
+    """New output of one choice: text, parser events, log-probabilities."""
 
     choice: int
     text: str = ""
@@ -25,20 +25,20 @@ class OutputChunk:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     events: list[Event] | None = None
-    """What a parser made of the text, neighbours of a kind joined; None: no parser reads it."""
+    """What the parser made of the text, neighbors of a kind joined; None: there is no parser."""
     content_bytes: list[int | None] = field(default_factory=list)
-    """With a parser, of each of `logprobs`: the content that became certain with that token; None:
-    nothing did, 0: something else."""
+    """With a parser, for each entry of `logprobs`: bytes of content that the parser released with
+    that token; 0: it released something else, None: it released nothing."""
 
     def all_events(self) -> list[Event]:
-        """What to show, with or without a parser."""
+        """The events; without a parser, all text is content."""
         if self.events is not None:
             return self.events
         return [Content(self.text)] if self.text else []
 
 
 def join_events(events: list[Event]) -> list[Event]:
-    """The same with neighbours that only go on made one, and nothing empty."""
+    """The same events with neighbors of a kind joined and empty ones removed."""
     joined: list[Event] = []
     for (kind, index), run in groupby(events, _kind_of):
         if kind is CallBegin:
@@ -60,22 +60,22 @@ def _kind_of(event: Event) -> tuple[type[Event], int]:
     return type(event), -1
 
 
-def merge(pieces: list[OutputChunk], num_choices: int) -> list[OutputChunk]:
-    """All pieces of each choice as one."""
+def merge(chunks: list[OutputChunk], num_choices: int) -> list[OutputChunk]:
+    """Join all chunks of each choice into one."""
     texts: list[list[str]] = [[] for _ in range(num_choices)]
     events: list[list[Event]] = [[] for _ in range(num_choices)]
     merged = [OutputChunk(index) for index in range(num_choices)]
-    for piece in pieces:
-        whole = merged[piece.choice]
-        texts[piece.choice].append(piece.text)
-        whole.token_ids.extend(piece.token_ids)
-        whole.logprobs.extend(piece.logprobs)
-        if piece.events is not None:
-            events[piece.choice].extend(piece.events)
-            whole.events = events[piece.choice]
-        if piece.finish_reason is not None:
-            whole.finish_reason = piece.finish_reason
-            whole.stop_reason = piece.stop_reason
+    for chunk in chunks:
+        whole = merged[chunk.choice]
+        texts[chunk.choice].append(chunk.text)
+        whole.token_ids.extend(chunk.token_ids)
+        whole.logprobs.extend(chunk.logprobs)
+        if chunk.events is not None:
+            events[chunk.choice].extend(chunk.events)
+            whole.events = events[chunk.choice]
+        if chunk.finish_reason is not None:
+            whole.finish_reason = chunk.finish_reason
+            whole.stop_reason = chunk.stop_reason
     for whole, parts in zip(merged, texts, strict=True):
         whole.text = "".join(parts)
         if whole.events is not None:

@@ -1,21 +1,28 @@
-"""Delivery: all prompts of a response through the pipeline, and what they bring as pieces."""
+"""Delivery: all prompts of a response run through the mesh, and their output arrives as chunks."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from functools import partial
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from typing import Protocol
 
 from tokenmesh.services.gateway.generation.choice import Choice
 from tokenmesh.services.gateway.generation.chunk import OutputChunk
-from tokenmesh.services.gateway.generation.inbox import Inbox
-from tokenmesh.services.gateway.generation.prompt_job import Prompt, PromptJob
-from tokenmesh.services.gateway.mesh.pipeline import Pipeline
-from tokenmesh.services.gateway.mesh.session import Output
-from tokenmesh.services.gateway.openai.shapes import Usage, usage_of
+from tokenmesh.services.gateway.generation.inbox import Inbox, Output
+from tokenmesh.services.gateway.generation.request import GenerationRequest, Prompt, PromptJob
+from tokenmesh.services.gateway.generation.usage import Usage, count_usage
 from tokenmesh.services.gateway.tenancy.admission import Admission
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.errors import Cancelled, DeadlineExceeded, TokenMeshError
 from tokenmesh.shared.telemetry import REQUEST_ID, Tally
+
+
+class PromptRunner(Protocol):
+    """The mesh as a response needs it; `mesh.pipeline.Pipeline` implements it."""
+
+    def run(
+        self, jobs: Sequence[PromptJob], inbox: Inbox
+    ) -> AbstractAsyncContextManager[Sequence[Prompt]]:
+        """Inside the block the jobs' output arrives in `inbox`; leaving it cancels what runs."""
 
 
 class Delivery:
@@ -30,9 +37,9 @@ class Delivery:
         block_size: int = 0,
     ) -> None:
         """`block_size`: tokens of a block in the worker's prefix cache; 0: it has none."""
-        self._block_size = block_size
         self.prompts = prompts
         self.choices = choices
+        self._block_size = block_size
         self._inbox = inbox
         self._detokenizing = detokenizing
         self._num_open = len(choices)
@@ -44,102 +51,75 @@ class Delivery:
 
     def usage(self) -> Usage:
         """Tokens so far; final when `is_complete`."""
-        cached = [choice.cached_tokens for choice in self._first_choices()]
-        return usage_of(
-            sum(prompt.num_tokens for prompt in self.prompts),
-            sum(choice.num_tokens for choice in self.choices),
-            _sum_known(cached),
-            _sum_known(choice.reasoning_tokens for choice in self.choices),
-            _sum_known(self._created(*pair) for pair in zip(self.prompts, cached, strict=True)),
-        )
+        return count_usage(self.prompts, self.choices, self._block_size)
 
-    def _created(self, prompt: Prompt, cached_tokens: int | None) -> int | None:
-        """Tokens of the prompt's full blocks that were not in the prefix cache before."""
-        if not self._block_size or cached_tokens is None:
-            return None
-        in_blocks = prompt.num_tokens - prompt.num_tokens % self._block_size
-        return max(0, in_blocks - cached_tokens)
-
-    def _first_choices(self) -> Sequence[Choice]:
-        """Of each prompt: the others find its blocks in the cache and would hide the truth."""
-        return self.choices[:: len(self.choices) // len(self.prompts)]
-
-    async def pieces(self) -> AsyncIterator[list[OutputChunk]]:
+    async def chunks(self) -> AsyncIterator[list[OutputChunk]]:
         """Everything that arrived since the last time, until every choice has ended.
 
-        Raises what made it impossible to go on.
+        Raises the error that ends the response.
         """
         while self._num_open:
-            pieces = self.push(await self.receive())
-            if pieces:
-                yield pieces
+            chunks = self.push(await self.receive())
+            if chunks:
+                yield chunks
 
     async def receive(self) -> Sequence[tuple[int, Output]]:
-        """What the streams brought, by choice. Raises what made it impossible to go on."""
+        """New output of the streams, by choice. Raises the error that ends the response."""
         return await self._inbox.get()
 
     def abort(self) -> None:
-        """End every choice that has not ended, with the tokens that are there."""
+        """End every open choice with the tokens that have arrived."""
         for choice in self.choices:
             if choice.finish_reason is None:
                 self._inbox.put(choice.index, Output(finish="abort"))
 
     def push(self, outputs: Sequence[tuple[int, Output]]) -> list[OutputChunk]:
-        """What `receive` gave, or once gave to somebody else, as pieces."""
+        """Turn output, as `receive` returned it now or in an earlier process, into chunks."""
+        chunks: list[OutputChunk] = []
         with self._detokenizing:
-            return list(self._push(outputs))
-
-    def _push(self, outputs: Sequence[tuple[int, Output]]) -> Iterator[OutputChunk]:
-        for index, output in outputs:
-            piece = self.choices[index].push(output)
-            if piece is None:
-                continue
-            if piece.finish_reason is not None:
-                self._num_open -= 1
-                self._inbox.close(index)
-            yield piece
+            for index, output in outputs:
+                chunk = self.choices[index].push(output)
+                if chunk is None:
+                    continue
+                if chunk.finish_reason is not None:
+                    self._num_open -= 1
+                    self._inbox.close(index)
+                chunks.append(chunk)
+        return chunks
 
 
 @asynccontextmanager
 async def deliver(
-    pipeline: Pipeline,
-    jobs: Sequence[PromptJob],
-    make_choices: Callable[[PromptJob, Prompt], list[Choice]],
-    max_tokens: int,
-    admission: Admission,
+    pipeline: PromptRunner, request: GenerationRequest, max_tokens: int, admission: Admission
 ) -> AsyncIterator[Delivery]:
-    """Inside the block the jobs run; leaving it cancels what still does.
+    """Inside the block the request's jobs run; leaving it cancels those that still do.
 
-    `max_tokens`: how many tokens may wait to be read. What was generated until then is charged.
+    `max_tokens`: how many tokens may be unread. The tokens that were generated are charged.
     """
+    job = request.jobs[0]
     inbox = Inbox(max_tokens)
     detokenizing = Tally("detokenize")
-    block_size = jobs[0].card.block_size
     late = DeadlineExceeded("the answer was not complete in time")
-    remaining_s = max(0.0, jobs[0].deadline_s - now_s())
+    remaining_s = max(0.0, job.deadline_s - now_s())
     timer = asyncio.get_running_loop().call_later(remaining_s, inbox.fail, late)
     try:
-        if len(jobs) == 1:
-            async with pipeline.run(jobs[0], inbox) as prompt:
-                choices = make_choices(jobs[0], prompt)
-                delivery = Delivery([prompt], choices, inbox, detokenizing, block_size)
-                with _charged(delivery, jobs[0], admission):
-                    yield delivery
-        else:
-            async with _run_all(pipeline, jobs, inbox) as prompts:
-                pairs = zip(jobs, prompts, strict=True)
-                choices = [choice for pair in pairs for choice in make_choices(*pair)]
-                delivery = Delivery(prompts, choices, inbox, detokenizing, block_size)
-                with _charged(delivery, jobs[0], admission):
-                    yield delivery
+        async with pipeline.run(request.jobs, inbox) as prompts:
+            pairs = zip(request.jobs, prompts, strict=True)
+            choices = [choice for pair in pairs for choice in request.make_choices(*pair)]
+            delivery = Delivery(prompts, choices, inbox, detokenizing, job.card.block_size)
+            with _charged(delivery, job, admission):
+                yield delivery
     finally:
         timer.cancel()
-        detokenizing.record({REQUEST_ID: jobs[0].request_id})
+        detokenizing.record({REQUEST_ID: job.request_id})
 
 
 @contextmanager
 def _charged(delivery: Delivery, job: PromptJob, admission: Admission) -> Iterator[None]:
-    """However the block ends, but for a failure of ours that left the client without a token."""
+    """Charge the tenant when the block ends.
+
+    A response that failed on our side before its first token is not charged.
+    """
     is_ours = False
     try:
         yield
@@ -149,49 +129,3 @@ def _charged(delivery: Delivery, job: PromptJob, admission: Admission) -> Iterat
     finally:
         if not is_ours or any(choice.num_tokens for choice in delivery.choices):
             admission.charge(job.tenant, job.card.name, [delivery.usage()])
-
-
-@asynccontextmanager
-async def _run_all(
-    pipeline: Pipeline, jobs: Sequence[PromptJob], inbox: Inbox
-) -> AsyncIterator[Sequence[Prompt]]:
-    """All at once. The block begins before there is a worker for each of them: what the first ones
-    bring must be read while others wait for room."""
-    tasks: list[asyncio.Task[Prompt] | asyncio.Task[None]] = []
-    try:
-        preparing = [asyncio.create_task(pipeline.prepare(job)) for job in jobs]
-        tasks += preparing
-        prompts = await asyncio.gather(*preparing)
-        for index, job in enumerate(jobs):
-            holder = asyncio.create_task(_hold(pipeline, job, prompts, index, inbox))
-            holder.add_done_callback(partial(_pass_on, inbox))
-            tasks.append(holder)
-        yield prompts
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _hold(
-    pipeline: Pipeline,
-    job: PromptJob,
-    prompts: list[Prompt],
-    index: int,
-    inbox: Inbox,
-) -> None:
-    """Keep one job's block open until this is cancelled; its prompt learns of its worker."""
-    async with pipeline.generate(job, prompts[index], inbox) as prompts[index]:
-        await asyncio.Event().wait()
-
-
-def _pass_on(inbox: Inbox, holder: asyncio.Task[None]) -> None:
-    error = None if holder.cancelled() else holder.exception()
-    if error is not None:
-        unknown = TokenMeshError(f"a prompt failed: {error!r}")
-        inbox.fail(error if isinstance(error, TokenMeshError) else unknown)
-
-
-def _sum_known(counts: Iterable[int | None]) -> int | None:
-    known = [count for count in counts if count is not None]
-    return sum(known) if known else None

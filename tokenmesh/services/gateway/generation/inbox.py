@@ -1,18 +1,33 @@
-"""Inbox: what the streams of one HTTP response brought and the response has not yet taken.
+"""Inbox: what the streams of one HTTP response brought and the response has not yet read.
 
-One wake-up serves all that has arrived since the last: a client that reads slowly gets fewer,
-larger frames. Past the bound the response ends with an error, so memory stays bounded too.
+One wake-up serves everything that has arrived since the last one: a slow client gets fewer, larger
+frames. Past its bound the response ends with an error, so memory stays bounded too.
 """
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
-from tokenmesh.services.gateway.mesh.session import Output
 from tokenmesh.shared.errors import Overloaded, TokenMeshError
+from tokenmesh.shared.messages.tokens import FinishReason, TokenLogprobs
+
+
+@dataclass(slots=True)
+class Output:
+    """The new part of a message of tokens, for one stream."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
+    finish: FinishReason | None = None
+    stop_token: int | None = None
+    cached_tokens: int | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    error: TokenMeshError | None = None
+    """Set when the stream failed."""
 
 
 class Inbox:
-    """Outputs of several choices in order of arrival. One reader."""
+    """Outputs of several choices in order of arrival, for one reader."""
 
     __slots__ = (
         "_closers",
@@ -25,7 +40,7 @@ class Inbox:
     )
 
     def __init__(self, max_tokens: int, reader: str = "the client") -> None:
-        """`reader`: what is to blame when it is more than `max_tokens` behind."""
+        """`reader` is named in the error when more than `max_tokens` tokens are unread."""
         self._reader = reader
         self._max_tokens = max_tokens
         self._num_tokens = 0
@@ -35,15 +50,15 @@ class Inbox:
         self._closers: dict[int, Callable[[], None]] = {}
 
     def connect(self, choice: int, close: Callable[[], None]) -> None:
-        """Say how a choice's stream is closed."""
+        """Register the function that closes a choice's stream."""
         self._closers[choice] = close
 
     def close(self, choice: int) -> None:
-        """A choice needs no more: its worker should stop."""
+        """Close the stream of a choice that needs no more tokens."""
         self._closers.pop(choice)()
 
     def put(self, choice: int, output: Output) -> None:
-        """Add what a choice's stream brought."""
+        """Add an output of a choice's stream."""
         if output.error is not None:
             self.fail(output.error)
             return
@@ -54,18 +69,18 @@ class Inbox:
         self._wake()
 
     def complete(self, outputs: Iterable[tuple[int, Output]]) -> None:
-        """Add whole answers; nobody can be behind with what comes all at once."""
+        """Add complete choices. The bound does not apply: they arrive all at once."""
         self._outputs.extend(outputs)
         self._wake()
 
     def fail(self, error: TokenMeshError) -> None:
-        """The response cannot be completed; what is already here is dropped."""
+        """End the response with an error; unread outputs are dropped."""
         if self._error is None:
             self._error = error
         self._wake()
 
     async def get(self) -> list[tuple[int, Output]]:
-        """Everything that is here, at least one output. Raises what `fail` was given."""
+        """Wait for at least one output and return all. Raises the error given to `fail`."""
         if not self._outputs and self._error is None:
             self._waiter = asyncio.get_running_loop().create_future()
             try:

@@ -1,4 +1,4 @@
-"""Parsing: how the answers to a job are read, and where in them a constraint begins."""
+"""Parsing: how a model's output is parsed, and where in it a constraint begins."""
 
 from dataclasses import dataclass, replace
 from typing import Final
@@ -13,46 +13,59 @@ from tokenmesh.services.gateway.parsers.events import (
 )
 from tokenmesh.services.gateway.parsers.formats import FormatFamily
 from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser, ToolSchema
+from tokenmesh.shared.messages import Described
+from tokenmesh.shared.messages.sampling import ThinkingBudget
 from tokenmesh.shared.text import Vocabulary
 from tokenmesh.shared.tokens import BYTES_PER_ID, unpack_ids
 
 _TAIL_TOKENS: Final = 32
-"""Of the prompt, for parsers: a block of reasoning opens or closes in fewer."""
-
+"""Last prompt tokens that parsers see: more than any marker around reasoning has."""
 _CONTINUED_TAIL_TOKENS: Final = 4096
-"""The same where the prompt ends in the middle of an answer, which may reason at length."""
+"""The same if the prompt ends with an unfinished message, which may hold long reasoning."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelText:
+    """How a model's text is written and read."""
+
+    described: Described
+    vocabulary: Vocabulary
+    defaults: dict[str, object]
+    """Sampling fields of the model's generation config, for those that a request omits."""
+    family: FormatFamily
+    """The format of reasoning and tool calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parsing:
-    """Of one request."""
+    """How the output of one request is parsed."""
 
     family: FormatFamily
     vocabulary: Vocabulary
     tools: tuple[ToolSchema, ...] = ()
     thinking: bool | None = None
-    """What the template was told about thinking, if anything."""
+    """The chat template's thinking option, if the request sets it."""
     continues: bool = False
-    """The prompt ends with an unfinished answer."""
+    """Whether the prompt ends with an unfinished message."""
     shows_reasoning: bool = True
     shows_many_calls: bool = True
-    """False: only the first call of an answer counts."""
+    """False: only the first tool call is kept."""
 
     @property
     def shows_special(self) -> bool:
-        """Whether the detokenizer must show special tokens, since a parser looks for one."""
+        """Whether the detokenizer must write special tokens because a parser needs them."""
         reasoning, tools = self.family.reasoning, self.family.tools
         if tools is not None and tools.needs_special_tokens and (self.tools or tools.reads_all):
             return True
         if reasoning is None or not reasoning.needs_special_tokens:
             return False
-        # Most models' markers are tokens of their own, but no special ones.
+        # Most models' markers are single tokens, but not special ones.
         markers = self.vocabulary.encode(reasoning.start) + self.vocabulary.encode(reasoning.end)
         is_special = not self.vocabulary.special_ids.isdisjoint(markers)
         return is_special or reasoning.tools is not None
 
     def make_parsers(self, packed_ids: bytes, count: int) -> list[Parser | None]:
-        """One for each answer to a prompt; None: all of the text is content."""
+        """A parser for each choice of a prompt; None: all of the text is content."""
         if self.family.reasoning is None and self.family.tools is None:
             return [None] * count
         context = self._context(packed_ids)
@@ -61,14 +74,14 @@ class Parsing:
         return [self._make(replace(context, seed=seed)) for seed in seeds]
 
     def reasoning_ends(self, packed_ids: bytes) -> list[list[int]]:
-        """Token sequences after which the answer itself begins; none: it begins at once."""
+        """Token sequences that end reasoning; none if the output does not begin with it."""
         ends = self.family.reasoning_ends
         if not ends or not self.family.begins_reasoning(self._context(packed_ids)):
             return []
         return [self.vocabulary.encode(end) for end in ends]
 
     def reasoning_markers(self) -> tuple[list[int], list[list[int]]]:
-        """Tokens before reasoning, empty without a marker, and those after it, the usual first."""
+        """The start marker of reasoning (may be empty) and its end markers, the usual one first."""
         reasoning = self.family.reasoning
         if reasoning is None:
             return [], []
@@ -77,13 +90,13 @@ class Parsing:
         return start, [self.vocabulary.encode(end) for end in ends]
 
     def reasoning_spent(self, packed_ids: bytes) -> int | None:
-        """Reasoning tokens that a prompt ends with; None: an answer begins outside of reasoning."""
+        """Reasoning tokens at the end of the prompt; None: output does not begin in reasoning."""
         reasoning, context = self.family.reasoning, self._context(packed_ids)
         if reasoning is None or not reasoning.make(context).is_reasoning:
             return None
         tail, (start, _) = self._tail(packed_ids), self.reasoning_markers()
         has_marker = self.continues or context.prompt_tail.rstrip().endswith(reasoning.start)
-        # A format without a marker, or a prompt without one, leaves all of it to the answer.
+        # Without a marker in the format or the prompt, all reasoning is in the output.
         if not start or not has_marker:
             return 0
         ends = range(len(tail), len(start) - 1, -1)
@@ -110,7 +123,7 @@ class Parsing:
 
 
 class _Selection:
-    """A parser's events without those that the client does not want."""
+    """Removes events that the request excludes."""
 
     __slots__ = ("_parser", "_shows_many_calls", "_shows_reasoning")
 
@@ -121,15 +134,12 @@ class _Selection:
 
     @property
     def is_reasoning(self) -> bool:
-        """See `Parser.is_reasoning`."""
         return self._parser.is_reasoning
 
     def push(self, text: str) -> list[Event]:
-        """See `Parser.push`."""
         return [event for event in self._parser.push(text) if self._shows(event)]
 
     def finish(self) -> list[Event]:
-        """See `Parser.finish`."""
         return [event for event in self._parser.finish() if self._shows(event)]
 
     def _shows(self, event: Event) -> bool:
@@ -138,3 +148,24 @@ class _Selection:
         if isinstance(event, CallBegin | CallArguments):
             return self._shows_many_calls or event.index == 0
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningBudget:
+    """Most reasoning tokens of a request. The model's reasoning has an end marker."""
+
+    num_tokens: int
+    parsing: Parsing
+
+    def rule(self, packed_ids: bytes) -> ThinkingBudget:
+        """The worker's rule for choices of a tokenized prompt."""
+        spent = self.parsing.reasoning_spent(packed_ids)
+        start, ends = self.parsing.reasoning_markers()
+        return ThinkingBudget(
+            num_tokens=self.num_tokens,
+            is_open=spent is not None,
+            num_spent=spent or 0,
+            start_ids=start,
+            end_ids=ends[0],
+            other_ends=ends[1:],
+        )

@@ -1,19 +1,20 @@
-"""Asking the other services: with a deadline, again when it may help, and with the right answer.
+"""ServiceCalls: requests to the other services, with deadlines, hedging and retries.
 
-A service of several processes is a queue group. One that stays silent may stand still or be dead:
-then another one is asked as well, by its own name.
+A service of several processes is a queue group. When one process does not answer, the request also
+goes to another one, by its instance's subject.
 """
 
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
-from tokenmesh.services.gateway.mesh.hedging import first_answer
+from tokenmesh.services.gateway.generation.request import Prompt, PromptJob
 from tokenmesh.services.gateway.mesh.held_prompts import HeldPrompts, prompt_size
-from tokenmesh.services.gateway.mesh.retry_policy import RetryPolicy, is_own_word
+from tokenmesh.services.gateway.mesh.retries import RetryPolicy, hedged_request, is_refusal
+from tokenmesh.shared import subjects
 from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config.gateway import GatewaySettings
@@ -24,7 +25,10 @@ from tokenmesh.shared.errors import (
     TokenMeshError,
 )
 from tokenmesh.shared.ids import WorkerId
+from tokenmesh.shared.membership import Members
 from tokenmesh.shared.messages import (
+    Encode,
+    Encoded,
     Message,
     Place,
     Placed,
@@ -34,11 +38,12 @@ from tokenmesh.shared.messages import (
     Tokenized,
 )
 from tokenmesh.shared.messages.tokenize import IdsPrompt
-from tokenmesh.shared.subjects import place as place_subject
-from tokenmesh.shared.subjects import tokenize as tokenize_subject
+from tokenmesh.shared.telemetry import REQUEST_ID, Span, span
 from tokenmesh.shared.tokens import BYTES_PER_ID
 
 _Answer = TypeVar("_Answer")
+_MAX_CANDIDATES: Final = 16
+"""Candidates of a placement that are shown in its span."""
 
 
 class ServiceCalls:
@@ -48,27 +53,26 @@ class ServiceCalls:
         self,
         bus: Bus,
         settings: GatewaySettings,
-        other: Callable[[str], str],
+        replica_of: Callable[[str], str],
         left_out: Callable[[], list[WorkerId]],
         prompts: HeldPrompts,
     ) -> None:
-        """`other`: where to ask, instead of on a subject, once nobody has answered there.
+        """`replica_of`: the subject of one process of a group, for hedged requests.
 
-        `left_out`: workers that no placement should choose. `prompts`: holds what is too large to
-        be sent at once.
+        `left_out`: workers that placements exclude. `prompts` keeps those too large for a message.
         """
         self._bus = bus
         self._settings = settings
-        self._other = other
+        self._replica_of = replica_of
         self._left_out = left_out
         self._prompts = prompts
 
     @property
     def max_message_bytes(self) -> int:
-        """See `Bus.max_message_bytes`."""
+        """Size limit of a message on the bus."""
         return self._bus.max_message_bytes
 
-    async def ask(
+    async def request(
         self,
         subject: str,
         message: Message,
@@ -76,84 +80,103 @@ class ServiceCalls:
         *,
         timeout_s: float,
         deadline_s: float,
-        patience_s: float | None = None,
+        hedge_after_s: float | None = None,
     ) -> _Answer:
-        """The answer; one attempt takes `timeout_s` at most, all end at `deadline_s`.
+        """The answer. One attempt lasts `timeout_s` at most, and all attempts end at `deadline_s`.
 
-        After `patience_s` (default: `second_ask_s`) of silence somebody else is asked as well.
-        While nobody is there it waits, for `service_wait_s` at most.
+        A hedged request follows after `hedge_after_s` (default: `second_ask_s`) of silence. While
+        no process can be reached it waits for `service_wait_s`.
 
         Raises the last error, ProtocolError for an answer of another type.
         """
-        patience = RetryPolicy(self._settings, deadline_s)
+        policy = RetryPolicy(self._settings, deadline_s)
         while True:
             limit_s = min(deadline_s, now_s() + timeout_s)
             try:
-                answer = await first_answer(
-                    partial(self._ask_once, subject, message, limit_s),
-                    patience_s=patience_s or self._settings.second_ask_s,
-                    max_asks=self._settings.call_attempts,
+                answer = await hedged_request(
+                    partial(self._send, subject, message, limit_s),
+                    hedge_after_s=hedge_after_s or self._settings.second_ask_s,
+                    max_requests=self._settings.call_attempts,
                 )
             except TokenMeshError as error:
-                await patience.wait(error)
+                await policy.wait(error)
             else:
                 return _checked(answer, expected)
 
-    async def _ask_once(
-        self, subject: str, message: Message, limit_s: float, is_again: bool
+    async def _send(
+        self, subject: str, message: Message, limit_s: float, is_hedge: bool
     ) -> Message:
-        subject = self._other(subject) if is_again else subject
+        subject = self._replica_of(subject) if is_hedge else subject
         return await self._bus.request(subject, message, deadline_s=limit_s)
 
     async def tokenize(self, message: Tokenize, deadline_s: float) -> Tokenized:
-        """Any tokenizer's answer. Raises as `ask`, and what is wrong with the prompt."""
+        """Any tokenizer's answer. Raises as `request` does, and errors of the prompt."""
         settings = self._settings
-        with self._prompts.holding(message, self.max_message_bytes) as question:
-            return await self.ask(
-                tokenize_subject(message.model),
-                question,
+        with self._prompts.holding(message, self.max_message_bytes) as sent:
+            return await self.request(
+                subjects.tokenize(message.model),
+                sent,
                 Tokenized,
                 timeout_s=settings.tokenize_timeout_s,
                 deadline_s=deadline_s,
-                # What is long takes longer, and must not be encoded many times over because of it.
-                patience_s=settings.second_ask_s + _size(message) / settings.second_ask_chars_per_s,
+                # A long prompt takes longer, and should not be encoded several times for that.
+                hedge_after_s=settings.second_ask_s
+                + _num_units(message) / settings.second_ask_chars_per_s,
             )
 
-    async def place(self, message: Place, deadline_s: float) -> Placed:
-        """Wait for a worker, as long as a scheduler says that there is hope.
+    async def encode(self, message: Encode, deadline_s: float) -> Encoded:
+        """Any encoder's answer. Raises as `request` does."""
+        return await self.request(
+            subjects.encode(message.model),
+            message,
+            Encoded,
+            timeout_s=self._settings.encode_timeout_s,
+            deadline_s=deadline_s,
+            hedge_after_s=self._settings.second_encode_s,
+        )
 
-        Raises Overloaded when it refuses, Unavailable when it has waited for a worker in vain, and
-        the last error when no scheduler has said anything for `service_wait_s`.
+    async def place_traced(self, message: Place, deadline_s: float) -> Placed:
+        """`place` in a span that shows the decision."""
+        with span("place", {REQUEST_ID: message.request_id}) as current:
+            placed = await self.place(message, deadline_s)
+            trace_placement(current, placed)
+        return placed
+
+    async def place(self, message: Place, deadline_s: float) -> Placed:
+        """Wait for a worker for as long as a scheduler keeps the request queued.
+
+        Raises Overloaded when a scheduler refuses, Unavailable when it has waited for a worker in
+        vain, and the last error when no scheduler has answered for `service_wait_s`.
         """
-        patience = RetryPolicy(self._settings, deadline_s)
-        first_word_s = self._settings.second_ask_s
-        subject = group = place_subject(message.model)
+        policy = RetryPolicy(self._settings, deadline_s)
+        first_answer_s = self._settings.second_ask_s
+        subject = group = subjects.place(message.model)
         if left_out := self._left_out():
             exclude = list(dict.fromkeys((*message.exclude, *left_out)))
             message = msgspec.structs.replace(message, exclude=exclude)
         while True:
             try:
-                return await self._place_once(subject, message, deadline_s, first_word_s)
+                return await self._place_once(subject, message, deadline_s, first_answer_s)
             except TokenMeshError as error:
-                if is_own_word(error):
+                if is_refusal(error):
                     raise
-                is_silent = isinstance(error, DeadlineExceeded)
-                await patience.wait(error, is_silence=is_silent)
-                # The one heard from last may be gone by now: then anybody else will do.
-                subject = self._other(group) if is_silent else group
-                first_word_s = min(first_word_s * 2, self._settings.place_idle_s)
+                is_silence = isinstance(error, DeadlineExceeded)
+                await policy.wait(error, is_silence=is_silence)
+                # The replica chosen last may be dead by now: then any process will do.
+                subject = self._replica_of(group) if is_silence else group
+                first_answer_s = min(first_answer_s * 2, self._settings.place_idle_s)
 
     async def _place_once(
-        self, subject: str, message: Place, deadline_s: float, first_word_s: float
+        self, subject: str, message: Place, deadline_s: float, first_answer_s: float
     ) -> Placed:
-        """`first_word_s`: a scheduler that lives tells at once who waits."""
+        """`first_answer_s`: a live scheduler reports at once that the request is queued."""
         answer: Message | None = None
         idle_s = self._settings.place_idle_s
         answers = self._bus.converse(subject, message, deadline_s=deadline_s, idle_s=idle_s)
         try:
-            async with asyncio.timeout(min(first_word_s, idle_s)) as first_word:
+            async with asyncio.timeout(min(first_answer_s, idle_s)) as timeout:
                 async for answer in answers:
-                    first_word.reschedule(None)
+                    timeout.reschedule(None)
                     if not isinstance(answer, Queued):
                         break
         except TimeoutError as error:
@@ -163,8 +186,57 @@ class ServiceCalls:
         return _checked(answer, Placed)
 
 
-def _size(message: Tokenize) -> int:
-    """Of what is to be encoded: characters, or ids that are there already."""
+def place_of(job: PromptJob, prompt: Prompt, num_output: int) -> Place:
+    """The request for a worker; `num_output` tokens of output are already delivered."""
+    return Place(
+        request_id=job.request_id,
+        model=job.card.name,
+        num_tokens=prompt.num_tokens + num_output,
+        max_tokens=prompt.max_tokens,
+        num_streams=job.n,
+        route_hashes=prompt.route_hashes,
+        priority=job.priority,
+        tenant=job.tenant.name,
+        weight=job.tenant.weight,
+        tenant_priority=job.tenant.priority,
+        has_grammar=job.sampling.structured is not None,
+    )
+
+
+def trace_placement(current: Span, placed: Placed) -> None:
+    """Write the worker, the reason and the candidates with their scores to the span."""
+    current.set_attribute("tokenmesh.worker", placed.worker_id)
+    current.set_attribute("tokenmesh.queued_s", placed.queued_s)
+    current.set_attribute("tokenmesh.placed_because", placed.reason)
+    for each in placed.candidates[:_MAX_CANDIDATES]:
+        candidate: dict[str, str | float] = {
+            "worker": each.worker_id,
+            "estimated_ttft_s": each.estimated_ttft_s,
+            "cost_s": each.cost_s,
+            "running": each.running,
+            "kv_usage": each.kv_usage,
+            "matched_tokens": each.matched_tokens,
+            "reserved_tokens": each.reserved_tokens,
+        }
+        current.add_event("candidate", candidate)
+
+
+def newest_replica(members: Members, subject: str) -> str:
+    """The subject of the process of a group whose heartbeat is the newest, so that it is alive.
+
+    `subject` itself if no process is known.
+    """
+    found = [
+        each for each in members.service(subjects.service_of(subject)) if not each.beat.draining
+    ]
+    if not found:
+        return subject
+    last = max(found, key=lambda each: each.last_seen)
+    return subjects.replica(subject, last.beat.instance_id)
+
+
+def _num_units(message: Tokenize) -> int:
+    """Characters of a text, or ids of a prompt that is tokenized already."""
     num_bytes = prompt_size(message)
     return num_bytes // BYTES_PER_ID if isinstance(message.prompt, IdsPrompt) else num_bytes
 

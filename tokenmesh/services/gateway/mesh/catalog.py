@@ -1,16 +1,17 @@
 """Catalog: which models the mesh serves, by all their names.
 
-Those served now are read from the workers' beats each time. One whose last worker has just gone is
-remembered for as long as a scheduler would wait for a worker: who asks for it waits there.
+Models are read from the workers' latest heartbeats at each call. A model whose last worker has left
+is remembered for as long as a scheduler waits for a worker: requests for it wait there.
 """
 
 import asyncio
+import hashlib
+import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import Final
 
-from tokenmesh.services.gateway.mesh.split import in_order
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.errors import InvalidInput, Unavailable, UnknownModel
@@ -21,14 +22,15 @@ from tokenmesh.shared.messages.beat import Heartbeat, ModelCard
 WORKER = "worker"
 ENCODER = "encoder"
 TOKENIZER: Final = "tokenizer"
-_LOOK_S: Final = 0.05
-"""Between two looks whether a model has been heard of."""
+_POLL_S: Final = 0.05
+"""Interval of looking for a model that may appear soon."""
 _MAX_REMEMBERED: Final = 1024
-"""Models, those not heard of for longest are forgotten first."""
+"""Models; the least recently announced one is forgotten first."""
+_RANGE: Final = 1 << 64
 
 
 class Catalog:
-    """Give it every beat: `on_beat`."""
+    """Must receive every heartbeat: `on_beat`."""
 
     def __init__(
         self,
@@ -38,13 +40,13 @@ class Catalog:
         *,
         includes_tokenized: bool = False,
     ) -> None:
-        """`includes_tokenized`: models that a tokenizer knows count as served, too."""
+        """`includes_tokenized`: models that only a tokenizer knows count as served, too."""
         self._members = members
         self._includes_tokenized = includes_tokenized
         self._clock = clock
         self._started_s = clock()
         self._first_heard_s: float | None = None
-        self._patience_s = settings.gateway.service_wait_s
+        self._startup_s = settings.gateway.service_wait_s
         limits = settings.service
         self._beat_interval_s = (
             limits.beat_interval_s if includes_tokenized else limits.worker_beat_interval_s
@@ -58,7 +60,7 @@ class Catalog:
         }
 
     def on_beat(self, beat: Heartbeat) -> None:
-        """Remember what a process serves."""
+        """Remember the models of a heartbeat."""
         cards = beat.models if beat.service == WORKER else []
         if self._includes_tokenized:
             cards = [*beat.tokenizes, *cards]
@@ -73,43 +75,43 @@ class Catalog:
                 self._heard.popitem(last=False)
 
     def all(self) -> list[ModelCard]:
-        """One card a model that is served now, in order of their names."""
+        """A card for each model that is served now, sorted by name."""
         cards = {card.name: card for card in self._cards()}
         return [cards[name] for name in sorted(cards)]
 
     def names(self, card: ModelCard) -> list[ModelName]:
-        """Everything that a client may call the model, its canonical name first."""
+        """All names of a model, its canonical name first."""
         names = [card.name, *card.aliases]
         names.extend(ModelName(alias) for alias, name in self._aliases.items() if name in names)
         return list(dict.fromkeys(names))
 
     def splits(self) -> list[tuple[str, ModelCard]]:
-        """Names that stand for several models, each with the heaviest that is served."""
+        """Names shared by several models, each with its model of the highest weight."""
         found = ((name, self._first(in_order(self._splits[name], ""))) for name in self._splits)
         return [(name, card) for name, card in found if card is not None]
 
     async def find_soon(self, name: str | None, request_id: str = "") -> ModelCard:
-        """`find`, but a gateway that has just started hears first who is there."""
+        """`find`, but a gateway that has just started waits for the first heartbeats."""
         while True:
             try:
                 return self.find(name, request_id)
             except (UnknownModel, Unavailable):
                 if not self._is_new():
                     raise
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
     def _is_new(self) -> bool:
-        """Whether there may be workers that had no time to tell of themselves yet."""
+        """Whether there may be workers whose first heartbeat has not arrived yet."""
         if self._first_heard_s is None:
-            return self._clock() - self._started_s < self._patience_s
+            return self._clock() - self._started_s < self._startup_s
         return self._clock() - self._first_heard_s < self._beat_interval_s
 
     def find(self, name: str | None, request_id: str = "") -> ModelCard:
-        """The model that a client means. None: the only one there is.
+        """The model of a name. None: the only model of the mesh.
 
-        `request_id` decides where the name stands for several; what is served now comes before what
-        was served lately. Raises UnknownModel, or Unavailable for a model that is configured and
-        not up.
+        `request_id` chooses among models that share the name. Models that are served now have
+        precedence over those served recently. Raises UnknownModel, or Unavailable for a configured
+        model that is not up.
         """
         if name is None:
             return self._only()
@@ -126,7 +128,7 @@ class Catalog:
     def _first(
         self, wanted: Iterable[str], cards: Iterable[ModelCard] | None = None
     ) -> ModelCard | None:
-        """Of the first name that is served; `cards` other than those of now."""
+        """The model of the first name that is served. `cards` default to those of now."""
         cards = self._cards() if cards is None else cards
         by_name = {name: card for card in cards for name in (card.name, *card.aliases)}
         names = (self._aliases.get(name, name) for name in wanted)
@@ -142,7 +144,7 @@ class Catalog:
         raise InvalidInput(f"model is missing; there are: {names}", param="model")
 
     def has_tokenizer(self, model: ModelName) -> bool:
-        """Whether a live tokenizer says that it knows the model."""
+        """Whether a live tokenizer knows the model."""
         return any(card.name == model for card in self._tokenized())
 
     def _tokenized(self) -> Iterable[ModelCard]:
@@ -150,14 +152,34 @@ class Catalog:
             yield from member.beat.tokenizes
 
     def _cards(self) -> Iterable[ModelCard]:
-        """Of one model the last one counts: a worker knows better what it serves, and what the
-        worker with the shortest context takes, all of them take."""
+        """Several cards of a model are possible: the last one counts.
+
+        A worker's card replaces a tokenizer's, and the shortest context comes last, because every
+        worker accepts what fits into it.
+        """
         if self._includes_tokenized:
             yield from self._tokenized()
         cards = [card for each in self._members.service(WORKER) for card in each.beat.models]
         yield from sorted(cards, key=attrgetter("max_model_len"), reverse=True)
 
     def _remembered(self) -> list[ModelCard]:
-        """Of models that had a worker lately."""
+        """Cards of models that had a worker recently."""
         oldest_s = self._clock() - self._memory_s
         return [card for card, heard_s in self._heard.values() if heard_s > oldest_s]
+
+
+def in_order(weights: Mapping[str, float], request_id: str) -> list[str]:
+    """The models that share a name: the request's own first, then the ones to use without it.
+
+    The same id always gets the same order. When a model is added or removed only its share of the
+    requests moves (weighted rendezvous hashing). Without an id the highest weight comes first.
+    """
+    if not request_id:
+        return sorted(weights, key=lambda model: (-weights[model], model))
+    return sorted(weights, key=lambda model: (_distance(model, request_id) / weights[model], model))
+
+
+def _distance(model: str, request_id: str) -> float:
+    """Exponentially distributed: the smallest one, each divided by its weight, is a fair choice."""
+    digest = hashlib.sha256(f"{model}\0{request_id}".encode()).digest()
+    return -math.log((int.from_bytes(digest[:8], "big") + 1) / (_RANGE + 1))

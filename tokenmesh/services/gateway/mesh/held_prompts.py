@@ -1,7 +1,7 @@
 """HeldPrompts: large prompts that stay in their gateway while a tokenizer reads them in parts.
 
-A message passes through NATS whole: one of several MiB would take twice its size there, and make
-the tokens behind it wait.
+NATS forwards each message whole: one of several MiB would take twice its size there and delay the
+tokens behind it.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from tokenmesh.shared.messages.tokenize import PROMPT_PART_BYTES, ChatPrompt, He
 
 
 class HeldPrompts:
-    """Those of one gateway, each as long as its question is open."""
+    """The prompts of one gateway, each kept while its Tokenize request is open."""
 
     def __init__(self, bus: Bus, gateway: GatewayId) -> None:
         self._bus = bus
@@ -33,20 +33,19 @@ class HeldPrompts:
         return len(self._held)
 
     async def start(self) -> None:
-        """Listen for tokenizers that read."""
+        """Listen for ReadPrompt messages."""
         subject = subjects.gateway_prompts(self._gateway)
         self._subscription = await self._bus.subscribe(subject, self._receive)
 
     async def stop(self) -> None:
-        """Stop listening."""
         if self._subscription is not None:
             await self._subscription.stop()
 
     @contextmanager
     def holding(self, message: Tokenize, most: int) -> Iterator[Tokenize]:
-        """The question to ask inside the block. Raises PayloadTooLarge above `most` bytes."""
+        """Yields the message to send in the block. Raises PayloadTooLarge above `most` bytes."""
         num_bytes = prompt_size(message)
-        # Packing it would take twice as much memory before it is refused.
+        # Packing a prompt that is refused anyway would double its memory.
         data = b"" if num_bytes > most else _packed(message, num_bytes)
         if max(len(data), num_bytes) > most:
             raise PayloadTooLarge(f"the prompt is larger than the {most} bytes of a message")
@@ -64,18 +63,18 @@ class HeldPrompts:
     async def _receive(self, envelope: Envelope) -> None:
         message = envelope.message
         if not isinstance(message, ReadPrompt):
-            raise ProtocolError(f"a {type(message).__name__} instead of ReadPrompt")
+            raise ProtocolError(f"expected ReadPrompt, got {type(message).__name__}")
         data = self._held.get(message.number)
         if data is None:
-            gone = NotFound(f"prompt {message.number} is not held any more")
-            await self._bus.reply(envelope, to_failed(gone))
+            error = NotFound(f"prompt {message.number} is no longer available")
+            await self._bus.reply(envelope, to_failed(error))
             return
         start = max(0, message.offset)
         await self._bus.reply(envelope, PromptRead(data=data[start : start + PROMPT_PART_BYTES]))
 
 
 def prompt_size(message: Tokenize) -> int:
-    """Bytes of what is to be encoded, at least."""
+    """Least size of the text or ids in bytes."""
     prompt = message.prompt
     match prompt:
         case TextPrompt():

@@ -1,4 +1,4 @@
-"""The steps of the pipeline: one question to one service each, in a span of its own."""
+"""The steps of the pipeline: one request to one service each, in a span."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -9,45 +9,37 @@ from typing import Final
 import msgspec
 
 from tokenmesh.services.gateway.generation.inbox import Inbox
-from tokenmesh.services.gateway.generation.prompt_job import EMPTY_PROMPT, Prompt, PromptJob
-from tokenmesh.services.gateway.generation.prompt_logprobs import check_fits
-from tokenmesh.services.gateway.mesh.calls import ServiceCalls
+from tokenmesh.services.gateway.generation.request import EMPTY_PROMPT, Prompt, PromptJob
+from tokenmesh.services.gateway.mesh.calls import ServiceCalls, place_of
 from tokenmesh.services.gateway.mesh.launcher import Launcher
-from tokenmesh.services.gateway.mesh.placement_trace import trace_placement
 from tokenmesh.services.gateway.mesh.streams import Stream, Streams
-from tokenmesh.shared import subjects
-from tokenmesh.shared.config.gateway import GatewaySettings
-from tokenmesh.shared.errors import InvalidInput, PromptTooLong
-from tokenmesh.shared.ids import SEED_BITS, GatewayId
-from tokenmesh.shared.messages import Encode, Encoded, Generate, Place, Placed, Tokenize
+from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge, PromptTooLong
+from tokenmesh.shared.ids import SEED_BITS
+from tokenmesh.shared.messages import Encode, Placed, Tokenize
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.messages.tokenize import ChatPrompt
 from tokenmesh.shared.telemetry import REQUEST_ID, current_traceparent, span
 from tokenmesh.shared.tokens import count_ids
 
 _SEEDS: Final = 1 << SEED_BITS
+_ENTRY_BYTES: Final = 14
+"""Least size of a `TokenLogprobs` in msgpack: id, rank and lists take a byte each or more, a
+log-probability always nine."""
+_TOP_BYTES: Final = 10
+"""Least size of each further token in it."""
 
 
 class Stages:
-    """The four services as the pipeline sees them."""
+    """The four services as the pipeline uses them."""
 
-    def __init__(
-        self,
-        gateway: GatewayId,
-        calls: ServiceCalls,
-        streams: Streams,
-        launcher: Launcher,
-        settings: GatewaySettings,
-    ) -> None:
-        self._gateway = gateway
+    def __init__(self, calls: ServiceCalls, streams: Streams, launcher: Launcher) -> None:
         self._calls = calls
         self._streams = streams
         self._launcher = launcher
-        self._settings = settings
 
     async def tokenize(self, job: PromptJob) -> Prompt:
-        """Text and media to ids. Raises PromptTooLong and whatever the tokenizer finds wrong."""
-        question = Tokenize(
+        """Text and media to ids. Raises PromptTooLong and errors of the prompt."""
+        message = Tokenize(
             request_id=job.request_id,
             model=job.card.name,
             prompt=job.prompt,
@@ -59,7 +51,7 @@ class Stages:
             max_tokens=job.card.max_model_len,
         )
         with span("tokenize", {REQUEST_ID: job.request_id}) as current:
-            answer = job.tokenized or await self._calls.tokenize(question, job.deadline_s)
+            answer = job.tokenized or await self._calls.tokenize(message, job.deadline_s)
             if answer.too_many:
                 raise _too_long(job, answer.too_many, job.card.max_model_len)
             num_tokens = count_ids(answer.token_ids)
@@ -78,36 +70,24 @@ class Stages:
         )
 
     async def encode(self, job: PromptJob, prompt: Prompt) -> Prompt:
-        """Pixels to embeddings; nothing to do without media."""
+        """Pixels to embeddings; a prompt without media is returned as it is."""
         if not prompt.media:
             return prompt
-        question = Encode(request_id=job.request_id, model=job.card.name, items=list(prompt.media))
         attributes: dict[str, str | int] = {
             REQUEST_ID: job.request_id,
             "tokenmesh.items": len(prompt.media),
         }
         with span("encode_media", attributes) as current:
-            answer = await self._calls.ask(
-                subjects.encode(job.card.name),
-                question,
-                Encoded,
-                timeout_s=self._settings.encode_timeout_s,
-                deadline_s=job.deadline_s,
-                patience_s=self._settings.second_encode_s,
-            )
+            items = list(prompt.media)
+            message = Encode(request_id=job.request_id, model=job.card.name, items=items)
+            answer = await self._calls.encode(message, job.deadline_s)
             current.set_attribute("tokenmesh.cached", answer.cached)
         return replace(prompt, media=tuple(answer.items))
 
     async def place(self, job: PromptJob, prompt: Prompt) -> Placed:
         """Choose a worker. Raises Overloaded when there is no room."""
-        with span("place", {REQUEST_ID: job.request_id}) as current:
-            question = _place_of(job, prompt)
-            if job.delivered:
-                num_tokens = question.num_tokens + len(job.delivered)
-                question = msgspec.structs.replace(question, num_tokens=num_tokens)
-            placed = await self._calls.place(question, job.deadline_s)
-            trace_placement(current, placed)
-        return placed
+        place = place_of(job, prompt, len(job.delivered))
+        return await self._calls.place_traced(place, job.deadline_s)
 
     @asynccontextmanager
     async def generate(
@@ -127,11 +107,11 @@ class Stages:
     async def step(
         self, job: PromptJob, prompts: Sequence[Prompt], inbox: Inbox
     ) -> AsyncIterator[None]:
-        """Place and start a stream for each of n prompts that differ at their end only.
+        """Place and start one stream for each of n prompts that differ only at their end.
 
-        Without spans of its own: a beam search takes hundreds of these.
+        Without spans: a beam search runs hundreds of such steps.
         """
-        placed = await self._calls.place(_place_of(job, prompts[0]), job.deadline_s)
+        placed = await self._calls.place(place_of(job, prompts[0], 0), job.deadline_s)
         async with self._running(job, prompts, placed, inbox):
             yield
 
@@ -143,11 +123,11 @@ class Stages:
         sampling = job.sampling_after(prompts[0].packed_ids)
         try:
             for index, prompt in enumerate(prompts):
-                streams.append(self._new_stream(job, prompt, inbox, index, sampling))
+                streams.append(self._open_stream(job, prompt, inbox, index, sampling))
             if len(streams) == 1:
                 await self._launcher.launch(streams[0], placed)
             else:
-                # What the first ones bring must be read while another one is tried elsewhere.
+                # Tokens of the first streams must be read while another one is placed again.
                 for stream in streams:
                     self._launcher.launch_soon(stream, placed)
             yield
@@ -155,41 +135,26 @@ class Stages:
             for stream in streams:
                 self._streams.close(stream)
 
-    def _new_stream(
+    def _open_stream(
         self, job: PromptJob, prompt: Prompt, inbox: Inbox, index: int, sampling: SamplingParams
     ) -> Stream:
-        sampling = msgspec.structs.replace(
-            sampling,
-            seed=(sampling.seed + index) % _SEEDS,
-            max_tokens=prompt.max_tokens,
-            bad_words_ids=[*sampling.bad_words_ids, *map(list, prompt.bad_words_ids)],
-            # The prompt is the same for all choices: one of them tells about it.
-            prompt_logprobs=sampling.prompt_logprobs if index == 0 else None,
-        )
         session = self._streams.new_session()
         session.token_ids.extend(job.delivered)
         stream = Stream(
+            number=self._streams.next_number(),
             session=session,
             inbox=inbox,
             choice=job.first_choice + index,
-            place=_place_of(job, prompt),
-            generate=Generate(
-                request_id=job.request_id,
-                model=job.card.name,
-                gateway=self._gateway,
-                stream=self._streams.next_number(),
-                epoch=0,
-                prompt_ids=prompt.packed_ids,
-                sampling=sampling,
-                media=list(prompt.media),
-                priority=job.priority,
-                tenant=job.tenant.name,
-                weight=job.tenant.weight,
-                tenant_priority=job.tenant.priority,
-                cache_salt=job.cache_salt,
-                route_head=prompt.route_head,
+            job=job,
+            prompt=prompt,
+            sampling=msgspec.structs.replace(
+                sampling,
+                seed=(sampling.seed + index) % _SEEDS,
+                max_tokens=prompt.max_tokens,
+                bad_words_ids=[*sampling.bad_words_ids, *map(list, prompt.bad_words_ids)],
+                # All choices have the same prompt: its log-probabilities come with the first one.
+                prompt_logprobs=sampling.prompt_logprobs if index == 0 else None,
             ),
-            deadline_s=job.deadline_s,
             traceparent=current_traceparent(),
         )
         self._streams.open(stream)
@@ -197,20 +162,22 @@ class Stages:
         return stream
 
 
-def _place_of(job: PromptJob, prompt: Prompt) -> Place:
-    return Place(
-        request_id=job.request_id,
-        model=job.card.name,
-        num_tokens=prompt.num_tokens,
-        max_tokens=prompt.max_tokens,
-        num_streams=job.n,
-        route_hashes=prompt.route_hashes,
-        priority=job.priority,
-        tenant=job.tenant.name,
-        weight=job.tenant.weight,
-        tenant_priority=job.tenant.priority,
-        has_grammar=job.sampling.structured is not None,
-    )
+def check_fits(num_logprobs: int | None, num_tokens: int, max_bytes: int) -> None:
+    """Refuse log-probabilities of a prompt that cannot fit into one message of `max_bytes`.
+
+    `num_logprobs`: for each prompt token; None: none are requested. The bound is a lower one: the
+    worker refuses what exceeds the limit only when encoded. Raises PayloadTooLarge.
+    """
+    if num_logprobs is None:
+        return
+    num_bytes = (num_tokens - 1) * (_ENTRY_BYTES + num_logprobs * _TOP_BYTES)
+    if num_bytes > max_bytes:
+        raise PayloadTooLarge(
+            f"prompt_logprobs: {num_logprobs} for each of {num_tokens} prompt tokens are at least "
+            f"{num_bytes} bytes, more than the {max_bytes} of a message: ask for fewer, or send a "
+            "shorter prompt",
+            param="prompt_logprobs",
+        )
 
 
 def _room(job: PromptJob, num_tokens: int) -> int:
@@ -224,7 +191,7 @@ def _room(job: PromptJob, num_tokens: int) -> int:
 
 
 def _field(job: PromptJob) -> str:
-    """Where the client wrote the prompt."""
+    """The field of the client's body that holds the prompt."""
     return "messages" if isinstance(job.prompt, ChatPrompt) else "prompt"
 
 

@@ -1,93 +1,77 @@
-"""Streams: every stream of this gateway by its number, and the way of Tokens to them.
+"""Streams: every open stream of this gateway by its number.
 
-This is the hot path: one call a message, no await, no task a token.
+`take` is the hot path: one call for each Tokens message, without await and without a task.
 """
 
 import asyncio
+import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import count
 from math import inf
 
 from tokenmesh.services.gateway.generation.inbox import Inbox
-from tokenmesh.services.gateway.mesh.cancels import Cancels
-from tokenmesh.services.gateway.mesh.liveness import LivenessTracker
+from tokenmesh.services.gateway.generation.request import Prompt, PromptJob
+from tokenmesh.services.gateway.mesh.liveness import Breaker, LivenessTracker
 from tokenmesh.services.gateway.mesh.session import Session, SessionState
-from tokenmesh.services.gateway.mesh.watch_times import WatchTimes
-from tokenmesh.shared.bus.base import Envelope
+from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.clock import monotonic_s
-from tokenmesh.shared.errors import Overloaded, ProtocolError
-from tokenmesh.shared.ids import WorkerId
-from tokenmesh.shared.messages import Generate, Place, Tokens
+from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.errors import Overloaded, TokenMeshError
+from tokenmesh.shared.ids import GatewayId, WorkerId
+from tokenmesh.shared.messages import Cancel, Tokens
+from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.messages.tokens import Delta
+from tokenmesh.shared.subjects import worker_control
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """A session and all that is needed to give it to a worker, again if need be."""
+    """A session with all that is needed to start it on a worker, again if necessary."""
 
+    number: int
+    """Unique within this gateway process."""
     session: Session
     inbox: Inbox
     choice: int
-    """Which choice of the response it is."""
-    place: Place
-    """What to ask a scheduler; the launcher fills in what changes with each attempt."""
-    generate: Generate
-    """What to tell a worker; `epoch`, `attempt` and `output_ids` change with each attempt."""
-    deadline_s: float
+    """Index of its choice in the response."""
+    job: PromptJob
+    prompt: Prompt
+    sampling: SamplingParams
     traceparent: str | None = None
     failed: list[WorkerId] = field(default_factory=list)
-    """Workers that this stream has seen fail, the last one first."""
+    """Workers that have lost this stream, the last one first."""
     reservation: str = ""
-    """What its last placement reserved."""
+    """The reservation of its last placement."""
     is_driven: bool = False
-    """Whether somebody is getting it onto a worker now."""
+    """Whether the launcher is placing it now."""
     driver: "asyncio.Task[None] | None" = None
-    """Who does that in the background."""
+    """The task that does so in the background."""
     acceptance: asyncio.Timeout | None = None
-    """Of the wait for a worker's acceptance; ends early when the worker turns out to be gone."""
-
-    @property
-    def number(self) -> int:
-        """The stream's number within this gateway."""
-        return self.generate.stream
-
-    def avoid_worker(self) -> None:
-        """Let the next placement leave out the last worker."""
-        worker_id = self.session.worker_id
-        if worker_id is not None:
-            self.failed = list(dict.fromkeys((worker_id, *self.failed)))
+    """Bounds the wait for a worker's acceptance; expires early if the worker is declared dead."""
 
 
 class Streams:
-    """The open streams. `on_lost` is told of each whose worker broke it off.
-
-    `on_done` is told of each worker that has brought a stream to its end.
-    """
+    """The open streams, and the liveness of the workers that run them."""
 
     def __init__(
-        self,
-        times: WatchTimes,
-        cancels: Cancels,
-        *,
-        max_streams: int,
-        max_told: int,
+        self, gateway: GatewayId, bus: Bus, settings: GatewaySettings, breaker: Breaker
     ) -> None:
-        self._times = times
-        self._cancels = cancels
-        self._max_streams = max_streams
-        self._max_told = max_told
+        """`breaker` is notified of each stream that a worker completes or loses."""
+        self.cancels = Cancels(bus, gateway, settings.max_cancel_queue)
+        self._settings = settings
+        self._breaker = breaker
         self._numbers = count(1)
         self._stream_by_number: dict[int, Stream] = {}
-        self._told: OrderedDict[tuple[WorkerId, int], float] = OrderedDict()
-        """When a worker was last told to stop a stream."""
-        self.pulses: dict[WorkerId, LivenessTracker] = {}
-        """Of the workers that have a stream now."""
+        self._cancelled_s: OrderedDict[tuple[WorkerId, int], float] = OrderedDict()
+        """When a stream was last cancelled on a worker."""
+        self.trackers: dict[WorkerId, LivenessTracker] = {}
+        """Of workers that run a stream."""
         self.has_workers = asyncio.Event()
-        """Set while there are any."""
-        self.on_lost: Callable[[Stream], None] = _ignore
-        self.on_done: Callable[[WorkerId], None] = _ignore
+        """Set while `trackers` is not empty."""
 
     def __len__(self) -> int:
         return len(self._stream_by_number)
@@ -101,41 +85,43 @@ class Streams:
         return [each for each in self._stream_by_number.values() if _runs_on(each, worker_id)]
 
     def next_number(self) -> int:
-        """A number that no stream of this process has had."""
+        """A number that this process has not used before."""
         return next(self._numbers)
 
     def new_session(self) -> Session:
-        """A session with this gateway's times. Raises Overloaded at the limit of streams."""
-        if len(self._stream_by_number) >= self._max_streams:
-            raise Overloaded(f"{self._max_streams} streams are already open here", retry_after_s=1)
-        return Session(self._times)
+        """Raises Overloaded at the limit of open streams."""
+        limit = self._settings.max_streams
+        if len(self._stream_by_number) >= limit:
+            raise Overloaded(f"{limit} streams are already open here", retry_after_s=1)
+        return Session(self._settings)
 
     def open(self, stream: Stream) -> None:
-        """Let tokens reach the stream."""
+        """Accept tokens for the stream."""
         self._stream_by_number[stream.number] = stream
 
     def start(self, stream: Stream, worker_id: WorkerId, epoch: int) -> None:
-        """A worker is about to be told to run the stream's current attempt."""
+        """The stream's current attempt is about to be sent to a worker."""
         now = monotonic_s()
         stream.session.start(worker_id, epoch, now)
-        if worker_id not in self.pulses:
-            self.pulses[worker_id] = LivenessTracker(self._times, now)
+        if worker_id not in self.trackers:
+            self.trackers[worker_id] = LivenessTracker(self._settings, now)
             self.has_workers.set()
 
-    def heard(self, worker_id: WorkerId, asked_s: float) -> None:
-        """A worker has answered a question put at `asked_s`."""
-        pulse = self.pulses.get(worker_id)
-        if pulse is not None:
+    def on_answer(self, worker_id: WorkerId, sent_s: float) -> None:
+        """A worker has answered a request that was sent at `sent_s`."""
+        tracker = self.trackers.get(worker_id)
+        if tracker is not None:
             now = monotonic_s()
-            pulse.answered(now, now - asked_s)
+            tracker.on_answer(now, now - sent_s)
 
     def lose(self, stream: Stream, kind: str, reason: str) -> None:
-        """Take a stream from its worker, which is told in case that it still lives."""
+        """Take a stream from its worker; a Cancel is sent in case the worker still runs it."""
         self._cancel(stream)
         stream.session.lose(kind, reason)
+        self._avoid_worker(stream)
 
     def close(self, stream: Stream) -> None:
-        """Forget a stream; a worker that still runs it is told to stop."""
+        """Forget a stream, and cancel it on the worker that still runs it."""
         if self._stream_by_number.pop(stream.number, None) is None:
             return
         if stream.session.state is SessionState.RUNNING:
@@ -145,23 +131,21 @@ class Streams:
             stream.driver.cancel()
 
     def forget_idle_workers(self) -> None:
-        """Drop the pulses of workers without a stream."""
+        """Drop the trackers of workers without a stream."""
         busy = {each.session.worker_id for each in self._stream_by_number.values()}
-        for worker_id in tuple(self.pulses):
+        for worker_id in tuple(self.trackers):
             if worker_id not in busy:
-                del self.pulses[worker_id]
-        if not self.pulses:
+                del self.trackers[worker_id]
+        if not self.trackers:
             self.has_workers.clear()
 
-    async def receive(self, envelope: Envelope) -> None:
-        """Hand a Tokens message to the streams it is for. Raises ProtocolError for any other."""
-        message = envelope.message
-        if not isinstance(message, Tokens):
-            raise ProtocolError(f"a {type(message).__name__} instead of tokens")
+    def take(self, message: Tokens) -> list[Stream]:
+        """Put tokens into the inboxes of their streams. Returns streams that the worker aborted."""
         now = monotonic_s()
-        pulse = self.pulses.get(message.worker_id)
-        if pulse is not None:
-            pulse.hear(now)
+        tracker = self.trackers.get(message.worker_id)
+        if tracker is not None:
+            tracker.on_tokens(now)
+        lost: list[Stream] = []
         for delta in message.deltas:
             stream = self._stream_by_number.get(delta.stream)
             if stream is None:
@@ -172,31 +156,72 @@ class Streams:
             if output is not None:
                 stream.inbox.put(stream.choice, output)
                 if output.finish is not None and output.error is None:
-                    self.on_done(message.worker_id)
+                    self._breaker.succeed(message.worker_id)
             elif stream.session.attempt != attempt:
-                self.on_lost(stream)
+                self._avoid_worker(stream)
+                lost.append(stream)
+        return lost
+
+    def _avoid_worker(self, stream: Stream) -> None:
+        """Exclude the stream's last worker from its next placement."""
+        worker_id = stream.session.worker_id
+        if worker_id is not None:
+            stream.failed = list(dict.fromkeys((worker_id, *stream.failed)))
+            self._breaker.fail(worker_id, stream.session.lost_kind)
 
     def _cancel(self, stream: Stream) -> None:
         session = stream.session
         if session.worker_id is not None:
-            self._tell(session.worker_id, stream.number, session.attempt, monotonic_s())
+            self._send_cancel(session.worker_id, stream.number, session.attempt, monotonic_s())
 
     def _cancel_stray(self, worker_id: WorkerId, delta: Delta, now: float) -> None:
-        """Tokens for a stream that is gone: the Cancel was lost, or crossed them on its way."""
-        told_s = self._told.get((worker_id, delta.stream), -inf)
-        if delta.finish is None and now - told_s >= self._times.stall_s:
-            self._tell(worker_id, delta.stream, delta.attempt, now)
+        """Tokens of a closed stream: its Cancel was lost, or is still on its way."""
+        cancelled_s = self._cancelled_s.get((worker_id, delta.stream), -inf)
+        if delta.finish is None and now - cancelled_s >= self._settings.stall_s:
+            self._send_cancel(worker_id, delta.stream, delta.attempt, now)
 
-    def _tell(self, worker_id: WorkerId, number: int, attempt: int, now: float) -> None:
-        self._cancels.put(worker_id, number, attempt)
-        self._told[worker_id, number] = now
-        self._told.move_to_end((worker_id, number))
-        if len(self._told) > self._max_told:
-            self._told.popitem(last=False)
+    def _send_cancel(self, worker_id: WorkerId, number: int, attempt: int, now: float) -> None:
+        self.cancels.put(worker_id, number, attempt)
+        self._cancelled_s[worker_id, number] = now
+        self._cancelled_s.move_to_end((worker_id, number))
+        if len(self._cancelled_s) > self._settings.max_cancels_known:
+            self._cancelled_s.popitem(last=False)
 
 
-def _ignore(_what: object) -> None:
-    """Until somebody wants to know."""
+class Cancels:
+    """Cancel commands on their way to workers, sent in order by one background task.
+
+    A task that ends a stream is often being cancelled itself, so it cannot send. Commands are not
+    acknowledged: a stream that still sends tokens is cancelled again.
+    """
+
+    def __init__(self, bus: Bus, gateway: GatewayId, limit: int) -> None:
+        self._bus = bus
+        self._gateway = gateway
+        self._waiting: asyncio.Queue[tuple[WorkerId, Cancel]] = asyncio.Queue(limit)
+
+    def put(self, worker_id: WorkerId, stream: int, attempt: int) -> None:
+        """Queue a command. A full queue drops the oldest one."""
+        cancel = Cancel(gateway=self._gateway, stream=stream, attempt=attempt)
+        if self._waiting.full():
+            self._waiting.get_nowait()
+        self._waiting.put_nowait((worker_id, cancel))
+
+    async def run(self) -> None:
+        """Send commands until cancelled."""
+        while True:
+            await self._send(*await self._waiting.get())
+
+    async def flush(self) -> None:
+        """Send what is queued."""
+        while not self._waiting.empty():
+            await self._send(*self._waiting.get_nowait())
+
+    async def _send(self, worker_id: WorkerId, cancel: Cancel) -> None:
+        try:
+            await self._bus.publish(worker_control(worker_id), cancel)
+        except TokenMeshError as error:
+            logger.warning("cannot send a Cancel to %s: %s", worker_id, error)
 
 
 def _runs_on(stream: Stream, worker_id: WorkerId) -> bool:

@@ -1,7 +1,4 @@
-"""UnusedPlacements: what a placement reserved is given back when its answer finds nobody.
-
-A client left while its request waited for a worker, or another scheduler was quicker.
-"""
+"""UnusedPlacements: releases the reservation of a placement whose answer came too late."""
 
 import asyncio
 import logging
@@ -18,33 +15,33 @@ from tokenmesh.shared.redis import Redis
 logger = logging.getLogger(__name__)
 
 _MAX_TASKS: Final = 256
-"""Given back at one time; of more than these the worker finds that they are forgotten."""
+"""Releases at one time; further reservations expire."""
 _IS_OVER: Final = -1
 
 
 class UnusedPlacements:
-    """Fed with every answer that comes too late."""
+    """Its client left while the request was queued, or another scheduler answered first."""
 
     def __init__(self, redis: Redis, members: Members, metrics: Metrics) -> None:
-        self._release = redis.script(RELEASE)
+        self._release_script = redis.script(RELEASE)
         self._members = members
         self._count = metrics.counter("placements_unused")
         self._tasks: set[asyncio.Task[None]] = set()
 
     def take(self, answer: Message) -> None:
-        """Give back what it reserved, if it did."""
+        """Release what a late answer reserved, if anything."""
         if isinstance(answer, Placed) and answer.reservation and len(self._tasks) < _MAX_TASKS:
-            task = asyncio.create_task(self._give_back(answer.worker_id, answer.reservation))
+            task = asyncio.create_task(self._release(answer.worker_id, answer.reservation))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _give_back(self, worker_id: WorkerId, reservation: str) -> None:
+    async def _release(self, worker_id: WorkerId, reservation: str) -> None:
         member = self._members.get(InstanceId(worker_id))
         if member is None or not member.beat.models:
             return
         self._count.inc()
         held, field = IndexKeys(member.beat.models[0].name).reserved_by(reservation)
         try:
-            await self._release([held], [field, _IS_OVER])
+            await self._release_script([held], [field, _IS_OVER])
         except TokenMeshError as error:
-            logger.info("a reservation has to expire: %s", error)
+            logger.info("cannot release a reservation, it will expire: %s", error)

@@ -1,4 +1,4 @@
-"""Vocabularies: what each model's tokenizer is, asked once and then now and again."""
+"""Vocabularies: each model's tokenizer, loaded from a tokenizer service and kept up to date."""
 
 import asyncio
 from collections import OrderedDict
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from tokenmesh.services.gateway.generation.parsing import ModelText
 from tokenmesh.services.gateway.mesh.calls import ServiceCalls
-from tokenmesh.services.gateway.parsers.formats import FormatFamily
 from tokenmesh.services.gateway.parsers.registry import ParserRegistry
 from tokenmesh.shared.clock import monotonic_s, now_s
 from tokenmesh.shared.config.gateway import GatewaySettings
@@ -18,26 +18,14 @@ from tokenmesh.shared.subjects import tokenize as tokenize_subject
 from tokenmesh.shared.text import Vocabulary
 
 
-@dataclass(frozen=True, slots=True)
-class ModelText:
-    """What the gateway must know of a model to write its text."""
-
-    described: Described
-    vocabulary: Vocabulary
-    defaults: dict[str, object]
-    """Sampling fields of the model's generation config, for fields that a client leaves out."""
-    family: FormatFamily
-    """How the model writes reasoning and tool calls."""
-
-
 @dataclass(slots=True)
 class _Entry:
     text: ModelText
-    asked_s: float
+    refreshed_s: float
 
 
 class Vocabularies:
-    """A bounded cache by model. An old entry is used while it is asked for again."""
+    """A bounded cache by model. A stale entry is used while it is refreshed."""
 
     def __init__(self, calls: ServiceCalls, settings: GatewaySettings) -> None:
         """Raises ConfigError for a parser plugin that cannot be imported."""
@@ -48,18 +36,18 @@ class Vocabularies:
         self._loading: dict[ModelName, asyncio.Task[ModelText]] = {}
 
     async def get(self, model: ModelName) -> ModelText:
-        """The facts. Raises NoResponders and its kin when no tokenizer of the model lives."""
+        """Raises NoResponders and similar errors if no tokenizer of the model can be reached."""
         entry = self._entry_by_model.get(model)
         if entry is None:
             return await asyncio.shield(self._load_once(model))
         self._entry_by_model.move_to_end(model)
-        if monotonic_s() - entry.asked_s >= self._settings.describe_ttl_s:
-            entry.asked_s = monotonic_s()
+        if monotonic_s() - entry.refreshed_s >= self._settings.describe_ttl_s:
+            entry.refreshed_s = monotonic_s()
             self._load_once(model)
         return entry.text
 
     def _load_once(self, model: ModelName) -> "asyncio.Task[ModelText]":
-        """One question a model at a time, whoever waits for it."""
+        """One load for each model at a time, shared by all that wait for it."""
         task = self._loading.get(model)
         if task is None:
             task = self._loading[model] = asyncio.create_task(self._load(model))
@@ -68,13 +56,13 @@ class Vocabularies:
 
     def _loaded(self, model: ModelName, task: "asyncio.Task[ModelText]") -> None:
         del self._loading[model]
-        # A refresh has nobody who waits: the old entry stays in use, and is asked for again.
+        # A refresh that fails leaves the old entry in use; it is repeated later.
         if not task.cancelled() and not isinstance(task.exception(), TokenMeshError | None):
             task.result()
 
     async def _load(self, model: ModelName) -> ModelText:
         timeout_s = self._settings.tokenize_timeout_s
-        described = await self._calls.ask(
+        described = await self._calls.request(
             tokenize_subject(model),
             Describe(model=model),
             Described,
@@ -86,7 +74,7 @@ class Vocabularies:
             vocabulary = known.text.vocabulary
         else:
             tokenizer_json = await self._read(model, described.fingerprint)
-            # A large vocabulary takes a good part of a second to parse.
+            # Parsing a large vocabulary takes some tenths of a second.
             vocabulary = await asyncio.to_thread(
                 Vocabulary.load, tokenizer_json, described.special_ids
             )
@@ -96,11 +84,11 @@ class Vocabularies:
         return text
 
     async def _read(self, model: ModelName, fingerprint: str) -> str:
-        """The tokenizer's text, part by part, each from any tokenizer of the model."""
+        """The tokenizer's JSON text in parts, each from any tokenizer of the model."""
         text, num_bytes = bytearray(), 1
         timeout_s = self._settings.tokenize_timeout_s
         while len(text) < num_bytes:
-            part = await self._calls.ask(
+            part = await self._calls.request(
                 tokenize_subject(model),
                 ReadTokenizer(model=model, fingerprint=fingerprint, offset=len(text)),
                 TokenizerRead,
@@ -114,7 +102,7 @@ class Vocabularies:
         try:
             return text.decode()
         except UnicodeDecodeError as error:
-            raise ProtocolError(f"the tokenizer of {model!r} is no text: {error}") from error
+            raise ProtocolError(f"the tokenizer of {model!r} is not UTF-8: {error}") from error
 
     def _keep(self, model: ModelName, text: ModelText) -> None:
         self._entry_by_model[model] = _Entry(text, monotonic_s())
@@ -127,4 +115,4 @@ def _defaults(described: Described) -> dict[str, object]:
     try:
         return msgspec.json.decode(described.default_sampling_json, type=dict[str, object])
     except msgspec.DecodeError as error:
-        raise ProtocolError(f"default_sampling_json is broken: {error}") from error
+        raise ProtocolError(f"default_sampling_json is not valid: {error}") from error

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from tokenmesh.services.gateway.context import RequestContext
-from tokenmesh.services.gateway.mesh.vocabularies import ModelText
+from tokenmesh.services.gateway.generation.parsing import ModelText
 from tokenmesh.services.gateway.openai.request import ChatRequest
 from tokenmesh.services.gateway.openai.tools import ToolUse
 from tokenmesh.services.gateway.parsers.formats import CallFrame, FormatFamily, ToolFormat

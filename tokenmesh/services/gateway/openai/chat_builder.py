@@ -7,16 +7,15 @@ from typing import Final
 import msgspec
 
 from tokenmesh.services.gateway.context import RequestContext
-from tokenmesh.services.gateway.generation.inline_media import move_inline_media
-from tokenmesh.services.gateway.generation.parsing import Parsing
+from tokenmesh.services.gateway.generation.parsing import ModelText, Parsing
 from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.http.event_loop import off_loop
-from tokenmesh.services.gateway.mesh.vocabularies import ModelText
 from tokenmesh.services.gateway.openai.call_constraints import (
     call_constraint,
     clear_formats,
     family_of,
 )
+from tokenmesh.services.gateway.openai.inline_media import move_inline_media
 from tokenmesh.services.gateway.openai.request import (
     ChatRequest,
     template_kwargs,

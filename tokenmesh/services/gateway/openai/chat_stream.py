@@ -5,14 +5,9 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from tokenmesh.services.gateway.generation.chunk import OutputChunk
+from tokenmesh.services.gateway.generation.request import ChunkOptions, Head
 from tokenmesh.services.gateway.http.sse import encode_json
-from tokenmesh.services.gateway.openai.chunk_stream import (
-    CHAT_CHUNK,
-    NULL,
-    ChunkOptions,
-    ChunkStream,
-)
-from tokenmesh.services.gateway.openai.head import Head
+from tokenmesh.services.gateway.openai.chunk_stream import CHAT_CHUNK, NULL, ChunkStream
 from tokenmesh.services.gateway.openai.logprobs import LogprobShapes
 from tokenmesh.services.gateway.parsers.events import CallBegin, Content, Event, Reasoning
 

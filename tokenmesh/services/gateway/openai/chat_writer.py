@@ -7,6 +7,7 @@ from tokenmesh.services.gateway.generation.delivery import Delivery
 from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.http import sse
 from tokenmesh.services.gateway.openai.chat_stream import ChatStream, call_id
+from tokenmesh.services.gateway.openai.logprobs import LogprobShapes
 from tokenmesh.services.gateway.openai.shapes import (
     ChatChoice,
     ChatCompletion,
@@ -26,6 +27,7 @@ class ChatWriter:
 
     def __init__(self, request: GenerationRequest) -> None:
         self._request = request
+        self._logprobs = LogprobShapes.of(request)
         self._stream: ChatStream | None = None
 
     def begin(self, delivery: Delivery) -> bytes:
@@ -58,7 +60,7 @@ class ChatWriter:
             usage=delivery.usage(),
             service_tier=request.head.service_tier,
             prompt_logprobs=(
-                request.logprobs.prompt(prompt_logprobs) if prompt_logprobs is not None else None
+                self._logprobs.prompt(prompt_logprobs) if prompt_logprobs is not None else None
             ),
             prompt_token_ids=self._prompt_ids(delivery),
             prompt_text=self._prompt_text(delivery),
@@ -70,7 +72,7 @@ class ChatWriter:
         return ChatChoice(
             index=merged.choice,
             message=message_of(merged, request.head.id, request.role, request.echo),
-            logprobs=request.logprobs.chat(merged.logprobs) if request.chunks.logprobs else None,
+            logprobs=self._logprobs.chat(merged.logprobs) if request.chunks.logprobs else None,
             finish_reason=merged.finish_reason,
             stop_reason=merged.stop_reason,
             token_ids=merged.token_ids if request.chunks.token_ids else None,
@@ -88,7 +90,7 @@ class ChatWriter:
         if self._stream is None:
             request = self._request
             prompt_tokens = delivery.prompts[0].num_tokens
-            self._stream = ChatStream(request.head, request.chunks, request.logprobs, prompt_tokens)
+            self._stream = ChatStream(request.head, request.chunks, self._logprobs, prompt_tokens)
         return self._stream
 
     def _prompt_ids(self, delivery: Delivery) -> list[int] | None:

@@ -1,27 +1,14 @@
 """ChunkStream: what the streams of chats and completions have in common."""
 
-from dataclasses import dataclass
 from typing import Final
 
+from tokenmesh.services.gateway.generation.request import ChunkOptions, Head
+from tokenmesh.services.gateway.generation.usage import Usage, usage_of
 from tokenmesh.services.gateway.http.sse import encode_json
-from tokenmesh.services.gateway.openai.head import Head
-from tokenmesh.services.gateway.openai.shapes import Usage, usage_of
 
 CHAT_CHUNK: Final = b"chat.completion.chunk"
 COMPLETION_CHUNK: Final = b"text_completion"
 NULL: Final = b"null"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkOptions:
-    """What chunks contain besides text."""
-
-    logprobs: bool = False
-    token_ids: bool = False
-    usage: bool = False
-    """A chunk with the usage at the end."""
-    running_usage: bool = False
-    """The usage so far in every chunk."""
 
 
 class ChunkStream:

@@ -4,16 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tokenmesh.services.gateway.generation.chunk import OutputChunk, merge
 from tokenmesh.services.gateway.generation.delivery import Delivery
-from tokenmesh.services.gateway.generation.request import GenerationRequest
+from tokenmesh.services.gateway.generation.request import ChunkOptions, GenerationRequest, Head
 from tokenmesh.services.gateway.http import sse
 from tokenmesh.services.gateway.http.sse import encode_json
-from tokenmesh.services.gateway.openai.chunk_stream import (
-    COMPLETION_CHUNK,
-    NULL,
-    ChunkOptions,
-    ChunkStream,
-)
-from tokenmesh.services.gateway.openai.head import Head
+from tokenmesh.services.gateway.openai.chunk_stream import COMPLETION_CHUNK, NULL, ChunkStream
 from tokenmesh.services.gateway.openai.logprobs import LogprobShapes
 from tokenmesh.services.gateway.openai.shapes import (
     Completion,
@@ -102,6 +96,7 @@ class CompletionWriter:
 
     def __init__(self, request: GenerationRequest) -> None:
         self._request = request
+        self._logprobs = LogprobShapes.of(request)
         self._n = request.jobs[0].n
         self._stream: CompletionStream | None = None
         self._echoes_late = request.echoes_prompt and request.chunks.logprobs
@@ -139,7 +134,7 @@ class CompletionWriter:
         shape = None
         if self._request.chunks.logprobs:
             entries = self._prompt_logprobs(delivery, index) or [None] * len(ids)
-            shape = self._request.logprobs.completion(entries, ids, 0)
+            shape = self._logprobs.completion(entries, ids, 0)
         return self._completion_stream(delivery).echo(index, text, shape)
 
     def end(self, delivery: Delivery) -> bytes:
@@ -170,10 +165,10 @@ class CompletionWriter:
             entries = [*(prompt_entries or ()), *entries]
         shape: CompletionLogprobs | None = None
         if request.chunks.logprobs:
-            shape = request.logprobs.completion(entries, [*ids, *merged.token_ids], 0)
+            shape = self._logprobs.completion(entries, [*ids, *merged.token_ids], 0)
         prompt_logprobs = None
         if request.shows_prompt_logprobs and prompt_entries is not None:
-            prompt_logprobs = request.logprobs.prompt(prompt_entries)
+            prompt_logprobs = self._logprobs.prompt(prompt_entries)
         return CompletionChoice(
             index=merged.choice,
             text=text + merged.text,
@@ -212,6 +207,6 @@ class CompletionWriter:
             by_choice = {each: self._prompt_ids(delivery, each) for each in indexes}
             prompt_ids = {each: ids for each, ids in by_choice.items() if ids is not None}
             self._stream = CompletionStream(
-                request.head, request.chunks, request.logprobs, counts, prompt_ids
+                request.head, request.chunks, self._logprobs, counts, prompt_ids
             )
         return self._stream

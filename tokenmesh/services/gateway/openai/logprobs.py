@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.openai.shapes import (
     ChatLogprob,
     ChatLogprobs,
@@ -26,6 +27,15 @@ class LogprobShapes:
         self._vocabulary = vocabulary
         self._as_ids = as_ids
         self._has_named = has_named
+
+    @classmethod
+    def of(cls, request: GenerationRequest) -> "LogprobShapes":
+        """The shapes of a request's log-probabilities."""
+        return cls(
+            request.text.vocabulary,
+            request.shows_tokens_as_ids,
+            has_named=bool(request.jobs[0].sampling.logprob_token_ids),
+        )
 
     def token(self, token_id: int) -> tuple[str, bytes]:
         """A token as text and as bytes."""

@@ -4,13 +4,11 @@ from typing import Final
 
 from tokenmesh.services.gateway.context import RequestContext, check_request_id
 from tokenmesh.services.gateway.generation.choice import TextOptions
-from tokenmesh.services.gateway.generation.parsing import Parsing
-from tokenmesh.services.gateway.generation.prompt_job import PromptJob
+from tokenmesh.services.gateway.generation.parsing import ModelText, Parsing
+from tokenmesh.services.gateway.generation.request import ChunkOptions, Head, PromptJob
 from tokenmesh.services.gateway.http.event_loop import off_loop
 from tokenmesh.services.gateway.mesh.catalog import Catalog
-from tokenmesh.services.gateway.mesh.vocabularies import ModelText, Vocabularies
-from tokenmesh.services.gateway.openai.chunk_stream import ChunkOptions
-from tokenmesh.services.gateway.openai.head import Head
+from tokenmesh.services.gateway.mesh.vocabularies import Vocabularies
 from tokenmesh.services.gateway.openai.sampling import (
     beam_options,
     check_fields,

@@ -9,7 +9,6 @@ from starlette.responses import Response
 from tokenmesh.services.gateway.context import context_of
 from tokenmesh.services.gateway.errors import json_response
 from tokenmesh.services.gateway.gateway import Gateway
-from tokenmesh.services.gateway.generation.answer import GenerationResponse
 from tokenmesh.services.gateway.http.body import read_json
 from tokenmesh.services.gateway.http.middleware import Endpoint
 from tokenmesh.services.gateway.openai.chat_builder import build_chat
@@ -32,7 +31,7 @@ def chat_endpoint(gateway: Gateway) -> Endpoint:
         with span("validate"):
             body = await read_json(request, ChatRequest, gateway.settings)
             generation = await build_chat(gateway.builder, body, context)
-        return GenerationResponse(generation, gateway, ChatWriter(generation), context.started_s)
+        return gateway.respond(generation, ChatWriter(generation))
 
     return create_chat_completion
 
@@ -45,7 +44,7 @@ def completion_endpoint(gateway: Gateway) -> Endpoint:
             body = await read_json(request, CompletionRequest, gateway.settings)
             generation = await build_completion(gateway.builder, body, context)
         writer = CompletionWriter(generation)
-        return GenerationResponse(generation, gateway, writer, context.started_s)
+        return gateway.respond(generation, writer)
 
     return create_completion
 

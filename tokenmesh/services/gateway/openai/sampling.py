@@ -8,9 +8,8 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from tokenmesh.services.gateway.extras.beam_search import BeamOptions
-from tokenmesh.services.gateway.generation.parsing import Parsing
-from tokenmesh.services.gateway.generation.reasoning_budget import ReasoningBudget
+from tokenmesh.services.gateway.generation.parsing import Parsing, ReasoningBudget
+from tokenmesh.services.gateway.generation.request import BeamOptions
 from tokenmesh.services.gateway.openai.errors import NotSupported
 from tokenmesh.services.gateway.openai.sampling_checks import SamplingScope, count_logprobs
 from tokenmesh.services.gateway.openai.sampling_fields import (

@@ -4,32 +4,10 @@ from typing import Any
 
 import msgspec
 
+from tokenmesh.services.gateway.generation.usage import Usage
+
 Json = Any
 """A value that is already plain JSON data."""
-
-
-class PromptTokensDetails(msgspec.Struct, omit_defaults=True):
-    """Where prompt tokens came from."""
-
-    cached_tokens: int
-    created_cache_tokens: int | None = None
-    """Tokens of full blocks that this prompt added to the prefix cache; None: not known."""
-
-
-class CompletionTokensDetails(msgspec.Struct):
-    """What generated tokens were for."""
-
-    reasoning_tokens: int
-
-
-class Usage(msgspec.Struct):
-    """Tokens of a response over all its choices."""
-
-    prompt_tokens: int
-    total_tokens: int
-    completion_tokens: int
-    prompt_tokens_details: PromptTokensDetails | None = None
-    completion_tokens_details: CompletionTokensDetails | None = None
 
 
 class TopLogprob(msgspec.Struct):
@@ -214,22 +192,3 @@ class FileDeleted(msgspec.Struct, kw_only=True):
     id: str
     object: str = "file"
     deleted: bool = True
-
-
-def usage_of(
-    prompt_tokens: int,
-    completion_tokens: int,
-    cached_tokens: int | None,
-    reasoning_tokens: int | None = None,
-    created_cache_tokens: int | None = None,
-) -> Usage:
-    """The counts of a response.
-
-    `cached_tokens` None: no worker has told; `reasoning_tokens` None: nobody looked for any.
-    """
-    cached = None
-    if cached_tokens is not None:
-        cached = PromptTokensDetails(cached_tokens, created_cache_tokens)
-    reasoning = None if reasoning_tokens is None else CompletionTokensDetails(reasoning_tokens)
-    total = prompt_tokens + completion_tokens
-    return Usage(prompt_tokens, total, completion_tokens, cached, reasoning)

@@ -10,8 +10,8 @@ from tokenmesh.services.gateway.context import context_of
 from tokenmesh.services.gateway.document.bodies import body_schema
 from tokenmesh.services.gateway.errors import json_response
 from tokenmesh.services.gateway.gateway import Gateway
-from tokenmesh.services.gateway.generation.inline_media import move_inline_media
 from tokenmesh.services.gateway.http.body import read_json
+from tokenmesh.services.gateway.openai.inline_media import move_inline_media
 from tokenmesh.services.gateway.openai.request import DetokenizeRequest, TokenizeRequest
 from tokenmesh.services.gateway.openai.shapes import DetokenizeResult, TokenizeResult
 from tokenmesh.shared import subjects
@@ -71,7 +71,7 @@ def tokenize_router(gateway: Gateway) -> APIRouter:
             tenant=context.access.tenant.name,
         )
         subject, deadline_s = subjects.tokenize(card.name), now_s() + timeout_s
-        answer = await gateway.calls.ask(
+        answer = await gateway.calls.request(
             subject, message, Detokenized, timeout_s=timeout_s, deadline_s=deadline_s
         )
         return json_response(DetokenizeResult(answer.text))
@@ -90,7 +90,7 @@ def tokenizer_info_router(gateway: Gateway) -> APIRouter:
     ) -> Response:
         """The tokenizer's configuration and the chat template in force."""
         card = await gateway.catalog.find_soon(model)
-        answer = await gateway.calls.ask(
+        answer = await gateway.calls.request(
             subjects.tokenize(card.name),
             ReadTokenizerConfig(model=card.name),
             TokenizerConfigRead,

@@ -7,8 +7,8 @@ from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.generation.delivery import Delivery, deliver
 from tokenmesh.services.gateway.generation.request import GenerationRequest
+from tokenmesh.services.gateway.generation.usage import Usage
 from tokenmesh.services.gateway.openai.field_names import FieldNames
-from tokenmesh.services.gateway.openai.shapes import Usage
 from tokenmesh.services.gateway.openai.translation import Json
 from tokenmesh.services.gateway.realtime.channel import Channel, error_view
 from tokenmesh.services.gateway.realtime.output import ResponseOutput
@@ -100,20 +100,18 @@ class RealtimeResponse:
     async def _generate(self) -> str | None:
         """Returns the finish reason."""
         gateway, generation = self._gateway, self._generation
-        limit, admission = gateway.settings.max_buffered_tokens, gateway.admission
+        limit = gateway.settings.max_buffered_tokens
         reason: str | None = None
-        async with deliver(
-            gateway.pipeline, generation.jobs, generation.make_choices, limit, admission
-        ) as delivery:
+        async with deliver(gateway.pipeline, generation, limit, gateway.admission) as delivery:
             self._delivery = delivery
-            async for pieces in delivery.pieces():
-                self._meter.flush(delivery)
+            async for pieces in delivery.chunks():
+                self._meter.flush(delivery.prompts)
                 # All chunks are counted in the usage, so a cancellation must not drop any.
                 for chunk in pieces:
                     reason = chunk.finish_reason
                     self._unsent.extend(self._output.push(chunk.all_events()))
                 await self._channel.send_all(self._unsent)
-            self._meter.finish(delivery, generation.jobs[0].n)
+            self._meter.finish(delivery.prompts, delivery.choices)
         self._is_generating = False
         return reason
 

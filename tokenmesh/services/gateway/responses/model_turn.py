@@ -10,8 +10,7 @@ import msgspec
 from tokenmesh.services.gateway.generation.chunk import OutputChunk
 from tokenmesh.services.gateway.generation.delivery import Delivery
 from tokenmesh.services.gateway.generation.inbox import Inbox
-from tokenmesh.services.gateway.generation.prompt_job import Prompt, PromptJob
-from tokenmesh.services.gateway.generation.request import GenerationRequest
+from tokenmesh.services.gateway.generation.request import GenerationRequest, Prompt, PromptJob
 from tokenmesh.services.gateway.mesh.pipeline import Pipeline
 from tokenmesh.services.gateway.responses.event_log import Replay
 from tokenmesh.services.gateway.responses.records import Flushed, Portion, Prompted
@@ -57,7 +56,7 @@ class ModelTurn:
             yield self._push(flushed.portions, flushed)
         if not delivery.is_complete:
             job = _resumed(self._job, recorded, self._token_ids)
-            async with self._pipeline.run(job, self._inbox):
+            async with self._pipeline.run([job], self._inbox):
                 async for flush in self._live():
                     yield flush
 
@@ -96,7 +95,7 @@ async def open_turn(
     recorded = replay.next(Prompted)
     try:
         if recorded is None:
-            async with pipeline.run(job, inbox) as prompt:
+            async with pipeline.run([job], inbox) as (prompt,):
                 record = Prompted(
                     turn=number,
                     packed_ids=prompt.packed_ids,

@@ -9,6 +9,7 @@ from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.http.event_loop import off_loop
 from tokenmesh.services.gateway.openai.chat_builder import build_chat
+from tokenmesh.services.gateway.openai.logprobs import LogprobShapes
 from tokenmesh.services.gateway.openai.request_builder import RequestBuilder
 from tokenmesh.services.gateway.openai.translation import Json
 from tokenmesh.services.gateway.responses.event_log import EventLog
@@ -89,7 +90,7 @@ async def prepare(
     events = ResponseEvents(
         response,
         translation.names,
-        logprobs=generation.logprobs if body.shows_logprobs else None,
+        logprobs=LogprobShapes.of(generation) if body.shows_logprobs else None,
         raw=RawMessages(generation.text.vocabulary) if body.enable_response_messages else None,
     )
     return PreparedResponse(generation, translation, response, events)

@@ -9,12 +9,11 @@ from itertools import count
 from typing import Any, Final
 
 from tokenmesh.services.gateway.generation.delivery import Delivery
-from tokenmesh.services.gateway.generation.metering import Meter
 from tokenmesh.services.gateway.generation.request import GenerationRequest
+from tokenmesh.services.gateway.generation.usage import Meter, Usage
 from tokenmesh.services.gateway.http.sse import encode_json
 from tokenmesh.services.gateway.mesh.pipeline import Pipeline
 from tokenmesh.services.gateway.openai.request_builder import RequestBuilder
-from tokenmesh.services.gateway.openai.shapes import Usage
 from tokenmesh.services.gateway.openai.translation import Json
 from tokenmesh.services.gateway.responses.event_log import Replay, encode_frames
 from tokenmesh.services.gateway.responses.model_turn import Flush, job_of_turn, open_turn
@@ -145,12 +144,12 @@ class ResponseRun:
     async def _handle(self, flush: Flush, delivery: Delivery) -> bool:
         """Record the events of a flush; returns whether the response has ended."""
         if flush.recorded is None:
-            self._meter.flush(delivery)
+            self._meter.flush(delivery.prompts)
         events = self._events.write(flush.chunks)
         if delivery.is_complete:
             events += self._end_turn(delivery)
             if not self._events.server_calls or self._has_no_next_turn():
-                self._meter.finish(delivery, 1)
+                self._meter.finish(delivery.prompts, delivery.choices)
             if not self._events.server_calls:
                 await self._complete(events, flush)
                 return True

@@ -11,15 +11,14 @@ from tokenmesh.services.gateway.context import context_of
 from tokenmesh.services.gateway.document.bodies import body_schema
 from tokenmesh.services.gateway.errors import JSON, json_response
 from tokenmesh.services.gateway.gateway import Gateway
-from tokenmesh.services.gateway.generation.answer import GenerationResponse
 from tokenmesh.services.gateway.generation.chunk import OutputChunk
 from tokenmesh.services.gateway.generation.delivery import Delivery
-from tokenmesh.services.gateway.generation.prompt_length import count_prompt_tokens
 from tokenmesh.services.gateway.http.body import read_json
 from tokenmesh.services.gateway.http.event_loop import off_loop
 from tokenmesh.services.gateway.http.middleware import Endpoint
 from tokenmesh.services.gateway.http.sse import COMMENT
 from tokenmesh.services.gateway.openai.field_names import FieldNames
+from tokenmesh.services.gateway.openai.prompt_length import count_prompt_tokens
 from tokenmesh.services.gateway.openai.translation import Json
 from tokenmesh.services.gateway.responses.event_log import encode_frames
 from tokenmesh.services.gateway.responses.events import ResponseEvents
@@ -65,7 +64,7 @@ def response_endpoint(gateway: Gateway) -> Endpoint:
         names = prepared.translation.fields
         writer = ResponseWriter(prepared.events, names)
         context.rename_error = names.rename
-        return GenerationResponse(prepared.generation, gateway, writer, context.started_s)
+        return gateway.respond(prepared.generation, writer)
 
     return create_response
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from tokenmesh.services.gateway.generation.metering import Meters
+from tokenmesh.services.gateway.generation.usage import Meters
 from tokenmesh.services.gateway.responses.event_log import EventLog, Replay, tokens_of
 from tokenmesh.services.gateway.responses.feed import Feed
 from tokenmesh.services.gateway.responses.log_writer import LateWriter, LogWriter, NoWriter

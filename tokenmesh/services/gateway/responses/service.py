@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from tokenmesh.services.gateway.generation.metering import Meters
+from tokenmesh.services.gateway.generation.usage import Meters
 from tokenmesh.services.gateway.mesh.pipeline import Pipeline
 from tokenmesh.services.gateway.openai.request_builder import RequestBuilder
 from tokenmesh.services.gateway.responses.adopter import Adopter

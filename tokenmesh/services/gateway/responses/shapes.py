@@ -10,7 +10,7 @@ from typing import Final, Literal
 import msgspec
 
 from tokenmesh.services.gateway.generation.request import GenerationRequest
-from tokenmesh.services.gateway.openai.shapes import Usage
+from tokenmesh.services.gateway.generation.usage import Usage
 from tokenmesh.services.gateway.openai.translation import Json
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
 from tokenmesh.shared.errors import TokenMeshError

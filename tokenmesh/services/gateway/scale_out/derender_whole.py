@@ -6,9 +6,7 @@ from dataclasses import dataclass, replace
 from tokenmesh.services.gateway.generation.chunk import OutputChunk
 from tokenmesh.services.gateway.generation.delivery import Delivery
 from tokenmesh.services.gateway.generation.inbox import Inbox
-from tokenmesh.services.gateway.generation.prompt_job import Prompt
-from tokenmesh.services.gateway.generation.request import GenerationRequest
-from tokenmesh.services.gateway.openai.head import Head
+from tokenmesh.services.gateway.generation.request import GenerationRequest, Head, Prompt
 from tokenmesh.services.gateway.openai.sampling_checks import check_vocabulary
 from tokenmesh.services.gateway.scale_out.derender_request import TokensChoice, TokensResponse
 from tokenmesh.services.gateway.scale_out.output_reader import OutputReader

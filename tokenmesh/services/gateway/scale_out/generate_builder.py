@@ -6,10 +6,10 @@ from dataclasses import replace
 import msgspec
 
 from tokenmesh.services.gateway.context import RequestContext
-from tokenmesh.services.gateway.generation.parsing import Parsing
+from tokenmesh.services.gateway.generation.parsing import ModelText, Parsing
 from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.mesh.catalog import Catalog
-from tokenmesh.services.gateway.mesh.vocabularies import ModelText, Vocabularies
+from tokenmesh.services.gateway.mesh.vocabularies import Vocabularies
 from tokenmesh.services.gateway.openai.request import thinking_switch
 from tokenmesh.services.gateway.openai.request_builder import (
     RequestBuilder,

@@ -12,10 +12,10 @@ from tokenmesh.services.gateway.generation.answer import GenerationResponse
 from tokenmesh.services.gateway.generation.chunk import OutputChunk, merge
 from tokenmesh.services.gateway.generation.delivery import Delivery
 from tokenmesh.services.gateway.generation.request import GenerationRequest
+from tokenmesh.services.gateway.generation.usage import Meter, Usage, usage_of
 from tokenmesh.services.gateway.http import sse
 from tokenmesh.services.gateway.http.response_sender import ResponseSender
-from tokenmesh.services.gateway.openai.logprobs import chosen_first
-from tokenmesh.services.gateway.openai.shapes import Usage, usage_of
+from tokenmesh.services.gateway.openai.logprobs import LogprobShapes, chosen_first
 from tokenmesh.services.gateway.scale_out.generate_request import GenerateRequest
 from tokenmesh.services.gateway.scale_out.shapes import (
     GenerateChoice,
@@ -138,7 +138,7 @@ class GenerateWriter:
 
     def _logprobs(self, chunk: OutputChunk, is_text: bool) -> object:
         if is_text:
-            return self._request.logprobs.chat(chunk.logprobs)
+            return LogprobShapes.of(self._request).chat(chunk.logprobs)
         are_named = bool(self._sampling.logprob_token_ids)
         return GenerateLogprobs([token_logprob(each, are_named) for each in chunk.logprobs])
 
@@ -147,9 +147,17 @@ class AbortableResponse(GenerationResponse):
     """An aborted response ends with the tokens that it has and finish_reason `abort`."""
 
     def __init__(
-        self, request: GenerationRequest, gateway: Gateway, writer: GenerateWriter, started_s: float
+        self, request: GenerationRequest, gateway: Gateway, writer: GenerateWriter
     ) -> None:
-        super().__init__(request, gateway, writer, started_s)
+        super().__init__(
+            request,
+            writer,
+            gateway.pipeline,
+            gateway.admission,
+            gateway.settings,
+            gateway.meters,
+            gateway.load_headers,
+        )
         self._generate_writer = writer
         self._aborts = gateway.scale_out.aborts
         self._task: asyncio.Task[object] | None = None
@@ -164,29 +172,29 @@ class AbortableResponse(GenerationResponse):
             self._generate_writer.is_aborted = True
             self._task.cancel()
 
-    async def _run(self, outlet: ResponseSender, exchange: RequestContext) -> None:
-        job = self._ask.jobs[0]
+    async def _run(self, sender: ResponseSender, context: RequestContext) -> None:
+        job = self._request.jobs[0]
         self._task = asyncio.current_task()
         with self._aborts.running(job.tenant.name, job.request_id, self):
             try:
-                await super()._run(outlet, exchange)
+                await super()._run(sender, context)
             except Draining:
                 # The sender raises this for every cancellation but that by the client.
-                if not self._generate_writer.is_aborted or outlet.has_begun:
+                if not self._generate_writer.is_aborted or sender.has_begun:
                     raise
                 data = self._generate_writer.aborted()
-                await (outlet.end(data) if self._ask.is_stream else outlet.answer(data))
+                await (sender.end(data) if self._request.is_stream else sender.answer(data))
             finally:
                 if self._generate_writer.is_aborted and self._task is not None:
                     self._task.uncancel()
 
-    async def _stream(self, delivery: Delivery, outlet: ResponseSender) -> None:
+    async def _stream(self, delivery: Delivery, sender: ResponseSender, meter: Meter) -> None:
         self._delivery = delivery
-        await super()._stream(delivery, outlet)
+        await super()._stream(delivery, sender, meter)
 
-    async def _collect(self, delivery: Delivery, outlet: ResponseSender) -> None:
+    async def _collect(self, delivery: Delivery, sender: ResponseSender, meter: Meter) -> None:
         self._delivery = delivery
-        await super()._collect(delivery, outlet)
+        await super()._collect(delivery, sender, meter)
 
 
 def token_logprob(entry: TokenLogprobs, are_named: bool = False) -> TokenLogprob:

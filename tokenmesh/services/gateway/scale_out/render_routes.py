@@ -13,8 +13,7 @@ from tokenmesh.services.gateway.anthropic.routes import drop_useless_budget, tra
 from tokenmesh.services.gateway.context import RequestContext, context_of
 from tokenmesh.services.gateway.errors import json_response
 from tokenmesh.services.gateway.gateway import Gateway
-from tokenmesh.services.gateway.generation.prompt_job import Prompt, PromptJob
-from tokenmesh.services.gateway.generation.request import GenerationRequest
+from tokenmesh.services.gateway.generation.request import GenerationRequest, Prompt, PromptJob
 from tokenmesh.services.gateway.http.body import read_json
 from tokenmesh.services.gateway.http.middleware import Endpoint
 from tokenmesh.services.gateway.openai.chat_builder import build_chat

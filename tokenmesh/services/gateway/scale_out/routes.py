@@ -109,7 +109,7 @@ def _generate_endpoint(gateway: Gateway) -> Endpoint:
             context.rename_error = with_own_names
             generation = await gateway.scale_out.tokens.build(body, context)
         writer = GenerateWriter(generation, body)
-        return AbortableResponse(generation, gateway, writer, context.started_s)
+        return AbortableResponse(generation, gateway, writer)
 
     return generate
 

@@ -3,8 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from tokenmesh.services.gateway.generation.prompt_job import Prompt
-from tokenmesh.services.gateway.generation.request import GenerationRequest
+from tokenmesh.services.gateway.generation.request import GenerationRequest, Prompt
 from tokenmesh.services.gateway.mesh.catalog import Catalog
 from tokenmesh.services.gateway.mesh.pipeline import Pipeline
 from tokenmesh.services.gateway.mesh.vocabularies import Vocabularies

@@ -4,7 +4,8 @@ from typing import Any
 
 import msgspec
 
-from tokenmesh.services.gateway.openai.shapes import ChatCompletion, Completion, Usage
+from tokenmesh.services.gateway.generation.usage import Usage
+from tokenmesh.services.gateway.openai.shapes import ChatCompletion, Completion
 
 Json = Any
 """A value that is already plain JSON data."""

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import count
 
 from tokenmesh.services.gateway.context import RequestContext
-from tokenmesh.services.gateway.openai.shapes import Usage
+from tokenmesh.services.gateway.generation.usage import Usage
 from tokenmesh.services.gateway.tenancy.batch import TokenCounts
 from tokenmesh.services.gateway.tenancy.buckets import Buckets
 from tokenmesh.services.gateway.tenancy.keys import expiry_key, open_key, state_key, usage_key

@@ -2,15 +2,15 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 import pytest
 
 from tests.fakes.back_end import FakeTokenizer
 from tests.fakes.service_mesh import running
-from tokenmesh.services.gateway.mesh.calls import ServiceCalls
+from tokenmesh.services.gateway.mesh.calls import ServiceCalls, newest_replica
 from tokenmesh.services.gateway.mesh.held_prompts import HeldPrompts
-from tokenmesh.services.gateway.mesh.replicas import Replicas
 from tokenmesh.shared import subjects
 from tokenmesh.shared.actor import Actor, Context, handles
 from tokenmesh.shared.bus.base import Envelope
@@ -28,12 +28,12 @@ from tokenmesh.shared.service import Mesh
 from tokenmesh.shared.tokens import pack_ids
 
 GATEWAY = GatewayId("g")
-NUM_QUESTIONS = 12
-"""That none of so many would reach the frozen one by chance: 1 in 4096."""
+NUM_REQUESTS = 12
+"""The probability that none of them reaches the frozen process is 1 in 4096."""
 
 
 class PromptScheduler(Actor):
-    """Has a place for everybody."""
+    """Accepts every request."""
 
     @handles(Place)
     async def place(self, message: Place, context: Context) -> Placed:
@@ -54,24 +54,24 @@ async def members(bus: MessageBus) -> AsyncIterator[Members]:
 
 
 async def freeze_one(bus: MessageBus, subject: str, queue: str) -> None:
-    """One more of the queue group, which takes questions and says nothing."""
+    """One more process of the queue group, which does not answer."""
 
-    async def say_nothing(_envelope: Envelope) -> None:
+    async def ignore(_envelope: Envelope) -> None:
         return
 
-    await bus.subscribe(subject, say_nothing, queue=queue)
+    await bus.subscribe(subject, ignore, queue=queue)
     await bus.flush()
 
 
 def calls_of(bus: MessageBus, members: Members) -> ServiceCalls:
-    other = Replicas(members).freshest
-    return ServiceCalls(
-        bus,
-        GatewaySettings(second_ask_s=0.05),
-        other,
-        left_out=list,
-        prompts=HeldPrompts(bus, GATEWAY),
-    )
+    return calls_with(bus, partial(newest_replica, members), GatewaySettings(second_ask_s=0.05))
+
+
+def calls_with(
+    bus: MessageBus, replica_of: Callable[[str], str], settings: GatewaySettings
+) -> ServiceCalls:
+    prompts = HeldPrompts(bus, GATEWAY)
+    return ServiceCalls(bus, settings, replica_of, left_out=list, prompts=prompts)
 
 
 async def listen(mesh: Mesh, actor: Actor, subject: str, queue: str) -> None:
@@ -85,7 +85,7 @@ async def known(members: Members, service: str) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_frozen_tokenizer_costs_a_moment(
+async def test_a_frozen_tokenizer_costs_little_time(
     settings: Settings, bus: MessageBus, members: Members
 ) -> None:
     model = ModelName(f"m-{secrets.token_hex(4)}")
@@ -98,15 +98,15 @@ async def test_a_frozen_tokenizer_costs_a_moment(
         await freeze_one(bus, subject, "tokenizer")
         await known(members, "tokenizer")
         calls = calls_of(bus, members)
-        question = Detokenize(request_id=RequestId("r"), model=model, token_ids=pack_ids([40, 41]))
+        message = Detokenize(request_id=RequestId("r"), model=model, token_ids=pack_ids([40, 41]))
         async with asyncio.timeout(3):
-            for _ in range(NUM_QUESTIONS):
-                await calls.ask(
-                    subject, question, Detokenized, timeout_s=30, deadline_s=now_s() + 60
+            for _ in range(NUM_REQUESTS):
+                await calls.request(
+                    subject, message, Detokenized, timeout_s=30, deadline_s=now_s() + 60
                 )
 
 
-async def test_a_question_that_a_tokenizer_took_along_is_asked_until_there_is_another(
+async def test_a_request_lost_with_a_tokenizer_is_repeated_until_there_is_another(
     settings: Settings, bus: MessageBus, members: Members
 ) -> None:
     model = ModelName(f"m-{secrets.token_hex(4)}")
@@ -121,20 +121,20 @@ async def test_a_question_that_a_tokenizer_took_along_is_asked_until_there_is_an
 
     dying = await bus.subscribe(subject, take, queue="tokenizer")
     await bus.flush()
-    question = Detokenize(request_id=RequestId("r"), model=model, token_ids=pack_ids([40, 41]))
-    asking = asyncio.create_task(
-        calls_of(bus, members).ask(
-            subject, question, Detokenized, timeout_s=30, deadline_s=now_s() + 60
+    message = Detokenize(request_id=RequestId("r"), model=model, token_ids=pack_ids([40, 41]))
+    requesting = asyncio.create_task(
+        calls_of(bus, members).request(
+            subject, message, Detokenized, timeout_s=30, deadline_s=now_s() + 60
         )
     )
     await is_taken.wait()
     await dying.stop()
     await asyncio.sleep(1.0)
     async with running("tokenizer", settings, build):
-        await asyncio.wait_for(asking, 5.0)
+        await asyncio.wait_for(requesting, 5.0)
 
 
-async def test_a_frozen_scheduler_costs_a_moment(
+async def test_a_frozen_scheduler_costs_little_time(
     settings: Settings, bus: MessageBus, members: Members
 ) -> None:
     model = ModelName(f"m-{secrets.token_hex(4)}")
@@ -149,37 +149,35 @@ async def test_a_frozen_scheduler_costs_a_moment(
         calls = calls_of(bus, members)
         place = Place(request_id=RequestId("r"), model=model, num_tokens=1, max_tokens=1)
         async with asyncio.timeout(5):
-            for _ in range(NUM_QUESTIONS):
+            for _ in range(NUM_REQUESTS):
                 assert (await calls.place(place, now_s() + 60)).worker_id == "w"
 
 
-async def test_a_replica_that_is_gone_is_asked_only_once(
-    settings: Settings, bus: MessageBus
-) -> None:
+async def test_a_dead_replica_gets_one_request(settings: Settings, bus: MessageBus) -> None:
     model = ModelName(f"m-{secrets.token_hex(4)}")
     subject = subjects.place(model)
 
     async def build(mesh: Mesh) -> None:
         await mesh.listen(PromptScheduler(), subject, "scheduler")
 
-    def gone(asked: str) -> str:
-        return subjects.replica(asked, InstanceId("scheduler-gone"))
+    def gone(subject: str) -> str:
+        return subjects.replica(subject, InstanceId("scheduler-gone"))
 
     async with running("scheduler", settings, build):
         await freeze_one(bus, subject, "scheduler")
         limits = GatewaySettings(second_ask_s=0.05, call_attempts=24, place_idle_s=0.1)
-        calls = ServiceCalls(bus, limits, gone, left_out=list, prompts=HeldPrompts(bus, GATEWAY))
+        calls = calls_with(bus, gone, limits)
         place = Place(request_id=RequestId("r"), model=model, num_tokens=1, max_tokens=1)
         async with asyncio.timeout(15):
             for _ in range(8):
                 assert (await calls.place(place, now_s() + 60)).worker_id == "w"
 
 
-HOLE_S = 1.5
-"""Nobody is there for so long: five attempts are over after half a second."""
+OUTAGE_S = 1.5
+"""No process runs for so long; five attempts end after half a second."""
 
 
-async def test_a_hole_without_any_tokenizer_is_waited_out(
+async def test_a_request_waits_while_no_tokenizer_runs(
     settings: Settings, bus: MessageBus, members: Members
 ) -> None:
     model = ModelName(f"m-{secrets.token_hex(4)}")
@@ -188,17 +186,17 @@ async def test_a_hole_without_any_tokenizer_is_waited_out(
     async def build(mesh: Mesh) -> None:
         await listen(mesh, FakeTokenizer(), subject, "tokenizer")
 
-    question = Detokenize(request_id=RequestId("r"), model=model, token_ids=pack_ids([40, 41]))
-    asked = calls_of(bus, members).ask(
-        subject, question, Detokenized, timeout_s=30, deadline_s=now_s() + 60
+    message = Detokenize(request_id=RequestId("r"), model=model, token_ids=pack_ids([40, 41]))
+    request = calls_of(bus, members).request(
+        subject, message, Detokenized, timeout_s=30, deadline_s=now_s() + 60
     )
-    asking = asyncio.create_task(asked)
-    await asyncio.sleep(HOLE_S)
+    requesting = asyncio.create_task(request)
+    await asyncio.sleep(OUTAGE_S)
     async with running("tokenizer", settings, build), asyncio.timeout(5):
-        assert isinstance(await asking, Detokenized)
+        assert isinstance(await requesting, Detokenized)
 
 
-async def test_a_hole_without_any_scheduler_is_waited_out(
+async def test_a_request_waits_while_no_scheduler_runs(
     settings: Settings, bus: MessageBus, members: Members
 ) -> None:
     model = ModelName(f"m-{secrets.token_hex(4)}")
@@ -208,32 +206,30 @@ async def test_a_hole_without_any_scheduler_is_waited_out(
 
     place = Place(request_id=RequestId("r"), model=model, num_tokens=1, max_tokens=1)
     placing = asyncio.create_task(calls_of(bus, members).place(place, now_s() + 60))
-    await asyncio.sleep(HOLE_S)
+    await asyncio.sleep(OUTAGE_S)
     async with running("scheduler", settings, build), asyncio.timeout(5):
         assert (await placing).worker_id == "w"
 
 
-async def test_the_wait_for_somebody_has_an_end(bus: MessageBus, members: Members) -> None:
+async def test_the_wait_for_a_service_is_bounded(bus: MessageBus, members: Members) -> None:
     limits = GatewaySettings(service_wait_s=0.4, retry_pause_max_s=0.1)
-    calls = ServiceCalls(
-        bus, limits, Replicas(members).freshest, left_out=list, prompts=HeldPrompts(bus, GATEWAY)
-    )
+    calls = calls_with(bus, partial(newest_replica, members), limits)
     place = Place(request_id=RequestId("r"), model=ModelName("none"), num_tokens=1, max_tokens=1)
     async with asyncio.timeout(5):
         with pytest.raises(NoResponders):
             await calls.place(place, now_s() + 60)
 
 
-async def test_a_scheduler_that_waited_for_a_worker_in_vain_is_not_asked_again(
+async def test_a_scheduler_that_waited_in_vain_gets_no_retry(
     settings: Settings, bus: MessageBus, members: Members
 ) -> None:
-    model, asked = ModelName(f"m-{secrets.token_hex(4)}"), 0
+    model, num_requests = ModelName(f"m-{secrets.token_hex(4)}"), 0
 
     class NoWorker(Actor):
         @handles(Place)
         async def place(self, message: Place, context: Context) -> Placed:
-            nonlocal asked
-            asked += 1
+            nonlocal num_requests
+            num_requests += 1
             raise Unavailable("no live worker")
 
     async def build(mesh: Mesh) -> None:
@@ -243,4 +239,4 @@ async def test_a_scheduler_that_waited_for_a_worker_in_vain_is_not_asked_again(
     async with running("scheduler", settings, build):
         with pytest.raises(Unavailable, match="no live worker"):
             await calls_of(bus, members).place(place, now_s() + 60)
-    assert asked == 1
+    assert num_requests == 1

@@ -1,0 +1,126 @@
+"""Hedged requests: a second one is sent while the first is open."""
+
+import asyncio
+import time
+
+import pytest
+
+from tokenmesh.services.gateway.mesh.retries import hedged_request, repeated_request
+from tokenmesh.shared.errors import InvalidInput, NoResponders, TokenMeshError, Unavailable
+from tokenmesh.shared.messages import Done, Message, Ping
+
+
+class Service:
+    """Answers the n-th request after `delays[n]` seconds with `outcomes[n]`."""
+
+    def __init__(self, delays: list[float], outcomes: list[Message | TokenMeshError]) -> None:
+        self.delays = delays
+        self.outcomes = outcomes
+        self.is_hedge: list[bool] = []
+        self.num_cancelled = 0
+
+    async def send(self, is_hedge: bool) -> Message:
+        number = len(self.is_hedge)
+        self.is_hedge.append(is_hedge)
+        try:
+            await asyncio.sleep(self.delays[number])
+        except asyncio.CancelledError:
+            self.num_cancelled += 1
+            raise
+        outcome = self.outcomes[number]
+        if isinstance(outcome, TokenMeshError):
+            raise outcome
+        return outcome
+
+    async def answer(self, max_requests: int = 3) -> Message:
+        return await hedged_request(self.send, hedge_after_s=0.02, max_requests=max_requests)
+
+
+async def test_a_fast_answer_needs_one_request() -> None:
+    service = Service([0.0], [Done()])
+    assert await service.answer() == Done()
+    assert service.is_hedge == [False]
+
+
+async def test_the_second_answer_counts_when_the_first_is_missing() -> None:
+    service = Service([9.0, 0.0], [Done(), Ping()])
+    assert await service.answer() == Ping()
+    await asyncio.sleep(0)
+    assert (service.is_hedge, service.num_cancelled) == ([False, True], 1)
+
+
+async def test_a_slow_first_answer_still_counts() -> None:
+    service = Service([0.04, 9.0], [Done(), Ping()])
+    assert await service.answer() == Done()
+
+
+async def test_requests_are_bounded_and_their_intervals_grow() -> None:
+    service = Service([0.3, 9.0, 9.0, 9.0, 9.0], [Done()] * 5)
+    began_s = time.perf_counter()
+    assert await service.answer(max_requests=3) == Done()
+    assert time.perf_counter() - began_s >= 0.3
+    assert service.is_hedge == [False, True, True]
+
+
+async def test_a_failure_waits_for_the_open_request() -> None:
+    service = Service([0.06, 0.0], [Done(), Unavailable("busy")])
+    assert await service.answer(max_requests=2) == Done()
+    assert service.is_hedge == [False, True]
+
+
+async def test_unreachable_requests_are_repeated_soon_while_one_may_be_lost() -> None:
+    outcomes: list[Message | TokenMeshError] = [NoResponders("not yet")] * 20
+    service = Service([60.0] + [0.0] * 21, [Done(), *outcomes, Ping()])
+    began_s = time.perf_counter()
+    assert await service.answer(max_requests=3) == Ping()
+    assert time.perf_counter() - began_s < 5
+
+
+async def test_the_last_failure_is_raised_at_once() -> None:
+    service = Service([0.0], [NoResponders("none")])
+    with pytest.raises(NoResponders):
+        await service.answer()
+    assert service.is_hedge == [False]
+
+
+async def test_an_error_that_is_not_retryable_counts_at_once() -> None:
+    service = Service([9.0, 0.0], [Done(), InvalidInput("no")])
+    with pytest.raises(InvalidInput):
+        await service.answer()
+
+
+async def test_a_cancelled_request_leaves_no_open_one() -> None:
+    service = Service([9.0, 9.0], [Done()] * 2)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.03):
+            await service.answer()
+    await asyncio.sleep(0)
+    assert service.num_cancelled == len(service.is_hedge)
+
+
+async def outcome(service: Service) -> Message:
+    return await repeated_request(
+        lambda: service.send(len(service.is_hedge) > 0), repeat_after_s=0.02
+    )
+
+
+async def test_a_process_that_died_with_a_request_is_found_by_the_next_one() -> None:
+    service = Service([60.0, 0.0], [Done(), NoResponders("no subscriber")])
+    began = time.monotonic()
+    with pytest.raises(NoResponders):
+        await outcome(service)
+    assert time.monotonic() - began < 10
+    assert service.num_cancelled == 1
+
+
+async def test_a_late_answer_to_the_first_request_counts() -> None:
+    service = Service([0.1, 60.0], [Done(), Ping()])
+    assert await outcome(service) == Done()
+    assert service.is_hedge == [False, True]
+
+
+async def test_a_fast_outcome_needs_one_request() -> None:
+    service = Service([0.0], [NoResponders("no subscriber")])
+    with pytest.raises(NoResponders):
+        await outcome(service)
+    assert service.is_hedge == [False]
