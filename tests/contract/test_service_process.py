@@ -107,7 +107,7 @@ async def test_process_leaves_when_its_parent_is_killed(
         while not (await beats.get()).leaving:
             pass
     _, log = await finish(parent)
-    assert "is gone: draining" in log
+    assert "has ended: draining" in log
 
 
 async def test_crash_at_start_says_why_and_exits_with_one(settings_json: str) -> None:

@@ -85,7 +85,7 @@ def test_a_worker_that_is_drained_leaves_and_stays_away(running: MeshProcess) ->
     drained = cli("drain", worker, "--url", running.url)
     assert drained.returncode == 0, drained.stderr
     give_up = time.monotonic() + 20
-    while "was drained and stays away" not in running.output:
+    while "was drained and is not restarted" not in running.output:
         assert time.monotonic() < give_up, running.output
         time.sleep(0.1)
     time.sleep(1.0)

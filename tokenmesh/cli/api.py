@@ -1,4 +1,4 @@
-"""Api: the gateway as the command line sees it, over HTTP, with errors in words."""
+"""Api: the gateway as the command line sees it, over HTTP, with readable errors."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ _TIMEOUT: Final = httpx.Timeout(10.0, read=300.0)
 
 
 class ApiError(TokenMeshError):
-    """The gateway said no; the message is its own."""
+    """The gateway refused; the message is its own."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class Api:
         return self._get("/mesh")
 
     def drain(self, process_id: str) -> None:
-        """Ask a process to leave. Raises NotFound with the ids that there are."""
-        with self._errors_in_words():
+        """Drain a process. Raises NotFound with the known ids."""
+        with self._readable_errors():
             response = self._client.post(f"/mesh/{quote(process_id, safe='')}/drain")
             if response.is_error:
                 raise _error_of(response)
@@ -76,7 +76,7 @@ class Api:
         """The answer as it is made; closing the iterator cancels the request."""
         body = {"model": model, "messages": messages, "stream": True, **options}
         with (
-            self._errors_in_words(),
+            self._readable_errors(),
             self._client.stream("POST", "/v1/chat/completions", json=body) as response,
         ):
             if response.is_error:
@@ -89,19 +89,19 @@ class Api:
                 yield _piece(json.loads(data))
 
     def _get(self, path: str) -> dict[str, Any]:
-        with self._errors_in_words():
+        with self._readable_errors():
             response = self._client.get(path)
             if response.is_error:
                 raise _error_of(response)
             return dict(response.json())
 
     @contextmanager
-    def _errors_in_words(self) -> Iterator[None]:
+    def _readable_errors(self) -> Iterator[None]:
         try:
             yield
         except httpx.ConnectError as error:
             raise Unavailable(
-                f"nobody answers at {self._url}: start it with `tokenmesh up`, or give its --url"
+                f"no gateway answers at {self._url}: start one with `tokenmesh up`, or pass --url"
             ) from error
         except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
             raise ApiError(f"--url {self._url}: {error}", param="--url") from error

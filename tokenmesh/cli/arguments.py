@@ -17,7 +17,7 @@ def arrange(arguments: Sequence[str], known: Collection[str]) -> list[str]:
     """The arguments of a command, as typer wants them.
 
     `--served-model-name a b` becomes two flags, `--max_model_len` is spelled with hyphens,
-    `--max-model 1k` is completed, flags of vLLM that ask for what is so anyway are left out, and
+    `--max-model 1k` is completed, flags of vLLM without an effect here are dropped, and
     one that is not in `known` raises ConfigError.
     """
     arranged: list[str] = []
@@ -38,7 +38,7 @@ def arrange(arguments: Sequence[str], known: Collection[str]) -> list[str]:
             _take_fixed(given, FIXED[bare], equals, value, words)
         elif (equals or words) and any(each.startswith(f"{name}.") for each in known):
             words[:0] = _dotted(name, value if equals else words.pop(0))
-        elif not _asks_for_less(name):
+        elif not _is_negation_of_missing(name):
             raise _refusal(given, name, known)
     return arranged
 
@@ -107,7 +107,7 @@ def _dotted(name: str, text: str) -> list[str]:
     return [f"{name}.{key}={value}" for key, value in values.items()]
 
 
-def _asks_for_less(name: str) -> bool:
+def _is_negation_of_missing(name: str) -> bool:
     """`--no-enable-x` of something that does not exist here is what the mesh does anyway."""
     positive = name.removeprefix(_NEGATION)
     return name.startswith("--no-enable-") and positive in NAMES and positive not in FIXED

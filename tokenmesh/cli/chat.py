@@ -99,7 +99,7 @@ class ChatHistory:
         return [*head, *self._turns]
 
     def command(self, line: str) -> str:
-        """Obey a line that begins with a slash; what to tell the user. Raises InvalidInput."""
+        """Run a line that begins with a slash; its output. Raises InvalidInput."""
         name, _, rest = line.partition(" ")
         if name == "/system":
             self.system = rest.strip() or None
@@ -115,10 +115,10 @@ class ChatHistory:
         """The answer as it is made; it joins the conversation when it is complete."""
         question = {"role": "user", "content": text}
         answer: list[str] = []
-        for piece in self._api.chat(self.model, [*self.messages, question], self._options):
-            self.request_id = piece.request_id
-            answer.append(piece.text)
-            yield piece
+        for delta in self._api.chat(self.model, [*self.messages, question], self._options):
+            self.request_id = delta.request_id
+            answer.append(delta.text)
+            yield delta
         self._turns += [question, {"role": "assistant", "content": "".join(answer)}]
 
 
@@ -156,7 +156,7 @@ def chat(
 
 
 def _turn(conversation: ChatHistory, line: str, console: Console, trace: str | None) -> None:
-    """Answer a line or obey a command; `trace`: how to look at the answer's, for a person."""
+    """Answer a line or run a command; `trace`: the hint how to show its trace, for a terminal."""
     try:
         note = conversation.command(line) if line.startswith("/") else None
         if note is not None:
@@ -185,7 +185,7 @@ def _print_answer(pieces: Iterable[ChatDelta], console: Console) -> None:
             if own_style != style:
                 _print(console, wrap.rest(), style)
                 style = own_style
-            # A model may write what a terminal would obey.
+            # A model may write control characters of a terminal.
             _print(console, wrap.feed(printable(text)), style)
     _print(console, wrap.rest() + "\n", style)
 
@@ -195,7 +195,7 @@ def _print(console: Console, text: str, style: str) -> None:
 
 
 def _lines(console: Console, is_interactive: bool) -> Iterator[str]:
-    """What the user says, without surrounding space, until the end of the input."""
+    """The user's lines, stripped, until the end of the input."""
     if not is_interactive:
         yield from (line.strip() for line in sys.stdin)
         return

@@ -1,4 +1,4 @@
-"""`tokenmesh drain`: one process leaves for good, its work finished or handed over."""
+"""`tokenmesh drain`: stop one process after its work is finished or handed over."""
 
 from typing import Annotated, Final
 
@@ -45,5 +45,5 @@ def _is_there(api: Api, process_id: str) -> bool:
     try:
         return any(each["id"] == process_id for each in api.mesh()["processes"])
     except Unavailable:
-        # the only gateway does not answer: it may have left, and of others it tells nothing
+        # the gateway does not answer: it may be the drained one
         return not process_id.startswith(_GATEWAY)

@@ -1,6 +1,6 @@
 """Flags: one table from command-line names to settings; `up` and `serve` get all of them.
 
-A flag bears vLLM's name where it means the same there. Help and type come from the setting, and the
+A flag has vLLM's name where it means the same there. Help and type come from the setting, and the
 setting validates the value: this module only carries it.
 """
 
@@ -178,7 +178,7 @@ UP_FLAGS: Final = (
 def with_flags(command: Callable[..., None], flags: Sequence[Flag]) -> Callable[..., None]:
     """Give a typer command these flags; it receives them as `overrides` for load_settings.
 
-    Values stay text: the settings complain about a wrong one in one voice for every source.
+    Values stay text: the settings validate them, with the same errors for every source.
     """
 
     def run(**values: Any) -> None:

@@ -21,14 +21,14 @@ Process = Mapping[str, Any]
 
 
 def draw_mesh(state: Mapping[str, Any]) -> RenderableType:
-    """What GET /mesh told."""
+    """The answer of GET /mesh as tables."""
     processes: Sequence[Process] = state["processes"]
     workers = [each for each in processes if each["service"] == _WORKER]
-    parts: list[RenderableType] = [_workers(workers), Text(), _everybody(processes)]
+    parts: list[RenderableType] = [_workers(workers), Text(), _all_processes(processes)]
     parts += [
         Text(
-            f"{each['id']} speaks protocol {each['protocol']}, the mesh {state['protocol']}: "
-            "it is left out",
+            f"{each['id']} uses protocol {each['protocol']}, the mesh {state['protocol']}: "
+            "it is ignored",
             "yellow",
         )
         for each in state["other_protocols"]
@@ -51,7 +51,7 @@ def _workers(workers: Sequence[Process]) -> Table:
     return table
 
 
-def _everybody(processes: Sequence[Process]) -> Table:
+def _all_processes(processes: Sequence[Process]) -> Table:
     table = _table("process", "state", "queued", "version", "epoch")
     for each in processes:
         cells = (str(each["queued"] or ""), each["version"], _epoch(each))

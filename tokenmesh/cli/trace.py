@@ -37,7 +37,7 @@ _COLORS: Final = {
 
 @dataclass(frozen=True)
 class Span:
-    """One span as the gateway tells it. Times are nanoseconds."""
+    """One span as the gateway returns it. Times are nanoseconds."""
 
     name: str
     service: str

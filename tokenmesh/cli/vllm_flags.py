@@ -1,4 +1,4 @@
-"""vLLM's flags that are no settings here: those that ask for what is so anyway, and the others.
+"""vLLM's flags without a setting here: those without an effect, and unsupported ones.
 
 An error names the flag and what to do; it never guesses another flag by its spelling.
 """
@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 
 class Fixed(NamedTuple):
-    """A flag that asks for something TokenMesh always does, or does with some values only."""
+    """A flag for what TokenMesh always does, or supports with some values only."""
 
     meaning: str
     values: tuple[str, ...] | None = None

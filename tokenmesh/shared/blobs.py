@@ -1,7 +1,7 @@
 """Blobs: what is too large for a message travels by reference, through Redis, for a while.
 
 Without a key of its own a blob is stored under the hash of its content, so that the same bytes are
-stored once whoever puts them.
+stored once.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ def content_key(data: bytes) -> BlobKey:
 
 
 def check_of(data: bytes) -> str:
-    """Tells a blob from what somebody else has put in its place; no proof against intent."""
+    """Detects a replaced blob; not proof against intent."""
     return xxhash.xxh3_64_hexdigest(data)
 
 
@@ -57,7 +57,7 @@ class Blobs:
         if data is None:
             raise NotFound(f"blob {key} does not exist or has expired")
         if not isinstance(data, bytes):
-            raise ProtocolError(f"blob {key} is no byte string")
+            raise ProtocolError(f"blob {key} is not a byte string")
         return data
 
     async def renew(self, key: BlobKey, ttl_s: int | None = None) -> bool:

@@ -34,7 +34,7 @@ _DIED: Final = b"\xfe\xff\xff\xff"
 
 
 class ChildLate(TokenMeshError):
-    """The job ran out of its time; its process is gone."""
+    """The job exceeded its time; its process was killed."""
 
 
 class ChildDied(TokenMeshError):
@@ -42,7 +42,7 @@ class ChildDied(TokenMeshError):
 
 
 class _ForkEnded(Exception):
-    """Instead of an answer: the fork that worked on a job is gone, its parent is as it was."""
+    """The fork of a job ended without an answer; its parent is unchanged."""
 
     def __init__(self, is_late: bool) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ class ChildPool:
         return child
 
     async def _ask(self, child: Process, job: bytes) -> bytes | ChildLate | ChildDied:
-        """What a child answers, or how its fork ended. Raises the same when the child is gone."""
+        """What a child answers, or how its fork ended. Raises the same when the child has ended."""
         limits = self._limits
         late = ChildLate(f"it takes longer than {limits.time_s:g} s")
         try:

@@ -1,7 +1,6 @@
 """The only place that reads a clock.
 
-`now_s` may cross processes (deadlines), `wall_s` is what people are told; `monotonic_s` is nobody
-else's.
+`now_s` may cross processes (deadlines), `wall_s` is for display, `monotonic_s` is for one process.
 """
 
 import time
@@ -32,15 +31,15 @@ def monotonic_s() -> float:
 
 
 def perf_s() -> float:
-    """The finest clock there is, for measuring a step or a benchmark."""
+    """The clock of the highest resolution, for measuring a step or a benchmark."""
     return time.perf_counter()
 
 
 def thread_cpu_s() -> float:
-    """CPU time that this thread has used: not that of a process which stands still."""
+    """CPU time that this thread has used: not that of a suspended process."""
     return time.thread_time()
 
 
 def sleep_s(seconds: float) -> None:
-    """Block the thread; nothing for an event loop."""
+    """Block the thread; not for an event loop."""
     time.sleep(seconds)

@@ -1,7 +1,7 @@
 """Messages to bytes and back: msgpack, checked against the closed union on the way in.
 
-A `Message` is a msgpack map and `Tokens` a msgpack array, so one byte tells them apart; msgspec
-itself cannot hold both in one union.
+A `Message` is a msgpack map and `Tokens` a msgpack array, so the first byte distinguishes them;
+msgspec itself does not support both in one union.
 """
 
 from typing import Final

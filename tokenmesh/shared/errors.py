@@ -16,7 +16,7 @@
     - NoResponders                503 no_responders, retryable
     - Draining                    503 draining, retryable
     - BusLost                     503 bus_lost, retryable
-  x Asleep                        503 asleep                   (until somebody wakes the model)
+  x Asleep                        503 asleep                   (until the model is woken)
   x DeadlineExceeded              504 deadline_exceeded, retryable
   x Cancelled                     499 cancelled
   x ProtocolError                 500 protocol_error           (bytes that no peer would send)
@@ -57,7 +57,7 @@ class TokenMeshError(Exception):
     def __init__(
         self, message: str, *, param: str | None = None, retry_after_s: float | None = None
     ) -> None:
-        # Parts of both may be a client's words, which others search, copy and log.
+        # Both may contain text of a client; they are searched, copied and logged.
         message = message[:_MAX_MESSAGE]
         param = param and param[:_MAX_PARAM]
         super().__init__(message)
@@ -136,7 +136,7 @@ class PromptTooLong(InvalidInput):
 
     @classmethod
     def over(cls, limit: int, found: str, remedy: str, *, param: str) -> Self:
-        """In words that clients look for. `found`: what there is, `remedy`: what to reduce."""
+        """The wording that clients match. `found`: the sizes, `remedy`: what to reduce."""
         return cls(
             f"This model's maximum context length is {limit} tokens. However, {found}. "
             f"Please reduce {remedy}.",
@@ -159,14 +159,14 @@ class Unauthorized(InvalidInput):
 
 
 class Forbidden(InvalidInput):
-    """What asks may not, whatever key it has."""
+    """Not allowed for this client with any key."""
 
     status = 403
     code = "forbidden"
 
 
 class Conflict(InvalidInput):
-    """The command does not fit what goes on: a profile that runs already, or none to stop."""
+    """The command does not fit the current state, such as a second start of a profile."""
 
     status = 409
     code = "conflict"
@@ -185,7 +185,7 @@ class CheckpointError(TokenMeshError):
 
 
 class Unavailable(TokenMeshError):
-    """Nobody can do it now; asking again later may work."""
+    """No instance can serve the request now; a retry may succeed."""
 
     status = 503
     code = "unavailable"
@@ -200,7 +200,7 @@ class Overloaded(Unavailable):
 
 
 class NoResponders(Unavailable):
-    """NATS says that nobody listens on the subject."""
+    """NATS reports that nothing is subscribed to the subject."""
 
     code = "no_responders"
 
@@ -218,7 +218,7 @@ class BusLost(Unavailable):
 
 
 class Asleep(TokenMeshError):
-    """Every worker of the model sleeps. Asking again at once helps nobody: it must be woken."""
+    """Every worker of the model sleeps. A retry does not help: the model must be woken."""
 
     status = 503
     code = "asleep"
@@ -233,7 +233,7 @@ class DeadlineExceeded(TokenMeshError):
 
 
 class Cancelled(TokenMeshError):
-    """The client left or cancelled; nobody waits for the answer."""
+    """The client left or cancelled; no answer is expected."""
 
     status = 499
     code = "cancelled"

@@ -1,4 +1,4 @@
-"""Identifiers: their types and how they are made. Nobody else calls uuid, secrets or random."""
+"""Identifiers: their types and how they are made. No other module uses uuid, secrets or random."""
 
 import itertools
 import secrets
@@ -18,7 +18,7 @@ InstanceId = NewType("InstanceId", str)
 """Any process of the mesh; a worker's or gateway's id is also its instance id."""
 
 ModelName = NewType("ModelName", str)
-"""The name a client asks for (one of the served model names)."""
+"""The name in a client's request (one of the served model names)."""
 
 BlobKey = NewType("BlobKey", str)
 
@@ -41,12 +41,12 @@ def new_instance_id(service: str) -> InstanceId:
 
 
 def new_epoch() -> int:
-    """A random 63-bit number drawn once per process start; fences an earlier incarnation."""
+    """A random 63-bit number drawn at each start of a process."""
     return secrets.randbits(SEED_BITS)
 
 
 def new_seed() -> int:
-    """A sampling seed in [0, 2**63) for a request that brought none."""
+    """A sampling seed in [0, 2**63) for a request without one."""
     return secrets.randbits(SEED_BITS)
 
 
@@ -64,7 +64,7 @@ def new_span_id() -> int:
 
 
 class SeedSource:
-    """Seeds for requests that bring none; of a fixed `seed` the same ones in the same order."""
+    """Seeds for requests without one; a fixed `seed` gives the same ones in the same order."""
 
     def __init__(self, seed: int | None) -> None:
         self._seed = seed

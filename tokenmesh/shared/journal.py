@@ -1,7 +1,7 @@
 """Journal: an append-only log for each key that outlives every process. JetStream holds it.
 
-`append` names the entry that it follows, so of two writers of a key only one goes on: that is the
-fence between a process and whoever took over from it.
+`append` names the entry that it follows, so of two writers of a key only one succeeds: that
+fences off a process whose log another one has taken over.
 """
 
 from collections.abc import Callable
@@ -28,8 +28,8 @@ class StoreFull(Overloaded):
 class Journal(Protocol):
     """Logs by key. A key is a NATS subject that belongs to the journal.
 
-    Every method raises Unavailable (or a subclass, or DeadlineExceeded) when the store cannot be
-    asked in time; an `append` that raised it may have happened all the same.
+    Every method raises Unavailable (or a subclass, or DeadlineExceeded) when the store does not
+    answer in time; an `append` that raised it may have been stored all the same.
     """
 
     async def prepare(self) -> None:
@@ -42,8 +42,8 @@ class Journal(Protocol):
     async def append(self, key: str, data: bytes, after: int) -> int:
         """Add an entry right after the one numbered `after` (0: the log is empty); its number.
 
-        Raises Conflict when another entry is the last, PayloadTooLarge, or StoreFull. Asks again
-        after a silence, and takes its own entry for its own.
+        Raises Conflict when another entry is the last, PayloadTooLarge, or StoreFull. Retries
+        after a timeout, and recognizes an entry of its earlier attempt.
         """
 
     async def read(self, key: str, after: int, limit: int) -> list[Entry]:
@@ -53,7 +53,7 @@ class Journal(Protocol):
         """The newest entry."""
 
     async def purge(self, key: str) -> None:
-        """Forget a key's log. Who writes to it meets a Conflict."""
+        """Delete a key's log. The next append of its writer raises Conflict."""
 
     async def keys(self, pattern: str) -> list[str]:
         """The keys that have entries; `pattern` is a key with NATS wildcards."""

@@ -20,7 +20,7 @@ from tokenmesh.shared.telemetry.span import current_trace_id
 _request_id: Final[ContextVar[RequestId | None]] = ContextVar("request_id", default=None)
 
 _CHATTY: Final = ("asyncio", "httpcore", "httpx", "nats", "opentelemetry", "urllib3", "uvicorn")
-"""Libraries that say at `info` what matters to them alone."""
+"""Libraries whose `info` records are of no interest here."""
 PROGRESS: Final = "progress"
 """`extra={PROGRESS: share}` on a record: how much of something long is done, 0 to 1."""
 _SHOWN_ID_CHARS: Final = 8
@@ -28,7 +28,7 @@ _SHOWN_ID_CHARS: Final = 8
 
 @contextmanager
 def bind_request(request_id: RequestId) -> Iterator[None]:
-    """Every record made in the block, and in tasks started there, bears the request's id."""
+    """Every record made in the block, and in tasks started there, has the request's id."""
     token = _request_id.set(request_id)
     try:
         yield

@@ -22,17 +22,17 @@ from tokenmesh.shared.subjects import ALL_BEATS
 from tokenmesh.shared.subjects import beat as beat_subject
 
 _MAX_INTERVAL_S: Final = 60.0
-"""Somebody who need not beat for longer would never count as gone."""
+"""With a longer interval an instance would never count as dead."""
 _MAX_NUMBER: Final = 2.0**53
 _MAX_MODELS: Final = 256
 _MAX_NAME_CHARS: Final = 1024
 
 
 def check_beat(beat: Heartbeat, subject: str) -> None:
-    """Raises ProtocolError for a beat that no process of ours would send on `subject`."""
+    """Raises ProtocolError for a heartbeat that no service would send on `subject`."""
     wrong = _wrong(beat, subject)
     if wrong is not None:
-        raise ProtocolError(f"a beat of {beat.instance_id[:64]!r} with {wrong}")
+        raise ProtocolError(f"a heartbeat of {beat.instance_id[:64]!r} with {wrong}")
 
 
 def _wrong(beat: Heartbeat, subject: str) -> str | None:
@@ -44,8 +44,8 @@ def _wrong(beat: Heartbeat, subject: str) -> str | None:
     if len(cards) > _MAX_MODELS:
         return f"{len(cards)} models"
     if not all(_is_sane(card) for card in cards):
-        return "a model that cannot be"
-    return "a load that cannot be" if beat.load is not None and not _is_sane(beat.load) else None
+        return "an impossible model"
+    return "an impossible load" if beat.load is not None and not _is_sane(beat.load) else None
 
 
 def _is_sane(part: ModelCard | WorkerLoad) -> bool:
@@ -66,27 +66,27 @@ _SHOWN_CHARS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One process as its last beat describes it."""
+    """One instance as its last heartbeat describes it."""
 
     beat: Heartbeat
     last_seen: float
-    """By the clock that the view is given, not by the sender's."""
-    deaf_s: float = 0.0
-    """How long the view had been deaf in all when it saw the process, see `ListenGap`."""
+    """By our clock, not the sender's."""
+    outage_s: float = 0.0
+    """Outage in all when the instance was seen, see `ListenGap`."""
 
 
 class MembershipView:
-    """The members by instance id. Times come from outside and need only be of one clock."""
+    """The members by instance id. Times are passed in and must be of one clock."""
 
     def __init__(self, missed_beats: int, max_members: int) -> None:
         self._missed_beats = missed_beats
         self._max_members = max_members
         self._member_by_id: dict[InstanceId, Member] = {}
         self.ignored = 0
-        """Beats that were older than what is known, or one process too many."""
+        """Heartbeats that were older than the known one, or of one instance too many."""
 
-    def observe(self, beat: Heartbeat, now: float, deaf_s: float = 0.0) -> None:
-        """Take a beat: newer than the known one, or of another incarnation."""
+    def observe(self, beat: Heartbeat, now: float, outage_s: float = 0.0) -> None:
+        """Store a heartbeat if it is newer than the known one or of another epoch."""
         known = self._member_by_id.get(beat.instance_id)
         if known is None and len(self._member_by_id) >= self._max_members:
             self.ignored += 1
@@ -102,34 +102,34 @@ class MembershipView:
             if known is not None and known.beat.epoch == beat.epoch:
                 del self._member_by_id[beat.instance_id]
         else:
-            self._member_by_id[beat.instance_id] = Member(beat, now, deaf_s)
+            self._member_by_id[beat.instance_id] = Member(beat, now, outage_s)
 
-    def expire(self, now: float, deaf_s: float = 0.0) -> list[Member]:
-        """Forget, and return, whoever has been silent for too long while we could hear."""
-        gone = [
+    def expire(self, now: float, outage_s: float = 0.0) -> list[Member]:
+        """Forget, and return, members that were silent for too long outside of outages."""
+        dead = [
             member
             for member in self._member_by_id.values()
-            if now - member.last_seen - (deaf_s - member.deaf_s)
+            if now - member.last_seen - (outage_s - member.outage_s)
             > self._missed_beats * member.beat.interval_s
         ]
-        for member in gone:
+        for member in dead:
             del self._member_by_id[member.beat.instance_id]
-        return gone
+        return dead
 
     def get(self, instance_id: InstanceId) -> Member | None:
-        """One process, if it is alive."""
+        """One instance, if it is alive."""
         return self._member_by_id.get(instance_id)
 
     def all(self) -> list[Member]:
-        """Everybody, of every service."""
+        """All members of all services."""
         return list(self._member_by_id.values())
 
     def service(self, service: str) -> list[Member]:
-        """The processes of one service."""
+        """The instances of one service."""
         return [each for each in self._member_by_id.values() if each.beat.service == service]
 
     def workers(self, model: ModelName) -> list[Member]:
-        """Who serves `model`, by name or alias, the draining ones included."""
+        """The workers of `model`, by name or alias, draining ones included."""
         return [
             member
             for member in self._member_by_id.values()
@@ -138,30 +138,30 @@ class MembershipView:
 
 
 class ListenGap:
-    """How long we have been deaf: of a gap in which nobody at all was heard, all but `max_gap_s`.
+    """Our own outage: time without any heartbeat, beyond `max_gap_s` of each gap.
 
-    Somebody who was too busy to read, or cut off from the bus, has no reason to take everybody
-    else for dead; their beats lie there unread.
+    A process that was too busy to read, or cut off from the bus, must not take all others for dead:
+    their heartbeats are still unread.
     """
 
     def __init__(self, max_gap_s: float, now: float) -> None:
         self._max_gap_s = max_gap_s
-        self._heard_at = now
-        self._deaf_s = 0.0
+        self._noted_at = now
+        self._outage_s = 0.0
 
-    def hear(self, now: float) -> float:
-        """Somebody is heard; seconds of deafness until now."""
-        self._deaf_s = self.deaf_s(now)
-        self._heard_at = now
-        return self._deaf_s
+    def note(self, now: float) -> float:
+        """A heartbeat arrived; seconds of outage until now."""
+        self._outage_s = self.outage_s(now)
+        self._noted_at = now
+        return self._outage_s
 
-    def deaf_s(self, now: float) -> float:
-        """Seconds of deafness until now."""
-        return self._deaf_s + max(0.0, now - self._heard_at - self._max_gap_s)
+    def outage_s(self, now: float) -> float:
+        """Seconds of outage until now."""
+        return self._outage_s + max(0.0, now - self._noted_at - self._max_gap_s)
 
 
 class Foreigners:
-    """Processes with another major protocol: left out, shown to operators. Bounded."""
+    """Instances with another major protocol: ignored, shown to operators. Bounded."""
 
     def __init__(self, limit: int = 64, memory_s: float = 60.0) -> None:
         self._limit = limit
@@ -169,7 +169,7 @@ class Foreigners:
         self._last: dict[InstanceId, tuple[Heartbeat, float]] = {}
 
     def note(self, beat: Heartbeat, now: float) -> bool:
-        """Whether it is one that was not known yet; false also when there are too many."""
+        """Whether the instance is new; false also when there are too many."""
         is_known = beat.instance_id in self._last
         if not is_known and len(self.all(now)) >= self._limit:
             return False
@@ -177,7 +177,7 @@ class Foreigners:
         return not is_known
 
     def all(self, now: float) -> list[Heartbeat]:
-        """The last beats of those heard of lately."""
+        """The last heartbeats of recent ones."""
         self._last = {
             name: (beat, at)
             for name, (beat, at) in self._last.items()
@@ -187,19 +187,19 @@ class Foreigners:
 
 
 class Members:
-    """A view kept current by the beats on the bus. Its clock is `monotonic_s`."""
+    """A view that follows the heartbeats on the bus. Its clock is `monotonic_s`."""
 
     def __init__(self, view: MembershipView, max_gap_s: float = 0.5) -> None:
-        """`max_gap_s`: how much of a time without any beat counts, see `ListenGap`."""
+        """`max_gap_s`: see `ListenGap`."""
         self.view = view
         self.foreign = Foreigners()
-        self._hearing = ListenGap(max_gap_s, monotonic_s())
+        self._gap = ListenGap(max_gap_s, monotonic_s())
         self._subscriptions: list[Subscription] = []
         self.on_beat: Callable[[Heartbeat], None] = _ignore
-        """Called after each beat was taken in; must be quick and must not raise."""
+        """Called after each heartbeat; must be quick and must not raise."""
 
     async def start(self, bus: Bus, beats: Iterable[str] = (ALL_BEATS,)) -> None:
-        """Listen to every beat, or to those on some subjects."""
+        """Listen to all heartbeats, or to those on some subjects."""
         for subject in beats:
             self._subscriptions.append(await bus.subscribe(subject, self._on_beat))
 
@@ -209,46 +209,46 @@ class Members:
             await self._subscriptions.pop().stop()
 
     def all(self) -> list[Member]:
-        """Everybody alive now."""
+        """All members that are alive now."""
         self._expire()
         return self.view.all()
 
     def service(self, service: str) -> list[Member]:
-        """The processes of one service alive now."""
+        """The instances of one service that are alive now."""
         self._expire()
         return self.view.service(service)
 
     def workers(self, model: ModelName) -> list[Member]:
-        """Who serves `model` now, the draining ones included."""
+        """The live workers of `model`, draining ones included."""
         self._expire()
         return self.view.workers(model)
 
     def get(self, instance_id: InstanceId) -> Member | None:
-        """One process, if it is alive now."""
+        """One instance, if it is alive now."""
         self._expire()
         return self.view.get(instance_id)
 
     def _expire(self) -> None:
         now = monotonic_s()
-        self.view.expire(now, self._hearing.deaf_s(now))
+        self.view.expire(now, self._gap.outage_s(now))
 
     async def _on_beat(self, envelope: Envelope) -> None:
-        """Raises ProtocolError, which the bus counts, for a beat that cannot be."""
+        """Raises ProtocolError, which the bus counts, for an impossible heartbeat."""
         beat = envelope.message
         if not isinstance(beat, Heartbeat):
-            raise ProtocolError(f"a {type(beat).__name__} instead of a beat")
+            raise ProtocolError(f"a {type(beat).__name__} instead of a heartbeat")
         now = monotonic_s()
         if beat.protocol != PROTOCOL:
             self._note_foreign(beat, now)
             return
         check_beat(beat, envelope.subject)
-        self.view.observe(beat, now, self._hearing.hear(now))
+        self.view.observe(beat, now, self._gap.note(now))
         self.on_beat(beat)
 
     def _note_foreign(self, beat: Heartbeat, now: float) -> None:
         if self.foreign.note(beat, now):
             logger.warning(
-                "%s speaks protocol %d, this process %d: it is left out",
+                "%s uses protocol %d, this process %d: it is ignored",
                 beat.instance_id[:_SHOWN_CHARS],
                 beat.protocol,
                 PROTOCOL,
@@ -256,4 +256,4 @@ class Members:
 
 
 def _ignore(_beat: Heartbeat) -> None:
-    """Until somebody wants to know."""
+    """The default of `on_beat`."""

@@ -12,7 +12,7 @@ _HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 def locate_model(model: str, revision: str | None, *patterns: str) -> Path:
     """The local directory of `model`; of a hub id only the files of `patterns` are downloaded.
 
-    Blocks. Raises CheckpointError that says what `model` was taken for.
+    Blocks. Raises CheckpointError with the reason.
     """
     directory = Path(model).expanduser()
     if directory.is_dir():
@@ -23,9 +23,9 @@ def locate_model(model: str, revision: str | None, *patterns: str) -> Path:
         )
     if _HUB_ID.fullmatch(model) is None or model.startswith("."):
         raise CheckpointError(
-            f"{model}: there is no such directory, and it is no hub id", param="model"
+            f"{model}: there is no such directory, and it is not a hub id", param="model"
         )
-    # its imports take longer than all that a process for single jobs does at its start
+    # slow imports, which short-lived processes must not wait for
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 

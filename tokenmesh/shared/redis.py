@@ -36,7 +36,7 @@ _BUSY: Final = re.compile(
 )
 """Refusals that pass; a script that met one wraps it in an error of its own."""
 _NO_ENTRY: Final = ("NOAUTH", "WRONGPASS", "NOPERM", "ERR AUTH", "ERR invalid password")
-"""First words of refusals of whoever asks."""
+"""First words of refusals of the credentials."""
 
 
 def open_redis(settings: RedisSettings) -> "Redis":
@@ -125,7 +125,7 @@ class Redis:
         return await self._pipelined(commands, is_atomic=False)
 
     async def transact(self, commands: Sequence[Sequence[Part]]) -> list[Reply]:
-        """Several commands that nobody comes between (MULTI); raises the first error among them.
+        """Several commands without others in between (MULTI); raises the first error among them.
 
         An error does not undo the others.
         """
@@ -188,7 +188,7 @@ class Redis:
         is_busy = isinstance(error, OutOfMemoryError | ReadOnlyError) or _BUSY.search(reason)
         if is_refused and not is_busy:
             return TokenMeshError(f"Redis refuses a command: {reason}")
-        return Unavailable(f"Redis is away: {reason}")
+        return Unavailable(f"Redis is unavailable: {reason}")
 
 
 class Script:

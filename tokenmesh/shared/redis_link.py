@@ -1,7 +1,7 @@
 """RedisLink: one connection to Redis, kept open, with many calls under way. Only it knows hiredis.
 
-Redis answers the calls of a connection in their order, so a line of futures is all it takes to tell
-whose a reply is. For small calls that must be quick: whatever comes after a large one waits for it.
+Redis answers the calls of a connection in their order, so a queue of futures matches replies to
+calls. For small calls that must be quick: a call after a large one waits for it.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ _NOT_YET: Final = object()
 
 
 class RefusedByRedis(Exception):
-    """An error that Redis answered with; its first word says of which kind."""
+    """An error that Redis answered with; its first word is the kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisAddress:
-    """Where Redis listens, and as whom to come. `path`: a unix socket instead of host and port."""
+    """Where Redis listens, and the credentials. `path`: a unix socket instead of host and port."""
 
     host: str = ""
     port: int = 0
@@ -72,13 +72,13 @@ class RedisLink:
                 wire = await self._connected()
         if wire.num_calls >= self._max_calls:
             raise OSError(f"{self._max_calls} calls are under way already")
-        return await wire.ask(parts, until_s)
+        return await wire.call(parts, until_s)
 
     async def _connected(self) -> "_Wire":
-        """All who wait for a connection wait for the same one."""
+        """All waiting calls share one attempt to connect."""
         if self._connecting is None or self._connecting.done():
             self._connecting = asyncio.create_task(self._connect())
-            # Those who waited may all be gone when it fails.
+            # No call may be waiting any more when it fails.
             self._connecting.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(self._connecting)
 
@@ -94,7 +94,7 @@ class RedisLink:
                 )
         try:
             for command in _greeting(address):
-                await wire.ask(command, until_s)
+                await wire.call(command, until_s)
         except BaseException:
             wire.break_off()
             raise
@@ -108,7 +108,7 @@ class RedisLink:
             await asyncio.gather(self._connecting, return_exceptions=True)
         if self._wire is not None:
             self._wire.break_off()
-            await self._wire.gone.wait()
+            await self._wire.closed.wait()
 
 
 def _greeting(address: RedisAddress) -> list[list[Part]]:
@@ -130,14 +130,14 @@ class _Wire(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
         self.is_lost = False
-        """Nothing more can be asked."""
-        self.gone = asyncio.Event()
+        """No more calls are accepted."""
+        self.closed = asyncio.Event()
 
     @property
     def num_calls(self) -> int:
         return len(self._calls)
 
-    def ask(self, parts: Sequence[Part], until_s: float) -> asyncio.Future[Reply]:
+    def call(self, parts: Sequence[Part], until_s: float) -> asyncio.Future[Reply]:
         """The reply to come; `until_s` is the loop's time."""
         if self.is_lost or self._transport is None:
             raise ConnectionResetError("the connection is lost")
@@ -160,7 +160,7 @@ class _Wire(asyncio.Protocol):
         self._timer = self._loop.call_at(when_s, self._look)
 
     def _look(self) -> None:
-        """One timer for all calls: a late one means that no later one will be answered either."""
+        """One timer for all calls: after a late reply no later one can come."""
         self._timer, now_s = None, self._loop.time()
         for until_s, future in self._calls:
             if until_s <= now_s and not future.done():
@@ -174,7 +174,7 @@ class _Wire(asyncio.Protocol):
             self._look_at(nearest_s)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are no subclasses.
+        # uvloop's transports are not subclasses.
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
@@ -183,7 +183,7 @@ class _Wire(asyncio.Protocol):
             while (reply := self._reader.gets()) is not _NOT_YET:
                 self._answer(reply)
         except (hiredis.HiredisError, IndexError):
-            # Not what Redis speaks, or answers that nobody asked for.
+            # Not the Redis protocol, or more replies than calls.
             self.break_off()
 
     def _answer(self, reply: object) -> None:
@@ -203,4 +203,4 @@ class _Wire(asyncio.Protocol):
             if not future.done():
                 future.set_exception(ConnectionResetError("the connection was lost"))
         self._calls.clear()
-        self.gone.set()
+        self.closed.set()

@@ -57,7 +57,7 @@ def service_of(subject: str) -> str:
 
 
 def replica(subject: str, instance: InstanceId) -> str:
-    """The same questions, for one process instead of anyone of its queue group."""
+    """The same requests, for one instance instead of any of its queue group."""
     return f"{subject}.{instance}"
 
 
@@ -112,17 +112,17 @@ def response_open(owner: str, response: str) -> str:
 
 
 def response_cancels(gateway: GatewayId) -> str:
-    """Where a gateway is told the ids of responses that it should end."""
+    """Ids of responses that a gateway should end."""
     return f"{PREFIX}.gateway.{gateway}.cancels"
 
 
 def beat(service: str, instance: InstanceId) -> str:
-    """Where one process publishes its Beat."""
+    """Where one instance publishes its heartbeat."""
     return f"{PREFIX}.beat.{service}.{instance}"
 
 
 def micro(verb: str, service: str | None = None, instance: InstanceId | None = None) -> str:
-    """A subject of the NATS micro protocol: of everybody, one service, or one process of it."""
+    """A subject of the NATS micro protocol: of all services, one service, or one instance."""
     return ".".join(("$SRV", verb, *(part for part in (service, instance) if part is not None)))
 
 

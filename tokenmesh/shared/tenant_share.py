@@ -12,8 +12,8 @@ MUCH_LESS: Final = 0.5
 
 
 def bounded_weight(weight: float) -> float:
-    """A weight of a message, which may come from anywhere on the bus, within what a key file may
-    say; one that is no number counts as 1."""
+    """A weight of a message, which may come from any client of NATS, within the bounds of a key
+    file; NaN counts as 1."""
     return min(_MOST, max(_LEAST, weight)) if weight == weight else 1.0
 
 
@@ -21,8 +21,8 @@ def is_within_share(load: WorkerLoad, tenant: str, weight: float, num_streams: i
     """Whether a tenant may have that many streams on a worker although it is full of others'.
 
     One that has had much less than another lately may have more than its share of this moment. The
-    engine then makes room for them. A worker of an older version, which does not tell whose streams
-    it has, makes none.
+    engine then makes room for them. A worker of an older version, which does not report the tenants
+    of its streams, makes none.
     """
     others = load.tenant_weight
     if others <= 0:

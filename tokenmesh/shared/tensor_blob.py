@@ -57,7 +57,7 @@ def decode(blob: bytes) -> TensorBlob:
     """What `TensorBlob.encode` made, without copying the elements. Raises ProtocolError."""
     start = len(MAGIC) + _LENGTH.size
     if len(blob) < start or not blob.startswith(MAGIC):
-        raise ProtocolError("these bytes are no tensor blob")
+        raise ProtocolError("these bytes are not a tensor blob")
     (header_bytes,) = _LENGTH.unpack_from(blob, len(MAGIC))
     if header_bytes > MAX_HEADER_BYTES:
         raise ProtocolError(f"tensor blob with a header of {header_bytes} bytes")

@@ -21,7 +21,7 @@ from tokenmesh.shared.errors import CheckpointError
 MAX_HEADER_BYTES: Final = 100 << 20
 """The same bound as in the safetensors library."""
 READ_BYTES: Final = 1 << 30
-"""Most that one system call is asked for; Linux ends a read at 2 GiB."""
+"""Most bytes of one system call; Linux ends a read at 2 GiB."""
 
 BYTES_BY_DTYPE: Final = {
     "F64": 8,
@@ -38,7 +38,7 @@ BYTES_BY_DTYPE: Final = {
     "U8": 1,
     "BOOL": 1,
 }
-"""Sizes of the types whose tensors are checked; others may be in a file that nobody reads."""
+"""Sizes of the types whose tensors are checked; a file may hold others that are not read."""
 
 _METADATA: Final = "__metadata__"
 _LENGTH: Final = struct.Struct("<Q")
@@ -128,7 +128,7 @@ def _read_header(path: Path) -> Iterator[tuple[str, TensorEntry]]:
         yield name, TensorEntry(entry.dtype, entry.shape, start + end, num_bytes)
         end += num_bytes
     if start + end != size:
-        raise ValueError(f"it holds {size} bytes, its header tells of {start + end}")
+        raise ValueError(f"it holds {size} bytes, its header describes {start + end}")
 
 
 def _check(name: str, entry: _Entry, expected_begin: int) -> int:
@@ -203,4 +203,4 @@ def _read_index(index: Path) -> dict[str, str]:
         shard_by_name = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         return {str(name): str(shard) for name, shard in shard_by_name.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{index}: is no valid index ({error!r})") from error
+        raise CheckpointError(f"{index}: is not a valid index ({error!r})") from error

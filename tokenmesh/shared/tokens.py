@@ -19,7 +19,7 @@ def pack_ids(ids: Iterable[int]) -> bytes:
 
 
 def unpack_ids(data: bytes) -> list[int]:
-    """Decode what `pack_ids` made. Raises ValueError when the length is no multiple of four."""
+    """Decode what `pack_ids` made. Raises ValueError when the length is not a multiple of four."""
     packed = array("I")
     packed.frombytes(data)
     if _MUST_SWAP:

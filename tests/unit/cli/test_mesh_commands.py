@@ -59,7 +59,7 @@ def test_the_table_says_what_an_operator_looks_for() -> None:
     assert "asleep" in words_of(shown, "worker-2")
     assert "draining" in words_of(shown, "worker-3")
     assert "41" in words_of(shown, "scheduler-1")
-    assert "worker-x speaks protocol 2" in shown
+    assert "worker-x uses protocol 2" in shown
 
 
 Answer = Callable[[httpx.Request], httpx.Response]
@@ -156,7 +156,7 @@ def test_top_outlives_a_gateway_that_is_away_for_a_while(
     monkeypatch.setattr(top_module, "sleep_s", lambda _seconds: None)
     assert run(["top"]) == INTERRUPTED
     shown = out.getvalue()
-    assert shown.index("worker-1") < shown.index("nobody answers") < shown.rindex("worker-1")
+    assert shown.index("worker-1") < shown.index("no gateway answers") < shown.rindex("worker-1")
 
 
 def test_drain_of_nobody_is_misuse(

@@ -122,23 +122,23 @@ def test_the_newest_beat_wins_in_whatever_order_they_come(sequences: list[int]) 
 
 
 def test_whoever_did_not_read_for_a_while_takes_nobody_for_dead() -> None:
-    hearing = ListenGap(max_gap_s=0.5, now=100.0)
+    gap = ListenGap(max_gap_s=0.5, now=100.0)
     members = MembershipView(MISSED_BEATS, 10)
-    members.observe(beat(1), 100.0, hearing.hear(100.0))
-    members.observe(beat(1, instance_id="worker-2"), 100.0, hearing.hear(100.0))
-    assert members.expire(130.0, hearing.deaf_s(130.0)) == []
+    members.observe(beat(1), 100.0, gap.note(100.0))
+    members.observe(beat(1, instance_id="worker-2"), 100.0, gap.note(100.0))
+    assert members.expire(130.0, gap.outage_s(130.0)) == []
     # One is heard before the other is.
-    members.observe(beat(2), 130.0, hearing.hear(130.0))
-    assert members.expire(130.0, hearing.deaf_s(130.0)) == []
+    members.observe(beat(2), 130.0, gap.note(130.0))
+    assert members.expire(130.0, gap.outage_s(130.0)) == []
     for sequence in range(3, 6):
         now = 130.0 + (sequence - 2) * INTERVAL_S
-        members.observe(beat(sequence), now, hearing.hear(now))
-        members.expire(now, hearing.deaf_s(now))
+        members.observe(beat(sequence), now, gap.note(now))
+        members.expire(now, gap.outage_s(now))
     assert ids(members) == {"worker-1"}
     assert members.all()[0].last_seen == 130.75
 
 
 def test_short_gaps_are_no_deafness() -> None:
-    hearing = ListenGap(max_gap_s=0.5, now=100.0)
+    gap = ListenGap(max_gap_s=0.5, now=100.0)
     for beats in range(1, 40):
-        assert hearing.hear(100.0 + beats * 0.5) == 0.0
+        assert gap.note(100.0 + beats * 0.5) == 0.0

@@ -132,7 +132,7 @@ def test_a_wrong_name_label_or_kind_is_an_error() -> None:
         metrics.counter("requests_that_nobody_declared")
     with pytest.raises(ValueError, match="label"):
         metrics.gauge("num_requests_running", color="red")
-    with pytest.raises(AssertionError, match="is no counter"):
+    with pytest.raises(AssertionError, match="is not a counter"):
         metrics.counter("open_streams")
 
 

@@ -128,7 +128,7 @@ def test_a_damaged_header_is_refused_or_still_lies_within_the_file(
             b"1234",
             "from 4",
         ),
-        ({"a": {"dtype": "F4", "shape": [4], "data_offsets": [0, 3]}}, b"12", "tells of"),
+        ({"a": {"dtype": "F4", "shape": [4], "data_offsets": [0, 3]}}, b"12", "describes"),
     ],
 )
 def test_a_header_that_lies_is_refused_in_words(

@@ -162,7 +162,7 @@ def test_a_directory_without_tokenizer_names_the_files_that_would_do(tmp_path: P
 
 
 def test_a_path_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no such directory, and it is no hub id"):
+    with pytest.raises(CheckpointError, match="no such directory, and it is not a hub id"):
         load_model(ModelSettings(model=str(tmp_path / "missing" / "model")))
 
 

@@ -17,7 +17,7 @@ from tokenmesh.shared.parent_death import dies_with_parent
 
 
 class Phase(IntEnum):
-    """What stops together; lower ones first. The gateway goes before those it asks."""
+    """Processes that stop together; lower ones first, so gateways before their services."""
 
     EDGE = 0
     MESH = 1
@@ -26,7 +26,7 @@ class Phase(IntEnum):
 
 @dataclass(frozen=True)
 class ChildSpec:
-    """How to start a process; no secret stands in `command`, which everybody can read."""
+    """How to start a process; `command` holds no secrets: other users can read it."""
 
     name: str
     command: tuple[str, ...]
@@ -36,8 +36,8 @@ class ChildSpec:
     port: int | None = None
     """Loopback port that it accepts on once it has started."""
     greeting: bytes | None = None
-    """What a client writes to `port` so that a server which works answers with a line; None: no
-    such question is asked."""
+    """What a client writes to `port` so that a server which works answers with a line; None: it
+    is not probed."""
 
     @property
     def is_watched(self) -> bool:
@@ -50,7 +50,7 @@ _MAX_LINE_CHARS: Final = 8192
 _LAST_WORDS_S: Final = 1.0
 
 NOT_STARTED: Final = 126
-"""The exit code of who never ran, as shells have it."""
+"""Exit code of a process that could not start, as in shells."""
 
 OnLine = Callable[[str, str], None]
 """Called with the child's name and a line of its output."""
@@ -80,7 +80,7 @@ class Child:
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
-        """Start the process in a group of its own: a Ctrl-C at the terminal is not for it.
+        """Start the process in a group of its own: Ctrl-C at the terminal does not reach it.
 
         Raises OSError when the machine has no room for it.
         """
@@ -108,14 +108,14 @@ class Child:
         if self._process is None or self._reader is None:
             return NOT_STARTED
         code = await self._process.wait()
-        # Whatever it started goes with it, and closes the pipe.
+        # Kill what it started, too, which closes the pipe.
         _kill_group(self._process.pid)
         await asyncio.wait((self._reader,), timeout=_LAST_WORDS_S)
         self._reader.cancel()
         return code
 
     def terminate(self) -> None:
-        """Ask it to leave."""
+        """Send SIGTERM."""
         if self._process is not None and self.is_running:
             self._process.terminate()
 

@@ -28,7 +28,7 @@ _PATH_STARTS: Final = ("/", "./", "../", "~")
 
 
 def check_models(settings: Settings) -> None:
-    """Raises ConfigError for a model that is meant as a directory and is no checkpoint.
+    """Raises ConfigError for a local path that is not a checkpoint.
 
     What may be a hub id is left to the services.
     """
@@ -39,7 +39,7 @@ def check_models(settings: Settings) -> None:
                 raise ConfigError(f"{model.model}: no such directory", param="--model")
         elif not (path / "config.json").is_file():
             raise ConfigError(
-                f"{model.model} is no checkpoint: there is no config.json in it", param="--model"
+                f"{model.model} is not a checkpoint: it has no config.json", param="--model"
             )
 
 
@@ -58,12 +58,14 @@ def warn_if_open(gateway: GatewaySettings, screen: Screen) -> None:
     has_keys = bool(gateway.api_key_hashes or gateway.keys_file)
     if gateway.host not in _LOOPBACK and not has_keys:
         what = "use this mesh and put it to sleep" if gateway.admin_routes else "use this mesh"
-        screen.warn(f"anybody who reaches {gateway.host} may {what}: set --api-key or --keys-file")
+        screen.warn(
+            f"everyone who can reach {gateway.host} may {what}: set --api-key or --keys-file"
+        )
 
 
 NATS_USER: Final = "tokenmesh"
 NOTIFY_SOCKET: Final = "notify"
-"""The file name of the socket on which `up` hears that its services live."""
+"""The file name of the socket on which services report to `up`."""
 _PASSWORD_BYTES: Final = 24
 
 
@@ -75,8 +77,8 @@ class MeshPlan:
     servers: tuple[ChildSpec, ...]
     services: tuple[ChildSpec, ...]
     events_url: Path | None = None
-    """The file with the URL for subscribers to block events; None: there are none, or the
-    operator's own NATS says who may subscribe."""
+    """The file with the URL for subscribers to block events; None: no block events, or the
+    operator's own NATS has the accounts."""
     store: Path | None = None
     """Where the embedded NATS keeps its streams; None: NATS is not embedded."""
 
@@ -87,7 +89,7 @@ class MeshPlan:
 
 
 def make_plan(settings: Settings, folder: Path) -> MeshPlan:
-    """Write the configuration files to `folder` and say what to start.
+    """Write the configuration files to `folder` and list the processes.
 
     A server whose URL is configured is joined, not started.
     """
@@ -120,7 +122,7 @@ def make_plan(settings: Settings, folder: Path) -> MeshPlan:
 
 
 def _services(settings: Settings, folder: Path) -> Iterator[ChildSpec]:
-    # JSON lines let `up` show a child's complaint without its wrapping.
+    # JSON lines let `up` show a child's message alone.
     child_settings = changed(settings, {"telemetry": {"log_format": "json"}})
     config = write_private(folder / "services.json", json.dumps(plain_values(child_settings)))
     up = settings.up

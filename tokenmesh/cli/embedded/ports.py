@@ -13,7 +13,7 @@ _RETRY_S: Final = 0.01
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on right now."""
+    """A loopback port that is free right now."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         return int(probe.getsockname()[1])

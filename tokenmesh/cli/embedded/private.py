@@ -19,9 +19,9 @@ _YOUNG_S: Final = 60.0
 
 @contextmanager
 def private_folder() -> Iterator[Path]:
-    """A fresh folder that only its owner enters; gone with all its files afterwards.
+    """A fresh folder that only its owner enters; removed with all its files afterwards.
 
-    Folders that a killed mesh left behind go, too: nobody holds their lock any more.
+    Also removes folders of killed meshes, whose locks are free.
     """
     _sweep()
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))

@@ -1,4 +1,4 @@
-"""When an embedded mesh is ready: every process beats and the gateway says yes."""
+"""When an embedded mesh is ready: every process sends heartbeats and the gateways report ready."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.membership import Members, MembershipView
 
 OnProgress = Callable[[Mapping[str, int]], None]
-"""Called with the number of processes that beat, by service."""
+"""Called with the number of processes that send heartbeats, by service."""
 
 _ANYWHERE = ("0.0.0.0", "::", "")
 _PROBE_TIMEOUT_S = 2.0
@@ -29,8 +29,8 @@ def base_url(settings: GatewaySettings) -> str:
 
 
 def _probe(settings: GatewaySettings) -> httpx.AsyncClient:
-    """A client for /readyz. It is our own gateway on this machine: its certificate may be of any
-    name, and signed by anybody. Each question is a new connection: it may meet another gateway."""
+    """A client for /readyz. It is our own gateway on this machine: its certificate may have any
+    name and issuer. Each request opens a connection, which may reach another gateway."""
     uds = None if settings.uds is None else str(settings.uds)
     no_pool = httpx.Limits(max_keepalive_connections=0)
     transport = httpx.AsyncHTTPTransport(verify=False, uds=uds, limits=no_pool)
@@ -49,10 +49,10 @@ async def wait_ready(plan: MeshPlan, on_progress: OnProgress) -> None:
     try:
         async with _probe(settings.gateway) as client:
             while True:
-                # who asks for certificates would not let the probe in
+                # a gateway that requires client certificates would refuse the probe
                 is_closed = settings.gateway.ssl_ca_certs is not None
-                if _all_beat(plan, members, on_progress) and (
-                    is_closed or await _all_say_ready(client, plan.counts["gateway"])
+                if _all_alive(plan, members, on_progress) and (
+                    is_closed or await _all_ready(client, plan.counts["gateway"])
                 ):
                     return
                 await asyncio.sleep(settings.up.poll_s)
@@ -61,17 +61,17 @@ async def wait_ready(plan: MeshPlan, on_progress: OnProgress) -> None:
         await bus.close()
 
 
-def _all_beat(plan: MeshPlan, members: Members, on_progress: OnProgress) -> bool:
+def _all_alive(plan: MeshPlan, members: Members, on_progress: OnProgress) -> bool:
     counts = {service: len(members.service(service)) for service in plan.counts}
     on_progress(counts)
     return all(counts[service] >= wanted for service, wanted in plan.counts.items())
 
 
-async def _all_say_ready(client: httpx.AsyncClient, num_gateways: int) -> bool:
-    """Whether so many gateways have said it, the kernel choosing who is asked."""
+async def _all_ready(client: httpx.AsyncClient, num_gateways: int) -> bool:
+    """Whether so many gateways are ready; the kernel distributes the probes."""
     ready: set[str] = set()
     for _ in range(_PROBES_PER_GATEWAY * num_gateways):
-        gateway = await _says_ready(client)
+        gateway = await _probe_once(client)
         if gateway is None:
             return False
         ready.add(gateway)
@@ -80,8 +80,8 @@ async def _all_say_ready(client: httpx.AsyncClient, num_gateways: int) -> bool:
     return False
 
 
-async def _says_ready(client: httpx.AsyncClient) -> str | None:
-    """The id of the gateway that was met and is ready."""
+async def _probe_once(client: httpx.AsyncClient) -> str | None:
+    """The id of the gateway that answered, if it is ready."""
     try:
         answer = await client.get("/readyz")
     except httpx.TransportError:

@@ -63,12 +63,12 @@ async def running(
 ) -> AsyncIterator[None]:
     """Do `work` during the block. Should it fail, the mesh goes on without it."""
 
-    def complain(task: "asyncio.Task[None]") -> None:
+    def warn(task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             screen.warn(f"{name} has failed: {error!r}")
 
     task = asyncio.create_task(work, name=name)
-    task.add_done_callback(complain)
+    task.add_done_callback(warn)
     try:
         yield
     finally:

@@ -26,7 +26,7 @@ class Line:
     """A line of a child's output."""
 
     severity: int
-    """As in `logging`; 0 for text that is no log line."""
+    """As in `logging`; 0 for text that is not a log record."""
     text: str
     exception: str = ""
     progress: float | None = None
@@ -34,7 +34,7 @@ class Line:
 
 
 def parse_line(text: str) -> Line:
-    """Understand a line; what is no log record stays as it is."""
+    """Parse a line; other text than log records stays as it is."""
     try:
         record = json.loads(text)
     except ValueError:
@@ -51,7 +51,7 @@ def parse_line(text: str) -> Line:
 
 
 def explanation(tail: Iterable[str]) -> str:
-    """Why a child died: its critical complaints, else the last that it wrote."""
+    """Why a child died: its critical records, else its last lines."""
     lines = [parse_line(text) for text in tail]
     critical = [line for line in lines if line.severity >= CRITICAL]
     chosen = critical or lines
@@ -89,7 +89,7 @@ class Screen:
             self._say(f"starting {', '.join(wanted)}")
 
     def progress(self, counts: Mapping[str, int]) -> None:
-        """So many processes of each service beat now."""
+        """`counts`: processes of each service that send heartbeats."""
         for service, count in counts.items():
             if count >= self._wanted[service] > self._counts.get(service, 0):
                 self._details.pop(service, None)
@@ -98,19 +98,19 @@ class Screen:
         self._counts = dict(counts)
 
     def line(self, child: str, text: str) -> None:
-        """A child wrote something; warnings are for the user, the rest for those who asked."""
+        """Show a line of a child: warnings always, other lines with --verbose."""
         line = parse_line(text)
         service = child.partition(" ")[0]
         self._details[service] = line.text[:_MAX_DETAIL]
         self._shares[service] = line.progress
-        # A critical complaint is the last one: `restarting` or `dead` shows it.
+        # A critical record is the last one: `restarting` or `dead` shows it.
         if self._is_verbose or WARNING <= line.severity < CRITICAL:
             self._say(f"{child}: {line.text}", "yellow" if line.severity >= WARNING else "dim")
             if line.exception:
                 self._say(line.exception, "dim")
 
     def restarting(self, death: Death, pause_s: float) -> None:
-        """A child died and comes back. One that dies on and on is mentioned ever more rarely."""
+        """A child died and is restarted. Repeated deaths are shown at growing intervals."""
         if death.in_a_row > _MENTIONED and death.in_a_row & (death.in_a_row - 1):
             return
         reason = explanation(death.tail).rpartition("\n")[2]
@@ -122,13 +122,13 @@ class Screen:
         )
 
     def recovered(self, name: str, deaths: int) -> None:
-        """A child that kept dying lives again."""
+        """A child runs again after repeated deaths."""
         if deaths > 1:
             self._say(f"{name} runs again after it died {deaths} times")
 
     def drained(self, name: str) -> None:
-        """A child was told to leave for good, and has."""
-        self._say(f"{name} was drained and stays away")
+        """A drained child has ended and is not restarted."""
+        self._say(f"{name} was drained and is not restarted")
 
     def end_progress(self) -> None:
         """The mesh is ready or will not be."""
@@ -150,15 +150,15 @@ class Screen:
         self._console.print()
 
     def note(self, text: str) -> None:
-        """One more thing that the user should know."""
+        """Show a plain line."""
         self._say(text)
 
     def warn(self, text: str) -> None:
-        """Something that the user should change."""
+        """Show a warning."""
         self._say(text, "yellow")
 
     def dead(self, death: Death) -> None:
-        """A child does not come back: why."""
+        """Show why a child is not restarted."""
         self.end_progress()
         self._say(f"{death.name} cannot run (exit code {death.exit_code}):", "bold red")
         self._say(explanation(death.tail) or "it wrote nothing", "red")
@@ -181,7 +181,7 @@ class Screen:
         return table
 
     def _detail(self, service: str) -> RenderableType:
-        """What a service that is not up says it does, and how far it is."""
+        """The last line and the progress of a service that is not ready."""
         if self._counts.get(service, 0) > 0:
             return ""
         text = Text(self._details.get(service, ""), "dim")

@@ -42,7 +42,7 @@ class ServerVersion(NamedTuple):
 
 
 def parse_version(text: str) -> ServerVersion | None:
-    """From what `--version` writes; the program's name says nothing, it may be a link."""
+    """From what `--version` writes; the program's name may be a link's."""
     found = _SHOWN.match(text)
     if found is None:
         return None
@@ -59,7 +59,7 @@ def is_new_enough(version: ServerVersion, least: Sequence[str]) -> bool:
 
 
 def find_redis(limits: UpSettings) -> str:
-    """The path of a server to start. Raises ConfigError that says what was found instead."""
+    """The path of a server to start. Raises ConfigError with the servers that were found."""
     refused: list[str] = []
     for path in _candidates():
         version = _version_of(path, limits.server_start_s)

@@ -16,7 +16,7 @@ _MAX_DOUBLINGS: Final = 32
 
 @dataclass(frozen=True)
 class Death:
-    """The end of a child that nobody asked for."""
+    """The unexpected end of a child."""
 
     name: str
     exit_code: int
@@ -44,7 +44,7 @@ class ProcessSupervisor:
         on_drained: Callable[[str], None] = lambda _name: None,
         on_recovered: OnRecovered = lambda _name, _deaths: None,
     ) -> None:
-        """`on_drained` is called with a child's name that was told to leave for good."""
+        """`on_drained` is called with the name of a drained child that has ended."""
         self._limits = limits
         self._on_line = on_line
         self._on_restart = on_restart
@@ -63,7 +63,7 @@ class ProcessSupervisor:
         return tuple(self._children.values())
 
     def never_give_up(self) -> None:
-        """The mesh has started: from now on no child that keeps dying ends it."""
+        """The mesh has started: from now on children are restarted without end."""
         self._never_gives_up = True
 
     def kill(self, name: str, reason: str) -> None:
@@ -82,9 +82,9 @@ class ProcessSupervisor:
                 self._children[spec].kill()
 
     async def stop(self, grace_s: float, hurry: asyncio.Event) -> None:
-        """Ask phase after phase to leave, each within `grace_s`; kill what stays.
+        """Terminate phase after phase, each within `grace_s`; kill the rest.
 
-        `hurry` ends all patience.
+        `hurry` ends the wait.
         """
         self._stopping.set()
         for phase in Phase:
@@ -119,7 +119,7 @@ class ProcessSupervisor:
         return self.dead.done() or await accepting
 
     async def _keep(self, spec: ChildSpec) -> None:
-        """Wait for the child's death and start it again, until it is hopeless or stopped."""
+        """Wait for the child's death and start it again, until it cannot run or is stopped."""
         deaths = 0
         while True:
             code, is_recovered = await self._wait(spec, deaths)
@@ -130,7 +130,7 @@ class ProcessSupervisor:
                 return
             deaths = 1 if is_recovered else deaths + 1
             death = Death(spec.name, code, tuple(self._children[spec].tail), deaths)
-            if self._is_hopeless(death):
+            if self._is_final(death):
                 if not self.dead.done():
                     self.dead.set_result(death)
                 return
@@ -151,7 +151,7 @@ class ProcessSupervisor:
             self._on_recovered(spec.name, deaths)
         return await waiting, is_recovered
 
-    def _is_hopeless(self, death: Death) -> bool:
+    def _is_final(self, death: Death) -> bool:
         is_wrong = death.exit_code == ExitCode.BAD_CONFIG
         too_often = death.in_a_row > self._limits.max_restarts
         return (is_wrong or too_often) and not self._never_gives_up

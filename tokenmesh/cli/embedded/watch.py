@@ -28,7 +28,7 @@ _MAX_DOUBLINGS: Final = 6
 
 
 class StoreWatch:
-    """Asks every stream from time to time whether it can still write."""
+    """Probes regularly whether every stream can still write."""
 
     def __init__(
         self,
@@ -54,13 +54,13 @@ class StoreWatch:
         while True:
             await asyncio.sleep(self._limits.store_probe_s)
             try:
-                self._judge(await self._complaint())
+                self._judge(await self._failure())
             except TokenMeshError:
-                # NATS is away or hangs: whether it answers at all is for others to watch.
+                # NATS is down or hangs, which ProcessWatch handles.
                 self._failures = 0
 
-    def _judge(self, complaint: str | None) -> None:
-        if complaint is None:
+    def _judge(self, failure: str | None) -> None:
+        if failure is None:
             self._failures, self._restarts, self._is_full = 0, 0, False
             return
         if shutil.disk_usage(self._store).free < self._limits.store_min_free_bytes:
@@ -71,23 +71,23 @@ class StoreWatch:
         self._failures += 1
         if self._failures >= _FAILURES * 2 ** min(self._restarts, _MAX_DOUBLINGS):
             self._restarts, self._failures = self._restarts + 1, 0
-            self._restart(f"killed: its disk has room and JetStream does not write: {complaint}")
+            self._restart(f"killed: its disk has room and JetStream does not write: {failure}")
 
-    async def _complaint(self) -> str | None:
-        """What a stream that cannot write says. Raises Unavailable, DeadlineExceeded."""
-        names = (await self._ask("$JS.API.STREAM.NAMES", {})).get("streams") or ()
+    async def _failure(self) -> str | None:
+        """The error of a stream that cannot write. Raises Unavailable, DeadlineExceeded."""
+        names = (await self._request("$JS.API.STREAM.NAMES", {})).get("streams") or ()
         for name in names:
             try:
-                await self._ask(f"$JS.API.STREAM.PURGE.{name}", {"filter": _NOWHERE})
+                await self._request(f"$JS.API.STREAM.PURGE.{name}", {"filter": _NOWHERE})
             except StreamMissing:
                 continue
             except ProtocolError as error:
                 return f"stream {name}: {error.message}"
         return None
 
-    async def _ask(self, subject: str, question: dict[str, str]) -> dict[str, Any]:
+    async def _request(self, subject: str, request: dict[str, str]) -> dict[str, Any]:
         deadline_s = now_s() + self._limits.store_probe_s
-        data = msgspec.json.encode(question)
+        data = msgspec.json.encode(request)
         return answer_of(await self._bus.raw.request(subject, data, deadline_s=deadline_s))
 
 
@@ -113,7 +113,7 @@ class ProcessWatch:
         looked_s = monotonic_s()
         while True:
             await asyncio.sleep(self._pause_s)
-            self._excuse(monotonic_s() - looked_s - self._pause_s)
+            self._shift_times(monotonic_s() - looked_s - self._pause_s)
             await asyncio.gather(*(self._ask(child) for child in self._children()))
             looked_s = monotonic_s()
             for child in self._children():
@@ -121,7 +121,7 @@ class ProcessWatch:
 
     @contextmanager
     def listening(self, path: Path) -> Iterator[None]:
-        """Take signs of life from a socket at `path`. Raises ConfigError when it is too long."""
+        """Take heartbeats from a socket at `path`. Raises ConfigError when it is too long."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as signs:
             signs.setblocking(False)
             signs.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -151,8 +151,8 @@ class ProcessWatch:
                 if child.pid in senders:
                     child.answered_s = monotonic_s()
 
-    def _excuse(self, late_s: float) -> None:
-        """When this process did not run for a while, no child is to blame for what it missed."""
+    def _shift_times(self, late_s: float) -> None:
+        """When this process itself was stopped, its pause does not count as silence of children."""
         if late_s < self._pause_s:
             return
         for child in self._children():

@@ -15,7 +15,7 @@ from tokenmesh.shared.messages import Message, Queued, Tokens
 
 
 class Context:
-    """One message's surroundings; valid until its handler returns."""
+    """Context of one message; valid until its handler returns."""
 
     __slots__ = ("_bus", "_envelope", "deadline_s")
 
@@ -27,7 +27,7 @@ class Context:
 
     @property
     def reply_to(self) -> str | None:
-        """Where the answer will go; None when nobody waits."""
+        """Subject of the answer; None when none is expected."""
         return self._envelope.reply_to
 
     @property
@@ -45,7 +45,7 @@ class Context:
         return max(0.0, self.deadline_s - now_s())
 
     async def interim(self, message: Queued) -> None:
-        """Tell the waiting caller that the answer is still to come."""
+        """Send a keep-alive to the waiting caller."""
         await self._bus.reply(self._envelope, message)
 
 
@@ -100,7 +100,7 @@ _Taken = TypeVar("_Taken", bound=msgspec.Struct)
 _Answer = TypeVar("_Answer", bound="Message | None")
 _Method = Callable[[_Self, _Taken, Context], Coroutine[object, object, _Answer]]
 
-# Which message a handler takes is checked by `handles`; the table cannot say it per key.
+# Which message a handler takes is checked by `handles`; the table's type cannot.
 Handler = Callable[[Any, Any, Context], Coroutine[object, object, "Message | None"]]
 
 _MARK = "__handles__"
@@ -111,7 +111,7 @@ def handles(
 ) -> Callable[[_Method[_Self, _Taken, _Answer]], _Method[_Self, _Taken, _Answer]]:
     """Mark a method as the handler of one message type.
 
-    It returns the answer, or None: then a caller that waits is told `Done`. It raises a
+    It returns the answer, or None: then a waiting caller receives `Done`. It raises a
     TokenMeshError to answer Failed.
     """
 

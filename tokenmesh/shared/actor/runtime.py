@@ -1,6 +1,6 @@
 """ActorRuntime: takes envelopes from the bus, runs handlers, and answers every one exactly once.
 
-The way of a message: `receive` -> a free slot or the mailbox -> `_run` in a task of its own ->
+The path of a message: `receive` -> a free slot or the mailbox -> `_run` in a task of its own ->
 `_answer` (the handler, its deadline, its errors) -> the reply. Handlers of a tenant start in order
 of arrival, tenants take turns, and all run side by side.
 """
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def _bound(message: Message | Tokens, name: str, parent: str | None) -> Iterator[None]:
-    """A span for the handler; spans and logs bear the request's id where there is one.
+    """A span for the handler; spans and logs have the request's id if there is one.
 
     None for what belongs to no request and to no trace, as pings do: they would be traces of their
     own, and push those of requests out of where the last ones are kept.
@@ -154,7 +154,7 @@ class ActorRuntime:
         try:
             await self.actor.stop()
         except Exception:
-            # Others have yet to stop, and the process to say goodbye.
+            # Other actors have yet to stop, and the last heartbeat to be sent.
             logger.exception("%s did not stop cleanly", self.name)
 
     async def _abandon(self) -> None:
@@ -189,7 +189,7 @@ class ActorRuntime:
         try:
             answer = await self._answer(envelope)
         except asyncio.CancelledError:
-            # The task is ours and ends here: whoever cancelled it, the caller gets an answer.
+            # The task is ours and ends here: a cancelled caller gets an answer, too.
             gone = Draining("the service has left") if self._is_stopping else Cancelled("cancelled")
             answer = to_failed(gone)
         self._meters.note_handled(type(envelope.message).__name__, perf_s() - started_s)

@@ -1,7 +1,7 @@
 """Settings of every process: read once from flags, environment, file and defaults, then frozen.
 
-Nobody else reads the environment. `load_settings` is the only way that looks at the outside;
-`Settings()` itself reads nothing and holds the defaults.
+No other package reads the environment. `load_settings` is the only function that reads sources;
+`Settings()` reads nothing and holds the defaults.
 """
 
 import importlib

@@ -22,7 +22,7 @@ class NotifyTarget:
 
 
 def notify_target(environment: Mapping[str, str] = os.environ) -> NotifyTarget | None:
-    """What the environment says; None: no supervisor listens."""
+    """The target in the environment; None: no supervisor listens."""
     address = environment.get(SOCKET, "")
     if not address.startswith(("/", "@")):
         return None

@@ -37,7 +37,7 @@ class GatewaySettings(
     )
     allowed_hosts: tuple[str, ...] = Field(
         default=(),
-        description="Names (of a proxy, say) by which a gateway on loopback without keys may be "
+        description="Names, such as a proxy's, by which a gateway on loopback without keys may be "
         "called, besides localhost and addresses; * for any.",
     )
     docs: bool = Field(default=True, description="Serve /docs, /redoc and /openapi.json.")
@@ -53,18 +53,18 @@ class GatewaySettings(
         default=300.0, gt=0, description="Time for all workers to carry out such a command."
     )
     drain_timeout_s: float = Field(
-        default=5.0, gt=0, description="Time for a process to say that it drains."
+        default=5.0, gt=0, description="Time for a process to confirm that it drains."
     )
     max_metric_workers: int = Field(
-        default=64,
-        ge=0,
-        description="Workers and encoders whose metrics are in this gateway's /metrics.",
+        default=64, ge=0, description="Workers and encoders in this gateway's /metrics."
     )
     metrics_wait_s: float = Field(
         default=1.0, gt=0, description="How long a scrape waits for their answers."
     )
     metrics_interval_s: float = Field(
-        default=0.25, ge=0, description="How often they are asked at most, however many scrape."
+        default=0.25,
+        ge=0,
+        description="Shortest time between two reads, for all scrapers together.",
     )
     max_metrics_bytes: int = Field(
         default=1024 * 1024, ge=0, description="Size of one such answer; a larger one is ignored."
@@ -144,7 +144,9 @@ class GatewaySettings(
     tokenize_timeout_s: float = Field(default=30.0, gt=0, description="One attempt at Tokenize.")
     encode_timeout_s: float = Field(default=120.0, gt=0, description="One attempt at Encode.")
     place_idle_s: float = Field(
-        default=3.0, gt=0, description="Silence of a scheduler after which another is asked."
+        default=3.0,
+        gt=0,
+        description="Silence of a scheduler after which another one gets the request.",
     )
     accept_timeout_s: float = Field(
         default=2.0, gt=0, description="A worker that does not accept within it is left out."
@@ -152,7 +154,7 @@ class GatewaySettings(
     call_attempts: int = Field(
         default=5,
         ge=1,
-        description="How often a tokenizer, encoder or scheduler that fails is asked.",
+        description="Attempts of a request to tokenizers, encoders or schedulers.",
     )
     service_wait_s: float = Field(
         default=30.0,
@@ -162,7 +164,7 @@ class GatewaySettings(
     second_ask_s: float = Field(
         default=0.5,
         gt=0,
-        description="Silence of a tokenizer or scheduler after which another is asked as well.",
+        description="Silence of a tokenizer or scheduler after which another one gets it, too.",
     )
     second_ask_chars_per_s: float = Field(
         default=250_000.0,
@@ -242,10 +244,12 @@ class GatewaySettings(
         default=0.1, gt=0, description="Least time between two Resends of a stream with a gap."
     )
     stall_s: float = Field(
-        default=1.0, gt=0, description="A stream silent for so long is asked for what is missing."
+        default=1.0,
+        gt=0,
+        description="Silence of a stream after which its missing tokens are requested.",
     )
     stall_max_s: float = Field(
-        default=15.0, gt=0, description="Longest pause between two such questions."
+        default=15.0, gt=0, description="Longest pause between two such requests."
     )
     max_cancels_known: int = Field(
         default=4096, ge=1, description="Cancelled streams remembered, to cancel each only once."
@@ -268,7 +272,7 @@ class GatewaySettings(
         default=256 * 1024 * 1024, ge=1, description="Largest tokenizer text that is read."
     )
     describe_ttl_s: float = Field(
-        default=30.0, gt=0, description="How often a tokenizer is asked whether it has changed."
+        default=30.0, gt=0, description="How often a tokenizer is checked for changes."
     )
 
     @model_validator(mode="after")
@@ -277,7 +281,9 @@ class GatewaySettings(
             if name in self.model_aliases:
                 raise ValueError(f"model_splits: {name!r} is an alias already")
             if not weights or name in weights or any(each in self.model_splits for each in weights):
-                raise ValueError(f"model_splits: {name!r} needs models, which are no splits")
+                raise ValueError(
+                    f"model_splits: {name!r} needs models that are not splits themselves"
+                )
             if not all(0 < weight < inf for weight in weights.values()):
                 raise ValueError(f"model_splits: weights of {name!r} must be above 0")
         return self

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 
 class ListenerSettings(BaseModel):
-    """The address of a gateway. Flags bear vLLM's names."""
+    """The address of a gateway. Flags have vLLM's names."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -159,5 +159,7 @@ class RealtimeSettings(BaseModel):
         default=20.0, gt=0, description="How often a realtime client is pinged."
     )
     realtime_ping_timeout_s: float = Field(
-        default=20.0, gt=0, description="A realtime client that does not answer a ping is gone."
+        default=20.0,
+        gt=0,
+        description="Time for a realtime client to answer a ping; then it is disconnected.",
     )

@@ -36,7 +36,7 @@ class Layer:
 
 
 def flag_layer(values: Mapping[str, Any]) -> Layer:
-    """What the command line says; a flag is spelled like the last part of its key."""
+    """Values of the command line; a flag is spelled like the last part of its key."""
     return Layer(values, lambda location: f"--{_dotted(location[-1:]).replace('_', '-')}")
 
 

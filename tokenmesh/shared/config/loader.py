@@ -54,11 +54,11 @@ def load_settings(
     try:
         return Settings.model_validate(merged)
     except ValidationError as error:
-        raise complain(error, layers) from error
+        raise config_error(error, layers) from error
 
 
 def _guard_like_vllm(merged: dict[str, Any]) -> None:
-    """A key in VLLM_API_KEY guards the API when no source says anything about keys."""
+    """A key in VLLM_API_KEY guards the API when no source sets keys."""
     gateway = merged.get("gateway", {})
     if not isinstance(gateway, Mapping) or not _KEYS.isdisjoint(gateway):
         return
@@ -81,7 +81,7 @@ def plain_values(settings: Settings) -> dict[str, Any]:
 
 def changed(settings: Settings, values: Mapping[str, Any]) -> Settings:
     """A copy in which these values, nested by section, are laid over the others."""
-    # What was left to its default stays so: `up` starts a server whose URL nobody set.
+    # Defaults stay unset: `up` starts a server whose URL is not set.
     merged = settings.model_dump(exclude_unset=True)
     _lay_over(merged, values)
     return Settings.model_validate(merged)
@@ -136,8 +136,8 @@ def _lay_over_model(models: Any, values: Any, layer: Layer) -> list[Any]:
 SECRET_ENDINGS = ("password", "token", "key", "keys", "hashes", "headers", "url")
 
 
-def complain(error: ValidationError, layers: Sequence[Layer]) -> ConfigError:
-    """One ConfigError for all that is wrong."""
+def config_error(error: ValidationError, layers: Sequence[Layer]) -> ConfigError:
+    """One ConfigError for all errors."""
     details = error.errors(include_url=False)
     lines: dict[Location, str] = {}
     for detail in details:

@@ -55,7 +55,7 @@ class BusSettings(BaseModel):
         default=65536, ge=1, description="Requests of this process that wait for an answer."
     )
     retry_pause_s: float = Field(
-        default=0.05, gt=0, description="Pause before a request without responders is asked again."
+        default=0.05, gt=0, description="Pause before a request without responders is retried."
     )
     flush_timeout_s: float = Field(default=5.0, gt=0, description="Wait for the server's PONG.")
     drain_timeout_s: float = Field(
@@ -68,7 +68,7 @@ class BusSettings(BaseModel):
         "are right whatever it is.",
     )
     log_interval_s: float = Field(
-        default=60.0, gt=0, description="Repeated complaints of one kind are logged this often."
+        default=60.0, gt=0, description="Repeated problems of one kind are logged this often."
     )
 
 
@@ -116,7 +116,7 @@ class ServiceSettings(BaseModel):
         default=600.0, gt=0, description="Bound of a handler whose message carries no deadline."
     )
     overloaded_retry_after_s: float = Field(
-        default=0.5, gt=0, description="What a caller of a full mailbox is told to wait."
+        default=0.5, gt=0, description="Retry-After of a full mailbox."
     )
     restart_min_s: float = Field(
         default=0.1, gt=0, description="First pause before a crashed background task starts again."
@@ -128,21 +128,21 @@ class ServiceSettings(BaseModel):
         default=60.0, gt=0, description="Running this long sets the pause back to the first."
     )
     worker_beat_interval_s: float = Field(
-        default=0.25, gt=0, description="Time between two beats of a worker."
+        default=0.25, gt=0, description="Time between two heartbeats of a worker."
     )
     beat_interval_s: float = Field(
-        default=1.0, gt=0, description="Time between two beats of any other service."
+        default=1.0, gt=0, description="Time between two heartbeats of any other service."
     )
     missed_beats: int = Field(
         default=4,
         ge=1,
-        description="Intervals without a beat after which a process counts as gone.",
+        description="Intervals without a heartbeat after which an instance counts as dead.",
     )
     max_listening_gap_s: float = Field(
         default=0.5,
         gt=0,
-        description="How much of a time without any beat counts against those who were silent: "
-        "a process that could not read must not take all others for gone.",
+        description="How much of a time without any heartbeat counts as silence: a process that "
+        "could not read must not take all others for dead.",
     )
     lag_interval_s: float = Field(
         default=0.02, gt=0, description="How often the event loop measures how late it is."
@@ -169,7 +169,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 class TelemetrySettings(BaseModel):
-    """What a process tells about itself. Times are seconds, sizes bytes."""
+    """Spans, metrics and logs of a process. Times are seconds, sizes bytes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -11,7 +11,7 @@ ModelImpl = Literal["auto", "native", "transformers"]
 
 
 class ModelSettings(BaseModel):
-    """One served model. Flags bear vLLM's names."""
+    """One served model. Flags have vLLM's names."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -56,13 +56,13 @@ class ModelSettings(BaseModel):
 
     reasoning_parser: str = Field(
         default="auto",
-        description="How reasoning is told from content: a parser's name, auto (from the chat "
-        "template) or none.",
+        description="How reasoning is separated from content: a parser's name, auto (from the "
+        "chat template) or none.",
     )
     tool_call_parser: str = Field(
         default="auto",
-        description="How tool calls are told from content: a parser's name, auto (from the chat "
-        "template) or none.",
+        description="How tool calls are separated from content: a parser's name, auto (from the "
+        "chat template) or none.",
     )
 
     @property
@@ -72,7 +72,7 @@ class ModelSettings(BaseModel):
 
     @property
     def stated_len(self) -> int | None:
-        """`max_model_len` where it is a number; None: the checkpoint has the last word."""
+        """`max_model_len` where it is a number; None: the checkpoint's length."""
         return None if self.max_model_len == "auto" else self.max_model_len
 
 

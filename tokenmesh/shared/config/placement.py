@@ -22,7 +22,9 @@ class SchedulerSettings(BaseModel):
         default=1024, ge=0, description="Requests that may wait for a worker; beyond it: 429."
     )
     max_queued_per_tenant: int = Field(
-        default=512, ge=0, description="Of these, a named tenant's; one cannot fill the line."
+        default=512,
+        ge=0,
+        description="Of these, a named tenant's; one tenant cannot fill the queue.",
     )
     fair_quantum_tokens: int = Field(
         default=32,
@@ -35,10 +37,10 @@ class SchedulerSettings(BaseModel):
         description="Output that a turn is charged with at most: max_tokens is seldom used up.",
     )
     max_retry_after_s: float = Field(
-        default=60.0, ge=1, description="Longest wait that a client is told for a full line."
+        default=60.0, ge=1, description="Longest Retry-After of a full queue."
     )
     keepalive_s: float = Field(
-        default=1.0, gt=0, description="How often a waiting request is told its position."
+        default=1.0, gt=0, description="How often a waiting request gets its position."
     )
     worker_wait_s: float = Field(
         default=30.0,
@@ -71,10 +73,12 @@ class SchedulerSettings(BaseModel):
     reservation_settle_s: float = Field(
         default=0.03,
         ge=0,
-        description="A beat received this long after a placement already counts the request.",
+        description="A heartbeat received this long after a placement already counts the request.",
     )
     retry_interval_s: float = Field(
-        default=0.05, gt=0, description="How often waiting requests are tried again without a beat."
+        default=0.05,
+        gt=0,
+        description="How often waiting requests are tried again without a heartbeat.",
     )
 
 
@@ -114,7 +118,7 @@ class PrefixIndexSettings(BaseModel):
         default=1.0, gt=0, description="After a failure Redis is left alone for so long."
     )
     reservation_s: float = Field(
-        default=30.0, gt=0, description="Lifetime of a reservation that nobody gives back."
+        default=30.0, gt=0, description="Lifetime of a reservation that is not released."
     )
     sample_every: int = Field(
         default=16, ge=1, description="One decision in so many has its candidates in the metrics."
@@ -128,14 +132,14 @@ class BlockEventSettings(BaseModel):
 
     enabled: bool = Field(
         default=False,
-        description="Publish them. They hold the token ids of every prompt in clear, and nobody "
-        "inside the mesh needs them.",
+        description="Publish them. They hold the token ids of every prompt in clear; the "
+        "mesh itself does not need them.",
     )
     interval_s: float = Field(
         default=0.005, ge=0, description="How long a worker gathers events before it publishes."
     )
     heartbeat_s: float = Field(
-        default=3.0, gt=0, description="How often a worker tells what a subscriber must have."
+        default=3.0, gt=0, description="How often a worker publishes what a subscriber must have."
     )
     batch_bytes: int = Field(
         default=256 * 1024,

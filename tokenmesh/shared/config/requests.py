@@ -70,7 +70,7 @@ class ScaleOutSettings(BaseModel):
     )
     tokens_only: bool = Field(
         default=False,
-        description="Implies scale_out; no tokenizer is asked: /readyz needs none, stop strings "
+        description="Implies scale_out; no tokenizer is used: /readyz needs none, stop strings "
         "and text output are refused.",
     )
     inline_derender_tokens: int = Field(
@@ -110,22 +110,22 @@ class TenancySettings(BaseModel):
         default=4 * 1024 * 1024, ge=1, description="Largest file of keys."
     )
     limits_timeout_s: float = Field(
-        default=0.25, gt=0, description="Time for Redis to say whether a request may begin."
+        default=0.25, gt=0, description="Time for Redis to decide whether a request may start."
     )
     limits_retry_s: float = Field(
         default=1.0,
         gt=0,
-        description="How long a gateway keeps limits by itself before it asks Redis again.",
+        description="How long a gateway applies limits by itself before it tries Redis again.",
     )
     last_usage_s: float = Field(
         default=5.0,
         ge=0,
-        description="How long a leaving gateway that has usage to tell waits for Redis.",
+        description="How long a draining gateway with unsaved usage waits for Redis.",
     )
     lease_s: float = Field(
         default=30.0,
         gt=0,
-        description="After this time a running request of a gateway that is gone counts no more.",
+        description="After this time a running request of a dead gateway no longer counts.",
     )
     max_untold_leases: int = Field(
         default=65536, ge=1, description="Ended requests of a tenant that wait for Redis at most."
@@ -134,8 +134,8 @@ class TenancySettings(BaseModel):
         default=3600.0,
         ge=1,
         description=(
-            "How long Redis knows which kept responses are counted: who finds a dead gateway's "
-            "response later than that counts it again."
+            "How long Redis knows which kept responses are counted: a dead gateway's "
+            "response that is found later is counted again."
         ),
     )
     max_usage_models: int = Field(
@@ -144,7 +144,7 @@ class TenancySettings(BaseModel):
     upload_bytes_per_tenant: int = Field(
         default=128 * 1024 * 1024,
         ge=0,
-        description="Uploads of a tenant together; the key file may say max_upload_bytes for it.",
+        description="Uploads of a tenant together; the key file may set its max_upload_bytes.",
     )
     upload_bytes_total: int = Field(
         default=256 * 1024 * 1024,
@@ -161,8 +161,8 @@ class TenancySettings(BaseModel):
     )
     separate_prefix_caches: bool = Field(
         default=False,
-        description="A cached prefix serves the tenant that sent it only: nobody can tell by the "
-        "time or by cached_tokens what others have asked.",
+        description="A cached prefix serves the tenant that sent it only: neither "
+        "times nor cached_tokens reveal the prompts of other tenants.",
     )
     max_metric_tenants: int = Field(
         default=256, ge=0, description="Tenants with metrics of their own."

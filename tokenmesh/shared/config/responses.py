@@ -10,10 +10,10 @@ class McpServerSettings(BaseModel):
 
     url: str = Field(pattern="^https?://", description="Its endpoint.")
     headers: dict[str, SecretStr] = Field(
-        default={}, description="Sent with every question; an authorization, say."
+        default={}, description="Sent with every request, such as an authorization."
     )
     allowed_tools: tuple[str, ...] | None = Field(
-        default=None, description="Tools that may be used at all; none given: every one."
+        default=None, description="Tools that may be used; default: all."
     )
 
 
@@ -23,7 +23,7 @@ class ResponseSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     store: bool = Field(
-        default=True, description="Keep a response when its request does not say (`store`)."
+        default=True, description="Store a response whose request leaves `store` out."
     )
     retention_s: float = Field(
         default=24 * 3600.0, ge=1, description="How long a response can be read after its start."
@@ -47,7 +47,7 @@ class ResponseSettings(BaseModel):
         default=1, ge=1, le=5, description="Copies of the log in a cluster of NATS servers."
     )
     journal_timeout_s: float = Field(
-        default=2.0, gt=0, description="One question to JetStream; then it is asked again."
+        default=2.0, gt=0, description="One request to JetStream; then it is retried."
     )
     journal_patience_s: float = Field(
         default=30.0,
@@ -58,7 +58,7 @@ class ResponseSettings(BaseModel):
         default=10.0,
         gt=0,
         description=(
-            "How long JetStream may leave appends unanswered while it answers other questions: "
+            "How long JetStream may leave appends unanswered while it answers other requests: "
             "longer than it takes to elect a leader. Then its disk counts as full."
         ),
     )
@@ -74,7 +74,9 @@ class ResponseSettings(BaseModel):
     )
     read_batch: int = Field(default=256, ge=1, description="Records read from a log at a time.")
     poll_s: float = Field(
-        default=1.0, gt=0, description="How often a reader looks for records it was not told of."
+        default=1.0,
+        gt=0,
+        description="How often a reader looks for records that were not announced.",
     )
     max_running: int = Field(
         default=1024,
@@ -87,7 +89,7 @@ class ResponseSettings(BaseModel):
     cancel_wait_s: float = Field(
         default=2.0,
         gt=0,
-        description="Time for a gateway to end a response that another one was asked to cancel.",
+        description="Time for a gateway to end a response whose cancellation another one received.",
     )
     max_input_items: int = Field(
         default=100, ge=1, description="Largest `limit` of a page of input items."
@@ -107,10 +109,10 @@ class ResponseSettings(BaseModel):
         description="MCP servers that requests may name, by label: url, headers, allowed_tools.",
     )
     mcp_timeout_s: float = Field(
-        default=60.0, gt=0, description="One question to an MCP server, connecting included."
+        default=60.0, gt=0, description="One request to an MCP server, connecting included."
     )
     max_mcp_calls_running: int = Field(
-        default=64, ge=1, description="Questions of one gateway to MCP servers at a time."
+        default=64, ge=1, description="Requests of one gateway to MCP servers at a time."
     )
     max_mcp_tools: int = Field(
         default=128, ge=1, description="Tools of one MCP server that a request may be offered."

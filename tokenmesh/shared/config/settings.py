@@ -24,7 +24,7 @@ ENV_DELIMITER = "__"
 
 
 class Settings(BaseSettings):
-    """What a process of the mesh may be told. A process reads the sections that concern it."""
+    """All settings. A process reads the sections that concern it."""
 
     model_config = SettingsConfigDict(
         extra="forbid",

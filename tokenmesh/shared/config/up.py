@@ -26,7 +26,7 @@ class UpSettings(BaseModel):
     ready_s: float = Field(
         default=900.0, gt=0, description="Time for the model to load, a download included."
     )
-    poll_s: float = Field(default=0.1, gt=0, description="How often readiness is asked for.")
+    poll_s: float = Field(default=0.1, gt=0, description="How often readiness is checked.")
     restart_min_s: float = Field(
         default=0.25, gt=0, description="First pause before a dead process starts again."
     )
@@ -34,7 +34,7 @@ class UpSettings(BaseModel):
     max_restarts: int = Field(
         default=5,
         ge=0,
-        description="Deaths of one process in a row before a start is given up. Once the mesh is "
+        description="Deaths of one process in a row after which the start fails. Once the mesh is "
         "ready, its processes are started again without end.",
     )
     hung_s: float = Field(
@@ -44,7 +44,7 @@ class UpSettings(BaseModel):
         "again; one that has not answered yet has ready_s.",
     )
     restart_reset_s: float = Field(
-        default=60.0, gt=0, description="Running this long makes earlier deaths forgotten."
+        default=60.0, gt=0, description="Running this long resets the count of deaths."
     )
     stop_margin_s: float = Field(
         default=5.0,
@@ -65,7 +65,7 @@ class UpSettings(BaseModel):
     store_probe_s: float = Field(
         default=5.0,
         gt=0,
-        description="How often JetStream is asked whether it can still write. After two refusals "
+        description="How often a write of JetStream is probed. After two failures "
         "in a row NATS is started again, as soon as its disk has room.",
     )
     store_min_free_bytes: int = Field(

@@ -136,10 +136,10 @@ class WorkerSettings(BaseModel):
     early_beat_share: float = Field(
         default=0.125,
         gt=0,
-        description="Streams that end, as a share of max_num_seqs, before a beat is sent early.",
+        description="Share of max_num_seqs whose streams must end before a heartbeat is early.",
     )
     early_beat_interval_s: float = Field(
-        default=0.02, gt=0, description="Shortest time between two early beats."
+        default=0.02, gt=0, description="Shortest time between two early heartbeats."
     )
     max_step_failures: int = Field(
         default=3, ge=1, description="Steps that may fail in a row before the worker gives up."
@@ -218,7 +218,9 @@ class WorkerSettings(BaseModel):
         default=86_400, ge=1, description="How long one is kept there after it was compiled."
     )
     grammar_shared_wait_s: float = Field(
-        default=0.25, gt=0, description="Deadline for asking Redis before compiling it here."
+        default=0.25,
+        gt=0,
+        description="Deadline of the lookup in Redis before it is compiled here.",
     )
     grammar_step_s: float = Field(
         default=0.25,

@@ -1,4 +1,4 @@
-"""Every message that crosses a process, one file a conversation, one closed union.
+"""Every message that crosses a process, in one closed union.
 
 Evolution rules: a new field has a default; a field is never renamed, retyped or removed; a message
 that is no longer sent stays decodable for one minor version. Golden files in tests hold

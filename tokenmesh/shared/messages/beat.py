@@ -1,4 +1,4 @@
-"""Heartbeat: a process says that it lives, what it serves and how busy it is."""
+"""Heartbeat: what an instance serves and how busy it is, published regularly."""
 
 from typing import Final
 
@@ -8,7 +8,7 @@ from tokenmesh.shared.ids import InstanceId, ModelName
 
 PROTOCOL: Final = 1
 """The major version: raised when processes could no longer work together. A minor one only adds
-fields with defaults and messages that nobody needs to understand."""
+fields with defaults and messages that may be ignored."""
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -45,7 +45,7 @@ class WorkerLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     starting: int = 0
     """Of the running and waiting streams, those before their first token."""
     is_indexed: bool = False
-    """What the prefix index says of the worker is current, reservations included."""
+    """The prefix index is current for the worker, reservations included."""
     sleep_level: int = 0
     """Above 0 the worker takes no streams until it is woken."""
     preemptions: int = 0
@@ -59,7 +59,7 @@ class WorkerLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tenant_streams: dict[str, int] = {}
     """Running and waiting streams of each tenant; of the largest ones, where they are many."""
     tenant_weight: float = 0.0
-    """Sum of the weights of all tenants that have any; 0: the worker does not tell."""
+    """Sum of the weights of all tenants that have any; 0: not reported."""
     tenant_levels: dict[str, float] = {}
     """What tenants have had of the worker lately, by weight; of the heaviest ones."""
     is_compiler_starting: bool = False
@@ -75,10 +75,10 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="Beat", omit_defa
     sequence: int
     version: str
     protocol: int = 1
-    """Never another default: what a beat leaves out must mean the same to every version."""
+    """The default never changes: a missing field must mean the same to every version."""
     draining: bool = False
     leaving: bool = False
-    """The last beat of this incarnation: forget it now."""
+    """The last heartbeat of this epoch: forget the instance now."""
     interval_s: float = 1.0
     models: list[ModelCard] = []
     load: WorkerLoad | None = None

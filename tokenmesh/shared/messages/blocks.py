@@ -1,7 +1,7 @@
-"""The conversation about a worker's prefix cache, for subscribers outside of the mesh.
+"""Messages about a worker's prefix cache, for subscribers outside of the mesh.
 
 Fields and meanings are those of vLLM's KV events where it has them. A worker numbers its batches
-from 0 in each epoch; what was lost is asked for again, what is no longer held is read whole.
+from 0 in each epoch; a subscriber requests lost batches again, or reads all blocks.
 """
 
 from typing import Final, Literal
@@ -17,7 +17,7 @@ ExtraKind = Literal["lora", "salt", "media"]
 
 
 class ExtraKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What makes a block another one than its token ids and its parent tell."""
+    """What distinguishes a block besides its token ids and its parent."""
 
     kind: ExtraKind
     """An adapter's name and, after an @, its content hash; a cache salt (first block only); or the
@@ -89,18 +89,18 @@ class BlocksHeld(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defau
     digest: int
     """The first 8 bytes, little-endian, of every block hash, all XORed."""
     is_leaving: bool = False
-    """The last word of this incarnation."""
+    """The last message of this epoch."""
 
 
 class ReplayBlockEvents(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """Ask a worker for batches that were missed. Answered with BlockEventsReplayed or Failed."""
+    """Request batches that were missed. Answered with BlockEventsReplayed or Failed."""
 
     epoch: int
     from_seq: int
 
 
 class BlockEventsReplayed(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """A page of batches; ask again from behind it until there are none."""
+    """A page of batches; request the next page until there are none."""
 
     epoch: int
     """The worker's own."""
@@ -114,10 +114,10 @@ class BlockEventsReplayed(msgspec.Struct, frozen=True, kw_only=True, tag=True, o
 
 
 class ReadBlocks(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """Ask a worker for all that its cache holds. Answered with BlocksRead or Failed."""
+    """Request all blocks of a worker's cache. Answered with BlocksRead or Failed."""
 
     snapshot: str = ""
-    """Empty: begin. Else as the page before told it."""
+    """Empty: begin. Else the value of the page before."""
     start: int = 0
     """`next_start` of the page before."""
 

@@ -19,10 +19,10 @@ class Sleep(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=T
 
 
 class Slept(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """The worker sleeps; it was no mistake to ask twice."""
+    """The worker sleeps; a repeated Sleep has the same answer."""
 
     level: int
-    """May be deeper than was asked for."""
+    """May be deeper than requested."""
     freed_bytes: int = 0
     """By this command, on the device."""
 
@@ -45,7 +45,7 @@ class StartProfile(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_def
 
 
 class StopProfile(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """End the trace and write it, or tell of one that has ended by itself."""
+    """End the trace and write it, or report one that has ended by itself."""
 
 
 class Profiled(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

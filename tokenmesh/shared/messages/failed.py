@@ -1,4 +1,4 @@
-"""Failed: the answer of an actor that could not do what it was asked."""
+"""Failed: the answer of an actor that could not handle the message."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""The conversation with one worker: start a stream, control it, ask for what was lost."""
+"""Messages to one worker: start a stream, control it, request lost tokens."""
 
 import msgspec
 
@@ -20,7 +20,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_default
     stream: int
     """The gateway's number for the stream, unique within that gateway process."""
     epoch: int
-    """The incarnation that the scheduler chose."""
+    """Epoch of the worker that the scheduler chose."""
     attempt: int = 0
     """Higher attempts of a stream replace lower ones everywhere."""
     prompt_ids: bytes
@@ -32,13 +32,13 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_default
     cache_salt: str | None = None
     lora: str | None = None
     route_head: bytes = b""
-    """As the tokenizer gave it; empty: the stream's blocks are not told to the prefix index."""
+    """As the tokenizer gave it; empty: the stream's blocks are not in the prefix index."""
     reservation: str = ""
     """What the placement reserved: given back at the first token."""
     tenant: str = ""
     """Whose share of the worker it takes."""
     weight: float = 1.0
-    """The tenant's share; whoever reads it bounds it."""
+    """The tenant's share; its readers bound it."""
     tenant_priority: int = 0
     """The tenant's class, before `priority`; smaller is sooner."""
 
@@ -50,7 +50,7 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_default
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """Stop a stream and free its blocks. Answered with Done, also when it is already gone."""
+    """Stop a stream and free its blocks. Answered with Done, also when it has already ended."""
 
     gateway: GatewayId
     stream: int
@@ -74,7 +74,7 @@ class Resend(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=
 
 
 class Ping(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """Are you there? Answered with Done by the worker's event loop."""
+    """Check that a worker responds. Answered with Done by the worker's event loop."""
 
 
 class Drain(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

@@ -35,7 +35,7 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Encode(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """Ask for the embeddings of a prompt's media."""
+    """Request the embeddings of a prompt's media."""
 
     request_id: RequestId
     model: ModelName

@@ -1,4 +1,4 @@
-"""The conversation with scheduler_svc: which worker takes a request."""
+"""Messages to scheduler_svc: which worker takes a request."""
 
 import msgspec
 
@@ -6,7 +6,7 @@ from tokenmesh.shared.ids import ModelName, RequestId, WorkerId
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """Ask for a worker. Answered with Placed, Refused or Failed, after any number of Queued."""
+    """Request a worker. Answered with Placed, Refused or Failed, after any number of Queued."""
 
     request_id: RequestId
     model: ModelName
@@ -26,7 +26,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=T
     tenant: str = ""
     """Whose turn it takes while it waits."""
     weight: float = 1.0
-    """The tenant's share of turns; whoever reads it bounds it."""
+    """The tenant's share of turns; its readers bound it."""
     tenant_priority: int = 0
     """The tenant's class, before `priority`; smaller is sooner."""
     has_grammar: bool = False
@@ -64,7 +64,7 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=
     queued_s: float = 0.0
     candidates: list[Candidate] = []
     reason: str = ""
-    """Why this one: prefix, cost (another has more of the prompt), load (nobody has any of it),
+    """Why this one: prefix, cost (another has more of the prompt), load (no worker has any of it),
     index away (judged by load alone)."""
     reservation: str = ""
     """Given back by the worker at the first token; empty: nothing is reserved."""

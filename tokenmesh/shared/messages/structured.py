@@ -19,10 +19,10 @@ class Structured(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     whitespace_pattern: str | None = None
     """json kinds: a regular expression of what may stand between tokens instead."""
     additional_properties: bool = True
-    """json: whether an object that does not say so takes properties that it does not list."""
+    """json: default of `additionalProperties`."""
     after: list[list[int]] = []
     """Token sequences that end reasoning: the constraint holds after the first one that is
-    generated. Empty: from the first token on. Whoever fills it in knows whether the prompt is
+    generated. Empty: from the first token on. Its writer knows whether the prompt is
     past reasoning already."""
     field: str = "structured_outputs"
     """The client's own name for it, for refusals."""

@@ -1,7 +1,7 @@
-"""The conversation with tokenizer_svc: text and media to token ids and block hashes, and back.
+"""Messages to tokenizer_svc: text and media to token ids and block hashes, and back.
 
 Free-form JSON (messages, tools, template arguments) travels as JSON bytes and is decoded once, by
-the tokenizer: nobody in between looks inside.
+the tokenizer: no service in between reads it.
 """
 
 from typing import Final, Literal
@@ -52,7 +52,7 @@ class HeldPrompt(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defau
 
 
 class ReadPrompt(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """Ask the gateway of a HeldPrompt for a part of it."""
+    """Request a part of a HeldPrompt from its gateway."""
 
     number: int
     offset: int = 0
@@ -66,7 +66,7 @@ class PromptRead(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defau
 
 
 class Tokenize(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """Ask for the ids of one prompt. Answered with Tokenized or Failed."""
+    """Request the ids of one prompt. Answered with Tokenized or Failed."""
 
     request_id: RequestId
     model: ModelName
@@ -79,7 +79,7 @@ class Tokenize(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_default
     lora: str | None = None
     return_token_strs: bool = False
     max_tokens: int | None = None
-    """Ids of a longer prompt are of no use, as `Tokenized.too_many` says; None: of any."""
+    """Ids of a longer prompt are not needed, see `Tokenized.too_many`; None: no limit."""
     context_tokens: int | None = None
     """What the model can take: a text that has more for certain is refused before it is encoded."""
     tenant: str = ""
@@ -99,11 +99,11 @@ class Tokenized(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaul
     bad_words_ids: list[list[int]] = []
     token_strs: list[str] | None = None
     too_many: int = 0
-    """Tokens of a prompt with more than `Tokenize.max_tokens`; nothing else is told then."""
+    """Tokens of a prompt with more than `Tokenize.max_tokens`; then all other fields are empty."""
 
 
 class Detokenize(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """Ask for the text of token ids."""
+    """Request the text of token ids."""
 
     request_id: RequestId
     model: ModelName
@@ -119,7 +119,7 @@ class Detokenized(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defa
 
 
 class Describe(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """Ask what a gateway needs to detokenize a model's output by itself."""
+    """Request what a gateway needs to detokenize a model's output itself."""
 
     model: ModelName
 
@@ -139,15 +139,15 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaul
     default_sampling_json: bytes = b"{}"
     """The sampling fields of the model's generation_config.json (temperature, top_p, ...)."""
     reasoning_parser: str = ""
-    """Name of the parser that tells reasoning from content; empty: the model has none."""
+    """Name of the parser that separates reasoning from content; empty: the model has none."""
     tool_call_parser: str = ""
-    """Name of the parser that tells tool calls from content; empty: the model has none."""
+    """Name of the parser that separates tool calls from content; empty: the model has none."""
 
 
 class ReadTokenizer(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """Ask for a part of a model's `tokenizer.json`, also where it ships in another format.
+    """Request a part of a model's `tokenizer.json`, also where it ships in another format.
 
-    Any tokenizer of the model can answer; one with another text says that it is unavailable.
+    Any tokenizer of the model can answer; one with another text answers Failed(unavailable).
     """
 
     model: ModelName
@@ -165,7 +165,7 @@ class TokenizerRead(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_de
 
 
 class ReadTokenizerConfig(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """Ask for a model's tokenizer_config.json."""
+    """Request a model's tokenizer_config.json."""
 
     model: ModelName
 

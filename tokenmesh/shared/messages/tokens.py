@@ -21,7 +21,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     rank: int
     """1-based rank of `token_id` in the distribution."""
     top_ids: list[int] = []
-    """The most likely, best first; or those that were asked for, in their order."""
+    """The most likely, best first; or the requested ones, in their order."""
     top_logprobs: list[float] = []
 
 
@@ -37,11 +37,11 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     stop_token: int | None = None
     """The stop token id that ended the stream (not for eos)."""
     logprobs: list[TokenLogprobs] | None = None
-    """One for each of `token_ids`, when asked for."""
+    """One for each of `token_ids`, when requested."""
     cached_tokens: int | None = None
     """Prompt tokens found in the prefix cache; on the first delta of an attempt."""
     prompt_logprobs: list[TokenLogprobs | None] | None = None
-    """One for each prompt token (None for the first); on the first delta, when asked for."""
+    """One for each prompt token (None for the first); on the first delta, when requested."""
     error: Failed | None = None
     """With finish "error": why."""
 

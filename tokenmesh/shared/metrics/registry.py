@@ -60,23 +60,23 @@ class Metrics:
     def counter(self, name: str, **labels: str) -> Counter:
         """Goes up: `.inc(3)`."""
         made = self._get(name)
-        assert isinstance(made, Counter), f"{name} is no counter"
+        assert isinstance(made, Counter), f"{name} is not a counter"
         return made.labels(**labels) if labels else made
 
     def gauge(self, name: str, **labels: str) -> Gauge:
         """Goes up and down: `.set(3)`."""
         made = self._get(name)
-        assert isinstance(made, Gauge), f"{name} is no gauge"
+        assert isinstance(made, Gauge), f"{name} is not a gauge"
         return made.labels(**labels) if labels else made
 
     def histogram(self, name: str, **labels: str) -> Histogram:
         """Counts in buckets: `.observe(0.3)`."""
         made = self._get(name)
-        assert isinstance(made, Histogram), f"{name} is no histogram"
+        assert isinstance(made, Histogram), f"{name} is not a histogram"
         return made.labels(**labels) if labels else made
 
     def forget(self, name: str, **labels: str) -> None:
-        """Show what was made with these labels no more: whom it told of is gone."""
+        """Remove the series with these labels: the instance is dead."""
         self._get(name).remove(*(labels[label] for label in _METRIC_BY_NAME[name].labels))
 
     def gauge_of(self, name: str, read: Callable[[], float], **labels: str) -> None:
@@ -84,7 +84,7 @@ class Metrics:
         self.gauge(name, **labels).set_function(read)
 
     def watch(self, names: tuple[str, ...], read: Callable[[], Iterable[Sample]]) -> None:
-        """Gauges and counters whose label values come and go: asked for at each scrape."""
+        """Gauges and counters whose label values come and go: read at each scrape."""
         self.registry.register(_Watched(self.prefix, names, read))
 
     def watch_process(self) -> None:
@@ -233,7 +233,7 @@ class MetricsEndpoint:
 
 
 def start_metrics_endpoint(metrics: Metrics, settings: TelemetrySettings) -> MetricsEndpoint | None:
-    """The endpoint that the settings ask for; None when its port is 0."""
+    """The configured endpoint; None when its port is 0."""
     if settings.metrics_port == 0:
         return None
     return MetricsEndpoint.start(metrics, settings.metrics_host, settings.metrics_port)

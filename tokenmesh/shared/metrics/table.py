@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 PREFIX: Final = "tokenmesh"
-"""Before a colon and the name, unless `telemetry.metrics_prefix` says otherwise."""
+"""Before a colon and the name, unless `telemetry.metrics_prefix` is set."""
 
 Kind = Literal["counter", "gauge", "histogram"]
 
@@ -102,7 +102,7 @@ ENGINE_METRICS: Final = (
     ),
     _counter(
         "block_event_replays",
-        "Questions for batches of before: replayed, not held.",
+        "Requests for earlier batches: replayed, not held.",
         *_MODEL,
         "outcome",
     ),
@@ -201,7 +201,7 @@ _EDGE: Final = (
         "responses_made", "The same that have left it: by status, or why it let go.", "outcome"
     ),
     _counter("responses_adopted", "Responses that this gateway took over.", "reason"),
-    _counter("mcp_questions", "Questions to MCP servers.", "server", "outcome"),
+    _counter("mcp_questions", "Requests to MCP servers.", "server", "outcome"),
     _counter("tenant_requests", "Requests by tenant: admitted, or why not.", "tenant", "outcome"),
     _counter(
         "tenant_tokens", "Tokens charged: prompt, cached (of these), completion.", "tenant", "kind"
@@ -212,13 +212,13 @@ _EDGE: Final = (
     _counter("usage_batches_lost", "Sums of usage that Redis has refused."),
     _gauge("large_body_bytes", "Bytes of gateway.body_budget_bytes in use."),
     _gauge("open_streams", "Streams that this gateway drives now."),
-    _gauge("worker_requests_running", "By its beat: streams in a worker's batch.", *_MODEL),
-    _gauge("worker_requests_waiting", "By its beat: streams that wait for a row.", *_MODEL),
-    _gauge("worker_kv_cache_usage_perc", "By its beat: share of KV blocks in use.", *_MODEL),
-    _gauge("worker_sleep_level", "By its beat: 0 is awake.", *_MODEL),
-    _counter("worker_preemptions", "By its beat: streams put back to free KV.", *_MODEL),
-    _counter("worker_prefill_tokens", "By its beat: prompt tokens computed.", *_MODEL),
-    _counter("worker_decode_tokens", "By its beat: tokens computed while decoding.", *_MODEL),
+    _gauge("worker_requests_running", "By its heartbeat: streams in a worker's batch.", *_MODEL),
+    _gauge("worker_requests_waiting", "By its heartbeat: streams that wait for a row.", *_MODEL),
+    _gauge("worker_kv_cache_usage_perc", "By its heartbeat: share of KV blocks in use.", *_MODEL),
+    _gauge("worker_sleep_level", "By its heartbeat: 0 is awake.", *_MODEL),
+    _counter("worker_preemptions", "By its heartbeat: streams put back to free KV.", *_MODEL),
+    _counter("worker_prefill_tokens", "By its heartbeat: prompt tokens computed.", *_MODEL),
+    _counter("worker_decode_tokens", "By its heartbeat: tokens computed while decoding.", *_MODEL),
 )
 """Measured by gateways."""
 
@@ -244,7 +244,7 @@ _MESH: Final = (
     ),
     _counter(
         "placement_matched_tokens",
-        "Prompt tokens that the index says the chosen workers had.",
+        "Prompt tokens that the chosen workers had by the index.",
         "model_name",
     ),
     _histogram(
@@ -254,11 +254,11 @@ _MESH: Final = (
         *_MODEL,
     ),
     _gauge("prefix_index_away", "1 while this scheduler places by load alone."),
-    _counter("prefix_index_failures", "Questions to the index without an answer in time."),
+    _counter("prefix_index_failures", "Lookups in the index without an answer in time."),
     _counter("prefix_index_mends", "Times that what schedulers keep there was not theirs."),
     _gauge("placement_waiting", "Requests that wait for a worker."),
     _gauge("members", "Live processes, as this gateway or scheduler sees them.", "service"),
 )
-"""Measured by whoever does it."""
+"""Measured by the process that does it."""
 
 METRICS: Final = (*ENGINE_METRICS, *_EDGE, *_MESH)

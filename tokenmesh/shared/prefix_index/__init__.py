@@ -17,7 +17,7 @@ _ON = "@"
 
 
 def name_reservation(field: str, worker: WorkerId, epoch: int) -> str:
-    """What a placement reserved, for whoever gives it back: says on whom."""
+    """Name of a placement's reservation, with the worker on which it is."""
     return f"{field}{_ON}{worker}:{epoch:x}"
 
 

@@ -19,7 +19,7 @@ end
 -- In full: Lua would write large ones with an exponent.
 local function as_text(amount) return string.format('%.0f', amount) end
 
--- What a field says; nil: there is none, or nobody here wrote it.
+-- The value of a field; nil: missing, or not written by these scripts.
 local function amount_in(key, field)
   return tonumber(string.match(call('HGET', key, field) or '', '^%d+$'))
 end

@@ -31,25 +31,25 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopSignals:
-    """`first` asks to drain, `second` asks to leave at once."""
+    """`first` means drain, `second` means stop at once."""
 
     def __init__(self) -> None:
         self.first = asyncio.Event()
         self.second = asyncio.Event()
         self.is_drained = False
-        """Somebody on the mesh asked this process to leave for good."""
+        """A Drain command was received: the process should not be restarted."""
         self._is_signalled = False
 
     def drain(self) -> None:
-        """Leave for good; a signal that follows is still the first one."""
-        logger.info("told to drain")
+        """Stop without a restart; a signal that follows is still the first one."""
+        logger.info("received Drain")
         self.is_drained = True
         self.first.set()
 
     def stop(self, reason: str) -> None:
         """What a signal does; also for stopping a service that runs inside a test."""
         if self._is_signalled:
-            logger.warning("%s again: leaving at once", reason)
+            logger.warning("%s again: stopping at once", reason)
             self.second.set()
         else:
             logger.info("%s: draining", reason)
@@ -75,11 +75,11 @@ class StopSignals:
             await asyncio.sleep(poll_s)
             if os.getppid() != parent:
                 break
-        self.stop(f"parent process {parent} is gone")
+        self.stop(f"parent process {parent} has ended")
 
 
 _SIGNS: Final = 4
-"""Sent within the time that the supervisor waits for one."""
+"""Messages in the time after which the supervisor restarts the process."""
 
 
 class Watchdog:
@@ -124,6 +124,6 @@ class Watchdog:
     def _send(self, text: bytes) -> None:
         assert self._socket is not None
         assert self._target is not None
-        # A supervisor that is gone, or too busy to read, is none of this process's concern.
+        # A supervisor that has ended or is too busy to read must not disturb this process.
         with suppress(OSError):
             self._socket.sendto(text, self._target.address)

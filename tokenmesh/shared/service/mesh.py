@@ -38,7 +38,7 @@ def _nothing() -> tuple[list[ModelCard], WorkerLoad | None]:
 
 
 class HeartbeatSender:
-    """The beat of one process."""
+    """Publishes the heartbeats of one instance."""
 
     def __init__(
         self, bus: Bus, service: str, instance_id: InstanceId, epoch: int, interval_s: float
@@ -55,7 +55,7 @@ class HeartbeatSender:
         self.is_draining = False
 
     async def run(self) -> None:
-        """Beat until cancelled. A late beat does not shift the ones after it."""
+        """Publish until cancelled. A late heartbeat does not shift the next ones."""
         next_s = monotonic_s()
         while True:
             await self.beat()
@@ -63,7 +63,7 @@ class HeartbeatSender:
             await asyncio.sleep(next_s - monotonic_s())
 
     async def beat(self, *, is_leaving: bool = False) -> None:
-        """One beat, now. While the bus is away there is none."""
+        """Publish one heartbeat now; none while the bus is lost."""
         self._sequence += 1
         models, load = self.content()
         message = Heartbeat(
@@ -84,7 +84,7 @@ class HeartbeatSender:
         try:
             await self._bus.publish(subjects.beat(self._service, self._instance_id), message)
         except BusLost as error:
-            logger.debug("no beat: %s", error)
+            logger.debug("no heartbeat: %s", error)
 
 
 OnDrain = Callable[[float], Coroutine[Any, Any, None]]
@@ -102,7 +102,7 @@ def _heartbeat_subjects(spec: ServiceSpec, instance_id: InstanceId) -> tuple[str
 
 
 class Mesh:
-    """One process's place in the mesh."""
+    """One instance's connections, actors and heartbeats."""
 
     def __init__(
         self,
@@ -125,14 +125,14 @@ class Mesh:
         view = MembershipView(limits.missed_beats, limits.max_members)
         self.members = Members(view, limits.max_listening_gap_s)
         self.ready = asyncio.Event()
-        """Set once the service is built and beats."""
+        """Set once the service is built and publishes heartbeats."""
         self.crashed = asyncio.Event()
         """Set when a background task that must not crash did."""
         spec = SERVICE_BY_NAME[service]
         often, seldom = limits.worker_beat_interval_s, limits.beat_interval_s
         interval_s = often if spec.beats_often else seldom
-        self._beats = HeartbeatSender(bus, service, instance_id, self.epoch, interval_s)
-        self._beating: asyncio.Task[None] | None = None
+        self._heartbeats = HeartbeatSender(bus, service, instance_id, self.epoch, interval_s)
+        self._heartbeat_task: asyncio.Task[None] | None = None
         self._runtimes: dict[Actor, ActorRuntime] = {}
         self._on_drain: list[OnDrain] = []
         self._micro = Micro.of(
@@ -141,8 +141,8 @@ class Mesh:
 
     @property
     def draining(self) -> bool:
-        """Whether the service is about to leave and should take no new work."""
-        return self._beats.is_draining
+        """Whether the instance drains and should accept no new work."""
+        return self._heartbeats.is_draining
 
     async def listen(
         self,
@@ -171,20 +171,20 @@ class Mesh:
         return runtime
 
     def set_beat(self, content: BeatContent) -> None:
-        """What every beat says about models and load; called in the event loop, must be quick."""
-        self._beats.content = content
+        """Models and load for every heartbeat; called in the event loop, must be quick."""
+        self._heartbeats.content = content
 
     def count_queue(self, count: Callable[[], int]) -> None:
-        """How many requests wait here, for every beat."""
-        self._beats.count_queued = count
+        """The number of waiting requests, for every heartbeat."""
+        self._heartbeats.count_queued = count
 
     def set_tokenizes(self, cards: list[ModelCard]) -> None:
-        """The models that this process tokenizes, for every beat."""
-        self._beats.tokenizes = cards
+        """The models that this instance tokenizes, for every heartbeat."""
+        self._heartbeats.tokenizes = cards
 
     async def beat_now(self) -> None:
-        """Tell the mesh at once what has changed."""
-        await self._beats.beat()
+        """Publish a heartbeat now."""
+        await self._heartbeats.beat()
 
     def on_drain(self, hook: OnDrain) -> None:
         """Run `hook(seconds left)` when the service drains, after the hooks added before it.
@@ -194,7 +194,7 @@ class Mesh:
         self._on_drain.append(hook)
 
     async def start(self) -> None:
-        """Learn who else is there, as far as it matters here."""
+        """Start to receive heartbeats of other instances."""
         spec = SERVICE_BY_NAME[self.service]
         for each in SERVICES if spec.heartbeats == "all" else ():
             count = partial(self._count_members, each.name)
@@ -202,21 +202,21 @@ class Mesh:
         await self.members.start(self.bus, _heartbeat_subjects(spec, self.instance_id))
 
     async def join(self) -> None:
-        """Be found: answer the micro protocol and beat."""
+        """Answer the micro protocol and publish heartbeats."""
         await self._micro.listen(self.bus)
         await self.bus.flush()
-        self._beating = asyncio.create_task(self._beats.run(), name="beats")
-        self._beating.add_done_callback(self._on_beating_done)
+        self._heartbeat_task = asyncio.create_task(self._heartbeats.run(), name="beats")
+        self._heartbeat_task.add_done_callback(self._on_heartbeat_task_done)
         self.ready.set()
 
     async def drain(self, grace_s: float) -> None:
-        """Say so, run the hooks, let handlers finish: all within `grace_s`."""
+        """Announce it, run the hooks, let handlers finish: all within `grace_s`."""
         give_up_s = monotonic_s() + grace_s
-        self._beats.is_draining = True
-        await self._beats.beat()
+        self._heartbeats.is_draining = True
+        await self._heartbeats.beat()
         for hook in self._on_drain:
             left_s = max(0.0, give_up_s - monotonic_s())
-            # Whatever becomes of one hook, the next one still has work to hand over.
+            # After a failed hook the next one still has work to hand over.
             (error,) = await asyncio.gather(
                 asyncio.wait_for(hook(left_s), left_s), return_exceptions=True
             )
@@ -225,13 +225,13 @@ class Mesh:
         await self._stop_actors(max(0.0, give_up_s - monotonic_s()))
 
     async def leave(self) -> None:
-        """Answer what is left with Failed(draining) and say goodbye."""
-        self._beats.is_draining = True
+        """Answer waiting messages with Failed(draining) and publish the last heartbeat."""
+        self._heartbeats.is_draining = True
         await self._stop_actors(0.0)
-        if self._beating is not None:
-            self._beating.remove_done_callback(self._on_beating_done)
-            self._beating.cancel()
-            await self._beats.beat(is_leaving=True)
+        if self._heartbeat_task is not None:
+            self._heartbeat_task.remove_done_callback(self._on_heartbeat_task_done)
+            self._heartbeat_task.cancel()
+            await self._heartbeats.beat(is_leaving=True)
 
     async def _stop_actors(self, grace_s: float) -> None:
         await asyncio.gather(*(each.stop(grace_s) for each in self._runtimes.values()))
@@ -245,10 +245,10 @@ class Mesh:
         return len(self.members.service(service))
 
     def _on_fatal(self, name: str) -> None:
-        logger.critical("background task %s crashed, the service cannot go on", name)
+        logger.critical("background task %s crashed, the service cannot continue", name)
         self.crashed.set()
 
-    def _on_beating_done(self, task: "asyncio.Task[None]") -> None:
+    def _on_heartbeat_task_done(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and task.exception() is not None:
-            logger.critical("the beat crashed", exc_info=task.exception())
+            logger.critical("the heartbeats crashed", exc_info=task.exception())
             self.crashed.set()

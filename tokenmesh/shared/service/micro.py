@@ -22,7 +22,7 @@ _NS: Final = 1_000_000_000
 
 
 class Endpoint(Protocol):
-    """What is told about an actor; `ActorRuntime` has it."""
+    """What the protocol reports about an actor; `ActorRuntime` has it."""
 
     @property
     def name(self) -> str:
@@ -75,8 +75,8 @@ class Micro:
         """The answer to $SRV.INFO."""
         endpoints = [_describe(endpoint) for endpoint in self.endpoints()]
         description = f"TokenMesh {self.service.removeprefix('tokenmesh-')}"
-        told = {"description": description, "endpoints": endpoints}
-        return msgspec.json.encode(self._identity("info") | told)
+        info = {"description": description, "endpoints": endpoints}
+        return msgspec.json.encode(self._identity("info") | info)
 
     def stats(self) -> bytes:
         """The answer to $SRV.STATS."""

@@ -37,7 +37,7 @@ class ProcessControl(Actor):
 
     @handles(Drain)
     async def drain(self, message: Drain, context: Context) -> Done:
-        """Take nothing new, finish or hand over, leave for good."""
+        """Accept nothing new, finish or hand over, stop without a restart."""
         self._drain()
         return Done()
 
@@ -143,7 +143,7 @@ async def _check_redis(redis: Redis) -> None:
     try:
         await redis.call("PING")
     except Unavailable as error:
-        logger.warning("going on without Redis: %s", error.message)
+        logger.warning("continuing without Redis: %s", error.message)
 
 
 async def _live(mesh: Mesh, build: Build, stops: StopSignals, watchdog: Watchdog) -> int:
@@ -167,7 +167,7 @@ async def _live(mesh: Mesh, build: Build, stops: StopSignals, watchdog: Watchdog
 
 
 def _explain(mesh: Mesh, error: BaseException) -> int:
-    """Say why the service could not be built; the operator's mistakes without a traceback."""
+    """Log why the service could not be built; configuration errors without a traceback."""
     if isinstance(error, ConfigError | CheckpointError):
         logger.critical("%s", error.message)
         return ExitCode.BAD_CONFIG

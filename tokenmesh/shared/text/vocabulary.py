@@ -15,7 +15,7 @@ class Vocabulary:
     """Immutable but for its caches, which hold at most one entry an id.
 
     A byte-level tokenizer (GPT-2, Llama 3, Qwen and their kin) gives each token fixed bytes, so
-    its text needs no call into the tokenizer; `is_byte_level` tells.
+    its text needs no call into the tokenizer; see `is_byte_level`.
     """
 
     def __init__(self, tokenizer: Tokenizer, special_ids: Iterable[int]) -> None:
@@ -32,7 +32,7 @@ class Vocabulary:
 
     @classmethod
     def load(cls, tokenizer_json: str, special_ids: Iterable[int]) -> "Vocabulary":
-        """Parse the text of a `tokenizer.json`; takes a while for a large one."""
+        """Parse the text of a `tokenizer.json`; slow for a large one."""
         return cls(Tokenizer.from_str(tokenizer_json), special_ids)
 
     @classmethod
@@ -84,7 +84,7 @@ class Vocabulary:
 
 
 class _Pieces(dict[int, bytes]):
-    """Bytes of a byte-level token by id, worked out when first asked for."""
+    """Bytes of a byte-level token by id, computed at first use."""
 
     def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int] = frozenset()) -> None:
         super().__init__()
