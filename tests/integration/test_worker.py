@@ -37,7 +37,7 @@ from tokenmesh.shared.messages import (
 )
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.tensor_blob import TensorBlob
-from tokenmesh.shared.tokens import pack_ids, unpack_ids
+from tokenmesh.shared.tokens import count_ids, pack_ids, unpack_ids
 
 
 @pytest.fixture
@@ -50,8 +50,10 @@ async def test_a_stream_is_accepted_and_its_tokens_arrive_in_order(rig: Rig) -> 
     assert await rig.generate() == Accepted(worker_id=WORKER)
     deltas = await rig.finished()
     assert tokens_of(deltas) == expected(8)
-    assert [delta.offset for delta in deltas] == list(range(8))
-    assert [delta.finish for delta in deltas] == [None] * 7 + ["length"]
+    # steps that waited to be published are one delta
+    lengths = [count_ids(delta.token_ids) for delta in deltas]
+    assert [delta.offset for delta in deltas] == [sum(lengths[:at]) for at in range(len(deltas))]
+    assert [delta.finish for delta in deltas] == [None] * (len(deltas) - 1) + ["length"]
     assert deltas[0].cached_tokens == 0
     assert all((tokens.worker_id, tokens.epoch) == (WORKER, EPOCH) for tokens in rig.messages)
 
