@@ -9,7 +9,7 @@ number in a step.
 
 from collections import defaultdict
 
-from tokenmesh.services.worker_svc.engine.request import NO_TURNS, Request, Turns
+from tokenmesh.services.worker_svc.engine.request import NO_TURNS, Request, TurnCount
 
 _NEVER = -1
 
@@ -23,7 +23,7 @@ class DecodeWheel:
     """
 
     def __init__(self) -> None:
-        self._turns = Turns()
+        self._turns = TurnCount()
         self._turning: dict[int, Request] = {}
         """By row: members that compute one token each turn."""
         self._held: dict[int, Request] = {}

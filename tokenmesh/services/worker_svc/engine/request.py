@@ -155,7 +155,7 @@ class KvState:
     """Route blocks that were looked at since admission."""
 
 
-class Turns:
+class TurnCount:
     """Steps in which all requests of a decode wheel computed one token each."""
 
     __slots__ = ("count",)
@@ -164,7 +164,7 @@ class Turns:
         self.count = 0
 
 
-NO_TURNS: Final = Turns()
+NO_TURNS: Final = TurnCount()
 """Of requests that are not on a wheel."""
 
 
