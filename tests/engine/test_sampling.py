@@ -9,7 +9,7 @@ import torch
 
 from tokenmesh.kernels.exponential_noise import exponential_noise_reference
 from tokenmesh.services.worker_svc.engine.plan import NewRow
-from tokenmesh.services.worker_svc.sampling.first_max import first_max
+from tokenmesh.services.worker_svc.sampling.choice import first_max
 from tokenmesh.services.worker_svc.sampling.sampler import (
     NOT_FINITE,
     NOTHING_ALLOWED,

@@ -18,7 +18,7 @@ from tokenmesh.services.worker_svc.engine.request import StreamKey
 from tokenmesh.services.worker_svc.runner import build
 from tokenmesh.services.worker_svc.runner.cuda import runner as runner_module
 from tokenmesh.services.worker_svc.runner.cuda import step_buffer
-from tokenmesh.services.worker_svc.runner.cuda.warm_up import warm_up
+from tokenmesh.services.worker_svc.runner.cuda.make import warm_up
 from tokenmesh.services.worker_svc.sampling.device_sampler import DeviceSampler, Needs
 from tokenmesh.shared.config.model import Dtype
 from tokenmesh.shared.ids import BlobKey, GatewayId

@@ -24,7 +24,7 @@ from tokenmesh.services.worker_svc.models.load import load_model, read_model_fac
 from tokenmesh.services.worker_svc.models.native.decoder import Decoder
 from tokenmesh.services.worker_svc.models.raw_config import read_json
 from tokenmesh.services.worker_svc.runner.cuda.launch import CudaLaunch
-from tokenmesh.services.worker_svc.runner.cuda.limits import CudaLimits
+from tokenmesh.services.worker_svc.runner.cuda.rows import CudaLimits
 from tokenmesh.services.worker_svc.runner.cuda.runner import CudaRunner
 from tokenmesh.services.worker_svc.sampling.device_sampler import DeviceSampler
 from tokenmesh.shared.config.model import ModelImpl, ModelSettings

@@ -24,7 +24,7 @@ from tokenmesh.kernels.moe import ExpertsSpec, experts
 from tokenmesh.kernels.paged_attention import DeviceRows, paged_attention
 from tokenmesh.kernels.step_inputs import RowState
 from tokenmesh.services.worker_svc.engine.plan import NewRow
-from tokenmesh.services.worker_svc.runner.cuda.writes import apply_writes, pack_writes
+from tokenmesh.services.worker_svc.runner.cuda.step_buffer import apply_writes, pack_writes
 from tokenmesh.services.worker_svc.sampling.device_sampler import DeviceSampler
 from tokenmesh.shared.messages.sampling import SamplingParams
 

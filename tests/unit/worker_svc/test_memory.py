@@ -20,7 +20,7 @@ from tokenmesh.services.worker_svc.models.keeps import (
     one_group,
     window_groups,
 )
-from tokenmesh.services.worker_svc.runner.device_memory import available_host_bytes
+from tokenmesh.services.worker_svc.runner.device import available_host_bytes
 from tokenmesh.services.worker_svc.runner.memory import (
     GpuBudget,
     MemoryBudget,

@@ -16,13 +16,12 @@ import torch
 from tests.fakes.family_configs import SIZES
 from tokenmesh.services.worker_svc.models.native.read_config import read_facts
 from tokenmesh.services.worker_svc.models.raw_config import RawConfig
-from tokenmesh.services.worker_svc.runner.cuda import torch_device
-from tokenmesh.services.worker_svc.runner.cuda.decode_steps import DecodeSteps
+from tokenmesh.services.worker_svc.runner.cuda import device as torch_device
 from tokenmesh.services.worker_svc.runner.cuda.device import Device
-from tokenmesh.services.worker_svc.runner.cuda.graph_memory import graph_bytes
-from tokenmesh.services.worker_svc.runner.cuda.graphs import capture, silent
+from tokenmesh.services.worker_svc.runner.cuda.forward import DecodeSteps
+from tokenmesh.services.worker_svc.runner.cuda.graphs import capture, graph_bytes, silent
 from tokenmesh.services.worker_svc.runner.cuda.make import check_compiler, check_shapes
-from tokenmesh.services.worker_svc.runner.device_choice import device_of
+from tokenmesh.services.worker_svc.runner.device import device_of
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import ConfigError
 

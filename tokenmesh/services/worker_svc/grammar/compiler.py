@@ -1,7 +1,7 @@
 """GrammarCompiler: a request's constraint becomes a grammar, off the event loop and the engine.
 
 Equal constraints of a tenant are compiled once, however many requests ask at a time, and kept for
-everybody's later ones: here, and in Redis for the other workers. So is why one does not compile.
+all later ones: here, and in Redis for the other workers. So is why one does not compile.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import hashlib
 import logging
 from collections import OrderedDict, defaultdict
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -23,7 +23,6 @@ from tokenmesh.services.worker_svc.grammar.compile_job import (
     decode_answer,
     encode,
 )
-from tokenmesh.services.worker_svc.grammar.failures import Failures
 from tokenmesh.services.worker_svc.grammar.matcher import Backend, CannotCompile, Grammar
 from tokenmesh.services.worker_svc.grammar.shared_grammars import SharedGrammars, vocabulary_of
 from tokenmesh.services.worker_svc.grammar.token_table import read_token_table
@@ -33,6 +32,42 @@ from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import InvalidInput, TokenMeshError
 from tokenmesh.shared.messages.structured import Structured
+
+
+class _Failure(NamedTuple):
+    reason: str
+    until_s: float | None
+    """None: it will never compile."""
+
+
+class Failures:
+    """The latest of them, by key."""
+
+    def __init__(self, size: int, retry_s: float) -> None:
+        """retry_s: how long one that took too long is not tried again."""
+        self._size = size
+        self._retry_s = retry_s
+        self._failure_by_key: OrderedDict[bytes, _Failure] = OrderedDict()
+
+    def check(self, key: bytes) -> None:
+        """Raises CannotCompile when this one has failed before."""
+        failure = self._failure_by_key.get(key)
+        if failure is None:
+            return
+        if failure.until_s is not None and failure.until_s <= monotonic_s():
+            del self._failure_by_key[key]
+            return
+        self._failure_by_key.move_to_end(key)
+        raise CannotCompile(failure.reason)
+
+    def note(self, key: bytes, reason: str, is_final: bool) -> None:
+        """One has failed; is_final: not of time, and so again next time."""
+        until_s = None if is_final else monotonic_s() + self._retry_s
+        self._failure_by_key[key] = _Failure(reason, until_s)
+        self._failure_by_key.move_to_end(key)
+        if len(self._failure_by_key) > self._size:
+            self._failure_by_key.popitem(last=False)
+
 
 logger = logging.getLogger(__name__)
 

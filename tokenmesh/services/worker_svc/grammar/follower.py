@@ -71,7 +71,7 @@ class Follower:
         if self._error is not None:
             raise GrammarFailed(self._error)
         if self._matcher.is_terminated():
-            # launched before the stream's end was known: nobody takes what is drawn
+            # launched before the stream's end was known: what is drawn is dropped
             masks[index] = -1
             return
         began_s = thread_cpu_s()

@@ -20,15 +20,14 @@ from tokenmesh.services.worker_svc.models.location import locate
 from tokenmesh.services.worker_svc.models.raw_config import read_json
 from tokenmesh.services.worker_svc.models.read_eos import read_eos
 from tokenmesh.services.worker_svc.models.tokenizer_ids import check_tokenizer_ids
-from tokenmesh.services.worker_svc.runner.cuda.graph_progress import GraphProgress
-from tokenmesh.services.worker_svc.runner.cuda.make import check_compiler, check_shapes
+from tokenmesh.services.worker_svc.runner.cuda.graphs import GraphProgress
+from tokenmesh.services.worker_svc.runner.cuda.make import check_compiler, check_shapes, warm_up
 from tokenmesh.services.worker_svc.runner.cuda.runner import CudaRunner
-from tokenmesh.services.worker_svc.runner.cuda.warm_up import warm_up
-from tokenmesh.services.worker_svc.runner.device_choice import device_of
+from tokenmesh.services.worker_svc.runner.device import device_of
 from tokenmesh.services.worker_svc.runner.maker import LoadTimes, RunnerMaker, gpu_budget
 from tokenmesh.services.worker_svc.runner.profile_run import AnyRunner
 from tokenmesh.services.worker_svc.runner.resident import TorchResident
-from tokenmesh.services.worker_svc.runner.trace import TorchTrace
+from tokenmesh.services.worker_svc.runner.runner import TorchTrace
 from tokenmesh.shared.clock import perf_s
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings

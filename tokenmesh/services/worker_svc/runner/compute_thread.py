@@ -64,7 +64,7 @@ class ComputeHere:
 
 
 class ComputeThread:
-    """One thread; it ends when nobody refers to this object any more."""
+    """One thread; it ends when nothing refers to this object any more."""
 
     def __init__(self) -> None:
         # never holds more than the launches that the engine has in flight
@@ -74,7 +74,7 @@ class ComputeThread:
         weakref.finalize(self, self._tasks.put, None)
 
     def submit(self, compute: Callable[[], StepResult]) -> Task:
-        """Queue a step; it is skipped when the one before it fails and nobody knew."""
+        """Queue a step; it is skipped when the step before it fails before the engine knows."""
         below = None if self._last is None or self._last.is_taken else self._last
         self._last = Task(compute, below)
         self._tasks.put(self._last)
@@ -84,5 +84,5 @@ class ComputeThread:
 def _serve(tasks: "SimpleQueue[Task | None]") -> None:
     while (task := tasks.get()) is not None:
         task.run()
-        # a runner lives as long as somebody refers to it: not this thread
+        # a runner lives as long as something refers to it; this thread must not
         del task

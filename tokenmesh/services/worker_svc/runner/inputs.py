@@ -1,7 +1,7 @@
 """StepInputs: a plan turned into the tensors that the model reads.
 
 Batch order: rows of one token first, shortest first, then longer chunks. Results name their rows,
-so the order is nobody else's business.
+so no other module depends on the order.
 """
 
 from dataclasses import dataclass

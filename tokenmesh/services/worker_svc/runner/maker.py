@@ -13,11 +13,11 @@ from tokenmesh.services.worker_svc.models.api import Model, ModelFacts, Progress
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
 from tokenmesh.services.worker_svc.models.keeps import KvStore, make_store, row_bytes
 from tokenmesh.services.worker_svc.models.load import load_model
-from tokenmesh.services.worker_svc.runner.cuda.decode_steps import KINDS
-from tokenmesh.services.worker_svc.runner.cuda.graph_memory import graph_bytes
+from tokenmesh.services.worker_svc.runner.cuda.forward import KINDS
+from tokenmesh.services.worker_svc.runner.cuda.graphs import graph_bytes
 from tokenmesh.services.worker_svc.runner.cuda.make import make_cuda_runner
 from tokenmesh.services.worker_svc.runner.cuda.runner import CudaRunner
-from tokenmesh.services.worker_svc.runner.device_memory import CudaMemory, available_host_bytes
+from tokenmesh.services.worker_svc.runner.device import CudaMemory, available_host_bytes
 from tokenmesh.services.worker_svc.runner.memory import (
     GpuBudget,
     MemoryBudget,
@@ -132,7 +132,7 @@ class RunnerMaker:
         )
 
     def _profile(self, model: Model) -> int:
-        """Take the largest steps beside the largest graphs; bytes that nobody will need again."""
+        """Take the largest steps beside the largest graphs; bytes that are not needed again."""
         graphs = 0
 
         def make(num_blocks: int) -> tuple[AnyRunner, KvStore]:

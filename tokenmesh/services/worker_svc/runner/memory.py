@@ -15,7 +15,7 @@ from tokenmesh.services.worker_svc.models.keeps import (
     block_elements,
     row_bytes,
 )
-from tokenmesh.services.worker_svc.runner.device_memory import DeviceMemory
+from tokenmesh.services.worker_svc.runner.device import DeviceMemory
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import ConfigError
 

@@ -27,7 +27,7 @@ def run_largest_steps(make_runner: MakeRunner, settings: WorkerSettings, max_mod
     longest = min(settings.max_num_batched_tokens, max_model_len)
     num_rows = settings.num_rows
     each = min(settings.max_num_batched_tokens // num_rows, max_model_len)
-    # all rows share the same blocks: nobody reads what is computed
+    # all rows share the same blocks: what is computed is never read
     runner, store = make_runner(1 + -(-longest // settings.block_size))
     blocks = list(range(1, store.num_blocks))
     runner.carry_out(_plan(0, range(num_rows), each, blocks[: -(-each // settings.block_size)]))

@@ -1,9 +1,12 @@
 """TorchResident: what of a model is in memory now. Puts it to sleep and wakes it, part by part.
 
-Tensors that somebody may refer to stay the same objects: their memory is given up and filled again
-in place. Called on the engine thread while no step is in flight.
+Tensors that other objects may refer to stay the same objects: their memory is released and filled
+again in place. Called on the engine thread while no step is in flight.
 """
 
+import ctypes
+import logging
+import mmap
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -14,9 +17,28 @@ import torch
 from tokenmesh.services.worker_svc.models.api import Model
 from tokenmesh.services.worker_svc.models.keeps import KvStore
 from tokenmesh.services.worker_svc.runner.cuda.runner import CudaRunner
-from tokenmesh.services.worker_svc.runner.host_pages import give_back
 from tokenmesh.services.worker_svc.runner.profile_run import AnyRunner
 from tokenmesh.shared.errors import Unavailable
+
+logger = logging.getLogger(__name__)
+
+
+def give_back(tensor: torch.Tensor) -> None:
+    """Free what a contiguous CPU tensor occupies; it reads as zeros, and takes pages when written.
+
+    Whoever holds a pointer to it may keep it. Pages that it shares with other data stay.
+    """
+    page, start = mmap.PAGESIZE, tensor.data_ptr()
+    first = -(-start // page) * page
+    length = (start + tensor.nbytes) // page * page - first
+    if length <= 0:
+        return
+    madvise = ctypes.CDLL(None, use_errno=True).madvise
+    where = (ctypes.c_void_p(first), ctypes.c_size_t(length))
+    # the first is for memory that is mapped as shared, the second for all other
+    if madvise(*where, mmap.MADV_REMOVE) and madvise(*where, mmap.MADV_DONTNEED):
+        logger.warning("the system keeps %d bytes (errno %d)", length, ctypes.get_errno())
+
 
 _OUT_OF_MEMORY: Final = ("can't allocate memory", "out of memory")
 """What torch says of a host's memory and of a GPU's."""

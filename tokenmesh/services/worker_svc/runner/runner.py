@@ -3,18 +3,43 @@
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from pathlib import Path
 
 import torch
+from torch._C._profiler import _ExperimentalConfig
+from torch.profiler import ProfilerActivity, profile
 
 from tokenmesh.services.worker_svc.engine.plan import StepPlan, StepResult, within_vocabulary
 from tokenmesh.services.worker_svc.models.api import Model
 from tokenmesh.services.worker_svc.models.keeps import KvStore
 from tokenmesh.services.worker_svc.runner.compute_thread import ComputeHere, ComputeThread, Task
 from tokenmesh.services.worker_svc.runner.inputs import Drafted, StepInputs, build_inputs
-from tokenmesh.services.worker_svc.runner.prompt_logprobs import prompt_logprobs
 from tokenmesh.services.worker_svc.runner.rows import Rows
+from tokenmesh.services.worker_svc.sampling.logprobs import prompt_logprobs
 from tokenmesh.services.worker_svc.sampling.sampler import Draws, Sampler
 from tokenmesh.shared.messages.tokens import TokenLogprobs
+
+
+class TorchTrace:
+    """Implements `profiling.Trace`. The steps run on threads of their own, so all are recorded."""
+
+    def __init__(self) -> None:
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
+        self._profile = profile(
+            activities=activities,
+            experimental_config=_ExperimentalConfig(profile_all_threads=True),
+        )
+
+    def start(self) -> None:
+        """See `Trace.start`."""
+        self._profile.start()
+
+    def write(self, path: Path) -> None:
+        """See `Trace.write`: Chrome's format, gzip for a path that ends in .gz."""
+        self._profile.stop()
+        self._profile.export_chrome_trace(str(path))
 
 
 @dataclass(frozen=True, slots=True)

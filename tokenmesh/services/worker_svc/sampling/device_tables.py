@@ -11,7 +11,18 @@ from typing import Self
 import torch
 
 from tokenmesh.kernels.staged_writes import staged_writes
-from tokenmesh.services.worker_svc.sampling.upload import upload
+
+
+def upload(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The same values on `device`, for what is launched there from now on.
+
+    They go through pinned memory: a copy from any other waits for all that was launched before it.
+    """
+    if device.type == "cpu":
+        return values
+    # torch keeps pinned memory from others until the copies that were launched on it are done
+    return values.pin_memory().to(device, non_blocking=True)
+
 
 _ALIGNMENT = 16
 """Tables begin at multiples of so many int32."""

@@ -22,7 +22,7 @@ _NUM_ENDS: Final = 1 + MAX_OTHER_ENDS
 
 
 class DeviceThinking:
-    """Rows without a budget take no slot; the last slot is nobody's."""
+    """Rows without a budget take no slot; the last slot is unused."""
 
     def __init__(self, max_num_seqs: int, device: torch.device) -> None:
         self._slots = Slots()

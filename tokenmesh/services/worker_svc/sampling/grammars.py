@@ -73,7 +73,7 @@ class GrammarState:
         return number in self._follower_by_number
 
     def of(self, numbers: Sequence[int]) -> StepGrammars:
-        """For a batch of these rows, whoever gets their numbers later."""
+        """For a batch of these rows; their numbers may be reused later."""
         known = self._follower_by_number
         followers = {i: known[number] for i, number in enumerate(numbers) if number in known}
         return StepGrammars(followers, self._vocab_size)

@@ -8,14 +8,13 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from tokenmesh.services.worker_svc.sampling.bad_words import BadWordState
 from tokenmesh.services.worker_svc.sampling.choice import ChoiceState
 from tokenmesh.services.worker_svc.sampling.grammars import GrammarState
+from tokenmesh.services.worker_svc.sampling.limits import BadWordState, VocabularyState
 from tokenmesh.services.worker_svc.sampling.logprobs import named_logprobs, token_logprobs
 from tokenmesh.services.worker_svc.sampling.penalties import PenaltyState
 from tokenmesh.services.worker_svc.sampling.row_states import RowState, RowStates
 from tokenmesh.services.worker_svc.sampling.thinking import ThinkingState
-from tokenmesh.services.worker_svc.sampling.vocabulary import VocabularyState
 from tokenmesh.shared.messages.tokens import TokenLogprobs
 
 NOT_FINITE = "the model computed logits that are not finite"
@@ -93,7 +92,7 @@ class Sampler(RowStates[_HostState]):
         token_ids, values = tokens.tolist(), logits.numpy()
         is_possible = [math.isfinite(values[each]) for each in enumerate(token_ids)]
         if is_plain:
-            # nobody changed the logits and the largest is drawn, or the first that is no number
+            # the logits are unchanged and the largest is drawn, or the first that is no number
             is_sound = is_possible
         logprobs = {} if raw is None else self._logprobs(raw, tokens, asked, numbers)
         draws = Draws()

@@ -17,7 +17,7 @@ class Answer:
     """On the device."""
 
     draws: DeviceDraws | None
-    """None when nobody draws."""
+    """None when no row draws."""
     prompts: list[tuple[PromptSpan, list[Logprobs]]]
     """Pieces of each span, in order."""
 

@@ -1,12 +1,15 @@
 """Forward: from the rows' state on the device to logits; nothing here waits for the device."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal, Self, get_args
 
 import torch
 
 from tokenmesh.kernels.logprobs import Logprobs, logprobs
 from tokenmesh.kernels.paged_attention import DeviceRows, choose_splits
+from tokenmesh.kernels.post_update import post_update
 from tokenmesh.kernels.state_rows import StateRows
 from tokenmesh.kernels.step_inputs import RowState, StepTensors, step_inputs
 from tokenmesh.services.worker_svc.layers.device_step import DeviceStep, GroupTables
@@ -14,7 +17,8 @@ from tokenmesh.services.worker_svc.models.api import Model
 from tokenmesh.services.worker_svc.models.keeps import KvStore, Pages
 from tokenmesh.services.worker_svc.runner.cuda.batch import Batch, PromptSpan
 from tokenmesh.services.worker_svc.runner.cuda.step_buffer import StepBuffer
-from tokenmesh.services.worker_svc.runner.prompt_logprobs import POSITIONS_AT_ONCE
+from tokenmesh.services.worker_svc.sampling.device_sampler import DeviceSampler, Needs
+from tokenmesh.services.worker_svc.sampling.logprobs import POSITIONS_AT_ONCE
 
 
 @dataclass(slots=True)
@@ -134,3 +138,44 @@ class Forward:
         """The most of any layer, by which long contexts are split."""
         kept = (each for layer in self.store.keeps for each in layer)
         return max((each.kv_heads for each in kept if isinstance(each, Pages)), default=1)
+
+
+Kind = Literal["whole", "filtered", "split"]
+"""whole: preparation, forward, sampler and update, for rows without filters; filtered: the same
+for all; split: preparation and forward, when the host has a word in what follows."""
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeSteps:
+    """Makes those functions."""
+
+    forward: Forward
+    sampler: DeviceSampler
+    logits: torch.Tensor
+    """float32 [rows, V]: shared by all split steps, which a graph's own memory is not."""
+
+    @classmethod
+    def make(cls, forward: Forward, sampler: DeviceSampler, num_rows: int) -> Self:
+        """For batches of up to `num_rows`."""
+        shape = (num_rows, forward.model.facts.vocab_size)
+        logits = torch.empty(shape, dtype=torch.float32, device=forward.store.device)
+        return cls(forward, sampler, logits)
+
+    def of(self, kind: Kind, size: int) -> Callable[[], torch.Tensor]:
+        """For a batch of `size` rows. Returns what was drawn, int64 [2, size], or the logits."""
+        if kind == "split":
+            return partial(self.forward.decode_logits, size, self.logits[:size])
+        needs = Needs(has_filters=kind == "filtered")
+        forward, sampler = self.forward, self.sampler
+        rows, positions = forward.buffer.rows[:size], forward.buffer.positions[:size]
+        starts, draws = forward.iota[: size + 1], forward.iota[:size]
+
+        def whole_step() -> torch.Tensor:
+            logits = forward.decode_logits(size)
+            drawn = sampler.draw(needs, rows, logits, positions)
+            post_update(rows, starts, draws, drawn.tokens, forward.state)
+            return drawn.drawn
+
+        return whole_step

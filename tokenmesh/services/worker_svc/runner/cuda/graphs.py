@@ -1,4 +1,4 @@
-"""Graphs: recorded decode steps of the sizes that batches are padded to."""
+"""Graphs: recorded decode steps of the sizes that batches are padded to, and their memory."""
 
 import gc
 import logging
@@ -9,9 +9,55 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tokenmesh.services.worker_svc.runner.cuda.decode_steps import KINDS, DecodeSteps, Kind
 from tokenmesh.services.worker_svc.runner.cuda.device import Device, Graph
-from tokenmesh.shared.clock import perf_s
+from tokenmesh.services.worker_svc.runner.cuda.forward import KINDS, DecodeSteps, Kind
+from tokenmesh.services.worker_svc.runner.device import DeviceMemory
+from tokenmesh.shared.clock import monotonic_s, perf_s
+from tokenmesh.shared.logs import PROGRESS
+
+logger = logging.getLogger(__name__)
+
+
+class GraphProgress:
+    """Logs each time that another tenth of the graphs is there."""
+
+    def __init__(self) -> None:
+        self._began_s = monotonic_s()
+        self._tenths = -1
+
+    def __call__(self, done: int, total: int) -> None:
+        """`done` of `total` graphs are recorded."""
+        tenths = 10 * done // total
+        if tenths > self._tenths:
+            self._tenths = tenths
+            logger.info(
+                "CUDA graphs: %d of %d in %.1f s",
+                done,
+                total,
+                monotonic_s() - self._began_s,
+                extra={PROGRESS: done / total},
+            )
+
+
+def graph_bytes(memory: DeviceMemory, record: Callable[[], int], num_graphs: int) -> int:
+    """Bytes that `num_graphs` will take, from what those take that `record` makes now.
+
+    `record` returns how many it made, of the largest size. The driver keeps every recorded launch
+    in device memory, and all graphs hold the same launches but for their sizes. What recorded
+    launches compute in is kept for replays, free though it looks, and serves the smaller ones too.
+    """
+    memory.release()
+    before, idle = memory.free() + memory.reserved(), _idle(memory)
+    made = record()
+    memory.release()
+    driver = before - memory.free() - memory.reserved()
+    return max(0, driver) * num_graphs // max(1, made) + max(0, _idle(memory) - idle)
+
+
+def _idle(memory: DeviceMemory) -> int:
+    """What the allocator holds unused and does not release."""
+    return memory.reserved() - memory.allocated()
+
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +66,7 @@ Progress = Callable[[int, int], None]
 
 
 def silent(_done: int, _total: int) -> None:
-    """A `Progress` that nobody looks at."""
+    """A `Progress` that shows nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +99,7 @@ def graph_sizes(max_num_seqs: int, largest: int) -> list[int]:
 def capture(device: Device, steps: DecodeSteps, sizes: Sequence[int], progress: Progress) -> Graphs:
     """Record all kinds of all sizes, the largest first: the others fit into its memory."""
     began_s, total = perf_s(), len(sizes) * len(KINDS)
-    # what is run to warm up writes to the null block and to nobody's row
+    # what is run to warm up writes to the null block and to an unused row
     steps.forward.buffer.rows.fill_(-1)
     by_kind: dict[tuple[Kind, int], Graph] = {}
     recorder = device.recorder()
@@ -69,7 +115,7 @@ def capture(device: Device, steps: DecodeSteps, sizes: Sequence[int], progress: 
 
 @contextmanager
 def _nothing_collected() -> Iterator[None]:
-    """What the collector frees may call CUDA, and most calls spoil a recording that goes on."""
+    """What the collector frees may call CUDA, and most calls end a recording with an error."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

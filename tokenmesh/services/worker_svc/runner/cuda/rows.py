@@ -1,8 +1,8 @@
-"""CudaRows: what the host keeps of the rows whose tokens and block tables lie on the device."""
+"""CudaRows: what the host keeps of rows whose tokens and block tables lie on the device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 import torch
 
@@ -10,7 +10,34 @@ from tokenmesh.kernels.step_inputs import RowState
 from tokenmesh.services.worker_svc.engine.plan import NewRow, ScheduledRow
 from tokenmesh.services.worker_svc.models.api import ModelFacts
 from tokenmesh.services.worker_svc.runner.media import MediaPatch, patches_of
-from tokenmesh.services.worker_svc.sampling.upload import upload
+from tokenmesh.services.worker_svc.sampling.device_tables import upload
+from tokenmesh.shared.config.worker import WorkerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class CudaLimits:
+    """Upper bounds."""
+
+    max_num_seqs: int
+    max_tokens: int
+    """Of a step."""
+    max_model_len: int
+    steps_in_flight: int
+    largest_graph: int
+    """Rows; 0: no graphs."""
+
+    @classmethod
+    def of(cls, settings: WorkerSettings, max_model_len: int) -> Self:
+        """From a worker's settings."""
+        return cls(
+            max_num_seqs=settings.max_num_seqs,
+            max_tokens=settings.max_num_batched_tokens,
+            max_model_len=max_model_len,
+            # one that is launched while another waits to be read
+            steps_in_flight=1 if settings.async_scheduling is False else 2,
+            largest_graph=0 if settings.enforce_eager else settings.max_cudagraph_capture_size,
+        )
+
 
 _UNKNOWN = -1
 _NO_BLOCKS: Final[list[int]] = []

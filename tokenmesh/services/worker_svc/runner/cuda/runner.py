@@ -17,9 +17,8 @@ from tokenmesh.services.worker_svc.models.keeps import KvStore
 from tokenmesh.services.worker_svc.runner.compute_thread import Skipped
 from tokenmesh.services.worker_svc.runner.cuda.answer import Answer
 from tokenmesh.services.worker_svc.runner.cuda.batch import Batch, make_batch
-from tokenmesh.services.worker_svc.runner.cuda.decode_steps import DecodeSteps, Kind
 from tokenmesh.services.worker_svc.runner.cuda.device import Device
-from tokenmesh.services.worker_svc.runner.cuda.forward import Forward
+from tokenmesh.services.worker_svc.runner.cuda.forward import DecodeSteps, Forward, Kind
 from tokenmesh.services.worker_svc.runner.cuda.graphs import (
     Graphs,
     Progress,
@@ -28,17 +27,21 @@ from tokenmesh.services.worker_svc.runner.cuda.graphs import (
     silent,
 )
 from tokenmesh.services.worker_svc.runner.cuda.launch import CudaLaunch
-from tokenmesh.services.worker_svc.runner.cuda.limits import CudaLimits
-from tokenmesh.services.worker_svc.runner.cuda.rows import CudaRows
-from tokenmesh.services.worker_svc.runner.cuda.staging import Slot, Staging
-from tokenmesh.services.worker_svc.runner.cuda.step_buffer import WRITE_WORDS, StepBuffer
-from tokenmesh.services.worker_svc.runner.cuda.writes import apply_writes, pack_writes
+from tokenmesh.services.worker_svc.runner.cuda.rows import CudaLimits, CudaRows
+from tokenmesh.services.worker_svc.runner.cuda.step_buffer import (
+    WRITE_WORDS,
+    Slot,
+    Staging,
+    StepBuffer,
+    apply_writes,
+    pack_writes,
+)
 from tokenmesh.services.worker_svc.sampling.device_sampler import (
     DeviceDraws,
     DeviceSampler,
     Needs,
 )
-from tokenmesh.services.worker_svc.sampling.upload import upload
+from tokenmesh.services.worker_svc.sampling.device_tables import upload
 from tokenmesh.shared.errors import ConfigError
 
 
