@@ -3,9 +3,9 @@
 from typing import Final
 
 from tokenmesh.services.worker_svc.grammar.compile_job import BackendName
+from tokenmesh.services.worker_svc.grammar.lean_import import import_lean
 from tokenmesh.services.worker_svc.grammar.matcher import Backend
 from tokenmesh.services.worker_svc.grammar.token_table import TokenTable
-from tokenmesh.services.worker_svc.grammar.lean_import import import_lean
 from tokenmesh.shared.config.worker import GrammarBackend
 
 _XGRAMMAR_BACKEND: Final = "tokenmesh.services.worker_svc.grammar.xgrammar_backend"
