@@ -36,7 +36,7 @@ _COLORS: Final = {
 
 
 @dataclass(frozen=True)
-class Span:
+class TraceRow:
     """One span as the gateway returns it. Times are nanoseconds."""
 
     name: str
@@ -50,10 +50,10 @@ class Span:
     is_error: bool = False
 
 
-def read_spans(trace: Mapping[str, Any]) -> list[Span]:
+def read_spans(trace: Mapping[str, Any]) -> list[TraceRow]:
     """The spans of a trace as JSON holds it."""
     return [
-        Span(
+        TraceRow(
             name=str(each["name"]),
             service=str(each["service"]),
             span_id=str(each["span_id"]),
@@ -68,13 +68,13 @@ def read_spans(trace: Mapping[str, Any]) -> list[Span]:
     ]
 
 
-def tree(spans: Sequence[Span]) -> Iterator[tuple[int, Span]]:
+def tree(spans: Sequence[TraceRow]) -> Iterator[tuple[int, TraceRow]]:
     """Depth and span, parents before children, siblings by start.
 
     A span whose parent is not there stands at the top.
     """
     known = {span.span_id for span in spans}
-    children: dict[str | None, list[Span]] = {}
+    children: dict[str | None, list[TraceRow]] = {}
     for span in sorted(spans, key=lambda each: (each.start_ns, -each.end_ns)):
         parent = span.parent_id if span.parent_id in known else None
         children.setdefault(parent, []).append(span)
@@ -86,7 +86,7 @@ def tree(spans: Sequence[Span]) -> Iterator[tuple[int, Span]]:
         stack += [(depth + 1, child) for child in reversed(below)]
 
 
-def draw(spans: Sequence[Span], console: Console) -> Table:
+def draw(spans: Sequence[TraceRow], console: Console) -> Table:
     """The waterfall, as wide as the console; notes where there is room for them."""
     begin_ns = min((span.start_ns for span in spans), default=0)
     total_ns = max((span.end_ns for span in spans), default=0) - begin_ns
@@ -109,7 +109,7 @@ def draw(spans: Sequence[Span], console: Console) -> Table:
     return table
 
 
-def _color(span: Span) -> str:
+def _color(span: TraceRow) -> str:
     return "red" if span.is_error else _COLORS.get(span.service, "white")
 
 
@@ -129,7 +129,7 @@ def _columns(rows: Sequence[Sequence[Text]], width: int) -> tuple[Table, int]:
     return table, room
 
 
-def bar(span: Span, begin_ns: int, total_ns: int, width: int, filled: str) -> str:
+def bar(span: TraceRow, begin_ns: int, total_ns: int, width: int, filled: str) -> str:
     """The span's place on the time line of the trace; at least one cell."""
     scale = width / max(1, total_ns)
     first = min(width - 1, int((span.start_ns - begin_ns) * scale))
@@ -137,7 +137,7 @@ def bar(span: Span, begin_ns: int, total_ns: int, width: int, filled: str) -> st
     return " " * first + filled * (min(width, last) - first)
 
 
-def notes(span: Span) -> str:
+def notes(span: TraceRow) -> str:
     """Attributes and number of events on one line."""
     parts = [
         f"{name.removeprefix(_PREFIX)}={value}"

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from tokenmesh.cli.trace import Span, bar, draw, notes, read_spans, tree
+from tokenmesh.cli.trace import TraceRow, bar, draw, notes, read_spans, tree
 
 MS = 1_000_000
 TRACE = {
@@ -46,8 +46,8 @@ TRACE = {
 }
 
 
-def span(name: str, parent: str | None, start_ms: int, end_ms: int) -> Span:
-    return Span(name, "gateway", name, parent, start_ms * MS, end_ms * MS)
+def span(name: str, parent: str | None, start_ms: int, end_ms: int) -> TraceRow:
+    return TraceRow(name, "gateway", name, parent, start_ms * MS, end_ms * MS)
 
 
 def test_spans_stand_below_their_parents_in_order_of_time() -> None:
@@ -86,8 +86,8 @@ def test_a_drawing_names_times_and_services() -> None:
 def test_long_notes_take_no_room_from_names_and_times(width: int) -> None:
     texts: dict[str, object] = {f"tokenmesh.name_{number}": "x" * 40 for number in range(5)}
     spans = [
-        Span("POST /v1/chat/completions", "gateway", "a", None, 0, 123_456 * MS, texts),
-        Span("generate", "scheduler", "b", "a", 1 * MS, 100_000 * MS, texts),
+        TraceRow("POST /v1/chat/completions", "gateway", "a", None, 0, 123_456 * MS, texts),
+        TraceRow("generate", "scheduler", "b", "a", 1 * MS, 100_000 * MS, texts),
     ]
     console = Console(file=io.StringIO(), width=width, color_system=None)
     with console.capture() as captured:
