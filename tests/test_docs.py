@@ -9,10 +9,15 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 
+WRITTEN = [page for page in PAGES if "reference" not in page.parts]
+"""All but the pages that scripts/generate_reference.py makes."""
+
 ANCHOR = re.compile(r"`([\w/]+\.py):([A-Za-z_][\w.]*)`")
 """As in `gateway/mesh/pipeline.py:run`, relative to tokenmesh/ or tokenmesh/services/."""
 ROUTE = re.compile(r"""router\.(?:get|post|delete)\(\s*"([^"]+)\"""")
 """A route of the gateway where it is declared."""
+FENCE = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
+MAX_LINE = 120
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
 
 
@@ -52,6 +57,15 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     broken = [link for link in LINK.findall(text) if not (page.parent / link).exists()]
     assert broken == []
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_lines_have_at_most_120_characters(page: Path) -> None:
+    """Rows of tables, code blocks and lines that a link makes long may be longer."""
+    text = FENCE.sub(lambda block: "\n" * block[0].count("\n"), page.read_text(encoding="utf-8"))
+    lines = enumerate(text.split("\n"), 1)
+    long = [(number, line) for number, line in lines if len(LINK.sub("]()", line)) > MAX_LINE]
+    assert [number for number, line in long if not line.lstrip().startswith("|")] == []
 
 
 def test_every_route_is_in_the_documentation() -> None:
