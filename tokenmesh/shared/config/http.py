@@ -64,7 +64,7 @@ class ListenerSettings(BaseModel):
     )
     handshake_timeout_s: float = Field(default=10.0, gt=0, description="Time for a TLS handshake.")
     max_handshakes: int = Field(
-        default=512,
+        default=256,
         ge=1,
         description="TLS handshakes at a time; beyond it the oldest silent one is closed, then "
         "the oldest.",
