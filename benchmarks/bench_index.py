@@ -26,8 +26,9 @@ from benchmarks.index_results import IndexResult, Microseconds
 from benchmarks.options import add_out
 from benchmarks.serve.report import environment, write_json
 from tests.servers import make_redis, redis_settings_of
-from tokenmesh.services.scheduler_svc.index.index import Bid, PlacementIndex
+from tokenmesh.services.scheduler_svc.index.placement_index import CandidateLoad, PlacementIndex
 from tokenmesh.shared.config.mesh import RedisSettings
+from tokenmesh.shared.config.placement import PrefixIndexSettings, SchedulerSettings
 from tokenmesh.shared.hashing import ROUTE_BLOCK_TOKENS
 from tokenmesh.shared.ids import ModelName, RequestId, WorkerId
 from tokenmesh.shared.messages.place import Place
@@ -60,10 +61,10 @@ async def fill(redis: Redis, num_workers: int, num_blocks: int, prompt_blocks: i
                 await redis.call("SADD", name, *hashes[first : first + BATCH])
 
 
-def bids(num_workers: int) -> list[Bid]:
+def bids(num_workers: int) -> list[CandidateLoad]:
     """Workers that are all idle."""
     return [
-        Bid(
+        CandidateLoad(
             worker_id=WorkerId(f"w{number}"),
             epoch=EPOCH,
             prefill_tokens_per_s=8000.0,
@@ -99,16 +100,16 @@ def question(dice: random.Random, options: argparse.Namespace) -> Place:
 
 async def measure(redis: Redis, options: argparse.Namespace) -> Microseconds:
     """One placement."""
-    dice, index = random.Random(1), PlacementIndex(redis, ROUTE_BLOCK_TOKENS, 60.0)
+    index_settings = PrefixIndexSettings(ttl_s=60.0)
+    dice = random.Random(1)
+    index = PlacementIndex(redis, ROUTE_BLOCK_TOKENS, SchedulerSettings(), index_settings)
     offers, release = bids(options.workers), redis.script(RELEASE)
     prompts = [question(dice, options) for _ in range(options.prompts)]
     held: dict[WorkerId, list[str]] = {offer.worker_id: [] for offer in offers}
 
     async def place(number: int) -> None:
         request, name = prompts[number % len(prompts)], f"r{number}"
-        chosen, _ = await index.place(
-            request, offers, name, tie_share=0.1, tie_s=0.005, uncached_weight=3.0
-        )
+        chosen, _ = await index.place(request, offers, name)
         assert chosen is not None
         held[offers[chosen].worker_id].append(name)
 

@@ -8,10 +8,10 @@ import secrets
 from dataclasses import dataclass, field
 from random import Random
 
-from tokenmesh.services.scheduler_svc.index.index import Bid, PlacementIndex
+from tokenmesh.services.scheduler_svc.index.placement_index import CandidateLoad, PlacementIndex
 from tokenmesh.services.worker_svc.engine.cache_changes import RouteChange
 from tokenmesh.services.worker_svc.prefix_index.writer import IndexWriter
-from tokenmesh.shared.config.placement import PrefixIndexSettings
+from tokenmesh.shared.config.placement import PrefixIndexSettings, SchedulerSettings
 from tokenmesh.shared.ids import ModelName, RequestId, WorkerId
 from tokenmesh.shared.messages.place import Place
 from tokenmesh.shared.metrics import Metrics
@@ -46,7 +46,7 @@ class World:
     def __init__(self, redis: Redis) -> None:
         self.redis = redis
         self.keys = IndexKeys(ModelName(f"m-{secrets.token_hex(6)}"))
-        self.index = PlacementIndex(redis, BLOCK, ttl_s=LIMITS.ttl_s)
+        self.index = PlacementIndex(redis, BLOCK, SchedulerSettings(), LIMITS)
         self.metrics = Metrics()
         self.num_matches = 0
         self.workers = [self._born(number) for number in range(WORKERS)]
@@ -100,23 +100,21 @@ class World:
             num_streams=1 + rest % 2,
             route_hashes=b"".join(chain(family, 0, length)),
         )
-        bids = [self._bid(number, each) for number, each in enumerate(self.workers)]
+        loads = [self._load(number, each) for number, each in enumerate(self.workers)]
         name = secrets.token_hex(8)
-        chosen, weighed = await self.index.place(
-            request, bids, name, tie_share=0.1, tie_s=0.005, uncached_weight=3.0
-        )
-        for worker, each in zip(self.workers, weighed, strict=True):
+        chosen, scores = await self.index.place(request, loads, name)
+        for worker, each in zip(self.workers, scores, strict=True):
             assert each.matched_blocks == min(worker.written.get(family, 0), length)
             held = worker.reserved.values()
             assert each.reserved_tokens == sum(tokens for tokens, _ in held)
             assert each.reserved_streams == sum(streams for _, streams in held)
             self.num_matches += 1
         assert chosen is not None
-        uncached = max(1, request.num_tokens - weighed[chosen].matched_blocks * BLOCK)
+        uncached = max(1, request.num_tokens - scores[chosen].matched_blocks * BLOCK)
         self.workers[chosen].reserved[name] = (uncached, request.num_streams)
 
-    def _bid(self, number: int, worker: Incarnation) -> Bid:
-        return Bid(
+    def _load(self, number: int, worker: Incarnation) -> CandidateLoad:
+        return CandidateLoad(
             worker_id=WorkerId(f"w{number}"),
             epoch=worker.epoch,
             prefill_tokens_per_s=1000.0 * (number + 1),

@@ -1,4 +1,4 @@
-"""The scheduler actor on the real bus: beats in, decisions and keep-alives out."""
+"""The scheduler actor on the real bus: heartbeats in, decisions and keep-alives out."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import pytest
 
 from tokenmesh.services.scheduler_svc.actor import SchedulerActor
-from tokenmesh.services.scheduler_svc.desk import Desk
 from tokenmesh.services.scheduler_svc.main import workers_of
-from tokenmesh.services.scheduler_svc.placement import Placement
+from tokenmesh.services.scheduler_svc.placement import LoadPlacement
+from tokenmesh.services.scheduler_svc.request_queue import RequestQueue
 from tokenmesh.shared import subjects
 from tokenmesh.shared.actor import ActorRuntime
 from tokenmesh.shared.bus.message_bus import MessageBus
@@ -28,7 +28,7 @@ SETTINGS = SchedulerSettings(max_queued=1, keepalive_s=0.05, worker_wait_s=0.2)
 
 
 @dataclass
-class Desks:
+class Scheduler:
     """A running scheduler and the bus that talks to it."""
 
     bus: MessageBus
@@ -59,43 +59,47 @@ class Desks:
 
 
 @pytest.fixture
-async def desks(bus: MessageBus) -> AsyncIterator[Desks]:
+async def scheduler(bus: MessageBus) -> AsyncIterator[Scheduler]:
     members = Members(MembershipView(missed_beats=4, max_members=16))
     await members.start(bus)
-    desk = Desk(SETTINGS, lambda model: workers_of(members, model), Placement(SETTINGS))
+    queue = RequestQueue(
+        SETTINGS, lambda model: workers_of(members, model), LoadPlacement(SETTINGS)
+    )
     metrics = Metrics()
-    actor = SchedulerActor(SETTINGS, desk, metrics)
+    actor = SchedulerActor(SETTINGS, queue, metrics)
     members.on_beat = actor.on_beat
     runtime = ActorRuntime(actor, bus, ServiceSettings())
     await runtime.listen(subjects.place_any(), "scheduler")
     await bus.flush()
-    yield Desks(bus, metrics)
+    yield Scheduler(bus, metrics)
     await runtime.stop(grace_s=0.0)
     await members.stop()
 
 
-async def test_placements_are_counted_by_their_outcome(desks: Desks) -> None:
-    await desks.beat(running=0)
-    await desks.ask()
-    text = desks.metrics.render().decode()
+async def test_placements_are_counted_by_their_outcome(scheduler: Scheduler) -> None:
+    await scheduler.beat(running=0)
+    await scheduler.ask()
+    text = scheduler.metrics.render().decode()
     assert 'tokenmesh:placements_total{outcome="placed"} 1.0' in text
     assert 'tokenmesh:placement_seconds_count{model_name="' in text
     assert "tokenmesh:placement_waiting 0.0" in text
 
 
-async def test_a_live_worker_with_room_is_chosen_at_once(desks: Desks) -> None:
-    await desks.beat(running=0)
-    (answer,) = await desks.ask()
+async def test_a_live_worker_with_room_is_chosen_at_once(scheduler: Scheduler) -> None:
+    await scheduler.beat(running=0)
+    (answer,) = await scheduler.ask()
     assert isinstance(answer, Placed)
     assert (answer.worker_id, answer.epoch) == ("w1", 3)
     assert [candidate.worker_id for candidate in answer.candidates] == ["w1"]
 
 
-async def test_a_waiting_request_hears_its_position_until_there_is_room(desks: Desks) -> None:
-    await desks.beat(running=5)
-    asking = asyncio.create_task(desks.ask())
+async def test_a_waiting_request_receives_its_position_until_there_is_room(
+    scheduler: Scheduler,
+) -> None:
+    await scheduler.beat(running=5)
+    asking = asyncio.create_task(scheduler.ask())
     await asyncio.sleep(0.15)
-    await desks.beat(running=1)
+    await scheduler.beat(running=1)
     *waits, last = await asking
     assert len(waits) >= 2
     assert all(answer == Queued(position=0) for answer in waits)
@@ -103,32 +107,32 @@ async def test_a_waiting_request_hears_its_position_until_there_is_room(desks: D
     assert last.queued_s >= 0.1
 
 
-async def test_past_the_bound_the_answer_is_overloaded(desks: Desks) -> None:
-    await desks.beat(running=5)
-    first = asyncio.create_task(desks.ask())
+async def test_past_the_bound_the_answer_is_overloaded(scheduler: Scheduler) -> None:
+    await scheduler.beat(running=5)
+    first = asyncio.create_task(scheduler.ask())
     await asyncio.sleep(0.05)
     with pytest.raises(Overloaded) as refused:
-        await desks.ask()
+        await scheduler.ask()
     assert refused.value.retry_after_s is not None
     assert refused.value.retry_after_s >= 1.0
-    await desks.beat(running=0)
+    await scheduler.beat(running=0)
     assert isinstance((await first)[-1], Placed)
 
 
-async def test_while_every_worker_sleeps_nobody_is_kept_waiting(desks: Desks) -> None:
-    await desks.beat(running=5)
-    waiting = asyncio.create_task(desks.ask())
+async def test_requests_are_refused_while_every_worker_sleeps(scheduler: Scheduler) -> None:
+    await scheduler.beat(running=5)
+    waiting = asyncio.create_task(scheduler.ask())
     await asyncio.sleep(0.1)
-    await desks.beat(running=0, sleep_level=1)
+    await scheduler.beat(running=0, sleep_level=1)
     with pytest.raises(Asleep, match=r"every worker of .* sleeps") as refused:
         await waiting
     assert refused.value.retry_after_s == SETTINGS.asleep_retry_after_s
     with pytest.raises(Asleep):
-        await desks.ask()
-    await desks.beat(running=0)
-    assert isinstance((await desks.ask())[-1], Placed)
+        await scheduler.ask()
+    await scheduler.beat(running=0)
+    assert isinstance((await scheduler.ask())[-1], Placed)
 
 
-async def test_without_any_worker_a_request_fails_after_the_wait(desks: Desks) -> None:
+async def test_without_any_worker_a_request_fails_after_the_wait(scheduler: Scheduler) -> None:
     with pytest.raises(Unavailable, match="no live worker serves"):
-        await desks.ask()
+        await scheduler.ask()

@@ -1,11 +1,11 @@
-"""Whom a placement leaves out, and for how long it can afford that."""
+"""Which workers a placement excludes."""
 
 import dataclasses
 
 import msgspec
 import pytest
 
-from tokenmesh.services.scheduler_svc.placement import Placement, Worker
+from tokenmesh.services.scheduler_svc.placement import LoadPlacement, Worker
 from tokenmesh.shared.config.placement import SchedulerSettings
 from tokenmesh.shared.ids import ModelName, RequestId, WorkerId
 from tokenmesh.shared.messages.beat import WorkerLoad
@@ -20,12 +20,12 @@ WORKERS = [Worker(WorkerId(name), 1, WorkerLoad(max_num_seqs=9), False, 0.0) for
         ("", "abc"),
         ("b", "ac"),
         ("ba", "c"),
-        # All have failed: not the last one to do so again.
+        # All have failed: only the last one stays excluded.
         ("bac", "ac"),
         ("xabc", "abc"),
     ],
 )
-def test_who_failed_last_is_left_out_the_longest(exclude: str, expected: str) -> None:
+def test_the_worker_that_failed_last_is_excluded_the_longest(exclude: str, expected: str) -> None:
     request = Place(
         request_id=RequestId("r"),
         model=ModelName("m"),
@@ -33,7 +33,7 @@ def test_who_failed_last_is_left_out_the_longest(exclude: str, expected: str) ->
         max_tokens=1,
         exclude=[WorkerId(name) for name in exclude],
     )
-    found = Placement(SchedulerSettings()).eligible(request, WORKERS)
+    found = LoadPlacement(SchedulerSettings()).eligible(request, WORKERS)
     assert "".join(each.worker_id for each in found) == expected
 
 
@@ -43,7 +43,7 @@ def test_who_failed_last_is_left_out_the_longest(exclude: str, expected: str) ->
         ("", "", "", "abc"),
         ("b", "", "", "ac"),
         ("abc", "", "", "abc"),
-        # who has no room would make it wait as well
+        # a worker without room would make it wait as well
         ("ab", "c", "", "abc"),
         # a failure counts for more than a wait
         ("ab", "", "c", "ab"),
@@ -72,14 +72,14 @@ def test_a_grammar_goes_where_its_libraries_are_loaded(
         exclude=[WorkerId(name) for name in exclude],
     )
     guided = msgspec.structs.replace(plain, has_grammar=True)
-    placement = Placement(SchedulerSettings())
+    placement = LoadPlacement(SchedulerSettings())
     found = placement.eligible(guided, workers)
     assert "".join(each.worker_id for each in found) == expected
-    is_left_out = [each.worker_id in exclude for each in placement.eligible(plain, workers)]
-    assert is_left_out == [False] * (len(WORKERS) - len(exclude))
+    is_excluded = [each.worker_id in exclude for each in placement.eligible(plain, workers)]
+    assert is_excluded == [False] * (len(WORKERS) - len(exclude))
 
 
-def test_a_sole_worker_is_asked_again() -> None:
+def test_a_sole_worker_is_eligible_after_a_failure() -> None:
     sole = WORKERS[:1]
     request = Place(
         request_id=RequestId("r"),
@@ -88,4 +88,4 @@ def test_a_sole_worker_is_asked_again() -> None:
         max_tokens=1,
         exclude=[sole[0].worker_id],
     )
-    assert Placement(SchedulerSettings()).eligible(request, sole) == sole
+    assert LoadPlacement(SchedulerSettings()).eligible(request, sole) == sole

@@ -1,9 +1,9 @@
-"""The policies that are there to compare with."""
+"""The policies for comparisons."""
 
 from collections import Counter
 
-from tokenmesh.services.scheduler_svc.placement import Placement, Placer, Worker
-from tokenmesh.services.scheduler_svc.policies import ChosenPlacement, make_placer
+from tokenmesh.services.scheduler_svc.placement import LoadPlacement, Placer, Worker
+from tokenmesh.services.scheduler_svc.policies import RoundRobin, make_placer
 from tokenmesh.shared.config.placement import Policy, SchedulerSettings
 from tokenmesh.shared.ids import ModelName, RequestId, WorkerId
 from tokenmesh.shared.messages.beat import WorkerLoad
@@ -32,7 +32,7 @@ def place(prefix: int = 0, number: int = 0) -> Place:
 
 def placer(policy: Policy) -> Placer:
     def indexed() -> Placer:
-        raise AssertionError("this policy does not ask the index")
+        raise AssertionError("this policy does not use the index")
 
     return make_placer(SchedulerSettings(policy=policy), indexed)
 
@@ -67,7 +67,7 @@ async def test_a_worker_that_leaves_moves_only_its_own_prompts() -> None:
         assert before in (after, WORKERS[0].worker_id)
 
 
-async def test_who_drains_or_is_full_is_left_out() -> None:
+async def test_draining_and_full_workers_are_skipped() -> None:
     for policy in ("round_robin", "prefix_hash"):
         made = placer(policy)
         workers = [worker(1, draining=True), worker(2, running=200), worker(3)]
@@ -76,7 +76,7 @@ async def test_who_drains_or_is_full_is_left_out() -> None:
 
 
 def test_the_default_is_the_index_and_least_tokens_is_load_alone() -> None:
-    marker = Placement(SchedulerSettings())
+    marker = LoadPlacement(SchedulerSettings())
     assert make_placer(SchedulerSettings(), lambda: marker) is marker
-    assert type(placer("least_tokens")) is Placement
-    assert isinstance(placer("round_robin"), ChosenPlacement)
+    assert type(placer("least_tokens")) is LoadPlacement
+    assert isinstance(placer("round_robin"), RoundRobin)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.scheduler_svc.test_desk import chosen, desk_of, placed_by, request, worker
+from tests.unit.scheduler_svc.test_request_queue import chosen, placed_by, queue_of, request, worker
 from tokenmesh.services.scheduler_svc.placement import Worker
 from tokenmesh.shared.messages.beat import WorkerLoad
 from tokenmesh.shared.tenant_share import is_within_share
@@ -26,66 +26,66 @@ def full_of(tenants: dict[str, int], weight: float | None = None, beat_at: float
 
 
 async def test_a_newcomer_gets_its_share_of_a_full_worker_and_no_more() -> None:
-    desk, fleet = desk_of(full_of({"flood": 10}))
-    assert await chosen(desk, request(tenant="flood")) is None
-    placed = [await chosen(desk, request(tenant="quiet")) for _ in range(5)]
+    queue, fleet = queue_of(full_of({"flood": 10}))
+    assert await chosen(queue, request(tenant="flood")) is None
+    placed = [await chosen(queue, request(tenant="quiet")) for _ in range(5)]
     assert placed == ["a"] * 4 + [None]
-    # what the next beat tells takes the place of what was remembered
+    # the next heartbeat replaces the reservations
     fleet[0] = full_of({"flood": 10, "quiet": 4}, beat_at=2.0)
-    assert await chosen(desk, request(tenant="quiet"), 2.1) is None
+    assert await chosen(queue, request(tenant="quiet"), 2.1) is None
     fleet[0] = full_of({"flood": 10, "quiet": 3}, beat_at=3.0)
-    await desk.pump(3.1)
-    assert desk.num_waiting == 2
+    await queue.place_waiting(3.1)
+    assert queue.num_waiting == 2
 
 
-async def test_whoever_waits_before_a_newcomer_does_not_hold_it_up() -> None:
-    desk, _ = desk_of(full_of({"flood": 10}))
-    flood = [await desk.arrive(request(tenant="flood"), 1.0) for _ in range(20)]
-    quiet = await desk.arrive(request(tenant="quiet"), 1.0)
+async def test_requests_that_wait_before_a_newcomer_do_not_block_it() -> None:
+    queue, _ = queue_of(full_of({"flood": 10}))
+    flood = [await queue.submit(request(tenant="flood"), 1.0) for _ in range(20)]
+    quiet = await queue.submit(request(tenant="quiet"), 1.0)
     assert quiet.placed
-    assert not any(ticket.placed for ticket in flood)
+    assert not any(waiting.placed for waiting in flood)
 
 
-async def test_a_lesser_class_takes_no_share_while_a_greater_one_waits() -> None:
-    desk, _ = desk_of(full_of({"chat": 10}))
-    await desk.arrive(request(tenant="chat"), 1.0)
-    batch = await desk.arrive(request(tenant="batch", group=1), 1.0)
+async def test_a_lower_class_gets_no_share_while_a_higher_one_waits() -> None:
+    queue, _ = queue_of(full_of({"chat": 10}))
+    await queue.submit(request(tenant="chat"), 1.0)
+    batch = await queue.submit(request(tenant="batch", group=1), 1.0)
     assert not batch.placed
-    assert await placed_by(desk, 1.1, batch) == []
+    assert await placed_by(queue, 1.1, batch) == []
 
 
 async def test_weights_make_larger_shares() -> None:
-    desk, _ = desk_of(full_of({"flood": 10}))
-    placed = [await chosen(desk, request(tenant="heavy", weight=3.0)) for _ in range(7)]
+    queue, _ = queue_of(full_of({"flood": 10}))
+    placed = [await chosen(queue, request(tenant="heavy", weight=3.0)) for _ in range(7)]
     assert placed == ["a"] * 6 + [None]
 
 
-async def test_turns_are_shared_by_weight_although_most_tries_find_no_room() -> None:
-    desk, fleet = desk_of(worker("a", running=5))
-    asked = [request(tenant="light", tokens=290), request(tenant="heavy", tokens=90, weight=3.0)]
-    waiting = [await desk.arrive(each, 1.0) for _ in range(150) for each in asked]
+async def test_turns_are_shared_by_weight_although_most_attempts_find_no_room() -> None:
+    queue, fleet = queue_of(worker("a", running=5))
+    mix = [request(tenant="light", tokens=290), request(tenant="heavy", tokens=90, weight=3.0)]
+    submitted = [await queue.submit(each, 1.0) for _ in range(150) for each in mix]
     for second in range(2, 102):
         for part, running in enumerate((5, 5, 4)):
             now = second + part / 10
             fleet[0] = worker("a", running=running, beat_at=now)
-            await desk.pump(now)
+            await queue.place_waiting(now)
     tokens: Counter[str] = Counter()
-    for ticket in waiting:
-        tokens[ticket.claim.tenant] += ticket.claim.cost if ticket.placed else 0
-    assert sum(bool(ticket.placed) for ticket in waiting) == 100
+    for waiting in submitted:
+        tokens[waiting.entry.tenant] += waiting.entry.cost if waiting.placed else 0
+    assert sum(bool(waiting.placed) for waiting in submitted) == 100
     assert tokens["heavy"] / 3 == pytest.approx(tokens["light"], abs=400)
 
 
 async def test_more_choices_than_its_share_wait_for_room() -> None:
-    desk, _ = desk_of(full_of({"flood": 10}))
-    assert await chosen(desk, request(tenant="quiet", n=4)) == "a"
-    desk, _ = desk_of(full_of({"flood": 10}))
-    assert await chosen(desk, request(tenant="quiet", n=5)) is None
+    queue, _ = queue_of(full_of({"flood": 10}))
+    assert await chosen(queue, request(tenant="quiet", n=4)) == "a"
+    queue, _ = queue_of(full_of({"flood": 10}))
+    assert await chosen(queue, request(tenant="quiet", n=5)) is None
 
 
-async def test_a_worker_that_does_not_tell_whose_streams_it_has_is_full() -> None:
-    desk, _ = desk_of(full_of({"flood": 10}, weight=0.0))
-    assert await chosen(desk, request(tenant="quiet")) is None
+async def test_a_worker_that_does_not_publish_its_tenants_is_full() -> None:
+    queue, _ = queue_of(full_of({"flood": 10}, weight=0.0))
+    assert await chosen(queue, request(tenant="quiet")) is None
 
 
 @given(

@@ -1,1 +1,1 @@
-"""scheduler_svc: which worker takes a request, who waits, who is refused."""
+"""scheduler_svc: places requests on workers, queues them, and refuses those beyond the bounds."""

@@ -1,9 +1,9 @@
-"""The scheduler actor: answers Place, with Queued keep-alives while a request waits."""
+"""The scheduler actor: answers Place, and sends Queued while a request waits."""
 
 import asyncio
 
-from tokenmesh.services.scheduler_svc.desk import Desk
-from tokenmesh.services.scheduler_svc.waiting import Ticket
+from tokenmesh.services.scheduler_svc.model_queue import WaitingRequest
+from tokenmesh.services.scheduler_svc.request_queue import RequestQueue
 from tokenmesh.shared.actor import Actor, Context, handles
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.placement import SchedulerSettings
@@ -16,31 +16,31 @@ from tokenmesh.shared.telemetry import span
 
 
 class SchedulerActor(Actor):
-    """Any replica answers any Place; what it knows comes from beats."""
+    """Any replica can answer any Place: everything it knows comes from heartbeats."""
 
-    def __init__(self, settings: SchedulerSettings, desk: Desk, metrics: Metrics) -> None:
+    def __init__(self, settings: SchedulerSettings, queue: RequestQueue, metrics: Metrics) -> None:
         super().__init__()
         self._settings = settings
-        self._desk = desk
+        self._queue = queue
         self._metrics = metrics
-        self._has_room = asyncio.Event()
-        metrics.gauge_of("placement_waiting", lambda: desk.num_waiting)
+        self._may_have_room = asyncio.Event()
+        metrics.gauge_of("placement_waiting", lambda: queue.num_waiting)
 
     async def start(self) -> None:
-        """Begin to try waiting requests again."""
-        self.spawn(self._pump_forever, "pump")
+        """Start the task that places waiting requests."""
+        self.spawn(self._place_waiting_forever, "place waiting requests")
 
     @handles(Place)
     async def place(self, request: Place, context: Context) -> Placed:
-        """Answer with a worker; refuse with Overloaded past the bound."""
+        """Answer with a worker. Raises Overloaded when too many requests wait."""
         began_s = monotonic_s()
         try:
             self._refuse_if_asleep(request.model)
-            ticket = await self._desk.arrive(request, began_s)
+            waiting = await self._queue.submit(request, began_s)
             try:
-                placed = ticket.placed or await self._wait(ticket, context)
+                placed = waiting.placed or await self._wait(waiting, context)
             finally:
-                self._desk.leave(ticket)
+                self._queue.remove(waiting)
         except TokenMeshError as error:
             self._count(error.code)
             raise
@@ -56,46 +56,48 @@ class SchedulerActor(Actor):
         self._metrics.counter("placements", outcome=outcome).inc()
 
     def on_beat(self, beat: Heartbeat) -> None:
-        """A worker's beat may show room."""
-        if beat.load is not None and self._desk.num_waiting:
-            self._has_room.set()
+        """Try waiting requests again: the heartbeat of a worker may show room."""
+        if beat.load is not None and self._queue.num_waiting:
+            self._may_have_room.set()
 
-    async def _wait(self, ticket: Ticket, context: Context) -> Placed:
-        self._has_room.set()  # the pump sleeps for as long as nobody waits
+    async def _wait(self, waiting: WaitingRequest, context: Context) -> Placed:
+        self._may_have_room.set()  # the placing task sleeps while no request waits
         with span("queue"):
-            while ticket.placed is None:
-                self._refuse_if_asleep(ticket.request.model)
-                self._give_up_without_workers(ticket)
-                await context.interim(Queued(position=self._desk.position(ticket)))
-                await _set_within(ticket.woken, self._settings.keepalive_s)
-            return ticket.placed
+            while waiting.placed is None:
+                self._refuse_if_asleep(waiting.request.model)
+                self._refuse_without_workers(waiting)
+                await context.interim(Queued(position=self._queue.position(waiting)))
+                await _wait_for(waiting.is_placed, self._settings.keepalive_s)
+            return waiting.placed
 
-    def _give_up_without_workers(self, ticket: Ticket) -> None:
-        waited_s = monotonic_s() - ticket.waiting_since
-        model = ticket.request.model
-        if waited_s >= self._settings.worker_wait_s and not self._desk.has_workers(model):
+    def _refuse_without_workers(self, waiting: WaitingRequest) -> None:
+        waited_s = monotonic_s() - waiting.since_s
+        model = waiting.request.model
+        if waited_s >= self._settings.worker_wait_s and not self._queue.has_workers(model):
             raise Unavailable(f"no live worker serves {model!r}", retry_after_s=1.0)
 
     def _refuse_if_asleep(self, model: ModelName) -> None:
-        if self._desk.is_asleep(model):
+        if self._queue.is_asleep(model):
             retry_after_s = self._settings.asleep_retry_after_s
             raise Asleep(f"every worker of {model!r} sleeps", retry_after_s=retry_after_s)
 
-    async def _pump_forever(self) -> None:
+    async def _place_waiting_forever(self) -> None:
         while True:
-            is_idle = not self._desk.num_waiting
-            await _set_within(self._has_room, None if is_idle else self._settings.retry_interval_s)
-            self._has_room.clear()
-            if self._desk.num_waiting:
+            is_idle = not self._queue.num_waiting
+            interval_s = None if is_idle else self._settings.retry_interval_s
+            await _wait_for(self._may_have_room, interval_s)
+            self._may_have_room.clear()
+            if self._queue.num_waiting:
                 began_s = monotonic_s()
-                await self._desk.pump(began_s)
-                # With many tenants and workers a try takes milliseconds; each beat asks for one.
+                await self._queue.place_waiting(began_s)
+                # With many tenants and workers one pass takes milliseconds, and each heartbeat
+                # triggers one: leave as much time to other requests.
                 await asyncio.sleep(monotonic_s() - began_s)
 
 
-async def _set_within(waker: asyncio.Event, seconds: float | None) -> None:
+async def _wait_for(event: asyncio.Event, seconds: float | None) -> None:
     try:
         async with asyncio.timeout(seconds):
-            await waker.wait()
+            await event.wait()
     except TimeoutError:
         return

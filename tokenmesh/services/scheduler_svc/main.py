@@ -1,11 +1,11 @@
 """Process entry of scheduler_svc."""
 
 from tokenmesh.services.scheduler_svc.actor import SchedulerActor
-from tokenmesh.services.scheduler_svc.desk import Desk
-from tokenmesh.services.scheduler_svc.index.index import PlacementIndex
-from tokenmesh.services.scheduler_svc.index.placement import IndexedPlacement
+from tokenmesh.services.scheduler_svc.index.indexed_placement import IndexedPlacement
+from tokenmesh.services.scheduler_svc.index.placement_index import PlacementIndex
 from tokenmesh.services.scheduler_svc.placement import Worker, worker_from_beat
 from tokenmesh.services.scheduler_svc.policies import make_placer
+from tokenmesh.services.scheduler_svc.request_queue import RequestQueue
 from tokenmesh.shared import subjects
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.ids import ModelName
@@ -21,16 +21,17 @@ def workers_of(members: Members, model: ModelName) -> list[Worker]:
 
 async def build(mesh: Mesh) -> None:
     """Listen for Place of every model."""
-    settings = mesh.settings.scheduler
-    limits = mesh.settings.prefix_index
+    settings, index_settings = mesh.settings.scheduler, mesh.settings.prefix_index
     block_tokens = mesh.settings.tokenizer.route_block_tokens
-    index = PlacementIndex(mesh.redis, block_tokens, limits.ttl_s)
-    placer = make_placer(settings, lambda: IndexedPlacement(settings, limits, index, mesh.metrics))
-    desk = Desk(settings, lambda model: workers_of(mesh.members, model), placer)
-    actor = SchedulerActor(settings, desk, mesh.metrics)
+    index = PlacementIndex(mesh.redis, block_tokens, settings, index_settings)
+    placer = make_placer(
+        settings, lambda: IndexedPlacement(settings, index_settings, index, mesh.metrics)
+    )
+    queue = RequestQueue(settings, lambda model: workers_of(mesh.members, model), placer)
+    actor = SchedulerActor(settings, queue, mesh.metrics)
     mesh.members.on_beat = actor.on_beat
-    mesh.count_queue(lambda: desk.num_waiting)
-    # A waiting request is a running handler: the line must fit beside those being placed.
+    mesh.count_queue(lambda: queue.num_waiting)
+    # A waiting request is a running handler: the queue must fit beside those being placed.
     service = mesh.settings.service
     concurrency = service.concurrency + settings.max_queued
     service = service.model_copy(update={"concurrency": concurrency})
@@ -40,5 +41,5 @@ async def build(mesh: Mesh) -> None:
 
 
 def run(settings: Settings) -> int:
-    """Run until a signal; the exit code."""
+    """Run until a signal; returns the exit code."""
     return run_service("scheduler", settings, build)

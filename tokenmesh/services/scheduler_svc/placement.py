@@ -1,13 +1,13 @@
-"""The decision: argmin of the estimated time to first token over live, undrained workers.
+"""Placement by load: the worker with the smallest estimated time to first token.
 
-No I/O and no clock: everything that varies is an argument, so that a test can replay a decision.
+Each worker measures and publishes its own rates, so a slow one is chosen less often. No I/O and no
+clock: everything that varies is an argument, so that a test can replay a decision.
 """
 
+from collections import deque
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from tokenmesh.services.scheduler_svc.cost import capacity, estimated_ttft_s, kv_usage
-from tokenmesh.services.scheduler_svc.reservations import Reservation, Reservations
 from tokenmesh.shared.config.placement import SchedulerSettings
 from tokenmesh.shared.ids import WorkerId
 from tokenmesh.shared.messages.beat import Heartbeat, WorkerLoad
@@ -16,29 +16,39 @@ from tokenmesh.shared.tenant_share import is_within_share
 
 TIE_SHARE: Final = 0.1
 INDEX_AWAY: Final = "index away"
-"""Why a worker was chosen that nothing but beats were known of."""
+"""The reason of a decision that knew only heartbeats."""
+_MAX_KV_USAGE: Final = 0.999  # keeps k/(1-k) finite when the pool is full
+_FORGET_S: Final = 60.0
+"""A worker without a heartbeat for so long is dead, and its reservations are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A live worker of the request's model, as its last beat told it."""
+    """A live worker of the request's model, as of its last heartbeat."""
 
     worker_id: WorkerId
     epoch: int
     load: WorkerLoad
     draining: bool
     beat_at: float
-    """When that beat was received, monotonic seconds."""
+    """When that heartbeat was received, monotonic seconds."""
 
     @property
-    def takes_streams(self) -> bool:
-        """Whether it is neither about to leave nor asleep."""
+    def accepts_streams(self) -> bool:
+        """Whether it is neither draining nor asleep."""
         return not self.draining and self.load.sleep_level == 0
+
+
+def worker_from_beat(beat: Heartbeat, beat_at: float) -> Worker | None:
+    """None for a heartbeat of another service."""
+    if beat.load is None:
+        return None
+    return Worker(WorkerId(beat.instance_id), beat.epoch, beat.load, beat.draining, beat_at)
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Who takes the request (None: everybody is full), and what was weighed."""
+    """The chosen worker (None: all are full) and the candidates that were compared."""
 
     worker: Worker | None
     candidates: list[Candidate]
@@ -46,32 +56,94 @@ class Decision:
     reservation: str = ""
 
 
-def worker_from_beat(beat: Heartbeat, beat_at: float) -> Worker | None:
-    """None for a beat that is no worker's."""
-    if beat.load is None:
-        return None
-    return Worker(WorkerId(beat.instance_id), beat.epoch, beat.load, beat.draining, beat_at)
-
-
 class Placer(Protocol):
-    """Whatever decides for the desk."""
+    """A placement policy."""
 
     async def place(self, request: Place, workers: list[Worker], now: float) -> Decision:
-        """Choose a worker and reserve on it. Raises nothing."""
+        """Choose a worker and reserve on it. Does not raise."""
 
     def retry_after_s(self, request: Place, workers: list[Worker]) -> float:
-        """How long the least loaded worker needs for what it has; at least one second."""
+        """Seconds that the least loaded worker needs for its current load; at least 1."""
 
 
-class Placement:
-    """Weighs workers against their load and what was placed on them since their last beat."""
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """A placement that is not in the worker's heartbeat yet."""
 
-    def __init__(self, settings: SchedulerSettings) -> None:
+    placed_at: float
+    tokens: int
+    streams: int
+    tenant: str = ""
+
+
+class Reservations:
+    """The reservations of each worker. Times are monotonic seconds."""
+
+    def __init__(self, settle_s: float) -> None:
+        self._settle_s = settle_s
+        self._by_worker: dict[WorkerId, deque[Reservation]] = {}
+
+    def add(self, worker: WorkerId, reservation: Reservation) -> None:
+        """Record a placement."""
+        if worker not in self._by_worker:
+            self._drop_dead(reservation.placed_at - _FORGET_S)
+            self._by_worker[worker] = deque()
+        self._by_worker[worker].append(reservation)
+
+    def settle(self, worker: WorkerId, beat_at: float) -> None:
+        """Drop what a heartbeat received at `beat_at` already counts."""
+        pending = self._by_worker.get(worker)
+        while pending and pending[0].placed_at + self._settle_s <= beat_at:
+            pending.popleft()
+        if not pending:
+            self._by_worker.pop(worker, None)
+
+    def tokens(self, worker: WorkerId) -> int:
+        """Reserved prompt tokens."""
+        return sum(entry.tokens for entry in self._by_worker.get(worker, ()))
+
+    def streams(self, worker: WorkerId, tenant: str | None = None) -> int:
+        """Reserved streams, of all tenants or of one."""
+        entries = self._by_worker.get(worker, ())
+        return sum(entry.streams for entry in entries if tenant in (None, entry.tenant))
+
+    def _drop_dead(self, before: float) -> None:
+        dead = [name for name, entries in self._by_worker.items() if entries[-1].placed_at < before]
+        for worker in dead:
+            del self._by_worker[worker]
+
+
+def kv_usage(load: WorkerLoad) -> float:
+    """Share of the worker's KV blocks in use, in [0, 1]."""
+    return min(1.0, max(0.0, load.kv_blocks_used / max(1, load.kv_blocks_total)))
+
+
+def prefill_rate(load: WorkerLoad, settings: SchedulerSettings) -> float:
+    """Prompt tokens that the worker computes in a second."""
+    return load.prefill_tokens_per_s or settings.assumed_prefill_tokens_per_s
+
+
+def extra_s(load: WorkerLoad, settings: SchedulerSettings) -> float:
+    """Seconds on top of prefill: a penalty for a full KV pool, and the step in progress."""
+    usage = min(kv_usage(load), _MAX_KV_USAGE)
+    return settings.kv_pressure_s * usage / (1.0 - usage) + load.step_s
+
+
+def capacity(load: WorkerLoad, settings: SchedulerSettings) -> int:
+    """Streams, running and waiting, that the worker may hold before requests wait here."""
+    slack = int(load.max_num_seqs * settings.worker_queue_share)
+    return load.max_num_seqs + slack
+
+
+class LoadPlacement:
+    """Compares workers by their load and by the reservations since their last heartbeat."""
+
+    def __init__(self, settings: SchedulerSettings, reason: str = INDEX_AWAY) -> None:
         self._settings = settings
+        self._reason = reason
         self.reservations = Reservations(settings.reservation_settle_s)
 
     async def place(self, request: Place, workers: list[Worker], now: float) -> Decision:
-        """See `Placer.place`."""
         weighed = [
             (worker, self.weigh(request, worker))
             for worker in self.eligible(request, workers)
@@ -80,33 +152,36 @@ class Placement:
         candidates = [candidate for _, candidate in weighed]
         if not weighed:
             return Decision(None, candidates)
-        best = min(candidate.estimated_ttft_s for candidate in candidates)
-        limit = best * (1 + TIE_SHARE) + self._settings.tie_s
-        tied = [pair for pair in weighed if pair[1].estimated_ttft_s <= limit]
-        chosen = min(tied, key=lambda pair: (pair[1].running, pair[1].estimated_ttft_s))[0]
+        chosen = self.choose(request, weighed)
         self.reservations.add(
             chosen.worker_id,
             Reservation(now, request.num_tokens, request.num_streams, request.tenant),
         )
-        return Decision(chosen, candidates)
+        return Decision(chosen, candidates, self._reason)
+
+    def choose(self, _request: Place, weighed: list[tuple[Worker, Candidate]]) -> Worker:
+        """The best of the workers with room; of about equal ones that with the fewest streams."""
+        best = min(candidate.estimated_ttft_s for _, candidate in weighed)
+        limit = best * (1 + TIE_SHARE) + self._settings.tie_s
+        tied = [pair for pair in weighed if pair[1].estimated_ttft_s <= limit]
+        return min(tied, key=lambda pair: (pair[1].running, pair[1].estimated_ttft_s))[0]
 
     def retry_after_s(self, request: Place, workers: list[Worker]) -> float:
-        """See `Placer.retry_after_s`."""
         waits = [
             self.weigh(request, worker).estimated_ttft_s
             for worker in workers
-            if worker.takes_streams
+            if worker.accepts_streams
         ]
         return max(1.0, min(waits, default=1.0))
 
     def eligible(self, request: Place, workers: list[Worker]) -> list[Worker]:
-        """Workers that are not to be left out; those only if there are no others.
+        """The workers not in `request.exclude`, unless there are no others.
 
-        Who failed a while ago may be back, the last one to fail hardly. Even a sole worker that has
-        just failed is asked: waiting for ever would be worse. Of those that remain, a request with
-        a grammar prefers workers with room whose grammar libraries are loaded.
+        A worker that failed a while ago may have recovered, the one that failed last probably has
+        not. A sole worker is eligible even just after a failure. For a request with a grammar, the
+        workers with room whose grammar libraries are loaded are preferred.
         """
-        live = [worker for worker in workers if worker.takes_streams]
+        live = [worker for worker in workers if worker.accepts_streams]
         fresh = [worker for worker in live if worker.worker_id not in request.exclude]
         others = [worker for worker in live if worker.worker_id not in request.exclude[:1]]
         found = fresh or others or live
@@ -125,32 +200,34 @@ class Placement:
         return held + self.reservations.streams(worker.worker_id)
 
     def has_room(self, request: Place, worker: Worker) -> bool:
-        """An idle worker always has room, also for an n above its capacity: it queues the rest."""
+        """An idle worker always has room, even for an `n` above its capacity (the rest queues)."""
         held = self._streams(worker)
         return held == 0 or held + request.num_streams <= self.room(request, worker)
 
     def room(self, request: Place, worker: Worker) -> int:
-        """Streams that the worker may hold with this request. A tenant below its share of it goes
-        past those who wait there: the engine gives it rows of tenants above theirs."""
+        """Streams that the worker may hold with this request.
+
+        More for a tenant below its share of the worker: the engine gives it rows of tenants that
+        are above theirs.
+        """
         load = worker.load
         room = capacity(load, self._settings)
         own = load.tenant_streams.get(request.tenant, 0)
-        own += self.reservations.streams_of(worker.worker_id, request.tenant)
+        own += self.reservations.streams(worker.worker_id, request.tenant)
         own += request.num_streams
         if is_within_share(load, request.tenant, request.weight, own):
             room += load.max_num_seqs
         return room
 
     def weigh(self, request: Place, worker: Worker) -> Candidate:
-        """A worker as the request sees it, by beats alone."""
+        """The estimate for a worker from its heartbeat: no prefix hit is assumed."""
+        load = worker.load
+        tokens = load.queued_tokens + self.reservations.tokens(worker.worker_id)
+        tokens += request.num_tokens
+        estimate_s = tokens / prefill_rate(load, self._settings) + extra_s(load, self._settings)
         return Candidate(
             worker_id=worker.worker_id,
-            estimated_ttft_s=estimated_ttft_s(
-                worker.load,
-                self._settings,
-                uncached_tokens=request.num_tokens,
-                reserved_tokens=self.reservations.tokens(worker.worker_id),
-            ),
+            estimated_ttft_s=estimate_s,
             running=self._streams(worker),
-            kv_usage=kv_usage(worker.load),
+            kv_usage=kv_usage(load),
         )

@@ -1,1 +1,1 @@
-"""Placement by the prefix index in Redis: who holds the most of a prompt, and what it costs."""
+"""Placement by the prefix index in Redis: how much of a prompt each worker holds, and the cost."""

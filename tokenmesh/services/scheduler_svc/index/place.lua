@@ -1,33 +1,35 @@
--- Places one request: longest prefix a worker, estimated time to first token, reservation; atomic.
+-- Places one request in one atomic step: finds the longest prefix on each worker, estimates the time
+-- to first token, and reserves on the best worker.
 --
--- KEYS  what is reserved on each worker (HASH), then the route hashes of each (SET), then what is
---       reserved on the worker that this request was placed on before, if it was.
--- ARGV  1 route hashes, 8 bytes each, 2 doubles: prompt tokens, tokens of a route block, streams,
---       lifetime of a worker's keys (ms), share and seconds within which costs are equal, what a
---       second of computing weighs more than one of waiting, blocks that most workers may hold,
---       then seven a worker: prefill tokens/s, queued tokens by its beat, seconds that come on top,
---       streams past their first token and streams before it by its beat, streams it may hold, and
---       1 where it gives reservations back: they count for nothing where it does not.
+-- KEYS  the reservations of each worker (HASH), then the route hashes of each worker (SET), then the
+--       reservations of the worker that this request was placed on before, if any.
+-- ARGV  1 route hashes, 8 bytes each.
+--       2 doubles: prompt tokens, tokens of a route block, streams, lifetime of a worker's keys (ms),
+--       the share and the seconds within which costs count as equal, the extra weight of a second of
+--       computing against one of waiting, the number of blocks that most workers are predicted to
+--       hold; then seven for each worker: prefill tokens/s, queued tokens by its heartbeat, seconds
+--       on top, streams past and before their first token by its heartbeat, streams it may hold, and
+--       1 if it releases reservations (if not, they are not counted).
 --       3 the reservation to make, 4 the one that was made before.
--- Reply a msgpack array: the chosen worker (from 1; 0: none has room), and an array of one array a
---       worker: blocks matched, tokens reserved before this request, streams reserved, estimate in
---       seconds, has room, cost.
--- A command costs 0.4 us, a set that is not in the processor's cache another one, a reply that is
--- a table as much again. Globals are looked up by name: locals are worth 4 us in all.
+-- Reply a msgpack array: the chosen worker (from 1; 0: none has room), and an array with one array for
+--       each worker: blocks matched, tokens and streams reserved before this request, estimate in
+--       seconds, whether it has room, cost.
+-- A command costs 0.4 us, plus 0.4 us if its set is not in the processor's cache, plus 0.4 us if its
+-- reply is a table. Globals are looked up by name: the locals save 4 us in all.
 local sub, floor, max, numbers_at = string.sub, math.floor, math.max, struct.unpack
 local keys, hashes, numbers = KEYS, ARGV[1], ARGV[2]
 local tokens, block, streams, lifetime, tie_share, tie_s, extra_weight, usual_depth =
   numbers_at('<dddddddd', numbers)
 local num_hashes, num_workers = #hashes / 8, (#numbers - 64) / 56
 
--- A request that is placed again gives back what it held.
+-- A request that is placed again releases its earlier reservation.
 if ARGV[4] then give_back(keys[2 * num_workers + 1], ARGV[4]) end
 
 local function hash(index) return sub(hashes, index * 8 - 7, index * 8) end
 local function holds(set, index) return call('SISMEMBER', set, hash(index)) == 1 end
 
--- The depths found for the workers before are the best guesses: many share a system prompt, few a
--- conversation. `within` is the last hash of a set of the likely depth, `beyond` the one after it.
+-- The depths of the previous workers are the best predictions: many workers share a system prompt,
+-- few a conversation. `within` is the last hash of a set of the likely depth, `beyond` the next one.
 local likely, other, within, beyond = nil, 0, nil, nil
 local function expect(depth)
   likely, other = depth, likely or 0
@@ -36,9 +38,9 @@ local function expect(depth)
 end
 expect(math.min(usual_depth, num_hashes))
 
--- What a worker holds is closed under prefixes, so its depth can be searched for: a set holds the
--- first `low` blocks, and not the one numbered `high`. Who has more of a prompt than others mostly
--- has nearly all of it, so the search goes down from the end with growing steps, then by halves.
+-- A worker that holds a block holds all blocks before it, so the depth can be searched: the set holds
+-- the first `low` blocks, and not block `high`. A worker that holds more of a prompt than others
+-- usually holds nearly all of it, so the search goes down from the end in growing steps, then bisects.
 local function depth_of(set)
   local low, high, step = 0, num_hashes + 1, 1
   if beyond and call('SISMEMBER', set, beyond) == 1 then
@@ -72,17 +74,17 @@ end
 
 local found, rates, all_uncached, all_taken, fewest = {}, {}, {}, {}, nil
 for worker = 1, num_workers do
-  local rate, queued, extra_s, started, starting, room, gives_back =
+  local rate, queued, extra_s, started, starting, room, releases =
     numbers_at('<ddddddd', numbers, worker * 56 + 9)
   local depth = depth_of(keys[num_workers + worker])
   local reserved, reserved_streams = 0, 0
-  if gives_back == 1 then
+  if releases == 1 then
     local sum = tonumber(call('HGET', keys[worker], SUM))
     if sum then reserved, reserved_streams = tokens_and_streams(sum) end
   end
   -- The last token is always computed.
   local uncached = max(1, tokens - depth * block)
-  -- A reservation lasts until the first token: it covers what the beat calls queued and starting.
+  -- A reservation lasts until the first token: it includes the heartbeat's queued and starting.
   local seconds = (max(reserved, queued) + uncached) / rate + extra_s
   local taken = started + max(starting, reserved_streams)
   local has_room = taken == 0 or taken + streams <= room
@@ -92,7 +94,7 @@ for worker = 1, num_workers do
 end
 if fewest == nil then return cmsgpack.pack({0, found}) end
 
--- To compute what another worker has delays all who come later, and drives out other prompts' blocks.
+-- Computing what another worker holds delays later requests, and evicts blocks of other prompts.
 local best
 for worker = 1, num_workers do
   local each = found[worker]
@@ -101,7 +103,7 @@ for worker = 1, num_workers do
   if each[5] and (best == nil or cost < best) then best = cost end
 end
 
--- Among equals whoever has most of the prompt, then the fewest streams.
+-- Of workers with equal costs: the longest prefix, then the fewest streams.
 local limit, chosen = best * (1 + tie_share) + tie_s, 0
 local least_uncached, least_taken, least_cost
 for worker = 1, num_workers do
@@ -116,11 +118,12 @@ for worker = 1, num_workers do
   end
 end
 
--- Once: a call whose connection broke is made again, whether it had arrived or not.
+-- HSETNX: a call is repeated when its connection breaks, and may have been executed already.
 local amount, reserved = amount_of(least_uncached, streams), keys[chosen]
 if call('HSETNX', reserved, ARGV[3], as_text(amount)) == 1 then
   local sum = call('HINCRBY', reserved, SUM, as_text(amount))
-  -- The worker renews its keys. Where nothing was reserved they may have been gone, as it may be.
+  -- The worker renews its keys. If this is the only reservation the key is new, and the worker may
+  -- be dead: the key must expire.
   if sum == amount then call('PEXPIRE', reserved, lifetime) end
 end
 return cmsgpack.pack({chosen, found})

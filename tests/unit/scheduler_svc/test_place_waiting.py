@@ -1,11 +1,11 @@
-"""Trying waiting requests again leaves time for those that arrive."""
+"""Placing waiting requests leaves time for new ones."""
 
 import asyncio
 
-from tests.unit.scheduler_svc.test_desk import worker
+from tests.unit.scheduler_svc.test_request_queue import worker
 from tokenmesh.services.scheduler_svc.actor import SchedulerActor
-from tokenmesh.services.scheduler_svc.desk import Desk
-from tokenmesh.services.scheduler_svc.placement import Placement
+from tokenmesh.services.scheduler_svc.placement import LoadPlacement
+from tokenmesh.services.scheduler_svc.request_queue import RequestQueue
 from tokenmesh.shared.clock import monotonic_s, sleep_s
 from tokenmesh.shared.config.placement import SchedulerSettings
 from tokenmesh.shared.ids import InstanceId
@@ -15,8 +15,8 @@ from tokenmesh.shared.metrics import Metrics
 TRY_S = 0.01
 
 
-class SlowDesk(Desk):
-    """Somebody always waits, and to try it keeps the event loop busy."""
+class SlowQueue(RequestQueue):
+    """A request always waits, and each attempt to place it blocks the event loop."""
 
     spent_s = 0.0
 
@@ -24,16 +24,16 @@ class SlowDesk(Desk):
     def num_waiting(self) -> int:
         return 1
 
-    async def pump(self, now: float) -> None:
+    async def place_waiting(self, now: float) -> None:
         began_s = monotonic_s()
         sleep_s(TRY_S)
         self.spent_s += monotonic_s() - began_s
 
 
-async def test_beats_of_many_workers_do_not_take_all_of_the_time() -> None:
+async def test_heartbeats_of_many_workers_do_not_take_all_of_the_time() -> None:
     settings = SchedulerSettings()
-    desk = SlowDesk(settings, lambda _: [worker("w")], Placement(settings))
-    actor = SchedulerActor(settings, desk, Metrics())
+    queue = SlowQueue(settings, lambda _: [worker("w")], LoadPlacement(settings))
+    actor = SchedulerActor(settings, queue, Metrics())
     beat = Heartbeat(
         service="worker",
         instance_id=InstanceId("w"),
@@ -43,17 +43,20 @@ async def test_beats_of_many_workers_do_not_take_all_of_the_time() -> None:
         load=worker("w").load,
     )
 
-    async def beat_on() -> None:
+    async def beat_forever() -> None:
         while True:
             actor.on_beat(beat)
             await asyncio.sleep(0)
 
     began_s = monotonic_s()
-    tasks = [asyncio.create_task(actor._pump_forever()), asyncio.create_task(beat_on())]
-    while desk.spent_s < 20 * TRY_S:  # noqa: ASYNC110
+    tasks = [
+        asyncio.create_task(actor._place_waiting_forever()),
+        asyncio.create_task(beat_forever()),
+    ]
+    while queue.spent_s < 20 * TRY_S:  # noqa: ASYNC110
         await asyncio.sleep(0)
     elapsed_s = monotonic_s() - began_s
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    assert desk.spent_s <= 0.6 * elapsed_s
+    assert queue.spent_s <= 0.6 * elapsed_s

@@ -1,4 +1,4 @@
-"""Whoever floods the line waits behind itself: shares, order, no starvation, for any arrivals."""
+"""A tenant that floods the queue delays only itself: shares, order and no starvation."""
 
 from collections import Counter
 
@@ -7,17 +7,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tokenmesh.services.scheduler_svc.fair_queue import Claim, FairQueue
+from tokenmesh.services.scheduler_svc.deficit_round_robin import DeficitRoundRobin, QueueEntry
 
 QUANTUM = 100
 TENANTS = ("a", "b", "c")
 
 
-def claim(tenant: str, number: int, cost: int = 50, weight: float = 1.0, group: int = 0) -> Claim:
-    return Claim(group, tenant, weight, (0, number), cost)
+def entry(
+    tenant: str, number: int, cost: int = 50, weight: float = 1.0, group: int = 0
+) -> QueueEntry:
+    return QueueEntry(group, tenant, weight, (0, number), cost)
 
 
-def served(queue: FairQueue, count: int) -> list[Claim]:
+def served(queue: DeficitRoundRobin, count: int) -> list[QueueEntry]:
     taken = []
     for _ in range(count):
         found = queue.next()
@@ -29,53 +31,53 @@ def served(queue: FairQueue, count: int) -> list[Claim]:
 
 
 def test_a_newcomer_is_served_next_to_a_tenant_that_floods() -> None:
-    queue = FairQueue(QUANTUM)
+    queue = DeficitRoundRobin(QUANTUM)
     for number in range(1000):
-        queue.add(claim("flood", number))
+        queue.add(entry("flood", number))
     served(queue, 3)
-    queue.add(claim("quiet", 2000))
+    queue.add(entry("quiet", 2000))
     assert "quiet" in [each.tenant for each in served(queue, 2)]
 
 
 def test_a_class_is_served_before_the_next_one() -> None:
-    queue = FairQueue(QUANTUM)
-    queue.add(claim("a", 1, group=1))
-    queue.add(claim("b", 2, cost=10**6, group=-1))
+    queue = DeficitRoundRobin(QUANTUM)
+    queue.add(entry("a", 1, group=1))
+    queue.add(entry("b", 2, cost=10**6, group=-1))
     assert [each.tenant for each in served(queue, 2)] == ["b", "a"]
 
 
 @pytest.mark.parametrize("weights", [(1.0, 1.0), (1.0, 3.0), (0.5, 2.5)])
 @given(costs=st.lists(st.integers(1, 400), min_size=40, max_size=40))
-def test_tokens_are_shared_by_weight_whatever_requests_cost(
+def test_tokens_are_shared_by_weight_for_any_cost(
     weights: tuple[float, float], costs: list[int]
 ) -> None:
-    queue = FairQueue(QUANTUM)
+    queue = DeficitRoundRobin(QUANTUM)
     for index in range(400):
         for tenant, weight in zip("ab", weights, strict=True):
             cost = costs[index % 40] if tenant == "a" else costs[-1 - index % 40]
-            queue.add(claim(tenant, 2 * index + (tenant == "b"), cost, weight))
+            queue.add(entry(tenant, 2 * index + (tenant == "b"), cost, weight))
     tokens: Counter[str] = Counter()
     for each in served(queue, 200):
         tokens[each.tenant] += each.cost
-    # Either may be one turn and one request ahead of its share.
+    # Each may be one turn and one request ahead of its share.
     behind = abs(tokens["a"] / weights[0] - tokens["b"] / weights[1])
     assert behind <= 2 * (QUANTUM + 400 / min(weights))
 
 
 @given(cost=st.integers(1, 10**7), weight=st.floats(0.01, 100))
 def test_a_request_of_any_cost_is_served_in_bounded_work(cost: int, weight: float) -> None:
-    queue = FairQueue(QUANTUM)
-    queue.add(claim("a", 1, cost, weight))
-    queue.add(claim("b", 2, 10**7, 0.01))
+    queue = DeficitRoundRobin(QUANTUM)
+    queue.add(entry("a", 1, cost, weight))
+    queue.add(entry("b", 2, 10**7, 0.01))
     assert queue.next() is not None
 
 
 @given(flood=st.integers(1, 60), cost=st.integers(1, 500), big=st.integers(1, 2000))
-def test_nobody_waits_for_more_than_the_others_turns(flood: int, cost: int, big: int) -> None:
-    queue = FairQueue(QUANTUM)
+def test_no_entry_waits_for_more_than_the_turns_of_others(flood: int, cost: int, big: int) -> None:
+    queue = DeficitRoundRobin(QUANTUM)
     for number in range(flood):
-        queue.add(claim("flood", number, cost))
-    queue.add(claim("quiet", 1000, big))
+        queue.add(entry("flood", number, cost))
+    queue.add(entry("quiet", 1000, big))
     before = 0
     while (found := queue.next()) is not None and found.tenant != "quiet":
         queue.take(found)
@@ -84,12 +86,12 @@ def test_nobody_waits_for_more_than_the_others_turns(flood: int, cost: int, big:
     assert before <= big + 2 * QUANTUM + cost
 
 
-def test_what_cannot_be_served_now_holds_up_nobody_and_hoards_nothing() -> None:
-    queue = FairQueue(QUANTUM)
-    wide = claim("a", 1, 300)
+def test_an_entry_that_cannot_be_served_blocks_no_other_and_collects_no_credit() -> None:
+    queue = DeficitRoundRobin(QUANTUM)
+    wide = entry("a", 1, 300)
     queue.add(wide)
     for number in range(2, 100):
-        queue.add(claim("b", number))
+        queue.add(entry("b", number))
     for _ in range(50):
         assert queue.next() in (wide, queue.next({wide}))
         other = queue.next({wide})
@@ -97,7 +99,7 @@ def test_what_cannot_be_served_now_holds_up_nobody_and_hoards_nothing() -> None:
         assert other.tenant == "b"
         queue.take(other)
     for number in range(200, 220):
-        queue.add(claim("a", number))
+        queue.add(entry("a", number))
     tenants = Counter(each.tenant for each in served(queue, 20))
     assert tenants["b"] >= 4
 
@@ -105,18 +107,18 @@ def test_what_cannot_be_served_now_holds_up_nobody_and_hoards_nothing() -> None:
 @pytest.mark.parametrize("weights", [(1.0, 1.0), (1.0, 3.0)])
 @given(
     costs=st.tuples(st.integers(1, 400), st.integers(1, 400)),
-    tries=st.lists(st.integers(0, 3), min_size=10, max_size=10),
+    attempts=st.lists(st.integers(0, 3), min_size=10, max_size=10),
 )
-def test_tries_that_find_no_room_change_no_share(
-    weights: tuple[float, float], costs: tuple[int, int], tries: list[int]
+def test_attempts_that_find_no_room_change_no_share(
+    weights: tuple[float, float], costs: tuple[int, int], attempts: list[int]
 ) -> None:
-    queue = FairQueue(QUANTUM)
+    queue = DeficitRoundRobin(QUANTUM)
     for number in range(400):
         for index, tenant in enumerate("ab"):
-            queue.add(claim(tenant, 2 * number + index, costs[index], weights[index]))
+            queue.add(entry(tenant, 2 * number + index, costs[index], weights[index]))
     tokens: Counter[str] = Counter()
     for number in range(200):
-        for _ in range(tries[number % 10]):
+        for _ in range(attempts[number % 10]):
             full: set[str] = set()
             while (found := queue.next(full=full)) is not None:
                 full.add(found.tenant)
@@ -126,19 +128,19 @@ def test_tries_that_find_no_room_change_no_share(
     assert behind <= 2 * (QUANTUM + 400)
 
 
-class Line(RuleBasedStateMachine):
-    """Any order of arriving, being served and leaving."""
+class AnyOrder(RuleBasedStateMachine):
+    """Entries are added, served and removed in any order."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue = FairQueue(QUANTUM)
-        self.there: list[Claim] = []
+        self.queue = DeficitRoundRobin(QUANTUM)
+        self.there: list[QueueEntry] = []
         self.count = 0
 
     @rule(tenant=st.sampled_from(TENANTS), cost=st.integers(1, 1000), group=st.integers(0, 1))
     def add(self, tenant: str, cost: int, group: int) -> None:
         self.count += 1
-        new = claim(tenant, self.count, cost, 1.0 + TENANTS.index(tenant), group)
+        new = entry(tenant, self.count, cost, 1.0 + TENANTS.index(tenant), group)
         self.queue.add(new)
         self.there.append(new)
 
@@ -173,5 +175,5 @@ class Line(RuleBasedStateMachine):
         assert (self.queue.next() is None) == (not self.there)
 
 
-TestLine = Line.TestCase
-TestLine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -1,0 +1,220 @@
+"""IndexedPlacement: by the prefix index while Redis answers, by load alone during an outage.
+
+Reservations in Redis that are not a scheduler's are deleted, so that placement by the index can
+continue. Workers then look a little less busy until the streams placed meanwhile have their first
+token.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from itertools import count
+from typing import Final
+
+from tokenmesh.services.scheduler_svc.index.placement_index import (
+    CandidateLoad,
+    CandidateScore,
+    PlacementIndex,
+)
+from tokenmesh.services.scheduler_svc.placement import (
+    Decision,
+    LoadPlacement,
+    Reservation,
+    Worker,
+    extra_s,
+    kv_usage,
+    prefill_rate,
+)
+from tokenmesh.shared.clock import monotonic_s
+from tokenmesh.shared.config.placement import PrefixIndexSettings, SchedulerSettings
+from tokenmesh.shared.errors import TokenMeshError, Unavailable
+from tokenmesh.shared.ids import ModelName, WorkerId, new_reservation
+from tokenmesh.shared.messages.place import Candidate, Place
+from tokenmesh.shared.metrics import Metrics
+from tokenmesh.shared.prefix_index import IndexKeys, name_reservation
+
+logger = logging.getLogger(__name__)
+
+PREFIX: Final = "prefix"
+"""No other worker holds more of the prompt."""
+COST: Final = "cost"
+"""Another worker holds more of it, and would still take longer."""
+LOAD: Final = "load"
+"""No worker holds any of it."""
+
+_MAX_TOKENS: Final = 1 << 34
+_MAX_STREAMS: Final = 1 << 18
+_ESTIMATES: Final = "placement_candidate_seconds"
+
+
+class IndexedPlacement:
+    """Implements `Placer`. Schedulers see each other's reservations in the index."""
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        index_settings: PrefixIndexSettings,
+        index: PlacementIndex,
+        metrics: Metrics,
+    ) -> None:
+        self._settings = settings
+        self._index_settings = index_settings
+        self._index = index
+        self._metrics = metrics
+        self._by_load = LoadPlacement(settings)
+        self._retry_at_s = 0.0
+        self._is_away = False
+        self._decisions = DecisionMetrics(metrics, index_settings.sample_every)
+        self._repairs = metrics.counter("prefix_index_mends")
+        metrics.gauge_of("prefix_index_away", lambda: self._is_away)
+
+    async def place(self, request: Place, workers: list[Worker], now: float) -> Decision:
+        decision = await self._decide(request, workers, now)
+        self._decisions.record(request, decision, workers)
+        return decision
+
+    def retry_after_s(self, request: Place, workers: list[Worker]) -> float:
+        return self._by_load.retry_after_s(request, workers)
+
+    async def _decide(self, request: Place, workers: list[Worker], now: float) -> Decision:
+        eligible = self._by_load.eligible(request, workers)
+        if not eligible or monotonic_s() < self._retry_at_s:
+            return await self._by_load.place(request, workers, now)
+        name = new_reservation()
+        # Redis knows of more streams than heartbeats do, never of fewer.
+        if not any(self._by_load.has_room(request, worker) for worker in eligible):
+            return Decision(None, [])
+        loads = [self._load(request, worker) for worker in eligible]
+        try:
+            async with asyncio.timeout(self._index_settings.lookup_timeout_s):
+                chosen, scores = await self._index.place(request, loads, name)
+        except (TokenMeshError, TimeoutError) as error:
+            self._note_outage(error)
+            if isinstance(error, TokenMeshError) and not isinstance(error, Unavailable):
+                # Redis has answered: the keys hold something that a scheduler did not write.
+                await self._repair(request.model, loads)
+            return await self._by_load.place(request, workers, now)
+        self._note_recovery()
+        if _is_corrupted(scores):
+            await self._repair(request.model, loads)
+            return await self._by_load.place(request, workers, now)
+        candidates = [
+            self._candidate(load, score, worker)
+            for worker, load, score in zip(eligible, loads, scores, strict=True)
+            if score.has_room
+        ]
+        if chosen is None:
+            return Decision(None, candidates)
+        worker = eligible[chosen]
+        uncached = request.num_tokens - scores[chosen].matched_blocks * self._index.block_tokens
+        self._by_load.reservations.add(
+            worker.worker_id,
+            Reservation(now, max(1, uncached), request.num_streams, request.tenant),
+        )
+        reservation = name_reservation(name, worker.worker_id, worker.epoch)
+        return Decision(worker, candidates, _reason(scores, chosen), reservation)
+
+    def _load(self, request: Place, worker: Worker) -> CandidateLoad:
+        load, recent = worker.load, self._by_load.reservations
+        recent.settle(worker.worker_id, worker.beat_at)
+        queued = load.queued_tokens
+        if not load.is_indexed:
+            queued += recent.tokens(worker.worker_id)
+        return CandidateLoad(
+            worker_id=worker.worker_id,
+            epoch=worker.epoch,
+            prefill_tokens_per_s=prefill_rate(load, self._settings),
+            queued_tokens=queued,
+            extra_s=extra_s(load, self._settings),
+            num_started=max(0, load.running + load.waiting - load.starting),
+            num_starting=load.starting + recent.streams(worker.worker_id),
+            num_room=self._by_load.room(request, worker),
+            is_indexed=load.is_indexed,
+        )
+
+    def _candidate(self, load: CandidateLoad, score: CandidateScore, worker: Worker) -> Candidate:
+        return Candidate(
+            worker_id=worker.worker_id,
+            estimated_ttft_s=score.estimated_ttft_s,
+            cost_s=score.cost_s,
+            running=load.num_started + max(load.num_starting, score.reserved_streams),
+            kv_usage=kv_usage(worker.load),
+            matched_tokens=score.matched_blocks * self._index.block_tokens,
+            reserved_tokens=score.reserved_tokens,
+        )
+
+    async def _repair(self, model: ModelName, loads: Sequence[CandidateLoad]) -> None:
+        """Delete all reservations of a model; raises nothing."""
+        self._repairs.inc()
+        keys = IndexKeys(model)
+        names = [keys.reserved(load.worker_id, load.epoch) for load in loads]
+        try:
+            await self._index.redis.call("DEL", *names)
+        except TokenMeshError as error:
+            logger.info("cannot delete corrupted reservations from the prefix index: %s", error)
+
+    def _note_outage(self, error: Exception) -> None:
+        self._retry_at_s = monotonic_s() + self._index_settings.retry_s
+        self._metrics.counter("prefix_index_failures").inc()
+        if not self._is_away:
+            reason = str(error) or "the prefix index did not answer in time"
+            logger.warning("placing by load alone: %s", reason)
+        self._is_away = True
+
+    def _note_recovery(self) -> None:
+        if self._is_away:
+            logger.info("placing by the prefix index again")
+        self._is_away = False
+
+
+def _is_corrupted(scores: Sequence[CandidateScore]) -> bool:
+    """Whether a reservation is larger than any that a scheduler makes, or below zero by as much."""
+    return any(
+        abs(score.reserved_tokens) > _MAX_TOKENS or abs(score.reserved_streams) > _MAX_STREAMS
+        for score in scores
+    )
+
+
+def _reason(scores: list[CandidateScore], chosen: int) -> str:
+    most = max(score.matched_blocks for score in scores)
+    if not most:
+        return LOAD
+    return PREFIX if scores[chosen].matched_blocks == most else COST
+
+
+class DecisionMetrics:
+    """Counts every decision, and observes the estimates of one in `sample_every`."""
+
+    def __init__(self, metrics: Metrics, sample_every: int) -> None:
+        self._metrics = metrics
+        self._sample_every = sample_every
+        self._decisions = count()
+        self._observed: dict[ModelName, set[WorkerId]] = {}
+
+    def record(self, request: Place, decision: Decision, workers: Sequence[Worker]) -> None:
+        """Count a placement on one of the `workers` of the model."""
+        if decision.worker is None:
+            return
+        model = str(request.model)
+        self._metrics.counter("placement_reasons", model_name=model, reason=decision.reason).inc()
+        for each in decision.candidates:
+            if each.worker_id == decision.worker.worker_id:
+                matched = self._metrics.counter("placement_matched_tokens", model_name=model)
+                matched.inc(each.matched_tokens)
+        if next(self._decisions) % self._sample_every == 0:
+            self._drop_dead(request.model, {each.worker_id for each in workers})
+            self._observe(request.model, decision.candidates)
+
+    def _observe(self, model: ModelName, candidates: Sequence[Candidate]) -> None:
+        observed = self._observed.setdefault(model, set())
+        for each in candidates:
+            observed.add(each.worker_id)
+            labels = {"model_name": str(model), "engine": str(each.worker_id)}
+            self._metrics.histogram(_ESTIMATES, **labels).observe(each.estimated_ttft_s)
+
+    def _drop_dead(self, model: ModelName, live: set[WorkerId]) -> None:
+        """Remove the series of dead workers: a scheduler outlives many of them."""
+        observed = self._observed.get(model, set())
+        for worker in observed - live:
+            self._metrics.forget(_ESTIMATES, model_name=str(model), engine=str(worker))
+        observed &= live
