@@ -7,8 +7,7 @@ from tests.fakes.tokenizers import byte_level_bpe
 from tokenmesh.services.gateway.generation.parsing import Parsing, ReasoningBudget
 from tokenmesh.services.gateway.parsers.formats import FormatFamily
 from tokenmesh.services.gateway.parsers.parser import ToolSchema
-from tokenmesh.services.gateway.parsers.reasoning.table import REASONING
-from tokenmesh.services.gateway.parsers.registry import ParserRegistry
+from tokenmesh.services.gateway.parsers.reasoning.families import REASONING
 from tokenmesh.shared.text import Vocabulary
 from tokenmesh.shared.tokens import pack_ids
 
@@ -41,7 +40,7 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
 def test_reasoning_tokens_of_the_prompt_are_counted(
     vocabulary: Vocabulary, parser: str, prompt: str, continues: bool, spent: str | None
 ) -> None:
-    family = FormatFamily(ParserRegistry().find_reasoning(parser))
+    family = FormatFamily(REASONING[parser])
     parsing = Parsing(family=family, vocabulary=vocabulary, continues=continues)
     rule = ReasoningBudget(7, parsing).rule(pack_ids(vocabulary.encode(prompt)))
     assert rule.is_open == (spent is not None)
@@ -54,7 +53,7 @@ def test_reasoning_tokens_of_the_prompt_are_counted(
 
 
 def test_a_call_ends_reasoning_if_there_are_tools(vocabulary: Vocabulary) -> None:
-    family = FormatFamily(ParserRegistry().find_reasoning("qwen3"))
+    family = FormatFamily(REASONING["qwen3"])
     tools = (ToolSchema(name="f", parameters={}),)
     for given, others in (((), []), (tools, [vocabulary.encode("<tool_call>")])):
         rule = ReasoningBudget(7, Parsing(family=family, vocabulary=vocabulary, tools=given)).rule(
@@ -66,7 +65,7 @@ def test_a_call_ends_reasoning_if_there_are_tools(vocabulary: Vocabulary) -> Non
 @pytest.mark.parametrize("name", sorted(REASONING))
 def test_every_format_that_can_be_cut_has_few_markers(name: str, vocabulary: Vocabulary) -> None:
     """The limits of worker_svc/admission.py."""
-    family = FormatFamily(ParserRegistry().find_reasoning(name))
+    family = FormatFamily(REASONING[name])
     assert family.can_cut_reasoning == (name != "openai_gptoss")
     _, ends = Parsing(
         family=family, vocabulary=vocabulary, tools=(ToolSchema(name="f", parameters={}),)

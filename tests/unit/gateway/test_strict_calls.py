@@ -13,8 +13,9 @@ from tokenmesh.services.gateway.openai.call_constraints import strict_calls
 from tokenmesh.services.gateway.openai.structured_limits import check_structured
 from tokenmesh.services.gateway.openai.tools import Mode, ToolUse
 from tokenmesh.services.gateway.parsers.events import CallArguments, CallBegin, Content
+from tokenmesh.services.gateway.parsers.formats import FormatFamily
 from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser, ToolSchema
-from tokenmesh.services.gateway.parsers.registry import ParserRegistry
+from tokenmesh.services.gateway.parsers.tools.table import TOOLS
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.text import Vocabulary
@@ -29,10 +30,10 @@ def constraint(parser: str, *tools: ToolSchema, special: str = "x", **limits: An
     """The structural tag of a model with that parser; None for none."""
     folder = Path(tokenmesh.demo_model.__file__).parent
     vocabulary = Vocabulary.load((folder / "tokenizer.json").read_text(), [])
-    told = SimpleNamespace(
+    shown = SimpleNamespace(
         encode=vocabulary.encode, special_ids=frozenset(vocabulary.encode(special))
     )
-    text: Any = SimpleNamespace(family=ParserRegistry().family("", parser), vocabulary=told)
+    text: Any = SimpleNamespace(family=FormatFamily(tools=TOOLS.get(parser)), vocabulary=shown)
     use = ToolUse(mode="auto", schemas=tools)
     found = strict_calls(use, text)
     if found is not None:
@@ -46,7 +47,7 @@ def test_the_parser_reads_the_constrained_calls(parser: str) -> None:
     loose, strict = tag["structures"]
     assert (loose["schema"], strict["schema"]) == ({"type": "object"}, SCHEMA)
     assert all(each["begin"].startswith(tag["triggers"][0]) for each in (loose, strict))
-    tools = ParserRegistry().find_tools(parser)
+    tools = TOOLS[parser]
 
     def make() -> Parser:
         return tools.make(ParseContext(tools=(LOOSE, STRICT)))

@@ -65,20 +65,20 @@ def check_chunkings(make: Make, text: str, count: int = 50) -> list[Event]:
     return whole
 
 
-def told(events: Sequence[Event]) -> str:
-    """All that the events tell, joined."""
+def texts(events: Sequence[Event]) -> str:
+    """The joined text of the events."""
     return "".join(event.name if isinstance(event, CallBegin) else event.text for event in events)
 
 
 def check_nothing_lost(make: Make, text: str, markers: Sequence[str]) -> None:
-    """Cut off after each character: whatever is no marker or whitespace is told, in order.
+    """Cut off after each character: all text except markers and whitespace is emitted in order.
 
-    A marker that the cut leaves unfinished may be told as text. For formats that tell what they
-    read (not those that write arguments anew).
+    A marker that the cut leaves incomplete may be emitted as text. For formats that emit all text
+    (not those that rewrite arguments).
     """
     for end in range(len(text) + 1):
         events = parse(make, [text[:end]])
-        assert _bare(told(events), markers) == _bare(text[:end], markers), text[:end]
+        assert _bare(texts(events), markers) == _bare(text[:end], markers), text[:end]
 
 
 def _bare(text: str, markers: Sequence[str]) -> str:

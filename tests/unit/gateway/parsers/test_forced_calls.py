@@ -11,7 +11,7 @@ from tokenmesh.services.gateway.openai.tools import Mode, ToolUse
 from tokenmesh.services.gateway.parsers.events import CallBegin, Event
 from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser, ToolSchema
 from tokenmesh.services.gateway.parsers.registry import ParserRegistry
-from tokenmesh.services.gateway.parsers.tools.forced import named_call, required_calls
+from tokenmesh.services.gateway.parsers.tools.json_calls import named_call, required_calls
 
 
 def required(text: str) -> list[Event]:
@@ -57,7 +57,9 @@ def test_of_a_named_function_all_is_arguments(name: str) -> None:
         ("", [], ""),
     ],
 )
-def test_what_is_no_required_call(text: str, calls: list[tuple[str, str]], content: str) -> None:
+def test_text_that_is_not_a_required_call(
+    text: str, calls: list[tuple[str, str]], content: str
+) -> None:
     events = required(text)
     assert calls_of(events) == calls
     assert content_of(events) == content
@@ -72,7 +74,9 @@ def test_what_is_no_required_call(text: str, calls: list[tuple[str, str]], conte
         (" ", [], ""),
     ],
 )
-def test_what_is_no_named_call(text: str, calls: list[tuple[str, str]], content: str) -> None:
+def test_text_that_is_not_a_named_call(
+    text: str, calls: list[tuple[str, str]], content: str
+) -> None:
     events = named(text)
     assert calls_of(events) == calls
     assert content_of(events).strip() == content.strip()

@@ -1,4 +1,4 @@
-"""A plugin that raises costs an answer its events, not its text."""
+"""When a plugin raises, the rest of the text is content."""
 
 import logging
 from typing import NoReturn
@@ -32,7 +32,7 @@ class Fragile(BracketParser):
 
 
 class Shy(BracketParser):
-    """Does not say whether it reasons."""
+    """Raises in `is_reasoning`."""
 
     @property
     def is_reasoning(self) -> bool:
@@ -44,7 +44,7 @@ def _raise() -> NoReturn:
 
 
 def broken(context: ParseContext) -> Parser:
-    """Makes no parser and knows nothing."""
+    """Raises when a parser is made."""
     return _raise()
 
 
@@ -83,7 +83,7 @@ def test_an_end_that_raises_ends_the_answer() -> None:
     assert parse(lambda: make("", "fragile"), ["a", "?"]) == [Content("a?")]
 
 
-def test_reasoning_that_raises_is_none() -> None:
+def test_a_reasoning_parser_that_raises_finds_no_reasoning() -> None:
     family = REGISTRY.family("both", "fragile")
     assert not family.begins_reasoning(CONTEXT)
     parser = make("both", "fragile")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.gateway.parsers.harness import check_chunkings, parse, told
+from tests.unit.gateway.parsers.harness import check_chunkings, parse, texts
 from tokenmesh.services.gateway.parsers.events import (
     CallArguments,
     CallBegin,
@@ -41,7 +41,7 @@ def test_reasoning_and_an_answer() -> None:
     assert read(ANALYSIS + FINAL) == [Reasoning("I need\nthe weather."), Content("Sunny.")]
 
 
-def test_a_call_goes_to_its_function() -> None:
+def test_a_message_to_a_function_is_a_call() -> None:
     expected = [
         Reasoning("I need\nthe weather."),
         CallBegin(0, "get_weather"),
@@ -107,7 +107,7 @@ def test_a_builtin_tool_is_called_only_when_it_was_offered() -> None:
     assert read(text.replace("python", "browser.search")) == [Reasoning("print(1)")]
 
 
-def test_without_tools_what_looks_like_a_call_is_content() -> None:
+def test_without_tools_text_like_a_call_is_content() -> None:
     assert read(CALL, tools=()) == [Content('{"city": "Rome"}')]
 
 
@@ -157,11 +157,11 @@ def test_a_header_that_never_ends_becomes_content() -> None:
     words = "on and on " * 100
     events = read(f"<|channel|>final {words}<|message|>and on<|end|>")
     assert len(events) == 1
-    assert told(events).count("on and on") == 100
+    assert texts(events).count("on and on") == 100
 
 
 @pytest.mark.parametrize("end", range(len(ANALYSIS + CALL + FINAL)))
-def test_wherever_the_model_stops_its_words_are_told(end: int) -> None:
+def test_text_cut_off_anywhere_is_not_lost(end: int) -> None:
     text = (ANALYSIS + CALL + FINAL)[:end]
     events = parse(make, [text])
     bodies = [
@@ -186,7 +186,7 @@ def test_whatever_a_model_writes_chunks_do_not_matter(parts: list[str], tail: st
     whole = parse(lambda: make(tail), [text])
     assert parse(lambda: make(tail), parts) == whole
     assert parse(lambda: make(tail), list(text)) == whole
-    assert told(whole).count("hello") >= sum(
+    assert texts(whole).count("hello") >= sum(
         1
         for before, part in zip(["", *parts], parts, strict=False)
         if part == "hello" and before == "<|message|>"

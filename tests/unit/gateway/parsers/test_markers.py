@@ -46,7 +46,7 @@ def specification(markers: list[str], text: str) -> list[tuple[str, str | None]]
 
 @settings(max_examples=300, deadline=None)
 @given(MARKERS, st.lists(SMALL, max_size=6))
-def test_what_is_taken_does_not_depend_on_portions(markers: list[str], portions: list[str]) -> None:
+def test_taken_text_does_not_depend_on_chunks(markers: list[str], portions: list[str]) -> None:
     expected = specification(markers, "".join(portions))
     assert take_all(Markers(*markers), portions) == expected
     assert take_all(Markers(*markers), list("".join(portions))) == expected
@@ -97,7 +97,7 @@ def test_a_marker_across_portions_never_shows() -> None:
     assert marked.take(markers) == ("b", None)
 
 
-def test_what_only_began_like_a_marker_is_text() -> None:
+def test_an_incomplete_marker_is_text() -> None:
     marked, markers = MarkedText(), Markers("</think>")
     marked.push("a</thin")
     assert marked.take(markers) == ("a", None)

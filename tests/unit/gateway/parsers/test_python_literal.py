@@ -76,7 +76,7 @@ _VALUES = st.recursive(
 
 @settings(max_examples=100, deadline=None)
 @given(value=_VALUES)
-def test_what_python_writes_is_read(value: object) -> None:
+def test_literals_written_by_python_are_read(value: object) -> None:
     assert ast.literal_eval(repr(value)) == value
     parser = maker("pythonic")()
     events = [*parser.push(f"[f(x={value!r})]"), *parser.finish()]

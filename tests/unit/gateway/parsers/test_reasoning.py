@@ -12,11 +12,11 @@ from tests.unit.gateway.parsers.harness import (
     check_nothing_lost,
     joined,
     parse,
-    told,
+    texts,
 )
 from tokenmesh.services.gateway.parsers.events import Content, Event, Reasoning
 from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser, ToolSchema
-from tokenmesh.services.gateway.parsers.reasoning.table import REASONING
+from tokenmesh.services.gateway.parsers.reasoning.families import REASONING
 from tokenmesh.services.gateway.parsers.registry import ParserRegistry
 
 REGISTRY = ParserRegistry()
@@ -193,7 +193,7 @@ def test_every_family_has_a_sample() -> None:
 
 @counts("chunkings", 50, 1000)
 @pytest.mark.parametrize(("name", "sample"), CASES)
-def test_a_familys_text_is_told_apart_for_any_chunking(
+def test_the_text_of_a_family_is_split_for_any_chunks(
     name: str, sample: Sample, chunkings: int
 ) -> None:
     events = check_chunkings(lambda: make(name, sample.context), sample.text, chunkings)
@@ -246,7 +246,7 @@ def test_the_appended_marker_is_all_that_is_added() -> None:
 def test_whitespace_without_end_is_not_held_back(name: str) -> None:
     parser = make(name, NOTHING_KNOWN)
     passed = [event for _ in range(2000) for event in parser.push("\n")]
-    assert told(passed).count("\n") >= 1999
+    assert texts(passed).count("\n") >= 1999
     text = "\n" * 1500 + "<think>a</think>b"
     whole = parse(lambda: make(name, NOTHING_KNOWN), [text])
     assert parse(lambda: make(name, NOTHING_KNOWN), list(text)) == whole

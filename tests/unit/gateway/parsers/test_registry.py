@@ -1,14 +1,12 @@
-"""Names stand for formats; a wrong one is told with those that are known."""
+"""Formats are found by name; an unknown name fails with the list of known ones."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-from tokenmesh.services.gateway.parsers.formats import ToolFormat
 from tokenmesh.services.gateway.parsers.parser import ParseContext
-from tokenmesh.services.gateway.parsers.reasoning.formats import block_format
-from tokenmesh.services.gateway.parsers.reasoning.table import REASONING
+from tokenmesh.services.gateway.parsers.reasoning.families import REASONING, block_format
 from tokenmesh.services.gateway.parsers.registry import ParserRegistry
 from tokenmesh.services.gateway.parsers.tools.table import TOOLS
 from tokenmesh.shared.errors import ConfigError
@@ -19,14 +17,14 @@ OWN = block_format(("<deep>",), ("</deep>",))
 NO_FORMAT = "text"
 
 
-def test_settings_may_say_the_names_that_the_tables_hold() -> None:
+def test_settings_accept_the_names_in_the_tables() -> None:
     assert set(REASONING) == set(REASONING_PARSERS)
     assert set(TOOLS) == set(TOOL_PARSERS)
 
 
 def test_the_documentation_names_every_parser() -> None:
-    told = (Path(__file__).resolve().parents[4] / "docs/http-api.md").read_text("utf-8")
-    words = set(re.findall(r"[\w-]+", told[told.index("## Parsers") :]))
+    page = (Path(__file__).resolve().parents[4] / "docs/http-api.md").read_text("utf-8")
+    words = set(re.findall(r"[\w-]+", page[page.index("## Parsers") :]))
     assert {*REASONING, *TOOLS} <= words
 
 
@@ -40,10 +38,10 @@ def test_every_reasoning_format_can_be_made(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(TOOLS))
 def test_every_tool_format_can_be_made(name: str) -> None:
-    assert isinstance(ParserRegistry().find_tools(name), ToolFormat)
+    assert ParserRegistry().family("", name).make(ParseContext()) is not None
 
 
-def test_constraints_begin_behind_any_way_to_end_reasoning() -> None:
+def test_constraints_begin_after_any_end_of_reasoning() -> None:
     def ends(name: str) -> tuple[str, ...]:
         return ParserRegistry().family(name, "").reasoning_ends
 
@@ -59,17 +57,17 @@ def test_no_names_make_no_parser() -> None:
     assert not family.begins_reasoning(ParseContext())
 
 
-def test_an_unknown_name_is_told_with_those_that_are_known() -> None:
-    with pytest.raises(ConfigError, match=r"no parser 'qwen9'.*deepseek_r1.*qwen3") as caught:
+def test_an_unknown_name_fails_with_the_known_names() -> None:
+    with pytest.raises(ConfigError, match=r"unknown parser 'qwen9'.*deepseek_r1.*qwen3") as caught:
         ParserRegistry().family("qwen9", "")
     assert caught.value.param == "reasoning_parser"
 
 
 def test_a_plugin_is_found_by_its_name() -> None:
     registry = ParserRegistry({"deep": f"{HERE}:OWN"})
-    assert registry.find_reasoning("deep") is not None
+    assert registry.family("deep", "").reasoning is not None
     with pytest.raises(ConfigError):
-        ParserRegistry().find_reasoning("deep")
+        ParserRegistry().family("deep", "")
 
 
 @pytest.mark.parametrize(
@@ -82,7 +80,7 @@ def test_a_plugin_is_found_by_its_name() -> None:
         ("qwen3", f"{HERE}:OWN"),
     ],
 )
-def test_a_plugin_that_is_none_is_told_by_name(name: str, address: str) -> None:
+def test_an_invalid_plugin_is_reported_by_name(name: str, address: str) -> None:
     with pytest.raises(ConfigError, match=name) as caught:
         ParserRegistry({name: address})
     assert caught.value.param == "parser_plugins"

@@ -51,7 +51,7 @@ def test_a_users_marker_in_the_prompt_does_not_open_a_block() -> None:
     assert read("qwen3", "It opens", tail) == [Content("It opens")]
 
 
-def test_a_continued_message_goes_on_where_it_stopped() -> None:
+def test_a_continued_message_keeps_its_state() -> None:
     inside = ParseContext(prompt_tail="assistant\n<think>\nI was", continues=True)
     assert parse(lambda: make("qwen3", inside), [" here</think>4"]) == [
         Reasoning(" here"),
@@ -85,7 +85,7 @@ def test_nothing_is_lost_wherever_the_model_stops(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["glm45", "holo2", "kimi_k2"])
-def test_what_thinks_unless_told_otherwise_needs_no_marker(name: str) -> None:
+def test_models_that_think_by_default_need_no_marker(name: str) -> None:
     def read_as(thinking: bool | None) -> list[Event]:
         return parse(lambda: make(name, ParseContext(thinking=thinking)), ["I see</think>4"])
 
@@ -93,7 +93,7 @@ def test_what_thinks_unless_told_otherwise_needs_no_marker(name: str) -> None:
     assert read_as(False) == [Content("I see</think>4")]
 
 
-def test_before_anything_is_certain_the_default_tells_what_is_reasoning() -> None:
+def test_before_the_first_marker_the_default_decides_what_is_reasoning() -> None:
     for name, expected in (("deepseek_r1", True), ("qwen3", False)):
         parser = make(name)
         parser.push("<thi")
@@ -109,7 +109,7 @@ def test_is_reasoning_follows_the_last_character() -> None:
     assert seen == [True, True, False, False]
 
 
-def test_whether_the_model_will_reason_is_told_from_prompt_and_request() -> None:
+def test_prompt_and_request_decide_whether_the_model_will_reason() -> None:
     def begins(name: str, tail: str = "", thinking: bool | None = None) -> bool:
         return REGISTRY.family(name, "").begins_reasoning(
             ParseContext(prompt_tail=tail, thinking=thinking)

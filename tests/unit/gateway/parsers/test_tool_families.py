@@ -93,11 +93,11 @@ def test_without_tools_everything_is_content(family: str, write: Write) -> None:
 
 
 @pytest.mark.parametrize("family", sorted(WRITERS.keys() - ONLY_AT_START))
-def test_content_is_told_before_the_call_is_complete(family: str) -> None:
+def test_content_is_emitted_before_the_call_is_complete(family: str) -> None:
     parser = maker(family)()
     assert parser.push("Let me see.") == [Content("Let me see.")]
-    told = parser.push(WRITERS[family](TYPICAL_CALLS["single"]))
-    assert isinstance(told[0], CallBegin)
+    events = parser.push(WRITERS[family](TYPICAL_CALLS["single"]))
+    assert isinstance(events[0], CallBegin)
 
 
 def test_ids_of_kimi_are_its_own() -> None:

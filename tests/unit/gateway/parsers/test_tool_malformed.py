@@ -69,7 +69,7 @@ GIVEN_BACK = [
 
 
 @pytest.mark.parametrize(("family", "text"), GIVEN_BACK)
-def test_what_is_no_call_is_content_as_it_is(family: str, text: str) -> None:
+def test_text_that_is_not_a_call_is_unchanged_content(family: str, text: str) -> None:
     events = check_chunkings(maker(family), text, count=50)
     assert calls_of(events) == []
     assert content_of(events) == text
@@ -209,7 +209,7 @@ TABLE: list[tuple[str, str, Calls, str]] = [
 
 
 @pytest.mark.parametrize(("family", "text", "calls", "content"), TABLE)
-def test_what_there_is_of_a_call_is_told(
+def test_an_incomplete_call_is_emitted_as_far_as_it_came(
     family: str, text: str, calls: Calls, content: str
 ) -> None:
     events = check_chunkings(maker(family), text, count=50)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.rounds import counts
-from tests.unit.gateway.parsers.harness import joined, parse, told
+from tests.unit.gateway.parsers.harness import joined, parse, texts
 from tests.unit.gateway.parsers.tool_formats import (
     ONLY_AT_START,
     OTHER_WRITERS,
@@ -19,6 +19,15 @@ from tests.unit.gateway.parsers.tool_formats import (
     maker,
 )
 from tokenmesh.services.gateway.parsers.events import CallBegin, Event
+from tokenmesh.services.gateway.parsers.tools import (
+    gemma,
+    glm,
+    headed,
+    json_families,
+    markup,
+    mistral,
+    pythonic,
+)
 from tokenmesh.services.gateway.parsers.tools.table import TOOLS
 
 DISTINCT = sorted({TOOLS[family]: family for family in WRITERS}.values())
@@ -33,14 +42,14 @@ CALLS = (
 )
 
 
-def _told_before_the_end(family: str, text: str) -> list[Event]:
+def _before_the_end(family: str, text: str) -> list[Event]:
     return joined(maker(family)().push(text))
 
 
 @pytest.mark.parametrize(
     ("family", "write"), ALL_WRITERS, ids=[f"{f}-{i}" for i, (f, _) in enumerate(ALL_WRITERS)]
 )
-def test_cut_off_anywhere_no_word_is_lost_and_nothing_told_is_taken_back(
+def test_text_cut_off_anywhere_loses_no_word_and_no_earlier_event(
     family: str, write: Write
 ) -> None:
     before = "" if family in ONLY_AT_START else "Wordh wordi. "
@@ -49,9 +58,9 @@ def test_cut_off_anywhere_no_word_is_lost_and_nothing_told_is_taken_back(
     words = [(match.group(), match.end()) for match in re.finditer(r"Word[a-z]", text)]
     assert len(words) == 9 - (not before)
     for end in range(len(text)):
-        early = _told_before_the_end(family, text[:end])
+        early = _before_the_end(family, text[:end])
         assert _is_beginning(early, whole), text[:end]
-        cut = told(parse(maker(family), [text[:end]]))
+        cut = texts(parse(maker(family), [text[:end]]))
         for word, place in words:
             assert place > end or word in cut, (word, text[:end])
 
@@ -67,14 +76,16 @@ def _is_beginning(early: Sequence[Event], whole: Sequence[Event]) -> bool:
 
 
 PIECES = {
-    "apertus": ['[{"f": ', '{"f": {"a": 1}}', '"f"', "f"],
-    "gemma": ["call:f{", "call:", "a:1", "a:", "f", "{a:[1,{b:", "true"],
-    "headed_families": ["functions.f:0", "f", "function", "```json", "```", "\n"],
-    "json_families": ['{"name": "f", "arguments": {"a": 1}}', '"name": "f"', '"arguments": '],
-    "markup_families": ["f>", "a>", "'f'>", '"f">', ">", 'name="a" string="true">'],
-    "glm": ["f", "get_weather", "city", "days", "\n"],
-    "mistral": ["[ARGS]", "[CALL_ID]", "f", '{"name": "f", "arguments": {"a": 1}}'],
-    "pythonic": ["f(", "a=", "[f(a=1)]", "=", ")", "'", "'''", "\\", "g()", "(", "None"],
+    gemma: ["call:f{", "call:", "a:1", "a:", "f", "{a:[1,{b:", "true"],
+    headed: ["functions.f:0", "f", "function", "```json", "```", "\n"],
+    json_families: [
+        *('{"name": "f", "arguments": {"a": 1}}', '"name": "f"', '"arguments": '),
+        *('[{"f": ', '{"f": {"a": 1}}', '"f"', "f"),
+    ],
+    markup: ["f>", "a>", "'f'>", '"f">', ">", 'name="a" string="true">'],
+    glm: ["f", "get_weather", "city", "days", "\n"],
+    mistral: ["[ARGS]", "[CALL_ID]", "f", '{"name": "f", "arguments": {"a": 1}}'],
+    pythonic: ["f(", "a=", "[f(a=1)]", "=", ")", "'", "'''", "\\", "g()", "(", "None"],
 }
 JSON_PIECES = ["{", "}", "[", "]", ",", ":", '"', "\\", " ", "\n", "{}", '{"a": [1, "x"]}', "null"]
 MARKER = re.compile(r"</?[^\s<>]*[>=]|<[^\s<>]+ name=|\[[A-Z_]+\]|functools|```(?:json)?")
@@ -84,7 +95,7 @@ def _pieces(family: str) -> list[str]:
     """A family's markers, the beginnings of them, and pieces of calls and JSON."""
     writers = [write for name, write in ALL_WRITERS if name == family]
     markers = {found for write in writers for found in MARKER.findall(write(CALLS))}
-    module = TOOLS[family].rpartition(".")[2].partition(":")[0]
+    module = next(each for each in PIECES if TOOLS[family] in vars(each).values())
     cut = {marker[:-1] for marker in markers}
     return sorted({*markers, *cut, *PIECES[module], *JSON_PIECES})
 
@@ -115,7 +126,7 @@ def test_any_text_gives_the_same_on_any_cut(family: str, num_examples: int) -> N
     @given(text=_texts(family), data=st.data())
     def check(text: str, data: st.DataObject) -> None:
         whole = parse(maker(family), [text])
-        told(whole).encode()
+        texts(whole).encode()
         assert parse(maker(family), list(text)) == whole
         cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
         portions = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
@@ -134,13 +145,13 @@ def test_no_word_anywhere_is_lost(family: str, num_examples: int) -> None:
     def check(text: str, data: st.DataObject) -> None:
         place = data.draw(st.integers(0, len(text)))
         events = parse(maker(family), [f"{text[:place]}Wordz{text[place:]}"])
-        assert "Wordz" in told(events) or _is_other_member(text[:place]) or _is_id(events)
+        assert "Wordz" in texts(events) or _is_other_member(text[:place]) or _is_id(events)
 
     check()
 
 
 def _is_other_member(before: str) -> bool:
-    """What a JSON call has besides its name and arguments is not told."""
+    """What a JSON call has besides its name and arguments is dropped."""
     return '"' in before[before.rfind("{") :]
 
 

@@ -78,7 +78,7 @@ def test_time_grows_no_faster_than_the_text(
 
 
 @pytest.mark.parametrize(("family", "start", "piece"), COPIED)
-def test_what_is_kept_is_not_copied_each_time(family: str, start: str, piece: str) -> None:
+def test_kept_text_is_not_copied_for_each_chunk(family: str, start: str, piece: str) -> None:
     assert any(_grows_slowly(family, start, piece, 4, 40) for _ in range(3))
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from tests.unit.gateway.parsers.harness import Make
 from tokenmesh.services.gateway.parsers.events import CallArguments, CallBegin, Content, Event
 from tokenmesh.services.gateway.parsers.parser import ParseContext, ToolSchema
-from tokenmesh.services.gateway.parsers.registry import ParserRegistry
+from tokenmesh.services.gateway.parsers.tools import table
 
 BAR: Final = "\N{FULLWIDTH VERTICAL LINE}"
 _BLOCK: Final = "\N{LOWER ONE EIGHTH BLOCK}"
@@ -43,7 +43,7 @@ class Call(NamedTuple):
 def maker(family: str, tools: tuple[ToolSchema, ...] = TOOLS, seed: str = "") -> Make:
     """Makes parsers of a family."""
     context = ParseContext(tools=tools, seed=seed)
-    return lambda: ParserRegistry().find_tools(family).make(context)
+    return lambda: table.TOOLS[family].make(context)
 
 
 def calls_of(events: Sequence[Event]) -> list[tuple[str, str]]:

@@ -1,6 +1,6 @@
 """Constraints on tool calls, and the parser for calls that are forced.
 
-A forced call is the whole answer: `parsers/tools/forced.py` reads it. A strict function need not be
+A forced call is the whole answer: `parsers/tools/json_calls.py` reads it. A strict function need not be
 called: the text is free, but once the model has written its marker of a call, the rest of the call
 is constrained to one of the functions and its arguments. Arguments of functions that are not strict
 may be any object.
@@ -17,7 +17,7 @@ from tokenmesh.services.gateway.openai.request import ChatRequest
 from tokenmesh.services.gateway.openai.tools import ToolUse
 from tokenmesh.services.gateway.parsers.formats import CallFrame, FormatFamily, ToolFormat
 from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser, ToolSchema
-from tokenmesh.services.gateway.parsers.tools import forced
+from tokenmesh.services.gateway.parsers.tools import json_calls
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.messages.structured import Structured
@@ -69,8 +69,8 @@ def family_of(own: FormatFamily, tools: ToolUse) -> FormatFamily:
     def make(context: ParseContext) -> Parser:
         make_id = None if make_ids is None else make_ids(context)
         if tools.mode == "named":
-            return forced.named_call(tools.schemas[0].name, make_id)
-        return forced.required_calls(make_id)
+            return json_calls.named_call(tools.schemas[0].name, make_id)
+        return json_calls.required_calls(make_id)
 
     return FormatFamily(own.reasoning, ToolFormat(make=make))
 

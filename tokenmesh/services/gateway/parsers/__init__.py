@@ -1,1 +1,1 @@
-"""Parsers: what a model wrote, told apart into reasoning, content and tool calls."""
+"""Parsers: split a model's text into reasoning, content and tool calls."""

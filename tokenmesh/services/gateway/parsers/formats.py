@@ -1,18 +1,66 @@
-"""What a registered name stands for: a format of reasoning, a format of tool calls, or both."""
+"""The entries of the registry: a format of reasoning, a format of tool calls, or both."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from tokenmesh.services.gateway.parsers.chain import Chain
+from tokenmesh.services.gateway.parsers.events import (
+    CallArguments,
+    CallBegin,
+    Content,
+    Event,
+)
 from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser
 
 MakeId = Callable[[int], str]
-"""The id of the call at that place of an answer."""
+"""The id of the n-th call of a choice."""
+
+
+class Chain:
+    """A reasoning parser, followed by a tool parser for the content that it leaves."""
+
+    __slots__ = ("_indexes", "_reasoning", "_tools")
+
+    def __init__(self, reasoning: Parser, tools: Parser) -> None:
+        self._reasoning = reasoning
+        self._tools = tools
+        self._indexes: dict[tuple[Parser, int], int] = {}
+        """Indexes of calls: both parsers may find some, and each counts from 0."""
+
+    @property
+    def is_reasoning(self) -> bool:
+        return self._reasoning.is_reasoning
+
+    def push(self, text: str) -> list[Event]:
+        return self._pass_on(self._reasoning.push(text))
+
+    def finish(self) -> list[Event]:
+        passed = self._pass_on(self._reasoning.finish())
+        return [*passed, *self._numbered(self._tools, self._tools.finish())]
+
+    def _pass_on(self, events: list[Event]) -> list[Event]:
+        passed: list[Event] = []
+        for event in events:
+            if type(event) is Content:
+                passed.extend(self._numbered(self._tools, self._tools.push(event.text)))
+            else:
+                passed.extend(self._numbered(self._reasoning, (event,)))
+        return passed
+
+    def _numbered(self, source: Parser, events: Iterable[Event]) -> Iterator[Event]:
+        """Events of one of the parsers, with calls counted over both."""
+        for event in events:
+            if type(event) is CallBegin:
+                index = self._indexes[source, event.index] = len(self._indexes)
+                yield CallBegin(index, event.name, event.model_id)
+            elif type(event) is CallArguments:
+                yield CallArguments(self._indexes[source, event.index], event.text)
+            else:
+                yield event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallFrame:
-    """What a call is written in, where its arguments are JSON: what a grammar needs to bind it."""
+    """The text around a call with JSON arguments; a grammar needs it to constrain the call."""
 
     marker: str
     """Text that only begins calls."""
@@ -28,16 +76,16 @@ class ToolFormat:
     """How a family of models writes tool calls."""
 
     make: Callable[[ParseContext], Parser]
-    """A parser for one choice; it is given the content that the reasoning parser leaves."""
+    """Makes the parser of one choice; it reads the content that the reasoning parser leaves."""
     needs_special_tokens: bool = False
-    """Its markers are special tokens: the detokenizer must show those."""
+    """Its markers are special tokens, which the detokenizer must then include in the text."""
     make_ids: Callable[[ParseContext], MakeId] | None = None
-    """Ids of calls in a form that the family's templates insist on, also for calls that a grammar
-    has forced into another format."""
+    """Makes call ids in a form that the family's templates require; used also for calls that a
+    grammar forces into another format."""
     frame: CallFrame | None = None
-    """For calls of strict functions; None: they cannot be bound to their schemas."""
+    """For calls of strict functions; None: they cannot be constrained to their schemas."""
     reads_all: bool = False
-    """Answers without calls have markers as well, of channels and the like."""
+    """Answers without calls contain markers as well, for example of channels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,21 +93,21 @@ class ReasoningFormat:
     """How a family of models writes reasoning."""
 
     make: Callable[[ParseContext], Parser]
-    """A parser for one choice, from its first character on."""
+    """Makes the parser of one choice, which reads its text from the first character."""
     begins: Callable[[ParseContext], bool]
-    """Whether the model will reason before it answers, as far as the prompt tells."""
+    """Whether the answer will begin with reasoning, as far as the prompt shows."""
     start: str = ""
     """The marker before reasoning; empty: the format has none."""
     end: str = ""
-    """The marker after it: constraints on the answer apply from there on."""
+    """The marker after it; constraints on the answer apply from there."""
     other_ends: tuple[str, ...] = ()
-    """Further ways to write that marker."""
+    """Other spellings of that marker."""
     calls: tuple[str, ...] = ()
-    """Markers of tool calls, which end reasoning too where the request has tools."""
+    """Markers of tool calls, which also end reasoning if the request has tools."""
     needs_special_tokens: bool = True
-    """Its markers may be special tokens: the detokenizer must show those."""
+    """Its markers may be special tokens, which the detokenizer must then include in the text."""
     tools: ToolFormat | None = None
-    """The format of tool calls that the same parser reads: there is no chain then."""
+    """The format of tool calls that the same parser reads; no chain is made then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +126,12 @@ class FormatFamily:
 
     @property
     def can_cut_reasoning(self) -> bool:
-        """Whether the end marker ends reasoning wherever it is written; in channels it does not."""
+        """Whether the end marker ends reasoning wherever it stands; in channels it does not."""
         found = self.reasoning
         return found is not None and bool(found.end) and found.tools is None
 
     def begins_reasoning(self, context: ParseContext) -> bool:
-        """Whether the answer to this prompt begins with reasoning, as far as the prompt tells."""
+        """Whether the answer to this prompt will begin with reasoning, as far as it shows."""
         return self.reasoning is not None and self.reasoning.begins(context)
 
     def make(self, context: ParseContext) -> Parser | None:

@@ -1,4 +1,4 @@
-"""Guards around what plugins bring: one that raises costs an answer its events, not its text."""
+"""Guards for parser plugins: when one raises, the rest of the text is content."""
 
 import functools
 import logging
@@ -8,13 +8,13 @@ from dataclasses import replace
 from tokenmesh.services.gateway.parsers.events import Content, Event
 from tokenmesh.services.gateway.parsers.formats import ReasoningFormat, ToolFormat
 from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser
-from tokenmesh.services.gateway.parsers.tools.script_parser import PlainText
+from tokenmesh.services.gateway.parsers.tools.script import PlainText
 
 logger = logging.getLogger(__name__)
 
 
-class Guarded:
-    """A plugin's parser; from where it raises on, the text is content. That is logged once."""
+class GuardedParser:
+    """A plugin's parser, replaced by PlainText when it raises; the error is logged once."""
 
     __slots__ = ("_parser",)
 
@@ -26,7 +26,6 @@ class Guarded:
 
     @property
     def is_reasoning(self) -> bool:
-        """See `Parser.is_reasoning`."""
         try:
             return self._parser.is_reasoning
         except Exception:
@@ -34,7 +33,6 @@ class Guarded:
             return False
 
     def push(self, text: str) -> list[Event]:
-        """See `Parser.push`."""
         try:
             return self._parser.push(text)
         except Exception:
@@ -42,7 +40,6 @@ class Guarded:
             return [Content(text)]
 
     def finish(self) -> list[Event]:
-        """See `Parser.finish`."""
         try:
             return self._parser.finish()
         except Exception:
@@ -50,23 +47,22 @@ class Guarded:
             return []
 
     def _give_up(self) -> None:
-        logger.exception("a parser plugin raised: the rest of the answer is told as content")
+        logger.exception("a parser plugin raised: the rest of the answer is content")
         self._parser = PlainText()
 
 
-# Cached, as a format of both kinds is known by its tools being the very same object.
+# Cached: FormatFamily compares the format of tools by identity with that of the reasoning format.
 @functools.cache
 def guard_tools(found: ToolFormat) -> ToolFormat:
-    """The format with its parsers guarded."""
-    return replace(found, make=functools.partial(Guarded, found.make))
+    """The format with guarded parsers."""
+    return replace(found, make=functools.partial(GuardedParser, found.make))
 
 
-@functools.cache
 def guard_reasoning(found: ReasoningFormat) -> ReasoningFormat:
-    """The format with its parsers guarded."""
+    """The format with guarded parsers."""
     return replace(
         found,
-        make=functools.partial(Guarded, found.make),
+        make=functools.partial(GuardedParser, found.make),
         begins=functools.partial(_begins, found.begins),
         tools=None if found.tools is None else guard_tools(found.tools),
     )
@@ -76,5 +72,5 @@ def _begins(begins: Callable[[ParseContext], bool], context: ParseContext) -> bo
     try:
         return begins(context)
     except Exception:
-        logger.exception("a parser plugin raised: the answer is taken to begin without reasoning")
+        logger.exception("a parser plugin raised: assuming an answer without reasoning")
         return False

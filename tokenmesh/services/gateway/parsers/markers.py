@@ -1,27 +1,27 @@
-"""Markers in a text that comes in portions, found across their borders.
+"""Finds markers in a text that comes in chunks, also across chunks.
 
-What a parser sees does not depend on the portions: the leftmost marker counts, of two that begin at
-the same place the longer, and text is held back only while it may still be a marker's beginning.
+The result does not depend on the chunks: the leftmost marker counts, of two at the same place the
+longer one, and text is held back only while it may be the beginning of a marker.
 """
 
 import re
 from typing import Final, NamedTuple
 
 _MOST_SPACE: Final = 1024
-"""Characters of whitespace that may stand before a leading marker: so much is held back for one."""
+"""Most characters of whitespace before a leading marker; so much may be held back."""
 
 
 class Taken(NamedTuple):
-    """What has become certain."""
+    """Text that is decided, and the marker after it."""
 
     text: str
-    """Before the marker; with none, as far as no marker can begin in it any more."""
+    """The text before the marker; without a marker, the text in which none can begin."""
     marker: str | None
-    """A marker that is complete; it is taken off the text."""
+    """A complete marker, which is removed from the text."""
 
 
 class Markers:
-    """A set of markers to look for at one place of a format. Make it once, for all requests."""
+    """A set of markers that may come at one place of a format. Make it once, for all requests."""
 
     def __init__(self, *markers: str) -> None:
         ordered = sorted(set(markers), key=len, reverse=True)
@@ -31,19 +31,19 @@ class Markers:
         self._any = re.compile("|".join(map(_marker_or_beginning, ordered)))
 
     def find(self, text: str, start: int = 0) -> re.Match[str] | None:
-        """The leftmost marker in a text of which all is there."""
+        """The leftmost marker in a text that has ended."""
         return self._whole.search(text, start)
 
     def find_open(self, text: str, start: int = 0) -> re.Match[str] | None:
-        """The leftmost marker, or beginning of one at the text's end (its `lastindex` is set)."""
+        """The leftmost marker, or the beginning of one at the text's end (`lastindex` is set)."""
         return self._any.search(text, start)
 
     def at(self, text: str, start: int) -> re.Match[str] | None:
-        """The marker at just that place of a text of which all is there."""
+        """The marker at that position of a text that has ended."""
         return self._whole.match(text, start)
 
     def at_open(self, text: str, start: int) -> re.Match[str] | None:
-        """The marker, or beginning of one (`lastindex` is set), at just that place."""
+        """The marker, or the beginning of one (`lastindex` is set), at that position."""
         return self._any.match(text, start)
 
 
@@ -57,7 +57,7 @@ def _marker_or_beginning(marker: str) -> str:
 
 
 class MarkedText:
-    """One stream's text that has come and is not taken yet."""
+    """The text of one choice that was pushed and is not taken."""
 
     __slots__ = ("_is_whole", "_text")
 
@@ -66,17 +66,17 @@ class MarkedText:
         self._is_whole = False
 
     def push(self, text: str) -> None:
-        """More of it."""
+        """Append a chunk."""
         self._text = self._text + text if self._text else text
 
     def finish(self) -> None:
-        """No more will come: what could have become a marker is text."""
+        """End the text: an incomplete marker is text."""
         self._is_whole = True
 
     def take(self, markers: Markers) -> Taken:
-        """Take off the text before the next marker, and the marker.
+        """Take the text before the next marker, and the marker.
 
-        To be called until `marker` is None; then everything is taken but a possible beginning.
+        Call it until `marker` is None; then only a possible beginning of a marker is left.
         """
         text = self._text
         match = markers.find(text) if self._is_whole else markers.find_open(text)
@@ -91,9 +91,9 @@ class MarkedText:
         return Taken(text[:begin], text[begin:end])
 
     def take_leading(self, markers: Markers) -> str | None:
-        """Take off a marker that the text begins with, and the whitespace before it.
+        """Take a marker at the beginning of the text, and the whitespace before it.
 
-        An empty string when it begins with none; None while that is not certain.
+        Returns an empty string if there is none, None while that is not decided.
         """
         text = self._text
         begin = len(text) - len(text.lstrip())
@@ -110,10 +110,10 @@ class MarkedText:
         return match.group()
 
     def take_all(self) -> str:
-        """Take everything, whatever it is."""
+        """Take all text."""
         text, self._text = self._text, ""
         return text
 
     def give_back(self, text: str) -> None:
-        """Put text that was taken before what is there."""
+        """Put taken text back to the front."""
         self._text = text + self._text

@@ -1,4 +1,4 @@
-"""Parser: the interface of all parsers, and what they are told of the request."""
+"""Parser: the interface of all parsers, and what they know of the request."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,7 +14,7 @@ class ToolSchema:
     parameters: dict[str, Any]
     """JSON schema of the arguments: formats that write bare values need the types."""
     strict: bool = False
-    """Calls must follow that schema, also those that the model makes of its own accord."""
+    """Every call must follow that schema, even if the request does not force calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,23 +22,23 @@ class ParseContext:
     """What a parser may know of the request before the first token."""
 
     prompt_tail: str = ""
-    """The end of the rendered prompt with special tokens shown: tells whether it opens a block of
-    reasoning that the model only continues."""
+    """The end of the rendered prompt with special tokens: shows whether it opens a block of
+    reasoning that the model continues."""
     continues: bool = False
-    """The prompt ends with the model's own, unfinished message (continue_final_message)."""
+    """The prompt ends with the model's unfinished message (continue_final_message)."""
     tools: tuple[ToolSchema, ...] = ()
     """Empty: text that looks like a call is content."""
     seed: str = ""
-    """What ids are made of that a format needs and the model does not write: the same for whoever
-    reads this choice again, another one for any other choice."""
+    """Seed of call ids in formats that need them where the model does not write them. It is unique
+    for each choice, and the same when the choice is parsed again."""
     thinking: bool | None = None
-    """What the request's template arguments say about thinking, if anything."""
+    """The value of a thinking switch in the request's template arguments, if there is one."""
 
 
 class Parser(Protocol):
-    """Takes one choice's text in any portions. Never raises, never loses a character of content.
+    """Reads the text of one choice in chunks. Never raises, and never drops content.
 
-    Text that may turn out to be a marker is held back until that is decided.
+    Text that may become a marker is held back until that is decided.
     """
 
     @property
@@ -46,7 +46,7 @@ class Parser(Protocol):
         """Whether the last character pushed belongs to reasoning (for counting its tokens)."""
 
     def push(self, text: str) -> list[Event]:
-        """What has become certain with these characters."""
+        """The events that this text completes."""
 
     def finish(self) -> list[Event]:
-        """The rest, when the model has ended, wherever it stopped."""
+        """The remaining events; called once, when the model has ended."""

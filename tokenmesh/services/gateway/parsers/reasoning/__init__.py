@@ -1,1 +1,1 @@
-"""Reasoning parsers, by the way their formats are built."""
+"""Reasoning: the parsers, and the families of models as data."""

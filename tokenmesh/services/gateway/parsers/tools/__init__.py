@@ -1,1 +1,1 @@
-"""Tool parsers, one module a format."""
+"""Tool calls: a module for each way to write them, and the families of models in table.py."""

@@ -1,7 +1,7 @@
 """Gemma 4 and FunctionGemma: call:name{key:value,...} between markers.
 
-Keys are bare, strings stand between two of the same marker, with nothing escaped in them; numbers,
-true, false, null, lists and objects are bare. A bare value that is no JSON is a string.
+Keys have no quotes. Strings stand between two equal markers, without escapes. Other values are
+JSON; one that is not valid JSON becomes a string.
 """
 
 import json
@@ -11,10 +11,8 @@ from typing import Final
 from tokenmesh.services.gateway.parsers.formats import ToolFormat
 from tokenmesh.services.gateway.parsers.markers import Markers
 from tokenmesh.services.gateway.parsers.tools.schema_values import is_json
-from tokenmesh.services.gateway.parsers.tools.script_parser import tool_format
-from tokenmesh.services.gateway.parsers.tools.sections import Layout, sections
-from tokenmesh.services.gateway.parsers.tools.source import Steps
-from tokenmesh.services.gateway.parsers.tools.stream import CharStream
+from tokenmesh.services.gateway.parsers.tools.script import Layout, sections, tool_format
+from tokenmesh.services.gateway.parsers.tools.stream import CharStream, Steps
 
 _CALL: Final = "call:"
 _NAME: Final = re.compile(r"[^\s{}\[\]<>:,\"]+")
@@ -48,7 +46,7 @@ class _Reader:
         stream.give_back()
 
     def _object(self, stream: CharStream, depth: int) -> Steps[bool]:
-        """Takes an object, of which the bracket comes next; False when it breaks off."""
+        """Take an object that comes next; False if it is incomplete."""
         stream.take(1)
         opening = "{"
         while True:

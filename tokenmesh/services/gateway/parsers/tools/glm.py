@@ -8,10 +8,8 @@ from typing import Final
 
 from tokenmesh.services.gateway.parsers.markers import Markers
 from tokenmesh.services.gateway.parsers.parser import ParseContext
-from tokenmesh.services.gateway.parsers.tools.script_parser import tool_format
-from tokenmesh.services.gateway.parsers.tools.sections import Layout, sections
-from tokenmesh.services.gateway.parsers.tools.source import Steps
-from tokenmesh.services.gateway.parsers.tools.stream import CharStream, Script
+from tokenmesh.services.gateway.parsers.tools.script import Layout, sections, tool_format
+from tokenmesh.services.gateway.parsers.tools.stream import CharStream, Script, Steps
 from tokenmesh.services.gateway.parsers.tools.typed_arguments import Trim, TypedArguments
 
 _END: Final = "</tool_call>"
@@ -28,8 +26,6 @@ _AFTER_VALUE: Final = Markers(_VALUE_END, _KEY, _END)
 
 
 def glm(context: ParseContext) -> Script:
-    """The script for one request."""
-
     def read_call(stream: CharStream) -> Steps[None]:
         yield from stream.skip_space()
         name = yield from stream.read_while(_NAME)
@@ -50,7 +46,7 @@ def glm(context: ParseContext) -> Script:
 
 
 def _pair(stream: CharStream, arguments: TypedArguments) -> Steps[bool]:
-    """Takes a key and its value; False when it broke off, and what is no pair is content."""
+    """Take a key and its value; False if it is incomplete. Other text is given back."""
     stream.keep()
     stream.take(len(_KEY))
     key, marker = yield from stream.read_until(_AFTER_KEY)

@@ -1,31 +1,33 @@
-"""Calls written as a header with the name, a separator, and the bare JSON of the arguments.
+"""Calls written as a header with the name, a separator, and the arguments as JSON.
 
-Arguments that are no JSON object are handed on as they are, up to the end marker; none are {}.
-Text after a section is content (vLLM drops it for some of these families).
+Arguments that are not a JSON object are passed on unchanged up to the end marker; missing ones are
+{}. Text after a section is content (vLLM drops it for some of these families).
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
+from tokenmesh.services.gateway.parsers.formats import CallFrame, ToolFormat
 from tokenmesh.services.gateway.parsers.markers import Markers
 from tokenmesh.services.gateway.parsers.tools.json_calls import copy_arguments
-from tokenmesh.services.gateway.parsers.tools.sections import Layout, sections
-from tokenmesh.services.gateway.parsers.tools.source import Steps
-from tokenmesh.services.gateway.parsers.tools.stream import CharStream, Script
+from tokenmesh.services.gateway.parsers.tools.script import Layout, sections, tool_format
+from tokenmesh.services.gateway.parsers.tools.stream import CharStream, Script, Steps
 
 
 @dataclass(frozen=True, slots=True)
 class CallHeader:
-    """What stands before the arguments."""
+    """The parsed text before the arguments."""
 
     name: str
-    """Empty: this is no call."""
+    """Empty: the text is not a call."""
     model_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadedFormat:
-    """A family of this kind."""
+    """How a family writes such calls."""
 
     layout: Layout
     separator: str
@@ -34,7 +36,6 @@ class HeadedFormat:
 
 
 def headed_script(headed: HeadedFormat) -> Script:
-    """The script of a family."""
     layout = headed.layout
     stops = Markers(*layout.calls, *layout.ends)
     in_header = Markers(headed.separator, *layout.sections, *layout.calls, *layout.ends)
@@ -53,7 +54,7 @@ def headed_script(headed: HeadedFormat) -> Script:
 
 
 def copy_headed_arguments(stream: CharStream, stops: Markers) -> Steps[None]:
-    """The arguments of the call that has begun."""
+    """Copy the arguments of the last call."""
     first = yield from stream.skip_space()
     if first in ("{", '"'):
         yield from copy_arguments(stream, stream.arguments, stops)
@@ -61,3 +62,88 @@ def copy_headed_arguments(stream: CharStream, stops: Markers) -> Steps[None]:
         stream.arguments("{}")
     else:
         yield from stream.copy_until(stops, stream.arguments)
+
+
+_BAR: Final = "\N{FULLWIDTH VERTICAL LINE}"
+_SPACE: Final = "\N{LOWER ONE EIGHTH BLOCK}"
+_KIMI_ID: Final = re.compile(r"(?:functions\.)?([^\s:]+):\d+")
+
+
+def _headed(headed: HeadedFormat, frame: CallFrame | None = None) -> ToolFormat:
+    script = headed_script(headed)
+    return tool_format(lambda context: script, frame=frame)
+
+
+def _one_word(text: str) -> str:
+    return text if len(text.split()) == 1 else ""
+
+
+def _kimi_header(text: str) -> CallHeader:
+    found = _KIMI_ID.fullmatch(text)
+    if found is not None:
+        return CallHeader(found.group(1), text)
+    return CallHeader(_one_word(text.removeprefix("functions.")))
+
+
+KIMI_K2: Final = _headed(
+    HeadedFormat(
+        layout=Layout(
+            sections=("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>"),
+            calls=("<|tool_call_begin|>",),
+            ends=(
+                "<|tool_call_end|>",
+                "<|tool_calls_section_end|>",
+                "<|tool_call_section_end|>",
+            ),
+        ),
+        separator="<|tool_call_argument_begin|>",
+        read_header=_kimi_header,
+    )
+)
+
+
+def _token(words: str) -> str:
+    return f"<{_BAR}{words.replace(' ', _SPACE)}{_BAR}>"
+
+
+def _deepseek_layout(*more_ends: str) -> Layout:
+    return Layout(
+        sections=(_token("tool calls begin"),),
+        calls=(_token("tool call begin"),),
+        ends=(_token("tool call end"), _token("tool calls end"), *more_ends),
+    )
+
+
+def _deepseek_v3_header(text: str) -> CallHeader:
+    kind, _, name = text.partition(_token("tool sep"))
+    return CallHeader(_one_word(name.strip()) if kind == "function" else "")
+
+
+DEEPSEEK_V3: Final = _headed(
+    HeadedFormat(
+        layout=_deepseek_layout("```"),
+        separator="```json",
+        read_header=_deepseek_v3_header,
+    ),
+    CallFrame(
+        marker=_token("tool call begin"),
+        before=f"function{_token('tool sep')}",
+        after="\n```json\n",
+        end=f"\n```{_token('tool call end')}",
+    ),
+)
+"""Has the call's type ("function") before its name, and the arguments in a code fence."""
+
+DEEPSEEK_V31: Final = _headed(
+    HeadedFormat(
+        layout=_deepseek_layout(),
+        separator=_token("tool sep"),
+        read_header=lambda text: CallHeader(_one_word(text)),
+    ),
+    CallFrame(
+        marker=_token("tool call begin"),
+        before="",
+        after=_token("tool sep"),
+        end=_token("tool call end"),
+    ),
+)

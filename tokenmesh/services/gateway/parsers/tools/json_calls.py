@@ -1,10 +1,14 @@
 """Calls written as JSON objects: {"name": ..., "arguments": {...}}, the keys in any order.
 
-A call begins when both its name and the key of its arguments have come; arguments that come before
-the name are held back. Arguments that are a string are the JSON text in it; null, or an object with
-a name and nothing else, are {}. Other members ("id", "type") of a call are skipped. An object that
-ends without a name, or with other members instead of arguments, is given back as content; one that
-breaks after that is a call with the arguments that came.
+A call begins when both its name and the key of its arguments are read; arguments before the name
+are held back. A string as arguments holds their JSON text; null, or an object with only a name,
+means {}. Other members of a call ("id", "type") are skipped. An object without a name, or with
+other members instead of arguments, is content. An object that breaks off after a call has begun is
+a call with incomplete arguments.
+
+With a forced call the grammar constrains the answer, for any format of the model: `required_calls`
+reads [{"name": ..., "parameters": {...}}, ...], `named_call` only arguments. Other text, which only
+a model without the constraint can write, is content. A call whose name is incomplete is dropped.
 """
 
 from collections.abc import Callable
@@ -12,35 +16,36 @@ from dataclasses import dataclass
 
 from tokenmesh.services.gateway.parsers.formats import MakeId
 from tokenmesh.services.gateway.parsers.markers import Markers
+from tokenmesh.services.gateway.parsers.parser import Parser
 from tokenmesh.services.gateway.parsers.tools.json_value import (
     copy_container,
     copy_value,
     decode_string,
     read_string,
 )
-from tokenmesh.services.gateway.parsers.tools.source import Steps
-from tokenmesh.services.gateway.parsers.tools.stream import CharStream
+from tokenmesh.services.gateway.parsers.tools.script import ScriptParser
+from tokenmesh.services.gateway.parsers.tools.stream import CharStream, Steps, copy_content
 
 ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallShape:
-    """What is told of objects that are calls."""
+    """How a family writes calls as objects."""
 
     ends: Markers | None = None
-    """Markers after the calls; a broken object stops there. None: the JSON itself ends them."""
+    """Markers after the calls, at which a broken object ends. None: the JSON ends them."""
     needs_arguments: bool = False
-    """Formats without markers: many objects have a "name", only a call has arguments too."""
+    """For formats without markers: an object with a "name" but no arguments is not a call."""
     name_key: str = "name"
     make_id: MakeId | None = None
-    """The id of the call at that place, in families that need one of their own form."""
+    """Makes call ids, in families that need a special form."""
     drops_cut: bool = False
-    """Where a grammar allows nothing but calls, text that ends within one is not content."""
+    """Drop a call whose beginning the end of the text cuts off; else it is content."""
 
 
 class _Call:
-    """One object: holds back what cannot be told before it is known to be a call."""
+    """One object: holds back its arguments until it is known to be a call."""
 
     __slots__ = ("_held", "_name", "_shape", "_stream", "has_arguments", "has_others", "is_begun")
 
@@ -89,26 +94,26 @@ class _Call:
 
 
 def read_calls(stream: CharStream, shape: CallShape) -> Steps[None]:
-    """Takes objects, one after the other or in an array, and what separates them.
+    """Take objects, one after another or in an array, and the separators.
 
-    Leaves an end marker, and anything else that is neither, to the caller.
+    Leaves an end marker and any other text to the caller.
     """
     before = stream.num_calls
     while True:
-        came = stream.num_calls > before
+        has_calls = stream.num_calls > before
         stream.keep()
         char = yield from stream.skip_space()
         if char == "{":
             yield from _read_call(stream, shape)
-        elif char and char in ("]},;" if came else "["):
+        elif char and char in ("]},;" if has_calls else "["):
             stream.take(1)
-            if came and char in "]}":
+            if has_calls and char in "]}":
                 stream.drop_kept()
             if char == "]" and shape.ends is None:
                 return
         else:
             break
-    if came and shape.ends is not None and (yield from stream.at(shape.ends)):
+    if has_calls and shape.ends is not None and (yield from stream.at(shape.ends)):
         stream.drop_kept()
     _drop_cut(stream, shape)
     stream.give_back()
@@ -131,7 +136,7 @@ def _members(stream: CharStream, call: _Call, shape: CallShape) -> Steps[bool]:
     while True:
         char = yield from stream.skip_space()
         if char == '"':
-            # What breaks off in a member that is no part of the call is content.
+            # A member that breaks off and is not part of the call is content.
             stream.keep()
             if not (yield from _member(stream, call, shape)):
                 return False
@@ -173,7 +178,7 @@ def _member(stream: CharStream, call: _Call, shape: CallShape) -> Steps[bool]:
 def copy_arguments(
     stream: CharStream, write: Callable[[str], None], stops: Markers | None
 ) -> Steps[bool]:
-    """Copies the value that is a call's arguments; False when it broke off."""
+    """Copy the value of a call's arguments; False if it is incomplete."""
     first = yield from stream.peek()
     if first == '"':
         return (yield from _copy_quoted(stream, write))
@@ -194,4 +199,30 @@ def _copy_quoted(stream: CharStream, write: Callable[[str], None]) -> Steps[bool
 
 
 def _skip(text: str) -> None:
-    """A member that is no part of the call."""
+    """Drop a member that is not part of the call."""
+
+
+def required_calls(make_id: MakeId | None = None) -> Parser:
+    """The parser of a choice with `tool_choice: "required"`."""
+    shape = CallShape(make_id=make_id, drops_cut=True)
+
+    def script(stream: CharStream) -> Steps[None]:
+        stream.keep()
+        if (yield from stream.skip_space()) == "[":
+            yield from read_calls(stream, shape)
+        stream.give_back()
+        yield from copy_content(stream)
+
+    return ScriptParser(script)
+
+
+def named_call(name: str, make_id: MakeId | None = None) -> Parser:
+    """The parser of a choice that consists of the arguments of that function."""
+
+    def script(stream: CharStream) -> Steps[None]:
+        if (yield from stream.skip_space()) == "{":
+            stream.begin_call(name, None if make_id is None else make_id(0))
+            yield from copy_arguments(stream, stream.arguments, None)
+        yield from copy_content(stream)
+
+    return ScriptParser(script)

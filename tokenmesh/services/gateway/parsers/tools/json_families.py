@@ -1,18 +1,22 @@
-"""The formats whose calls are JSON objects with a "name": marker, object or array, end marker.
+"""Families whose calls are JSON objects with a "name" between markers; and Apertus, where the name
+is the key: <|tools_prefix|>[{"name": {arguments}}, ...]<|tools_suffix|>.
 
-Where vLLM makes everything content because one call of a block is no JSON, the calls before that
-one and the broken one itself, if its name had come, are calls here: a stream cannot take them back.
+If one call of a block is not valid JSON, vLLM makes the whole block content. Here the calls before
+it, and the broken one if its name is complete, are calls: a stream cannot take them back.
 """
 
 from typing import Final
 
 from tokenmesh.services.gateway.parsers.formats import CallFrame, ToolFormat
 from tokenmesh.services.gateway.parsers.markers import Markers
-from tokenmesh.services.gateway.parsers.tools.json_calls import CallShape, read_calls
-from tokenmesh.services.gateway.parsers.tools.script_parser import tool_format
-from tokenmesh.services.gateway.parsers.tools.sections import Layout, sections
-from tokenmesh.services.gateway.parsers.tools.source import Steps
-from tokenmesh.services.gateway.parsers.tools.stream import CharStream, Script
+from tokenmesh.services.gateway.parsers.tools.json_calls import (
+    CallShape,
+    copy_arguments,
+    read_calls,
+)
+from tokenmesh.services.gateway.parsers.tools.json_value import read_string
+from tokenmesh.services.gateway.parsers.tools.script import Layout, sections, tool_format
+from tokenmesh.services.gateway.parsers.tools.stream import CharStream, Script, Steps
 
 
 def json_format(
@@ -24,9 +28,9 @@ def json_format(
     needs_special_tokens: bool = True,
     frame: CallFrame | None = None,
 ) -> ToolFormat:
-    """Calls after a begin marker; without end markers the JSON itself ends them.
+    """Calls after a begin marker; without end markers the JSON ends them.
 
-    Where the text begins with the character `first`, and with no marker, there are calls too.
+    With `first`, a text that begins with that character instead of a marker holds calls, too.
     """
     stops = Markers(*begins, *ends) if ends else None
     shape = CallShape(ends=stops, name_key=name_key, needs_arguments=needs_arguments)
@@ -53,7 +57,7 @@ def _from_start(first: str, begins: Markers, rest: Script) -> Script:
 
 
 def _tagged(begin: str, end: str) -> ToolFormat:
-    """One object between two tags, on lines of their own."""
+    """One object between two tags, each on a separate line."""
     frame = CallFrame(
         marker=begin, before='\n{"name": "', after='", "arguments": ', end=f"}}\n{end}"
     )
@@ -74,7 +78,7 @@ GIGACHAT3: Final = json_format(
     "function call<|role_sep|>\n",
     "<|function_call|>",
 )
-"""3.0 writes a turn of its own, 3.1 a token."""
+"""3.0 writes a separate turn, 3.1 a token."""
 
 GRANITE: Final = json_format("<|tool_call|>", "<tool_call>")
 
@@ -88,7 +92,7 @@ INTERNLM: Final = json_format("<|action_start|><|plugin|>", ends=("<|action_end|
 PHI4_MINI: Final = json_format("functools", needs_special_tokens=False)
 
 LLAMA_JSON: Final = json_format("<|python_tag|>", first="{")
-"""Llama 3 and 4. A "{" further on in the text begins no call, as in vLLM's streams."""
+"""Llama 3 and 4. A "{" later in the text does not begin a call, as in vLLM's streams."""
 
 XLAM: Final = json_format(
     "```json",
@@ -100,3 +104,54 @@ XLAM: Final = json_format(
     needs_arguments=True,
     needs_special_tokens=False,
 )
+
+
+_LAYOUT: Final = Layout(calls=("<|tools_prefix|>",), ends=("<|tools_suffix|>",))
+_STOPS: Final = Markers(*_LAYOUT.calls, *_LAYOUT.ends)
+
+
+def _read_calls(stream: CharStream) -> Steps[None]:
+    before = stream.num_calls
+    while True:
+        has_calls = stream.num_calls > before
+        stream.keep()
+        char = yield from stream.skip_space()
+        if char == "{":
+            if not (yield from _read_call(stream)):
+                break
+        elif char and char in ("],;" if has_calls else "["):
+            stream.take(1)
+            if char == "]":
+                stream.drop_kept()
+                return
+        else:
+            break
+    if stream.num_calls > before and (yield from stream.at(_STOPS)):
+        stream.drop_kept()
+    stream.give_back()
+
+
+def _read_call(stream: CharStream) -> Steps[bool]:
+    """Take {"name": {}}; False if it is something else or incomplete."""
+    stream.take(1)
+    if (yield from stream.skip_space()) != '"':
+        return False
+    name = yield from read_string(stream)
+    if (yield from stream.skip_space()) != ":" or not name:
+        return False
+    stream.take(1)
+    if (yield from stream.skip_space()) != "{":
+        return False
+    stream.begin_call(name)
+    if not (yield from copy_arguments(stream, stream.arguments, _STOPS)):
+        return False
+    stream.keep()
+    if (yield from stream.skip_space()) != "}":
+        return False
+    stream.take(1)
+    stream.drop_kept()
+    return True
+
+
+_SCRIPT: Final = sections(_LAYOUT, _read_calls)
+APERTUS: Final = tool_format(lambda context: _SCRIPT)

@@ -1,8 +1,8 @@
-"""JSON values, copied as they come.
+"""JSON values, copied chunk by chunk.
 
-Models write almost JSON. Two repairs are made inside of strings, since a client's JSON parser
-refuses what they mend: control characters as they are (a newline in a program) and backslashes
-before a character that JSON does not escape (a regular expression). Everything else is the model's.
+Models do not always write valid JSON. Two errors inside strings are repaired, since a client's JSON
+parser would fail: raw control characters (a newline in a program), and backslashes before a
+character that needs no escape (a regular expression). Everything else stays as the model wrote it.
 """
 
 import json
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from tokenmesh.services.gateway.parsers.markers import Markers
-from tokenmesh.services.gateway.parsers.tools.source import CharSource, Steps
+from tokenmesh.services.gateway.parsers.tools.stream import CharStream, Steps
 
 _STRUCTURE: Final = re.compile(r'["{}\[\]<]')
 _IN_STRING: Final = re.compile(r'["\\\x00-\x1f]')
@@ -20,7 +20,7 @@ _ESCAPABLE: Final = frozenset('"\\/bfnrtu')
 
 
 class _Copy:
-    """Where in a value we are: an object, an array or a string."""
+    """The state of copying an object, an array or a string."""
 
     __slots__ = ("_depth", "_in_string", "_stops", "is_broken", "is_done")
 
@@ -32,7 +32,7 @@ class _Copy:
         self.is_broken = False
 
     def portion(self, text: str, start: int, is_whole: bool) -> tuple[str, int]:
-        """What to write for the text from there, and where in the text that ends."""
+        """Copy text from `start`; returns what to write, and the position of the rest."""
         pieces: list[str] = []
         pos = start
         while pos < len(text) and not (self.is_done or self.is_broken):
@@ -61,7 +61,7 @@ class _Copy:
         return text[pos : found.end()], found.end()
 
     def _stop(self, text: str, pos: int, is_whole: bool) -> int | None:
-        """Where to stop for a marker that is, or may come to be, at this place."""
+        """The position to stop at if a marker is, or may be, at `pos`; else None."""
         if self._stops is None:
             return None
         found = self._stops.at(text, pos) if is_whole else self._stops.at_open(text, pos)
@@ -92,47 +92,47 @@ def _plain(char: str) -> str:
 
 
 def copy_container(
-    source: CharSource, write: Callable[[str], None], stops: Markers | None
+    stream: CharStream, write: Callable[[str], None], stops: Markers | None
 ) -> Steps[bool]:
-    """Copies an object, array or string, of which the first character comes next.
+    """Copy an object, array or string that comes next; False if it is incomplete.
 
-    False when it broke off: at the text's end, or before a stop marker outside of its strings.
+    It is incomplete at the end of the text, or before a stop marker outside of its strings.
     """
     copy = _Copy(stops)
     while True:
-        text, pos = source.window()
-        written, end = copy.portion(text, pos, source.is_whole)
-        source.take(end - pos)
+        text, pos = stream.window()
+        written, end = copy.portion(text, pos, stream.is_whole)
+        stream.take(end - pos)
         if written:
             write(written)
         if copy.is_done:
             return True
-        if copy.is_broken or source.is_whole:
+        if copy.is_broken or stream.is_whole:
             return False
         yield
 
 
 def copy_value(
-    source: CharSource, write: Callable[[str], None], stops: Markers | None
+    stream: CharStream, write: Callable[[str], None], stops: Markers | None
 ) -> Steps[bool]:
-    """Copies any value; a number, or what is none, as far as it can go."""
-    first = yield from source.peek()
+    """Copy any value; a scalar may be invalid JSON."""
+    first = yield from stream.peek()
     if first and first in '{["':
-        return (yield from copy_container(source, write, stops))
-    scalar = yield from source.read_while(_SCALAR)
+        return (yield from copy_container(stream, write, stops))
+    scalar = yield from stream.read_while(_SCALAR)
     write(scalar)
     return bool(scalar)
 
 
-def read_string(source: CharSource) -> Steps[str | None]:
-    """Takes a string, of which the quote comes next, and decodes it; None when it breaks off."""
+def read_string(stream: CharStream) -> Steps[str | None]:
+    """Take a string that comes next, and decode it; None if it is incomplete."""
     pieces: list[str] = []
-    is_complete = yield from copy_container(source, pieces.append, None)
+    is_complete = yield from copy_container(stream, pieces.append, None)
     return decode_string("".join(pieces)) if is_complete else None
 
 
 def decode_string(text: str) -> str:
-    """What a JSON string stands for; what is none, or no text, stays as it is."""
+    """The value of a JSON string; an invalid one without its quotes."""
     try:
         decoded = str(json.loads(text))
         decoded.encode()

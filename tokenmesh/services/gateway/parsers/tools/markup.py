@@ -1,8 +1,7 @@
-"""Calls in tags: <function=name><parameter=key>value</parameter></function> and its relatives.
+"""Calls in tags: <function=name><parameter=key>value</parameter></function> and similar ones.
 
-A value ends at its end tag; models lose those, so it also ends where the next parameter begins or
-the call ends (as in vLLM). Between parameters anything but white space ends the call, and is
-content.
+A value ends at its end tag, or, since models omit those, where the next parameter begins or the
+call ends (as in vLLM). Between parameters any text except whitespace ends the call and is content.
 """
 
 import re
@@ -10,37 +9,37 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from tokenmesh.services.gateway.parsers.formats import ToolFormat
 from tokenmesh.services.gateway.parsers.markers import Markers
 from tokenmesh.services.gateway.parsers.parser import ParseContext, ToolSchema
-from tokenmesh.services.gateway.parsers.tools.sections import Layout, sections
-from tokenmesh.services.gateway.parsers.tools.source import Steps
-from tokenmesh.services.gateway.parsers.tools.stream import CharStream, Script
+from tokenmesh.services.gateway.parsers.tools.script import Layout, sections, tool_format
+from tokenmesh.services.gateway.parsers.tools.stream import CharStream, Script, Steps
 from tokenmesh.services.gateway.parsers.tools.typed_arguments import STRING, Trim, TypedArguments
 
 _TAG_END: Final = Markers(">", "\n")
-_CUT_NAME: Final = re.compile(r"""^\s*(?:name=)?["']?""")
+_NAME_PREFIX: Final = re.compile(r"""^\s*(?:name=)?["']?""")
 _ANY: Final = frozenset({"any"})
-"""No type: whatever JSON the text is, else a string."""
+"""No known type: valid JSON is kept, other text becomes a string."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarkupFormat:
-    """A family of this kind. Tags are given without what varies: `<function=`, then a name, `>`."""
+    """How a family writes such calls. Tags are given up to their attributes, as in `<function=`."""
 
     call: str
     call_end: str
     parameter: str
     parameter_end: str
     attributes: re.Pattern[str]
-    """What stands between a tag's beginning and its ">": a name, in group 1; in group 2, if there
-    is one, whether a parameter is a string."""
+    """The text between a tag's beginning and its ">". Group 1 is a name; group 2, if the pattern
+    has one, says whether a parameter is a string."""
     sections: tuple[str, ...] = ()
     section_ends: tuple[str, ...] = ()
     trim: Trim = Trim.NOTHING
 
 
 def markup_script(markup: MarkupFormat) -> Callable[[ParseContext], Script]:
-    """The script of a family, for a request whose tools have the types of the values."""
+    """Makes the script for a request, whose tools hold the types of the values."""
     layout = Layout(
         calls=(markup.call,),
         ends=(markup.call_end, *markup.section_ends),
@@ -85,7 +84,7 @@ class _Reader:
         tag, text = yield from self._tag(stream)
         if tag is None:
             if stream.is_over:
-                arguments.cut(_CUT_NAME.sub("", text))
+                arguments.cut(_NAME_PREFIX.sub("", text))
                 stream.drop_kept()
             stream.give_back()
             return
@@ -99,9 +98,90 @@ class _Reader:
             stream.take(len(end))
 
     def _tag(self, stream: CharStream) -> Steps[tuple[re.Match[str] | None, str]]:
-        """Takes the rest of a tag: its attributes, None when it is no tag; and its text."""
+        """Take the rest of a tag: its attributes (None: it is not a tag), and its text."""
         text, end = yield from stream.read_until(_TAG_END)
         found = self._markup.attributes.fullmatch(text) if end == ">" else None
         if found is not None:
             stream.take(len(end))
         return found, text
+
+
+_BAR: Final = "\N{FULLWIDTH VERTICAL LINE}"
+_NAME: Final = re.compile(r"""\s*+["']?+(\s*+[^"'<>\s]++(?:\s++[^"'<>\s]++)*)["']?\s*""")
+_DSML_NAME: Final = re.compile(r"""\s+name="([^"]+)"(?:\s+string="(true|false)")?\s*""")
+
+
+def _markup(markup: MarkupFormat) -> ToolFormat:
+    return tool_format(markup_script(markup))
+
+
+def _qwen_like(prefix: str, trim: Trim = Trim.NEWLINE) -> ToolFormat:
+    return _markup(
+        MarkupFormat(
+            call="<function=",
+            call_end="</function>",
+            parameter="<parameter=",
+            parameter_end="</parameter>",
+            attributes=_NAME,
+            sections=(f"<{prefix}tool_call>",),
+            section_ends=(f"</{prefix}tool_call>",),
+            trim=trim,
+        )
+    )
+
+
+QWEN3_CODER: Final = _qwen_like("")
+"""Also Step 3.5 and what vLLM calls qwen3_xml."""
+
+SEED_OSS: Final = _qwen_like("seed:")
+
+MIMO: Final = _qwen_like("", trim=Trim.NOTHING)
+
+
+def _invoke(section: str) -> ToolFormat:
+    return _markup(
+        MarkupFormat(
+            call="<invoke name=",
+            call_end="</invoke>",
+            parameter="<parameter name=",
+            parameter_end="</parameter>",
+            attributes=_NAME,
+            sections=(f"<{section}>",),
+            section_ends=(f"</{section}>",),
+        )
+    )
+
+
+MINIMAX_M2: Final = _invoke("minimax:tool_call")
+
+DOTS: Final = _invoke("dots_function_call")
+
+STEP3: Final = _markup(
+    MarkupFormat(
+        call="<steptml:invoke name=",
+        call_end="</steptml:invoke>",
+        parameter="<steptml:parameter name=",
+        parameter_end="</steptml:parameter>",
+        attributes=_NAME,
+        sections=(
+            f"<{_BAR}tool_calls_begin{_BAR}>",
+            f"<{_BAR}tool_call_begin{_BAR}>function<{_BAR}tool_sep{_BAR}>",
+        ),
+        section_ends=(f"<{_BAR}tool_call_end{_BAR}>", f"<{_BAR}tool_calls_end{_BAR}>"),
+        trim=Trim.SPACE,
+    )
+)
+
+_DSML: Final = f"{_BAR}DSML{_BAR}"
+DEEPSEEK_V32: Final = _markup(
+    MarkupFormat(
+        call=f"<{_DSML}invoke",
+        call_end=f"</{_DSML}invoke>",
+        parameter=f"<{_DSML}parameter",
+        parameter_end=f"</{_DSML}parameter>",
+        attributes=_DSML_NAME,
+        sections=(f"<{_DSML}function_calls>", f"<{_DSML}tool_calls>"),
+        section_ends=(f"</{_DSML}function_calls>", f"</{_DSML}tool_calls>"),
+    )
+)
+"""Also DeepSeek V4, whose sections are tool_calls."""

@@ -1,9 +1,9 @@
 """Mistral: [TOOL_CALLS] before a JSON array of calls, or before a name and its arguments.
 
 The second form, since tokenizer 11, is [TOOL_CALLS]name[ARGS]{...} with a marker for each call, an
-optional [CALL_ID]id after the name, and an [ARGS] that may be missing. Mistral's chat templates
-accept only ids of nine letters and digits, so every call gets one here: the model's own, or one
-made of the choice's seed and the call's place: the same for whoever reads the answer again.
+optional [CALL_ID]id after the name, and an optional [ARGS]. Mistral's chat templates accept only
+ids of nine letters and digits, so every call gets one: the model's, or one made from the choice's
+seed and the call's index, which is the same when the answer is parsed again.
 """
 
 import hashlib
@@ -17,10 +17,8 @@ from tokenmesh.services.gateway.parsers.markers import Markers
 from tokenmesh.services.gateway.parsers.parser import ParseContext
 from tokenmesh.services.gateway.parsers.tools.headed import copy_headed_arguments
 from tokenmesh.services.gateway.parsers.tools.json_calls import CallShape, read_calls
-from tokenmesh.services.gateway.parsers.tools.script_parser import tool_format
-from tokenmesh.services.gateway.parsers.tools.sections import Layout, sections
-from tokenmesh.services.gateway.parsers.tools.source import Steps
-from tokenmesh.services.gateway.parsers.tools.stream import CharStream, Script
+from tokenmesh.services.gateway.parsers.tools.script import Layout, sections, tool_format
+from tokenmesh.services.gateway.parsers.tools.stream import CharStream, Script, Steps
 
 _CALLS: Final = "[TOOL_CALLS]"
 _CALL_ID: Final = "[CALL_ID]"
@@ -36,18 +34,17 @@ _ID_CHARS: Final = 9
 
 
 def call_id(seed: str, index: int) -> str:
-    """Nine letters and digits for the call at that place of an answer."""
+    """Nine letters and digits for the call at that index of a choice."""
     digest = hashlib.blake2b(f"{index}:{seed}".encode("utf-8", "replace"), digest_size=_ID_CHARS)
     return "".join(_ALPHABET[byte % len(_ALPHABET)] for byte in digest.digest())
 
 
 def make_ids(context: ParseContext) -> MakeId:
-    """Of the calls of an answer."""
+    """Call ids from the choice's seed."""
     return partial(call_id, context.seed)
 
 
 def mistral(context: ParseContext) -> Script:
-    """The script for one request."""
     make_id = make_ids(context)
     shape = CallShape(make_id=make_id)
 
@@ -67,7 +64,7 @@ def mistral(context: ParseContext) -> Script:
 
 
 def _header(stream: CharStream) -> Steps[tuple[str, str, bool]]:
-    """Name, id or empty, and whether arguments follow."""
+    """The name, the id (may be empty), and whether arguments follow."""
     name = yield from stream.read_while(_NAME)
     model_id = ""
     yield from stream.skip_space()

@@ -1,7 +1,7 @@
-"""Python literals as JSON, read as they come: no eval, no ast.
+"""Python literals as JSON, read chunk by chunk without eval or ast.
 
-Strings with their escapes, numbers, True, False, None (and JSON's own names), lists, tuples and
-dictionaries. Anything else, such as a set or an expression, becomes a string with its text.
+Strings with escapes, numbers, True, False, None (and JSON's names), lists, tuples and dictionaries.
+Anything else, such as a set or an expression, becomes a string with its source text.
 """
 
 import json
@@ -10,7 +10,7 @@ from typing import Final
 
 from tokenmesh.services.gateway.parsers.markers import Markers
 from tokenmesh.services.gateway.parsers.tools.schema_values import is_json, to_json
-from tokenmesh.services.gateway.parsers.tools.source import CharSource, Steps
+from tokenmesh.services.gateway.parsers.tools.stream import CharStream, Steps
 
 _PLAIN: Final = re.compile(r"""[^"'()\[\]{},]+""")
 _TRIPLE: Final = Markers('"""', "'''")
@@ -27,7 +27,7 @@ _NUMBERS: Final = frozenset({"integer", "number"})
 
 
 class _Literal:
-    """One literal's own text and what there is of its JSON."""
+    """The source text and the JSON of one literal so far."""
 
     __slots__ = ("_comma", "_json", "_raw", "depth")
 
@@ -65,46 +65,50 @@ class _Literal:
         return to_json(raw, _NUMBERS)
 
 
-def read_literal(source: CharSource) -> Steps[tuple[str, bool]]:
-    """Takes a literal up to the comma or bracket after it; its JSON, and whether it is complete.
+def read_literal(stream: CharStream) -> Steps[tuple[str, bool]]:
+    """Take a literal up to the comma or bracket after it; its JSON, and whether it is complete.
 
-    Of one that the text's end breaks off the JSON is what there is of it.
+    If the text ends within the literal, its JSON is incomplete, too.
     """
     literal = _Literal()
     while True:
-        plain = yield from source.read_while(_PLAIN)
+        plain = yield from stream.read_while(_PLAIN)
         if plain:
             literal.add(plain, _WORD.sub(lambda found: _WORDS[found.group()], plain))
-        char = yield from source.peek()
+        char = yield from stream.peek()
         if not char:
             return literal.finish(is_complete=False), False
         if char in "\"'":
-            raw, written, is_complete = yield from _string(source)
+            raw, written, is_complete = yield from _string(stream)
             literal.add(raw, written)
             if not is_complete:
                 return literal.finish(is_complete=False), False
         elif literal.depth == 0 and char in ",)]}":
             return literal.finish(is_complete=True), True
         else:
-            literal.punctuate(source.take(1))
+            literal.punctuate(stream.take(1))
 
 
-def _string(source: CharSource) -> Steps[tuple[str, str, bool]]:
-    """Takes a string: its text, its JSON, and whether it is complete."""
-    quote = (yield from source.at(_TRIPLE)) or (yield from source.peek())
-    source.take(len(quote))
+def _string(stream: CharStream) -> Steps[tuple[str, str, bool]]:
+    """Take a string: its source text, its JSON, and whether it is complete."""
+    quote = (yield from stream.at(_TRIPLE)) or (yield from stream.peek())
+    stream.take(len(quote))
     pieces: list[str] = []
     while True:
-        marker = yield from source.copy_until(_ENDS[quote], pieces.append)
+        marker = yield from stream.copy_until(_ENDS[quote], pieces.append)
         if marker != "\\":
             break
-        pieces.append(source.take(1))
-        yield from source.peek()
-        pieces.append(source.take(1))
-    source.take(len(marker))
+        pieces.append(stream.take(1))
+        yield from stream.peek()
+        pieces.append(stream.take(1))
+    stream.take(len(marker))
     inside = "".join(pieces)
     written = json.dumps(_ESCAPE.sub(_unescape, inside), ensure_ascii=False)
-    return quote + inside + marker, _mend(written) if marker else _mend(written)[:-1], bool(marker)
+    return (
+        quote + inside + marker,
+        _repair(written) if marker else _repair(written)[:-1],
+        bool(marker),
+    )
 
 
 def _unescape(found: re.Match[str]) -> str:
@@ -115,8 +119,8 @@ def _unescape(found: re.Match[str]) -> str:
     return chr(number) if number <= 0x10FFFF else found.group()
 
 
-def _mend(text: str) -> str:
-    """Two halves of a character joined; a lone half, which no encoding can write, replaced."""
+def _repair(text: str) -> str:
+    """Join surrogate pairs, and replace a lone surrogate, which no encoding can write."""
     if text.isascii():
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,18 +1,16 @@
 """Calls written as Python: [name(key=value, ...), name(...)], or one a line in Olmo 3.
 
-Only keyword arguments with literal values are calls, and the list only counts where the text
-begins with it: "[1]" and "[see](there)" are content. A value that is no literal is a string with
-its text. What follows a call and is none is content.
+Only keyword arguments are allowed, and a list counts only at the beginning of the text: "[1]" and
+"[see](there)" are content. A value that is not a literal becomes a string with its source text.
+Text after a call that is not a call is content.
 """
 
 import re
 from typing import Final
 
 from tokenmesh.services.gateway.parsers.tools.python_literal import read_literal
-from tokenmesh.services.gateway.parsers.tools.script_parser import tool_format
-from tokenmesh.services.gateway.parsers.tools.sections import Layout, sections
-from tokenmesh.services.gateway.parsers.tools.source import Steps
-from tokenmesh.services.gateway.parsers.tools.stream import CharStream, Script, copy_content
+from tokenmesh.services.gateway.parsers.tools.script import Layout, sections, tool_format
+from tokenmesh.services.gateway.parsers.tools.stream import CharStream, Script, Steps, copy_content
 from tokenmesh.services.gateway.parsers.tools.typed_arguments import TypedArguments
 
 _WORD_CHARS: Final = re.compile(r"[\w.]+")
@@ -21,17 +19,17 @@ _KEY: Final = re.compile(r"[^\W\d]\w*")
 
 
 def read_python_calls(stream: CharStream, is_list: bool) -> Steps[None]:
-    """Takes calls; in a list its brackets and commas too."""
+    """Take calls, and the brackets and commas of a list."""
     before = stream.num_calls
     while True:
         stream.keep()
         char = yield from stream.skip_space()
-        came = stream.num_calls > before
-        if is_list and char == "]" and came:
+        has_calls = stream.num_calls > before
+        if is_list and char == "]" and has_calls:
             stream.drop_kept()
             stream.take(1)
             return
-        if is_list and char == ("," if came else "["):
+        if is_list and char == ("," if has_calls else "["):
             stream.take(1)
             yield from stream.skip_space()
         if not (yield from _call(stream)):
@@ -40,7 +38,7 @@ def read_python_calls(stream: CharStream, is_list: bool) -> Steps[None]:
 
 
 def _call(stream: CharStream) -> Steps[bool]:
-    """Takes a call; False when it is none, or when no call can follow it."""
+    """Take a call; False if there is none, or if no call can follow."""
     name = yield from stream.read_while(_WORD_CHARS)
     if not _NAME.fullmatch(name) or (yield from stream.peek()) != "(":
         return False
@@ -80,7 +78,7 @@ def _end(stream: CharStream, arguments: TypedArguments) -> Steps[bool]:
 
 
 def _keyword(stream: CharStream) -> Steps[str | None]:
-    """Takes `key=`; empty when a bracket ends the call, None when it is neither."""
+    """Take `key=`; returns empty if a bracket ends the call, None if neither follows."""
     if (yield from stream.skip_space()) == ")":
         return ""
     key = yield from stream.read_while(_WORD_CHARS)

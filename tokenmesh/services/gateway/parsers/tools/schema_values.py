@@ -1,7 +1,7 @@
-"""Bare text as the JSON value that a parameter's schema asks for.
+"""Text without quotes as a JSON value of the type in a parameter's schema.
 
-The order is vLLM's: null, integer, number, boolean, object, array, string. Text that is none of the
-types asked for is whatever JSON it is, else a string.
+The order is vLLM's: null, integer, number, boolean, object, array, string. Text that fits none of
+the schema's types is kept if it is valid JSON, else it becomes a string.
 """
 
 import json
@@ -26,9 +26,9 @@ _ALIASES: Final = {
 
 
 def types_of(schema: Any, root: dict[str, Any]) -> frozenset[str]:
-    """The JSON types that a schema allows; unknown means string. `root` holds its references."""
+    """The JSON types that a schema allows; string if unknown. `root` resolves references."""
     types: set[str] = set()
-    # A schema may refer to itself, more than once: each reference is followed once.
+    # Schemas may be recursive: each reference is followed once.
     seen: set[str] = set()
     branches = [schema]
     while branches:
@@ -91,7 +91,7 @@ def _type_of(value: Any) -> str:
 
 
 def to_json(text: str, types: frozenset[str]) -> str:
-    """The JSON text of a value written without quotes."""
+    """The JSON text for a value that was written without quotes."""
     bare = text.strip()
     if "null" in types and bare.lower() in ("null", "none"):
         return "null"
@@ -124,7 +124,7 @@ def _number(text: str) -> str | None:
 
 
 def is_json(text: str) -> bool:
-    """Whether a client can read it as JSON: Infinity and NaN are Python's."""
+    """Whether the text is valid JSON; Infinity and NaN, which Python accepts, are not."""
     try:
         json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):

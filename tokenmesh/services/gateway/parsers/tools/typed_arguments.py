@@ -1,7 +1,8 @@
-"""TypedArguments: the arguments of a call whose parameters come one by one as bare text.
+"""TypedArguments: the arguments of a call whose parameters are text without quotes.
 
-A parameter that can only be a string is written while it comes; any other when it is complete,
-since until then its type is not known. What the model broke off is written as far as it came.
+A parameter that can only be a string is written chunk by chunk, any other when it is complete,
+since its type is unknown until then. Parameters that the model did not finish are written
+incomplete.
 """
 
 import enum
@@ -12,24 +13,23 @@ from typing import Any, Final
 from tokenmesh.services.gateway.parsers.markers import Markers
 from tokenmesh.services.gateway.parsers.parser import ToolSchema
 from tokenmesh.services.gateway.parsers.tools.schema_values import to_json, types_of
-from tokenmesh.services.gateway.parsers.tools.source import Steps
-from tokenmesh.services.gateway.parsers.tools.stream import CharStream
+from tokenmesh.services.gateway.parsers.tools.stream import CharStream, Steps
 
 STRING: Final = frozenset({"string"})
 
 
 class Trim(enum.Enum):
-    """What of the white space around a value is the format's."""
+    """The whitespace around a value that belongs to the format."""
 
     NOTHING = enum.auto()
     NEWLINE = enum.auto()
-    """One at each end."""
+    """One newline at each end."""
     SPACE = enum.auto()
-    """All of it."""
+    """All whitespace."""
 
 
 class TypedArguments:
-    """Writes the object of one call that has begun."""
+    """Writes the arguments object of one call."""
 
     __slots__ = ("_is_open", "_properties", "_root", "_stream")
 
@@ -45,19 +45,19 @@ class TypedArguments:
         return types_of(self._properties.get(key), self._root)
 
     def begin(self, key: str) -> None:
-        """A parameter whose value comes next."""
+        """Write a parameter's name; its value comes next."""
         opening = ", " if self._is_open else "{"
         self._is_open = True
         self._stream.arguments(f"{opening}{json.dumps(key, ensure_ascii=False)}: ")
 
     def cut(self, key: str) -> None:
-        """The text ended within a parameter's name."""
+        """Write a parameter's incomplete name: the text has ended within it."""
         if key:
             opening = ", " if self._is_open else "{"
             self._stream.arguments(opening + json.dumps(key, ensure_ascii=False)[:-1])
 
     def copy_value(self, types: frozenset[str], ends: Markers, trim: Trim) -> Steps[str]:
-        """Takes a value; returns the marker after it, not taken, empty where the text ends."""
+        """Take a value; returns the marker after it, which is not taken, empty at the end."""
         if trim is Trim.SPACE:
             yield from self._stream.skip_space()
         elif trim is Trim.NEWLINE and (yield from self._stream.peek()) == "\n":
@@ -70,7 +70,7 @@ class TypedArguments:
         return marker
 
     def end(self) -> None:
-        """The call is complete."""
+        """Write the end of a complete call."""
         self._stream.arguments("}" if self._is_open else "{}")
 
     def _copy_string(self, ends: Markers, trim: Trim) -> Steps[str]:
@@ -83,7 +83,7 @@ class TypedArguments:
 
 
 class _StringWriter:
-    """The inside of a JSON string; holds back what may be the white space at its end."""
+    """Writes the inside of a JSON string; holds back whitespace that may be at its end."""
 
     __slots__ = ("_held", "_trim", "_write")
 

@@ -1,6 +1,8 @@
-"""HarmonyParser: reasoning, content and calls of harmony messages, special tokens shown."""
+"""Harmony, the format of gpt-oss: every message has a header with its channel and recipient."""
 
+import re
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Final
 
 from tokenmesh.services.gateway.parsers.events import (
@@ -10,23 +12,55 @@ from tokenmesh.services.gateway.parsers.events import (
     Event,
     Reasoning,
 )
-from tokenmesh.services.gateway.parsers.harmony.header import (
-    CALL,
-    CHANNEL,
-    CONSTRAIN,
-    END,
-    MESSAGE,
-    RETURN,
-    START,
-    HarmonyHeader,
-    read_header,
-    stray_text,
-)
+from tokenmesh.services.gateway.parsers.formats import ReasoningFormat, ToolFormat
 from tokenmesh.services.gateway.parsers.markers import MarkedText, Markers
+from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser
+
+START: Final = "<|start|>"
+CHANNEL: Final = "<|channel|>"
+CONSTRAIN: Final = "<|constrain|>"
+MESSAGE: Final = "<|message|>"
+END: Final = "<|end|>"
+CALL: Final = "<|call|>"
+RETURN: Final = "<|return|>"
+
+_NOT_TOOLS: Final = frozenset({"", "all", "assistant", "user"})
+_CHANNEL: Final = re.compile(re.escape(CHANNEL) + r"\s*(\w*)")
+_RECIPIENT: Final = re.compile(r"\bto=([^\s<]*)")
+_KNOWN: Final = re.compile(
+    r"<\|(?:start|channel|constrain)\|>|\bto=[^\s<]*|\b(?:assistant|analysis|commentary|final|json)\b"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HarmonyHeader:
+    """The channel and the recipient of a message."""
+
+    channel: str = ""
+    recipient: str = ""
+    """Empty: the user. Else the name of a tool."""
+
+
+def read_header(text: str) -> HarmonyHeader:
+    """Parse the text between a message's start and its `<|message|>`.
+
+    The recipient may come before or after the channel, and a content type after both.
+    """
+    channel, recipient = _CHANNEL.search(text), _RECIPIENT.search(text)
+    to = recipient.group(1) if recipient is not None else ""
+    return HarmonyHeader(
+        channel.group(1) if channel is not None else "", "" if to in _NOT_TOOLS else to
+    )
+
+
+def stray_text(text: str) -> str:
+    """The text in an unfinished header that does not belong to a header."""
+    return _KNOWN.sub("", text).strip()
+
 
 _FUNCTIONS: Final = "functions."
 _LONGEST_HEADER: Final = 512
-"""Characters; longer ones are text of a model that has left the format."""
+"""Characters; a longer header is text of a model that has left the format."""
 
 _HEADER_BEGINS: Final = Markers(START, CHANNEL, CONSTRAIN, MESSAGE, "to=", END, CALL, RETURN)
 _IN_HEADER: Final = Markers(START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN)
@@ -35,21 +69,21 @@ _OPENS: Final = frozenset({START, CHANNEL, CONSTRAIN, "to="})
 
 
 class HarmonyParser:
-    """Messages follow one another; those of one kind are joined by a newline.
+    """Reads messages one after another; those of one kind are joined by a newline.
 
-    A message on the channel `analysis` is reasoning, any other is content, and one to
-    `functions.name` is a call. What the model tells a recipient that is no tool is reasoning.
+    A message to `functions.name` is a call. A message on the channel `analysis`, or to a recipient
+    that is not a tool, is reasoning. All others are content.
     """
 
     def __init__(self, tools: Collection[str], header: str, has_body: bool) -> None:
-        """`header`: what the prompt holds of the first one; `has_body`: and of its message."""
+        """`header`: the part of the first header in the prompt; `has_body`: it is complete."""
         self._tools = frozenset(tools)
         self._text = MarkedText()
         self._header = header
         self._is_between = not has_body and CHANNEL not in header
         self._in_body = False
         self._kind: type[Reasoning] | type[Content] | None = None
-        self._told: set[type[Reasoning] | type[Content]] = set()
+        self._written: set[type[Reasoning] | type[Content]] = set()
         self._num_calls = 0
         self._has_text = False
         self._begun: list[Event] = []
@@ -58,22 +92,20 @@ class HarmonyParser:
 
     @property
     def is_reasoning(self) -> bool:
-        """Whether the last character pushed belongs to reasoning."""
         return self._in_body and self._kind is Reasoning
 
     def push(self, text: str) -> list[Event]:
-        """What has become certain with these characters."""
         self._text.push(text)
         return self._read()
 
     def finish(self) -> list[Event]:
-        """The rest. The token that ends a call is mostly not part of the text."""
+        """The token that ends a call is usually not part of the text."""
         self._text.finish()
         events = self._read()
         if self._in_body:
             self._end_body(events)
         else:
-            self._tell(events, Content, stray_text(self._header))
+            self._write(events, Content, stray_text(self._header))
         return events
 
     def _read(self) -> list[Event]:
@@ -83,7 +115,7 @@ class HarmonyParser:
         return events
 
     def _step(self, events: list[Event]) -> bool:
-        """Read as far as the next marker; False when there is none yet."""
+        """Read up to the next marker; False if there is none yet."""
         if self._in_body:
             return self._read_body(events)
         if self._is_between:
@@ -91,19 +123,19 @@ class HarmonyParser:
         return self._read_header(events)
 
     def _read_between(self, events: list[Event]) -> bool:
-        """Before a message, where a header should begin."""
+        """Read the beginning of a message, where a header is expected."""
         marker = self._text.take_leading(_HEADER_BEGINS)
         if marker is None:
             return False
         self._is_between = False
         if marker:
-            self._meet(events, marker)
+            self._read_marker(events, marker)
         else:
             self._begin_plain()
         return True
 
     def _begin_plain(self) -> None:
-        """Text without a header is an answer."""
+        """Text without a header is content."""
         self._header = ""
         self._in_body = True
         self._kind = Content
@@ -112,27 +144,27 @@ class HarmonyParser:
     def _read_header(self, events: list[Event]) -> bool:
         text, marker = self._text.take(_IN_HEADER)
         if len(self._header) + len(text) > _LONGEST_HEADER:
-            self._tell(events, Content, self._header)
+            self._write(events, Content, self._header)
             self._begin_plain()
             self._has_text = True
             self._text.give_back(text + (marker or ""))
             return True
         self._header += text
         if marker is not None:
-            self._meet(events, marker)
+            self._read_marker(events, marker)
         return marker is not None
 
-    def _meet(self, events: list[Event], marker: str) -> None:
-        """A marker outside of a message's body."""
+    def _read_marker(self, events: list[Event], marker: str) -> None:
+        """Handle a marker outside of a message's body."""
         if marker == START:
-            self._tell(events, Content, stray_text(self._header))
+            self._write(events, Content, stray_text(self._header))
             self._header = START
         elif marker in _OPENS:
             self._header += f" {marker}"
         elif marker == MESSAGE:
             self._begin_body(events)
         else:
-            self._tell(events, Content, stray_text(self._header))
+            self._write(events, Content, stray_text(self._header))
             self._header = ""
             self._is_between = True
 
@@ -161,7 +193,7 @@ class HarmonyParser:
 
     def _read_body(self, events: list[Event]) -> bool:
         text, marker = self._text.take(_IN_BODY)
-        self._tell_body(events, text)
+        self._write_body(events, text)
         if marker is None:
             return False
         self._end_body(events)
@@ -169,7 +201,7 @@ class HarmonyParser:
         self._header = "" if self._is_between else marker
         return True
 
-    def _tell_body(self, events: list[Event], text: str) -> None:
+    def _write_body(self, events: list[Event], text: str) -> None:
         if not text:
             return
         if self._kind is None:
@@ -177,7 +209,7 @@ class HarmonyParser:
         elif self._has_text:
             events.append(self._kind(text))
         else:
-            self._tell(events, self._kind, text)
+            self._write(events, self._kind, text)
         self._has_text = True
 
     def _end_body(self, events: list[Event]) -> None:
@@ -188,8 +220,36 @@ class HarmonyParser:
         self._in_body = False
         self._kind = Content
 
-    def _tell(self, events: list[Event], kind: type[Reasoning] | type[Content], text: str) -> None:
-        """The first text of a message."""
+    def _write(self, events: list[Event], kind: type[Reasoning] | type[Content], text: str) -> None:
+        """Write the first text of a message."""
         if text:
-            events.append(kind("\n" + text if kind in self._told else text))
-            self._told.add(kind)
+            events.append(kind("\n" + text if kind in self._written else text))
+            self._written.add(kind)
+
+
+def _make(context: ParseContext) -> Parser:
+    header, message, _body = _unfinished(context.prompt_tail).partition(MESSAGE)
+    return HarmonyParser([tool.name for tool in context.tools], header, bool(message))
+
+
+def _unfinished(tail: str) -> str:
+    """The message at the end of the prompt that the model continues."""
+    begin = tail.rfind(START)
+    begun = tail[begin:] if begin >= 0 else ""
+    return "" if any(end in begun for end in (END, CALL, RETURN)) else begun
+
+
+def _begins(context: ParseContext) -> bool:
+    """Even an answer without reasoning follows the marker that ends reasoning."""
+    return MESSAGE not in _unfinished(context.prompt_tail)
+
+
+OPENAI = ToolFormat(make=_make, needs_special_tokens=True, reads_all=True)
+OPENAI_GPTOSS = ReasoningFormat(
+    make=_make,
+    begins=_begins,
+    start=f"{CHANNEL}analysis{MESSAGE}",
+    end=f"{CHANNEL}final{MESSAGE}",
+    other_ends=tuple(f"{CHANNEL}final {CONSTRAIN}{kind}{MESSAGE}" for kind in ("json", "JSON")),
+    tools=OPENAI,
+)
