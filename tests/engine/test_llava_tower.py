@@ -11,8 +11,7 @@ from transformers import LlavaForConditionalGeneration
 
 from tests.fakes.llava import IMAGE_SIZE, NUM_PATCHES, config, llava
 from tokenmesh.services.mm_encoder_svc.checkpoint import find_tower
-from tokenmesh.services.mm_encoder_svc.loader import load_tower
-from tokenmesh.services.mm_encoder_svc.tower import Tower
+from tokenmesh.services.mm_encoder_svc.loader import Tower, load_tower
 from tokenmesh.shared.config.model import Dtype, EncoderSettings
 from tokenmesh.shared.errors import CheckpointError, ConfigError, ProtocolError
 from tokenmesh.shared.tensor_blob import TensorBlob
@@ -149,7 +148,7 @@ def test_the_fingerprint_follows_the_weights_of_the_tower_only(tmp_path: Path) -
     ("change", "message"),
     [
         ("missing", "lacks the vision tensors multi_modal_projector.linear_1.weight"),
-        ("unknown", "vision_tower.extra.weight is not known"),
+        ("unknown", "unknown tensor vision_tower.extra.weight"),
         ("shape", r"multi_modal_projector.linear_1.weight has shape \(1, 2\), not \(32, 24\)"),
         ("truncated", "model.safetensors: cannot be read as safetensors: it holds"),
         ("gone", "holds neither model.safetensors nor"),
@@ -182,11 +181,11 @@ def test_a_checkpoint_that_does_not_fit_names_the_tensor_or_file(
     [
         ({"vision_feature_layer": 4}, "vision_feature_layer 4 is outside"),
         ({"vision_feature_layer": -5}, "vision_feature_layer -5 is outside"),
-        ({"vision_feature_layer": []}, "vision_feature_layer is no layer"),
+        ({"vision_feature_layer": []}, "vision_feature_layer is not a layer"),
         ({"vision_feature_select_strategy": "half"}, "'half' is not supported"),
         ({"projector_hidden_act": "swoosh"}, "'swoosh' is not one of"),
-        ({"text_config": {"hidden_size": "32"}}, "text_config: hidden_size is no positive size"),
-        ({"vision_config": 3}, "vision_config is missing or no object"),
+        ({"text_config": {"hidden_size": "32"}}, "text_config: hidden_size is not a positive size"),
+        ({"vision_config": 3}, "vision_config is missing or not an object"),
     ],
 )
 def test_a_config_that_makes_no_sense_names_the_key(
@@ -210,7 +209,7 @@ def test_models_without_a_tower_of_ours_have_none(tmp_path: Path) -> None:
 def test_pixels_of_another_shape_are_refused(tmp_path: Path) -> None:
     tower = load(llava(tmp_path))
     assert tower.tokens_per_item == NUM_PATCHES
-    with pytest.raises(ProtocolError, match="the tower takes"):
+    with pytest.raises(ProtocolError, match="the tower needs"):
         tower.check(blob(images(1)))
     tower.check(blob(images(1)[0]))
 

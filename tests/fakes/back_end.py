@@ -19,7 +19,7 @@ from tokenmesh.services.gateway.app import make_app
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.server import Server
 from tokenmesh.services.gateway.responses.response_logs import open_journal
-from tokenmesh.services.tokenizer_svc.held_prompt import with_prompt
+from tokenmesh.services.tokenizer_svc.actor import with_prompt
 from tokenmesh.shared.actor import Actor, ActorRuntime, Context, handles
 from tokenmesh.shared.blobs import Blobs, content_key
 from tokenmesh.shared.bus.message_bus import MessageBus, connect

@@ -154,7 +154,7 @@ async def test_an_image_is_encoded_once_for_requests_one_after_another(client: C
     assert again.items[0].offset == 9
 
 
-async def test_what_was_asked_and_found_is_counted(
+async def test_queries_and_hits_of_the_cache_are_counted(
     settings: Settings, bus: MessageBus, blobs: Blobs
 ) -> None:
     async with running("encoder", settings, build) as mesh:
@@ -218,7 +218,7 @@ async def test_embeddings_that_redis_lost_come_back_from_memory(
     numpy.testing.assert_array_equal(await client.embeddings(again.items[0]), before)
 
 
-async def test_what_took_the_place_of_embeddings_does_not_match_their_check(
+async def test_replaced_embeddings_do_not_match_their_checksum(
     client: Client, redis_settings: RedisSettings
 ) -> None:
     (first,) = (await client.encode(await client.item(noise(9)))).items

@@ -146,7 +146,7 @@ async def test_text_ids_and_chats_become_ids(client: Client) -> None:
     assert await client.ids(chat()) == client.encode(rendered)
 
 
-async def test_the_tokenizers_configuration_is_told(client: Client) -> None:
+async def test_the_tokenizers_configuration_is_read(client: Client) -> None:
     answer = await client.ask(ReadTokenizerConfig(model=ALIAS))
     assert isinstance(answer, TokenizerConfigRead)
     config = msgspec.json.decode(answer.config_json)
@@ -239,7 +239,7 @@ async def test_token_strings_come_on_request(client: Client) -> None:
     assert "".join(answer.token_strs) == "The\u0120fox"
 
 
-async def test_truncation_keeps_the_side_that_is_asked_for(client: Client) -> None:
+async def test_truncation_keeps_the_requested_side(client: Client) -> None:
     text = "The quick brown fox jumps over the lazy dog. " * 9
     ids = client.encode(text)
     assert len(ids) > 64
@@ -272,7 +272,7 @@ async def test_a_chat_needs_a_template(client: Client) -> None:
 
 BAD_INPUT: list[tuple[object, dict[str, object], str]] = [
     (IdsPrompt(token_ids=pack_ids([1, 2, 512])), {}, "512 at position 2 is not below"),
-    (IdsPrompt(token_ids=b"abc"), {}, "no list of 32-bit ids"),
+    (IdsPrompt(token_ids=b"abc"), {}, "not a list of 32-bit ids"),
     (TextPrompt(text="x"), {"truncate_prompt_tokens": 0}, "at least 1, or -1"),
     (TextPrompt(text="x"), {"truncate_prompt_tokens": -2}, "at least 1, or -1"),
     (TextPrompt(text="x"), {"bad_words": [" "]}, r"bad_words\[0\] is empty"),
@@ -291,16 +291,16 @@ BAD_INPUT: list[tuple[object, dict[str, object], str]] = [
     (chat([{"type": "text"}]), {}, r"content\[0\].text is missing"),
     (chat([{"type": "video_url"}]), {}, r"content\[0\].type 'video_url' is not supported"),
     (chat([{"type": "image_url"}]), {}, r"content\[0\] names no image"),
-    (chat([{"type": "image_url", "image_url": 3}]), {}, r"content\[0\].image_url is no URL"),
-    (chat([{"type": "image_url", "image_url": "data:,"}]), {}, "takes text only"),
+    (chat([{"type": "image_url", "image_url": 3}]), {}, r"content\[0\].image_url is not a URL"),
+    (chat([{"type": "image_url", "image_url": "data:,"}]), {}, "accepts text only"),
     (chat(["x"] * 6), {}, "6 content parts"),
     (chat(tools_json=b"[3]"), {}, r"tools\[0\] is not an object"),
     (chat(tools_json=b"[{},{},{}]"), {}, "tools holds 3 entries"),
     (chat(documents_json=b"3"), {}, "documents is not a list"),
     (chat(template_kwargs_json=b"[]"), {}, "chat_template_kwargs is not an object"),
     (chat(template_kwargs_json=b'{"messages":[]}'), {}, "cannot set messages"),
-    (chat(continue_final_message=True), {}, "exclude each other"),
-    (chat(chat_template="{{ 1 }}"), {}, "chat templates in requests are refused"),
+    (chat(continue_final_message=True), {}, "cannot both be set"),
+    (chat(chat_template="{{ 1 }}"), {}, "chat templates in requests are not allowed"),
 ]
 
 
@@ -342,7 +342,7 @@ async def test_templates_of_requests_are_bounded_where_they_are_allowed(
         with pytest.raises(PayloadTooLarge, match=r"longer than 0\.5 s") as stopped:
             await client.ids(chat(chat_template=endless))
         assert stopped.value.param == "chat_template"
-        with pytest.raises(InvalidInput, match="chat_template is broken: line 2"):
+        with pytest.raises(InvalidInput, match="chat_template is invalid: line 2"):
             await client.ids(chat(chat_template="a\n{% if %}"))
         assert await client.ids(mine) == client.encode("hi!")
 
@@ -360,7 +360,7 @@ async def test_named_templates_are_chosen_by_name_and_by_tools(
         assert await client.ids(chat(tools_json=b"[{}]")) == client.encode("tool_use")
         assert await client.ids(chat(tools_json=b"[]")) == client.encode("default")
         assert await client.ids(chat(chat_template="rag")) == client.encode("rag")
-        with pytest.raises(InvalidInput, match="templates in requests are refused"):
+        with pytest.raises(InvalidInput, match="templates in requests are not allowed"):
             await client.ids(chat(chat_template="other"))
 
 
@@ -378,7 +378,7 @@ async def test_a_broken_template_of_the_model_is_found_at_the_start(
     )
     own = settings.model_copy(update={"models": (model,)})
     if is_configured:
-        with pytest.raises(ConfigError, match="chat template 'default' is broken: line 2"):
+        with pytest.raises(ConfigError, match="chat template 'default' is invalid: line 2"):
             async with running("tokenizer", own, build):
                 pass
         return
@@ -391,7 +391,7 @@ async def test_a_broken_template_of_the_model_is_found_at_the_start(
 
 
 @pytest.mark.parametrize("setting", ["reasoning_parser", "tool_call_parser"])
-async def test_a_parser_that_nobody_knows_is_told_at_the_start(
+async def test_an_unknown_parser_fails_at_the_start(
     setting: str, settings: Settings, checkpoints: dict[str, Path]
 ) -> None:
     named = {"model": str(checkpoints["bpe"]), setting: "qwen9"}
@@ -402,7 +402,7 @@ async def test_a_parser_that_nobody_knows_is_told_at_the_start(
     assert caught.value.param == setting
 
 
-async def test_an_operators_parser_is_told_to_gateways(
+async def test_a_configured_parser_is_in_the_description(
     settings: Settings, bus: MessageBus, checkpoints: dict[str, Path]
 ) -> None:
     model = ModelSettings(

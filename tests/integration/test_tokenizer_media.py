@@ -196,9 +196,9 @@ async def test_a_uuid_stands_for_an_image_that_was_sent_before(client: Client) -
     first = await client.chat(image(data_uri(file(9)), uuid="my-image"))
     again = await client.chat({"type": "image_url", "image_url": None, "uuid": "my-image"})
     assert again.media == first.media
-    with pytest.raises(NotFound, match="send the image itself"):
+    with pytest.raises(NotFound, match="send the image"):
         await client.chat({"type": "image_url", "uuid": "my-image"}, cache_salt="other")
-    with pytest.raises(NotFound, match=r"messages\[0\].content\[0\]: no image is known"):
+    with pytest.raises(NotFound, match=r"messages\[0\].content\[0\]: no image is stored"):
         await client.chat({"type": "image_url", "uuid": "never"})
 
 
@@ -220,7 +220,7 @@ async def test_truncation_moves_images_or_refuses_to_cut_them(client: Client) ->
         "a b c d e f", image(data_uri(file(12))), "g", truncate_prompt_tokens=num_tokens - 2
     )
     assert cut.media[0].offset == offset - 2
-    with pytest.raises(InvalidInput, match="cut an image apart"):
+    with pytest.raises(InvalidInput, match="cut off a part of an image"):
         await client.chat(
             "a b c d e f",
             image(data_uri(file(12))),
@@ -241,7 +241,7 @@ async def test_placeholders_that_the_client_wrote_need_images(client: Client) ->
 BAD_IMAGES: list[tuple[str, type[InvalidInput], str]] = [
     ("data:image/png;base64,????", InvalidInput, "not base64"),
     ("data:image/png,abc", InvalidInput, "not of the form data"),
-    (data_uri(b"text"), InvalidInput, "no image of a known format"),
+    (data_uri(b"text"), InvalidInput, "not an image of a known format"),
     (data_uri(image_file(picture(14))[:200]), InvalidInput, "damaged"),
     (data_uri(b"x" * 50_001), PayloadTooLarge, "more than 50000 bytes|at most 50000"),
     (data_uri(image_file(Image.new("RGB", (400, 400)))), PayloadTooLarge, "400x400 pixels"),
@@ -269,7 +269,7 @@ async def test_one_bad_image_ends_the_fetching_of_the_others(
     client: Client, server: ImageServer
 ) -> None:
     async with asyncio.timeout(1.5):
-        with pytest.raises(InvalidInput, match=r"content\[1\]: the URL answers with status 404"):
+        with pytest.raises(InvalidInput, match=r"content\[1\]: the URL returns status 404"):
             await client.chat(image(server.url("/slow")), image(server.url("/none")))
 
 
@@ -297,7 +297,7 @@ async def test_private_hosts_are_refused_by_default(
                     "patch_size": 6,
                 }
             },
-            "the tower takes",
+            "the tower needs",
         ),
     ],
 )
@@ -319,5 +319,5 @@ async def test_a_model_with_an_unknown_tower_serves_text(
     async with running("tokenizer", settings.model_copy(update={"models": (model,)}), build):
         client = Client(bus)
         assert (await client.chat("hi")).token_ids
-        with pytest.raises(InvalidInput, match="takes text only"):
+        with pytest.raises(InvalidInput, match="accepts text only"):
             await client.chat(image(data_uri(file(1))))

@@ -77,7 +77,7 @@ async def test_a_failing_batch_fails_its_own_images_only(batcher: Batcher) -> No
     assert (await batcher.submit(pixels(1))).data[0] == 1
 
 
-async def test_an_image_that_nobody_waits_for_is_not_encoded(
+async def test_an_image_of_a_cancelled_request_is_not_encoded(
     batcher: Batcher, tower: FakeTower
 ) -> None:
     tower.may_run.clear()

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmesh.services.mm_encoder_svc.cache import EmbeddingCache
+from tokenmesh.services.mm_encoder_svc.embeddings import EmbeddingCache
 
 
 def test_the_least_recently_used_leaves_first() -> None:

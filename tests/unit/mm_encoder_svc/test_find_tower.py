@@ -66,7 +66,7 @@ def test_a_broken_config_names_the_file(content: str, tmp_path: Path) -> None:
         find_tower(str(tmp_path), None)
 
 
-def test_what_is_no_model_is_named(tmp_path: Path) -> None:
+def test_a_missing_model_is_named_in_the_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"config\.json cannot be read"):
         find_tower(str(tmp_path), None)
     with pytest.raises(CheckpointError, match="no such directory, and it is not a hub id"):

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tokenmesh.services.tokenizer_svc.media.address import is_public, resolve_public
+from tokenmesh.services.tokenizer_svc.media.fetch import is_public, resolve_public
 from tokenmesh.shared.errors import InvalidInput
 
 PRIVATE = [

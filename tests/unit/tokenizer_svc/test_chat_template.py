@@ -156,7 +156,7 @@ def test_an_empty_list_of_calls_counts_as_none() -> None:
     assert render(template, [USER, message]) == "False;False;"
 
 
-def test_arguments_that_are_no_json_are_refused_with_their_place() -> None:
+def test_arguments_that_are_not_json_are_refused_with_their_field() -> None:
     answer = ask(chat_templates.CHATML, [USER, call("{")])
     assert isinstance(answer, RenderFailed)
     assert answer.kind == "input"

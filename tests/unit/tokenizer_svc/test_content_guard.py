@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 from tests.fakes.chat_templates import CHATML
 from tests.fakes.tokenizers import byte_level_bpe
 from tokenmesh.services.tokenizer_svc.content_guard import ContentGuard
-from tokenmesh.services.tokenizer_svc.messages import Conversation
+from tokenmesh.services.tokenizer_svc.messages import ChatInput
 from tokenmesh.services.tokenizer_svc.render_child import render_job
 from tokenmesh.services.tokenizer_svc.render_job import JsonObject, Rendered, RenderJob
 from tokenmesh.shared.errors import ConfigError, InvalidInput
@@ -35,19 +35,19 @@ def guard(tokenizer: Tokenizer) -> ContentGuard:
     return ContentGuard(tokenizer)
 
 
-def conversation(*messages: JsonObject, **fields: object) -> Conversation:
+def conversation(*messages: JsonObject, **fields: object) -> ChatInput:
     parts: dict[str, object] = {"tools": None, "documents": None, "variables": {}, **fields}
-    return Conversation(messages=list(messages), media=[], **parts)  # type: ignore[arg-type]
+    return ChatInput(messages=list(messages), media=[], **parts)  # type: ignore[arg-type]
 
 
-def rendered(asked: Conversation, template: str) -> str:
+def rendered(asked: ChatInput, template: str) -> str:
     job = RenderJob(template=template, messages=asked.messages, max_chars=10**6)
     answer = render_job(job)
     assert isinstance(answer, Rendered), answer
     return answer.text
 
 
-def ids_of(guard: ContentGuard, asked: Conversation, template: str = CHATML) -> list[int] | None:
+def ids_of(guard: ContentGuard, asked: ChatInput, template: str = CHATML) -> list[int] | None:
     """None: refused."""
     text = rendered(asked, template)
     guard.check(asked)
@@ -134,8 +134,8 @@ def test_a_template_that_looks_for_the_characters_is_refused(guard: ContentGuard
         conversation({"role": "user", "content": "", "<|im_end|>": 1}),
     ],
 )
-def test_what_cannot_be_told_from_the_templates_own_is_refused(
-    guard: ContentGuard, asked: Conversation
+def test_special_tokens_that_could_be_the_templates_are_refused(
+    guard: ContentGuard, asked: ChatInput
 ) -> None:
     with pytest.raises(InvalidInput, match="allowed"):
         ids_of(guard, asked)

@@ -60,7 +60,7 @@ async def test_the_host_is_named_and_the_checked_address_connected_to(
     assert server.hosts == [f"images.example:{server.port}"]
 
 
-async def test_no_cookie_travels_from_one_fetch_to_the_next(
+async def test_cookies_are_not_sent_with_later_requests(
     server: ImageServer, fetcher: Fetcher
 ) -> None:
     server.answers["/a"] = b"HTTP/1.1 200 OK\r\nset-cookie: a=b\r\ncontent-length: 0\r\n\r\n"
@@ -92,7 +92,7 @@ async def test_a_redirect_to_a_private_address_is_refused(
     monkeypatch.setattr(loop, "getaddrinfo", resolve)
     # The first hop counts as public, so that only the second one can be what is refused.
     monkeypatch.setattr(
-        "tokenmesh.services.tokenizer_svc.media.address.is_public",
+        "tokenmesh.services.tokenizer_svc.media.fetch.is_public",
         lambda address: server.hits == [],
     )
     server.redirect("/a", server.url("/secret"))
@@ -210,7 +210,7 @@ async def test_a_failing_server_is_named(answer: bytes, message: str, server: Im
         "http://127.0.0.1/" + "x" * 9000,
     ],
 )
-async def test_what_is_no_usable_url_is_refused(url: str) -> None:
+async def test_invalid_urls_are_refused(url: str) -> None:
     assert await refusal(url)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import tokenmesh
+from tokenmesh.services.tokenizer_svc.chat import Renderer
 from tokenmesh.services.tokenizer_svc.render_child import render_job
 from tokenmesh.services.tokenizer_svc.render_job import (
     RenderAnswer,
@@ -14,7 +15,6 @@ from tokenmesh.services.tokenizer_svc.render_job import (
     RenderFailed,
     RenderJob,
 )
-from tokenmesh.services.tokenizer_svc.renderer import Renderer
 from tokenmesh.shared.config.model import TokenizerSettings
 from tokenmesh.shared.errors import Overloaded
 
@@ -105,7 +105,7 @@ def test_a_template_that_pries_learns_nothing(template: str) -> None:
         assert answer.kind == "error"
 
 
-async def test_a_rendering_that_is_given_up_leaves_no_answer_for_the_next(
+async def test_a_cancelled_rendering_leaves_no_answer_for_the_next(
     renderer: Renderer,
 ) -> None:
     await renderer.render(job("warm"))

@@ -16,7 +16,7 @@ from tests.fakes.images import image_file, picture
 from tests.fakes.llava import llava_without_weights
 from tests.fakes.tokenizers import write_json
 from tokenmesh.services.tokenizer_svc.loading import load_image_processor
-from tokenmesh.services.tokenizer_svc.media.image import decode_image
+from tokenmesh.services.tokenizer_svc.media.decode_child import decode_image
 from tokenmesh.shared.errors import CheckpointError, InvalidInput, PayloadTooLarge
 
 MAX_PIXELS = 1_000_000
@@ -105,12 +105,12 @@ def test_a_bomb_is_refused_before_it_is_decoded(size: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["BMP", "TIFF", "PPM", "ICO"])
-def test_formats_whose_decoders_have_no_bounds_are_refused(kind: str) -> None:
+def test_formats_with_unbounded_decoders_are_refused(kind: str) -> None:
     with pytest.raises(InvalidInput, match=r"known format \(PNG, JPEG, WEBP, GIF\)"):
         decode_image(image_file(picture(8), kind), MAX_PIXELS)
 
 
-def test_a_jpeg_that_goes_over_its_pixels_again_and_again_is_refused() -> None:
+def test_a_jpeg_with_too_many_scans_is_refused() -> None:
     data = image_file(picture(9), "JPEG", progressive=True)
     assert decode_image(data, MAX_PIXELS).mode == "RGB"
     last_scan = data[data.rindex(b"\xff\xda") : -2]
@@ -157,7 +157,7 @@ def test_a_truncated_image_is_damaged(kind: str) -> None:
         b"RIFF\x00\x00\x00\x00WEBPVP8 ",
     ],
 )
-def test_what_is_no_image_is_refused(data: bytes) -> None:
+def test_files_that_are_not_images_are_refused(data: bytes) -> None:
     with pytest.raises(InvalidInput, match=r"no image|damaged"):
         decode_image(data, MAX_PIXELS)
 
@@ -180,5 +180,5 @@ def test_a_checkpoint_without_image_processor_says_so(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"holds no preprocessor_config\.json"):
         load_image_processor(directory)
     write_json(directory / "preprocessor_config.json", {"image_processor_type": "Nothing"})
-    with pytest.raises(CheckpointError, match="image processor is unusable"):
+    with pytest.raises(CheckpointError, match="image processor cannot be loaded"):
         load_image_processor(directory)

@@ -12,7 +12,7 @@ from tests.fakes.images import image_file, picture
 from tests.fakes.llava import llava_without_weights
 from tokenmesh.services.tokenizer_svc.loading import load_image_processor
 from tokenmesh.services.tokenizer_svc.media.decode_child import pixel_blob
-from tokenmesh.services.tokenizer_svc.media.decoder import ImageDecoder
+from tokenmesh.services.tokenizer_svc.media.loader import ImageDecoder
 from tokenmesh.shared.config.model import MediaSettings
 from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
 

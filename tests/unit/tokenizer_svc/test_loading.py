@@ -84,7 +84,7 @@ def test_facts_come_from_the_checkpoint(tmp_path: Path) -> None:
     assert neutral.default_sampling == {}
 
 
-def test_the_demo_model_answers_greedily_unless_asked_otherwise() -> None:
+def test_the_demo_model_samples_greedily_by_default() -> None:
     loaded = load_model(ModelSettings(model=str(DEMO_MODEL)))
     assert loaded.default_sampling["temperature"] == 0.0
 

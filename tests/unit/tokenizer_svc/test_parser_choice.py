@@ -145,7 +145,7 @@ def test_a_template_shows_its_models_markers(template: str, reasoning: str, tool
     assert choose(template) == ParserNames(reasoning, tools)
 
 
-def test_what_a_template_shows_is_always_a_known_name() -> None:
+def test_detected_parsers_have_known_names() -> None:
     assert {name for name, _ in parser_choice._REASONING_SIGNS} <= set(REASONING_PARSERS)
     assert {name for name, _ in parser_choice._TOOL_SIGNS} <= set(TOOL_PARSERS)
 
@@ -161,7 +161,7 @@ def test_the_operators_word_counts_before_the_template() -> None:
     assert choose(chat_templates.CHATML, reasoning="none", tools="none") == ParserNames()
 
 
-def test_a_name_that_nobody_knows_is_told_with_those_that_are_known() -> None:
+def test_an_unknown_parser_is_refused_with_the_known_names() -> None:
     with pytest.raises(ConfigError, match=r"qwen9.*deepseek_r1.*qwen3") as caught:
         choose("", reasoning="qwen9")
     assert caught.value.param == "reasoning_parser"

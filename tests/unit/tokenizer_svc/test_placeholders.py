@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmesh.services.tokenizer_svc.encoding import Side, truncate_ids
-from tokenmesh.services.tokenizer_svc.media.placeholders import (
+from tokenmesh.services.tokenizer_svc.media.vision import (
     Pixels,
     expand_placeholders,
     shift_items,

@@ -66,7 +66,7 @@ TEXTS = (
 
 @pytest.mark.parametrize("name", BOUNDED)
 @given(text=TEXTS)
-def test_no_text_has_fewer_tokens_than_it_says(name: str, text: str) -> None:
+def test_no_text_has_fewer_tokens_than_the_bound(name: str, text: str) -> None:
     bound, tokenizer = BOUNDS[name], BOUNDED[name]
     assert bound is not None
     num_tokens = len(tokenizer.encode(text, add_special_tokens=False).ids)

@@ -9,7 +9,7 @@ from tests.fakes.llava import llava_without_weights
 SCRIPT = """
 import sys
 from PIL import Image
-from tokenmesh.services.tokenizer_svc.torch_free import forbid_torch
+from tokenmesh.services.tokenizer_svc.loading import forbid_torch
 assert "torch" not in sys.modules and "transformers" not in sys.modules
 forbid_torch()
 from tokenmesh.services.tokenizer_svc.loading import load_model

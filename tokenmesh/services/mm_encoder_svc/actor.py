@@ -13,8 +13,6 @@ from tokenmesh.shared.metrics import Metrics
 
 
 class EncoderActor(Actor):
-    """Runs the batchers of its models."""
-
     def __init__(
         self,
         models: Mapping[ModelName, Embeddings],
@@ -31,18 +29,18 @@ class EncoderActor(Actor):
         self._instance_id = instance_id
 
     async def start(self) -> None:
-        """Let the towers work."""
+        """Start the batchers."""
         for number, batcher in enumerate(self._batchers):
             self.spawn(batcher.run, f"batcher {number}")
 
     async def stop(self) -> None:
-        """End the towers' threads."""
+        """Stop the towers' threads."""
         for batcher in self._batchers:
             batcher.stop()
 
     @handles(Encode)
     async def encode_media(self, message: Encode, context: Context) -> Encoded:
-        """Each item with its embeddings; an image that is named twice is encoded once."""
+        """Answer with the embeddings of each item; an image that appears twice is encoded once."""
         embeddings = self._models.get(message.model)
         if embeddings is None:
             raise UnknownModel(

@@ -1,4 +1,4 @@
-"""Batcher: gathers images that arrive close together into one forward pass of the tower."""
+"""Batcher: gathers images that arrive within a short time into one forward pass of the tower."""
 
 import asyncio
 from collections import deque
@@ -22,7 +22,7 @@ class _Waiting:
 
 
 class Batcher:
-    """One tower's queue. `run` must run beside it; the tower works in a thread of its own."""
+    """The queue of one tower, which runs in a separate thread; `run` must be running."""
 
     def __init__(self, encode: EncodeBatch, limits: EncoderSettings) -> None:
         self._encode = encode
@@ -32,9 +32,9 @@ class Batcher:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tower")
 
     async def submit(self, pixels: TensorBlob) -> TensorBlob:
-        """The embeddings of one image, of the one shape that the tower takes.
+        """The embeddings of one image, which must have the tower's shape.
 
-        Raises Overloaded when the queue is at its bound.
+        Raises Overloaded when the queue is full.
         """
         if len(self._queue) >= self._limits.queue:
             raise Overloaded("too many images wait to be encoded", retry_after_s=_RETRY_AFTER_S)
@@ -55,11 +55,11 @@ class Batcher:
                 self._arrival.clear()
 
     def stop(self) -> None:
-        """End the thread after what it does now."""
+        """End the thread after its current batch."""
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def _take(self) -> list[_Waiting]:
-        """The oldest images, up to a batch, but for those that nobody waits for any more."""
+        """The oldest images, up to a batch, except those whose requests were cancelled."""
         batch: list[_Waiting] = []
         while self._queue and len(batch) < self._limits.max_batch:
             waiting = self._queue.popleft()
@@ -72,7 +72,7 @@ class Batcher:
         pixels = [waiting.pixels for waiting in batch]
         try:
             embeddings = await loop.run_in_executor(self._thread, self._encode, pixels)
-        # Whatever the tower stumbles over, those who wait must hear of it.
+        # Any error of the tower must reach the requests that wait.
         except Exception as error:
             for waiting in batch:
                 if not waiting.result.done():

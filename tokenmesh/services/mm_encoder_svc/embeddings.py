@@ -1,40 +1,66 @@
-"""Embeddings: where an image's embeddings come from. Memory, Redis, a request that is on it, tower.
+"""Embeddings: finds an image's embeddings in memory or Redis, or computes them.
 
-Keys hold the tower's fingerprint and the image's full content hash: whoever finds an entry may use
-it, in this process or after its restart.
+Keys hold the tower's fingerprint and the image's full content hash, so any process with the same
+tower may use an entry, also after a restart.
 """
 
 import asyncio
-from typing import Protocol
+from collections import OrderedDict
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from tokenmesh.services.mm_encoder_svc.batcher import Batcher
-from tokenmesh.services.mm_encoder_svc.cache import EmbeddingCache
 from tokenmesh.shared import tensor_blob
 from tokenmesh.shared.blobs import Blobs, check_of
 from tokenmesh.shared.errors import NotFound, ProtocolError
 from tokenmesh.shared.ids import BlobKey
 from tokenmesh.shared.messages.media import EMBEDDINGS_PREFIX, MediaItem
 from tokenmesh.shared.telemetry.span import span
-from tokenmesh.shared.tensor_blob import TensorBlob
+
+if TYPE_CHECKING:
+    from tokenmesh.services.mm_encoder_svc.loader import Tower  # imports torch
 
 
-class Tower(Protocol):
-    """What is asked of a loaded tower (tower.py), which brings torch along."""
+class EmbeddingCache:
+    """A cache bounded by bytes, which evicts the least recently used entry.
 
-    tokens_per_item: int
-    fingerprint: str
+    An entry larger than the bound is not kept.
+    """
 
-    def check(self, pixels: TensorBlob) -> None:
-        """Raise ProtocolError for pixels that the tower does not take."""
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._blobs: OrderedDict[str, bytes] = OrderedDict()
+        self.num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._blobs)
+
+    def get(self, key: str) -> bytes | None:
+        """The blob, which becomes the most recently used."""
+        blob = self._blobs.get(key)
+        if blob is not None:
+            self._blobs.move_to_end(key)
+        return blob
+
+    def add(self, key: str, blob: bytes) -> None:
+        """Add a blob, and evict others until all fit."""
+        old = self._blobs.pop(key, b"")
+        self.num_bytes -= len(old)
+        if len(blob) > self._max_bytes:
+            return
+        self._blobs[key] = blob
+        self.num_bytes += len(blob)
+        while self.num_bytes > self._max_bytes:
+            _, evicted = self._blobs.popitem(last=False)
+            self.num_bytes -= len(evicted)
 
 
 class Embeddings:
-    """One model's embeddings."""
+    """The embeddings of one model's images."""
 
     def __init__(
-        self, tower: Tower, batcher: Batcher, cache: EmbeddingCache, blobs: Blobs, ttl_s: int
+        self, tower: "Tower", batcher: Batcher, cache: EmbeddingCache, blobs: Blobs, ttl_s: int
     ) -> None:
         self._tower = tower
         self._batcher = batcher
@@ -59,16 +85,16 @@ class Embeddings:
         if task is None:
             task = asyncio.create_task(self._provide(key, item))
             self._in_flight[key] = task
-            task.add_done_callback(lambda done: self._land(key, done))
-        # One caller's cancellation must not take the image from the others.
+            task.add_done_callback(lambda done: self._finish(key, done))
+        # A cancelled caller must not cancel the image for others.
         was_computed, check = await asyncio.shield(task)
         filled = msgspec.structs.replace(item, embeddings=key, embeddings_check=check)
         return filled, is_first and was_computed
 
     async def _provide(self, key: BlobKey, item: MediaItem) -> tuple[bool, str]:
-        """Make sure that the blob is in Redis, for a full time to live.
+        """Make sure that the blob is in Redis for a full time to live.
 
-        Whether it was computed, and its check; none where another process has computed it.
+        Returns whether it was computed, and its checksum; empty if another process computed it.
         """
         blob = self._cache.get(key)
         if await self._blobs.renew(key, self._ttl_s):
@@ -91,8 +117,8 @@ class Embeddings:
         with span("tower"):
             return (await self._batcher.submit(pixels)).encode()
 
-    def _land(self, key: BlobKey, done: "asyncio.Task[tuple[bool, str]]") -> None:
+    def _finish(self, key: BlobKey, done: "asyncio.Task[tuple[bool, str]]") -> None:
         del self._in_flight[key]
         if not done.cancelled():
-            # Read it, in case that every caller has left.
+            # Mark the exception as retrieved: all callers may have been cancelled.
             done.exception()

@@ -1,5 +1,6 @@
-"""Loading a tower: the vision tensors of a checkpoint, each exactly once, and nothing else."""
+"""Tower: a vision encoder, loaded from the vision tensors of a checkpoint, each exactly once."""
 
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -7,17 +8,72 @@ import torch
 import xxhash
 from torch import nn
 
-from tokenmesh.services.mm_encoder_svc.checkpoint import TowerCheckpoint
-from tokenmesh.services.mm_encoder_svc.models.config_reader import ConfigReader, JsonObject
+from tokenmesh.services.mm_encoder_svc.checkpoint import ConfigReader, JsonObject, TowerCheckpoint
 from tokenmesh.services.mm_encoder_svc.models.llava import LlavaConfig, LlavaEncoder
-from tokenmesh.services.mm_encoder_svc.tower import Tower
 from tokenmesh.shared.config.model import Dtype, EncoderSettings
-from tokenmesh.shared.errors import CheckpointError, ConfigError
+from tokenmesh.shared.errors import CheckpointError, ConfigError, ProtocolError
+from tokenmesh.shared.tensor_blob import TensorBlob
 from tokenmesh.shared.tensor_file import TensorFile, TensorShards
+
+# Tensor blobs are little-endian; torch uses the byte order of the host.
+assert sys.byteorder == "little"
+
+_PIXELS: Final = "float32"
+_DTYPE_NAMES: Final = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+
+
+class Tower:
+    """One model's encoder on one device. Its methods block; call them from one thread."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        pixel_shape: tuple[int, ...],
+        tokens_per_item: int,
+        fingerprint: str,
+    ) -> None:
+        self._model = model
+        self._device = device
+        self._dtype = dtype
+        self.pixel_shape = pixel_shape
+        self.tokens_per_item = tokens_per_item
+        self.fingerprint = fingerprint
+        """Changes with every weight and setting that changes an embedding."""
+
+    def check(self, pixels: TensorBlob) -> None:
+        """Raise ProtocolError for pixels of another type or shape."""
+        if pixels.dtype != _PIXELS or pixels.shape != self.pixel_shape:
+            raise ProtocolError(
+                f"pixels are {pixels.dtype}{list(pixels.shape)}, the tower needs "
+                f"{_PIXELS}{list(self.pixel_shape)}"
+            )
+
+    def encode(self, batch: list[TensorBlob]) -> list[TensorBlob]:
+        """Embeddings [tokens_per_item, hidden] of each, in one forward pass."""
+        # frombuffer needs writable memory; the copy also frees the message behind the view.
+        images = [
+            torch.frombuffer(bytearray(pixels.data), dtype=torch.float32).view(pixels.shape)
+            for pixels in batch
+        ]
+        with torch.inference_mode():
+            stacked = torch.stack(images).to(device=self._device, dtype=self._dtype)
+            embeddings = self._model(stacked).cpu().contiguous()
+        return [
+            TensorBlob(
+                dtype=_DTYPE_NAMES[self._dtype],
+                shape=tuple(one.shape),
+                data=one.view(torch.uint8).numpy().tobytes(),
+            )
+            for one in embeddings
+        ]
+
 
 _PARTS: Final = ("vision_tower.", "multi_modal_projector.")
 _DERIVED: Final = "vision_tower.embeddings.position_ids"
-"""A buffer that old checkpoints stored."""
+"""A buffer in old checkpoints, which is not loaded."""
 
 _STORED: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.bfloat16}
@@ -49,18 +105,18 @@ def load_tower(found: TowerCheckpoint, dtype: Dtype, limits: EncoderSettings) ->
 def _device(limits: EncoderSettings) -> torch.device:
     has_gpu = limits.device != "cpu" and torch.cuda.is_available()
     if limits.device == "cuda" and not has_gpu:
-        raise ConfigError("device is cuda and torch finds no GPU", param="encoder.device")
+        raise ConfigError("device is cuda, but torch finds no GPU", param="encoder.device")
     return torch.device("cuda" if has_gpu else "cpu")
 
 
-def _dtype(asked: Dtype, config: JsonObject) -> torch.dtype:
+def _dtype(setting: Dtype, config: JsonObject) -> torch.dtype:
     stated = config.get("dtype") or config.get("torch_dtype")
-    name = str(stated) if asked == "auto" else asked
+    name = str(stated) if setting == "auto" else setting
     return _DTYPES.get(name, torch.float32)
 
 
 def _fill(model: nn.Module, directory: Path, dtype: torch.dtype) -> xxhash.xxh3_128:
-    """Load the module's tensors; returns the hash of their bytes, by name."""
+    """Load the module's tensors; returns the hash of their names and bytes."""
     wanted = model.state_dict()
     found: dict[str, torch.Tensor] = {}
     shards = TensorShards(directory, lambda name: _canonical(name) is not None)
@@ -82,7 +138,7 @@ def _fill(model: nn.Module, directory: Path, dtype: torch.dtype) -> xxhash.xxh3_
 
 
 def _read(file: TensorFile, name: str) -> torch.Tensor:
-    """One tensor as it is stored. Raises CheckpointError."""
+    """Read one tensor. Raises CheckpointError."""
     entry = file[name]
     stored = _STORED.get(entry.dtype)
     if stored is None:
@@ -95,9 +151,9 @@ def _read(file: TensorFile, name: str) -> torch.Tensor:
 
 
 def _canonical(name: str) -> str | None:
-    """Our name of a tensor; None for one that is no part of the tower.
+    """The module's name of a tensor; None if it is not part of the tower.
 
-    transformers has renamed llava's parts twice: a leading `model.`, an inner `vision_model.`.
+    transformers renamed llava's parts twice: with a leading `model.` and an inner `vision_model.`.
     """
     name = name.removeprefix("model.").replace("vision_tower.vision_model.", "vision_tower.", 1)
     return name if name.startswith(_PARTS) and name != _DERIVED else None
@@ -105,7 +161,7 @@ def _canonical(name: str) -> str | None:
 
 def _check(name: str, shape: tuple[int, ...], wanted: dict[str, torch.Tensor], path: Path) -> None:
     if name not in wanted:
-        raise CheckpointError(f"{path}: the tensor {name} is not known")
+        raise CheckpointError(f"{path}: unknown tensor {name}")
     expected = tuple(wanted[name].shape)
     if shape != expected:
         raise CheckpointError(f"{path}: the tensor {name} has shape {shape}, not {expected}")

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 from tokenmesh.services.mm_encoder_svc.actor import EncoderActor
 from tokenmesh.services.mm_encoder_svc.batcher import Batcher
-from tokenmesh.services.mm_encoder_svc.cache import EmbeddingCache
 from tokenmesh.services.mm_encoder_svc.checkpoint import find_tower
-from tokenmesh.services.mm_encoder_svc.embeddings import Embeddings
+from tokenmesh.services.mm_encoder_svc.embeddings import EmbeddingCache, Embeddings
 from tokenmesh.shared import subjects
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.model import EncoderSettings, ModelSettings
@@ -16,13 +15,13 @@ from tokenmesh.shared.ids import ModelName
 from tokenmesh.shared.service import Mesh, run_service
 
 if TYPE_CHECKING:
-    from tokenmesh.services.mm_encoder_svc.tower import Tower
+    from tokenmesh.services.mm_encoder_svc.loader import Tower
 
 logger = logging.getLogger(__name__)
 
 
 async def build(mesh: Mesh) -> None:
-    """Load the tower of every model that has one. A mesh of text models leaves nothing to do."""
+    """Load the tower of every model that has one, and listen for Encode of these models."""
     limits = mesh.settings.encoder
     cache = EmbeddingCache(limits.cache_bytes)
     models: dict[ModelName, Embeddings] = {}
@@ -30,7 +29,7 @@ async def build(mesh: Mesh) -> None:
     for settings in mesh.settings.models:
         tower = await asyncio.to_thread(_load, settings, limits)
         if tower is None:
-            logger.info("%s takes no images", settings.name)
+            logger.info("%s accepts text only", settings.name)
             continue
         batcher = Batcher(tower.encode, limits)
         batchers.append(batcher)
@@ -51,7 +50,7 @@ async def build(mesh: Mesh) -> None:
 
 
 def run(settings: Settings) -> int:
-    """Run until a signal; the exit code."""
+    """Run until a signal; returns the exit code."""
     return run_service("encoder", settings, build)
 
 
@@ -59,7 +58,7 @@ def _load(settings: ModelSettings, limits: EncoderSettings) -> "Tower | None":
     found = find_tower(settings.model, settings.revision)
     if found is None:
         return None
-    # torch takes seconds and 200 MB, which a mesh of text models need not spend here.
+    # Importing torch takes seconds and 200 MB, which a mesh of text models does not need.
     from tokenmesh.services.mm_encoder_svc.loader import load_tower
 
     return load_tower(found, settings.dtype, limits)

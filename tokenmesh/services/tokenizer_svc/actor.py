@@ -5,33 +5,44 @@ from typing import Final
 
 import msgspec
 
-from tokenmesh.services.tokenizer_svc.held_prompt import with_prompt
 from tokenmesh.services.tokenizer_svc.loading import DEFAULT_TEMPLATE
 from tokenmesh.services.tokenizer_svc.prompt import PromptTokenizer
 from tokenmesh.shared.actor import Actor, Context, handles
 from tokenmesh.shared.bus.base import Bus
-from tokenmesh.shared.errors import InvalidInput, Unavailable, UnknownModel
+from tokenmesh.shared.errors import (
+    InvalidInput,
+    PayloadTooLarge,
+    ProtocolError,
+    Unavailable,
+    UnknownModel,
+)
 from tokenmesh.shared.ids import ModelName
+from tokenmesh.shared.messages import PromptRead, ReadPrompt
 from tokenmesh.shared.messages.tokenize import (
+    ChatPrompt,
     Describe,
     Described,
     Detokenize,
     Detokenized,
+    HeldPrompt,
+    IdsPrompt,
     ReadTokenizer,
     ReadTokenizerConfig,
+    TextPrompt,
     Tokenize,
     Tokenized,
     TokenizerConfigRead,
     TokenizerRead,
 )
+from tokenmesh.shared.subjects import gateway_prompts
 from tokenmesh.shared.tokens import unpack_ids
 
 _PART_BYTES: Final = 1 << 20
-"""Well below what a message may hold."""
+"""Well below the maximum size of a message."""
 
 
 class TokenizerActor(Actor):
-    """Holds nothing of a request between messages: any process can answer any of them."""
+    """Keeps no state between messages: any process can answer any of them."""
 
     def __init__(
         self,
@@ -44,28 +55,27 @@ class TokenizerActor(Actor):
         self._bus = bus
 
     async def stop(self) -> None:
-        """Release what the models share."""
+        """Release the resources that the models share."""
         await self._release()
 
     @handles(Tokenize)
     async def tokenize(self, message: Tokenize, context: Context) -> Tokenized:
-        """A prompt's ids, media and route hashes."""
+        """Answer with a prompt's ids, media and route hashes."""
         model = self._model(message.model)
         return await model.tokenize(await with_prompt(self._bus, message, context.deadline_s))
 
     @handles(Detokenize)
     async def detokenize(self, message: Detokenize, context: Context) -> Detokenized:
-        """The text of ids."""
         model = self._model(message.model)
         try:
             ids = unpack_ids(message.token_ids)
         except ValueError as error:
-            raise InvalidInput("token_ids is no list of 32-bit ids", param="tokens") from error
+            raise InvalidInput("token_ids is not a list of 32-bit ids", param="tokens") from error
         return Detokenized(text=await model.detokenize(ids, message.tenant))
 
     @handles(Describe)
     async def describe(self, message: Describe, context: Context) -> Described:
-        """What a gateway needs to know, but for the tokenizer's text."""
+        """Answer with a model's properties, without the tokenizer's text."""
         tokenizer = self._model(message.model)
         model = tokenizer.model
         return Described(
@@ -80,10 +90,10 @@ class TokenizerActor(Actor):
 
     @handles(ReadTokenizer)
     async def read(self, message: ReadTokenizer, context: Context) -> TokenizerRead:
-        """A part of the tokenizer's text: over the bus, so that Redis may be away."""
+        """Answer with a part of the tokenizer's text; over the bus, to work without Redis."""
         model = self._model(message.model).model
         if message.fingerprint != model.fingerprint:
-            raise Unavailable(f"the tokenizer of {message.model!r} has another text by now")
+            raise Unavailable(f"the tokenizer of {message.model!r} has changed since")
         text, start = model.tokenizer_json, max(0, message.offset)
         return TokenizerRead(data=text[start : start + _PART_BYTES], num_bytes=len(text))
 
@@ -91,7 +101,7 @@ class TokenizerActor(Actor):
     async def read_config(
         self, message: ReadTokenizerConfig, context: Context
     ) -> TokenizerConfigRead:
-        """The tokenizer's configuration as the checkpoint has it, and the template in force."""
+        """Answer with the checkpoint's tokenizer_config.json and the template in use."""
         model = self._model(message.model).model
         template = model.templates.get(DEFAULT_TEMPLATE)
         config = {**model.tokenizer_config, "chat_template": template}
@@ -102,3 +112,37 @@ class TokenizerActor(Actor):
         if found is None:
             raise UnknownModel(f"this tokenizer does not serve the model {name!r}", param="model")
         return found
+
+
+_Prompt = TextPrompt | IdsPrompt | ChatPrompt
+
+_decoder: Final[msgspec.msgpack.Decoder[_Prompt]] = msgspec.msgpack.Decoder(_Prompt)
+
+
+async def with_prompt(bus: Bus, message: Tokenize, deadline_s: float) -> Tokenize:
+    """The message with its prompt, which is read from the gateway in parts if it is held there.
+
+    Raises PayloadTooLarge, ProtocolError and the errors of the bus.
+    """
+    held = message.prompt
+    if not isinstance(held, HeldPrompt):
+        return message
+    limit = bus.max_message_bytes
+    if held.num_bytes > limit:
+        raise PayloadTooLarge(f"the prompt is larger than the {limit} bytes of a message")
+    data = await _read(bus, held, deadline_s)
+    try:
+        return msgspec.structs.replace(message, prompt=_decoder.decode(data))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"undecodable prompt: {error}") from error
+
+
+async def _read(bus: Bus, held: HeldPrompt, deadline_s: float) -> bytearray:
+    data, subject = bytearray(), gateway_prompts(held.gateway)
+    while len(data) < held.num_bytes:
+        request = ReadPrompt(number=held.number, offset=len(data))
+        answer = await bus.request(subject, request, deadline_s=deadline_s)
+        if not isinstance(answer, PromptRead) or not answer.data:
+            raise ProtocolError(f"expected a part of a prompt, received {type(answer).__name__}")
+        data += answer.data
+    return data

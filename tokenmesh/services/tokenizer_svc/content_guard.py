@@ -1,10 +1,10 @@
-"""ContentGuard: text of message contents never becomes a special token.
+"""ContentGuard: text in message contents never becomes a special token.
 
-A conversation is rendered twice: as it is, and with characters of its contents replaced by private
-ones. Where the second rendering is the first one but for these characters, every special token that
-is left in it was written by the template, and only there the text is cut; between the cuts special
-tokens are encoded as ordinary text. Where it is not, the template looks into the contents, nothing
-is shown, and the request is refused.
+A conversation is rendered twice: unchanged, and with characters of its contents replaced by private
+ones. If both renderings differ only in these characters, every special token that is left in the
+second one was written by the template. The text is split there, and special tokens between the
+splits are encoded as ordinary text. If the renderings differ otherwise, the template depends on the
+contents, and the request is refused.
 """
 
 import re
@@ -14,16 +14,16 @@ from typing import Any, Final
 
 from tokenizers import Encoding, Tokenizer
 
-from tokenmesh.services.tokenizer_svc.messages import Conversation
+from tokenmesh.services.tokenizer_svc.messages import ChatInput
 from tokenmesh.services.tokenizer_svc.render_job import JsonObject
 from tokenmesh.shared.errors import ConfigError, InvalidInput
 
 _PRIVATE: Final = 0xF0000
-"""First of the private characters that stand for others."""
+"""The first private character that replaces another one."""
 _MOST_PRIVATE: Final = 0xFFFE
 _PRIVATE_TEXT: Final = re.compile("[\U000f0000-\U000ffffe]")
 _NEVER_REPLACED: Final = frozenset('"\\')
-"""JSON escapes them, so that a rendering would differ; like control characters."""
+"""JSON escapes them (like control characters), so the renderings would differ."""
 _FIELDS: Final = ("content", "reasoning_content", "thinking", "reasoning")
 _PARAM: Final = "model.allow_special_tokens_in_content"
 
@@ -31,10 +31,10 @@ Table = dict[int, int]
 
 
 class ContentGuard:
-    """Of one model. Safe to call from threads."""
+    """The guard of one model's tokenizer; safe to call from threads."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Raises ConfigError for a tokenizer that cannot encode a text piece by piece."""
+        """Raises ConfigError for a tokenizer that cannot encode a text in pieces."""
         self._tokenizer = tokenizer
         self._plain = Tokenizer.from_str(tokenizer.to_str())
         self._plain.encode_special_tokens = True
@@ -49,11 +49,11 @@ class ContentGuard:
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """Which characters are replaced by which; the first one to try first."""
+        """Replacements of characters, in the order in which to try them."""
         return self._tables
 
-    def check(self, conversation: Conversation) -> None:
-        """Raises InvalidInput for a special token that could be the template's."""
+    def check(self, conversation: ChatInput) -> None:
+        """Raises InvalidInput for a special token elsewhere than in contents."""
         rest: list[object] = [conversation.tools, conversation.documents, conversation.variables]
         contents: list[object] = []
         for message in conversation.messages:
@@ -73,17 +73,17 @@ class ContentGuard:
                 param="messages",
             )
 
-    def hidden(self, conversation: Conversation, table: Table) -> Conversation:
-        """The conversation with other contents."""
+    def hidden(self, conversation: ChatInput, table: Table) -> ChatInput:
+        """The conversation with replaced characters."""
         messages = [_replaced(message, table) for message in conversation.messages]
         return replace(conversation, messages=messages)
 
     def shown(self, text: str, table: Table) -> str:
-        """What was rendered of a hidden conversation, with the contents' own characters."""
+        """A rendering of a hidden conversation, with the original characters."""
         return text.translate({private: char for char, private in table.items()})
 
     def encode(self, hidden: str, table: Table, add_special_tokens: bool) -> list[int]:
-        """The ids of what was rendered of a hidden conversation."""
+        """The ids of a rendering of a hidden conversation."""
         encodings: list[Encoding] = []
         start = 0
         for match in self._added.finditer(hidden):
@@ -99,7 +99,7 @@ class ContentGuard:
         return ids
 
     def refusal(self) -> InvalidInput:
-        """Of a conversation whose contents the template looks into."""
+        """The error for a conversation on whose contents the template depends."""
         return InvalidInput(
             "the chat template changes with the special characters of these messages, so that "
             "special tokens in them cannot be distinguished from its own: they are not allowed",
@@ -110,20 +110,20 @@ class ContentGuard:
         return self._plain.encode(self.shown(text, table), add_special_tokens=False)
 
     def _check(self, added: Any) -> None:
-        """Try it out: what is encoded in pieces must be what is encoded at once."""
+        """Check with samples that encoding in pieces gives the same ids as encoding at once."""
         for token in added:
             has_effects = token.lstrip or token.rstrip or token.single_word
             is_normalized = token.normalized and self._tokenizer.normalizer is not None
             if token.special and (has_effects or is_normalized or not token.content.strip()):
-                raise _unusable(f"its token {token.content!r} takes text around it along")
+                raise _unusable(f"its token {token.content!r} consumes text around it")
         if '"prepend_scheme":"first"' in self._tokenizer.to_str():
-            raise _unusable("it encodes the first word of a text in another way")
+            raise _unusable("it encodes the first word of a text differently")
         for special in sorted(self._special):
             text = f"{special}a B\n\n {special} c{special}{special}x  {special}"
             for adds in (False, True):
                 at_once = self._tokenizer.encode(text, add_special_tokens=adds).ids
                 if self.encode(text, {}, adds) != at_once:
-                    raise _unusable("it encodes the text after a special token in another way")
+                    raise _unusable("it encodes the text after a special token differently")
 
 
 def _unusable(reason: str) -> ConfigError:
@@ -131,9 +131,9 @@ def _unusable(reason: str) -> ConfigError:
 
 
 def _any_of(texts: list[str]) -> re.Pattern[str]:
-    """Leftmost and longest, as tokenizers match added tokens."""
+    """Matches the leftmost and longest text, as tokenizers match added tokens."""
     longest_first = sorted(texts, key=len, reverse=True)
-    # Without any, a pattern that matches nowhere.
+    # Without texts: a pattern that never matches.
     return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
 
@@ -142,7 +142,7 @@ def _is_replaceable(char: str) -> bool:
 
 
 def _marks(tokens: frozenset[str]) -> set[str]:
-    """Few characters of which every token holds one: templates rarely look for these."""
+    """A small set of characters such that every token has one; templates rarely search for them."""
     found: set[str] = set()
     left = {token for token in tokens if any(map(_is_replaceable, token))}
     while left:
@@ -150,7 +150,7 @@ def _marks(tokens: frozenset[str]) -> set[str]:
         for token in left:
             for char in filter(_is_replaceable, set(token)):
                 counts[char] = counts.get(char, 0) + 1
-        # Brackets begin tags, which templates do look for.
+        # Templates do search for tags, which begin with brackets.
         best = max(counts, key=lambda each: (counts[each], not each.isalnum(), each not in "<>/"))
         found.add(best)
         left = {token for token in left if best not in token}

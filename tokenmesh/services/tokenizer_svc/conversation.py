@@ -1,20 +1,21 @@
-"""Messages as templates want them: content as string or parts, tool arguments as objects.
+"""Messages in the form that a template expects: content as string or parts, arguments as objects.
 
-Follows vLLM for content parts and image placeholders, and transformers for nulls and reasoning.
+Follows vLLM for content parts and image placeholders, and transformers for nulls and reasoning, and
+for continue_final_message: a mark is appended to the last message, and the rendering is cut there.
 """
 
 import json
 from typing import Final
 
 from tokenmesh.services.tokenizer_svc.render_job import JsonObject, RenderJob
-from tokenmesh.services.tokenizer_svc.template_shape import TemplateShape
+from tokenmesh.services.tokenizer_svc.template import TemplateShape
 from tokenmesh.shared.errors import FieldPath, field_name
 
 _REASONING_FIELDS: Final = ("reasoning_content", "thinking", "reasoning")
 
 
 class UnusableMessages(Exception):
-    """The conversation cannot be given to any template; the text names the field at `path`."""
+    """No template can render the conversation; the text names the field at `path`."""
 
     def __init__(self, path: FieldPath, problem: str) -> None:
         super().__init__(f"{field_name(path)} {problem}")
@@ -24,7 +25,7 @@ class UnusableMessages(Exception):
 class ToolArguments(dict[str, object]):
     """A tool call's arguments: an object that prints and concatenates as the client's JSON text.
 
-    Most templates want the object and a few (DeepSeek's) paste the string: both work.
+    Most templates use the object, a few (DeepSeek's) concatenate the string.
     """
 
     def __init__(self, value: dict[str, object], text: str) -> None:
@@ -77,7 +78,7 @@ def _shape_content(content: object, shape: TemplateShape, placeholder: str) -> o
 
 
 def _join_parts(content: object, placeholder: str) -> str:
-    """One string: placeholders that the text does not hold itself stand first, a line each."""
+    """One string; placeholders that are missing in the text are put first, one on each line."""
     assert isinstance(content, list)
     text = "\n".join(part["text"] for part in content if part["type"] == "text")
     num_images = sum(part["type"] == "image" for part in content)
@@ -106,7 +107,7 @@ def _shape_call(call: object, path: FieldPath) -> JsonObject:
     if not isinstance(call, dict) or not isinstance(function, dict):
         raise UnusableMessages((*path, "function"), "is not an object")
     if not isinstance(function.get("name"), str):
-        raise UnusableMessages((*path, "function", "name"), "is missing or no string")
+        raise UnusableMessages((*path, "function", "name"), "is missing or not a string")
     _check_string(call, "id", path)
     arguments = _read_arguments(function.get("arguments"), (*path, "function", "arguments"))
     return {**call, "function": {**function, "arguments": arguments}}
@@ -114,11 +115,11 @@ def _shape_call(call: object, path: FieldPath) -> JsonObject:
 
 def _check_string(value: JsonObject, name: str, path: FieldPath) -> None:
     if not isinstance(value.get(name), str | None):
-        raise UnusableMessages((*path, name), "is no string")
+        raise UnusableMessages((*path, name), "is not a string")
 
 
 def _read_arguments(arguments: object, path: FieldPath) -> dict[str, object]:
-    """An object, whether the client sent one or, as OpenAI has it, the JSON text of one."""
+    """The arguments as an object; OpenAI's clients send their JSON text."""
     if arguments is None or isinstance(arguments, dict):
         return arguments or {}
     if not isinstance(arguments, str):
@@ -132,3 +133,41 @@ def _read_arguments(arguments: object, path: FieldPath) -> dict[str, object]:
     if not isinstance(value, dict):
         raise UnusableMessages(path, "is not the JSON text of an object")
     return ToolArguments(value, arguments)
+
+
+_MARK: Final = "CONTINUE_FINAL_MESSAGE_TAG "
+
+
+class CannotContinue(Exception):
+    """The last message has no text, or the template changes it."""
+
+
+def mark_end(messages: list[JsonObject], template: str) -> str:
+    """Append the mark to the last message, in place; returns its text without the mark."""
+    if not messages or "content" not in template:
+        raise CannotContinue("continue_final_message: the template does not print any content")
+    final = messages[-1]
+    content = final.get("content")
+    if isinstance(content, str):
+        final["content"] = content + _MARK
+        return content
+    texts = [part for part in content if "text" in part] if isinstance(content, list) else []
+    if not texts:
+        raise CannotContinue("continue_final_message: the final message has no text to continue")
+    text = str(texts[-1]["text"])
+    texts[-1]["text"] = text + _MARK
+    return text
+
+
+def cut_at_mark(rendered: str, final_text: str) -> str:
+    """The rendering up to where the last message's text ends."""
+    if final_text.strip() not in rendered or _MARK.strip() not in rendered:
+        raise CannotContinue(
+            "continue_final_message: the template changes the final message, so it cannot be "
+            "continued"
+        )
+    end = rendered.rindex(_MARK.strip())
+    if rendered[end : end + len(_MARK)] == _MARK:
+        return rendered[:end]
+    # The template trimmed the message: the spaces before the mark are the template's, too.
+    return rendered[:end].rstrip()

@@ -17,12 +17,14 @@ def encode_text(
     max_tokens: int | None = None,
     side: Side = "left",
 ) -> list[int]:
-    """The ids of a text, of which truncation spares the special tokens, as in transformers."""
+    """The ids of a text; truncation keeps the added special tokens, as in transformers.
+
+    `side` names the end that is cut off.
+    """
     if max_tokens is None:
         return _encode(tokenizer, text, add_special_tokens).ids
     encoding = _encode(tokenizer, text, False)
     num_special = tokenizer.num_special_tokens_to_add(False) if add_special_tokens else 0
-    # `side` names the end that is lost.
     encoding.truncate(max(0, max_tokens - num_special), direction=side)
     if add_special_tokens:
         encoding = tokenizer.post_process(encoding)
@@ -30,21 +32,20 @@ def encode_text(
 
 
 def truncate_ids(ids: list[int], max_tokens: int | None, side: Side) -> list[int]:
-    """At most `max_tokens` of the ids; `side` names the end that is lost."""
+    """At most `max_tokens` of the ids; `side` names the end that is cut off."""
     if max_tokens is None or len(ids) <= max_tokens:
         return ids
     return ids[-max_tokens:] if side == "left" else ids[:max_tokens]
 
 
 def check_ids(ids: list[int], vocab_size: int, param: str = "prompt") -> None:
-    """Raise InvalidInput that names the first position whose id the model does not have."""
+    """Raise InvalidInput with the position of the first id that is out of range."""
     if ids and max(ids) < vocab_size:
         return
     for position, token in enumerate(ids):
         if token >= vocab_size:
             raise InvalidInput(
-                f"token id {token} at position {position} is not below the vocabulary's size "
-                f"{vocab_size}",
+                f"token id {token} at position {position} is out of range [0, {vocab_size})",
                 param=param,
             )
 
@@ -80,11 +81,11 @@ def bad_words_ids(tokenizer: Tokenizer, words: list[str]) -> list[list[int]]:
 
 
 def token_strings(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
-    """The vocabulary's entry of each id; empty for an id that only pads the model's vocabulary."""
+    """The vocabulary entry of each id; empty for padding ids."""
     return [tokenizer.id_to_token(token) or "" for token in ids]
 
 
 def _encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> Encoding:
-    # The batch form is the one that can leave out offsets, a fifth of the time.
+    # Only the batch form can omit offsets, which take a fifth of the time.
     (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
     return encoding

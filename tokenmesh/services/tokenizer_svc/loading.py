@@ -1,29 +1,26 @@
-"""Loading: a model's tokenizer, templates and facts. The only file that imports transformers.
+"""Loads a model's tokenizer, templates and properties. The only file that imports transformers.
 
-transformers is used to read and convert; afterwards only the Rust tokenizer is kept, which threads
-may share. It is imported late: main.py first makes sure that it does not bring torch along.
+transformers reads and converts the tokenizer; then only the Rust tokenizer is kept, which threads
+may share. It is imported late: `forbid_torch` must run before.
 """
 
 import hashlib
+import json
+import logging
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 import numpy
 from PIL import Image
 from tokenizers import Tokenizer
 
-from tokenmesh.services.tokenizer_svc.checkpoint import (
-    check_has_tokenizer,
-    checkpoint_dir,
-    positive_int,
-    read_json,
-    text_config,
-)
 from tokenmesh.services.tokenizer_svc.render_job import JsonObject
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.errors import CheckpointError, ConfigError
+from tokenmesh.shared.model_files import locate_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -45,20 +42,20 @@ class ImageProcessor(Protocol):
     """A checkpoint's preprocessing: an RGB image to float32 [channels, height, width]."""
 
     options: bytes
-    """Everything that changes its result."""
+    """All options that change its result."""
 
     def __call__(self, image: Image.Image) -> numpy.ndarray: ...
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """What tokenizer_svc knows about one model."""
+class LoadedTokenizer:
+    """The tokenizer of a model, and its properties."""
 
     directory: Path
     config: JsonObject
-    """config.json as it is."""
+    """config.json, unchanged."""
     tokenizer_config: JsonObject
-    """tokenizer_config.json as it is."""
+    """tokenizer_config.json, unchanged."""
     tokenizer: Tokenizer
     tokenizer_json: bytes
     fingerprint: str
@@ -67,14 +64,14 @@ class LoadedModel:
     """Template variables such as `bos_token`."""
     special_ids: list[int]
     templates: dict[str, str]
-    """By name; `default` is the one that requests get."""
+    """By name; requests use `default` unless they name another."""
     default_sampling: JsonObject
     max_model_len: int | None
     eos_token_ids: list[int]
-    """Tokens that end an answer, as the checkpoint names them."""
+    """Tokens that end an answer."""
 
 
-def load_model(settings: ModelSettings) -> LoadedModel:
+def load_model(settings: ModelSettings) -> LoadedTokenizer:
     """Load from a local directory or the hub; blocks. Raises CheckpointError or ConfigError."""
     directory = checkpoint_dir(settings.model, settings.revision)
     own = settings.tokenizer is None or settings.tokenizer == settings.model
@@ -82,14 +79,14 @@ def load_model(settings: ModelSettings) -> LoadedModel:
     config = read_json(directory / "config.json")
     source = _load_tokenizer(home)
     tokenizer: Tokenizer = source.backend_tokenizer
-    # A tokenizer.json may carry these; a prompt is cut by us, where the request says so.
+    # A tokenizer.json may set these; prompts are truncated here, if the request says so.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     text = tokenizer.to_str().encode()
     added = tokenizer.get_added_tokens_decoder()
     text_model = text_config(config)
     sizes = (positive_int(text_model.get("vocab_size")) or 0, len(source), *(i + 1 for i in added))
-    return LoadedModel(
+    return LoadedTokenizer(
         directory=directory,
         config=config,
         tokenizer_config=read_json(home / "tokenizer_config.json"),
@@ -120,7 +117,9 @@ def load_image_processor(directory: Path) -> ImageProcessor:
             directory, backend="pil", trust_remote_code=False, local_files_only=True
         )
     except (OSError, ValueError, ImportError, TypeError, KeyError) as error:
-        raise CheckpointError(f"{directory}: its image processor is unusable: {error}") from error
+        raise CheckpointError(
+            f"{directory}: its image processor cannot be loaded: {error}"
+        ) from error
     return _Processor(processor)
 
 
@@ -158,7 +157,7 @@ def _load_tokenizer(directory: Path) -> "PreTrainedTokenizerBase":
 def _templates(settings: ModelSettings, found: object, directory: Path) -> dict[str, str]:
     if settings.chat_template is not None:
         return {DEFAULT_TEMPLATE: _read_template(settings.chat_template)}
-    # Older processors keep the template of an image model in a file of its own.
+    # Older processors keep the template of an image model in a separate file.
     processor = read_json(directory / "chat_template.json").get("chat_template")
     for source in (processor, found):
         if isinstance(source, str):
@@ -199,3 +198,71 @@ def _default_sampling(settings: ModelSettings, directory: Path) -> JsonObject:
         for theirs, ours in _SAMPLING_FIELDS.items()
         if found.get(theirs) is not None
     }
+
+
+_HUB_FILES: Final = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
+_TOKENIZER_FILES: Final = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "sentencepiece.model",
+    "vocab.json",
+    "vocab.txt",
+    "tekken.json",
+)
+
+
+def checkpoint_dir(model: str, revision: str | None) -> Path:
+    """The local directory of a checkpoint; a hub id is downloaded first, without its weights.
+
+    Raises CheckpointError.
+    """
+    return locate_model(model, revision, *_HUB_FILES)
+
+
+def check_has_tokenizer(directory: Path) -> None:
+    """Raise CheckpointError, which lists the accepted files, for a directory without tokenizer."""
+    if any((directory / name).is_file() for name in _TOKENIZER_FILES):
+        return
+    if any(directory.glob("*.tiktoken")):
+        return
+    raise CheckpointError(
+        f"{directory} holds no tokenizer: none of {', '.join(_TOKENIZER_FILES)} was found"
+    )
+
+
+def read_json(path: Path) -> JsonObject:
+    """The object in a file; empty if the file is missing. Raises CheckpointError."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} does not hold a JSON object")
+    return value
+
+
+def text_config(config: JsonObject) -> JsonObject:
+    """The language model's part of a config.json."""
+    nested = config.get("text_config") or config.get("llm_config")
+    return {**config, **nested} if isinstance(nested, dict) else config
+
+
+def positive_int(value: object) -> int | None:
+    """`value` if it is a positive integer."""
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    return value if is_int and isinstance(value, int) and value > 0 else None
+
+
+def forbid_torch() -> None:
+    """Make imports of torch fail: transformers would load it, with 180 MB and two seconds.
+
+    Call it before transformers is imported.
+    """
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+    logging.getLogger("transformers").addFilter(
+        lambda record: "PyTorch was not found" not in record.getMessage()
+    )

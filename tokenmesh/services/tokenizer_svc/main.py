@@ -7,14 +7,13 @@ from contextlib import AsyncExitStack
 from tokenmesh.services.tokenizer_svc.actor import TokenizerActor
 from tokenmesh.services.tokenizer_svc.chat import ChatRenderer
 from tokenmesh.services.tokenizer_svc.content_guard import ContentGuard
-from tokenmesh.services.tokenizer_svc.loading import LoadedModel, load_model
+from tokenmesh.services.tokenizer_svc.loading import LoadedTokenizer, forbid_torch, load_model
 from tokenmesh.services.tokenizer_svc.media.fetch import Fetcher
 from tokenmesh.services.tokenizer_svc.media.loader import MediaLoader
 from tokenmesh.services.tokenizer_svc.media.vision import vision_model
 from tokenmesh.services.tokenizer_svc.parser_choice import choose_parsers
 from tokenmesh.services.tokenizer_svc.prompt import PromptTokenizer
 from tokenmesh.services.tokenizer_svc.threads import Threads
-from tokenmesh.services.tokenizer_svc.torch_free import forbid_torch
 from tokenmesh.shared import subjects
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.clock import wall_s
@@ -29,26 +28,26 @@ logger = logging.getLogger(__name__)
 
 async def build(mesh: Mesh) -> None:
     """Load every model, then listen on all of its names."""
-    tools = Tools(mesh.settings, mesh.blobs)
+    shared = SharedResources(mesh.settings, mesh.blobs)
     async with AsyncExitStack() as stack:
-        stack.push_async_callback(tools.stop)
+        stack.push_async_callback(shared.stop)
         models, cards = {}, []
         for settings in mesh.settings.models:
-            tokenizer = await tools.prompt_tokenizer(settings)
+            tokenizer = await shared.prompt_tokenizer(settings)
             models.update(dict.fromkeys(_names(settings), tokenizer))
             cards += cards_of(settings, tokenizer.model)
-        actor = TokenizerActor(models, tools.stop, mesh.bus)
+        actor = TokenizerActor(models, shared.stop, mesh.bus)
         for name in models:
             subject = subjects.tokenize(name)
             await mesh.listen(actor, subjects.replica(subject, mesh.instance_id))
             await mesh.listen(actor, subject, queue=mesh.service)
         mesh.set_tokenizes(cards)
-        # From here on it is the actor that stops them.
+        # From here on the actor stops them.
         stack.pop_all()
 
 
-class Tools:
-    """What all models of a process share: threads, rendering processes, connections."""
+class SharedResources:
+    """Resources that all models of a process share: threads, child processes, connections."""
 
     def __init__(self, settings: Settings, blobs: Blobs) -> None:
         self._limits = settings.tokenizer
@@ -90,7 +89,7 @@ class Tools:
         )
 
     async def stop(self) -> None:
-        """End processes, connections and threads."""
+        """Stop processes, close connections and end threads."""
         await self._chat.stop()
         await self._media.stop()
         await self._fetcher.stop()
@@ -98,7 +97,7 @@ class Tools:
 
 
 def run(settings: Settings) -> int:
-    """Run until a signal; the exit code."""
+    """Run until a signal; returns the exit code."""
     forbid_torch()
     return run_service("tokenizer", settings, build)
 
@@ -107,8 +106,8 @@ def _names(settings: ModelSettings) -> list[ModelName]:
     return [ModelName(name) for name in settings.served_model_name or (settings.name,)]
 
 
-def cards_of(settings: ModelSettings, loaded: LoadedModel) -> list[ModelCard]:
-    """The model as this service knows it; none where the checkpoint does not state its length."""
+def cards_of(settings: ModelSettings, loaded: LoadedTokenizer) -> list[ModelCard]:
+    """The model's card; none if the checkpoint does not state the model's length."""
     if loaded.max_model_len is None:
         return []
     name, *aliases = _names(settings)

@@ -1,6 +1,6 @@
-"""A chat request's JSON: checked, bounded, its content parts in one form and its media set apart.
+"""Reads the JSON of a chat request: checks it, normalizes content parts and collects media.
 
-Free-form fields of a message (tool calls, names, reasoning) pass untouched: templates read them.
+Free-form fields of a message (tool calls, names, reasoning) are passed on for the templates.
 """
 
 from dataclasses import dataclass
@@ -34,35 +34,35 @@ _RESERVED_VARIABLES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class MediaPart:
-    """An image that a message names, not fetched yet."""
+    """An image in a message, not fetched yet."""
 
     path: FieldPath
     """Where it is in the request."""
     url: str | None
-    """A data, http(s) or blob URL, or an upload's id; None when only the uuid is given."""
+    """A data, http(s) or blob URL, or an upload's id; None if only the uuid is given."""
     uuid: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
-    """A chat prompt, ready for a rendering process and for the media path."""
+class ChatInput:
+    """A chat prompt for a rendering process, and its media."""
 
     messages: list[JsonObject]
     tools: list[JsonObject] | None
     documents: list[JsonObject] | None
     variables: JsonObject
     media: list[MediaPart]
-    """In the order of their parts."""
+    """In the order of the parts."""
 
 
-def read_conversation(prompt: ChatPrompt, limits: TokenizerSettings) -> Conversation:
-    """Decode and check. Raises InvalidInput that names the place."""
+def read_conversation(prompt: ChatPrompt, limits: TokenizerSettings) -> ChatInput:
+    """Decode and check. Raises InvalidInput that names the field."""
     messages = _decode_list(prompt.messages_json, "messages", limits.max_messages)
     if not messages:
         raise InvalidInput("messages is empty: send at least one message", param="messages")
     if prompt.continue_final_message and prompt.add_generation_prompt:
         raise InvalidInput(
-            "continue_final_message and add_generation_prompt exclude each other: "
+            "continue_final_message and add_generation_prompt cannot both be set: "
             "set add_generation_prompt to false",
             param="continue_final_message",
         )
@@ -70,7 +70,7 @@ def read_conversation(prompt: ChatPrompt, limits: TokenizerSettings) -> Conversa
     for index, message in enumerate(messages):
         _read_message(message, ("messages", index), media)
     _bound_parts(messages, limits.max_content_parts)
-    return Conversation(
+    return ChatInput(
         messages=messages,
         tools=_decode_optional(prompt.tools_json, "tools", limits.max_tools),
         documents=_decode_optional(prompt.documents_json, "documents", limits.max_documents),
@@ -100,7 +100,7 @@ def _decode_list(data: bytes, name: str, limit: int) -> list[JsonObject]:
 
 
 def _decode_optional(data: bytes | None, name: str, limit: int) -> list[JsonObject] | None:
-    # An empty list means what none means: templates ask `if tools`, and some `is not none`.
+    # An empty list becomes None: some templates test `if tools`, others `is not none`.
     return (_decode_list(data, name, limit) if data is not None else None) or None
 
 
@@ -111,16 +111,16 @@ def _decode_variables(data: bytes | None) -> JsonObject:
     for name in _RESERVED_VARIABLES:
         if name in values:
             raise InvalidInput(
-                f"chat_template_kwargs cannot set {name}: the request has a field of its own",
+                f"chat_template_kwargs cannot set {name}: use the request's field",
                 param="chat_template_kwargs",
             )
     return values
 
 
 def _read_message(message: JsonObject, path: FieldPath, media: list[MediaPart]) -> None:
-    """Bring the message's content into one form, in place, and collect its images."""
+    """Normalize the message's content in place, and collect its images."""
     if not isinstance(message.get("role"), str):
-        raise _invalid((*path, "role"), "is missing or no string")
+        raise _invalid((*path, "role"), "is missing or not a string")
     content = message.get("content")
     if content is None or isinstance(content, str):
         return
@@ -142,7 +142,7 @@ def _read_part(part: object, path: FieldPath, media: list[MediaPart]) -> JsonObj
     if field := _TEXT_FIELD_BY_TYPE.get(kind):
         text = part.get(field)
         if not isinstance(text, str):
-            raise _invalid((*path, field), "is missing or no string")
+            raise _invalid((*path, field), "is missing or not a string")
         return {"type": "text", "text": text}
     if kind in _IMAGE_TYPES:
         media.append(_read_image(part, path))
@@ -153,14 +153,14 @@ def _read_part(part: object, path: FieldPath, media: list[MediaPart]) -> JsonObj
 def _read_image(part: JsonObject, path: FieldPath) -> MediaPart:
     uuid = part.get("uuid")
     if uuid is not None and not isinstance(uuid, str):
-        raise _invalid((*path, "uuid"), "is no string")
+        raise _invalid((*path, "uuid"), "is not a string")
     source = part.get("image_url") or part.get("file_id") or part.get("image")
     if isinstance(source, dict):
         source = source.get("url") or source.get("file_id")
     if source is not None and not isinstance(source, str):
-        raise _invalid((*path, "image_url"), "is no URL")
+        raise _invalid((*path, "image_url"), "is not a URL")
     if not source and not uuid:
-        raise _invalid(path, "names no image: image_url is missing")
+        raise _invalid(path, "has no image: image_url is missing")
     return MediaPart(path, source or None, uuid or None)
 
 

@@ -1,6 +1,6 @@
-"""Which parsers read a model's answers: the operator's word, or what its chat templates show.
+"""Chooses the parsers of a model: the configured ones, or those that its chat templates show.
 
-A template writes earlier turns the way the model writes them, so it holds the model's markers.
+A template writes earlier turns in the model's format, so it holds the model's markers.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -24,7 +24,7 @@ _OFF_BY_DEFAULT: Final = (
     "if thinking is defined and thinking %}",
     "if thinking is defined and thinking -%}",
 )
-"""Templates with these switches let a model think only when it is asked for."""
+"""With these switches in a template the model thinks only if a request enables it."""
 
 _REASONING_SIGNS: Final[_Signs] = (
     ("openai_gptoss", ("<|channel|>", "analysis")),
@@ -46,7 +46,7 @@ _REASONING_SIGNS: Final[_Signs] = (
     *(("deepseek_v3", (switch, "</think>")) for switch in _OFF_BY_DEFAULT),
     ("qwen3", ("</think>",)),
 )
-"""A name and what must all stand in the template; the first that fits counts."""
+"""A name, and texts that must all be in the template; the first match counts."""
 
 _TOOL_SIGNS: Final[_Signs] = (
     ("openai", ("<|channel|>", "commentary")),
@@ -86,7 +86,7 @@ _TOOL_SIGNS: Final[_Signs] = (
 
 @dataclass(frozen=True, slots=True)
 class ParserNames:
-    """The parsers of one model; an empty name stands for none."""
+    """The parsers of one model; an empty name means none."""
 
     reasoning: str = ""
     tools: str = ""
@@ -95,39 +95,39 @@ class ParserNames:
 def choose_parsers(
     settings: ModelSettings, templates: Iterable[str], plugins: Collection[str] = ()
 ) -> ParserNames:
-    """Names that every gateway knows, `plugins` included. Raises ConfigError for another one."""
+    """Choose among the built-in names and `plugins`. Raises ConfigError for another one."""
     text = "\n".join(templates)
     return ParserNames(
         reasoning=_choose(
             "reasoning_parser",
             settings.reasoning_parser,
             {*REASONING_PARSERS, *plugins},
-            _told(text, _REASONING_SIGNS),
+            _detect(text, _REASONING_SIGNS),
         ),
         tools=_choose(
             "tool_call_parser",
             settings.tool_call_parser,
             {*TOOL_PARSERS, *plugins},
-            _told(text, _TOOL_SIGNS),
+            _detect(text, _TOOL_SIGNS),
         ),
     )
 
 
-def _choose(setting: str, wanted: str, known: Collection[str], told: str) -> str:
+def _choose(setting: str, wanted: str, known: Collection[str], detected: str) -> str:
     if wanted == _AUTO:
-        return told
+        return detected
     if wanted == _NONE:
         return ""
     if wanted not in known:
         raise ConfigError(
-            f"{setting} = {wanted!r}: should be {_AUTO}, {_NONE}, a name of "
+            f"{setting} = {wanted!r}: must be {_AUTO}, {_NONE}, a name of "
             f"gateway.parser_plugins or one of {', '.join(sorted(known))}",
             param=setting,
         )
     return wanted
 
 
-def _told(template: str, signs: _Signs) -> str:
+def _detect(template: str, signs: _Signs) -> str:
     for name, markers in signs:
         if all(marker in template for marker in markers):
             return name

@@ -1,6 +1,6 @@
-"""PromptTokenizer: one model's way from a prompt to a Tokenized answer.
+"""PromptTokenizer: turns the prompts of one model into Tokenized answers.
 
-`tokenize` reads as the path: ids (render, media, encode), truncate, check, hash.
+`tokenize` is the whole path: ids (render, media, encode), truncate, check, hash.
 """
 
 from collections.abc import Callable
@@ -17,15 +17,15 @@ from tokenmesh.services.tokenizer_svc.encoding import (
     token_strings,
     truncate_ids,
 )
-from tokenmesh.services.tokenizer_svc.loading import LoadedModel
+from tokenmesh.services.tokenizer_svc.loading import LoadedTokenizer
 from tokenmesh.services.tokenizer_svc.media.loader import MediaLoader
-from tokenmesh.services.tokenizer_svc.media.placeholders import (
+from tokenmesh.services.tokenizer_svc.media.vision import (
     Pixels,
+    VisionModel,
     expand_placeholders,
     shift_items,
 )
-from tokenmesh.services.tokenizer_svc.media.vision import VisionModel
-from tokenmesh.services.tokenizer_svc.messages import Conversation, read_conversation
+from tokenmesh.services.tokenizer_svc.messages import ChatInput, read_conversation
 from tokenmesh.services.tokenizer_svc.parser_choice import ParserNames
 from tokenmesh.services.tokenizer_svc.threads import Threads
 from tokenmesh.services.tokenizer_svc.token_length import length_bound
@@ -52,18 +52,16 @@ from tokenmesh.shared.telemetry.span import span
 from tokenmesh.shared.tokens import pack_ids, unpack_ids
 
 _INLINE_JSON_BYTES: Final = 64 * 1024
-"""Messages up to this length are decoded on the event loop, within a millisecond."""
+"""Messages up to this length are decoded on the event loop, in less than a millisecond."""
 _JSON_BYTES_PER_CHAR: Final = 20
-"""Bytes of JSON that are decoded while one character is encoded."""
+"""Bytes of JSON that are decoded in the time of encoding one character."""
 
 
 class PromptTokenizer:
-    """Tokenizes prompts of one model."""
-
     def __init__(
         self,
         name: ModelName,
-        model: LoadedModel,
+        model: LoadedTokenizer,
         vision: VisionModel | None,
         limits: TokenizerSettings,
         *,
@@ -73,7 +71,7 @@ class PromptTokenizer:
         parsers: ParserNames,
         guard: ContentGuard | None = None,
     ) -> None:
-        """`guard` None: special tokens in message contents are special tokens."""
+        """`guard` None: special tokens are allowed in message contents."""
         self.model = model
         self.parsers = parsers
         self._name = name
@@ -88,7 +86,7 @@ class PromptTokenizer:
         self._route_head = chain_head(self._scope)
 
     async def tokenize(self, message: Tokenize) -> Tokenized:
-        """The answer. Raises InvalidInput and its kin."""
+        """Tokenize a prompt. Raises InvalidInput and its subclasses, and Overloaded."""
         limit = token_limit(message.truncate_prompt_tokens, self.model.max_model_len)
         banned = await self._bad_words(message)
         ids, images = await self._ids(message, limit)
@@ -127,7 +125,7 @@ class PromptTokenizer:
         return await self._threads.run_text(tenant, len(ids), work)
 
     async def _ids(self, message: Tokenize, limit: int | None) -> tuple[list[int], list[Pixels]]:
-        """The ids with one placeholder an image, and the images."""
+        """The ids with one placeholder for each image, and the images."""
         prompt = message.prompt
         if isinstance(prompt, IdsPrompt):
             return self._given_ids(prompt), []
@@ -141,7 +139,7 @@ class PromptTokenizer:
             text, special = prompt.text, prompt.add_special_tokens
             return await self._encode(text, special, limit, message), []
         if isinstance(prompt, HeldPrompt):
-            raise ProtocolError("a held prompt that was not read")
+            raise ProtocolError("the held prompt was not read")
         return await self._chat_ids(message, prompt)
 
     async def _chat_ids(
@@ -164,7 +162,7 @@ class PromptTokenizer:
                 hidden, table = await self._hidden(
                     self._guard, text, message.tenant, prompt, conversation
                 )
-        # Truncation comes after the placeholders have their length.
+        # Truncation follows after the placeholders are expanded.
         if self._guard is None:
             return await self._encode(text, prompt.add_special_tokens, None, message), images
         work = partial(self._guard.encode, hidden, table, prompt.add_special_tokens)
@@ -176,9 +174,9 @@ class PromptTokenizer:
         text: str,
         tenant: str,
         prompt: ChatPrompt,
-        conversation: Conversation,
+        conversation: ChatInput,
     ) -> tuple[str, dict[int, int]]:
-        """A rendering that marks which of its characters come from the contents."""
+        """A rendering in which characters of the contents are replaced, and the replacements."""
         placeholder = self._vision.placeholder if self._vision is not None else ""
         threads, cost = self._threads, len(text)
         await threads.run_text(tenant, cost, partial(guard.check, conversation))
@@ -191,13 +189,13 @@ class PromptTokenizer:
                 return hidden, table
         raise guard.refusal()
 
-    async def _load_media(self, conversation: Conversation, message: Tokenize) -> list[Pixels]:
+    async def _load_media(self, conversation: ChatInput, message: Tokenize) -> list[Pixels]:
         if not conversation.media:
             return []
         if self._vision is None:
             path = conversation.media[0].path
             raise InvalidInput(
-                f"{field_name(path)}: the model {self._name} takes text only",
+                f"{field_name(path)}: the model {self._name} accepts text only",
                 param="messages",
                 path=path,
             )
@@ -221,14 +219,14 @@ class PromptTokenizer:
         self, work: Callable[[], list[int]], text: str, message: Tokenize
     ) -> list[int]:
         if message.truncate_prompt_tokens is None:
-            self._refuse_hopeless(text, message)
+            self._check_length(text, message)
         with span("encode", {"tokenmesh.chars": len(text)}) as current:
             ids = await self._threads.run_text(message.tenant, len(text), work)
             current.set_attribute("tokenmesh.tokens", len(ids))
         return ids
 
-    def _refuse_hopeless(self, text: str, message: Tokenize) -> None:
-        """What is too long however it is encoded must not take a thread for seconds."""
+    def _check_length(self, text: str, message: Tokenize) -> None:
+        """Refuse a text that no encoding makes short enough, before it blocks a thread."""
         limit = message.max_tokens or message.context_tokens
         if limit is None or self._length_bound is None:
             return
@@ -247,7 +245,7 @@ class PromptTokenizer:
         try:
             ids = unpack_ids(prompt.token_ids)
         except ValueError as error:
-            raise InvalidInput("token_ids is no list of 32-bit ids", param="prompt") from error
+            raise InvalidInput("token_ids is not a list of 32-bit ids", param="prompt") from error
         check_ids(ids, self.model.vocab_size)
         return ids
 

@@ -1,9 +1,9 @@
 """The rendering process: reads jobs from stdin, writes answers to stdout, until stdin ends.
 
-Its bounds hold whatever a template does: the kernel ends it when the alarm of a job goes off, and
-refuses memory beyond its address space, any file or connection and any further process: who gets
-out of jinja2's sandbox finds nothing to take
-and nobody to tell. `python -m ...render_child <seconds> <bytes>`.
+The kernel enforces its limits for any template: it kills the process when the alarm of a job goes
+off, and refuses memory beyond its address space, files, connections and further processes. A
+template that escapes jinja2's sandbox can neither read nor send anything. `python -m
+...render_child <seconds> <bytes>`.
 """
 
 import codecs
@@ -18,8 +18,13 @@ import jinja2.constants
 import jinja2.debug
 from jinja2 import TemplateSyntaxError
 
-from tokenmesh.services.tokenizer_svc.continuation import CannotContinue, cut_at_mark, mark_end
-from tokenmesh.services.tokenizer_svc.conversation import UnusableMessages, shape_messages
+from tokenmesh.services.tokenizer_svc.conversation import (
+    CannotContinue,
+    UnusableMessages,
+    cut_at_mark,
+    mark_end,
+    shape_messages,
+)
 from tokenmesh.services.tokenizer_svc.render_job import (
     RenderAnswer,
     Rendered,
@@ -42,11 +47,11 @@ _LOADED_AHEAD: Final = (
     *(jinja2.constants, jinja2.debug, pprint, textwrap),
     *(codecs.lookup(name) for name in _CODECS),
 )
-"""What jinja2 and str import when they first need it: later no file can be opened."""
+"""Modules that jinja2 and str import lazily: later no file can be opened."""
 
 
 def render_job(job: RenderJob) -> RenderAnswer:
-    """Carry out one job; every failure is an answer."""
+    """Execute one job; every failure is an answer."""
     try:
         return Rendered(_render(job))
     except TemplateSyntaxError as error:
@@ -60,8 +65,8 @@ def render_job(job: RenderJob) -> RenderAnswer:
     except TooLong as error:
         return RenderFailed("too_long", str(error))
     except MemoryError:
-        return RenderFailed("memory", "it needs more memory than a rendering may take")
-    # A template can raise anything that Python can; all of it is the template's or the input's.
+        return RenderFailed("memory", "it needs more memory than a rendering may use")
+    # A template can raise any exception; all are errors of the template or of the input.
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"[:1000]
         return RenderFailed("error", reason, template_line(error))
@@ -85,7 +90,7 @@ def _render(job: RenderJob) -> str:
 
 
 def prepare(data: bytes) -> Callable[[], bytes]:
-    """A job, ready to be carried out."""
+    """The function that executes a job."""
     return lambda: encode(render_job(decode_job(data)))
 
 

@@ -1,7 +1,6 @@
-"""What the tokenizer and its rendering processes say to each other: a job, one of two answers.
+"""The messages between the tokenizer and its rendering processes: a job, and one of two answers.
 
-Both are JSON, which holds any number that a client may send; how they travel is
-shared/child_pool.py's.
+They are JSON, which can hold any number that a client sends; shared/child_pool.py transports them.
 """
 
 from typing import Final, Literal
@@ -18,7 +17,7 @@ class RenderJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     template: str
     messages: list[JsonObject] = []
-    """Content parts are {"type": "text", "text": ...} or {"type": "image"} (see messages.py)."""
+    """Content parts are {"type": "text", "text": ...} or {"type": "image"}, as in messages.py."""
     tools: list[JsonObject] | None = None
     documents: list[JsonObject] | None = None
     variables: JsonObject = {}
@@ -26,15 +25,13 @@ class RenderJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     image_placeholder: str = ""
-    """What stands for an image in the text of a template that takes content as a string."""
+    """The text for an image, for templates that expect content as a string."""
     max_chars: int
     compile_only: bool = False
-    """Only say whether the template is sound; nothing is rendered."""
+    """Only compile the template."""
 
 
 class Rendered(msgspec.Struct, frozen=True, tag=True):
-    """The prompt's text."""
-
     text: str
 
 
@@ -42,10 +39,10 @@ FailureKind = Literal["syntax", "raised", "input", "error", "too_long", "memory"
 
 
 class RenderFailed(msgspec.Struct, frozen=True, tag=True):
-    """Why there is none.
+    """The failure of a job.
 
-    syntax: the template does not compile; raised: it called raise_exception; input: the messages
-    cannot be given to any template; error: it failed on these messages; too_long, memory: a bound.
+    syntax: the template does not compile; raised: it called raise_exception; input: no template can
+    render the messages; error: it failed on these messages; too_long, memory: it exceeds a limit.
     """
 
     kind: FailureKind
@@ -64,15 +61,14 @@ _answer_decoder: Final[msgspec.json.Decoder[RenderAnswer]] = msgspec.json.Decode
 
 
 def encode(message: RenderJob | RenderAnswer) -> bytes:
-    """The bytes of a message."""
     return _encoder.encode(message)
 
 
 def decode_job(data: bytes) -> RenderJob:
-    """The job in a message. Raises msgspec.DecodeError."""
+    """Raises msgspec.DecodeError."""
     return _job_decoder.decode(data)
 
 
 def decode_answer(data: bytes) -> RenderAnswer:
-    """The answer in a message. Raises msgspec.DecodeError."""
+    """Raises msgspec.DecodeError."""
     return _answer_decoder.decode(data)

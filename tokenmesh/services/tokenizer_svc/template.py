@@ -1,13 +1,18 @@
-"""Chat templates: compile one in a sandbox, render one conversation, say what went wrong and where.
+"""Chat templates: compile one in a sandbox, render a conversation, and find the line of an error.
 
 Renders what transformers' `apply_chat_template` renders (its environment, filters and functions).
-Runs in a rendering process only (render_child.py): templates are programs that strangers wrote.
+Runs only in a rendering process (render_child.py), as templates are untrusted programs.
+
+`TemplateShape` is the form in which a template expects content, read from its syntax tree. Some
+templates print `message.content`, others loop over its parts, and some test for both. The wrong
+form loses text silently, so trial and error would not find it. Aliases (`set content =
+message.content`), slices, filters and macros are followed.
 """
 
 import functools
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, NoReturn
 
@@ -18,8 +23,129 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from tokenmesh.services.tokenizer_svc.template_shape import TemplateShape, template_shape
 from tokenmesh.shared import clock
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateShape:
+    """The form in which a template expects content."""
+
+    wants_parts: bool
+    """It loops over content: pass lists of parts."""
+    tests_string: bool
+    """It tests whether content is a string: strings may be passed."""
+    tests_none: bool
+    """It tests whether content is none: pass null as null, else as an empty string."""
+
+
+def template_shape(root: nodes.Template) -> TemplateShape:
+    """The shape of a parsed template."""
+    names = _Names({macro.name: macro for macro in root.find_all(nodes.Macro)})
+    while names.learn(root):
+        pass
+    names.forget_mixed(root)
+    tests = [test for test in root.find_all(nodes.Test) if names.is_content(test.node)]
+    return TemplateShape(
+        wants_parts=any(names.is_content(loop.iter) for loop in root.find_all(nodes.For)),
+        tests_string=any(test.name == "string" for test in tests),
+        tests_none=any(test.name == "none" for test in tests)
+        or any(names.compares_none(compare) for compare in root.find_all(nodes.Compare)),
+    )
+
+
+@dataclass(slots=True)
+class _Names:
+    """The variables that hold the conversation, a message or a message's content."""
+
+    macros: dict[str, nodes.Macro]
+    conversations: set[str] = field(default_factory=lambda: {"messages"})
+    messages: set[str] = field(default_factory=set)
+    contents: set[str] = field(default_factory=set)
+
+    def learn(self, root: nodes.Template) -> bool:
+        """Follow every assignment, loop and macro call once; True if a variable was added."""
+        before = len(self.conversations) + len(self.messages) + len(self.contents)
+        for name, value in self._bindings(root):
+            if self.is_conversation(value):
+                self.conversations.add(name)
+            elif self.is_message(value):
+                self.messages.add(name)
+            elif self.is_content(value):
+                self.contents.add(name)
+        for loop in root.find_all(nodes.For):
+            if isinstance(loop.target, nodes.Name) and self.is_conversation(loop.iter):
+                self.messages.add(loop.target.name)
+        return len(self.conversations) + len(self.messages) + len(self.contents) > before
+
+    def forget_mixed(self, root: nodes.Template) -> None:
+        """Drop variables that also hold other fields of a message.
+
+        Mistral's templates loop over `tool_calls`, which in old formats comes from content.
+        """
+        for name, value in self._bindings(root):
+            if (
+                isinstance(value, nodes.Getitem | nodes.Getattr)
+                and self.is_message(value.node)
+                and _key(value) != "content"
+            ):
+                self.contents.discard(name)
+
+    def _bindings(self, root: nodes.Template) -> Iterator[tuple[str, nodes.Node]]:
+        for assign in root.find_all(nodes.Assign):
+            if name := _variable(assign.target):
+                yield name, assign.node
+        for call in root.find_all(nodes.Call):
+            if isinstance(call.node, nodes.Name) and call.node.name in self.macros:
+                parameters = [argument.name for argument in self.macros[call.node.name].args]
+                yield from zip(parameters, call.args, strict=False)
+                yield from ((pair.key, pair.value) for pair in call.kwargs)
+
+    def is_conversation(self, node: nodes.Node | None) -> bool:
+        if isinstance(node, nodes.Filter):
+            return node.name not in ("first", "last") and self.is_conversation(node.node)
+        if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
+            return self.is_conversation(node.node)
+        return _variable(node) in self.conversations
+
+    def is_message(self, node: nodes.Node | None) -> bool:
+        if isinstance(node, nodes.Getitem) and not isinstance(node.arg, nodes.Slice):
+            return self.is_conversation(node.node)
+        if isinstance(node, nodes.Filter):
+            return node.name in ("first", "last") and self.is_conversation(node.node)
+        return _variable(node) in self.messages
+
+    def is_content(self, node: nodes.Node | None) -> bool:
+        if isinstance(node, nodes.Filter):
+            return self.is_content(node.node)
+        if isinstance(node, nodes.CondExpr):
+            return self.is_content(node.expr1) or self.is_content(node.expr2)
+        if isinstance(node, nodes.Getitem | nodes.Getattr) and _key(node) == "content":
+            return self.is_message(node.node)
+        return _variable(node) in self.contents
+
+    def compares_none(self, compare: nodes.Compare) -> bool:
+        return self.is_content(compare.expr) and any(
+            isinstance(operand.expr, nodes.Const) and operand.expr.value is None
+            for operand in compare.ops
+        )
+
+
+def _variable(node: nodes.Node | None) -> str | None:
+    """`x` or, for a namespace, `ns.x`; None if the node is not a variable."""
+    if isinstance(node, nodes.Name):
+        return node.name
+    if isinstance(node, nodes.NSRef):
+        return f"{node.name}.{node.attr}"
+    if isinstance(node, nodes.Getattr) and isinstance(node.node, nodes.Name):
+        return f"{node.node.name}.{node.attr}"
+    return None
+
+
+def _key(node: nodes.Getitem | nodes.Getattr) -> object:
+    if isinstance(node, nodes.Getattr):
+        return node.attr
+    return node.arg.value if isinstance(node.arg, nodes.Const) else None
+
 
 COMPILED_TEMPLATES: Final = 64
 """Compiled templates that a process keeps."""
@@ -27,7 +153,7 @@ COMPILED_TEMPLATES: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
-    """A compiled template and what it wants to be given."""
+    """A compiled template and its shape."""
 
     source: str
     program: Template
@@ -35,11 +161,11 @@ class ChatTemplate:
 
 
 class RaisedByTemplate(Exception):
-    """The template called raise_exception: the conversation breaks one of its rules."""
+    """The template called raise_exception: the conversation violates one of its rules."""
 
 
 class TooLong(Exception):
-    """The rendering passed its bound."""
+    """The rendering is longer than its limit."""
 
 
 @functools.lru_cache(maxsize=COMPILED_TEMPLATES)
@@ -51,7 +177,7 @@ def compile_template(source: str) -> ChatTemplate:
 
 
 def render(template: ChatTemplate, variables: dict[str, object], max_chars: int) -> str:
-    """The text. Raises RaisedByTemplate, TooLong, or whatever the template stumbles over."""
+    """The text. Raises RaisedByTemplate, TooLong, or any error of the template."""
     pieces = []
     num_chars = 0
     for piece in template.program.generate(variables):
@@ -63,7 +189,7 @@ def render(template: ChatTemplate, variables: dict[str, object], max_chars: int)
 
 
 def template_line(error: BaseException) -> int | None:
-    """The line of the template that an error comes from, when it comes from one."""
+    """The line of the template that raised an error; None if it was raised elsewhere."""
     if isinstance(error, TemplateSyntaxError):
         return error.lineno
     line, entry = None, error.__traceback__
@@ -75,7 +201,7 @@ def template_line(error: BaseException) -> int | None:
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}` marks what a model wrote, for training; here it only prints its body."""
+    """`{% generation %}` marks a model's text for training; here it only prints its body."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's own declaration
 
@@ -86,7 +212,7 @@ class _GenerationTag(Extension):
 
 
 class _SafeNamespace(Namespace):
-    """A namespace that takes no underscore names, which could reach CPython's internals."""
+    """A namespace without underscore names, which could reach CPython's internals."""
 
     def __init__(*args: object, **kwargs: object) -> None:
         self, *positional = args
@@ -103,11 +229,11 @@ class _SafeNamespace(Namespace):
 
 def _refuse_underscore(name: object) -> None:
     if isinstance(name, str) and name.startswith("_"):
-        raise SecurityError(f"a namespace takes no attribute that begins with _: {name!r}")
+        raise SecurityError(f"a namespace attribute must not begin with _: {name!r}")
 
 
 def _make_dict(*args: object, **kwargs: object) -> dict[str, object]:
-    """Stands for `dict`, without the attributes of a type."""
+    """Replaces `dict` by a function, which has no attributes of a type."""
     return dict(*args, **kwargs)
 
 

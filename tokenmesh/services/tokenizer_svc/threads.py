@@ -1,4 +1,4 @@
-"""Threads: where CPU work goes that would hold up the event loop; tenants take turns."""
+"""Threads: runs CPU work that would block the event loop; tenants take turns."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,7 +13,7 @@ Result = TypeVar("Result")
 
 
 class Threads:
-    """A small pool. Long texts leave one thread to short ones, where there are several."""
+    """A small pool. If it has several threads, long texts leave one free for short ones."""
 
     def __init__(self, limits: TokenizerSettings) -> None:
         self._pool = ThreadPoolExecutor(limits.threads, thread_name_prefix="tokenizer")
@@ -23,7 +23,7 @@ class Threads:
         )
 
     async def run(self, tenant: str, cost: float, work: Callable[[], Result]) -> Result:
-        """`work()` in a thread. `cost`: characters, or what takes as long. Raises Overloaded."""
+        """Run `work` in a thread; `cost`: characters, or similar work. Raises Overloaded."""
         grant = await self._slots.take(tenant, cost)
         loop = asyncio.get_running_loop()
         try:
@@ -31,12 +31,12 @@ class Threads:
         except BaseException:
             self._slots.release(grant)
             raise
-        # A thread cannot be cancelled: its slot is free when the work is over.
+        # A thread cannot be cancelled: its slot is released when the work ends.
         future.add_done_callback(lambda done: self._release_soon(loop, grant, done))
         return await asyncio.wrap_future(future)
 
     async def run_text(self, tenant: str, num_chars: int, work: Callable[[], Result]) -> Result:
-        """`work()` in a thread, or at once when the text is so short that a thread costs more."""
+        """Run `work` in a thread, or directly if the text is so short that a thread costs more."""
         if num_chars <= self._inline_chars:
             return work()
         return await self.run(tenant, num_chars, work)
@@ -45,9 +45,9 @@ class Threads:
         self, loop: asyncio.AbstractEventLoop, grant: Grant, _done: "Future[Result]"
     ) -> None:
         with suppress(RuntimeError):
-            # Raised by a closed loop: the caller is gone.
+            # A closed loop raises it: nothing waits for the result.
             loop.call_soon_threadsafe(self._slots.release, grant)
 
     def stop(self) -> None:
-        """Wait for what runs and end the threads."""
+        """Wait for running work and end the threads."""
         self._pool.shutdown(wait=True, cancel_futures=True)

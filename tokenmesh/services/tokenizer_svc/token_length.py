@@ -1,4 +1,4 @@
-"""How many characters a token stands for at most: a text can be too long before it is encoded."""
+"""The most characters of a token: shows without encoding that a text is too long."""
 
 import math
 from dataclasses import dataclass
@@ -8,24 +8,24 @@ import msgspec
 from tokenizers.pre_tokenizers import ByteLevel
 
 _KEEP_EVERYTHING: Final = {"ByteLevel", "Digits", "Metaspace", "Sequence", "Split"}
-"""Pre-tokenizers; but for a Split whose behaviour is Removed."""
+"""Pre-tokenizers that drop no text, except a Split with the behaviour Removed."""
 _COMPOSED: Final = 4
-"""Characters that NFC and NFKC make one of at most (U+1F82)."""
+"""Most characters that NFC and NFKC compose into one (U+1F82)."""
 _DECOMPOSED: Final = 18
-"""Characters that NFKD makes of one at most (U+FDFA)."""
+"""Most characters that NFKD decomposes one into (U+FDFA)."""
 _SHRINK_BY_FORM: Final = {"NFC": _COMPOSED, "NFKC": _COMPOSED, "NFD": 1, "NFKD": 1, "Lowercase": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class LengthBound:
-    """What holds for every text of a tokenizer."""
+    """A bound that holds for every text of a tokenizer."""
 
     chars_per_token: int
     drops_spaces: bool = False
-    """Whether white space may vanish: it counts for nothing then."""
+    """Whether whitespace may be dropped; it is not counted then."""
 
     def least_tokens(self, text: str, limit: int) -> int:
-        """A number of tokens that the text has at least; 0 where it may have `limit` or fewer."""
+        """A lower bound of the text's tokens; 0 if it may have `limit` or fewer."""
         if len(text) <= limit * self.chars_per_token:
             return 0
         num_chars = sum(map(len, text.split())) if self.drops_spaces else len(text)
@@ -34,10 +34,10 @@ class LengthBound:
 
 
 def length_bound(tokenizer_json: bytes) -> LengthBound | None:
-    """None where a token may stand for any number of characters: of some that are dropped, say.
+    """The bound of a tokenizer; None if a token may stand for any number of characters.
 
-    Known of BPE and Unigram models that can write every byte, behind normalizers of which we know
-    how far they shrink a text.
+    It exists for BPE and Unigram models that can write every byte, after normalizers whose effect
+    on the length is known.
     """
     try:
         found: Any = msgspec.json.decode(tokenizer_json)
@@ -57,21 +57,21 @@ def length_bound(tokenizer_json: bytes) -> LengthBound | None:
 
 @dataclass(frozen=True, slots=True)
 class _Effect:
-    """What a normalizer does to a text at most."""
+    """The largest effect of a normalizer on the length of a text."""
 
     shrink: float = 1.0
-    """Characters that become one."""
+    """Characters that are composed into one."""
     growth: float = 1.0
-    """Characters that one becomes, of ASCII."""
+    """Characters that one ASCII character becomes."""
     extra: int = 0
-    """Characters put in front."""
+    """Characters that are prepended."""
     strips: bool = False
     is_form: bool = False
-    """Whether it decomposes what is not ASCII."""
+    """Whether it decomposes characters outside ASCII."""
 
 
 def _effect(normalizer: Any) -> _Effect | None:
-    """None for one that may drop characters, or that we do not know."""
+    """None for a normalizer that may drop characters, or is unknown."""
     if normalizer is None:
         return _Effect()
     kind = normalizer["type"]
@@ -108,7 +108,7 @@ def _joined(effects: list[_Effect | None]) -> _Effect | None:
 
 
 def _added_chars(token: Any, effect: _Effect) -> int:
-    """Characters of a normalized text that an added token stands for."""
+    """Characters of a normalized text for which an added token stands."""
     content: str = token["content"]
     if not token.get("normalized", True):
         return len(content)
@@ -140,7 +140,8 @@ def _vocabulary(found: Any) -> list[str] | None:
     names = set(entries)
     if model.get("byte_fallback") and all(f"<0x{byte:02X}>" in names for byte in range(256)):
         return list(entries)
-    # In such a vocabulary a character stands for a byte; a text's has one at least.
+    # In a byte-level vocabulary a character stands for a byte, of which a text has at least as
+    # many.
     is_byte_level = (
         kind == "BPE"
         and (found["decoder"] or {}).get("type") == "ByteLevel"

@@ -1,6 +1,6 @@
 """Constraints on tool calls, and the parser for calls that are forced.
 
-A forced call is the whole answer: `parsers/tools/json_calls.py` reads it. A strict function need not be
+A forced call is the whole answer: `json_calls.py` reads it. A strict function need not be
 called: the text is free, but once the model has written its marker of a call, the rest of the call
 is constrained to one of the functions and its arguments. Arguments of functions that are not strict
 may be any object.

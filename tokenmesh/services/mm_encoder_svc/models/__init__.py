@@ -1,1 +1,1 @@
-"""Towers: one file a family, each from pixels to embeddings of the language model's width."""
+"""Towers, one file for each family: pixels to embeddings of the language model's width."""

@@ -1,23 +1,49 @@
-"""ClipTower: CLIP's vision transformer, as far as hidden states. Parameter names are CLIP's own.
+"""ClipTower: CLIP's vision transformer up to its hidden states, with CLIP's parameter names.
 
 Shapes: N images, T = 1 + patches (the class token is first), D hidden, H heads.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Final
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from tokenmesh.services.mm_encoder_svc.models.activations import activation
-from tokenmesh.services.mm_encoder_svc.models.config_reader import ConfigReader
+from tokenmesh.services.mm_encoder_svc.checkpoint import ConfigReader
 from tokenmesh.shared.errors import CheckpointError
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
+
+
+def quick_gelu(values: torch.Tensor) -> torch.Tensor:
+    """OpenAI's approximation of GELU, which CLIP was trained with."""
+    return values * torch.sigmoid(1.702 * values)
+
+
+_BY_NAME: Final[dict[str, Activation]] = {
+    "gelu": functional.gelu,
+    "gelu_new": partial(functional.gelu, approximate="tanh"),
+    "gelu_pytorch_tanh": partial(functional.gelu, approximate="tanh"),
+    "quick_gelu": quick_gelu,
+    "relu": functional.relu,
+    "silu": functional.silu,
+}
+
+
+def activation(name: str) -> Activation:
+    """The function of a name in a checkpoint. Raises CheckpointError for an unknown name."""
+    found = _BY_NAME.get(name)
+    if found is None:
+        known = ", ".join(sorted(_BY_NAME))
+        raise CheckpointError(f"the activation {name!r} is not one of {known}")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
 class ClipConfig:
-    """What shapes the tower."""
-
     hidden_size: int
     intermediate_size: int
     num_layers: int
@@ -44,14 +70,14 @@ class ClipConfig:
         )
         if config.hidden_size % config.num_heads:
             raise CheckpointError(
-                f"vision_config: hidden_size {config.hidden_size} is no multiple of "
+                f"vision_config: hidden_size {config.hidden_size} is not a multiple of "
                 f"num_attention_heads {config.num_heads}"
             )
         return config
 
     @property
     def num_patches(self) -> int:
-        """Patches of an image; a remainder at the edges is not looked at."""
+        """Patches of an image; a remainder at the edges is ignored."""
         side: int = self.image_size // self.patch_size
         return side * side
 
@@ -129,7 +155,7 @@ class _Layers(nn.Module):
 
 
 class ClipTower(nn.Module):
-    """Holds every tensor of the checkpoint's tower; runs only the layers that are asked for."""
+    """Holds every tensor of the checkpoint's tower; runs only the layers that are needed."""
 
     def __init__(self, config: ClipConfig) -> None:
         super().__init__()
@@ -137,11 +163,11 @@ class ClipTower(nn.Module):
         # Misspelled in every CLIP checkpoint.
         self.pre_layrnorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.encoder = _Layers(config)
-        # Only CLIP's pooled output needs it; checkpoints hold it all the same.
+        # Used only for CLIP's pooled output, but in every checkpoint.
         self.post_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def forward(self, pixels: torch.Tensor, states: list[int]) -> list[torch.Tensor]:
-        """Hidden states [N, T, D] after `states` layers each, in the order asked for; 0: none."""
+        """Hidden states [N, T, D] after each of `states` layers, in that order."""
         hidden_NTD = self.pre_layrnorm(self.embeddings(pixels))
         found = {0: hidden_NTD}
         for number, layer in enumerate(self.encoder.layers[: max(states)], start=1):

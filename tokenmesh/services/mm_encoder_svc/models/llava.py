@@ -1,13 +1,12 @@
-"""LlavaEncoder: CLIP hidden states of chosen layers, through a two-layer projector."""
+"""LlavaEncoder: CLIP's hidden states of some layers, through a two-layer projector."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from tokenmesh.services.mm_encoder_svc.models.activations import activation
-from tokenmesh.services.mm_encoder_svc.models.clip import ClipConfig, ClipTower
-from tokenmesh.services.mm_encoder_svc.models.config_reader import ConfigReader
+from tokenmesh.services.mm_encoder_svc.checkpoint import ConfigReader
+from tokenmesh.services.mm_encoder_svc.models.clip import ClipConfig, ClipTower, activation
 from tokenmesh.shared.errors import CheckpointError
 
 _DROPS_CLASS_TOKEN = {"default": True, "full": False}
@@ -16,11 +15,9 @@ _DROPS_CLASS_TOKEN = {"default": True, "full": False}
 
 @dataclass(frozen=True, slots=True)
 class LlavaConfig:
-    """What shapes tower and projector."""
-
     tower: ClipConfig
     feature_states: list[int]
-    """How many layers each selected hidden state has been through."""
+    """The number of layers before each selected hidden state."""
     drops_class_token: bool
     text_hidden_size: int
     activation: str
@@ -48,7 +45,7 @@ class LlavaConfig:
 
     @property
     def tokens_per_image(self) -> int:
-        """Embeddings, and so placeholders, of one image."""
+        """Embeddings, and therefore placeholders, of one image."""
         return self.tower.num_patches + (0 if self.drops_class_token else 1)
 
 
@@ -76,7 +73,6 @@ class LlavaEncoder(nn.Module):
         self.multi_modal_projector = _Projector(config)
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        """One forward pass."""
         states = self.vision_tower(pixels, self.config.feature_states)
         if self.config.drops_class_token:
             states = [state[:, 1:] for state in states]
@@ -85,10 +81,10 @@ class LlavaEncoder(nn.Module):
 
 
 def _state(layer: int, num_layers: int) -> int:
-    """A layer as configs count it: from the end when negative, 0 being the embeddings."""
+    """A layer number in a config: negative from the end, 0 for the embeddings."""
     state = layer if layer >= 0 else num_layers + 1 + layer
     if not 0 <= state <= num_layers:
         raise CheckpointError(
-            f"vision_feature_layer {layer} is outside of a tower of {num_layers} layers"
+            f"vision_feature_layer {layer} is out of range for a tower of {num_layers} layers"
         )
     return state

@@ -1,1 +1,1 @@
-"""Media of a prompt: sources -> fetch -> images -> pixels in the blob store -> placeholders."""
+"""Images of a prompt: fetch, decode, store the pixels as blobs, expand the placeholders."""

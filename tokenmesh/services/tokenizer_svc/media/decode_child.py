@@ -1,26 +1,89 @@
 """The decoding process: reads image files from stdin, writes pixels to stdout, until stdin ends.
 
-Regardless of what a file makes the decoders do, the kernel ends it when the alarm of a job goes
-off, and refuses memory beyond its address space, files, connections and further processes.
+The kernel enforces its limits for any file: it kills the process when the alarm of a job goes off,
+and refuses memory beyond its address space, files, connections and further processes.
 `python -m ...decode_child <seconds> <bytes of memory> <pixels of an image> <checkpoint>`.
 """
 
 import io
 import resource
+import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import numpy
-from PIL import Image
+from PIL import ExifTags, Image, UnidentifiedImageError
 
-from tokenmesh.services.tokenizer_svc.loading import ImageProcessor, load_image_processor
-from tokenmesh.services.tokenizer_svc.media.image import FORMATS, decode_image
-from tokenmesh.services.tokenizer_svc.torch_free import forbid_torch
+from tokenmesh.services.tokenizer_svc.loading import (
+    ImageProcessor,
+    forbid_torch,
+    load_image_processor,
+)
 from tokenmesh.shared.child_pool import serve
 from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
 from tokenmesh.shared.tensor_blob import TensorBlob
+
+FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")
+"""OpenAI's formats. For some others pillow starts programs; it decodes the run lengths of BMP byte
+by byte in Python, and allocates TIFF's tiles, which may be larger than the image by any factor."""
+_JPEGS: Final = ("JPEG", "MPO")
+"""pillow opens a JPEG with several pictures, as phones write them, as MPO."""
+_MAX_SCANS: Final = 64
+"""Scans of a progressive JPEG; encoders write a dozen. Each costs a pass over all pixels."""
+_SCAN: Final = b"\xff\xda"
+
+_TURN_BY_ORIENTATION: Final[dict[object, Image.Transpose]] = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What EXIF says of how the camera was held."""
+
+
+def decode_image(data: bytes, max_pixels: int) -> Image.Image:
+    """The first frame, upright, in RGB. Raises InvalidInput or PayloadTooLarge."""
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            if image.format not in (*FORMATS, *_JPEGS):
+                raise InvalidInput(f"the format {image.format} is not supported")
+            width, height = image.size
+            if width * height > max_pixels:
+                raise PayloadTooLarge(
+                    f"the image has {width}x{height} pixels, at most {max_pixels} in all"
+                )
+            if image.format in _JPEGS and data.count(_SCAN) > _MAX_SCANS:
+                raise PayloadTooLarge(f"the image has more than {_MAX_SCANS} scans")
+            return _upright(image).convert("RGB")
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise PayloadTooLarge(f"the image is too large: {error}") from error
+    except UnidentifiedImageError as error:
+        known = ", ".join(FORMATS)
+        raise InvalidInput(f"the file is not an image of a known format ({known})") from error
+    # The errors of pillow for damaged files depend on the format.
+    except (
+        OSError,
+        SyntaxError,
+        ValueError,
+        EOFError,
+        LookupError,
+        TypeError,
+        struct.error,
+    ) as error:
+        raise InvalidInput(f"the image is damaged: {error}") from error
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """Like ImageOps.exif_transpose, which also rewrites EXIF data and fails on invalid data."""
+    image.load()
+    turn = _TURN_BY_ORIENTATION.get(image.getexif().get(ExifTags.Base.Orientation))
+    return image if turn is None else image.transpose(turn)
+
 
 PIXELS: Final = b"p"
 INVALID: Final = b"i"
@@ -29,7 +92,7 @@ TOO_LARGE: Final = b"l"
 
 
 def pixel_blob(data: bytes, processor: ImageProcessor, max_pixels: int) -> bytes:
-    """A file's pixels as the model takes them. Raises InvalidInput or PayloadTooLarge."""
+    """A file's preprocessed pixels. Raises InvalidInput or PayloadTooLarge."""
     image = decode_image(data, max_pixels)
     try:
         pixels = processor(image)
@@ -40,7 +103,7 @@ def pixel_blob(data: bytes, processor: ImageProcessor, max_pixels: int) -> bytes
 
 
 def answer(data: bytes, processor: ImageProcessor, max_pixels: int) -> bytes:
-    """Carry out one job; every failure is an answer."""
+    """Execute one job; every failure is an answer."""
     try:
         return PIXELS + pixel_blob(data, processor, max_pixels)
     except PayloadTooLarge as error:
@@ -48,11 +111,11 @@ def answer(data: bytes, processor: ImageProcessor, max_pixels: int) -> bytes:
     except InvalidInput as error:
         return INVALID + error.message.encode()
     except MemoryError:
-        return TOO_LARGE + b"the image needs more memory than decoding may take"
+        return TOO_LARGE + b"the image needs more memory than decoding may use"
 
 
 def _load_ahead(processor: ImageProcessor, max_pixels: int) -> None:
-    """Import what pillow and the processor load when they first need it: later no file opens."""
+    """Import what pillow and the processor load lazily: later no file can be opened."""
     for name in FORMATS:
         file = io.BytesIO()
         Image.new("RGB", (8, 8)).save(file, name)

@@ -1,7 +1,7 @@
-"""MediaLoader: from the images that messages name to pixels in the blob store.
+"""MediaLoader: turns the images in messages into pixels in the blob store.
 
-An image's identity is the hash of its file and of the preprocessing, never what a client calls it.
-Pixels are stored under that identity, so an image of an earlier turn is not preprocessed again.
+An image is identified by the hash of its file and of the preprocessing, never by a client's name
+for it. Pixels are stored under that hash, so an image of an earlier turn is not preprocessed again.
 """
 
 import asyncio
@@ -11,23 +11,86 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from tokenmesh.services.tokenizer_svc.media.decoder import ImageDecoder
-from tokenmesh.services.tokenizer_svc.media.fetch import Fetcher
-from tokenmesh.services.tokenizer_svc.media.placeholders import Pixels
-from tokenmesh.services.tokenizer_svc.media.source import DATA_SCHEME, decode_data_uri, read_source
-from tokenmesh.services.tokenizer_svc.media.vision import VisionModel
+from tokenmesh.services.tokenizer_svc.media.decode_child import INVALID, PIXELS, TOO_LARGE
+from tokenmesh.services.tokenizer_svc.media.fetch import (
+    DATA_SCHEME,
+    Fetcher,
+    decode_data_uri,
+    read_source,
+)
+from tokenmesh.services.tokenizer_svc.media.vision import Pixels, VisionModel
 from tokenmesh.services.tokenizer_svc.messages import MediaPart
 from tokenmesh.services.tokenizer_svc.threads import Threads
 from tokenmesh.shared.blobs import Blobs
+from tokenmesh.shared.child_pool import ChildDied, ChildLate, ChildLimits, ChildPool
 from tokenmesh.shared.config.model import MediaSettings
-from tokenmesh.shared.errors import InvalidInput, NotFound, field_name
+from tokenmesh.shared.errors import (
+    InvalidInput,
+    NotFound,
+    PayloadTooLarge,
+    ProtocolError,
+    field_name,
+)
 from tokenmesh.shared.ids import BlobKey
 from tokenmesh.shared.telemetry.span import span
+
+_CHILD: Final = "tokenmesh.services.tokenizer_svc.media.decode_child"
+
+
+class ImageDecoder:
+    """Turns image files into the pixels of one model, in child processes that are killed when late.
+
+    Tenants take turns.
+    """
+
+    def __init__(self, limits: MediaSettings, checkpoint: Path) -> None:
+        self._pool = ChildPool(
+            "images to be decoded",
+            _CHILD,
+            (
+                str(limits.decode_timeout_s),
+                str(limits.decode_memory_bytes),
+                str(limits.max_pixels),
+                str(checkpoint),
+            ),
+            ChildLimits(
+                limits.decode_processes,
+                limits.decode_queue,
+                limits.decode_timeout_s,
+                most_each=limits.decode_processes,
+            ),
+            b"",
+        )
+
+    async def decode(self, data: bytes, tenant: str) -> bytes:
+        """The pixels as an encoded TensorBlob. Raises InvalidInput, PayloadTooLarge, Overloaded."""
+        try:
+            answer = await self._pool.ask(data, tenant, len(data))
+        except ChildLate as error:
+            raise PayloadTooLarge(f"the image cannot be decoded: {error.message}") from error
+        except ChildDied as error:
+            raise PayloadTooLarge("the image exceeds the limits of decoding") from error
+        kind, rest = answer[:1], answer[1:]
+        if kind == PIXELS:
+            return rest
+        if kind == TOO_LARGE:
+            raise PayloadTooLarge(rest.decode())
+        if kind == INVALID:
+            raise InvalidInput(rest.decode())
+        raise ProtocolError(f"unknown answer of a decoding process: {kind!r}")
+
+    async def start(self) -> None:
+        """Start the processes before the first image needs one. Raises Unavailable."""
+        await self._pool.start()
+
+    async def stop(self) -> None:
+        await self._pool.stop()
+
 
 _PIXELS: Final = "pixels:"
 _ALIAS: Final = "media-uuid:"
 _BYTES_PER_CHAR: Final = 100
-"""Bytes that are hashed, or decoded from base64, while one character is encoded."""
+"""Bytes that are hashed, or decoded from base64, in the time of encoding one character."""
 
 
 class MediaLoader:
@@ -44,18 +107,17 @@ class MediaLoader:
         """By checkpoint."""
 
     async def prepare(self, vision: VisionModel) -> None:
-        """Start what decodes a model's images. Raises Unavailable."""
+        """Start the processes that decode a model's images. Raises Unavailable."""
         await self._decoder(vision.checkpoint).start()
 
     async def stop(self) -> None:
-        """End the processes that decode."""
         for decoder in self._decoders.values():
             await decoder.stop()
 
     async def load(
         self, parts: Sequence[MediaPart], vision: VisionModel, scope: str, tenant: str
     ) -> list[Pixels]:
-        """Pixels for each part, in order; a source that is named twice is read once.
+        """Pixels for each part, in order; a source that appears twice is read once.
 
         `scope` separates the uuids of models and salts. Raises InvalidInput that names the part.
         """
@@ -90,7 +152,7 @@ class MediaLoader:
                 await self._remember(part.uuid, scope, pixels)
             return pixels
         except InvalidInput as error:
-            # All of these errors are the client's: say which of its images is meant.
+            # All of these are errors of the client: name the image.
             raise type(error)(
                 f"{field_name(part.path)}: {error.message}", param="messages", path=part.path
             ) from error
@@ -126,11 +188,9 @@ class MediaLoader:
         try:
             content_hash = (await self._blobs.get(self._alias(uuid, scope))).decode()
         except NotFound as error:
-            raise NotFound(
-                f"no image is known under the uuid {uuid!r} (any more): send the image itself"
-            ) from error
+            raise NotFound(f"no image is stored under the uuid {uuid!r}: send the image") from error
         pixels = Pixels(content_hash, BlobKey(_PIXELS + content_hash))
-        # They may be gone: then the encoder has the embeddings, or says that it needs the image.
+        # If they have expired, the encoder uses its embeddings, or reports that it needs the image.
         await self._blobs.renew(pixels.key, self._limits.ttl_s)
         return pixels
 
