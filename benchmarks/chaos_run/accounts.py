@@ -20,7 +20,7 @@ from benchmarks.chaos_run.heard import Heard
 from benchmarks.serve.client import Server
 from tokenmesh.services.gateway.responses.event_log import tokens_of
 from tokenmesh.services.gateway.responses.response_logs import ResponseLogs, open_journal
-from tokenmesh.services.gateway.tenancy.usage_shapes import TenantUsage, UsageList
+from tokenmesh.services.gateway.tenancy.usage import TenantUsage, UsageList
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.config.responses import ResponseSettings
 from tokenmesh.shared.ids import ResponseId

@@ -1,4 +1,4 @@
-"""Limits and usage in a real Redis: all gateways together, each charge once, garbage harmless."""
+"""Limits and usage in a real Redis: counted over all gateways, each charge once."""
 
 import asyncio
 import secrets
@@ -13,14 +13,18 @@ from tests.servers import Server, redis_settings_of
 from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.generation.usage import usage_of
 from tokenmesh.services.gateway.tenancy.admission import Admission
-from tokenmesh.services.gateway.tenancy.batch import TokenCounts
-from tokenmesh.services.gateway.tenancy.buckets import Buckets
-from tokenmesh.services.gateway.tenancy.keys import expiry_key, open_key, state_key, usage_key
 from tokenmesh.services.gateway.tenancy.ledger import Ledger
-from tokenmesh.services.gateway.tenancy.month import month_of
-from tokenmesh.services.gateway.tenancy.scripts import Scripts
-from tokenmesh.services.gateway.tenancy.standing import QuotaExceeded, RateLimited
+from tokenmesh.services.gateway.tenancy.limits import QuotaExceeded, RateLimited
+from tokenmesh.services.gateway.tenancy.local_limits import LocalLimits
+from tokenmesh.services.gateway.tenancy.redis_state import (
+    Scripts,
+    expiry_key,
+    open_key,
+    state_key,
+    usage_key,
+)
 from tokenmesh.services.gateway.tenancy.tenant import Access, Tenant
+from tokenmesh.services.gateway.tenancy.usage_counts import TokenCounts, month_of
 from tokenmesh.shared.clock import monotonic_s, now_s
 from tokenmesh.shared.config.mesh import RedisSettings
 from tokenmesh.shared.config.requests import TenancySettings
@@ -62,16 +66,16 @@ async def test_requests_a_minute_are_counted_for_all_gateways_together(redis: Re
     for index in range(3):
         await gateways[index % 2].admit(exchange)
     assert exchange.standing is not None
-    told = dict(exchange.standing.headers())
-    assert told[b"x-ratelimit-limit-requests"] == b"3"
-    assert told[b"x-ratelimit-remaining-requests"] == b"0"
+    headers = dict(exchange.standing.headers())
+    assert headers[b"x-ratelimit-limit-requests"] == b"3"
+    assert headers[b"x-ratelimit-remaining-requests"] == b"0"
     for gateway in gateways:
         with pytest.raises(RateLimited, match="3 requests a minute") as refused:
             await gateway.admit(exchange)
         assert refused.value.retry_after_s == pytest.approx(20, abs=2)
 
 
-async def test_requests_at_a_time_are_given_back_also_for_a_gateway_that_is_gone(
+async def test_leases_are_released_and_those_of_a_dead_gateway_expire(
     redis: Redis,
 ) -> None:
     tenant, first, second = tenant_of(max_concurrent=2), admission_of(redis), admission_of(redis)
@@ -114,7 +118,7 @@ async def test_a_wide_request_counts_its_prompts_and_its_sequences(
             await third.widen(requests, sequences)
 
 
-async def test_what_runs_for_long_is_renewed(redis: Redis) -> None:
+async def test_leases_of_long_requests_are_renewed(redis: Redis) -> None:
     tenant, gateway = tenant_of(max_concurrent=1), admission_of(redis, lease_s=0.3)
     running = asyncio.create_task(gateway.run())
     await gateway.admit(exchange_of(tenant))
@@ -126,7 +130,7 @@ async def test_what_runs_for_long_is_renewed(redis: Redis) -> None:
     await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_a_tenant_in_debt_waits_and_a_spent_month_is_over(redis: Redis) -> None:
+async def test_a_tenant_in_debt_waits_and_one_without_budget_is_refused(redis: Redis) -> None:
     tenant = tenant_of(tokens_per_minute=600, monthly_tokens=5000)
     gateway, other = admission_of(redis), admission_of(redis)
     await gateway.admit(exchange_of(tenant))
@@ -150,8 +154,8 @@ async def test_a_tenant_in_debt_waits_and_a_spent_month_is_over(redis: Redis) ->
     }
 
 
-class _Forgetful:
-    """A Redis whose answers get lost now and then, after it has done what it was asked."""
+class _LossyRedis:
+    """A Redis some of whose answers are lost after it has executed the script."""
 
     def __init__(self, redis: Redis, losses: list[bool]) -> None:
         self._scripts = Scripts(redis)
@@ -163,7 +167,7 @@ class _Forgetful:
             raise Unavailable("the answer is lost")
 
 
-async def test_every_charge_counts_once_whatever_answers_are_lost(redis: Redis) -> None:
+async def test_every_charge_counts_once_when_answers_are_lost(redis: Redis) -> None:
     @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=8), st.data())
     def check(charges: list[tuple[int, int]], data: st.DataObject) -> None:
         losses = data.draw(st.lists(st.booleans(), max_size=8))
@@ -173,7 +177,7 @@ async def test_every_charge_counts_once_whatever_answers_are_lost(redis: Redis) 
     check()
     for charges, losses in plans[:40]:
         tenant = tenant_of()
-        scripts: Any = _Forgetful(redis, losses)
+        scripts: Any = _LossyRedis(redis, losses)
         ledger = Ledger(secrets.token_hex(4), scripts, TenancySettings(), Metrics())
         for prompt, completion in charges:
             ledger.charge(tenant, month_of(now_s()), "m", TokenCounts(1, prompt, 0, completion))
@@ -181,25 +185,25 @@ async def test_every_charge_counts_once_whatever_answers_are_lost(redis: Redis) 
                 try:
                     await ledger.flush()
                 except Unavailable:
-                    assert ledger.untold >= 0
+                    assert ledger.unwritten >= 0
         while True:
             try:
                 await ledger.flush()
                 break
             except Unavailable:
                 continue
-        assert ledger.untold == 0
+        assert ledger.unwritten == 0
         counted = await usage_of_tenant(redis, tenant)
         assert counted.get(b"tokens", 0) == sum(map(sum, charges))
         assert counted.get(b"requests:m", 0) == len(charges)
 
 
-async def test_what_has_a_name_counts_once_whichever_gateways_charge_it(redis: Redis) -> None:
+async def test_a_named_response_counts_once_when_two_gateways_charge_it(redis: Redis) -> None:
     tenant, owner, heir = tenant_of(), admission_of(redis), admission_of(redis)
     owner.charge(tenant, "m", [usage_of(7, 3, 0, None)], "resp_1")
     owner.charge(tenant, "m", [usage_of(1, 1, 0, None)])
-    assert owner.waits("resp_1")
-    waiting = asyncio.create_task(owner.told("resp_1"))
+    assert owner.is_charge_pending("resp_1")
+    waiting = asyncio.create_task(owner.wait_charged("resp_1"))
     await heir.charge_for_another(tenant, "m", TokenCounts(1, 7, 0, 3), "resp_1")
     assert not waiting.done()
     await owner.settle()
@@ -211,11 +215,11 @@ async def test_what_has_a_name_counts_once_whichever_gateways_charge_it(redis: R
     assert (counted[b"tokens"], counted[b"requests:m"]) == (62, 3)
 
 
-async def test_names_beyond_the_bound_are_counted_all_the_same(redis: Redis) -> None:
+async def test_responses_beyond_the_bound_of_names_are_counted(redis: Redis) -> None:
     tenant, gateway = tenant_of(), admission_of(redis)
     for number in range(1500):
         gateway.charge(tenant, "m", [usage_of(1, 1, 0, None)], f"resp_{number}")
-    assert not gateway.waits("resp_1499")
+    assert not gateway.is_charge_pending("resp_1499")
     await gateway.settle()
     assert (await usage_of_tenant(redis, tenant))[b"tokens"] == 3000
 
@@ -233,7 +237,9 @@ async def test_models_beyond_the_bound_share_one_name(redis: Redis) -> None:
 @pytest.mark.parametrize(
     "garbage", [("SET", "x"), ("RPUSH", "x"), ("HSET", "at", "x"), ("HSET", "at", "9e99")]
 )
-async def test_garbage_in_redis_stops_nobody(redis: Redis, garbage: tuple[str, ...]) -> None:
+async def test_foreign_values_in_redis_block_no_request(
+    redis: Redis, garbage: tuple[str, ...]
+) -> None:
     tenant, gateway = tenant_of(requests_per_minute=2, max_concurrent=2), admission_of(redis)
     command, *values = garbage
     for key in (state_key(tenant.name), usage_key(tenant.name, month_of(now_s()))):
@@ -250,7 +256,7 @@ async def test_garbage_in_redis_stops_nobody(redis: Redis, garbage: tuple[str, .
         await gateway.admit(exchange_of(tenant))
 
 
-async def test_without_redis_a_gateway_keeps_limits_alone_and_tells_usage_later(
+async def test_without_redis_a_gateway_enforces_limits_and_writes_usage_later(
     start_redis: Callable[[], Server],
 ) -> None:
     server = start_redis()
@@ -282,7 +288,7 @@ REFUSALS: dict[str, tuple[list[list[Part]], list[list[Part]]]] = {
         [["CONFIG", "SET", "maxmemory", "0"]],
     ),
     "a replica": ([["REPLICAOF", "127.0.0.1", "1"]], [["REPLICAOF", "NO", "ONE"]]),
-    "no right": (
+    "no permission": (
         [["ACL", "SETUSER", "default", "-evalsha", "-eval"]],
         [["ACL", "SETUSER", "default", "+@all"]],
     ),
@@ -290,7 +296,7 @@ REFUSALS: dict[str, tuple[list[list[Part]], list[list[Part]]]] = {
 
 
 @pytest.mark.parametrize("refusal", REFUSALS)
-async def test_usage_waits_until_redis_takes_it(
+async def test_usage_is_retried_until_redis_accepts_it(
     start_redis: Callable[[], Server], refusal: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     redis = open_redis(redis_settings_of(start_redis()))
@@ -308,8 +314,8 @@ async def test_usage_waits_until_redis_takes_it(
             await asyncio.sleep(0.02)
     running.cancel()
     await gateway.stop()
-    said = [each for each in caplog.records if "usage" in each.getMessage()]
-    assert [each.levelname for each in said] == ["WARNING"]
+    logged = [each for each in caplog.records if "usage" in each.getMessage()]
+    assert [each.levelname for each in logged] == ["WARNING"]
     await redis.close()
 
 
@@ -318,12 +324,12 @@ async def test_usage_waits_until_redis_takes_it(
     st.integers(1, 20),
     st.integers(1, 500),
 )
-def test_a_gateway_alone_never_admits_more_than_the_rates(
+def test_local_limits_never_admit_more_than_the_rates(
     steps: list[tuple[float, int]], rpm: int, tpm: int
 ) -> None:
     tenant, buckets, now, admitted, charged = (
         tenant_of(requests_per_minute=rpm, tokens_per_minute=tpm),
-        Buckets(),
+        LocalLimits(),
         0.0,
         0,
         0,
@@ -339,7 +345,7 @@ def test_a_gateway_alone_never_admits_more_than_the_rates(
         assert admitted <= rpm + now * rpm / 60 + 1e-6
 
 
-async def test_alone_concurrency_and_budget_hold_too() -> None:
+async def test_local_limits_include_concurrency_and_budget() -> None:
     gateway = admission_of(None)
     tenant = tenant_of(max_concurrent=1, monthly_tokens=10)
     lease = await gateway.admit(exchange_of(tenant))
@@ -351,7 +357,7 @@ async def test_alone_concurrency_and_budget_hold_too() -> None:
         await gateway.admit(exchange_of(tenant))
 
 
-async def test_a_leaving_gateway_waits_a_while_for_redis_to_take_its_usage(
+async def test_a_stopping_gateway_retries_for_a_while_to_write_its_usage(
     start_redis: Callable[[], Server],
 ) -> None:
     server = start_redis()
@@ -397,7 +403,7 @@ async def test_a_full_redis_evicts_nothing_of_a_tenant(start_redis: Callable[[],
     await redis.close()
 
 
-async def test_usage_that_an_older_version_let_expire_is_kept_from_now_on(redis: Redis) -> None:
+async def test_usage_keys_with_an_expiry_of_an_older_version_are_persisted(redis: Redis) -> None:
     tenant, gateway = tenant_of(), admission_of(redis)
     key = usage_key(tenant.name, month_of(now_s()))
     await redis.call("HSET", key, "tokens", 5)
@@ -408,7 +414,7 @@ async def test_usage_that_an_older_version_let_expire_is_kept_from_now_on(redis:
     assert (await usage_of_tenant(redis, tenant))[b"tokens"] == 16
 
 
-async def test_what_is_due_is_deleted_and_nothing_else(start_redis: Callable[[], Server]) -> None:
+async def test_only_keys_past_their_time_are_deleted(start_redis: Callable[[], Server]) -> None:
     redis = open_redis(redis_settings_of(start_redis()))
     tenant, gateway = tenant_of(), admission_of(redis, tenant_sweep_s=0.05)
     gateway.charge(tenant, "m", [usage_of(5, 6, 0, None)])

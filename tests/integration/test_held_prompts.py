@@ -8,7 +8,7 @@ import pytest
 
 from tests.fakes.small_mesh import SmallMesh
 from tokenmesh.services.gateway.mesh.held_prompts import HeldPrompts
-from tokenmesh.services.tokenizer_svc.held_prompt import with_prompt
+from tokenmesh.services.tokenizer_svc.actor import with_prompt
 from tokenmesh.shared import subjects
 from tokenmesh.shared.bus.base import Envelope
 from tokenmesh.shared.bus.message_bus import MessageBus

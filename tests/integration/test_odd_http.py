@@ -122,7 +122,7 @@ async def test_a_duplicate_security_header_is_refused(mesh: BackEnd, field: str)
     host = "" if field == "Host" else "Host: x\n"
     answer = await _exchange(mesh, f"GET /v1/models HTTP/1.1\n{host}{fields}Connection: close\n\n")
     assert answer.startswith(b"HTTP/1.1 400 ")
-    assert f"the header {field.lower()} is there 2 times".encode() in answer
+    assert f"the header {field.lower()} is sent 2 times".encode() in answer
 
 
 @pytest.mark.parametrize("root_path", ["", "/llm"])

@@ -1,4 +1,4 @@
-"""What one tenant may know of another: nothing. What an admin's key may do, and no other key."""
+"""Tenants cannot see each other; some routes are for admin keys only."""
 
 import secrets
 from collections.abc import AsyncIterator
@@ -64,7 +64,7 @@ async def rig(
         yield Rig(mesh, mark)
 
 
-async def test_a_response_is_seen_by_its_tenants_keys_and_the_admins(rig: Rig) -> None:
+async def test_a_response_is_visible_to_its_tenant_and_to_admins(rig: Rig) -> None:
     path = f"/v1/responses/{(await rig.respond('ann')).json()['id']}"
     for who in ("ann", "ada", "ops"):
         assert (await rig.ask(who, "GET", path)).status_code == 200
@@ -93,7 +93,7 @@ async def test_a_conversation_is_continued_by_its_tenant_only(rig: Rig) -> None:
         assert counted.status_code == status
 
 
-async def test_a_file_is_its_tenants(rig: Rig) -> None:
+async def test_a_file_is_visible_to_its_tenant_only(rig: Rig) -> None:
     form = {"files": {"file": ("a.png", b"not really an image")}}
     file_id = (await rig.ask("ann", "POST", "/v1/files", **form)).json()["id"]
     image = {"type": "image_url", "image_url": {"url": file_id}}
@@ -108,7 +108,7 @@ async def test_a_file_is_its_tenants(rig: Rig) -> None:
     assert (await rig.ask("ann", "GET", path)).status_code == 404
 
 
-async def test_what_a_client_calls_an_image_is_told_with_its_tenant(rig: Rig) -> None:
+async def test_image_uuids_are_separate_for_each_tenant(rig: Rig) -> None:
     for who in ("ann", "bob"):
         await rig.chat_about(who, {"type": "text", "text": "Hi"})
         messages = {"messages": [{"role": "user", "content": "Hi"}], "model": rig.mesh.model}
@@ -117,7 +117,7 @@ async def test_what_a_client_calls_an_image_is_told_with_its_tenant(rig: Rig) ->
     assert told == [rig.tenant(who) for who in ("ann", "ann", "bob", "bob")]
 
 
-async def test_a_trace_is_its_tenants(rig: Rig) -> None:
+async def test_a_trace_is_visible_to_its_tenant_only(rig: Rig) -> None:
     store, tenant = rig.mesh.gateway.traces, rig.tenant("ann")
     store.add(packed(a_span(1, trace=1, name="http", request_id="mine", tenant=tenant)))
     store.add(packed(a_span(1, trace=2, name="beat")))
@@ -152,16 +152,14 @@ async def test_a_trace_is_its_tenants(rig: Rig) -> None:
         ("GET", "/v1/usage/tenants"),
     ],
 )
-async def test_what_tells_of_all_or_touches_all_is_for_admins(
-    rig: Rig, method: str, path: str
-) -> None:
+async def test_routes_about_all_tenants_are_for_admins(rig: Rig, method: str, path: str) -> None:
     refused = await rig.ask("ann", method, path)
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
     if method == "GET":
         assert (await rig.ask("ops", method, path)).status_code == 200
 
 
-async def test_prefix_caches_are_separate_where_that_is_wanted(
+async def test_prefix_caches_are_separate_if_configured(
     bus_settings: BusSettings, redis_settings: RedisSettings, tmp_path: Path
 ) -> None:
     mark, path = secrets.token_hex(4), tmp_path / "keys.toml"

@@ -15,7 +15,7 @@ from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 
 
 class Rig:
-    """A gateway whose key file knows four tenants, named anew for each test."""
+    """A gateway whose key file has four tenants, with new names for each test."""
 
     def __init__(self, mesh: BackEnd, mark: str) -> None:
         self.mesh = mesh
@@ -64,7 +64,7 @@ async def rig(
 CHAT = [{"role": "user", "content": "Hi"}]
 
 
-async def test_every_kind_of_request_is_charged_what_its_client_is_told(rig: Rig) -> None:
+async def test_every_kind_of_request_is_charged_the_usage_reported_to_its_client(rig: Rig) -> None:
     prompt = completion = 0
     for path, body in (
         ("/v1/chat/completions", {"messages": CHAT, "n": 3}),
@@ -91,7 +91,7 @@ async def test_every_kind_of_request_is_charged_what_its_client_is_told(rig: Rig
     assert usage["tokens_left"] is None
 
 
-async def test_a_client_that_leaves_is_charged_what_was_made_until_then(rig: Rig) -> None:
+async def test_a_client_that_leaves_is_charged_for_the_tokens_generated_so_far(rig: Rig) -> None:
     rig.mesh.workers[0].script = saying("word " * 100)
     rig.mesh.workers[0].step_s = 0.02
     body = {"model": rig.mesh.model, "messages": CHAT, "stream": True}
@@ -111,13 +111,13 @@ async def test_a_client_that_leaves_is_charged_what_was_made_until_then(rig: Rig
     assert heard - 1 <= usage["models"][0]["completion_tokens"] < 100
 
 
-async def test_what_fails_before_its_first_token_is_not_charged(rig: Rig) -> None:
+async def test_a_request_that_fails_before_its_first_token_is_not_charged(rig: Rig) -> None:
     rig.mesh.scheduler.is_full = True
     assert (await rig.post("free", "/v1/chat/completions", messages=CHAT)).status_code == 429
     assert (await rig.usage())["total_tokens"] == 0
 
 
-async def test_limits_are_told_and_refuse_in_openais_shape(rig: Rig) -> None:
+async def test_limits_are_in_headers_and_refusals_have_openais_shape(rig: Rig) -> None:
     for left in ("1", "0"):
         response = await rig.post("slow", "/v1/chat/completions", messages=CHAT)
         assert response.status_code == 200

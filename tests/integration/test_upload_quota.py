@@ -1,4 +1,4 @@
-"""The bytes of uploads: of a tenant, of all tenants, given back when a file goes."""
+"""Upload quotas of a tenant and of all tenants, released when a file is deleted."""
 
 import asyncio
 import secrets
@@ -13,7 +13,7 @@ import pytest
 from tests.fakes.back_end import BackEnd
 from tests.fakes.key_file import key_entry
 from tests.servers import Server, redis_settings_of
-from tokenmesh.services.gateway.tenancy.keys import ALL_TENANTS, upload_bytes_key
+from tokenmesh.services.gateway.tenancy.redis_state import ALL_TENANTS, upload_bytes_key
 from tokenmesh.shared.config.mesh import BusSettings
 
 KIB = 1024
@@ -22,7 +22,7 @@ TENANTS = ("ann", "bob", "cat")
 
 
 class Rig:
-    """Tenants that may upload 100 KiB each and 150 KiB together, in a Redis of their own."""
+    """Tenants that may upload 100 KiB each and 150 KiB together, in their own Redis."""
 
     def __init__(self, mesh: BackEnd, mark: str) -> None:
         self.mesh = mesh
@@ -68,7 +68,7 @@ async def rig(
         yield Rig(mesh, mark)
 
 
-async def test_a_tenant_over_its_quota_is_refused_until_a_file_goes(rig: Rig) -> None:
+async def test_a_tenant_over_its_quota_is_refused_until_a_file_is_deleted(rig: Rig) -> None:
     first = await rig.upload("ann", 60 * KIB)
     assert first.status_code == 200
     refused = await rig.upload("ann", 60 * KIB)
@@ -84,7 +84,7 @@ async def test_a_tenant_over_its_quota_is_refused_until_a_file_goes(rig: Rig) ->
 
 
 @pytest.mark.parametrize("rig", [1], indirect=True, ids=["1 s"])
-async def test_what_expires_is_given_back(rig: Rig) -> None:
+async def test_expired_files_are_released(rig: Rig) -> None:
     began_s = time.monotonic()
     assert (await rig.upload("ann", 90 * KIB)).status_code == 200
     while (await rig.upload("ann", 90 * KIB)).status_code != 200:  # noqa: ASYNC110
@@ -92,7 +92,7 @@ async def test_what_expires_is_given_back(rig: Rig) -> None:
     assert time.monotonic() - began_s >= 1
 
 
-async def test_all_tenants_together_have_a_bound(rig: Rig) -> None:
+async def test_all_tenants_together_have_a_quota(rig: Rig) -> None:
     assert (await rig.upload("ann", 90 * KIB)).status_code == 200
     refused = await rig.upload("bob", 90 * KIB)
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "overloaded")
@@ -117,7 +117,7 @@ async def test_a_quota_is_enforced_before_the_bytes_are_read(rig: Rig, length: s
     assert await rig.counted("ann") == 94 * KIB
 
 
-async def test_an_upload_that_fails_takes_nothing(rig: Rig) -> None:
+async def test_an_upload_that_fails_is_not_counted(rig: Rig) -> None:
     async with rig.client("ann") as client:
         files = {"file": ("a.png", bytes(50 * KIB))}
         wrong = await client.post("/v1/files", files=files, data={"purpose": "none"})
@@ -126,7 +126,7 @@ async def test_an_upload_that_fails_takes_nothing(rig: Rig) -> None:
     assert await rig.counted("ann") == await rig.counted(ALL_TENANTS) == 0
 
 
-async def test_a_file_that_redis_has_evicted_is_given_back_when_it_is_deleted(rig: Rig) -> None:
+async def test_a_file_that_redis_evicted_is_released_when_it_is_deleted(rig: Rig) -> None:
     file_id = (await rig.upload("ann", 90 * KIB)).json()["id"]
     await rig.mesh.redis.call("DEL", f"tm:blob:tm:file-facts:{file_id}")
     assert await rig.delete("ann", file_id) == 404

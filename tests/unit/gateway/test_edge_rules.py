@@ -7,8 +7,7 @@ from pydantic import BaseModel, ValidationError
 
 from tokenmesh.services.gateway.mesh.catalog import Catalog
 from tokenmesh.services.gateway.openai.errors import error_body, field_path, invalid_fields
-from tokenmesh.services.gateway.tenancy.auth import key_of
-from tokenmesh.services.gateway.tenancy.key_ring import KeyRing
+from tokenmesh.services.gateway.tenancy.auth import KeyRing, key_of
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.gateway import GatewaySettings

@@ -52,7 +52,7 @@ from tokenmesh.services.gateway.responses.routes import (
 from tokenmesh.services.gateway.scale_out.routes import BODIES as SCALE_OUT_BODIES
 from tokenmesh.services.gateway.scale_out.routes import scale_out_router
 from tokenmesh.services.gateway.tenancy.admitted_routes import AdmittedRoutes
-from tokenmesh.services.gateway.tenancy.usage_routes import usage_router
+from tokenmesh.services.gateway.tenancy.usage import usage_router
 
 _BODIES: Final[dict[str, type[BaseModel]]] = {
     openai.CHAT: ChatRequest,
@@ -68,7 +68,7 @@ _OTHER_BODIES: Final[tuple[type[BaseModel], ...]] = (
 )
 _ROUTERS: Final = (
     models_router,
-    usage_router,
+    lambda gateway: usage_router(gateway.usage),
     tokenize_router,
     files_router,
     health_router,

@@ -7,8 +7,7 @@ from typing import Final, cast
 from starlette.types import Scope
 
 from tokenmesh.services.gateway.http.body_budget import Body
-from tokenmesh.services.gateway.tenancy.lease import Lease
-from tokenmesh.services.gateway.tenancy.standing import RateLimitStatus
+from tokenmesh.services.gateway.tenancy.limits import Lease, RateLimitStatus
 from tokenmesh.services.gateway.tenancy.tenant import DEFAULT_ACCESS, Access
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput, TokenMeshError

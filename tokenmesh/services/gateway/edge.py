@@ -13,8 +13,7 @@ from tokenmesh.services.gateway.errors import error_response
 from tokenmesh.services.gateway.http.meters import HttpMeters
 from tokenmesh.services.gateway.http.origin import check_page
 from tokenmesh.services.gateway.http.response_sender import draining
-from tokenmesh.services.gateway.tenancy.auth import check_single, key_of
-from tokenmesh.services.gateway.tenancy.key_ring import KeyRing
+from tokenmesh.services.gateway.tenancy.auth import KeyRing, check_single, key_of
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import TokenMeshError

@@ -32,9 +32,9 @@ from tokenmesh.services.gateway.operations.worker_metrics import EngineMetrics, 
 from tokenmesh.services.gateway.responses.service import Responses
 from tokenmesh.services.gateway.scale_out.scale_out import ScaleOut
 from tokenmesh.services.gateway.tenancy.admission import Admission
-from tokenmesh.services.gateway.tenancy.key_ring import KeyRing
+from tokenmesh.services.gateway.tenancy.auth import KeyRing
 from tokenmesh.services.gateway.tenancy.upload_quota import UploadQuota
-from tokenmesh.services.gateway.tenancy.usage_reader import UsageReader
+from tokenmesh.services.gateway.tenancy.usage import UsageReader
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.bus.base import Bus, Subscription
 from tokenmesh.shared.config import Settings

@@ -1,12 +1,12 @@
-"""Keys of a file, and what becomes of them when it changes."""
+"""Keys of a key file, and of one that changes."""
 
 import hashlib
 from pathlib import Path
 
 import pytest
 
-from tokenmesh.services.gateway.tenancy.key_ring import KeyRing
-from tokenmesh.services.gateway.tenancy.month import month_of, seconds_left
+from tokenmesh.services.gateway.tenancy.auth import KeyRing
+from tokenmesh.services.gateway.tenancy.usage_counts import month_of, seconds_left
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import ConfigError, Unauthorized
 from tokenmesh.shared.metrics import Metrics
@@ -37,7 +37,7 @@ tenant = "ops"
 """
 
 WRONG = {
-    "[tenants.acme": "no TOML",
+    "[tenants.acme": "it is not TOML",
     f'[[keys]]\nsha256 = "{hashed("x")}"\ntenant = "nobody"': "keys[0].tenant",
     '[tenants.a]\n[[keys]]\nsha256 = "sk-in-clear"\ntenant = "a"': "keys[0].sha256",
     "[tenants.a]\nweight = 0": "weight",
@@ -45,9 +45,9 @@ WRONG = {
     '[tenants."a b"]': "tenants",
     "[tenants.a]\ncolour = 1": "colour",
     f'[tenants.a]\n[[keys]]\nsha256="{hashed("x")}"\ntenant="a"\n'
-    f'[[keys]]\nsha256="{hashed("x")}"\ntenant="a"': "twice",
-    "x = " + "[" * 5000: "no TOML",
-    "\x00": "no TOML",
+    f'[[keys]]\nsha256="{hashed("x")}"\ntenant="a"': "listed twice",
+    "x = " + "[" * 5000: "it is not TOML",
+    "\x00": "it is not TOML",
 }
 
 
@@ -65,7 +65,7 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_key_stands_for_its_tenant(path: Path) -> None:
+def test_a_key_has_the_rights_of_its_tenant(path: Path) -> None:
     keys, _ = ring(path, "sk-plain")
     acme = keys.access("/v1/models", "sk-acme")
     assert (acme.tenant.name, acme.tenant.priority, acme.tenant.weight) == ("acme", -1, 2.5)
@@ -79,19 +79,19 @@ def test_a_key_stands_for_its_tenant(path: Path) -> None:
     assert keys.tenant("gone").name == "gone"
 
 
-def test_plain_keys_are_an_admins_where_no_file_says_otherwise(path: Path) -> None:
+def test_keys_of_the_command_line_are_admin_keys_unless_a_file_says_otherwise(path: Path) -> None:
     alone = KeyRing(GatewaySettings(api_key_hashes=(hashed("sk-plain"),)), Metrics())
     assert alone.access("/metrics", "sk-plain").is_admin
     path.write_text("[tenants.default]\nadmin = true")
     keys, _ = ring(path, "sk-plain")
     assert keys.access("/metrics", "sk-plain").is_admin
     path.write_text("[tenants.default]\nadmin = false ")
-    keys.look()
+    keys.reload_if_changed()
     assert not keys.access("/metrics", "sk-plain").is_admin
 
 
 @pytest.mark.parametrize("key", [None, "", "sk-other", hashed("sk-acme")])
-def test_with_a_file_everybody_needs_a_key(path: Path, key: str | None) -> None:
+def test_with_a_file_every_request_needs_a_key(path: Path, key: str | None) -> None:
     keys, _ = ring(path)
     with pytest.raises(Unauthorized):
         keys.access("/v1/models", key)
@@ -107,34 +107,34 @@ def test_a_file_with_errors_is_refused_without_showing_a_key(path: Path, text: s
     assert "sk-in-clear" not in refused.value.message
 
 
-def test_a_file_that_is_too_large_or_not_there_is_refused(path: Path) -> None:
+def test_a_file_that_is_too_large_or_missing_is_refused(path: Path) -> None:
     with pytest.raises(ConfigError, match="larger than 10 bytes"):
         ring(path, max_keys_file_bytes=10)
     with pytest.raises(ConfigError, match="No such file"):
         ring(path.with_name("none.toml"))
 
 
-def test_a_tenant_called_default_is_that_of_plain_keys(path: Path) -> None:
+def test_keys_of_the_command_line_belong_to_the_tenant_default(path: Path) -> None:
     path.write_text("[tenants.default]\nmax_concurrent = 3")
     keys, _ = ring(path, "sk-plain")
     assert keys.access("/v1/models", "sk-plain").tenant.max_concurrent == 3
 
 
-def test_a_changed_file_counts_and_one_with_errors_leaves_the_old_in_force(
+def test_a_changed_file_is_loaded_and_one_with_errors_leaves_the_old_keys_in_force(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     keys, metrics = ring(path)
     path.write_text(GOOD.replace(hashed("sk-acme").upper(), hashed("sk-new")))
-    keys.look()
+    keys.reload_if_changed()
     assert keys.access("/v1/models", "sk-new").tenant.name == "acme"
     with pytest.raises(Unauthorized):
         keys.access("/v1/models", "sk-acme")
     path.write_text("[tenants.acme")
     for _ in range(3):
-        keys.look()
+        keys.reload_if_changed()
     path.unlink()
     for _ in range(3):
-        keys.look()
+        keys.reload_if_changed()
     assert keys.access("/v1/models", "sk-new").tenant.name == "acme"
     assert sum("stay in force" in record.message for record in caplog.records) == 2
     assert metrics.counter("key_file_reloads", outcome="refused")._value.get() == 2

@@ -28,7 +28,7 @@ from tokenmesh.services.gateway.scale_out.shapes import (
     GenerateResponse,
     RenderedRequest,
 )
-from tokenmesh.services.gateway.tenancy.key_ring import OPEN_PATHS
+from tokenmesh.services.gateway.tenancy.auth import OPEN_PATHS
 
 _KEY: Final = "api_key"
 _STREAM: Final = "text/event-stream"

@@ -24,7 +24,7 @@ from tokenmesh.services.gateway.responses.records import (
     frames_of,
 )
 from tokenmesh.services.gateway.responses.shapes import error_facts
-from tokenmesh.services.gateway.tenancy.batch import TokenCounts
+from tokenmesh.services.gateway.tenancy.usage_counts import TokenCounts
 from tokenmesh.shared.errors import ProtocolError, TokenMeshError
 from tokenmesh.shared.ids import GatewayId
 from tokenmesh.shared.journal import Journal

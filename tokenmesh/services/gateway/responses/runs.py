@@ -249,7 +249,7 @@ class Runs:
                 if error is not None and not (await self._logs.read(response_id)).records:
                     # Deleted by its client, which still pays for what was generated.
                     run.charge()
-                await self._context.admission.told(response_id)
+                await self._context.admission.wait_charged(response_id)
                 await self._logs.unmark(self.owner, response_id)
             elif not run.has_events and not (await self._logs.read(response_id)).frames:
                 # Its only client got the error.
@@ -268,7 +268,7 @@ class Runs:
 
     def is_closing(self, response_id: ResponseId) -> bool:
         """Whether a response has ended here and its usage is not in Redis yet."""
-        return self._context.admission.waits(response_id)
+        return self._context.admission.is_charge_pending(response_id)
 
     async def give_up(self, response_id: ResponseId, error: TokenMeshError) -> None:
         """Record that a response has failed. Raises Conflict if its log has changed."""

@@ -1,1 +1,1 @@
-"""Tenants: whose a request is, what it may, and what it is counted for."""
+"""Tenants: API keys, limits, upload quotas and usage."""

@@ -1,7 +1,8 @@
--- May a tenant's requests and sequences begin? If so, they are counted.
--- KEYS: state, open, usage of the month, expiry. ARGV: the seconds of a lease, then the limits, 0 for none:
--- requests and tokens a minute, sequences at a time, tokens a month; then how many requests, and
--- the names of the sequences.
+-- Decides whether requests and sequences of a tenant may start, and counts them if so.
+-- KEYS: state, open, usage of the month, expiry.
+-- ARGV: seconds of a lease; the limits, 0 for none: requests and tokens a minute, sequences at a time,
+-- tokens a month; the number of requests; the names of the sequences.
+-- Reply: the verdict, seconds to wait, requests left, tokens left.
 local lease_s, rpm, tpm = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local most, monthly, wanted = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 expect(KEYS[1], 'hash')

@@ -1,6 +1,6 @@
-"""AdmittedRoutes: every route counts against its tenant's limits, except those named here.
+"""AdmittedRoutes: requests to every route count against limits, except to those listed here.
 
-A route that is added is limited without further code: it cannot be forgotten.
+New routes are limited without further code.
 """
 
 import re
@@ -26,7 +26,7 @@ _FACTS: Final = (
     "v1/usage/[^/]+",
 )
 _KEPT: Final = ("v1/files/[^/]+", "v1/responses/[^/]+", "v1/responses/[^/]+/input_items")
-"""Objects of a tenant: their creation has counted, and clients poll them."""
+"""Objects of a tenant: their creation has been counted, and clients poll them."""
 _FOR_ADMINS: Final = ("mesh/[^/]+/drain", "sleep", "wake_up", "start_profile", "stop_profile")
 
 
@@ -37,7 +37,7 @@ def _any_of(*paths: str) -> re.Pattern[str]:
 _EXEMPT: Final = {
     "GET": _any_of(*_PROBES, *_PAGES, *_FACTS, *_KEPT, "is_sleeping"),
     "DELETE": _any_of(*_KEPT[:2]),
-    # Ending a response frees what the tenant's other requests wait for.
+    # Cancelling a response frees capacity for the tenant's other requests.
     "POST": _any_of(*_FOR_ADMINS, "v1/responses/[^/]+/cancel", "inference/v1/abort_requests"),
     # Answered without a route.
     "OPTIONS": re.compile(".*", re.DOTALL),
@@ -45,30 +45,28 @@ _EXEMPT: Final = {
 
 
 def is_exempt(method: str, path: str) -> bool:
-    """Whether a request takes no part in its tenant's limits."""
+    """Whether a request does not count against its tenant's limits."""
     exempt = _EXEMPT.get(method)
     return exempt is not None and exempt.fullmatch(path) is not None
 
 
 class AdmittedRoutes:
-    """ASGI middleware, inside the edge. A request is admitted before its body is read.
+    """ASGI middleware inside the edge: admits a request before its body is read.
 
-    What it lets in of bodies is bounded, by the tenants' requests and by the gateway's memory.
-
-    A websocket counts as one request when it is opened; its responses count by themselves.
+    The bodies that are read at a time are bounded by `BodyBudget`. A websocket counts as one
+    request when it is opened; each of its responses is counted separately.
     """
 
     def __init__(
         self, app: ASGIApp, admission: Admission, bodies: BodyBudget, named: Container[str]
     ) -> None:
-        """`named`: paths that metrics know by their own names, also when they are refused."""
+        """`named`: paths that metrics show by name, also for refused requests."""
         self._app = app
         self._admission = admission
         self._bodies = bodies
         self._named = named
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
         if scope["type"] not in ("http", "websocket") or (
             scope["type"] == "http" and is_exempt(scope["method"], scope["path"])
         ):
@@ -95,6 +93,6 @@ class AdmittedRoutes:
 
     def _bounded(self, scope: Scope, receive: Receive) -> Receive:
         exchange = context_of(scope)
-        told = dict(scope["headers"]).get(b"content-length", b"").decode("latin-1")
-        exchange.body = Body(self._bodies, exchange.access.tenant.name, told, receive)
+        length = dict(scope["headers"]).get(b"content-length", b"").decode("latin-1")
+        exchange.body = Body(self._bodies, exchange.access.tenant.name, length, receive)
         return exchange.body.receive

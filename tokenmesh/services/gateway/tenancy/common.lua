@@ -1,14 +1,14 @@
--- Keys that hold something else than we write are begun anew: garbage must not stop anybody.
+-- Deletes a key of another type: a foreign value must not block requests.
 local function expect(key, kind)
   local found = redis.call('TYPE', key).ok
   if found ~= 'none' and found ~= kind then redis.call('DEL', key) end
 end
 
--- Redis' own clock: those of the gateways may differ.
+-- The clock of Redis: the gateways' clocks may differ.
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
 
--- Tokens and requests left, of buckets that hold a minute's worth.
+-- Requests and tokens left in buckets that hold a minute's worth.
 local function levels(key, rpm, tpm)
   local kept = redis.call('HMGET', key, 'requests', 'tokens', 'at')
   local at = tonumber(kept[3])
@@ -23,7 +23,7 @@ local function levels(key, rpm, tpm)
 end
 
 -- Tenants' keys have no EXPIRE, since policies such as volatile-lru evict keys that have one first.
--- The keys and when each may be deleted are in a sorted set; gateways delete what is due.
+-- A sorted set holds the time after which each key may be deleted; gateways delete them then.
 local function keep_for(expiry, key, seconds)
   redis.call('PERSIST', key)
   redis.call('ZADD', expiry, 'GT', now + seconds, key)

@@ -1,5 +1,5 @@
--- Delete those of a tenant's keys whose time has passed.
--- KEYS: expiry, keys that may be due. Answers how many were deleted.
+-- Deletes keys of a tenant whose time has passed.
+-- KEYS: expiry, keys that may be due. Reply: the number of deleted keys.
 expect(KEYS[1], 'zset')
 local deleted = 0
 for index = 2, #KEYS do

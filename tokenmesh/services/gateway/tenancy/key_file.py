@@ -43,7 +43,7 @@ class _Key(_Entry):
     tenant: str
     admin: bool = False
     note: str = ""
-    """For whoever reads the file."""
+    """A comment for readers of the file."""
 
 
 class _File(_Entry):
@@ -53,18 +53,18 @@ class _File(_Entry):
 
 @dataclass(frozen=True, slots=True)
 class KeyFile:
-    """What a key file says."""
+    """The contents of a key file."""
 
     tenants: Mapping[str, Tenant] = field(default_factory=dict)
     """By name."""
     access: Mapping[str, Access] = field(default_factory=dict)
     """By the hash of the key."""
     admins: frozenset[str] = frozenset()
-    """Tenants all of whose keys are an admin's."""
+    """Tenants whose keys are all admin keys."""
 
 
 def read_key_file(path: Path, max_bytes: int) -> KeyFile:
-    """Raises ConfigError, which never tells what may be a key."""
+    """Read and check the file. Raises ConfigError, whose text never shows a key."""
     try:
         with path.open("rb") as file:
             data = file.read(max_bytes + 1)
@@ -75,7 +75,7 @@ def read_key_file(path: Path, max_bytes: int) -> KeyFile:
         raise _wrong(path, error.strerror or "it cannot be read") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         # The text of such an error may show the line, and with it a key.
-        raise _wrong(path, f"no TOML{_where(error)}") from None
+        raise _wrong(path, f"it is not TOML{_where(error)}") from None
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         raise _wrong(path, f"{field_path(first['loc'])}: {first['msg']}") from None
@@ -92,9 +92,9 @@ def _key_file(path: Path, parsed: _File) -> KeyFile:
     for index, key in enumerate(parsed.keys):
         tenant = tenants.get(key.tenant)
         if tenant is None:
-            raise _wrong(path, f"keys[{index}].tenant: there is no tenant {key.tenant!r}")
+            raise _wrong(path, f"keys[{index}].tenant: unknown tenant {key.tenant!r}")
         if key.sha256 in found:
-            raise _wrong(path, f"keys[{index}].sha256: the key is there twice")
+            raise _wrong(path, f"keys[{index}].sha256: the key is listed twice")
         found[key.sha256] = Access(tenant, key.admin or key.tenant in admins)
     return KeyFile(tenants, found, admins)
 
@@ -104,7 +104,7 @@ def _wrong(path: Path, reason: str) -> ConfigError:
 
 
 def _where(error: Exception) -> str:
-    """`(at line 3, column 7)` of a TOML error, without what stands there."""
+    """The `(at line 3, column 7)` of a TOML error, without the text at that place."""
     text = str(error)
     place = text[text.rfind("(at ") :] if text.endswith(")") and "(at " in text else ""
     return f" {place}" if place else ""

@@ -1,9 +1,9 @@
-"""Ledger: tells Redis what has ended, each batch exactly once, however often it has to ask.
+"""Ledger: writes usage to Redis; each batch counts exactly once, however often it is sent.
 
-Batches are numbered for each tenant, and a script that has seen a number does nothing: a call whose
-answer was lost can be made again. While Redis is away the sums grow here, one for each tenant,
-month and model. A gateway that is killed takes with it what it has not told yet, but for what has a
-name: kept responses, whose logs others read.
+Batches are numbered for each tenant, and the script ignores a number that it has seen, so a call
+whose answer was lost can be repeated. During an outage of Redis the sums grow here, one for each
+tenant, month and model. When a gateway is killed, its unwritten usage is lost, except that of
+stored responses: other gateways read their logs and charge them.
 """
 
 import asyncio
@@ -12,8 +12,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
-from tokenmesh.services.gateway.tenancy.batch import TokenCounts, UsageBatch
-from tokenmesh.services.gateway.tenancy.keys import (
+from tokenmesh.services.gateway.tenancy.redis_state import (
+    Scripts,
     counted_key,
     expiry_key,
     open_key,
@@ -21,8 +21,8 @@ from tokenmesh.services.gateway.tenancy.keys import (
     state_key,
     usage_key,
 )
-from tokenmesh.services.gateway.tenancy.scripts import Scripts
 from tokenmesh.services.gateway.tenancy.tenant import Tenant
+from tokenmesh.services.gateway.tenancy.usage_counts import TokenCounts, UsageBatch
 from tokenmesh.shared.config.requests import TenancySettings
 from tokenmesh.shared.errors import ConfigError, TokenMeshError, Unavailable
 from tokenmesh.shared.metrics import Metrics
@@ -31,16 +31,16 @@ logger = logging.getLogger(__name__)
 
 _DAY_S: Final = 24 * 3600
 _MAX_NAMED: Final = 1024
-"""Of one batch; what is more waits without its name."""
+"""Responses in one batch that are counted by their ids; further ones are counted without."""
 
 
 class Ledger:
-    """Of one gateway. `run` must be running."""
+    """The usage that this gateway has not written to Redis; `run` must be running."""
 
     def __init__(
         self, writer: str, scripts: Scripts, settings: TenancySettings, metrics: Metrics
     ) -> None:
-        """`writer`: a name that no other process ever had or will have."""
+        """`writer`: a name that no other process ever has."""
         self._writer = writer
         self._scripts = scripts
         self._settings = settings
@@ -48,16 +48,15 @@ class Ledger:
         self._open: OrderedDict[tuple[str, str], UsageBatch] = OrderedDict()
         self._number = 0
         self._sending: tuple[int, UsageBatch] | None = None
-        self._news = asyncio.Event()
-        self._told = asyncio.Condition()
+        self._has_entries = asyncio.Event()
+        self._written = asyncio.Condition()
         self._lock = asyncio.Lock()
-        self._is_waiting = False
-        """For a Redis that takes it: said once."""
-        metrics.gauge_of("usage_untold_tokens", lambda: self.untold)
+        self._has_warned = False
+        metrics.gauge_of("usage_untold_tokens", lambda: self.unwritten)
 
     @property
-    def untold(self) -> int:
-        """Tokens that Redis does not know of yet."""
+    def unwritten(self) -> int:
+        """Tokens that are not in Redis yet."""
         return sum(batch.charged for batch in self._batches())
 
     def _batches(self) -> list[UsageBatch]:
@@ -66,30 +65,30 @@ class Ledger:
     def charge(
         self, tenant: Tenant, month: str, model: str, tokens: TokenCounts, name: str = ""
     ) -> None:
-        """To be told soon. With a name it counts once, whichever gateways charge it."""
+        """Count usage. With a name it counts once, even if several gateways charge it."""
         batch = self._batch(tenant, month)
         if name and len(batch.named) < _MAX_NAMED:
             batch.named[name] = model, tokens
         else:
             batch.models.setdefault(model, TokenCounts()).add(tokens)
-        self._news.set()
+        self._has_entries.set()
 
-    def waits(self, name: str) -> bool:
-        """Whether what was charged under a name is still to be told."""
+    def is_pending(self, name: str) -> bool:
+        """Whether what was charged under a name is not written yet."""
         return any(name in batch.named for batch in self._batches())
 
-    async def told(self, name: str) -> None:
-        """Return when it is told."""
-        async with self._told:
-            await self._told.wait_for(lambda: not self.waits(name))
+    async def wait_written(self, name: str) -> None:
+        """Return when what was charged under a name is written."""
+        async with self._written:
+            await self._written.wait_for(lambda: not self.is_pending(name))
 
     def release(self, tenant: Tenant, month: str, names: Sequence[str]) -> None:
-        """To be told soon."""
+        """End leases."""
         batch = self._batch(tenant, month)
         batch.leases.extend(names)
-        # What is not told in time is forgotten by Redis of its own.
+        # Leases beyond the bound expire in Redis.
         del batch.leases[: -self._settings.max_untold_leases]
-        self._news.set()
+        self._has_entries.set()
 
     def _batch(self, tenant: Tenant, month: str) -> UsageBatch:
         batch = self._open.setdefault((tenant.name, month), UsageBatch(tenant, month))
@@ -97,26 +96,26 @@ class Ledger:
         return batch
 
     async def run(self) -> None:
-        """Tell Redis whenever there is something, for ever."""
+        """Write entries as they come, until cancelled."""
         while True:
-            await self._news.wait()
+            await self._has_entries.wait()
             try:
                 await self.flush()
             except (Unavailable, ConfigError) as error:
-                if not self._is_waiting:
-                    logger.warning("usage has to wait: %s", error.message)
-                self._is_waiting = True
+                if not self._has_warned:
+                    logger.warning("cannot write usage to Redis, will retry: %s", error.message)
+                self._has_warned = True
                 await asyncio.sleep(self._settings.limits_retry_s)
 
     async def flush(self) -> None:
-        """Tell everything now. Raises Unavailable or ConfigError, and keeps what is not told."""
+        """Write everything now. Raises Unavailable or ConfigError, and keeps the rest."""
         async with self._lock:
-            self._news.clear()
+            self._has_entries.clear()
             try:
                 while self._sending is not None or self._open:
                     await self._send_next()
             except BaseException:
-                self._news.set()
+                self._has_entries.set()
                 raise
 
     async def _send_next(self) -> None:
@@ -125,7 +124,7 @@ class Ledger:
             self._number += 1
             self._sending = self._number, batch
         number, batch = self._sending
-        name, limits = batch.tenant.name, self._settings
+        name, settings = batch.tenant.name, self._settings
         keys = (
             state_key(name),
             open_key(name),
@@ -136,20 +135,20 @@ class Ledger:
         )
         arguments = batch.arguments(
             number,
-            limits.max_usage_models,
-            limits.usage_kept_days * _DAY_S,
-            limits.counted_responses_s,
+            settings.max_usage_models,
+            settings.usage_kept_days * _DAY_S,
+            settings.counted_responses_s,
         )
         try:
             await self._scripts.settle(keys, list(arguments))
         except (Unavailable, ConfigError):
-            # A password or a right is mended some day, too.
+            # A wrong password or a missing permission can be corrected, like an outage.
             raise
         except TokenMeshError as error:
-            # Asking again would bring the same.
-            logger.error("usage of %s is lost: %s", name, error.message)
+            # A repetition would fail in the same way.
+            logger.error("usage of the tenant %s is lost: %s", name, error.message)
             self._metrics.counter("usage_batches_lost").inc()
         self._sending = None
-        self._is_waiting = False
-        async with self._told:
-            self._told.notify_all()
+        self._has_warned = False
+        async with self._written:
+            self._written.notify_all()

@@ -1,4 +1,4 @@
--- Requests that go on. Also those that a Redis without memory has forgotten.
+-- Renews the leases of running requests, also those that a restarted Redis has lost.
 -- KEYS: open, expiry. ARGV: seconds, the leases.
 expect(KEYS[1], 'zset')
 expect(KEYS[2], 'zset')

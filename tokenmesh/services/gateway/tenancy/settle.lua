@@ -1,9 +1,10 @@
--- What has ended: leases are given back, tokens are charged. A batch counts once, however often
--- it is sent.
--- KEYS: state, open, usage of the month, sequence, counted, expiry. ARGV: number of the batch, requests and
--- tokens a minute (0: no limit), models at most, how long usage and names are kept, how many leases,
--- the leases; then name, model, requests, prompt, cached and completion tokens, for each entry. What
--- has a name counts once, whichever gateway says it.
+-- Releases leases and charges tokens of what has ended. A batch counts once, however often it is sent.
+-- KEYS: state, open, usage of the month, sequence, counted, expiry.
+-- ARGV: number of the batch; limits of requests and tokens a minute (0: none); the largest number of
+-- models; the seconds for which usage and names are kept; the number of leases; the leases; then for
+-- each entry its name, model, requests, prompt, cached and completion tokens. An entry with a name
+-- counts once, even if several gateways send it.
+-- Reply: 1, or 0 if the batch was counted before.
 expect(KEYS[1], 'hash')
 expect(KEYS[2], 'zset')
 expect(KEYS[3], 'hash')

@@ -1,4 +1,4 @@
-"""Tenant: who pays for a request. Access: what a key gives to whoever brings it."""
+"""Tenant: the owner of API keys, with its limits. Access: the rights of one key."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -6,27 +6,26 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """A limit that is None is no limit. Requests and tokens may come a minute's worth at once."""
+    """Limits that are None do not apply. Requests and tokens may burst up to a minute's worth."""
 
     name: str
     priority: int = 0
-    """Class of its waiting requests; smaller is sooner."""
+    """Class of its waiting requests; a smaller one is served first."""
     weight: float = 1.0
     """Share of the turns in its class."""
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
-    """Prompt and completion, charged when a response ends: a tenant in debt waits."""
+    """Prompt and completion tokens, charged when a response ends: a tenant in debt waits."""
     max_concurrent: int | None = None
     monthly_tokens: int | None = None
     max_sessions: int | None = None
-    """Realtime sessions at one gateway at a time, idle ones included."""
-
+    """Open realtime sessions at one gateway, idle ones included."""
     max_upload_bytes: int | None = None
-    """Of all its uploads together; None: the mesh's default."""
+    """All of its uploads together; None: the setting `upload_bytes_per_tenant`."""
 
     @property
     def has_limits(self) -> bool:
-        """Whether there is anything to ask Redis before a request."""
+        """Whether Redis must be queried before a request starts."""
         limits = (
             self.requests_per_minute,
             self.tokens_per_minute,
@@ -38,17 +37,17 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What a key stands for."""
+    """The rights of a key."""
 
     tenant: Tenant
     is_admin: bool = False
-    """Whether it may see what is of all tenants, and what is the mesh's own."""
+    """Whether it may see the objects of all tenants and manage the mesh."""
 
     def may_see(self, owner: str) -> bool:
-        """Whether it may see, use and delete the things of the tenant of that name."""
+        """Whether it may read, use and delete the objects of the tenant of that name."""
         return self.is_admin or owner == self.tenant.name
 
 
 DEFAULT_TENANT: Final = Tenant(name="default")
-"""Of the keys of `--api-key`, and of everybody where no key is needed."""
+"""Tenant of the keys in `--api-key`, and of all requests where no key is needed."""
 DEFAULT_ACCESS: Final = Access(DEFAULT_TENANT)

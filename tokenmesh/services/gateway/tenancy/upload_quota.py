@@ -1,51 +1,51 @@
-"""UploadQuota: the bytes that uploads may take, of each tenant and of all together.
+"""UploadQuota: limits the bytes of uploads, for each tenant and for all together.
 
-Bytes are reserved before they are read where the length is known, and while they arrive otherwise.
-A reservation ends by itself, so that a gateway that dies gives back what it has reserved.
+Bytes are reserved before they are read if the length is known, else while they arrive. Reservations
+expire, so those of a dead gateway are released.
 """
 
 from dataclasses import dataclass
 from typing import Final
 
-from tokenmesh.services.gateway.tenancy.keys import (
+from tokenmesh.services.gateway.tenancy.redis_state import (
     ALL_TENANTS,
+    Scripts,
     expiry_key,
     upload_bytes_key,
     uploads_key,
 )
-from tokenmesh.services.gateway.tenancy.scripts import Scripts
 from tokenmesh.services.gateway.tenancy.tenant import Tenant
 from tokenmesh.shared.config.requests import TenancySettings
 from tokenmesh.shared.errors import Overloaded, PayloadTooLarge, TokenMeshError
 from tokenmesh.shared.redis import Redis
 
 _OVERHEAD_BYTES: Final = 4096
-"""What an upload counts for besides its bytes: many empty files fill Redis as well."""
+"""Counted for each upload on top of its bytes: many empty files fill Redis as well."""
 _STEP_BYTES: Final = 1 << 20
-"""By how much a reservation grows at least."""
+"""Smallest growth of a reservation."""
 _GRACE_S: Final = 60
 
 
 class UploadQuotaExceeded(Overloaded):
-    """The tenant's uploads take all the bytes that they may."""
+    """The tenant's uploads have used up their quota."""
 
     code = "upload_quota_exceeded"
 
 
 class UploadQuota:
-    """Of one gateway. `redis` None: nothing is counted, and nothing can be stored either."""
+    """The upload quotas. `redis` None: nothing is counted, as nothing can be stored either."""
 
     def __init__(self, redis: Redis | None, settings: TenancySettings) -> None:
         self._script = Scripts(redis).uploads if redis is not None else None
         self._settings = settings
 
     def of(self, tenant: Tenant) -> int:
-        """Bytes that the tenant's uploads may take."""
+        """The quota of a tenant in bytes."""
         own = tenant.max_upload_bytes
         return self._settings.upload_bytes_per_tenant if own is None else own
 
     async def take(self, tenant: Tenant, upload: str, num_bytes: int, ttl_s: float) -> None:
-        """Let an upload take that many bytes for that long, in place of what it took before.
+        """Count an upload as that many bytes for `ttl_s`, in place of its earlier count.
 
         Raises PayloadTooLarge, UploadQuotaExceeded or Overloaded.
         """
@@ -59,7 +59,7 @@ class UploadQuota:
         found = await self._count(tenant.name, quota, upload, counted, ttl_s)
         if not found.fits:
             raise UploadQuotaExceeded(
-                f"uploads of the tenant {tenant.name} have {found.others} of {quota} bytes: "
+                f"uploads of the tenant {tenant.name} use {found.others} of {quota} bytes: "
                 "delete some, or wait until they expire",
                 retry_after_s=found.wait_s,
             )
@@ -67,14 +67,14 @@ class UploadQuota:
         found = await self._count(ALL_TENANTS, total, upload, counted, ttl_s)
         if not found.fits:
             raise Overloaded(
-                f"uploads of all tenants have {found.others} of {total} bytes",
+                f"uploads of all tenants use {found.others} of {total} bytes",
                 retry_after_s=found.wait_s,
             )
 
     async def release(self, tenant: str, upload: str) -> None:
-        """An upload is gone. Where Redis is away its bytes come back when it would expire."""
+        """Stop counting an upload. During an outage of Redis it counts until it expires."""
         try:
-            # What the tenant does not have may be another one's.
+            # An upload that is not the tenant's must not be removed from the total.
             if (await self._count(tenant, 0, upload, 0, 0)).held:
                 await self._count(ALL_TENANTS, 0, upload, 0, 0)
         except TokenMeshError:
@@ -99,7 +99,7 @@ class _Count:
     others: int = 0
     """Bytes of the other uploads."""
     held: int = 0
-    """Bytes of this one until now."""
+    """Bytes of this one before the call."""
     wait_s: int = 0
 
 
@@ -114,7 +114,7 @@ class UploadReservation:
         self._num_bytes = 0
 
     async def grow(self, num_bytes: int) -> None:
-        """Have that many bytes at least. Raises as `UploadQuota.take`."""
+        """Reserve at least that many bytes. Raises as `UploadQuota.take`."""
         if num_bytes > self._num_bytes:
             step = _STEP_BYTES if self._num_bytes else 0
             wanted = max(num_bytes, self._num_bytes + step)
@@ -122,9 +122,9 @@ class UploadReservation:
             self._num_bytes = wanted
 
     async def keep(self, num_bytes: int, ttl_s: float) -> None:
-        """The upload is complete: count what it has, for as long as it is kept."""
+        """Count a complete upload for as long as it is stored."""
         await self._quota.take(self._tenant, self._upload, num_bytes, ttl_s)
 
     async def release(self) -> None:
-        """The upload has failed."""
+        """Release the bytes of an upload that failed."""
         await self._quota.release(self._tenant.name, self._upload)

@@ -1,7 +1,8 @@
--- How many bytes one upload takes of a quota; what has expired is given back first.
--- KEYS: uploads by when they expire, bytes by upload (their sum under ''), expiry. ARGV: the quota,
--- the upload, its bytes (0: it is gone), its seconds. Answers whether they fit, the bytes that the
--- others take, the bytes that it took, and the seconds until the first one expires.
+-- Counts the bytes of one upload against a quota; expired uploads are removed first.
+-- KEYS: uploads by expiry time, bytes by upload (their sum under ''), expiry.
+-- ARGV: the quota, the upload, its bytes (0: remove it), the seconds until it expires.
+-- Reply: whether they fit, bytes of the other uploads, bytes of this one before, and the seconds until
+-- the first upload expires.
 expect(KEYS[1], 'zset')
 expect(KEYS[2], 'hash')
 expect(KEYS[3], 'zset')

@@ -1,13 +1,12 @@
-"""Buckets: the limits as one gateway keeps them by itself, while Redis is away. No I/O, no clock.
+"""LocalLimits: the limits by one gateway's own counts, used while Redis is down.
 
-They follow what is admitted and charged at all times, so that a gateway that is left alone goes on
-from where it was.
+The counts are always kept, so that they are right when an outage begins. No I/O, no clock.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tokenmesh.services.gateway.tenancy.standing import RateLimitStatus
+from tokenmesh.services.gateway.tenancy.limits import RateLimitStatus
 from tokenmesh.services.gateway.tenancy.tenant import Tenant
 
 
@@ -21,21 +20,16 @@ class _State:
     used: int = 0
 
 
-class Buckets:
-    """Of one gateway; as many as there are tenants in its key file."""
+class LocalLimits:
+    """The requests, tokens and sequences of each tenant at this gateway."""
 
     def __init__(self) -> None:
         self._states: dict[str, _State] = {}
 
-    def leases(self, tenant: Tenant) -> set[str]:
-        """Sequences of the tenant that run here, by name."""
-        state = self._states.get(tenant.name)
-        return state.leases if state is not None else set()
-
     def refusal(
         self, tenant: Tenant, requests: int, sequences: int, now: float, month: str
     ) -> tuple[str, float] | None:
-        """The limit that they would meet and the seconds to wait, if they would meet one."""
+        """The limit that they would exceed and the seconds to wait; None if they may start."""
         state = self._refilled(tenant, now, month)
         rpm, tpm = tenant.requests_per_minute, tenant.tokens_per_minute
         most, monthly = tenant.max_concurrent, tenant.monthly_tokens
@@ -52,23 +46,25 @@ class Buckets:
     def admit(
         self, tenant: Tenant, requests: int, names: Iterable[str], now: float, month: str
     ) -> None:
-        """Requests and sequences have begun, admitted here or by Redis."""
+        """Count requests and sequences that start, admitted here or by Redis."""
         state = self._refilled(tenant, now, month)
         state.requests -= requests
         state.leases.update(names)
 
     def charge(self, tenant: Tenant, tokens: int, now: float, month: str) -> None:
-        """A response has ended."""
+        """Count the tokens of a response that has ended."""
         state = self._refilled(tenant, now, month)
         state.tokens -= tokens
         state.used += tokens
 
     def release(self, tenant: Tenant, names: Iterable[str]) -> None:
-        """Sequences are over."""
-        self.leases(tenant).difference_update(names)
+        """Remove sequences that have ended."""
+        state = self._states.get(tenant.name)
+        if state is not None:
+            state.leases.difference_update(names)
 
-    def standing(self, tenant: Tenant, now: float, month: str) -> RateLimitStatus:
-        """How it is by this gateway's counts."""
+    def status(self, tenant: Tenant, now: float, month: str) -> RateLimitStatus:
+        """What is left by this gateway's counts."""
         state = self._refilled(tenant, now, month)
         return RateLimitStatus(tenant=tenant, requests=state.requests, tokens=state.tokens)
 
