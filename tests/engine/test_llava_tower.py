@@ -179,8 +179,8 @@ def test_a_checkpoint_that_does_not_fit_names_the_tensor_or_file(
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"vision_feature_layer": 4}, "vision_feature_layer 4 is outside"),
-        ({"vision_feature_layer": -5}, "vision_feature_layer -5 is outside"),
+        ({"vision_feature_layer": 4}, "vision_feature_layer 4 is out of range"),
+        ({"vision_feature_layer": -5}, "vision_feature_layer -5 is out of range"),
         ({"vision_feature_layer": []}, "vision_feature_layer is not a layer"),
         ({"vision_feature_select_strategy": "half"}, "'half' is not supported"),
         ({"projector_hidden_act": "swoosh"}, "'swoosh' is not one of"),

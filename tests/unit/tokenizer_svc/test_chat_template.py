@@ -128,8 +128,8 @@ def test_a_call_without_arguments_has_an_empty_object(arguments: object) -> None
         ("x", "messages[1].tool_calls is not a list"),
         (["x"], "messages[1].tool_calls[0].function is not an object"),
         ([{"function": 1}], "messages[1].tool_calls[0].function is not an object"),
-        ([{"function": {}}], "messages[1].tool_calls[0].function.name is missing or no string"),
-        ([{"id": 1, "function": {"name": "f"}}], "messages[1].tool_calls[0].id is no string"),
+        ([{"function": {}}], "messages[1].tool_calls[0].function.name is missing or not a string"),
+        ([{"id": 1, "function": {"name": "f"}}], "messages[1].tool_calls[0].id is not a string"),
         (
             [{"function": {"name": "f", "arguments": "[1]"}}],
             "messages[1].tool_calls[0].function.arguments is not the JSON text of an object",
@@ -147,7 +147,7 @@ def test_malformed_calls_are_refused_with_their_place(calls: object, place: str)
 
 def test_the_id_of_a_result_is_a_string() -> None:
     answer = ask(chat_templates.CHATML, [USER, {**RESULT, "tool_call_id": 1}])
-    assert answer == RenderFailed("input", "messages[1].tool_call_id is no string")
+    assert answer == RenderFailed("input", "messages[1].tool_call_id is not a string")
 
 
 def test_an_empty_list_of_calls_counts_as_none() -> None:

@@ -2,7 +2,7 @@
 
 import logging
 from asyncio.subprocess import Process
-from typing import Final, NoReturn
+from typing import Final
 
 from tokenmesh.services.tokenizer_svc.loading import DEFAULT_TEMPLATE, LoadedTokenizer
 from tokenmesh.services.tokenizer_svc.messages import ChatInput
@@ -128,7 +128,7 @@ class ChatRenderer:
         answer = await renderer.render(job, tenant, len(prompt.messages_json))
         if isinstance(answer, Rendered):
             return answer.text
-        _fail(answer, is_foreign)
+        raise _error(answer, is_foreign)
 
     def _choose(
         self, model: LoadedTokenizer, prompt: ChatPrompt, has_tools: bool
@@ -165,10 +165,6 @@ class ChatRenderer:
 
 def _describe(failed: RenderFailed) -> str:
     return f"line {failed.line}: {failed.reason}" if failed.line else failed.reason
-
-
-def _fail(failed: RenderFailed, is_foreign: bool) -> NoReturn:
-    raise _error(failed, is_foreign)
 
 
 def _error(failed: RenderFailed, is_foreign: bool) -> TokenMeshError:
