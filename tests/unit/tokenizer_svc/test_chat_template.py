@@ -142,12 +142,16 @@ def test_a_call_without_arguments_has_an_empty_object(arguments: object) -> None
 )
 def test_malformed_calls_are_refused_with_their_place(calls: object, place: str) -> None:
     message: JsonObject = {"role": "assistant", "content": "", "tool_calls": calls}
-    assert ask(chat_templates.CHATML, [USER, message]) == RenderFailed("input", place)
+    answer = ask(chat_templates.CHATML, [USER, message])
+    assert isinstance(answer, RenderFailed)
+    assert (answer.kind, answer.reason) == ("input", place)
 
 
 def test_the_id_of_a_result_is_a_string() -> None:
     answer = ask(chat_templates.CHATML, [USER, {**RESULT, "tool_call_id": 1}])
-    assert answer == RenderFailed("input", "messages[1].tool_call_id is not a string")
+    assert isinstance(answer, RenderFailed)
+    assert answer.reason == "messages[1].tool_call_id is not a string"
+    assert answer.path == ("messages", 1, "tool_call_id")
 
 
 def test_an_empty_list_of_calls_counts_as_none() -> None:
