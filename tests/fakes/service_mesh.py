@@ -20,11 +20,15 @@ async def running(
     """What run_service does, without signals and telemetry."""
     instance_id = new_instance_id(service)
     async with AsyncExitStack() as stack:
-        bus = await connect(settings.bus, instance_id)
+        metrics = Metrics(settings.telemetry.metrics_prefix)
+        bus = await connect(
+            settings.bus,
+            instance_id,
+            on_problem=lambda kind: metrics.counter("bus_complaints", kind=kind).inc(),
+        )
         stack.push_async_callback(bus.close)
         redis = open_redis(settings.redis)
         stack.push_async_callback(redis.close)
-        metrics = Metrics(settings.telemetry.metrics_prefix)
         mesh = Mesh(service, instance_id, settings, bus, redis, metrics)
         stack.push_async_callback(mesh.leave)
         await mesh.start()

@@ -6,7 +6,12 @@ from tests.kernels.case import Compilation, CompileLimits, Inputs, KernelCase, O
 from tokenmesh.kernels.logprobs.answer import Logprobs
 from tokenmesh.kernels.logprobs.reference import logprobs_reference
 from tokenmesh.kernels.logprobs.tolerance import TOLERANCE
-from tokenmesh.kernels.logprobs.triton import BLOCK, join_kernel, logprobs, survey_kernel
+from tokenmesh.kernels.logprobs.triton import (
+    BLOCK,
+    logprobs,
+    logprobs_join_kernel,
+    logprobs_survey_kernel,
+)
 
 
 def cases() -> list[KernelCase]:
@@ -68,7 +73,7 @@ def compilations() -> list[Compilation]:
     return [
         Compilation(
             name="survey",
-            kernel=survey_kernel,
+            kernel=logprobs_survey_kernel,
             signature=survey,
             constants={"BLOCK": BLOCK},
             divisible_by_16=("logits_ptr", "stride_n", "vocab_size"),
@@ -78,7 +83,7 @@ def compilations() -> list[Compilation]:
         ),
         Compilation(
             name="join",
-            kernel=join_kernel,
+            kernel=logprobs_join_kernel,
             signature=join,
             constants={"BLOCKS": 64, "KEYS": 2048},
             limits=CompileLimits(max_registers=96, max_shared_bytes=256),

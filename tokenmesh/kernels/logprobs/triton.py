@@ -65,7 +65,7 @@ def _launch(
     keys = torch.empty(num_rows, num_blocks, num_top, dtype=torch.int64, device=device)
     batch = (logits, logits.stride(0), indices, tokens)
     parts = (best, total, larger, keys)
-    survey_kernel[num_rows, num_blocks](
+    logprobs_survey_kernel[num_rows, num_blocks](
         *batch,
         *parts,
         vocab_size,
@@ -74,7 +74,7 @@ def _launch(
         num_warps=8,
         **FUSED,
     )
-    join_kernel[(num_rows,)](
+    logprobs_join_kernel[(num_rows,)](
         *batch,
         *parts,
         norm,
@@ -99,7 +99,7 @@ def _order(bits):
 
 
 @triton.jit(do_not_specialize=["num_top"])
-def survey_kernel(
+def logprobs_survey_kernel(
     logits_ptr,  # [N, V]
     stride_n,
     indices_ptr,  # [A]
@@ -136,7 +136,7 @@ def survey_kernel(
 
 
 @triton.jit(do_not_specialize=["num_top"])
-def join_kernel(
+def logprobs_join_kernel(
     logits_ptr,  # [N, V]
     stride_n,
     indices_ptr,  # [A]
