@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 
 from tests.fakes.pages import PAGES, ROOT, anchors, commands, name_of, prose, rows, spans
-from tokenmesh.services.gateway.openai.errors import NotSupported, UnsupportedMediaType
+from tokenmesh.services.gateway.http.errors import NotSupported, UnsupportedMediaType
 from tokenmesh.services.gateway.tenancy.limits import QuotaExceeded, RateLimited
 from tokenmesh.services.worker_svc.models.native.registry import FAMILIES, IMAGE_ARCHITECTURES
 from tokenmesh.shared import errors

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from tokenmesh.services.gateway.anthropic.request import CountTokensRequest, MessagesRequest
 from tokenmesh.services.gateway.anthropic.translation import translate
-from tokenmesh.services.gateway.openai.errors import invalid_fields
+from tokenmesh.services.gateway.http.errors import invalid_fields
 from tokenmesh.services.gateway.openai.request import ChatRequest
 from tokenmesh.services.gateway.openai.translation import TranslatedChat
 from tokenmesh.shared.errors import FieldPath, InvalidInput, Overloaded, field_name

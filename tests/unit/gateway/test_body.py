@@ -11,16 +11,16 @@ import pytest
 from pydantic import ValidationError
 
 from tokenmesh.services.gateway.anthropic.request import MessagesRequest
-from tokenmesh.services.gateway.extras.batch_chat import BatchChatRequest
 from tokenmesh.services.gateway.http.body import parse_body
+from tokenmesh.services.gateway.http.fields import Bounded, Conversions
 from tokenmesh.services.gateway.http.json_bounds import check_bounds, check_bounds_now
-from tokenmesh.services.gateway.openai.fields import Bounded, Conversions
 from tokenmesh.services.gateway.openai.request import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
 )
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
+from tokenmesh.services.gateway.routes.batch_chat import BatchChatRequest
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
 

@@ -5,8 +5,8 @@ import hashlib
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from tokenmesh.services.gateway.http.errors import error_body, field_path, invalid_fields
 from tokenmesh.services.gateway.mesh.catalog import Catalog
-from tokenmesh.services.gateway.openai.errors import error_body, field_path, invalid_fields
 from tokenmesh.services.gateway.tenancy.auth import KeyRing, key_of
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config import Settings

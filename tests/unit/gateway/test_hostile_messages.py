@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from tokenmesh.services.gateway.anthropic.request import MessagesRequest
 from tokenmesh.services.gateway.anthropic.translation import translate
-from tokenmesh.services.gateway.openai.errors import invalid_fields
+from tokenmesh.services.gateway.http.errors import invalid_fields
 from tokenmesh.services.gateway.realtime.client_events import decode_event, read_event
 from tokenmesh.services.gateway.realtime.conversation import read_item
 from tokenmesh.shared.config.gateway import GatewaySettings

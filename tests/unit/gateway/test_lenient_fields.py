@@ -7,14 +7,14 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from tokenmesh.services.gateway.anthropic.request import MessagesRequest
-from tokenmesh.services.gateway.extras.batch_chat import BatchChatRequest
-from tokenmesh.services.gateway.openai.fields import Conversions
+from tokenmesh.services.gateway.http.fields import Conversions
 from tokenmesh.services.gateway.openai.request import (
     ChatRequest,
     CompletionRequest,
     TokenizeRequest,
 )
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
+from tokenmesh.services.gateway.routes.batch_chat import BatchChatRequest
 
 CHAT = [{"role": "user", "content": "Hi"}]
 BODIES: list[tuple[type[BaseModel], dict[str, Any]]] = [

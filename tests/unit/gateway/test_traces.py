@@ -17,8 +17,8 @@ from starlette.responses import Response
 
 from tokenmesh.services.gateway.context import RequestContext, attach
 from tokenmesh.services.gateway.operations.console import HEADERS, PAGE
-from tokenmesh.services.gateway.operations.trace_routes import traces_router
 from tokenmesh.services.gateway.operations.traces import TraceStore
+from tokenmesh.services.gateway.routes.traces import traces_router
 from tokenmesh.services.gateway.tenancy.tenant import DEFAULT_TENANT, Access, Tenant
 from tokenmesh.shared.config.mesh import TelemetrySettings
 from tokenmesh.shared.errors import NotFound, TokenMeshError

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from typing import Any, Final
+from typing import Final
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
@@ -14,20 +14,14 @@ from starlette.types import Scope
 from tokenmesh.services.gateway.anthropic import errors as anthropic_errors
 from tokenmesh.services.gateway.context import context_of, find_context
 from tokenmesh.services.gateway.generation.answer import forget_frames
-from tokenmesh.services.gateway.http.sse import encode_json
-from tokenmesh.services.gateway.openai.errors import error_body, status_body
+from tokenmesh.services.gateway.http.errors import error_body, status_body
+from tokenmesh.services.gateway.http.sse import json_response
 from tokenmesh.shared.errors import InvalidInput, TokenMeshError
 
 logger = logging.getLogger(__name__)
 
-JSON = "application/json"
 _PATH_SHOWN: Final = 200
 _METHODS: Final = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
-
-
-def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """A response whose body msgspec encodes."""
-    return Response(encode_json(body), status, headers, media_type=JSON)
 
 
 def error_response(error: TokenMeshError, scope: Scope) -> Response:

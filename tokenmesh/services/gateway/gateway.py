@@ -30,6 +30,7 @@ from tokenmesh.services.gateway.operations.mesh_view import MeshView
 from tokenmesh.services.gateway.operations.traces import TraceStore
 from tokenmesh.services.gateway.operations.worker_metrics import EngineMetrics, measure_workers
 from tokenmesh.services.gateway.responses.service import Responses
+from tokenmesh.services.gateway.scale_out.generate_response import AbortableResponse, GenerateWriter
 from tokenmesh.services.gateway.scale_out.scale_out import ScaleOut
 from tokenmesh.services.gateway.tenancy.admission import Admission
 from tokenmesh.services.gateway.tenancy.auth import KeyRing
@@ -178,6 +179,21 @@ class Gateway:
             self.settings,
             self.meters,
             self.load_headers,
+        )
+
+    def respond_abortable(
+        self, request: GenerationRequest, writer: GenerateWriter
+    ) -> AbortableResponse:
+        """The same for a request that its client may abort by its id."""
+        return AbortableResponse(
+            request,
+            writer,
+            self.pipeline,
+            self.admission,
+            self.settings,
+            self.meters,
+            self.load_headers,
+            self.scale_out.aborts,
         )
 
     def load_headers(self, scope: Scope, model: ModelName) -> Headers:

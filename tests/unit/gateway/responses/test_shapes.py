@@ -6,7 +6,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from tokenmesh.services.gateway.document.document import response_components
 from tokenmesh.services.gateway.responses.output_items import (
     EventRecorder,
     McpCallItem,
@@ -19,6 +18,7 @@ from tokenmesh.services.gateway.responses.output_items import (
 )
 from tokenmesh.services.gateway.responses.shapes import OutputItem
 from tokenmesh.services.gateway.responses.tools import ToolName
+from tokenmesh.services.gateway.routes.document import response_components
 
 NAME = ToolName("mcp", "shop", "buy")
 

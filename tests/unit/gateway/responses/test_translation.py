@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tokenmesh.services.gateway.openai.errors import invalid_fields
+from tokenmesh.services.gateway.http.errors import invalid_fields
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
 from tokenmesh.services.gateway.responses.tools import ServerTool
 from tokenmesh.services.gateway.responses.translation import ResponsesTranslation, translate

@@ -4,8 +4,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import ConfigDict, Field
 
-from tokenmesh.services.gateway.openai.errors import NotSupported
-from tokenmesh.services.gateway.openai.fields import Bounded
+from tokenmesh.services.gateway.http.errors import NotSupported
+from tokenmesh.services.gateway.http.fields import Bounded
 from tokenmesh.services.gateway.openai.translation import invalid, read_object
 
 

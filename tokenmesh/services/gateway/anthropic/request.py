@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from tokenmesh.services.gateway.openai.fields import Bounded, Flag, MinusOneOrMore, Positive
+from tokenmesh.services.gateway.http.fields import Bounded, Flag, MinusOneOrMore, Positive
 from tokenmesh.services.gateway.openai.sampling_fields import Temperature, TopP
 
 

@@ -11,9 +11,9 @@ from tokenmesh.services.gateway.anthropic.request import (
     MessagesRequest,
     ToolChoice,
 )
-from tokenmesh.services.gateway.openai.errors import NotSupported
+from tokenmesh.services.gateway.http.errors import NotSupported
+from tokenmesh.services.gateway.http.fields import Bounded
 from tokenmesh.services.gateway.openai.field_names import FieldNames
-from tokenmesh.services.gateway.openai.fields import Bounded
 from tokenmesh.services.gateway.openai.translation import (
     Json,
     TranslatedChat,

@@ -1,24 +1,30 @@
-"""Reading a JSON body: its media type, size and bounds are checked before its fields."""
+"""Reading a JSON body: its media type, size and bounds are checked before its fields.
+
+Routes read their bodies themselves; `body_schema` describes them in the OpenAPI document.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from tokenmesh.services.gateway.context import context_of
 from tokenmesh.services.gateway.http.body_budget import SHORT_BYTES
+from tokenmesh.services.gateway.http.errors import UnsupportedMediaType, invalid_fields
 from tokenmesh.services.gateway.http.event_loop import OneByOne
+from tokenmesh.services.gateway.http.fields import Bounded, Conversions
 from tokenmesh.services.gateway.http.id_lists import IdLists
 from tokenmesh.services.gateway.http.json_bounds import check_bounds, check_bounds_now
-from tokenmesh.services.gateway.openai.errors import UnsupportedMediaType, invalid_fields
-from tokenmesh.services.gateway.openai.fields import Bounded, Conversions
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import Cancelled, DeadlineExceeded, PayloadTooLarge
 
 _Body = TypeVar("_Body", bound=Bounded)
+
+SCHEMA_REF: Final = "#/components/schemas/{model}"
+"""Where the OpenAPI document has the schema of a body."""
 
 _large: Final = OneByOne()
 
@@ -128,3 +134,20 @@ def _check_is_plain(request: Request) -> None:
         raise UnsupportedMediaType(
             f"content-encoding {given[:60]!r} is not supported: send the body unencoded"
         )
+
+
+def body_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """The `openapi_extra` of a route."""
+    return _described({"$ref": SCHEMA_REF.format(model=model.__name__)})
+
+
+def any_body_schema(models: Iterable[type[BaseModel]]) -> dict[str, Any]:
+    """The `openapi_extra` of a route that accepts several bodies."""
+    return _described(
+        {"anyOf": [{"$ref": SCHEMA_REF.format(model=each.__name__)} for each in models]}
+    )
+
+
+def _described(schema: dict[str, Any]) -> dict[str, Any]:
+    content = {"application/json": {"schema": schema}}
+    return {"requestBody": {"required": True, "content": content}}

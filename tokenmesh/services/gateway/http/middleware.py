@@ -1,15 +1,10 @@
-"""ASGI layers that change how a request is routed: paths, HEAD, and the fast path."""
+"""ASGI layers that change how a request is routed: paths and HEAD."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
-
-from tokenmesh.services.gateway.context import context_of
-from tokenmesh.services.gateway.errors import error_response, log_error
-from tokenmesh.services.gateway.http.event_loop import StartLimiter
-from tokenmesh.shared.errors import TokenMeshError
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -39,35 +34,3 @@ class HeadAsGet:
             # a copy: the server reads its own
             scope = {**scope, "method": "GET"}
         await self._app(scope, receive, send)
-
-
-class FastPath:
-    """Calls the endpoints of generation by path, without FastAPI's routing.
-
-    This saves about 16 % of a request's CPU time in `benchmarks/bench_gateway.py`. FastAPI has the
-    same endpoints and describes them in the OpenAPI document.
-    """
-
-    def __init__(
-        self, app: ASGIApp, endpoints: Mapping[str, Endpoint], limiter: StartLimiter
-    ) -> None:
-        self._app = app
-        self._endpoints = endpoints
-        self._limiter = limiter
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        endpoint = self._endpoints.get(scope["path"]) if scope["type"] == "http" else None
-        if endpoint is None or scope["method"] != "POST":
-            await self._app(scope, receive, send)
-            return
-        context = context_of(scope)
-        context.route = scope["path"]
-        await self._limiter.enter()
-        try:
-            response = await endpoint(Request(scope, receive))
-            await response(scope, receive, send)
-        except TokenMeshError as error:
-            if context.status:
-                raise
-            log_error(error)
-            await error_response(error, scope)(scope, receive, send)

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final
 
+from tokenmesh.services.gateway.http.errors import status_body
 from tokenmesh.services.gateway.http.sse import encode_json
-from tokenmesh.services.gateway.openai.errors import status_body
 
 
 @dataclass(frozen=True, slots=True)

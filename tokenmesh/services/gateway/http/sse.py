@@ -1,12 +1,14 @@
-"""Server-sent events as bytes."""
+"""Bodies of responses: JSON and server-sent events as bytes."""
 
 from typing import Any, Final
 
 import msgspec
+from starlette.responses import Response
 
-from tokenmesh.services.gateway.openai.errors import error_body
+from tokenmesh.services.gateway.http.errors import error_body
 from tokenmesh.shared.errors import TokenMeshError
 
+JSON: Final = "application/json"
 MEDIA_TYPE: Final = b"text/event-stream; charset=utf-8"
 DONE: Final = b"data: [DONE]\n\n"
 COMMENT: Final = b": keep-alive\n\n"
@@ -16,6 +18,11 @@ _START: Final = b"data: "
 _END: Final = b"\n\n"
 
 encode_json: Final = msgspec.json.Encoder().encode
+
+
+def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """A response whose body msgspec encodes."""
+    return Response(encode_json(body), status, headers, media_type=JSON)
 
 
 def frame(body: Any) -> bytes:

@@ -4,11 +4,11 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from tokenmesh.services.gateway.context import RequestContext
-from tokenmesh.services.gateway.extras.prompt_embeds import EmbedsPrompt, read_embeds
 from tokenmesh.services.gateway.extras.suffix import fill_in_prompt
 from tokenmesh.services.gateway.generation.parsing import ModelText, Parsing
 from tokenmesh.services.gateway.generation.request import EMPTY_PROMPT, GenerationRequest, PromptJob
 from tokenmesh.services.gateway.http.event_loop import Turns
+from tokenmesh.services.gateway.openai.prompt_embeds import EmbedsPrompt, read_embeds
 from tokenmesh.services.gateway.openai.request import DEFAULT_MAX_TOKENS, CompletionRequest
 from tokenmesh.services.gateway.openai.request_builder import (
     RequestBuilder,

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final, Literal, Required
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
-from tokenmesh.services.gateway.openai.fields import (
+from tokenmesh.services.gateway.http.fields import (
     Bounded,
     Flag,
     MinusOneOrMore,

@@ -9,7 +9,7 @@ from typing import Final
 
 from pydantic import ConfigDict, Field
 
-from tokenmesh.services.gateway.openai.fields import INT32_MAX, Bounded
+from tokenmesh.services.gateway.http.fields import INT32_MAX, Bounded
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.messages.sampling import RepetitionRule

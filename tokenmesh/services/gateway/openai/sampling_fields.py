@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tokenmesh.services.gateway.openai.fields import (
+from tokenmesh.services.gateway.http.fields import (
     Bounded,
     Flag,
     MinusOneOrMore,

@@ -6,7 +6,7 @@ from typing import Any, Final, Literal, Self
 import msgspec
 from pydantic import ConfigDict, Field, model_validator
 
-from tokenmesh.services.gateway.openai.fields import Bounded
+from tokenmesh.services.gateway.http.fields import Bounded
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.messages.structured import Structured
 

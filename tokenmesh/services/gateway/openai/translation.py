@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from tokenmesh.services.gateway.openai.errors import invalid_fields
+from tokenmesh.services.gateway.http.errors import invalid_fields
 from tokenmesh.services.gateway.openai.field_names import FieldNames
 from tokenmesh.services.gateway.openai.request import ChatRequest
 from tokenmesh.shared.errors import FieldPath, InvalidInput, TokenMeshError

@@ -5,9 +5,9 @@ from typing import Any, Final, Literal
 
 from pydantic import ConfigDict, Field
 
+from tokenmesh.services.gateway.http.errors import NotSupported
+from tokenmesh.services.gateway.http.fields import Bounded
 from tokenmesh.services.gateway.http.sse import encode_json
-from tokenmesh.services.gateway.openai.errors import NotSupported
-from tokenmesh.services.gateway.openai.fields import Bounded
 from tokenmesh.services.gateway.openai.translation import Json, invalid, read_object
 from tokenmesh.shared.config.http import RealtimeSettings
 from tokenmesh.shared.errors import Conflict, InvalidInput, NotFound

@@ -7,8 +7,8 @@ from functools import partial
 from starlette.responses import Response
 
 from tokenmesh.services.gateway.context import RequestContext
+from tokenmesh.services.gateway.http.errors import NotSupported
 from tokenmesh.services.gateway.http.sse import encode_json
-from tokenmesh.services.gateway.openai.errors import NotSupported
 from tokenmesh.services.gateway.openai.translation import Json
 from tokenmesh.services.gateway.responses.feed import (
     Feed,

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from tokenmesh.services.gateway.openai.errors import NotSupported
+from tokenmesh.services.gateway.http.errors import NotSupported
 from tokenmesh.services.gateway.openai.translation import Json, invalid
 from tokenmesh.shared.config.responses import McpServerSettings, ResponseSettings
 from tokenmesh.shared.errors import PayloadTooLarge, TokenMeshError, Unavailable

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from tokenmesh.services.gateway.openai.fields import (
+from tokenmesh.services.gateway.http.fields import (
     Bounded,
     Flag,
     MinusOneOrMore,

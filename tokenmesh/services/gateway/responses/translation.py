@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from tokenmesh.services.gateway.openai.errors import NotSupported
+from tokenmesh.services.gateway.http.errors import NotSupported
 from tokenmesh.services.gateway.openai.field_names import FieldNames
 from tokenmesh.services.gateway.openai.request import ChatRequest
 from tokenmesh.services.gateway.openai.translation import (

@@ -19,7 +19,7 @@ from tokenmesh.services.gateway.scale_out.derender_request import (
     DerenderRequest,
     TokensChoice,
 )
-from tokenmesh.services.gateway.scale_out.render_routes import refuse_not_rendered
+from tokenmesh.services.gateway.scale_out.rendering import refuse_not_rendered
 from tokenmesh.shared.errors import InvalidInput
 
 _NOT_READ: Final = dict.fromkeys(

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tokenmesh.services.gateway.openai.fields import Bounded, NotNegative, Off, TokenId
+from tokenmesh.services.gateway.http.fields import Bounded, NotNegative, Off, TokenId
 from tokenmesh.services.gateway.openai.request import ChatRequest, CompletionRequest
 
 _LENIENT = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)

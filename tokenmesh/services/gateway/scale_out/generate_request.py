@@ -5,8 +5,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from tokenmesh.services.gateway.openai.errors import NotSupported
-from tokenmesh.services.gateway.openai.fields import (
+from tokenmesh.services.gateway.http.errors import NotSupported
+from tokenmesh.services.gateway.http.fields import (
     Bounded,
     MinusOneOrMore,
     NotNegative,

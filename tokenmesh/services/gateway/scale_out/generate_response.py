@@ -7,15 +7,15 @@ from typing import Any
 import msgspec
 
 from tokenmesh.services.gateway.context import RequestContext
-from tokenmesh.services.gateway.gateway import Gateway
-from tokenmesh.services.gateway.generation.answer import GenerationResponse
+from tokenmesh.services.gateway.generation.answer import GenerationResponse, LoadHeaders
 from tokenmesh.services.gateway.generation.chunk import OutputChunk, merge
-from tokenmesh.services.gateway.generation.delivery import Delivery
+from tokenmesh.services.gateway.generation.delivery import Delivery, PromptRunner
 from tokenmesh.services.gateway.generation.request import GenerationRequest
-from tokenmesh.services.gateway.generation.usage import Meter, Usage, usage_of
+from tokenmesh.services.gateway.generation.usage import Meter, Meters, Usage, usage_of
 from tokenmesh.services.gateway.http import sse
 from tokenmesh.services.gateway.http.response_sender import ResponseSender
 from tokenmesh.services.gateway.openai.logprobs import LogprobShapes, chosen_first
+from tokenmesh.services.gateway.scale_out.aborts import Aborts
 from tokenmesh.services.gateway.scale_out.generate_request import GenerateRequest
 from tokenmesh.services.gateway.scale_out.shapes import (
     GenerateChoice,
@@ -25,6 +25,8 @@ from tokenmesh.services.gateway.scale_out.shapes import (
     TokenCandidate,
     TokenLogprob,
 )
+from tokenmesh.services.gateway.tenancy.admission import Admission
+from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import Draining, TokenMeshError
 from tokenmesh.shared.messages.tokens import TokenLogprobs
 
@@ -147,19 +149,19 @@ class AbortableResponse(GenerationResponse):
     """An aborted response ends with the tokens that it has and finish_reason `abort`."""
 
     def __init__(
-        self, request: GenerationRequest, gateway: Gateway, writer: GenerateWriter
+        self,
+        request: GenerationRequest,
+        writer: GenerateWriter,
+        pipeline: PromptRunner,
+        admission: Admission,
+        settings: GatewaySettings,
+        meters: Meters,
+        load_headers: LoadHeaders,
+        aborts: Aborts,
     ) -> None:
-        super().__init__(
-            request,
-            writer,
-            gateway.pipeline,
-            gateway.admission,
-            gateway.settings,
-            gateway.meters,
-            gateway.load_headers,
-        )
+        super().__init__(request, writer, pipeline, admission, settings, meters, load_headers)
         self._generate_writer = writer
-        self._aborts = gateway.scale_out.aborts
+        self._aborts = aborts
         self._task: asyncio.Task[object] | None = None
         self._delivery: Delivery | None = None
 

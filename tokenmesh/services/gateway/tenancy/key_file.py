@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from tokenmesh.services.gateway.openai.errors import field_path
+from tokenmesh.services.gateway.http.errors import field_path
 from tokenmesh.services.gateway.tenancy.tenant import Access, Tenant
 from tokenmesh.shared.errors import ConfigError
 

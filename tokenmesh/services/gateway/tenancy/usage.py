@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenmesh.services.gateway.context import context_of
-from tokenmesh.services.gateway.errors import json_response
+from tokenmesh.services.gateway.http.sse import json_response
 from tokenmesh.services.gateway.tenancy.admission import Admission
 from tokenmesh.services.gateway.tenancy.auth import KeyRing
 from tokenmesh.services.gateway.tenancy.redis_state import usage_key

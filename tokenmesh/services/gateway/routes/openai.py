@@ -7,10 +7,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenmesh.services.gateway.context import context_of
-from tokenmesh.services.gateway.errors import json_response
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.body import read_json
 from tokenmesh.services.gateway.http.middleware import Endpoint
+from tokenmesh.services.gateway.http.sse import json_response
 from tokenmesh.services.gateway.openai.chat_builder import build_chat
 from tokenmesh.services.gateway.openai.chat_writer import ChatWriter
 from tokenmesh.services.gateway.openai.completion_builder import build_completion

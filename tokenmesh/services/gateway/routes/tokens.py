@@ -6,13 +6,17 @@ import msgspec
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from tokenmesh.services.gateway.context import context_of
-from tokenmesh.services.gateway.document.bodies import body_schema
-from tokenmesh.services.gateway.errors import json_response
+from tokenmesh.services.gateway.context import RequestContext, context_of
 from tokenmesh.services.gateway.gateway import Gateway
-from tokenmesh.services.gateway.http.body import read_json
+from tokenmesh.services.gateway.http.body import body_schema, read_json
+from tokenmesh.services.gateway.http.sse import json_response
+from tokenmesh.services.gateway.openai.chat_builder import chat_prompt
 from tokenmesh.services.gateway.openai.inline_media import move_inline_media
-from tokenmesh.services.gateway.openai.request import DetokenizeRequest, TokenizeRequest
+from tokenmesh.services.gateway.openai.request import (
+    ChatRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
 from tokenmesh.services.gateway.openai.shapes import DetokenizeResult, TokenizeResult
 from tokenmesh.shared import subjects
 from tokenmesh.shared.clock import now_s
@@ -25,7 +29,7 @@ from tokenmesh.shared.messages import (
     TokenizerConfigRead,
 )
 from tokenmesh.shared.messages.tokenize import ChatPrompt, TextPrompt
-from tokenmesh.shared.tokens import pack_ids, unpack_ids
+from tokenmesh.shared.tokens import count_ids, pack_ids, unpack_ids
 
 
 def tokenize_router(gateway: Gateway) -> APIRouter:
@@ -118,3 +122,21 @@ def _prompt(body: TokenizeRequest) -> TextPrompt | ChatPrompt:
         continue_final_message=body.continue_final_message,
         add_special_tokens=bool(body.add_special_tokens),
     )
+
+
+async def count_prompt_tokens(gateway: Gateway, body: ChatRequest, context: RequestContext) -> int:
+    """Tokens of a chat's prompt, with system prompt, tools and images.
+
+    Raises InvalidInput and the errors of the tokenizer.
+    """
+    card = await gateway.catalog.find_soon(body.model, context.request_id)
+    context.model = card.name
+    request = Tokenize(
+        request_id=context.request_id,
+        model=card.name,
+        tenant=context.access.tenant.name,
+        context_tokens=card.max_model_len,
+        prompt=await chat_prompt(gateway.builder, body, context.access),
+    )
+    deadline_s = now_s() + gateway.settings.tokenize_timeout_s
+    return count_ids((await gateway.calls.tokenize(request, deadline_s)).token_ids)

@@ -6,7 +6,7 @@ import binascii
 from dataclasses import dataclass
 
 from tokenmesh.services.gateway.extras.tensor_upload import read_tensor
-from tokenmesh.services.gateway.openai.errors import NotSupported
+from tokenmesh.services.gateway.http.errors import NotSupported
 from tokenmesh.services.gateway.openai.request import CompletionRequest
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.config.gateway import GatewaySettings

@@ -7,10 +7,10 @@ from starlette.responses import Response
 from starlette.types import Message
 
 from tokenmesh.services.gateway.context import context_of
-from tokenmesh.services.gateway.errors import json_response
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.body import arriving
-from tokenmesh.services.gateway.openai.errors import UnsupportedMediaType
+from tokenmesh.services.gateway.http.errors import UnsupportedMediaType
+from tokenmesh.services.gateway.http.sse import json_response
 from tokenmesh.services.gateway.openai.shapes import FileDeleted, FileObject
 from tokenmesh.services.gateway.openai.uploads import Uploads, new_file_id
 from tokenmesh.services.gateway.tenancy.upload_quota import UploadReservation

@@ -15,8 +15,8 @@ from fastapi import APIRouter, Depends, Query
 from starlette.responses import Response
 
 import tokenmesh
-from tokenmesh.services.gateway.errors import json_response
 from tokenmesh.services.gateway.gateway import Gateway
+from tokenmesh.services.gateway.http.sse import json_response
 from tokenmesh.services.gateway.tenancy.auth import require_admin
 from tokenmesh.shared.membership import Member
 from tokenmesh.shared.messages import (

@@ -11,18 +11,17 @@ from tokenmesh.services.gateway.anthropic.request import CountTokensRequest, Mes
 from tokenmesh.services.gateway.anthropic.translation import is_long, translate
 from tokenmesh.services.gateway.anthropic.writer import MessagesWriter, TokenCount
 from tokenmesh.services.gateway.context import RequestContext, context_of
-from tokenmesh.services.gateway.document.bodies import body_schema
-from tokenmesh.services.gateway.errors import json_response
 from tokenmesh.services.gateway.gateway import Gateway
-from tokenmesh.services.gateway.http.body import read_json
+from tokenmesh.services.gateway.http.body import body_schema, read_json
 from tokenmesh.services.gateway.http.event_loop import off_loop
 from tokenmesh.services.gateway.http.middleware import Endpoint
+from tokenmesh.services.gateway.http.sse import json_response
 from tokenmesh.services.gateway.mesh.catalog import Catalog
 from tokenmesh.services.gateway.mesh.vocabularies import Vocabularies
 from tokenmesh.services.gateway.openai.chat_builder import build_chat
-from tokenmesh.services.gateway.openai.prompt_length import count_prompt_tokens
 from tokenmesh.services.gateway.openai.request import ChatRequest
 from tokenmesh.services.gateway.openai.translation import TranslatedChat, warn_unknown
+from tokenmesh.services.gateway.routes.tokens import count_prompt_tokens
 from tokenmesh.shared.telemetry import span
 
 PATH: Final = "/v1/messages"

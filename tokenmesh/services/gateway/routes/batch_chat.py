@@ -13,12 +13,12 @@ from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.generation.chunk import OutputChunk
 from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.http.body import read_json
+from tokenmesh.services.gateway.http.errors import NotSupported
 from tokenmesh.services.gateway.http.event_loop import Turns
+from tokenmesh.services.gateway.http.fields import Off, Positive
 from tokenmesh.services.gateway.http.middleware import Endpoint
 from tokenmesh.services.gateway.openai.chat_builder import build_chat, rebuild_chat
 from tokenmesh.services.gateway.openai.chat_writer import ChatWriter
-from tokenmesh.services.gateway.openai.errors import NotSupported
-from tokenmesh.services.gateway.openai.fields import Off, Positive
 from tokenmesh.services.gateway.openai.request import ChatMessage, ChatRequest
 from tokenmesh.services.gateway.openai.request_builder import RequestBuilder
 from tokenmesh.services.gateway.openai.shapes import ChatChoice

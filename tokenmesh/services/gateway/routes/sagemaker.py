@@ -10,13 +10,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive
 
-from tokenmesh.services.gateway.document.bodies import any_body_schema
 from tokenmesh.services.gateway.gateway import Gateway
-from tokenmesh.services.gateway.http.body import read_bytes, without_ids
+from tokenmesh.services.gateway.http.body import any_body_schema, read_bytes, without_ids
 from tokenmesh.services.gateway.http.middleware import Endpoint
 from tokenmesh.services.gateway.openai.request import ChatRequest, CompletionRequest
-from tokenmesh.services.gateway.openai.routes import CHAT, COMPLETIONS
-from tokenmesh.services.gateway.operations.health_routes import readiness
+from tokenmesh.services.gateway.routes.health import readiness
+from tokenmesh.services.gateway.routes.openai import CHAT, COMPLETIONS
 from tokenmesh.shared.errors import InvalidInput
 
 _BODIES: Final[tuple[type[BaseModel], ...]] = (ChatRequest, CompletionRequest)

@@ -1,9 +1,10 @@
 """The OpenAPI document: adds bodies, responses and the API key to what FastAPI generates.
 
-FastAPI cannot describe these: routes read and write their bodies themselves, with msgspec.
+FastAPI cannot describe these: routes read and write their bodies themselves, with msgspec. A field
+that is known but not supported is described by the values that request nothing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -12,9 +13,10 @@ from pydantic import BaseModel
 
 from tokenmesh.services.gateway.anthropic import errors as anthropic_errors
 from tokenmesh.services.gateway.anthropic.writer import MessageBody, TokenCount
-from tokenmesh.services.gateway.document.bodies import body_components
+from tokenmesh.services.gateway.http.body import SCHEMA_REF
+from tokenmesh.services.gateway.http.errors import ErrorBody
 from tokenmesh.services.gateway.openai import shapes
-from tokenmesh.services.gateway.openai.errors import ErrorBody
+from tokenmesh.services.gateway.openai.sampling_fields import NotServed, marked
 from tokenmesh.services.gateway.responses.shapes import (
     InputItems,
     InputTokens,
@@ -85,6 +87,21 @@ _MEDIA: Final = {
 }
 _EMPTY: Final = frozenset({("get", "/livez"), ("post", "/inference/v1/abort_requests")})
 _ERRORS: Final = {"4XX": "The request cannot be served.", "5XX": "The mesh cannot serve it now."}
+_NOTHING: Final[dict[str, dict[str, Any]]] = {
+    "object": {"maxProperties": 0},
+    "array": {"maxItems": 0},
+    "string": {"maxLength": 0},
+    "boolean": {"const": False},
+    "integer": {"const": 0},
+}
+_ANY_NOTHING: Final[dict[str, Any]] = {"enum": [None, False, 0, "", [], {}]}
+_VALUES: Final[dict[str, list[Any]]] = {
+    "service_tier": [None, "auto", "default"],
+    "mm_payload": [None, "tensors"],
+    "function_call": [None, "none", "auto"],
+    "web_search_options": [None],
+    "best_of": [None, 1],
+}
 
 
 def complete(app: FastAPI, models: Sequence[type[BaseModel]], *, has_keys: bool) -> None:
@@ -157,5 +174,36 @@ def _ref_template(kind: type[msgspec.Struct]) -> str:
 
 def _name(kind: type[msgspec.Struct], name: str) -> str:
     """Prefixed by the API: names of request bodies and other APIs would collide."""
-    api = kind.__module__.split(".")[-2]
-    return f"{api}.{name}"
+    package = kind.__module__.split(".")[-2]
+    # OpenAI's format of errors is also that of the gateway's own routes.
+    return f"{'openai' if package == 'http' else package}.{name}"
+
+
+def body_components(models: Iterable[type[BaseModel]]) -> dict[str, Any]:
+    """The referenced schemas by name."""
+    components: dict[str, Any] = {}
+    for model in models:
+        schema = model.model_json_schema(ref_template=SCHEMA_REF)
+        # A model that is also a body itself keeps its own description.
+        components = schema.pop("$defs", {}) | components
+        _narrow(schema["properties"], marked(model, NotServed))
+        components[model.__name__] = schema
+    return components
+
+
+def _narrow(properties: dict[str, Any], names: Iterable[str]) -> None:
+    """Restrict the schemas of unsupported fields, in place."""
+    for name in names:
+        if name in _VALUES:
+            properties[name] = {**properties[name], "enum": _VALUES[name]}
+        elif name in properties and name != "modalities":
+            properties[name] = _nothing(properties[name])
+
+
+def _nothing(schema: dict[str, Any]) -> dict[str, Any]:
+    if "anyOf" in schema:
+        return {**schema, "anyOf": [_nothing(each) for each in schema["anyOf"]]}
+    kind = schema.get("type")
+    if kind is None:
+        return {**schema, **_ANY_NOTHING}
+    return {**schema, **_NOTHING.get(kind, {})}

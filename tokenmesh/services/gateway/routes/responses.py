@@ -8,17 +8,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenmesh.services.gateway.context import context_of
-from tokenmesh.services.gateway.document.bodies import body_schema
-from tokenmesh.services.gateway.errors import JSON, json_response
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.generation.chunk import OutputChunk
 from tokenmesh.services.gateway.generation.delivery import Delivery
-from tokenmesh.services.gateway.http.body import read_json
+from tokenmesh.services.gateway.http.body import body_schema, read_json
 from tokenmesh.services.gateway.http.event_loop import off_loop
 from tokenmesh.services.gateway.http.middleware import Endpoint
-from tokenmesh.services.gateway.http.sse import COMMENT
+from tokenmesh.services.gateway.http.sse import COMMENT, JSON, json_response
 from tokenmesh.services.gateway.openai.field_names import FieldNames
-from tokenmesh.services.gateway.openai.prompt_length import count_prompt_tokens
 from tokenmesh.services.gateway.openai.translation import Json
 from tokenmesh.services.gateway.responses.event_log import encode_frames
 from tokenmesh.services.gateway.responses.events import ResponseEvents
@@ -31,6 +28,7 @@ from tokenmesh.services.gateway.responses.response_logs import not_found
 from tokenmesh.services.gateway.responses.response_plan import prepare
 from tokenmesh.services.gateway.responses.shapes import InputTokens, usage_fields
 from tokenmesh.services.gateway.responses.translation import is_long, translate
+from tokenmesh.services.gateway.routes.tokens import count_prompt_tokens
 from tokenmesh.shared.errors import InvalidInput, TokenMeshError
 from tokenmesh.shared.ids import RequestId, new_response_id
 from tokenmesh.shared.telemetry import span

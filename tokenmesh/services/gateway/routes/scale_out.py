@@ -9,14 +9,13 @@ from starlette.responses import Response
 
 from tokenmesh.services.gateway.anthropic.request import MessagesRequest
 from tokenmesh.services.gateway.context import context_of
-from tokenmesh.services.gateway.document.bodies import body_schema
-from tokenmesh.services.gateway.errors import JSON
 from tokenmesh.services.gateway.gateway import Gateway
-from tokenmesh.services.gateway.http.body import read_json
+from tokenmesh.services.gateway.http.body import body_schema, read_json
 from tokenmesh.services.gateway.http.middleware import Endpoint
+from tokenmesh.services.gateway.http.sse import JSON
 from tokenmesh.services.gateway.openai.request import ChatRequest, CompletionRequest
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
-from tokenmesh.services.gateway.scale_out import render_routes as render
+from tokenmesh.services.gateway.routes import render
 from tokenmesh.services.gateway.scale_out.derender_builder import DerenderBuilder
 from tokenmesh.services.gateway.scale_out.derender_request import (
     DerenderChatRequest,
@@ -28,10 +27,7 @@ from tokenmesh.services.gateway.scale_out.generate_request import (
     GenerateRequest,
     with_own_names,
 )
-from tokenmesh.services.gateway.scale_out.generate_response import (
-    AbortableResponse,
-    GenerateWriter,
-)
+from tokenmesh.services.gateway.scale_out.generate_response import GenerateWriter
 from tokenmesh.shared.errors import Forbidden, InvalidInput
 from tokenmesh.shared.telemetry import REQUEST_ID, span
 
@@ -108,8 +104,7 @@ def _generate_endpoint(gateway: Gateway) -> Endpoint:
             body = await read_json(request, GenerateRequest, gateway.settings)
             context.rename_error = with_own_names
             generation = await gateway.scale_out.tokens.build(body, context)
-        writer = GenerateWriter(generation, body)
-        return AbortableResponse(generation, gateway, writer)
+        return gateway.respond_abortable(generation, GenerateWriter(generation, body))
 
     return generate
 
