@@ -229,3 +229,60 @@ async def test_after_close_no_connection_is_open() -> None:
     await asyncio.sleep(0.1)
     assert num_open == 0
     server.close()
+
+
+async def test_a_transaction_returns_the_replies_of_its_commands(
+    redis_settings: RedisSettings,
+) -> None:
+    async with opened(redis_settings) as redis:
+        commands = [["SET", "tx:n", 1], ["INCRBY", "tx:n", 4], ["MGET", "tx:n", "tx:none"]]
+        assert await redis.transact(commands) == [b"OK", 5, [b"5", None]]
+
+
+async def test_transactions_and_scripts_on_one_connection_do_not_mix(
+    redis_settings: RedisSettings,
+) -> None:
+    async with opened(redis_settings) as redis:
+        echo = redis.script(ECHO)
+
+        async def both(number: int) -> None:
+            key = f"tx:mix:{number}"
+            replies, text = await asyncio.gather(
+                redis.transact([["SET", key, number], ["GET", key]]), echo([], [number])
+            )
+            assert replies == [b"OK", str(number).encode()]
+            assert text == str(number).encode()
+
+        await asyncio.gather(*(both(number) for number in range(200)))
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [(["NOSUCH", "tx:list"], "unknown command"), (["INCR", "tx:list"], "not an integer")],
+)
+async def test_a_transaction_raises_the_error_of_the_command_at_fault(
+    redis_settings: RedisSettings, command: list[str], reason: str
+) -> None:
+    async with opened(redis_settings) as redis:
+        await redis.call("SET", "tx:list", "text")
+        with pytest.raises(TokenMeshError, match=reason):
+            await redis.transact([["GET", "tx:list"], command])
+        assert await redis.transact([["GET", "tx:list"]]) == [b"text"]
+
+
+async def test_a_transaction_is_repeated_after_redis_restarted(
+    start_redis: Callable[[], Server],
+) -> None:
+    server = start_redis()
+    async with opened(redis_settings_of(server)) as redis:
+        await redis.transact([["PING"]])
+        server.stop()
+        server.start()
+        assert await redis.transact([["PING"]]) == [b"PONG"]
+
+
+async def test_a_transaction_on_a_closed_client_is_refused(redis_settings: RedisSettings) -> None:
+    async with opened(redis_settings) as redis:
+        pass
+    with pytest.raises(Unavailable):
+        await redis.transact([["PING"]])

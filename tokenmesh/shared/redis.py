@@ -1,7 +1,8 @@
 """Redis with a bound on every call and our errors. The only file that knows redis-py.
 
 Replies are what Redis sends (bytes, integers, lists): the callers decode. Commands take a
-connection of a pool, since they may be large; scripts, small and wanted quickly, share another one.
+connection of a pool, since they may be large; scripts and transactions, which are wanted quickly,
+share another one.
 """
 
 import asyncio
@@ -80,7 +81,9 @@ def _link(pool: BlockingConnectionPool, settings: RedisSettings) -> RedisLink:
 
 
 class Redis:
-    """A pool of connections, and one for scripts. Every call ends within `call_timeout_s`.
+    """A pool of connections, and one for scripts and transactions.
+
+    Every call ends within `call_timeout_s`.
 
     Calls raise Unavailable when Redis is away or busy, ConfigError when it refuses the user,
     TokenMeshError for a command that it calls wrong.
@@ -122,25 +125,22 @@ class Redis:
 
     async def call_all(self, commands: Sequence[Sequence[Part]]) -> list[Reply]:
         """Several commands in one round trip, not atomic; raises the first error among them."""
-        return await self._pipelined(commands, is_atomic=False)
+        async with self._bounded(), self._client.pipeline(transaction=False) as pipeline:
+            for command in commands:
+                pipeline.execute_command(*command)
+            return cast("list[Reply]", await pipeline.execute())
 
     async def transact(self, commands: Sequence[Sequence[Part]]) -> list[Reply]:
         """Several commands without others in between (MULTI); raises the first error among them.
 
         An error does not undo the others.
         """
-        return await self._pipelined(commands, is_atomic=True)
-
-    async def _pipelined(
-        self, commands: Sequence[Sequence[Part]], *, is_atomic: bool
-    ) -> list[Reply]:
-        async with (
-            self._bounded(),
-            self._client.pipeline(transaction=is_atomic) as pipeline,
-        ):
-            for command in commands:
-                pipeline.execute_command(*command)
-            return cast("list[Reply]", await pipeline.execute())
+        if self._is_closed:
+            raise Unavailable("Redis is away: the client is closed")
+        try:
+            return await self._link.transact(commands)
+        except (RefusedByRedis, OSError) as error:
+            raise self._translate(error) from error
 
     def script(self, source: str) -> "Script":
         """A Lua script that Redis keeps by its hash."""

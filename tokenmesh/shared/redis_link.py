@@ -65,14 +65,43 @@ class RedisLink:
         except ConnectionResetError:
             return await self._call(parts, until_s)
 
+    async def transact(self, commands: Sequence[Sequence[Part]]) -> list[Reply]:
+        """The replies to commands that run without others in between (MULTI), sent as one write.
+
+        Raises the first error among them, and retries once, as `call` does.
+        """
+        until_s = asyncio.get_running_loop().time() + self._call_timeout_s
+        try:
+            return await self._transact(commands, until_s)
+        except ConnectionResetError:
+            return await self._transact(commands, until_s)
+
     async def _call(self, parts: Sequence[Part], until_s: float) -> Reply:
+        return await (await self._free_wire(until_s)).call(parts, until_s)
+
+    async def _transact(self, commands: Sequence[Sequence[Part]], until_s: float) -> list[Reply]:
+        wire = await self._free_wire(until_s)
+        futures = wire.call_all([["MULTI"], *commands, ["EXEC"]], until_s)
+        # A command that is refused when it is queued explains why EXEC is.
+        replies = await asyncio.gather(*futures, return_exceptions=True)
+        for reply in replies:
+            if isinstance(reply, BaseException):
+                raise reply
+        results = cast("list[Reply]", replies[-1])
+        for result in results:
+            if isinstance(result, RefusedByRedis):
+                raise result
+        return results
+
+    async def _free_wire(self, until_s: float) -> "_Wire":
+        """Raises OSError when too many calls are under way."""
         wire = self._wire
         if wire is None or wire.is_lost:
             async with asyncio.timeout_at(until_s):
                 wire = await self._connected()
         if wire.num_calls >= self._max_calls:
             raise OSError(f"{self._max_calls} calls are under way already")
-        return await wire.call(parts, until_s)
+        return wire
 
     async def _connected(self) -> "_Wire":
         """All waiting calls share one attempt to connect."""
@@ -139,14 +168,21 @@ class _Wire(asyncio.Protocol):
 
     def call(self, parts: Sequence[Part], until_s: float) -> asyncio.Future[Reply]:
         """The reply to come; `until_s` is the loop's time."""
+        return self.call_all([parts], until_s)[0]
+
+    def call_all(
+        self, commands: Sequence[Sequence[Part]], until_s: float
+    ) -> list[asyncio.Future[Reply]]:
+        """The same for several commands in one write."""
         if self.is_lost or self._transport is None:
             raise ConnectionResetError("the connection is lost")
-        future: asyncio.Future[Reply] = self._loop.create_future()
-        self._calls.append((until_s, future))
+        futures: list[asyncio.Future[Reply]] = [self._loop.create_future() for _ in commands]
+        self._calls.extend((until_s, future) for future in futures)
         if self._timer is None or until_s < self._timer.when():
             self._look_at(until_s)
-        self._transport.write(hiredis.pack_command(tuple(parts)))  # type: ignore[arg-type]
-        return future
+        packed = [hiredis.pack_command(tuple(parts)) for parts in commands]  # type: ignore[arg-type]
+        self._transport.write(packed[0] if len(packed) == 1 else b"".join(packed))
+        return futures
 
     def break_off(self) -> None:
         """Close at once; what is under way fails."""
