@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -449,3 +449,29 @@ async def test_a_policy_that_evicts_usage_is_an_error_in_the_log(
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     await redis.close()
+
+
+class CountingScripts:
+    """Counts calls of the script that writes usage."""
+
+    def __init__(self) -> None:
+        self.num_settled = 0
+
+    async def settle(self, _keys: object, _arguments: object) -> None:
+        self.num_settled += 1
+
+
+@pytest.mark.parametrize("limits", [{}, {"tokens_per_minute": 10**6}])
+async def test_usage_of_tenants_without_limits_is_written_in_batches(
+    limits: dict[str, int],
+) -> None:
+    scripts, tenant = CountingScripts(), tenant_of(**limits)
+    ledger = Ledger("writer", cast("Scripts", scripts), TenancySettings(), Metrics())
+    running = asyncio.create_task(ledger.run())
+    for _ in range(5):
+        ledger.charge(tenant, "2026-11", "model", TokenCounts(1, 2, 0, 3))
+        for _ in range(3):
+            await asyncio.sleep(0)
+    await ledger.flush()
+    running.cancel()
+    assert scripts.num_settled == (5 if limits else 1)

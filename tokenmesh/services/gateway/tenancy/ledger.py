@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 from tokenmesh.services.gateway.tenancy.redis_state import (
@@ -30,6 +31,8 @@ from tokenmesh.shared.metrics import Metrics
 logger = logging.getLogger(__name__)
 
 _DAY_S: Final = 24 * 3600
+_GATHER_S: Final = 0.02
+"""How long usage of tenants without limits is gathered before it is written."""
 _MAX_NAMED: Final = 1024
 """Responses in one batch that are counted by their ids; further ones are counted without."""
 
@@ -49,6 +52,8 @@ class Ledger:
         self._number = 0
         self._sending: tuple[int, UsageBatch] | None = None
         self._has_entries = asyncio.Event()
+        self._is_urgent = asyncio.Event()
+        """Set when a limit or a reader waits for an entry."""
         self._written = asyncio.Condition()
         self._lock = asyncio.Lock()
         self._has_warned = False
@@ -71,7 +76,7 @@ class Ledger:
             batch.named[name] = model, tokens
         else:
             batch.models.setdefault(model, TokenCounts()).add(tokens)
-        self._has_entries.set()
+        self._note(is_urgent=bool(name) or tenant.has_limits)
 
     def is_pending(self, name: str) -> bool:
         """Whether what was charged under a name is not written yet."""
@@ -88,7 +93,12 @@ class Ledger:
         batch.leases.extend(names)
         # Leases beyond the bound expire in Redis.
         del batch.leases[: -self._settings.max_untold_leases]
+        self._note(is_urgent=tenant.has_limits)
+
+    def _note(self, *, is_urgent: bool) -> None:
         self._has_entries.set()
+        if is_urgent:
+            self._is_urgent.set()
 
     def _batch(self, tenant: Tenant, month: str) -> UsageBatch:
         batch = self._open.setdefault((tenant.name, month), UsageBatch(tenant, month))
@@ -99,6 +109,9 @@ class Ledger:
         """Write entries as they come, until cancelled."""
         while True:
             await self._has_entries.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_GATHER_S):
+                    await self._is_urgent.wait()
             try:
                 await self.flush()
             except (Unavailable, ConfigError) as error:
@@ -111,6 +124,7 @@ class Ledger:
         """Write everything now. Raises Unavailable or ConfigError, and keeps the rest."""
         async with self._lock:
             self._has_entries.clear()
+            self._is_urgent.clear()
             try:
                 while self._sending is not None or self._open:
                     await self._send_next()
