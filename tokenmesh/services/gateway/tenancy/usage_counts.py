@@ -3,17 +3,24 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Final
 
 from tokenmesh.services.gateway.tenancy.tenant import Tenant
 from tokenmesh.shared.metrics import Metrics
 
 _OTHER: Final = "other"
+_HOUR_S: Final = 3600
 
 
 def month_of(seconds: float) -> str:
     """The month that usage is counted in, in UTC: such as 2026-11."""
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m}"
+    return _month_at(int(seconds // _HOUR_S))
+
+
+@lru_cache(8)
+def _month_at(hour: int) -> str:
+    return f"{datetime.fromtimestamp(hour * _HOUR_S, UTC):%Y-%m}"
 
 
 def seconds_left(seconds: float) -> float:
