@@ -17,6 +17,7 @@ _BYTE: Final = [bytes([number]) for number in range(128)]
 _INT64_MASK: Final = (1 << 64) - 1
 _NAMES_CACHED: Final = 1024
 _TEXTS_CACHED: Final = 512
+_INTS_CACHED: Final = 2048
 _STATUS_ERROR: Final = b"\x18\x02"
 
 # A tag byte is the field number times 8 plus the wire type: 0 varint, 1 fixed64, 2 bytes.
@@ -73,6 +74,8 @@ def _attributes(tag: bytes, attributes: Attributes) -> list[bytes]:
     for key, value in attributes.items():
         if type(value) is str:
             fields.append(_text_attribute(tag, key, value))
+        elif type(value) is int:
+            fields.append(_int_attribute(tag, key, value))
         else:
             data = _name(_KEY, key) + _VALUE_FIELD.get(type(value), _other_field)(value)
             fields.append(_field(tag, data))
@@ -83,6 +86,12 @@ def _attributes(tag: bytes, attributes: Attributes) -> list[bytes]:
 def _text_attribute(tag: bytes, key: str, value: str) -> bytes:
     """Most texts occur several times: a request's id in each of its spans, a model in all."""
     return _field(tag, _name(_KEY, key) + _text_field(value))
+
+
+@lru_cache(_INTS_CACHED)
+def _int_attribute(tag: bytes, key: str, value: int) -> bytes:
+    """Sizes of batches and counts of tokens are the same in many spans."""
+    return _field(tag, _name(_KEY, key) + _int_field(value))
 
 
 def _int_field(value: int) -> bytes:
