@@ -172,3 +172,19 @@ def test_a_taken_port_is_a_config_error_that_names_the_setting() -> None:
 
 def test_port_zero_means_no_endpoint() -> None:
     assert start_metrics_endpoint(Metrics(), TelemetrySettings()) is None
+
+
+def test_a_series_that_was_removed_begins_again() -> None:
+    metrics = Metrics()
+    metrics.counter("tenant_requests", tenant="a", outcome="admitted").inc(3)
+    metrics.forget("tenant_requests", tenant="a", outcome="admitted")
+    metrics.counter("tenant_requests", outcome="admitted", tenant="a").inc()
+    labels = '{outcome="admitted",tenant="a"}'
+    assert f"tokenmesh:tenant_requests_total{labels} 1.0" in lines(metrics)
+
+
+def test_labels_that_are_not_the_tables_are_refused() -> None:
+    metrics = Metrics()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="label"):
+            metrics.counter("tenant_requests", tenant="a")

@@ -34,6 +34,8 @@ CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 
 _METRIC_BY_NAME: Final = {metric.name: metric for metric in METRICS}
 
+_Made = Counter | Gauge | Histogram
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -55,28 +57,31 @@ class Metrics:
         """`prefix`: what names begin with, before a colon."""
         self.prefix = f"{prefix}:"
         self.registry = CollectorRegistry()
-        self._made: dict[str, Counter | Gauge | Histogram] = {}
+        self._made: dict[str, _Made] = {}
+        self._series: dict[str, dict[tuple[tuple[str, str], ...], _Made]] = {}
+        """By name and labels as they were given: finding a series in prometheus_client is slow."""
 
     def counter(self, name: str, **labels: str) -> Counter:
         """Goes up: `.inc(3)`."""
-        made = self._get(name)
+        made = self._find(name, labels)
         assert isinstance(made, Counter), f"{name} is not a counter"
-        return made.labels(**labels) if labels else made
+        return made
 
     def gauge(self, name: str, **labels: str) -> Gauge:
         """Goes up and down: `.set(3)`."""
-        made = self._get(name)
+        made = self._find(name, labels)
         assert isinstance(made, Gauge), f"{name} is not a gauge"
-        return made.labels(**labels) if labels else made
+        return made
 
     def histogram(self, name: str, **labels: str) -> Histogram:
         """Counts in buckets: `.observe(0.3)`."""
-        made = self._get(name)
+        made = self._find(name, labels)
         assert isinstance(made, Histogram), f"{name} is not a histogram"
-        return made.labels(**labels) if labels else made
+        return made
 
     def forget(self, name: str, **labels: str) -> None:
         """Remove the series with these labels: the instance is dead."""
+        self._series.pop(name, None)
         self._get(name).remove(*(labels[label] for label in _METRIC_BY_NAME[name].labels))
 
     def gauge_of(self, name: str, read: Callable[[], float], **labels: str) -> None:
@@ -102,13 +107,22 @@ class Metrics:
         """The text that Prometheus scrapes; its media type is `CONTENT_TYPE`."""
         return generate_latest(self.registry)
 
-    def _get(self, name: str) -> Counter | Gauge | Histogram:
+    def _find(self, name: str, labels: dict[str, str]) -> _Made:
+        if not labels:
+            return self._get(name)
+        series, key = self._series.setdefault(name, {}), tuple(labels.items())
+        found = series.get(key)
+        if found is None:
+            found = series[key] = self._get(name).labels(**labels)
+        return found
+
+    def _get(self, name: str) -> _Made:
         made = self._made.get(name)
         if made is None:
             made = self._made[name] = self._make(_METRIC_BY_NAME[name])
         return made
 
-    def _make(self, metric: Metric) -> Counter | Gauge | Histogram:
+    def _make(self, metric: Metric) -> _Made:
         full_name = self.prefix + metric.name
         if metric.kind == "counter":
             return Counter(full_name, metric.help, metric.labels, registry=self.registry)
