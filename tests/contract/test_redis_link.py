@@ -15,7 +15,7 @@ from tests.fakes import certificates
 from tests.servers import Server, redis_settings_of
 from tokenmesh.shared.config.mesh import RedisSettings
 from tokenmesh.shared.errors import ConfigError, TokenMeshError, Unavailable
-from tokenmesh.shared.redis import Redis, open_redis
+from tokenmesh.shared.redis import Part, Redis, open_redis
 
 ECHO = "return ARGV[1]"
 SLOW = "local n = 0 for i = 1, tonumber(ARGV[1]) do n = n + 1 end return n"
@@ -235,7 +235,11 @@ async def test_a_transaction_returns_the_replies_of_its_commands(
     redis_settings: RedisSettings,
 ) -> None:
     async with opened(redis_settings) as redis:
-        commands = [["SET", "tx:n", 1], ["INCRBY", "tx:n", 4], ["MGET", "tx:n", "tx:none"]]
+        commands: list[list[Part]] = [
+            ["SET", "tx:n", 1],
+            ["INCRBY", "tx:n", 4],
+            ["MGET", "tx:n", "tx:none"],
+        ]
         assert await redis.transact(commands) == [b"OK", 5, [b"5", None]]
 
 
