@@ -50,7 +50,6 @@ def human_number(text: str) -> str:
 
 
 def dtype_name(text: str) -> str:
-    """vLLM's other names."""
     return {"float": "float32", "half": "float16"}.get(text, text)
 
 

@@ -1,4 +1,4 @@
-"""The `tokenmesh` command."""
+"""The `tokenmesh` command: its subcommands and what each of them starts."""
 
 import importlib
 import sys

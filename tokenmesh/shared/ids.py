@@ -51,7 +51,6 @@ def new_seed() -> int:
 
 
 def new_trace_id() -> int:
-    """128 random bits."""
     return secrets.randbits(128)
 
 

@@ -49,8 +49,7 @@ class Journal(Protocol):
     async def read(self, key: str, after: int, limit: int) -> list[Entry]:
         """At most `limit` entries after number `after`, in order; none: that was the last."""
 
-    async def last(self, key: str) -> Entry | None:
-        """The newest entry."""
+    async def last(self, key: str) -> Entry | None: ...
 
     async def purge(self, key: str) -> None:
         """Delete a key's log. The next append of its writer raises Conflict."""

@@ -70,7 +70,6 @@ class JsonFormatter(logging.Formatter):
         self._constant = {"service": service, "instance": instance_id}
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
         at = datetime.fromtimestamp(record.created, UTC)
         fields: dict[str, object] = {
             "time": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),

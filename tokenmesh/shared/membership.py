@@ -190,7 +190,6 @@ class Members:
     """A view that follows the heartbeats on the bus. Its clock is `monotonic_s`."""
 
     def __init__(self, view: MembershipView, max_gap_s: float = 0.5) -> None:
-        """`max_gap_s`: see `ListenGap`."""
         self.view = view
         self.foreign = Foreigners()
         self._gap = ListenGap(max_gap_s, monotonic_s())

@@ -1,4 +1,4 @@
-"""The names of the built-in parsers: what settings may say and a checkpoint may be told to use.
+"""The names of the built-in parsers: the values of the settings of parsers.
 
 The gateway's tables hold exactly these (a test compares them).
 """

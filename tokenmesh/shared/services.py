@@ -10,8 +10,6 @@ from typing import Final, Literal
 
 @dataclass(frozen=True, slots=True)
 class ServiceSpec:
-    """One service."""
-
     name: str
     """On the command line, in ids of instances, spans and metrics; also its queue group."""
     package: str

@@ -115,7 +115,6 @@ class Child:
         return code
 
     def terminate(self) -> None:
-        """Send SIGTERM."""
         if self._process is not None and self.is_running:
             self._process.terminate()
 

@@ -154,7 +154,6 @@ class Screen:
         self._say(text)
 
     def warn(self, text: str) -> None:
-        """Show a warning."""
         self._say(text, "yellow")
 
     def dead(self, death: Death) -> None:

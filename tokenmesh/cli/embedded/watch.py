@@ -50,7 +50,6 @@ class StoreWatch:
         self._is_full = False
 
     async def run(self) -> None:
-        """Until cancelled."""
         while True:
             await asyncio.sleep(self._limits.store_probe_s)
             try:
@@ -109,7 +108,6 @@ class ProcessWatch:
         self._pause_s = limits.hung_s / _LOOKS
 
     async def run(self) -> None:
-        """Until cancelled."""
         looked_s = monotonic_s()
         while True:
             await asyncio.sleep(self._pause_s)

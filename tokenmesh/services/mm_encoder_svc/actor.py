@@ -29,7 +29,6 @@ class EncoderActor(Actor):
         self._instance_id = instance_id
 
     async def start(self) -> None:
-        """Start the batchers."""
         for number, batcher in enumerate(self._batchers):
             self.spawn(batcher.run, f"batcher {number}")
 

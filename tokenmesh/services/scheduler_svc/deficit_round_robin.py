@@ -131,7 +131,6 @@ class DeficitRoundRobin:
         self._classes: dict[int, _Class] = {}
 
     def add(self, entry: QueueEntry) -> None:
-        """Queue an entry."""
         self._classes.setdefault(entry.group, _Class()).add(entry, self._quantum)
 
     def next(

@@ -83,7 +83,6 @@ class ModelQueue:
         return self._waiting[entry] if entry is not None else None
 
     def add(self, request: Place, now: float) -> WaitingRequest:
-        """Queue a request."""
         entry = self._entry(request)
         waiting = self._waiting[entry] = WaitingRequest(entry, request, now)
         self._order.add(entry)

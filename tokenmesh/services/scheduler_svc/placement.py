@@ -57,8 +57,6 @@ class Decision:
 
 
 class Placer(Protocol):
-    """A placement policy."""
-
     async def place(self, request: Place, workers: list[Worker], now: float) -> Decision:
         """Choose a worker and reserve on it. Does not raise."""
 
@@ -84,7 +82,6 @@ class Reservations:
         self._by_worker: dict[WorkerId, deque[Reservation]] = {}
 
     def add(self, worker: WorkerId, reservation: Reservation) -> None:
-        """Record a placement."""
         if worker not in self._by_worker:
             self._drop_dead(reservation.placed_at - _FORGET_S)
             self._by_worker[worker] = deque()
@@ -99,7 +96,6 @@ class Reservations:
             self._by_worker.pop(worker, None)
 
     def tokens(self, worker: WorkerId) -> int:
-        """Reserved prompt tokens."""
         return sum(entry.tokens for entry in self._by_worker.get(worker, ()))
 
     def streams(self, worker: WorkerId, tenant: str | None = None) -> int:

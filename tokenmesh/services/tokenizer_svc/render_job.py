@@ -65,10 +65,8 @@ def encode(message: RenderJob | RenderAnswer) -> bytes:
 
 
 def decode_job(data: bytes) -> RenderJob:
-    """Raises msgspec.DecodeError."""
     return _job_decoder.decode(data)
 
 
 def decode_answer(data: bytes) -> RenderAnswer:
-    """Raises msgspec.DecodeError."""
     return _answer_decoder.decode(data)

@@ -32,7 +32,6 @@ class Context:
 
     @property
     def traceparent(self) -> str | None:
-        """The sender's span."""
         return self._envelope.headers.traceparent
 
     @property

@@ -96,7 +96,6 @@ class ActorRuntime:
 
     @property
     def num_running(self) -> int:
-        """Handlers at work."""
         return len(self._running)
 
     @property

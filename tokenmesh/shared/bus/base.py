@@ -41,8 +41,6 @@ RawAnswer = Callable[[], bytes]
 
 
 class Subscription(Protocol):
-    """A live subscription."""
-
     async def stop(self) -> None:
         """Receive nothing new; messages that were already received are still handed over."""
 

@@ -25,7 +25,6 @@ _NONE: Final = Headers()
 
 
 def pack(headers: Headers) -> dict[str, str]:
-    """The text form."""
     packed = {_SCHEMA: SCHEMA}
     if headers.deadline_s is not None:
         packed[_DEADLINE] = repr(headers.deadline_s)

@@ -50,7 +50,6 @@ class PendingRequests(Generic[AnswerT]):
         return self._prefix + token
 
     def close(self, reply_to: str) -> None:
-        """Forget a request."""
         self._sink_by_token.pop(reply_to[len(self._prefix) :], None)
 
     def deliver(self, reply_to: str, answer: AnswerT | None) -> bool:
@@ -75,8 +74,6 @@ def silence(link: NatsLink, subject: str) -> TokenMeshError:
 
 @dataclass(frozen=True, slots=True)
 class RawReply:
-    """One answer."""
-
     data: bytes
     headers: Mapping[str, str]
 

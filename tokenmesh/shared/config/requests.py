@@ -56,7 +56,7 @@ class AnswerSettings(BaseModel):
 
 
 class ScaleOutSettings(BaseModel):
-    """Part of GatewaySettings."""
+    """Frontend and engine apart; a part of GatewaySettings."""
 
     scale_out: bool = Field(
         default=False,

@@ -16,7 +16,7 @@ PROMPT_PART_BYTES: Final = 256 * 1024
 
 
 class TextPrompt(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """A plain prompt."""
+    """A prompt as text, not a conversation."""
 
     text: str
     add_special_tokens: bool = True
@@ -113,7 +113,7 @@ class Detokenize(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defau
 
 
 class Detokenized(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """The text."""
+    """The text of the ids of a Detokenize."""
 
     text: str
 

@@ -62,7 +62,6 @@ class Metrics:
         """By name and labels as they were given: finding a series in prometheus_client is slow."""
 
     def counter(self, name: str, **labels: str) -> Counter:
-        """Goes up: `.inc(3)`."""
         made = self._find(name, labels)
         assert isinstance(made, Counter), f"{name} is not a counter"
         return made
@@ -138,8 +137,6 @@ class Metrics:
 
 
 class _Watched(Collector):
-    """What `Metrics.watch` adds."""
-
     def __init__(
         self, prefix: str, names: tuple[str, ...], read: Callable[[], Iterable[Sample]]
     ) -> None:
@@ -148,7 +145,6 @@ class _Watched(Collector):
         self._read = read
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        """See prometheus_client."""
         families = {
             metric.name: (CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily)(
                 self._prefix + metric.name, metric.help, labels=metric.labels
@@ -171,7 +167,6 @@ class _Families(Collector):
         self._families = families
 
     def collect(self) -> Iterable[Family]:
-        """See prometheus_client."""
         return self._families
 
 
@@ -223,7 +218,6 @@ class MetricsEndpoint:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
         return self._server.server_port
 
     @classmethod
@@ -239,7 +233,6 @@ class MetricsEndpoint:
         return cls(server, thread)
 
     async def stop(self) -> None:
-        """Close the port."""
         # Returns only when the serving loop looked up, half a second later.
         await asyncio.to_thread(self._server.shutdown)
         self._server.server_close()

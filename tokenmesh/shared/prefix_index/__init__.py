@@ -23,8 +23,6 @@ def name_reservation(field: str, worker: WorkerId, epoch: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class IndexKeys:
-    """Of one model."""
-
     model: ModelName
 
     def blocks(self, worker: WorkerId, epoch: int, tier: str = "gpu") -> str:

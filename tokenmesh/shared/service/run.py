@@ -58,7 +58,6 @@ class LoopLag:
         self._start()
 
     def stop(self) -> None:
-        """Measure no more."""
         self._timer.cancel()
 
     def _start(self) -> None:

@@ -113,7 +113,6 @@ class Telemetry:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to send."""
         self._task = asyncio.create_task(self.exporter.run())
         self._task.add_done_callback(_report_crash)
 

@@ -47,7 +47,6 @@ class Span:
 
     @property
     def traceparent(self) -> str:
-        """The W3C header."""
         return f"00-{self.trace_id}-{self.span_id}-{self.flags}"
 
     @property

@@ -55,14 +55,12 @@ class _ByteLevel(Detokenizer):
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
 
     def push(self, ids: Sequence[int]) -> str:
-        """See `Detokenizer.push`."""
         pieces = self._pieces
         if len(ids) == 1:
             return self._decode(pieces[ids[0]])
         return self._decode(b"".join([pieces[token_id] for token_id in ids]))
 
     def finish(self) -> str:
-        """See `Detokenizer.finish`."""
         return self._decode(b"", True)
 
 
@@ -87,13 +85,11 @@ class _Window(Detokenizer):
         self._restart(self._window)
 
     def push(self, ids: Sequence[int]) -> str:
-        """See `Detokenizer.push`."""
         if not self._spaces_between:
             return "".join([self._push_apart(token_id) for token_id in ids])
         return self._push([each for each in ids if each not in self._hidden])
 
     def finish(self) -> str:
-        """See `Detokenizer.finish`."""
         text = self._vocabulary.decode(self._window)[len(self._known) :]
         self._restart(self._window[self._num_known :])
         return text

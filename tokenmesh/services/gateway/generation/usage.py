@@ -130,8 +130,6 @@ class Meters:
 
 
 class Meter:
-    """Measures one request."""
-
     def __init__(self, meters: Meters, model: str, started_s: float) -> None:
         self._meters = meters
         self._model = model

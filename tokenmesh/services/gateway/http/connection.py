@@ -17,7 +17,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from tokenmesh.services.gateway.http import refusal
-from tokenmesh.services.gateway.http.refusal import Refusal, Refused
+from tokenmesh.services.gateway.http.refusal import ConnectionRefused, Refusal
 from tokenmesh.shared.bus.base import RateLimitedLog
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.http import ListenerSettings
@@ -164,7 +164,7 @@ class HttpConnection(HttpToolsProtocol):
             self._upgrade(data[error.args[0] :])
         except httptools.HttpParserError as error:
             cause = error.__context__
-            self._refuse(cause.refusal if isinstance(cause, Refused) else refusal.GARBAGE)
+            self._refuse(cause.refusal if isinstance(cause, ConnectionRefused) else refusal.GARBAGE)
             # Its traceback refers to this frame.
             del cause
         else:
@@ -219,10 +219,10 @@ class HttpConnection(HttpToolsProtocol):
         self._stop_timer()
         num_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if num_bytes > self._limits.max_header_bytes:
-            raise Refused(refusal.LARGE)
+            raise ConnectionRefused(refusal.LARGE)
         if self.parser.get_method() == b"CONNECT":
             # The parser switches protocols after it, whatever its headers are.
-            raise Refused(refusal.TUNNEL)
+            raise ConnectionRefused(refusal.TUNNEL)
         self._ignores_upgrade = self.parser.should_upgrade() and not self._should_upgrade()
         if self._ignores_upgrade:
             return

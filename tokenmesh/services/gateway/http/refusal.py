@@ -51,7 +51,7 @@ BUSY: Final = Refusal(
 )
 
 
-class Refused(Exception):
+class ConnectionRefused(Exception):
     """Raised within a callback of the parser, which wraps it."""
 
     def __init__(self, refusal: Refusal) -> None:

@@ -77,7 +77,6 @@ class Streams:
         return len(self._stream_by_number)
 
     def all(self) -> Iterable[Stream]:
-        """Every open stream."""
         return tuple(self._stream_by_number.values())
 
     def on(self, worker_id: WorkerId) -> list[Stream]:

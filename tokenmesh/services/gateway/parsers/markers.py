@@ -66,7 +66,6 @@ class MarkedText:
         self._is_whole = False
 
     def push(self, text: str) -> None:
-        """Append a chunk."""
         self._text = self._text + text if self._text else text
 
     def finish(self) -> None:
@@ -110,7 +109,6 @@ class MarkedText:
         return match.group()
 
     def take_all(self) -> str:
-        """Take all text."""
         text, self._text = self._text, ""
         return text
 

@@ -88,7 +88,6 @@ class Ledger:
             await self._written.wait_for(lambda: not self.is_pending(name))
 
     def release(self, tenant: Tenant, month: str, names: Sequence[str]) -> None:
-        """End leases."""
         batch = self._batch(tenant, month)
         batch.leases.extend(names)
         # Leases beyond the bound expire in Redis.

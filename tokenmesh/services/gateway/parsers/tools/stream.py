@@ -54,7 +54,6 @@ class CharStream:
         self._is_after_call = False
 
     def feed(self, text: str) -> None:
-        """Append a chunk."""
         self._text = self._text[self._pos :] + text
         self._pos = 0
 
