@@ -12,7 +12,7 @@ PAGES: Final = sorted(
     {
         *(ROOT / "docs").rglob("*.md"),
         *(ROOT / "tokenmesh").rglob("README.md"),
-        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
+        *ROOT.glob("*.md"),
         *(ROOT / folder / "README.md" for folder in ("compose", "benchmarks")),
     }
     - {NOTEBOOK}
