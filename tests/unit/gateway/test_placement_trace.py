@@ -1,9 +1,9 @@
 """Every placement is in the trace with its candidates, also that of a migration."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -12,6 +12,8 @@ from tokenmesh.services.gateway.generation.request import Prompt
 from tokenmesh.services.gateway.mesh import calls as calls_module
 from tokenmesh.services.gateway.mesh.calls import ServiceCalls, trace_placement
 from tokenmesh.services.gateway.mesh.launcher import Launcher
+from tokenmesh.shared.clock import now_s
+from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.ids import WorkerId
 from tokenmesh.shared.messages import Place, Placed
 from tokenmesh.shared.messages.place import Candidate
@@ -98,3 +100,22 @@ async def test_a_migration_traces_its_placement(monkeypatch: pytest.MonkeyPatch)
     assert await launcher._place(stream) == PLACED
     assert spans["place"].attributes["tokenmesh.placed_because"] == "cost"
     assert spans["place"].events
+
+
+class AnsweringBus:
+    """Yields one placement."""
+
+    def __init__(self) -> None:
+        self.is_read_to_the_end = False
+
+    async def converse(self, *_: object, **__: object) -> AsyncIterator[Placed]:
+        yield PLACED
+        self.is_read_to_the_end = True
+
+
+async def test_the_answers_to_a_placement_are_read_to_the_end() -> None:
+    bus = AnsweringBus()
+    calls = ServiceCalls(cast("Any", bus), GatewaySettings(), str, list, cast("Any", None))
+    place = Place(request_id=JOB.request_id, model=JOB.card.name, num_tokens=1, max_tokens=1)
+    assert await calls.place(place, now_s() + 5) is PLACED
+    assert bus.is_read_to_the_end

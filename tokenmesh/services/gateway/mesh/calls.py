@@ -32,7 +32,6 @@ from tokenmesh.shared.messages import (
     Message,
     Place,
     Placed,
-    Queued,
     Refused,
     Tokenize,
     Tokenized,
@@ -175,10 +174,10 @@ class ServiceCalls:
         answers = self._bus.converse(subject, message, deadline_s=deadline_s, idle_s=idle_s)
         try:
             async with asyncio.timeout(min(first_answer_s, idle_s)) as timeout:
-                async for answer in answers:
+                # To the end: the event loop starts a task to close a generator that is left early.
+                async for each in answers:
+                    answer = each
                     timeout.reschedule(None)
-                    if not isinstance(answer, Queued):
-                        break
         except TimeoutError as error:
             raise DeadlineExceeded(f"no answer from {subject} in time") from error
         if isinstance(answer, Refused):
