@@ -15,7 +15,7 @@ from tests.fakes.general_models import GENERAL, STATES
 from tests.fakes.models import FAKES
 from tests.fakes.tiny import Tiny, TinyCheckpoint, prompt_of
 from tokenmesh.services.worker_svc.layers.step import HostStep
-from tokenmesh.services.worker_svc.models.api import Model
+from tokenmesh.services.worker_svc.models.api import LanguageModel
 from tokenmesh.services.worker_svc.models.hf import build
 from tokenmesh.services.worker_svc.models.hf.attention import Port
 from tokenmesh.services.worker_svc.models.hf.model import HfModel
@@ -69,7 +69,7 @@ def poison(store: KvStore) -> None:
                 tensor.fill_(torch.nan)
 
 
-def poisoned(general: General, name: str) -> tuple[EngineDriver, Model, KvStore]:
+def poisoned(general: General, name: str) -> tuple[EngineDriver, LanguageModel, KvStore]:
     driver = general(name)
     resident = driver.model.resident
     model = resident._model
@@ -81,7 +81,7 @@ def poisoned(general: General, name: str) -> tuple[EngineDriver, Model, KvStore]
 
 @torch.inference_mode()
 def chunked_logits(
-    model: Model, store: KvStore, prompts: Sequence[Sequence[int]], chunk: int
+    model: LanguageModel, store: KvStore, prompts: Sequence[Sequence[int]], chunk: int
 ) -> list[torch.Tensor]:
     """[length, V] of each prompt, computed together in chunks over shuffled blocks."""
     tables = torch.tensor([[9, 4, 7, 2], [3, 8, 5, 6]])

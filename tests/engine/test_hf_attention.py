@@ -7,7 +7,7 @@ from tests.ops.native import needs_native, way
 from tokenmesh.services.worker_svc.layers.step import HostStep
 from tokenmesh.services.worker_svc.models.hf import attention
 from tokenmesh.services.worker_svc.models.hf.attention import Port
-from tokenmesh.services.worker_svc.models.hf.run import Place, Run
+from tokenmesh.services.worker_svc.models.hf.run import ModulePlace, Run
 from tokenmesh.services.worker_svc.models.keeps import Pages, make_store
 
 pytestmark = needs_native
@@ -43,7 +43,7 @@ def outputs(
     )
     (pages,) = store.layers[0]
     pages.fill_(torch.nan)
-    port = Port(Place(Run(), 0, 0), window, softcap, has_sinks=False, value_dim=dim)
+    port = Port(ModulePlace(Run(), 0, 0), window, softcap, has_sinks=False, value_dim=dim)
     found = []
     with way(attention, native):
         for starts, counts in STEPS.values():

@@ -26,9 +26,9 @@ from tokenmesh.kernels.moe.triton_tiles import (
     read_tiles,
     write_tiles,
 )
-from tokenmesh.kernels.moe.tune import BORDERS, Shape, TimeOf, choose, main, tune
+from tokenmesh.kernels.moe.tune import BORDERS, ExpertsShape, TimeOf, choose, main, tune
 
-SHAPE = Shape(experts=8, top_k=2, hidden=64, inner=32)
+SHAPE = ExpertsShape(experts=8, top_k=2, hidden=64, inner=32)
 
 
 def test_the_file_has_tiles_for_any_number_of_rows_of_every_device() -> None:

@@ -8,7 +8,7 @@ import torch
 
 from tests.ops.native import needs_native
 from tokenmesh.kernels import gelu_mul, silu_mul
-from tokenmesh.kernels.native import Kind, Model, Op, Program, ProgramInputs
+from tokenmesh.kernels.native import Kind, Op, Program, ProgramInputs, ProgramModel
 
 REFERENCES: Final[dict[Kind, Callable[[torch.Tensor], torch.Tensor]]] = {
     Kind.SILU_MUL: silu_mul.silu_mul_reference,
@@ -25,7 +25,9 @@ def run(kind: Kind, gate_up: torch.Tensor) -> torch.Tensor:
     buffer = gate_up.clone()
     is_bf16 = gate_up.dtype == torch.bfloat16
     # a result may take its own gate's place
-    program = Program(Model(is_bf16, 1, 1, 16), [Op(kind=kind, width=width)], [2 * width], [])
+    program = Program(
+        ProgramModel(is_bf16, 1, 1, 16), [Op(kind=kind, width=width)], [2 * width], []
+    )
     tables = torch.zeros(1, 1, dtype=torch.int64)
     inputs = ProgramInputs([0], [num_tokens], [0], [tables], [], None)
     program.run(buffer, inputs, torch.zeros(1, 2, 1, 1, 16, 16, dtype=gate_up.dtype))

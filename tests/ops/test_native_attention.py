@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.ops.native import needs_native
-from tokenmesh.kernels.native import Kind, Model, Op, Program, ProgramInputs
+from tokenmesh.kernels.native import Kind, Op, Program, ProgramInputs, ProgramModel
 from tokenmesh.kernels.paged_attention import (
     PLAIN,
     TOLERANCE,
@@ -44,7 +44,7 @@ class Case:
         torch.manual_seed(0)
         self.starts, self.counts = ROWS[name]
         heads, kv_heads, dim = shape
-        self.model = Model(dtype == torch.bfloat16, heads, kv_heads, dim)
+        self.model = ProgramModel(dtype == torch.bfloat16, heads, kv_heads, dim)
         self.pages = torch.randn(2, BLOCKS, kv_heads, page_size, dim).to(dtype)
         self.qkv = torch.randn(sum(self.counts), (heads + 2 * kv_heads) * dim).to(dtype)
         self.tables = torch.stack([torch.randperm(BLOCKS - 1) + 1 for _ in range(9)])

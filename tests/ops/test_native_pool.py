@@ -53,13 +53,13 @@ def test_the_pool_grows_and_never_shrinks() -> None:
 
 def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: "/bin/false")
-    with pytest.raises(build.Unavailable, match="false"):
+    with pytest.raises(build.NativeUnavailable, match="false"):
         build.load(tmp_path)
 
 
 def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(build.Unavailable, match="no C compiler"):
+    with pytest.raises(build.NativeUnavailable, match="no C compiler"):
         build.load(tmp_path)
 
 
@@ -67,13 +67,13 @@ def test_a_folder_that_others_can_write_to_is_not_loaded_from(tmp_path: Path) ->
     folder = tmp_path / "kernels"
     folder.mkdir()
     folder.chmod(0o777)
-    with pytest.raises(build.Unavailable, match="written by other users"):
+    with pytest.raises(build.NativeUnavailable, match="written by other users"):
         build.load(folder)
 
 
 def test_an_old_processor_has_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
-    with pytest.raises(build.Unavailable, match="AVX-512"):
+    with pytest.raises(build.NativeUnavailable, match="AVX-512"):
         build.load(tmp_path)
 
 
@@ -82,5 +82,5 @@ def test_a_user_without_a_home_has_none(monkeypatch: pytest.MonkeyPatch) -> None
         raise RuntimeError("could not determine home directory")
 
     monkeypatch.setattr(Path, "expanduser", no_home)
-    with pytest.raises(build.Unavailable, match="home"):
+    with pytest.raises(build.NativeUnavailable, match="home"):
         build.load(Path("~/kernels"))

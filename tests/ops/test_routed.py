@@ -19,12 +19,12 @@ from tokenmesh.kernels.moe import (
 )
 from tokenmesh.kernels.native import (
     Kind,
-    Model,
     NativeExperts,
     NativeWeight,
     Op,
     Program,
     ProgramInputs,
+    ProgramModel,
 )
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -62,7 +62,9 @@ class Layer:
         own = routed(
             NativeWeight.pack(self.router, self.bias), self.correction, routing, w13, w2, spec
         )
-        model = Model(is_bf16=self.w13.dtype == torch.bfloat16, heads=1, kv_heads=1, head_dim=16)
+        model = ProgramModel(
+            is_bf16=self.w13.dtype == torch.bfloat16, heads=1, kv_heads=1, head_dim=16
+        )
         op = Op(kind=Kind.EXPERTS, source=0, target=0, weight=own.address)
         return Program(model, [op], [HIDDEN], [], [own])
 

@@ -23,7 +23,6 @@ def causal_conv(
     rows: StateRows,
     activation: str | None,
 ) -> torch.Tensor:
-    """See the package."""
     out = torch.empty(x.shape, dtype=x.dtype)
     rows.clear(state)
     single = rows.single

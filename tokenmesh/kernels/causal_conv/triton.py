@@ -25,7 +25,6 @@ def causal_conv(
     rows: StateRows,
     activation: str | None,
 ) -> torch.Tensor:
-    """See the package."""
     num_tokens, channels = x.shape
     assert_aligned_rows(x)
     assert state.is_contiguous(), "a state is changed in place"

@@ -20,7 +20,7 @@ GATHERED_BYTES: Final = 1 << 18
 """Rows with smaller states are gathered; larger states are changed where they are, one by one."""
 
 
-class Tokens(NamedTuple):
+class DeltaTokens(NamedTuple):
     """What tokens bring, [T, heads, ...]; see the package."""
 
     q: torch.Tensor
@@ -33,7 +33,7 @@ class Tokens(NamedTuple):
 
     def at(self, place: slice | torch.Tensor) -> "Tokens":
         """Some of them, in float32."""
-        return Tokens(*(each[place].float() for each in self))
+        return DeltaTokens(*(each[place].float() for each in self))
 
     def prepared(self, scale: float, use_qk_l2norm: bool) -> "Tokens":
         """With a query and a key for each value head, normalized and scaled."""
@@ -60,7 +60,6 @@ def gated_delta(
     scale: float,
     use_qk_l2norm: bool,
 ) -> torch.Tensor:
-    """See the package."""
     out = torch.empty(v.shape, dtype=v.dtype)
     rows.clear(state)
     single = rows.single
@@ -71,7 +70,7 @@ def gated_delta(
     if single is None and not rows.long:
         return out
     log_decay = g if g.ndim == 3 else g[..., None]
-    tokens = Tokens(q, k, v, log_decay, beta[..., None])
+    tokens = DeltaTokens(q, k, v, log_decay, beta[..., None])
     if single is not None:
         some = tokens.at(single.tokens).prepared(scale, use_qk_l2norm)
         out[single.tokens] = _decode(some, state, single).to(out.dtype)
@@ -82,7 +81,7 @@ def gated_delta(
     return out
 
 
-def _decode(tokens: Tokens, state: torch.Tensor, rows: SingleRows) -> torch.Tensor:
+def _decode(tokens: DeltaTokens, state: torch.Tensor, rows: SingleRows) -> torch.Tensor:
     """One token of each row -> [R, Hv, Dv]."""
     if state[:1].nbytes < GATHERED_BYTES:
         held = state[rows.slots]
@@ -96,7 +95,7 @@ def _decode(tokens: Tokens, state: torch.Tensor, rows: SingleRows) -> torch.Tens
     return torch.cat(steps)
 
 
-def _step(tokens: Tokens, held: torch.Tensor) -> torch.Tensor:
+def _step(tokens: DeltaTokens, held: torch.Tensor) -> torch.Tensor:
     """held [R, Hv, Dk, Dv] is changed. It is read once, for the key and the query together."""
     q, k = tokens.q, tokens.k
     decay = tokens.log_decay.exp()
@@ -107,7 +106,7 @@ def _step(tokens: Tokens, held: torch.Tensor) -> torch.Tensor:
     return seen + (q * k).sum(-1, keepdim=True) * change
 
 
-def _chunk(tokens: Tokens, held: torch.Tensor) -> torch.Tensor:
+def _chunk(tokens: DeltaTokens, held: torch.Tensor) -> torch.Tensor:
     """The outputs [n, Hv, Dv] of a row's next n tokens; held [Hv, Dk, Dv] is changed."""
     q, k, v, log_decay, beta = (each.transpose(0, 1) for each in tokens)
     count = k.shape[1]

@@ -14,7 +14,6 @@ _BOUNDS: Final = np.where(_BITS == 1, np.float32("inf"), np.float32("-inf"))
 
 
 def grammar_mask(logits: torch.Tensor, rows: torch.Tensor, masks: torch.Tensor) -> None:
-    """See the package."""
     vocab = logits.shape[1]
     packed = np.ascontiguousarray(masks.numpy()).view(np.uint8)
     for index, row in enumerate(rows.tolist()):

@@ -4,7 +4,6 @@ import torch
 
 
 def grammar_mask_reference(logits: torch.Tensor, rows: torch.Tensor, masks: torch.Tensor) -> None:
-    """See the package."""
     bits = masks.unsqueeze(-1) >> torch.arange(32, device=masks.device, dtype=torch.int32) & 1
     allowed = bits.flatten(1)[:, : logits.shape[1]].bool()
     named = rows.long()

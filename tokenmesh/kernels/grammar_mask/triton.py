@@ -14,7 +14,6 @@ TOLERANCE: Final = {torch.float32: 0.0, torch.float16: 0.0, torch.bfloat16: 0.0}
 
 
 def grammar_mask(logits: torch.Tensor, rows: torch.Tensor, masks: torch.Tensor) -> None:
-    """See the package."""
     vocab = logits.shape[1]
     assert logits.stride(1) == 1
     assert masks.stride(1) == 1

@@ -21,7 +21,6 @@ def logit_bias_reference(
 def record_reference(
     tokens: torch.Tensor, flaws: torch.Tensor, idx_mapping: torch.Tensor, rows: LimitRows
 ) -> None:
-    """See the package."""
     for index, row in enumerate(idx_mapping.tolist()):
         slot = int(rows.slot[row]) if row >= 0 else -1
         if slot >= 0 and int(flaws[index]) == 0:

@@ -26,7 +26,6 @@ _HID_NUMBER = tl.constexpr(HID_NUMBER)
 def logit_bias(
     logits: torch.Tensor, idx_mapping: torch.Tensor, positions: torch.Tensor, rows: LimitRows
 ) -> torch.Tensor:
-    """See the package."""
     num_rows, vocab_size = logits.shape
     assert logits.dtype == torch.float32, "biases would be rounded"
     assert logits.stride(1) == 1, "the logits of a row are not contiguous"
@@ -67,7 +66,6 @@ def logit_bias(
 def record(
     tokens: torch.Tensor, flaws: torch.Tensor, idx_mapping: torch.Tensor, rows: LimitRows
 ) -> None:
-    """See the package."""
     size = rows.recent.shape[1]
     if len(tokens) and size:
         record_kernel[(len(tokens),)](

@@ -22,7 +22,7 @@ __all__ = ["TOLERANCE", "Logprobs", "logprobs", "logprobs_reference"]
 def logprobs(
     logits: torch.Tensor, indices: torch.Tensor, tokens: torch.Tensor, num_top: int
 ) -> Logprobs:
-    """New tensors."""
+    """The results are new tensors."""
     if uses_triton(logits):
         from tokenmesh.kernels.logprobs import triton
 

@@ -8,7 +8,6 @@ from tokenmesh.kernels.logprobs.answer import Logprobs
 def logprobs_reference(
     logits: torch.Tensor, indices: torch.Tensor, tokens: torch.Tensor, num_top: int
 ) -> Logprobs:
-    """See the package."""
     asked_AV = logits[indices.long()].double()
     norm = asked_AV.logsumexp(-1, keepdim=True)
     target = asked_AV.gather(1, tokens[indices.long()].unsqueeze(1))

@@ -30,7 +30,6 @@ def logprobs(
     num_top: int,
     block: int = BLOCK,
 ) -> Logprobs:
-    """See the package."""
     num_top = min(num_top, logits.shape[1])
     in_kernel = num_top if num_top <= MAX_TOP else 0
     answer, norm = _launch(logits, indices, tokens, in_kernel, block)

@@ -16,7 +16,7 @@ GATHERED_BYTES: Final = 1 << 18
 """Rows with smaller states are gathered; larger states are changed where they are, one by one."""
 
 
-class Tokens(NamedTuple):
+class ScanTokens(NamedTuple):
     """What tokens bring; see the package."""
 
     x: torch.Tensor
@@ -27,7 +27,7 @@ class Tokens(NamedTuple):
 
     def at(self, place: slice | torch.Tensor) -> "Tokens":
         """Some of them, in float32."""
-        return Tokens(*(each[place].float() for each in self))
+        return ScanTokens(*(each[place].float() for each in self))
 
 
 def mamba2(
@@ -43,7 +43,6 @@ def mamba2(
     dt_bias: torch.Tensor | None,
     dt_limit: tuple[float, float],
 ) -> torch.Tensor:
-    """See the package."""
     out = torch.empty(x.shape, dtype=x.dtype)
     rows.clear(state)
     single = rows.single
@@ -55,9 +54,9 @@ def mamba2(
         return out
     step = dt.float() if dt_bias is None else dt.float() + dt_bias.float()
     step = torch.nn.functional.softplus(step).clamp_(*dt_limit)
-    tokens, rate = Tokens(x, step, B, C), A.float()
+    tokens, rate = ScanTokens(x, step, B, C), A.float()
 
-    def put(place: slice | torch.Tensor, some: Tokens, value: torch.Tensor) -> None:
+    def put(place: slice | torch.Tensor, some: ScanTokens, value: torch.Tensor) -> None:
         if D is not None:
             value = torch.addcmul(value, some.x, D.float()[:, None])
         if z is not None:
@@ -75,7 +74,7 @@ def mamba2(
 
 
 def _decode(
-    tokens: Tokens, rate: torch.Tensor, state: torch.Tensor, rows: SingleRows
+    tokens: ScanTokens, rate: torch.Tensor, state: torch.Tensor, rows: SingleRows
 ) -> torch.Tensor:
     """One token of each row -> [R, H, P]."""
     if state[:1].nbytes < GATHERED_BYTES:
@@ -90,7 +89,7 @@ def _decode(
     return torch.cat(steps)
 
 
-def _step(tokens: Tokens, rate: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
+def _step(tokens: ScanTokens, rate: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
     """held [R, H, P, N] is changed. The heads of a group share B and C."""
     x, dt, gain, read = tokens
     count, groups, size = gain.shape
@@ -101,7 +100,7 @@ def _step(tokens: Tokens, rate: torch.Tensor, held: torch.Tensor) -> torch.Tenso
     return (grouped @ read[..., None]).view_as(x)
 
 
-def _chunk(tokens: Tokens, rate: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
+def _chunk(tokens: ScanTokens, rate: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
     """The outputs [n, H, P] of a row's next n tokens; held [H, P, N] is changed."""
     x, dt, gain, read = tokens
     count, heads, dim = x.shape

@@ -14,7 +14,6 @@ def merge_attention(
     second: torch.Tensor,
     second_lse: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See the package."""
     tokens, heads = first_lse.shape
     head_dim = first.shape[1] // heads
     assert all(x.is_contiguous() for x in (first, first_lse, second, second_lse))

@@ -58,7 +58,7 @@ def mla_attention(
     indices: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """A new tensor."""
+    """The result is a new tensor."""
     if isinstance(rows, DeviceRows):
         from tokenmesh.kernels.mla_attention import triton
 

@@ -81,7 +81,6 @@ def experts(
     w2: Weights,
     spec: ExpertsSpec,
 ) -> torch.Tensor:
-    """See the package."""
     num_tokens = max(1, MAX_PAIRS // max(1, ids.shape[1]))
     slices = [slice(i, i + num_tokens) for i in range(0, x.shape[0], num_tokens)]
     outs = [_some(x[each], ids[each], weights[each], w13, w2, spec) for each in slices]

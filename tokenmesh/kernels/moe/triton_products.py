@@ -25,7 +25,6 @@ def activate(x, alpha, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def at_most(x, limit):
-    """NaN stays."""
     return tl.where(x > limit, limit, x)
 
 

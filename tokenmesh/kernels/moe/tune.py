@@ -30,7 +30,7 @@ TimeOf = Callable[[Tiles], float | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ExpertsShape:
     """Of the experts of a layer."""
 
     experts: int
@@ -72,7 +72,7 @@ def _fastest(tiles: Iterator[Tiles], time_of: TimeOf) -> tuple[float, Tiles] | N
 
 
 def tune(
-    shape: Shape,
+    shape: ExpertsShape,
     device: str,
     path: Path,
     timer_of: Callable[[int | None], TimeOf],
@@ -93,7 +93,6 @@ def tune(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -105,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--interpreted", action="store_true", help="try it with TRITON_INTERPRET=1 and no GPU"
     )
     options = parser.parse_args(arguments)
-    shape = Shape(options.experts, options.top_k, options.hidden, options.inner)
+    shape = ExpertsShape(options.experts, options.top_k, options.hidden, options.inner)
     if not (options.interpreted or torch.cuda.is_available()):
         parser.error("there is no GPU to tune for")
     device = "interpreter" if options.interpreted else torch.cuda.get_device_name()

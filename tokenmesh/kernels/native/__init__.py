@@ -9,11 +9,11 @@ batch, the chunk of a prompt, or the threads.
 from tokenmesh.kernels.native.elementwise import native_norm, native_silu_mul
 from tokenmesh.kernels.native.experts import Gate, NativeExperts, native_experts
 from tokenmesh.kernels.native.noise import native_noise
-from tokenmesh.kernels.native.program import Program, ProgramInputs, Turns
-from tokenmesh.kernels.native.routed import Choice, Routed
+from tokenmesh.kernels.native.program import Program, ProgramInputs, RopeTurns
+from tokenmesh.kernels.native.routed import Routed, RoutedTokens
 from tokenmesh.kernels.native.start import has_started, start
 from tokenmesh.kernels.native.states import native_conv, native_delta, native_scan
-from tokenmesh.kernels.native.structs import MAX_HEAD_DIM, MAX_QUERIES, Kind, Model, Op
+from tokenmesh.kernels.native.structs import MAX_HEAD_DIM, MAX_QUERIES, Kind, Op, ProgramModel
 from tokenmesh.kernels.native.weight import NativeWeight, native_linear
 
 __all__ = [

@@ -37,7 +37,7 @@ _HERE: Final = Path(__file__).parent
 logger = logging.getLogger(__name__)
 
 
-class Unavailable(Exception):
+class NativeUnavailable(Exception):
     """There are no C kernels here; the message says why."""
 
 
@@ -47,12 +47,12 @@ def load(folder: Path) -> ctypes.CDLL:
     Raises Unavailable.
     """
     if not torch.cpu._is_avx512_bf16_supported():
-        raise Unavailable("the processor has no AVX-512 BF16")
+        raise NativeUnavailable("the processor has no AVX-512 BF16")
     try:
         return ctypes.CDLL(str(compiled(folder.expanduser())))
     # RuntimeError: a user without a home
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-        raise Unavailable(str(getattr(error, "stderr", None) or error)) from error
+        raise NativeUnavailable(str(getattr(error, "stderr", None) or error)) from error
 
 
 def compiled(folder: Path) -> Path:

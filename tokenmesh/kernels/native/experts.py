@@ -25,8 +25,6 @@ _NUMBERS: Final = (
 
 
 class ExpertsArguments(ctypes.Structure):
-    """struct tm_experts."""
-
     _fields_ = (
         *((name, _P) for name in _POINTERS),
         *((name, _I) for name in _NUMBERS),

@@ -1,5 +1,3 @@
-"""exponential_noise in C."""
-
 import ctypes
 
 import torch

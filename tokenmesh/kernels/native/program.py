@@ -9,11 +9,11 @@ import torch
 
 from tokenmesh.kernels.native.routed import Routed
 from tokenmesh.kernels.native.start import library
-from tokenmesh.kernels.native.structs import MAX_QUERIES, Model, Op, StepArguments
+from tokenmesh.kernels.native.structs import MAX_QUERIES, Op, ProgramModel, StepArguments
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
+class RopeTurns:
     """What a rope multiplies with."""
 
     factors: torch.Tensor
@@ -34,7 +34,7 @@ class ProgramInputs:
     """[R] row of the tables that each one's blocks are in."""
     tables: Sequence[torch.Tensor]
     """Of each KV group: [*, max_blocks] int64 block ids, contiguous."""
-    turns: Sequence[Turns]
+    turns: Sequence[RopeTurns]
     """For each rope."""
     query_scale: torch.Tensor | None
     """[T] float32 for models that have SCALE operations."""
@@ -48,7 +48,7 @@ class Program:
 
     def __init__(
         self,
-        model: Model,
+        model: ProgramModel,
         ops: Sequence[Op],
         widths: Sequence[int],
         weights: Sequence[torch.Tensor],

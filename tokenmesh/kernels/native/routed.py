@@ -18,8 +18,6 @@ from tokenmesh.kernels.native.weight import NativeWeight
 
 
 class _Arguments(ctypes.Structure):
-    """struct tm_routed."""
-
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("weight", "bias", "correction")),
         *((name, ctypes.c_int64) for name in ("router_is_bf16", "scores", "is_normalized")),
@@ -29,7 +27,7 @@ class _Arguments(ctypes.Structure):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class RoutedTokens:
     """How tokens choose experts: `enum tm_scores` and the numbers of tm_routed."""
 
     top_k: int
@@ -50,7 +48,7 @@ class Routed:
         cls,
         router: NativeWeight,
         correction: torch.Tensor | None,
-        choice: Choice,
+        choice: RoutedTokens,
         w13: NativeExperts,
         b13: torch.Tensor | None,
         w2: NativeExperts,

@@ -5,7 +5,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenmesh.kernels.native.build import Unavailable, load
+from tokenmesh.kernels.native.build import NativeUnavailable, load
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ def start(num_threads: int, spin_us: float, folder: Path) -> bool:
     """
     try:
         kernels = _process.kernels or load(folder)
-    except Unavailable as error:
+    except NativeUnavailable as error:
         logger.warning("no C kernels, torch's slower ones are used: %s", error)
         return False
     _process.kernels = kernels

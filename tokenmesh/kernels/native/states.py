@@ -25,8 +25,6 @@ def _fields(pointers: str, numbers: str, floats: str) -> tuple[tuple[str, Any], 
 
 
 class _Delta(ctypes.Structure):
-    """struct tm_delta."""
-
     _fields_ = _fields(
         "q k v g beta state out tokens slots",
         "rows is_bf16 key_heads heads key_dim value_dim has_channels is_normed"
@@ -36,8 +34,6 @@ class _Delta(ctypes.Structure):
 
 
 class _Scan(ctypes.Structure):
-    """struct tm_scan."""
-
     _fields_ = _fields(
         "x B C z dt rate D dt_bias state out tokens slots",
         "rows is_bf16 heads groups dim size"
@@ -47,8 +43,6 @@ class _Scan(ctypes.Structure):
 
 
 class _Conv(ctypes.Structure):
-    """struct tm_conv."""
-
     _fields_ = _fields(
         "x weight bias state out tokens slots",
         "rows is_bf16 channels width kept x_token is_silu",

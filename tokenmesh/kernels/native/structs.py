@@ -32,8 +32,6 @@ class Kind(IntEnum):
 
 
 class Op(ctypes.Structure):
-    """struct tm_op."""
-
     _fields_ = (
         ("kind", _I),
         ("source", _I),
@@ -51,9 +49,7 @@ class Op(ctypes.Structure):
     )
 
 
-class Model(ctypes.Structure):
-    """struct tm_model."""
-
+class ProgramModel(ctypes.Structure):
     _fields_ = (
         ("is_bf16", _I),
         ("heads", _I),
@@ -63,8 +59,6 @@ class Model(ctypes.Structure):
 
 
 class StepArguments(ctypes.Structure):
-    """struct tm_step."""
-
     _fields_ = (
         ("tokens", _I),
         ("buffers", _P),

@@ -64,7 +64,7 @@ def paged_attention(
     variant: Variant = PLAIN,
     lse: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """A new tensor."""
+    """The result is a new tensor."""
     if isinstance(rows, DeviceRows):
         from tokenmesh.kernels.paged_attention import triton
 

@@ -8,8 +8,6 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One layer's constants."""
-
     softcap: float | None = None
     """Logits become softcap * tanh(logit / softcap)."""
     sinks: torch.Tensor | None = None

@@ -6,7 +6,6 @@ from tokenmesh.kernels.penalties.rows import PenaltyRows
 
 
 def penalties_reference(logits: torch.Tensor, idx_mapping: torch.Tensor, rows: PenaltyRows) -> None:
-    """See the package."""
     ids = torch.arange(logits.shape[1], device=logits.device)
     for index, row in enumerate(idx_mapping.tolist()):
         slot = int(rows.slot[row]) if row >= 0 else -1
@@ -24,7 +23,6 @@ def penalties_reference(logits: torch.Tensor, idx_mapping: torch.Tensor, rows: P
 def count_tokens_reference(
     tokens: torch.Tensor, flaws: torch.Tensor, idx_mapping: torch.Tensor, rows: PenaltyRows
 ) -> None:
-    """See the package."""
     for index, row in enumerate(idx_mapping.tolist()):
         slot = int(rows.slot[row]) if row >= 0 else -1
         if slot >= 0 and int(flaws[index]) == 0:

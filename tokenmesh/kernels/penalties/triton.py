@@ -21,7 +21,6 @@ ROWS: Final = 128
 def penalties(
     logits: torch.Tensor, idx_mapping: torch.Tensor, rows: PenaltyRows, block: int = BLOCK
 ) -> None:
-    """See the package."""
     num_rows, vocab_size = logits.shape
     assert logits.dtype == torch.float32, "penalties would be rounded"
     assert logits.stride(1) == 1, "the logits of a row are not contiguous"
@@ -46,7 +45,6 @@ def penalties(
 def count_tokens(
     tokens: torch.Tensor, flaws: torch.Tensor, idx_mapping: torch.Tensor, rows: PenaltyRows
 ) -> None:
-    """See the package."""
     if len(tokens):
         count_tokens_kernel[(triton.cdiv(len(tokens), ROWS),)](
             tokens,

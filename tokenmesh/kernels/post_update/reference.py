@@ -12,7 +12,6 @@ def post_update_reference(
     sampled: torch.Tensor,
     state: RowState,
 ) -> None:
-    """See the package."""
     num_tokens = query_starts.diff().tolist()
     for row, count, draw in zip(rows.tolist(), num_tokens, draws.tolist(), strict=True):
         if row < 0:

@@ -35,7 +35,7 @@ def mass_of(weight):
 
 @triton.jit
 def bits_of(weight):
-    """float32 -> int32."""
+    """The bits of a float32, as int32."""
     return weight.to(tl.int32, bitcast=True)
 
 

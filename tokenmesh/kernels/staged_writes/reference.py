@@ -8,7 +8,6 @@ import torch
 def staged_writes_reference(
     flat: torch.Tensor, destinations: torch.Tensor, starts: torch.Tensor, values: torch.Tensor
 ) -> None:
-    """See the package."""
     runs = pairwise(starts.tolist())
     for destination, (begin, end) in zip(destinations.tolist(), runs, strict=True):
         flat[destination : destination + end - begin] = values[begin:end]

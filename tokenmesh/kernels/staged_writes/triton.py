@@ -15,7 +15,6 @@ NUM_WARPS: Final = 4
 def staged_writes(
     flat: torch.Tensor, destinations: torch.Tensor, starts: torch.Tensor, values: torch.Tensor
 ) -> None:
-    """See the package."""
     if len(destinations):
         staged_writes_kernel[(len(destinations),)](
             flat,

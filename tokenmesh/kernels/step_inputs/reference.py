@@ -13,7 +13,6 @@ def step_inputs_reference(
     page_size: int,
     out: StepTensors,
 ) -> None:
-    """See the package."""
     for per_token in (out.token_ids, out.positions, out.lengths, out.slots):
         per_token.zero_()
     out.seq_lens.zero_()

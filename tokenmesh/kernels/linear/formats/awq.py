@@ -36,7 +36,6 @@ class Awq:
     others: tuple[str, ...] = field(default=("qzeros", "scales"), init=False)
 
     def shape_of(self, parts: Parts) -> tuple[int, ...]:
-        """See Format."""
         inputs, width = matrix(parts, self.weight, _WORDS)
         groups = groups_of(inputs, self.group_size, self.weight)
         expect(parts, "scales", FLOATS, self.weight, (groups, width * _IN_WORD))
@@ -44,7 +43,6 @@ class Awq:
         return width * _IN_WORD, inputs
 
     def reference(self, tensors: Tensors) -> torch.Tensor:
-        """See Format."""
         numbers = _outputs(tensors["qweight"])
         zeros, scales = _outputs(tensors["qzeros"]), tensors["scales"].float()
         products = numbers.view(len(scales), -1, numbers.shape[1])

@@ -37,7 +37,6 @@ class Bnb4:
 
     @property
     def others(self) -> tuple[str, ...]:
-        """See Format."""
         names = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
         return (*(f"weight.{name}" for name in names), self._state)
 
@@ -46,7 +45,6 @@ class Bnb4:
         return f"weight.quant_state.bitsandbytes__{self.kind}"
 
     def shape_of(self, parts: Parts) -> tuple[int, ...]:
-        """See Format."""
         state = self._state_of(part_of(parts, self._state, _BYTES, self.weight).read())
         outputs, inputs = state["shape"]
         count, size = outputs * inputs, state["blocksize"]
@@ -64,7 +62,6 @@ class Bnb4:
         return outputs, inputs
 
     def reference(self, tensors: Tensors) -> torch.Tensor:
-        """See Format."""
         state = self._state_of(tensors[self._state])
         packed = tensors["weight"].flatten()
         count = math.prod(state["shape"])
@@ -111,12 +108,10 @@ class Bnb8:
     others: tuple[str, ...] = field(default=("SCB", "weight_format"), init=False)
 
     def shape_of(self, parts: Parts) -> tuple[int, ...]:
-        """See Format."""
         order: Part | None = parts.get("weight_format")
         if order is not None and order.read().any():
             raise FormatError("weight_format", "is not 0: rows one after the other")
         return _ROWS.shape_of(parts)
 
     def reference(self, tensors: Tensors) -> torch.Tensor:
-        """See Format."""
         return _ROWS.reference(tensors)

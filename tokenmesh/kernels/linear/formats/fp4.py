@@ -37,16 +37,13 @@ class Fp4:
 
     @property
     def stored(self) -> tuple[torch.dtype, ...]:
-        """See Format."""
         return _BYTES
 
     @property
     def others(self) -> tuple[str, ...]:
-        """See Format."""
         return ("weight_scale",) if self.whole is None else ("weight_scale", self.whole)
 
     def shape_of(self, parts: Parts) -> tuple[int, ...]:
-        """See Format."""
         outputs, width = matrix(parts, self.weight, _BYTES)
         groups = groups_of(2 * width, self.group_size, self.weight)
         types = E8M0 if self.whole is None else (torch.float8_e4m3fn,)
@@ -56,7 +53,6 @@ class Fp4:
         return outputs, 2 * width
 
     def reference(self, tensors: Tensors) -> torch.Tensor:
-        """See Format."""
         numbers = e2m1_numbers(tensors[self.weight])
         scales = scale_numbers(tensors["weight_scale"])
         if self.whole is not None:

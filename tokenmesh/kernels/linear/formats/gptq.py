@@ -44,7 +44,6 @@ class Gptq:
     others: tuple[str, ...] = field(default=("qzeros", "scales", "g_idx"), init=False)
 
     def shape_of(self, parts: Parts) -> tuple[int, ...]:
-        """See Format."""
         rows, outputs = matrix(parts, self.weight, _WORDS)
         if rows * WORD_BITS % self.bits or outputs * self.bits % WORD_BITS:
             problem = f"has shape {[rows, outputs]}, which words of {self.bits} bits do not fill"
@@ -59,7 +58,6 @@ class Gptq:
         return outputs, inputs
 
     def reference(self, tensors: Tensors) -> torch.Tensor:
-        """See Format."""
         numbers = unpack_words(tensors["qweight"].t(), self.bits)
         scales = tensors["scales"].float()
         zeros = unpack_words(tensors["qzeros"], self.bits).int() + self.zero_offset

@@ -52,7 +52,6 @@ class Mxfp4Experts:
     others: tuple[str, ...] = field(default=("scales",), init=False)
 
     def shape_of(self, parts: Parts) -> tuple[int, ...]:
-        """See Format."""
         shape = part_of(parts, self.weight, _BYTES, self.weight).shape
         if len(shape) != 4 or shape[-1] != BLOCK_BYTES:
             asked = f"[experts, outputs, inputs / {2 * BLOCK_BYTES}, {BLOCK_BYTES}]"

@@ -50,7 +50,6 @@ class Packed:
     )
 
     def shape_of(self, parts: Parts) -> tuple[int, ...]:
-        """See Format."""
         rows, words = matrix(parts, self.weight, _WORDS)
         shape = part_of(parts, "weight_shape", _INDICES, self.weight)
         if shape.shape != (2,):
@@ -72,7 +71,6 @@ class Packed:
         return outputs, inputs
 
     def reference(self, tensors: Tensors) -> torch.Tensor:
-        """See Format."""
         inputs = int(tensors["weight_shape"][1])
         numbers = unpack_words(tensors["weight_packed"], self.bits, inputs)
         scales = tensors["weight_scale"].float()

@@ -46,11 +46,9 @@ class Scaled:
 
     @property
     def others(self) -> tuple[str, ...]:
-        """See Format."""
         return self.scales if self.zero_point is None else (*self.scales, self.zero_point)
 
     def shape_of(self, parts: Parts) -> tuple[int, ...]:
-        """See Format."""
         outputs, inputs = matrix(parts, self.weight, self.stored)
         scale = self._scale_in(parts)
         for other in self.scales:
@@ -63,7 +61,6 @@ class Scaled:
         return outputs, inputs
 
     def reference(self, tensors: Tensors) -> torch.Tensor:
-        """See Format."""
         weight = tensors[self.weight].float()
         rows = tuple(
             whole if size == WHOLE else size

@@ -43,7 +43,6 @@ class DeviceStep:
 
     @property
     def row_tables(self) -> torch.Tensor:
-        """See `Step.row_tables`."""
         return self.rows.block_tables
 
     def slots(self, _pages: torch.Tensor, group: int = 0) -> torch.Tensor:

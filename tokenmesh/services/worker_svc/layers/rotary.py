@@ -45,7 +45,6 @@ class Rotary:
 
     @property
     def config(self) -> RopeConfig:
-        """Of these positions."""
         return self._config
 
     @property

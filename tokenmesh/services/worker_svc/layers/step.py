@@ -16,8 +16,7 @@ class Step(Protocol):
     """The rows of a step, in batch order. T tokens, R rows."""
 
     @property
-    def positions(self) -> torch.Tensor:
-        """[T] int64"""
+    def positions(self) -> torch.Tensor: ...
 
     @property
     def lengths(self) -> torch.Tensor:
@@ -80,7 +79,6 @@ class HostStep:
 
     @cached_property
     def positions(self) -> torch.Tensor:
-        """[T] int64"""
         if self.is_decode:
             return torch.tensor(self.starts)
         spans = zip(self.starts, self.counts, strict=True)
@@ -88,7 +86,6 @@ class HostStep:
 
     @cached_property
     def lengths(self) -> torch.Tensor:
-        """See `Step.lengths`."""
         return torch.tensor(self.token_lengths)
 
     @property
@@ -126,12 +123,10 @@ class HostStep:
 
     @property
     def row_tables(self) -> torch.Tensor:
-        """See `Step.row_tables`."""
         return self.rows(0).tables
 
     @cached_property
     def token_slots(self) -> torch.Tensor:
-        """See `Step.token_slots`."""
         return self.slots_of(0)
 
     def slots_of(self, group: int) -> torch.Tensor:
@@ -140,7 +135,6 @@ class HostStep:
 
     @cached_property
     def state_rows(self) -> StateRows:
-        """See `Step.state_rows`."""
         return StateRows.of(list(self.numbers), list(self.starts), list(self.counts))
 
     def _blocks(self, group: int) -> torch.Tensor:

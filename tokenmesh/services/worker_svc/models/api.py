@@ -70,7 +70,7 @@ def heads_problem(width: int) -> str | None:
     return f"heads of {width} features do not run on a GPU: no multiple of {MULTIPLE}"
 
 
-class Model(Protocol):
+class LanguageModel(Protocol):
     """All weights of a model, ready to run. Only the compute thread calls it."""
 
     @property

@@ -14,7 +14,11 @@ from typing import Final
 import torch
 
 from tokenmesh.kernels.linear.formats import Part
-from tokenmesh.services.worker_svc.models.quantization import Encoded, Quantization, find_encoded
+from tokenmesh.services.worker_svc.models.quantization import (
+    EncodedWeight,
+    Quantization,
+    find_encoded,
+)
 from tokenmesh.shared.clock import perf_s
 from tokenmesh.shared.errors import CheckpointError
 from tokenmesh.shared.tensor_file import TensorEntry, TensorFile, TensorShards
@@ -61,7 +65,7 @@ class Checkpoint:
         self._buffer: torch.Tensor | None = None
         self._shards = TensorShards(directory)
         self._taken: set[str] = set()
-        self._encoded: dict[str, Encoded] = {}
+        self._encoded: dict[str, EncodedWeight] = {}
         self._parts: frozenset[str] = frozenset()
         """Tensors that weights are decoded from."""
         self._unapplied: frozenset[str] = frozenset()

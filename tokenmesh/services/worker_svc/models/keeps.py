@@ -39,7 +39,6 @@ class Latent:
 
     @property
     def elements(self) -> int:
-        """Of one token."""
         return self.rank + self.rope_dim
 
 
@@ -52,7 +51,6 @@ class State:
 
     @property
     def num_bytes(self) -> int:
-        """Of one row."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -148,12 +146,10 @@ class KvStore:
 
     @property
     def nbytes(self) -> int:
-        """Of all tensors."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
     @property
     def device(self) -> torch.device:
-        """Where they are."""
         return self.tensors[0].device
 
     @property

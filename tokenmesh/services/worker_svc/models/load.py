@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from tokenmesh.services.worker_svc.models.api import Model, ModelFacts, Progress
+from tokenmesh.services.worker_svc.models.api import LanguageModel, ModelFacts, Progress
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
 from tokenmesh.services.worker_svc.models.native.build_decoder import build_decoder
 from tokenmesh.services.worker_svc.models.native.read_config import (
@@ -38,7 +38,7 @@ def load_model(
     dtype: torch.dtype,
     progress: Progress,
     has_kernels: bool,
-) -> Model:
+) -> LanguageModel:
     """Load every tensor. has_kernels: the C kernels have been started.
 
     Raises CheckpointError for any that is missing, misshapen or unknown.

@@ -13,7 +13,7 @@ import torch
 from tokenmesh.kernels import native as native_kernels
 from tokenmesh.kernels.linear import can_pack
 from tokenmesh.services.worker_svc.loaded import KvBytes
-from tokenmesh.services.worker_svc.models.api import Model, ModelFacts, Progress
+from tokenmesh.services.worker_svc.models.api import LanguageModel, ModelFacts, Progress
 from tokenmesh.services.worker_svc.models.keeps import KvStore
 from tokenmesh.services.worker_svc.models.load import read_model_facts
 from tokenmesh.services.worker_svc.models.location import locate
@@ -179,7 +179,7 @@ def _maker_of(
 
 
 @torch.inference_mode()
-def _reload(maker: RunnerMaker) -> Model:
+def _reload(maker: RunnerMaker) -> LanguageModel:
     """The weights once more, for a worker that wakes up."""
     loaded, times = maker.load(lambda done, total: None)
     logger.info("read %s", _speed(times))

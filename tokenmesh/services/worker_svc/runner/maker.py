@@ -9,7 +9,7 @@ from typing import Self
 import torch
 
 from tokenmesh.services.worker_svc.loaded import KvBytes
-from tokenmesh.services.worker_svc.models.api import Model, ModelFacts, Progress
+from tokenmesh.services.worker_svc.models.api import LanguageModel, ModelFacts, Progress
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
 from tokenmesh.services.worker_svc.models.keeps import KvStore, make_store, row_bytes
 from tokenmesh.services.worker_svc.models.load import load_model
@@ -64,7 +64,7 @@ class RunnerMaker:
     """Whether the C kernels run."""
     device: torch.device
 
-    def load(self, progress: Progress) -> tuple[Model, LoadTimes]:
+    def load(self, progress: Progress) -> tuple[LanguageModel, LoadTimes]:
         """Read the weights. Raises CheckpointError, ConfigError, and torch.OutOfMemoryError."""
         began_s = perf_s()
         checkpoint = Checkpoint(self.directory, self.device, self.settings.load_buffer_bytes)
@@ -79,21 +79,21 @@ class RunnerMaker:
         times = LoadTimes(checkpoint.bytes_read, read_s, perf_s() - began_s - read_s)
         return model, times
 
-    def budget_of(self, model: Model, gpu: GpuBudget | None) -> MemoryBudget:
+    def budget_of(self, model: LanguageModel, gpu: GpuBudget | None) -> MemoryBudget:
         """What the pool may take, once the weights are there."""
         if gpu is None:
             return host_budget(available_host_bytes(), self.settings.cpu_memory_utilization)
         return gpu.measure(partial(self._profile, model))
 
-    def size_store(self, model: Model, measure: Callable[[], MemoryBudget]) -> StoreSize:
+    def size_store(self, model: LanguageModel, measure: Callable[[], MemoryBudget]) -> StoreSize:
         """What the store holds. Raises ConfigError when one request would not fit."""
         return size_store(self._need_of(model), self.settings, measure)
 
-    def fitted(self, model: Model, size: StoreSize) -> Self:
+    def fitted(self, model: LanguageModel, size: StoreSize) -> Self:
         """With the length that such a store holds."""
         return replace(self, max_model_len=self._need_of(model).longest_in(size.num_blocks))
 
-    def make_runner(self, model: Model, size: StoreSize) -> tuple[AnyRunner, KvStore]:
+    def make_runner(self, model: LanguageModel, size: StoreSize) -> tuple[AnyRunner, KvStore]:
         """A runner, without graphs yet, and its store."""
         worker = self.settings
         store = make_store(
@@ -116,11 +116,11 @@ class RunnerMaker:
         is_async = worker.async_scheduling is True
         return TorchRunner(model, store, rows, sampler, is_async=is_async), store
 
-    def kv_bytes(self, model: Model) -> KvBytes:
+    def kv_bytes(self, model: LanguageModel) -> KvBytes:
         """What blocks and rows of the store take."""
         return KvBytes(self._need_of(model).block_bytes, row_bytes(model.keeps))
 
-    def _need_of(self, model: Model) -> Need:
+    def _need_of(self, model: LanguageModel) -> Need:
         return need_of(
             model.keeps,
             model.grouping,
@@ -131,7 +131,7 @@ class RunnerMaker:
             may_be_shorter=self.may_be_shorter,
         )
 
-    def _profile(self, model: Model) -> int:
+    def _profile(self, model: LanguageModel) -> int:
         """Take the largest steps beside the largest graphs; bytes that are not needed again."""
         graphs = 0
 

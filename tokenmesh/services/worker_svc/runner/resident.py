@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 import torch
 
-from tokenmesh.services.worker_svc.models.api import Model
+from tokenmesh.services.worker_svc.models.api import LanguageModel
 from tokenmesh.services.worker_svc.models.keeps import KvStore
 from tokenmesh.services.worker_svc.runner.cuda.runner import CudaRunner
 from tokenmesh.services.worker_svc.runner.profile_run import AnyRunner
@@ -56,12 +56,12 @@ class TorchResident:
     def __init__(
         self,
         runner: AnyRunner,
-        model: Model,
+        model: LanguageModel,
         store: KvStore,
-        load: Callable[[], Model],
+        load: Callable[[], LanguageModel],
     ) -> None:
         self._runner = runner
-        self._model: Model | None = model
+        self._model: LanguageModel | None = model
         self._store = store
         self._has_pool = True
         self._load = load
@@ -214,6 +214,6 @@ def tensors_of(part: object, _seen: set[int] | None = None) -> Iterator[torch.Te
         yield from tensors_of(each, seen)
 
 
-def _size(model: Model) -> int:
+def _size(model: LanguageModel) -> int:
     by_id = {id(tensor): tensor for tensor in tensors_of(model)}
     return sum(tensor.numel() * tensor.itemsize for tensor in by_id.values())

@@ -10,7 +10,7 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
 from tokenmesh.services.worker_svc.engine.plan import StepPlan, StepResult, within_vocabulary
-from tokenmesh.services.worker_svc.models.api import Model
+from tokenmesh.services.worker_svc.models.api import LanguageModel
 from tokenmesh.services.worker_svc.models.keeps import KvStore
 from tokenmesh.services.worker_svc.runner.compute_thread import ComputeHere, ComputeThread, Task
 from tokenmesh.services.worker_svc.runner.inputs import Drafted, StepInputs, build_inputs
@@ -60,7 +60,7 @@ class TorchRunner:
 
     def __init__(
         self,
-        model: Model,
+        model: LanguageModel,
         store: KvStore,
         rows: Rows,
         sampler: Sampler,
@@ -98,7 +98,7 @@ class TorchRunner:
         """Let go of the weights; nothing may be launched before `take_model`."""
         del self._model
 
-    def take_model(self, model: Model) -> None:
+    def take_model(self, model: LanguageModel) -> None:
         """The same model again, loaded anew."""
         self._model = model
 

@@ -14,15 +14,15 @@ from tokenmesh.kernels.native import (
     MAX_HEAD_DIM,
     MAX_QUERIES,
     Kind,
-    Model,
     Op,
     Program,
     ProgramInputs,
+    ProgramModel,
     has_started,
 )
 from tokenmesh.kernels.paged_attention import Variant, paged_attention, variant_of
 from tokenmesh.services.worker_svc.layers.step import HostStep
-from tokenmesh.services.worker_svc.models.hf.run import Place
+from tokenmesh.services.worker_svc.models.hf.run import ModulePlace
 
 ATTENTION: Final = "tokenmesh"
 """No mask function has this name, which makes transformers build no masks at all."""
@@ -34,7 +34,7 @@ PORT: Final = "tokenmesh_port"
 class Port:
     """One attention module's pages, and what its probe saw of how it attends."""
 
-    place: Place
+    place: ModulePlace
     window: int | None
     softcap: float | None
     has_sinks: bool
@@ -114,7 +114,7 @@ class Port:
                 Op(kind=Kind.KV_WRITE, width=keys_values, offset=queries),
                 Op(kind=Kind.ATTENTION, window=window, value=scale, softcap=softcap),
             ]
-            programs[kind] = Program(Model(*shape), ops, [queries + keys_values], [])
+            programs[kind] = Program(ProgramModel(*shape), ops, [queries + keys_values], [])
         return programs[kind]
 
 

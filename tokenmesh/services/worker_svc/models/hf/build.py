@@ -6,7 +6,7 @@ import torch
 
 from tokenmesh.kernels.dispatch import uses_triton
 from tokenmesh.services.worker_svc.layers.step import Step
-from tokenmesh.services.worker_svc.models.api import Model, Progress
+from tokenmesh.services.worker_svc.models.api import LanguageModel, Progress
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
 from tokenmesh.services.worker_svc.models.hf import experts
 from tokenmesh.services.worker_svc.models.hf.calls import (
@@ -46,7 +46,7 @@ def build_hf(
     dtype: torch.dtype,
     progress: Progress,
     has_kernels: bool,
-) -> Model:
+) -> LanguageModel:
     """Load every tensor. has_kernels: the C kernels have been started.
 
     Raises CheckpointError for a tensor that is missing, misshapen or unknown, for a tree that
@@ -142,7 +142,7 @@ def read_tree(
     return HfModel(facts, keeps, tree, body), expected
 
 
-def _check(model: Model, expected: Reference) -> str | None:
+def _check(model: LanguageModel, expected: Reference) -> str | None:
     """See `check`; an operation that would wait for a GPU, if there is one."""
     waits = Waits()
 

@@ -43,7 +43,6 @@ class RunCache(Cache):  # type: ignore[misc]
         return query_length, 0
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
-        """See `get_mask_sizes`."""
         return 0
 
     def is_recording_past(self, layer_idx: int) -> bool:
@@ -90,7 +89,6 @@ class RunCache(Cache):  # type: ignore[misc]
         return recurrent_states
 
     def update_indexer(self, keys: torch.Tensor, layer_idx: int) -> torch.Tensor:
-        """See `Run.index`."""
         if self._run.index is None:
             _refuse("update_indexer")
         return self._run.index(keys)

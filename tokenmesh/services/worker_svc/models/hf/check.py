@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from tokenmesh.services.worker_svc.layers.device_step import on_device
 from tokenmesh.services.worker_svc.layers.step import HostStep, Step
-from tokenmesh.services.worker_svc.models.api import Model
+from tokenmesh.services.worker_svc.models.api import LanguageModel
 from tokenmesh.services.worker_svc.models.hf.unserved import UnservedModel
 from tokenmesh.services.worker_svc.models.keeps import KvStore, make_store
 
@@ -96,7 +96,7 @@ def check(expected: Reference, ours: torch.Tensor) -> float:
 
 
 @torch.inference_mode()
-def paged_logits(forward: Forward, model: Model, device: torch.device) -> torch.Tensor:
+def paged_logits(forward: Forward, model: LanguageModel, device: torch.device) -> torch.Tensor:
     """float32 [tokens, V] of the same prompts over a store; forward: ids, step, store -> logits."""
     grouping, vocab_size = model.grouping, model.facts.vocab_size
     num_blocks = _NUM_BLOCKS * len(grouping.windows)

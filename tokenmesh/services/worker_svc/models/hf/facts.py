@@ -42,7 +42,6 @@ class HfFacts(ModelFacts):
     """Kinds of modules that keep a state."""
 
     def gpu_problem(self) -> str | None:
-        """See `ModelFacts.gpu_problem`."""
         problems = [_gpu_problem_of(each) for layer in self.keeps for each in layer]
         problems += [
             f"its {kind.__name__} keeps a state that no kernel of a GPU computes"

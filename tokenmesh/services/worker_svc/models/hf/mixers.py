@@ -50,7 +50,6 @@ class MixerPort:
     """Whether the module goes on from a state with several tokens at once."""
 
     def take_form(self, form: str) -> None:
-        """One of FORMS."""
         is_flat = form == FORMS[0] and has_flat_form(type(self.module))
         self.flat = FlatMixer(self.module) if is_flat else None
         self.takes_chunks = form != FORMS[2]

@@ -12,7 +12,7 @@ import torch
 from tokenmesh.kernels.mla_attention import latent_write, mla_attention
 from tokenmesh.kernels.paged_attention import DeviceRows, Prepared
 from tokenmesh.services.worker_svc.models.hf.indexer import AnyMask
-from tokenmesh.services.worker_svc.models.hf.run import Place
+from tokenmesh.services.worker_svc.models.hf.run import ModulePlace
 from tokenmesh.services.worker_svc.models.hf.unserved import UnservedModel
 
 
@@ -50,7 +50,7 @@ def _positions(chosen: torch.Tensor, rows: Prepared | DeviceRows) -> torch.Tenso
 class LatentPort:
     """One module's latents: a key is [latent, turned part], its value the latent."""
 
-    place: Place
+    place: ModulePlace
     module: Any
     _inward: torch.Tensor | None = None
     """[H, N, C] from queries to latents"""

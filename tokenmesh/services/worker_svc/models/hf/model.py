@@ -17,8 +17,6 @@ from tokenmesh.services.worker_svc.models.keeps import Grouping, KvStore, LayerK
 
 @dataclass(slots=True)
 class HfModel:
-    """Implements `Model`."""
-
     facts: HfFacts
     keeps: tuple[LayerKeeps, ...]
     tree: Tree
@@ -30,7 +28,6 @@ class HfModel:
 
     @property
     def dtype(self) -> torch.dtype:
-        """See `Model.dtype`."""
         dtype: torch.dtype = self.tree.model.dtype
         return dtype
 
@@ -47,12 +44,10 @@ class HfModel:
 
     @property
     def grouping(self) -> Grouping:
-        """See `Model.grouping`."""
         return window_groups(self.keeps)
 
     @property
     def has_program(self) -> bool:
-        """See `Model.has_program`."""
         return False
 
     def embed(self, token_ids: torch.Tensor, patches: Sequence[Patch] = ()) -> torch.Tensor:
@@ -63,7 +58,6 @@ class HfModel:
         return hidden
 
     def forward(self, hidden: torch.Tensor, step: Step, store: KvStore) -> torch.Tensor:
-        """See `Model.forward`."""
         self.tree.run.begin(step, store)
         try:
             return self.tree.hidden_of(hidden[None], step.positions[None])[0]

@@ -19,7 +19,7 @@ from tokenmesh.services.worker_svc.models.hf.attention import PORT, Port
 from tokenmesh.services.worker_svc.models.hf.indexer import AnyMask, IndexerPort
 from tokenmesh.services.worker_svc.models.hf.mixers import MixerPort
 from tokenmesh.services.worker_svc.models.hf.mla import LatentPort, is_latent
-from tokenmesh.services.worker_svc.models.hf.run import RECURRENT, Place, Run
+from tokenmesh.services.worker_svc.models.hf.run import RECURRENT, ModulePlace, Run
 from tokenmesh.services.worker_svc.models.hf.unserved import UnservedModel
 from tokenmesh.services.worker_svc.models.keeps import Latent, LayerKeeps, Pages, State
 
@@ -49,7 +49,7 @@ class Seen:
 
     run: Run
     keeps: dict[int, list[Pages | Latent | State]] = field(default_factory=dict)
-    ports: list[tuple[torch.nn.Module, int, int, Callable[[Place], Any]]] = field(
+    ports: list[tuple[torch.nn.Module, int, int, Callable[[ModulePlace], Any]]] = field(
         default_factory=list
     )
     """Module, layer_idx, item, and what makes its port."""
@@ -65,7 +65,7 @@ class Seen:
         """Give every module its port; what the layers keep, in the order of the store."""
         numbers = {layer: number for number, layer in enumerate(sorted(self.keeps))}
         for module, layer, item, make in self.ports:
-            setattr(module, PORT, make(Place(self.run, numbers[layer], item)))
+            setattr(module, PORT, make(ModulePlace(self.run, numbers[layer], item)))
         for port, layer, item, state in self.mixers:
             port.places[state] = (numbers[layer], item)
         return tuple(tuple(self.keeps[layer]) for layer in sorted(self.keeps))
@@ -159,7 +159,7 @@ def _attention(
     if named.get("is_causal") is False or getattr(module, "is_causal", True) is False:
         raise UnservedModel(f"{kind} looks at later tokens")
     heads, width = query.shape[1], int(value.shape[-1])
-    make: Callable[[Place], Any]
+    make: Callable[[ModulePlace], Any]
     kept: Pages | Latent
     if is_latent(module):
         width = int(module.v_head_dim)  # type: ignore[arg-type]

@@ -117,7 +117,6 @@ class Given(torch.nn.Module):
         """What it was given."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """See the class."""
         self.x = x
         return x if self._out is None else self._out
 

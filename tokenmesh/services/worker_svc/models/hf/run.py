@@ -40,7 +40,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ModulePlace:
     """Where one module's memory is in the store."""
 
     run: Run

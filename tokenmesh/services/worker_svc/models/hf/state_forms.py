@@ -167,11 +167,9 @@ class FlatMixer:
 class _NoStates:
     """What a mixer gets as its cache: it takes every step for a prompt's first, as one row."""
 
-    def get_conv_state(self, *_args: object, **_named: object) -> None:
-        """None yet."""
+    def get_conv_state(self, *_args: object, **_named: object) -> None: ...
 
-    def get_recurrent_state(self, *_args: object, **_named: object) -> None:
-        """None yet."""
+    def get_recurrent_state(self, *_args: object, **_named: object) -> None: ...
 
     def is_recording_past(self, _layer: int) -> bool:
         """States are never rolled back here."""
@@ -186,7 +184,6 @@ class _NoStates:
     def update_recurrent_state(
         self, recurrent_states: torch.Tensor, *_args: object, **_named: object
     ) -> torch.Tensor:
-        """Kept already."""
         return recurrent_states
 
 

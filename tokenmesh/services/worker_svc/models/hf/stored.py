@@ -36,7 +36,6 @@ class _Decoded:
         return weight[index]
 
     def get_shape(self) -> Sequence[int]:
-        """See `Stored.get_shape`."""
         return self.shape
 
 

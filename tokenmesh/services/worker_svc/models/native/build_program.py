@@ -12,10 +12,10 @@ from tokenmesh.kernels.native import (
     MAX_HEAD_DIM,
     MAX_QUERIES,
     Kind,
-    Model,
     NativeExperts,
     Op,
     Program,
+    ProgramModel,
     Routed,
 )
 from tokenmesh.services.worker_svc.layers.attention import Attention
@@ -62,7 +62,7 @@ def build_program(
     writer.final_norm(norm)
     qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     hidden, mixed = config.hidden_size, config.num_heads * config.head_dim
-    model = Model(
+    model = ProgramModel(
         is_bf16=layers[0].attention.out.native.panels.dtype == torch.bfloat16,  # type: ignore[union-attr]
         heads=config.num_heads,
         kv_heads=config.num_kv_heads,

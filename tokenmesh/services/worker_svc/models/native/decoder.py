@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from tokenmesh.kernels.linear import Linear, linear
-from tokenmesh.kernels.native import Program, ProgramInputs, Turns
+from tokenmesh.kernels.native import Program, ProgramInputs, RopeTurns
 from tokenmesh.kernels.rms_norm import add_rms_norm, rms_norm
 from tokenmesh.services.worker_svc.layers.attention import Attention, TurnedStep
 from tokenmesh.services.worker_svc.layers.experts import Experts
@@ -95,27 +95,22 @@ class Decoder:
 
     @property
     def keeps(self) -> tuple[LayerKeeps, ...]:
-        """See `Model.keeps`."""
         return self.config.keeps
 
     @property
     def dtype(self) -> torch.dtype:
-        """See `Model.dtype`."""
         return self.embedding.dtype
 
     @property
     def grouping(self) -> Grouping:
-        """See `Model.grouping`."""
         return window_groups(self.keeps)
 
     @property
     def has_program(self) -> bool:
-        """See `Model.has_program`."""
         return self.program is not None
 
     @property
     def takes_graphs(self) -> bool:
-        """See `Model.takes_graphs`."""
         return True
 
     def embed(self, token_ids: torch.Tensor, patches: Sequence[Patch] = ()) -> torch.Tensor:
@@ -157,9 +152,9 @@ class Decoder:
             numbers=step.numbers,
             tables=[step.all_tables, *step.windowed_tables],
             turns=[
-                Turns(rotary.table(step.longest), is_by_position=True)
+                RopeTurns(rotary.table(step.longest), is_by_position=True)
                 if rotary.has_table
-                else Turns(rotary.turns(step.positions, step.lengths), is_by_position=False)
+                else RopeTurns(rotary.turns(step.positions, step.lengths), is_by_position=False)
                 for rotary in self.rotaries
             ],
             query_scale=_query_scale(self.config.query_scaling, step),

@@ -29,7 +29,6 @@ class NativeFacts(ModelFacts):
     """Candidates: the one whose embedding the checkpoint holds applies."""
 
     def gpu_problem(self) -> str | None:
-        """See `ModelFacts.gpu_problem`."""
         return heads_problem(self.config.head_dim)
 
 

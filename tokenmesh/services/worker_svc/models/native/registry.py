@@ -18,8 +18,6 @@ _PLAIN: Final = LayerNames()
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One architecture."""
-
     names: LayerNames = _PLAIN
     switches: Callable[[RawConfig], dict[str, Any]] = switches.llama
     """Fields of DecoderConfig that depend on the family."""

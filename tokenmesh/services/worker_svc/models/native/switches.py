@@ -25,7 +25,6 @@ def no_bias(raw: RawConfig) -> dict[str, Any]:
 
 
 def llama(raw: RawConfig) -> dict[str, Any]:
-    """Biases by flag."""
     bias = raw.flag("attention_bias")
     return {"qkv_bias": bias, "out_bias": bias, "mlp_bias": raw.flag("mlp_bias")}
 
@@ -56,7 +55,6 @@ def ministral3(raw: RawConfig) -> dict[str, Any]:
 
 
 def granite(raw: RawConfig) -> dict[str, Any]:
-    """Four multipliers."""
     return {
         **llama(raw),
         "attention_scale": raw.number("attention_multiplier", 1.0),

@@ -41,12 +41,10 @@ class ExpertsReading:
     """A linear layer, see `Experts`."""
 
     def router_of(self, layer: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Weight and bias."""
         bias = None if self.bias is None else _tensor(layer, self.bias).flatten()
         return _tensor(layer, self.router), bias
 
     def correction_of(self, layer: torch.nn.Module) -> torch.Tensor | None:
-        """float32."""
         name = self.correction
         return None if name is None else _tensor(layer, name).flatten().float()
 
@@ -71,7 +69,6 @@ class _StandIn(torch.nn.Module):
         self.calls: list[tuple[list[torch.Tensor], torch.Tensor]] = []
 
     def forward(self, *args: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
-        """See the class."""
         given = [*args, *named.values()]
         made = random_rows(*given[0].shape, seed=1).to(given[0])
         self.calls.append((given, made))

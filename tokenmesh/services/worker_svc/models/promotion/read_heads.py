@@ -56,7 +56,6 @@ class Spy:
         scale: float,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        """See `Port.attend`."""
         self.given, self.scale = (query.clone(), key.clone(), value.clone()), scale
         self.sinks = sinks
         return self.port.attend(query, key, value, scale, sinks)

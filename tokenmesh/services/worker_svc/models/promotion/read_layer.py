@@ -208,7 +208,6 @@ class _Reader:
         return found
 
     def _parameters_of(self, experts: ExpertsReading) -> set[int]:
-        """Their ids."""
         modules = [self._modules[experts.experts]]
         if experts.shared_gate is not None:
             modules.append(self._modules[experts.shared_gate])

@@ -47,7 +47,6 @@ class Skeleton:
 
 
 def read_skeleton(model: HfModel) -> Skeleton:
-    """Raises Unread."""
     tree = model.tree
     layers = _layers_of(tree.body, len(model.keeps))
     last_position = model.facts.max_position - 1

@@ -1,4 +1,4 @@
-"""Encoded: a weight that has to be decoded from other tensors of the checkpoint."""
+"""EncodedWeight: a weight that has to be decoded from other tensors of the checkpoint."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
+class EncodedWeight:
     """A weight that is loaded like a plain tensor."""
 
     name: str
@@ -60,7 +60,9 @@ class Encoded:
             raise CheckpointError(f"{self.file}: tensor {self.name} {problem}")
 
 
-def find_encoded(names: Iterable[str], source: Source, how: Quantization) -> Iterator[Encoded]:
+def find_encoded(
+    names: Iterable[str], source: Source, how: Quantization
+) -> Iterator[EncodedWeight]:
     """All encoded weights among the names. Raises CheckpointError where parts do not fit."""
     for name in names:
         module, _, leaf = name.rpartition(".")
@@ -72,7 +74,7 @@ def find_encoded(names: Iterable[str], source: Source, how: Quantization) -> Ite
             yield from _encoded(whole, f"{whole}_", stacks, source)
 
 
-def _encoded(name: str, prefix: str, form: Format, source: Source) -> Iterator[Encoded]:
+def _encoded(name: str, prefix: str, form: Format, source: Source) -> Iterator[EncodedWeight]:
     weight = source.part(f"{prefix}{form.weight}")
     if weight is None or weight.dtype not in form.stored:
         return
@@ -83,7 +85,7 @@ def _encoded(name: str, prefix: str, form: Format, source: Source) -> Iterator[E
     except FormatError as error:
         part = parts.get(error.part, weight)
         raise _refusal(source.file_of(part.name), parts, error) from error
-    yield Encoded(name, shape, form, parts, source.file_of(weight.name))
+    yield EncodedWeight(name, shape, form, parts, source.file_of(weight.name))
 
 
 def _refusal(file: Path, parts: Mapping[str, Part], error: FormatError) -> CheckpointError:

@@ -186,7 +186,6 @@ def read_bitsandbytes(raw: RawConfig) -> Quantization:
 
 
 def read_mxfp4(raw: RawConfig) -> Quantization:
-    """Experts of gpt_oss."""
     skipped(raw, _SKIPPED)
     refuse_unknown(raw, _ALWAYS_HARMLESS)
     return Quantization(raw.origin, (), stacks=Mxfp4Experts())

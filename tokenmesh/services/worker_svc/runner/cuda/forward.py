@@ -13,7 +13,7 @@ from tokenmesh.kernels.post_update import post_update
 from tokenmesh.kernels.state_rows import StateRows
 from tokenmesh.kernels.step_inputs import RowState, StepTensors, step_inputs
 from tokenmesh.services.worker_svc.layers.device_step import DeviceStep, GroupTables
-from tokenmesh.services.worker_svc.models.api import Model
+from tokenmesh.services.worker_svc.models.api import LanguageModel
 from tokenmesh.services.worker_svc.models.keeps import KvStore, Pages
 from tokenmesh.services.worker_svc.runner.cuda.batch import Batch, PromptSpan
 from tokenmesh.services.worker_svc.runner.cuda.step_buffer import StepBuffer
@@ -25,7 +25,7 @@ from tokenmesh.services.worker_svc.sampling.logprobs import POSITIONS_AT_ONCE
 class Forward:
     """A model and the memory it runs on, all of which stays where it is."""
 
-    model: Model
+    model: LanguageModel
     store: KvStore
     state: RowState
     buffer: StepBuffer

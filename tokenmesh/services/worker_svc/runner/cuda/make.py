@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from tokenmesh.kernels.triton_start import CannotCompileError, start_triton
 from tokenmesh.services.worker_svc.engine.plan import NewRow, ScheduledRow, StepPlan
-from tokenmesh.services.worker_svc.models.api import Model, ModelFacts
+from tokenmesh.services.worker_svc.models.api import LanguageModel, ModelFacts
 from tokenmesh.services.worker_svc.models.keeps import KvStore
 from tokenmesh.services.worker_svc.runner.cuda.device import TorchDevice
 from tokenmesh.services.worker_svc.runner.cuda.rows import CudaLimits
@@ -102,7 +102,7 @@ def check_compiler() -> None:
 
 
 def make_cuda_runner(
-    model: Model,
+    model: LanguageModel,
     store: KvStore,
     eos_token_ids: frozenset[int],
     settings: WorkerSettings,

@@ -12,7 +12,7 @@ import torch
 from tokenmesh.kernels.post_update import post_update
 from tokenmesh.kernels.step_inputs import RowState, StepTensors
 from tokenmesh.services.worker_svc.engine.plan import StepPlan, StepResult, within_vocabulary
-from tokenmesh.services.worker_svc.models.api import Model
+from tokenmesh.services.worker_svc.models.api import LanguageModel
 from tokenmesh.services.worker_svc.models.keeps import KvStore
 from tokenmesh.services.worker_svc.runner.compute_thread import Skipped
 from tokenmesh.services.worker_svc.runner.cuda.answer import Answer
@@ -50,7 +50,7 @@ class CudaRunner:
 
     def __init__(
         self,
-        model: Model,
+        model: LanguageModel,
         store: KvStore,
         sampler: DeviceSampler,
         device: Device,
@@ -113,7 +113,7 @@ class CudaRunner:
         self.drop_graphs()
         del self._forward.model
 
-    def take_model(self, model: Model) -> None:
+    def take_model(self, model: LanguageModel) -> None:
         """The same model again, loaded anew."""
         self._forward.model = model
 
@@ -232,7 +232,7 @@ def _raise(error: Exception) -> StepResult:
 
 
 def _make_forward(
-    model: Model, store: KvStore, device: torch.device, limits: CudaLimits
+    model: LanguageModel, store: KvStore, device: torch.device, limits: CudaLimits
 ) -> Forward:
     """With all the memory that the largest step needs."""
     num_rows, max_blocks = limits.max_num_seqs, -(-limits.max_model_len // store.page_size)
