@@ -1,7 +1,7 @@
 """Every key that transformers reads of a served model is read here, has no effect, or is refused.
 
 A new release of transformers that reads another key fails here: read it in models/, or write down
-why it changes nothing, or refuse values that change the result in models/refused_keys.py.
+why it changes nothing, or refuse values that change the result in models/raw_config.py.
 """
 
 import ast
@@ -23,12 +23,15 @@ from tests.fakes.transformers_keys import generation_keys, keys_read, rope_keys
 from tokenmesh.services.mm_encoder_svc.models import clip, llava
 from tokenmesh.services.tokenizer_svc import loading
 from tokenmesh.services.tokenizer_svc.media import vision
-from tokenmesh.services.worker_svc.models import refused_keys
 from tokenmesh.services.worker_svc.models.native.read_config import read_facts
 from tokenmesh.services.worker_svc.models.native.read_rope import KEYS as ROPE_KEYS
 from tokenmesh.services.worker_svc.models.native.registry import FAMILIES
-from tokenmesh.services.worker_svc.models.raw_config import RawConfig
-from tokenmesh.services.worker_svc.models.read_eos import read_eos
+from tokenmesh.services.worker_svc.models.raw_config import (
+    REFUSED_IN_CONFIG,
+    REFUSED_IN_GENERATION,
+    RawConfig,
+)
+from tokenmesh.services.worker_svc.models.token_ids import read_eos
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.errors import CheckpointError
 
@@ -141,16 +144,16 @@ def test_every_family_is_compared() -> None:
 def test_every_key_of_a_family_is_read_or_harmless_or_refused(architecture: str) -> None:
     keys = keys_of_family(architecture)
     assert {"hidden_act", "rope_parameters", "num_hidden_layers", "is_causal"} <= keys
-    known = read_keys(config_of(architecture)) | NO_EFFECT.keys() | refused_keys.CONFIG.keys()
+    known = read_keys(config_of(architecture)) | NO_EFFECT.keys() | REFUSED_IN_CONFIG.keys()
     assert not keys - known
 
 
 @pytest.mark.parametrize("architecture", MODEL_TYPES)
-@pytest.mark.parametrize("key", refused_keys.CONFIG)
+@pytest.mark.parametrize("key", REFUSED_IN_CONFIG)
 def test_a_value_that_would_change_the_result_is_refused_by_name(
     architecture: str, key: str
 ) -> None:
-    neutral = refused_keys.CONFIG[key]
+    neutral = REFUSED_IN_CONFIG[key]
     is_read = key in read_keys(config_of(architecture, **{key: neutral}))
     # four keys are refused by all families but the one that they are for
     assert is_read == (architecture == "GraniteForCausalLM" and isinstance(neutral, float))
@@ -224,22 +227,22 @@ def test_every_key_of_a_vision_model_is_read_or_harmless_or_refused(
     text = {"model_type": "llama", "max_position_embeddings": 256}
     values = {"architectures": ["LlavaForConditionalGeneration"], "text_config": text}
     known = strings_of(clip) | strings_of(llava) | strings_of(vision) | read_keys(values)
-    known |= NO_EFFECT.keys() | refused_keys.CONFIG.keys() | OF_TEXT
+    known |= NO_EFFECT.keys() | REFUSED_IN_CONFIG.keys() | OF_TEXT
     assert not keys_read(config_class, modeling) - known
 
 
 def test_every_key_of_generation_config_is_read_or_harmless_or_refused() -> None:
     known = set(loading._SAMPLING_FIELDS) | {"eos_token_id"}
-    listed = GENERATION_NO_EFFECT.keys() | refused_keys.GENERATION.keys()
+    listed = GENERATION_NO_EFFECT.keys() | REFUSED_IN_GENERATION.keys()
     assert not known & listed
     assert not generation_keys() - known - listed
 
 
-@pytest.mark.parametrize("key", refused_keys.GENERATION)
+@pytest.mark.parametrize("key", REFUSED_IN_GENERATION)
 def test_a_default_that_would_change_what_is_drawn_is_refused_by_name(
     tmp_path: Path, key: str
 ) -> None:
-    raw, neutral = RawConfig({}, "config.json"), refused_keys.GENERATION[key]
+    raw, neutral = RawConfig({}, "config.json"), REFUSED_IN_GENERATION[key]
     path = tmp_path / "generation_config.json"
     path.write_text(json.dumps({"eos_token_id": 2, key: neutral}))
     model = ModelSettings(model=str(tmp_path))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tokenmesh.services.worker_svc.models.hf.check import check, reference
-from tokenmesh.services.worker_svc.models.hf.unserved import UnservedModel
+from tokenmesh.services.worker_svc.models.hf.run import UnservedModel
 
 VOCAB = 50
 

@@ -14,9 +14,8 @@ from tests.fakes.tiny import Tiny, TinyCheckpoint, prompt_of
 from tests.ops.native import needs_native
 from tokenmesh.services.worker_svc.models.hf import build
 from tokenmesh.services.worker_svc.models.hf import swap as swap_module
-from tokenmesh.services.worker_svc.models.hf.calls import record
 from tokenmesh.services.worker_svc.models.hf.model import HfModel
-from tokenmesh.services.worker_svc.models.hf.recognise import norm_of
+from tokenmesh.services.worker_svc.models.hf.recognise import norm_of, record
 from tokenmesh.services.worker_svc.models.hf.swap import PackedWeight, swap
 from tokenmesh.services.worker_svc.models.promotion.read_heads import Unread
 

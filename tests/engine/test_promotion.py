@@ -13,7 +13,7 @@ from tests.fakes.family_configs import checkpoint_of, decoder_logits, other_conf
 from tests.fakes.models import FAKES
 from tests.fakes.tiny import Tiny, TinyCheckpoint, prompt_of
 from tests.ops.native import needs_native
-from tokenmesh.services.worker_svc.layers.experts import Experts
+from tokenmesh.services.worker_svc.layers.mlp import Experts
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
 from tokenmesh.services.worker_svc.models.hf.build import read_tree
 from tokenmesh.services.worker_svc.models.hf.facts import HfFacts

@@ -11,8 +11,7 @@ import torch
 
 from tests.fakes.general_models import GENERAL, HEADS, STATES
 from tests.fakes.models import FAKES, Fake, classes, config_of
-from tokenmesh.services.worker_svc.models.hf.rope import length_ropes
-from tokenmesh.services.worker_svc.models.hf.tree import adapt
+from tokenmesh.services.worker_svc.models.hf.tree import adapt, length_ropes
 from tokenmesh.services.worker_svc.models.keeps import Latent, LayerKeeps, Pages
 from tokenmesh.services.worker_svc.models.native.registry import FAMILIES
 from tokenmesh.services.worker_svc.models.raw_config import RawConfig

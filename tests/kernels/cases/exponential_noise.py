@@ -4,10 +4,10 @@ import torch
 
 from tests.kernels.case import EXACT, Compilation, CompileLimits, Inputs, KernelCase, Outputs
 from tokenmesh.kernels.exponential_noise.reference import (
+    TOLERANCE,
     exponential_noise_reference,
     noise_bits_reference,
 )
-from tokenmesh.kernels.exponential_noise.tolerance import TOLERANCE
 from tokenmesh.kernels.exponential_noise.triton import (
     BLOCK,
     exponential_noise,

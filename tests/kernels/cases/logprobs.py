@@ -4,8 +4,7 @@ import torch
 
 from tests.kernels.case import Compilation, CompileLimits, Inputs, KernelCase, Outputs
 from tokenmesh.kernels.logprobs.answer import Logprobs
-from tokenmesh.kernels.logprobs.reference import logprobs_reference
-from tokenmesh.kernels.logprobs.tolerance import TOLERANCE
+from tokenmesh.kernels.logprobs.reference import TOLERANCE, logprobs_reference
 from tokenmesh.kernels.logprobs.triton import (
     BLOCK,
     logprobs,

@@ -3,8 +3,7 @@
 import torch
 
 from tests.kernels.case import Compilation, CompileLimits, Inputs, KernelCase, Outputs
-from tokenmesh.kernels.merge_attention.reference import merge_attention_reference
-from tokenmesh.kernels.merge_attention.tolerance import TOLERANCE
+from tokenmesh.kernels.merge_attention.reference import TOLERANCE, merge_attention_reference
 from tokenmesh.kernels.merge_attention.triton import merge_attention, merge_attention_kernel
 
 

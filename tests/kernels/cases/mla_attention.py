@@ -4,9 +4,8 @@ import torch
 
 from tests.kernels.case import Compilation, CompileLimits, Inputs, KernelCase, Outputs
 from tests.kernels.cases.paged_attention import Case, scattered_tables
-from tokenmesh.kernels.mla_attention.reference import mla_attention_reference
+from tokenmesh.kernels.mla_attention.reference import TOLERANCE, mla_attention_reference
 from tokenmesh.kernels.mla_attention.tile import latent_tile
-from tokenmesh.kernels.mla_attention.tolerance import TOLERANCE
 from tokenmesh.kernels.mla_attention.triton_kernel import latent_kernel
 from tokenmesh.kernels.paged_attention.device import MIN_SPLIT_KEYS, DeviceRows
 from tokenmesh.kernels.paged_attention.work import Rows

@@ -8,8 +8,7 @@ import triton
 
 from tests.kernels.case import Compilation, CompileLimits, Inputs, KernelCase, Outputs
 from tokenmesh.kernels.paged_attention.device import MIN_SPLIT_KEYS, DeviceRows
-from tokenmesh.kernels.paged_attention.reference import attention_and_lse_reference
-from tokenmesh.kernels.paged_attention.tolerance import TOLERANCE
+from tokenmesh.kernels.paged_attention.reference import TOLERANCE, attention_and_lse_reference
 from tokenmesh.kernels.paged_attention.triton_decode import decode_kernel
 from tokenmesh.kernels.paged_attention.triton_merge import merge_splits_kernel
 from tokenmesh.kernels.paged_attention.triton_prefill import prefill_kernel

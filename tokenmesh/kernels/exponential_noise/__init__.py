@@ -22,8 +22,7 @@ import torch
 
 from tokenmesh.kernels.dispatch import uses_triton
 from tokenmesh.kernels.exponential_noise import cpu
-from tokenmesh.kernels.exponential_noise.reference import exponential_noise_reference
-from tokenmesh.kernels.exponential_noise.tolerance import TOLERANCE
+from tokenmesh.kernels.exponential_noise.reference import TOLERANCE, exponential_noise_reference
 
 __all__ = ["TOLERANCE", "exponential_noise", "exponential_noise_of", "exponential_noise_reference"]
 

@@ -4,6 +4,10 @@ import math
 import struct
 from typing import Final
 
+TOLERANCE: Final = 1e-6
+"""Largest relative difference of an implementation from the reference;
+the hash itself is equal."""
+
 MULTIPLIERS: Final = (0xD2511F53, 0xCD9E8D57)
 """Of Philox 4x32, by which the counter's words 0 and 2 are multiplied."""
 KEY_STEPS: Final = (0x9E3779B9, 0xBB67AE85)

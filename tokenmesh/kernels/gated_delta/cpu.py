@@ -31,11 +31,11 @@ class DeltaTokens(NamedTuple):
     beta: torch.Tensor
     """[T, Hv, 1]"""
 
-    def at(self, place: slice | torch.Tensor) -> "Tokens":
+    def at(self, place: slice | torch.Tensor) -> "DeltaTokens":
         """Some of them, in float32."""
         return DeltaTokens(*(each[place].float() for each in self))
 
-    def prepared(self, scale: float, use_qk_l2norm: bool) -> "Tokens":
+    def prepared(self, scale: float, use_qk_l2norm: bool) -> "DeltaTokens":
         """With a query and a key for each value head, normalized and scaled."""
         q, k = self.q, self.k
         if use_qk_l2norm:

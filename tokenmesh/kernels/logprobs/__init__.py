@@ -13,8 +13,7 @@ import torch
 
 from tokenmesh.kernels.dispatch import uses_triton
 from tokenmesh.kernels.logprobs.answer import Logprobs
-from tokenmesh.kernels.logprobs.reference import logprobs_reference
-from tokenmesh.kernels.logprobs.tolerance import TOLERANCE
+from tokenmesh.kernels.logprobs.reference import TOLERANCE, logprobs_reference
 
 __all__ = ["TOLERANCE", "Logprobs", "logprobs", "logprobs_reference"]
 

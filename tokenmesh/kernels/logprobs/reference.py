@@ -1,8 +1,14 @@
 """The specification of logprobs, in float64."""
 
+from typing import Final
+
 import torch
 
 from tokenmesh.kernels.logprobs.answer import Logprobs
+
+TOLERANCE: Final = {torch.float32: 2e-5, torch.float16: 2e-5, torch.bfloat16: 2e-5}
+"""Largest difference of an implementation from the reference, absolute and relative;
+ranks are equal."""
 
 
 def logprobs_reference(

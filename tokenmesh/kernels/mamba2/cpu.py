@@ -25,7 +25,7 @@ class ScanTokens(NamedTuple):
     B: torch.Tensor
     C: torch.Tensor
 
-    def at(self, place: slice | torch.Tensor) -> "Tokens":
+    def at(self, place: slice | torch.Tensor) -> "ScanTokens":
         """Some of them, in float32."""
         return ScanTokens(*(each[place].float() for each in self))
 

@@ -11,8 +11,7 @@ are, the result is zero and -inf. A sink may have been given to one of the two o
 import torch
 
 from tokenmesh.kernels.dispatch import uses_triton
-from tokenmesh.kernels.merge_attention.reference import merge_attention_reference
-from tokenmesh.kernels.merge_attention.tolerance import TOLERANCE
+from tokenmesh.kernels.merge_attention.reference import TOLERANCE, merge_attention_reference
 
 __all__ = ["TOLERANCE", "merge_attention", "merge_attention_reference"]
 

@@ -24,8 +24,7 @@ query's strides multiples of 16. Short rows go to a decode kernel that can be re
 import torch
 
 from tokenmesh.kernels.mla_attention.cpu import mla_attention as mla_attention_on_cpu
-from tokenmesh.kernels.mla_attention.reference import mla_attention_reference
-from tokenmesh.kernels.mla_attention.tolerance import TOLERANCE
+from tokenmesh.kernels.mla_attention.reference import TOLERANCE, mla_attention_reference
 from tokenmesh.kernels.paged_attention import DeviceRows, Prepared, Rows
 from tokenmesh.kernels.paged_attention import prepare as prepare_pages
 

@@ -1,8 +1,13 @@
 """The specification of mla_attention: one query at a time, in float64."""
 
+from typing import Final
+
 import torch
 
 from tokenmesh.kernels.paged_attention.work import Rows
+
+TOLERANCE: Final = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+"""Largest absolute difference of an implementation from the reference, for values of size 1."""
 
 
 def mla_attention_reference(

@@ -16,11 +16,11 @@ from tokenmesh.kernels.dispatch import uses_triton
 from tokenmesh.kernels.moe.routing import SCORES, Routing
 from tokenmesh.kernels.moe.spec import ACTIVATIONS, ExpertsSpec
 from tokenmesh.kernels.native import (
-    Choice,
     Gate,
     NativeExperts,
     NativeWeight,
     Routed,
+    RoutedTokens,
     native_experts,
 )
 
@@ -124,7 +124,7 @@ def routed(
 
     Logits are in the router's dtype: that of the experts, or float32.
     """
-    choice = Choice(
+    choice = RoutedTokens(
         top_k=routing.top_k,
         scores=SCORES.index(routing.scores),
         is_normalized=routing.is_normalized,

@@ -32,10 +32,10 @@ import torch
 from tokenmesh.kernels.paged_attention.cpu import paged_attention as paged_attention_on_cpu
 from tokenmesh.kernels.paged_attention.device import DeviceRows, choose_splits
 from tokenmesh.kernels.paged_attention.reference import (
+    TOLERANCE,
     attention_and_lse_reference,
     paged_attention_reference,
 )
-from tokenmesh.kernels.paged_attention.tolerance import TOLERANCE
 from tokenmesh.kernels.paged_attention.variant import PLAIN, Variant, variant_of
 from tokenmesh.kernels.paged_attention.work import Prepared, Rows, prepare, span_ends
 

@@ -12,7 +12,7 @@ from tokenmesh.services.worker_svc.engine.plan import Runner
 from tokenmesh.services.worker_svc.engine.sim import SimRunner, SimVocabulary
 from tokenmesh.services.worker_svc.models.location import locate
 from tokenmesh.services.worker_svc.models.raw_config import read_json
-from tokenmesh.services.worker_svc.models.read_eos import read_eos
+from tokenmesh.services.worker_svc.models.token_ids import read_eos
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings

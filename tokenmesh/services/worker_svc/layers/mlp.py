@@ -1,4 +1,4 @@
-"""The gated MLP: down(activation(gate(x)) * up(x)), gate and up in one projection."""
+"""Experts: a router, the experts that it chooses for each token, and one that all tokens share."""
 
 from dataclasses import dataclass
 
@@ -6,6 +6,7 @@ import torch
 
 from tokenmesh.kernels.gelu_mul import gelu_mul
 from tokenmesh.kernels.linear import Linear, linear
+from tokenmesh.kernels.moe import ExpertsSpec, Routing, Weights, experts, route
 from tokenmesh.kernels.silu_mul import silu_mul
 from tokenmesh.services.worker_svc.models.native.config import Activation
 
@@ -28,3 +29,34 @@ def activated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
     if activation == "silu":
         return silu_mul(gate_up)
     return gelu_mul(gate_up, "tanh" if activation == "gelu_tanh" else "none")
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Weights of one layer's experts, in the place of an `Mlp`."""
+
+    routing: Routing
+    router: Linear
+    """hidden -> E, of float32 where `is_wide`."""
+    is_wide: bool
+    """The router reads tokens in float32, whatever the model's dtype."""
+    correction: torch.Tensor | None
+    """float32 [E], see `route`."""
+    w13: Weights
+    w2: Weights
+    spec: ExpertsSpec
+    shared: Mlp | None
+    shared_gate: Linear | None
+    """hidden -> 1: its sigmoid is what the shared expert counts; None: it counts in full."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, hidden] -> [T, hidden]."""
+        logits = linear(x.float() if self.is_wide else x, self.router)
+        ids, weights = route(logits, self.correction, self.routing)
+        out = experts(x, ids, weights, self.w13, self.w2, self.spec)
+        if self.shared is None:
+            return out
+        more = self.shared.forward(x)
+        if self.shared_gate is not None:
+            more *= linear(x, self.shared_gate).sigmoid()
+        return out.add_(more)

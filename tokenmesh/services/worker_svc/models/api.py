@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from tokenmesh.kernels.alignment import MULTIPLE
-from tokenmesh.services.worker_svc.layers.rope_config import RopeConfig
+from tokenmesh.services.worker_svc.layers.rotary import RopeConfig
 from tokenmesh.services.worker_svc.layers.step import Step
 from tokenmesh.services.worker_svc.models.keeps import Grouping, KvStore, LayerKeeps
 from tokenmesh.services.worker_svc.models.quantization import Quantization

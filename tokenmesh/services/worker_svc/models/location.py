@@ -19,7 +19,7 @@ def locate(model: str, revision: str | None, *, with_code: bool = False) -> Path
     """The directory that holds the model, downloaded if need be. Raises CheckpointError."""
     directory = locate_model(model, revision, *FILES, *(CODE_FILES if with_code else ()))
     if not (directory / "config.json").exists():
-        raise CheckpointError(f"{directory}: holds no config.json, so it is no model")
+        raise CheckpointError(f"{directory}: is not a model: it holds no config.json")
     return directory
 
 

@@ -1,11 +1,72 @@
-"""RawConfig: config.json with defaults, read key by key, each error naming the key."""
+"""RawConfig: config.json with defaults, read key by key, each error naming the key.
+
+The tables at the top list keys whose values would change what is computed. Keys that are read, or
+that change nothing, are not in them; a test compares them with all keys that transformers reads.
+"""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tokenmesh.shared.errors import CheckpointError
+
+REFUSED_IN_CONFIG: Final[Mapping[str, Any]] = {
+    "is_causal": True,
+    "is_encoder_decoder": False,
+    "per_layer_config": None,
+    "attention_chunk_size": None,
+    "kv_sharing_modes": None,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "attention_multiplier": 1.0,
+    "embedding_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "logits_scaling": 1.0,
+}
+"""Keys of config.json, with the only value besides null that is accepted if a family ignores it."""
+
+REFUSED_IN_GENERATION: Final[Mapping[str, Any]] = {
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "stop_strings": None,
+    "num_beams": 1,
+    "num_beam_groups": 1,
+    "num_return_sequences": 1,
+    "top_h": None,
+    "typical_p": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "encoder_repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
+    "bad_words_ids": None,
+    "renormalize_logits": False,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "exponential_decay_length_penalty": None,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+    "sequence_bias": None,
+    "token_healing": False,
+    "guidance_scale": 1.0,
+    "watermarking_config": None,
+    "penalty_alpha": None,
+    "dola_layers": None,
+    "diversity_penalty": 0.0,
+    "constraints": None,
+    "force_words_ids": None,
+}
+"""Keys of generation_config.json, in the same way."""
+
+
+def refuse_keys(raw: "RawConfig", keys: Mapping[str, Any], advice: str = "") -> None:
+    """Raise CheckpointError for the first of the keys that nothing has read and that is set."""
+    for key, neutral in keys.items():
+        value = raw.values.get(key)
+        if key in raw.read or value is None or value in ([], {}) or value == neutral:
+            continue
+        raise raw.error(key, f"is {value!r}, which is not supported{advice}")
 
 
 class RawConfig:
@@ -103,7 +164,7 @@ def read_json(path: Path) -> RawConfig:
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
     except ValueError as error:
-        raise CheckpointError(f"{path}: is no valid JSON ({error})") from error
+        raise CheckpointError(f"{path}: is not valid JSON ({error})") from error
     if not isinstance(values, dict):
-        raise CheckpointError(f"{path}: is no JSON object")
+        raise CheckpointError(f"{path}: is not a JSON object")
     return RawConfig(values, str(path))

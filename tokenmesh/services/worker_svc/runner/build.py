@@ -18,8 +18,7 @@ from tokenmesh.services.worker_svc.models.keeps import KvStore
 from tokenmesh.services.worker_svc.models.load import read_model_facts
 from tokenmesh.services.worker_svc.models.location import locate
 from tokenmesh.services.worker_svc.models.raw_config import read_json
-from tokenmesh.services.worker_svc.models.read_eos import read_eos
-from tokenmesh.services.worker_svc.models.tokenizer_ids import check_tokenizer_ids
+from tokenmesh.services.worker_svc.models.token_ids import check_tokenizer_ids, read_eos
 from tokenmesh.services.worker_svc.runner.cuda.graphs import GraphProgress
 from tokenmesh.services.worker_svc.runner.cuda.make import check_compiler, check_shapes, warm_up
 from tokenmesh.services.worker_svc.runner.cuda.runner import CudaRunner

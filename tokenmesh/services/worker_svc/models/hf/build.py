@@ -9,15 +9,9 @@ from tokenmesh.services.worker_svc.layers.step import Step
 from tokenmesh.services.worker_svc.models.api import LanguageModel, Progress
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
 from tokenmesh.services.worker_svc.models.hf import experts
-from tokenmesh.services.worker_svc.models.hf.calls import (
-    FIRST_PAGE,
-    FIRST_TOKENS,
-    Calls,
-    first_step,
-    record,
-)
 from tokenmesh.services.worker_svc.models.hf.check import (
     Reference,
+    Waits,
     check,
     paged_logits,
     prompts,
@@ -26,10 +20,16 @@ from tokenmesh.services.worker_svc.models.hf.check import (
 from tokenmesh.services.worker_svc.models.hf.facts import HfFacts
 from tokenmesh.services.worker_svc.models.hf.mixers import FORMS
 from tokenmesh.services.worker_svc.models.hf.model import Computed, HfModel
+from tokenmesh.services.worker_svc.models.hf.recognise import (
+    FIRST_PAGE,
+    FIRST_TOKENS,
+    Calls,
+    first_step,
+    record,
+)
+from tokenmesh.services.worker_svc.models.hf.run import UnservedModel
 from tokenmesh.services.worker_svc.models.hf.swap import swap
 from tokenmesh.services.worker_svc.models.hf.tree import adapt
-from tokenmesh.services.worker_svc.models.hf.unserved import UnservedModel
-from tokenmesh.services.worker_svc.models.hf.waits import Waits
 from tokenmesh.services.worker_svc.models.hf.weights import read_weights
 from tokenmesh.services.worker_svc.models.keeps import KvStore, make_store
 from tokenmesh.services.worker_svc.models.native.decoder import Decoder

@@ -13,10 +13,9 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from tokenmesh.kernels.alignment import MULTIPLE
 from tokenmesh.services.worker_svc.models.api import ModelFacts, heads_problem
-from tokenmesh.services.worker_svc.models.hf.rope import length_ropes
+from tokenmesh.services.worker_svc.models.hf.run import UnservedModel
 from tokenmesh.services.worker_svc.models.hf.state_forms import has_flat_form
-from tokenmesh.services.worker_svc.models.hf.tree import adapt
-from tokenmesh.services.worker_svc.models.hf.unserved import UnservedModel
+from tokenmesh.services.worker_svc.models.hf.tree import adapt, length_ropes
 from tokenmesh.services.worker_svc.models.keeps import Latent, LayerKeeps, Pages, State
 from tokenmesh.services.worker_svc.models.native.read_rope import stretched
 from tokenmesh.services.worker_svc.models.quantization import Quantization, read_quantization

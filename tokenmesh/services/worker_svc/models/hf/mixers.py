@@ -12,14 +12,18 @@ import torch
 
 from tokenmesh.kernels.state_rows import StateRows
 from tokenmesh.services.worker_svc.layers.step import HostStep
-from tokenmesh.services.worker_svc.models.hf.cache import RunCache
-from tokenmesh.services.worker_svc.models.hf.run import CONV, RECURRENT, Run
+from tokenmesh.services.worker_svc.models.hf.run import (
+    CONV,
+    RECURRENT,
+    Run,
+    RunCache,
+    UnservedModel,
+)
 from tokenmesh.services.worker_svc.models.hf.state_forms import (
     FlatMixer,
     MixerStates,
     has_flat_form,
 )
-from tokenmesh.services.worker_svc.models.hf.unserved import UnservedModel
 
 _CACHE_NAMES = ("cache_params", "past_key_values", "past_key_value")
 

@@ -16,11 +16,9 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tokenmesh.services.worker_svc.models.hf.attention import PORT, Port
-from tokenmesh.services.worker_svc.models.hf.indexer import AnyMask, IndexerPort
 from tokenmesh.services.worker_svc.models.hf.mixers import MixerPort
-from tokenmesh.services.worker_svc.models.hf.mla import LatentPort, is_latent
-from tokenmesh.services.worker_svc.models.hf.run import RECURRENT, ModulePlace, Run
-from tokenmesh.services.worker_svc.models.hf.unserved import UnservedModel
+from tokenmesh.services.worker_svc.models.hf.mla import AnyMask, IndexerPort, LatentPort, is_latent
+from tokenmesh.services.worker_svc.models.hf.run import RECURRENT, ModulePlace, Run, UnservedModel
 from tokenmesh.services.worker_svc.models.keeps import Latent, LayerKeeps, Pages, State
 
 PROBE: Final = "tokenmesh_probe"

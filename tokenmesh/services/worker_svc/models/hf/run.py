@@ -1,18 +1,24 @@
-"""Run: the step at work, as the parts of one module tree see it."""
+"""What the modules of one tree see of the step at work: `Run`, places in the store, the cache."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, NoReturn
 
 import torch
+from transformers.cache_utils import Cache
 
 from tokenmesh.kernels.native import Program
 from tokenmesh.services.worker_svc.layers.step import Step
 from tokenmesh.services.worker_svc.models.keeps import KvStore
+from tokenmesh.shared.errors import CheckpointError
 
 CONV: Final = "conv"
 RECURRENT: Final = "recurrent"
 """The kinds of states that transformers' caches know."""
+
+
+class UnservedModel(CheckpointError):
+    """Its message completes "ARCHITECTURE cannot be served: "."""
 
 
 @dataclass(slots=True)
@@ -58,3 +64,113 @@ class ModulePlace:
         """The layer's KV group."""
         assert self.run.store is not None
         return self.run.store.grouping.group_of[self.layer]
+
+
+class RunCache(Cache):  # type: ignore[misc]
+    """Keys and values pass through to the attention function, which writes them to pages.
+
+    States are those of the rows at work, which `mixers` puts into the run. What a module asks for
+    beyond that has no meaning over a paged store and is refused.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def __len__(self) -> int:
+        return 1 << 30
+
+    def update(
+        self,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        layer_idx: int,
+        *_args: object,
+        **_named: object,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What was given: the new tokens' keys and values alone."""
+        self._run.cached_layers.add(layer_idx)
+        return key, value
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Positions are given for each token; nothing may be derived from a length."""
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """Of a mask over the step alone; only the probe makes masks."""
+        return query_length, 0
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        """States are never rolled back here."""
+        return False
+
+    def has_previous_state(
+        self, layer_idx: int | None = None, state_idx: int | None = None
+    ) -> bool:
+        """Always: a new row's state is zero, which is what no state means."""
+        return True
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        """[rows at work, channels, width]; None while the probe does not know it."""
+        return self._run.states.get((CONV, state_idx))
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        """[rows at work, ...]; None while the probe does not know it."""
+        return self._run.states.get((RECURRENT, state_idx))
+
+    def update_conv_state(
+        self,
+        conv_states: torch.Tensor,
+        layer_idx: int,
+        state_idx: int = 0,
+        conv_kernel_size: int | None = None,
+        **_named: object,
+    ) -> torch.Tensor:
+        """The state and the new inputs after it; its last ones are the new state."""
+        key = (CONV, state_idx)
+        state = self._run.states.get(key)
+        if state is None:
+            width = conv_kernel_size or conv_states.shape[-1]
+            state = conv_states.new_zeros(*conv_states.shape[:-1], width)
+        whole = torch.cat([state, conv_states], dim=-1)
+        self._run.states[key] = whole[..., -state.shape[-1] :]
+        return whole
+
+    def update_recurrent_state(
+        self, recurrent_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **_named: object
+    ) -> torch.Tensor:
+        """Keep the new state."""
+        self._run.states[RECURRENT, state_idx] = recurrent_states
+        return recurrent_states
+
+    def update_indexer(self, keys: torch.Tensor, layer_idx: int) -> torch.Tensor:
+        if self._run.index is None:
+            _refuse("update_indexer")
+        return self._run.index(keys)
+
+    @property
+    def layers(self) -> Any:
+        """Refused: there are none."""
+        _refuse("layers")
+
+    is_sliding = is_linear = is_dummy = (False,)
+    """By layer: no tokens are dropped by this object."""
+    is_compileable = False
+
+
+def _refuse(name: str) -> NoReturn:
+    raise UnservedModel(f"its code uses the cache's {name}, which a paged store does not have")
+
+
+def _refusal(name: str) -> Any:
+    def refuse(*_args: object, **_named: object) -> NoReturn:
+        _refuse(name)
+
+    return refuse
+
+
+for _name in set(vars(Cache)) - set(vars(RunCache)):
+    if not _name.startswith("_"):
+        setattr(RunCache, _name, _refusal(_name))

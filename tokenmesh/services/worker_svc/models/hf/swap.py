@@ -18,8 +18,14 @@ from tokenmesh.kernels.moe.spec import ExpertsSpec
 from tokenmesh.kernels.native import NativeWeight
 from tokenmesh.kernels.rms_norm import rms_norm
 from tokenmesh.services.worker_svc.layers.mlp import activated
-from tokenmesh.services.worker_svc.models.hf.calls import Calls, is_plain_product
-from tokenmesh.services.worker_svc.models.hf.recognise import Gated, Norm, gated_of, norm_of
+from tokenmesh.services.worker_svc.models.hf.recognise import (
+    Calls,
+    Gated,
+    Norm,
+    gated_of,
+    is_plain_product,
+    norm_of,
+)
 from tokenmesh.shared.allocator import trim_heap
 
 MIN_ELEMENTS: Final = 1 << 14

@@ -1,19 +1,71 @@
 """Weights of the general kind: read by transformers' own conversion tables, strictly."""
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Protocol
 
 import torch
+from safetensors import safe_open
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from tokenmesh.services.worker_svc.models.api import Progress
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint, listed, misshapen
 from tokenmesh.services.worker_svc.models.hf.facts import HfFacts, empty_tree
-from tokenmesh.services.worker_svc.models.hf.stored import Stored, stored_tensors
 from tokenmesh.shared.errors import CheckpointError
+
+
+class Stored(Protocol):
+    """A tensor that is not read yet."""
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        """All of it, for `...`: on the file's pages, or a new one."""
+
+    def get_shape(self) -> Sequence[int]:
+        """Of all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoded:
+    """A weight that is made of several tensors when it is read."""
+
+    name: str
+    shape: tuple[int, ...]
+    checkpoint: Checkpoint
+    dtype: torch.dtype
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        weight = torch.empty(self.shape, dtype=self.dtype, device="cpu")
+        self.checkpoint.take_into(self.name, weight)
+        return weight[index]
+
+    def get_shape(self) -> Sequence[int]:
+        return self.shape
+
+
+def stored_tensors(
+    checkpoint: Checkpoint, dtype: torch.dtype, buffer_types: tuple[str, ...]
+) -> dict[str, Stored]:
+    """All tensors by name, quantized ones as `dtype`.
+
+    Raises CheckpointError for a tensor whose type is neither loaded nor in `buffer_types`.
+    """
+    checkpoint.check_types(buffer_types)
+    opened: dict[Path, Any] = {}
+
+    def stored(name: str, shape: tuple[int, ...]) -> Stored:
+        if checkpoint.is_encoded(name):
+            return _Decoded(name, shape, checkpoint, dtype)
+        file = checkpoint.file_of(name)
+        if file not in opened:
+            opened[file] = safe_open(file, framework="pt")
+        tensor: Stored = opened[file].get_slice(name)
+        return tensor
+
+    return {name: stored(name, shape) for name, shape in checkpoint.shapes().items()}
+
 
 _BUFFER_TYPES: Final = ("I64", "BOOL")
 """Of tensors that follow from config.json, which some checkpoints hold."""

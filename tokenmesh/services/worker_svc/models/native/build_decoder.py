@@ -12,9 +12,8 @@ from tokenmesh.services.worker_svc.layers.rotary import Rotary
 from tokenmesh.services.worker_svc.models.api import Progress
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
 from tokenmesh.services.worker_svc.models.native.build_program import build_program
-from tokenmesh.services.worker_svc.models.native.config import LayerConfig
+from tokenmesh.services.worker_svc.models.native.config import LayerConfig, Names
 from tokenmesh.services.worker_svc.models.native.decoder import Decoder, DecoderLayer
-from tokenmesh.services.worker_svc.models.native.names import Names
 from tokenmesh.services.worker_svc.models.native.read_config import NativeFacts
 from tokenmesh.shared.allocator import trim_heap
 

@@ -19,8 +19,7 @@ from tokenmesh.kernels.native import (
     Routed,
 )
 from tokenmesh.services.worker_svc.layers.attention import Attention
-from tokenmesh.services.worker_svc.layers.experts import Experts
-from tokenmesh.services.worker_svc.layers.mlp import Mlp
+from tokenmesh.services.worker_svc.layers.mlp import Experts, Mlp
 from tokenmesh.services.worker_svc.models.keeps import window_groups
 from tokenmesh.services.worker_svc.models.native.config import (
     Activation,

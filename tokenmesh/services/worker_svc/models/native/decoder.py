@@ -12,8 +12,7 @@ from tokenmesh.kernels.linear import Linear, linear
 from tokenmesh.kernels.native import Program, ProgramInputs, RopeTurns
 from tokenmesh.kernels.rms_norm import add_rms_norm, rms_norm
 from tokenmesh.services.worker_svc.layers.attention import Attention, TurnedStep
-from tokenmesh.services.worker_svc.layers.experts import Experts
-from tokenmesh.services.worker_svc.layers.mlp import Mlp
+from tokenmesh.services.worker_svc.layers.mlp import Experts, Mlp
 from tokenmesh.services.worker_svc.layers.rotary import Rotary
 from tokenmesh.services.worker_svc.layers.step import HostStep, Step
 from tokenmesh.services.worker_svc.models.api import ModelFacts, Patch

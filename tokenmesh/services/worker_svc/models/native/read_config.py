@@ -4,10 +4,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from tokenmesh.services.worker_svc.models import refused_keys
 from tokenmesh.services.worker_svc.models.api import ModelFacts, heads_problem
-from tokenmesh.services.worker_svc.models.native.config import DecoderConfig
-from tokenmesh.services.worker_svc.models.native.names import Names
+from tokenmesh.services.worker_svc.models.native.config import DecoderConfig, Names
 from tokenmesh.services.worker_svc.models.native.read_rope import longest_position, read_ropes
 from tokenmesh.services.worker_svc.models.native.registry import (
     FAMILIES,
@@ -16,7 +14,11 @@ from tokenmesh.services.worker_svc.models.native.registry import (
     Family,
 )
 from tokenmesh.services.worker_svc.models.quantization import read_quantization
-from tokenmesh.services.worker_svc.models.raw_config import RawConfig
+from tokenmesh.services.worker_svc.models.raw_config import (
+    REFUSED_IN_CONFIG,
+    RawConfig,
+    refuse_keys,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ def read_facts(raw: RawConfig) -> NativeFacts:
         tied = raw.flag("tie_word_embeddings") or config.tied_embeddings
         config = dataclasses.replace(config, tied_embeddings=tied)
     for part in (text, raw):
-        refused_keys.refuse(part, refused_keys.CONFIG)
+        refuse_keys(part, REFUSED_IN_CONFIG)
     dtype = raw.get("dtype") or raw.get("torch_dtype") or text.get("dtype")
     return NativeFacts(
         architecture=architecture,

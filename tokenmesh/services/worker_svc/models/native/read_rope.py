@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, get_args
 
-from tokenmesh.services.worker_svc.layers.rope_config import RopeConfig, RopeKind
+from tokenmesh.services.worker_svc.layers.rotary import RopeConfig, RopeKind
 from tokenmesh.services.worker_svc.models.native.layer_patterns import FULL, SLIDING
 from tokenmesh.services.worker_svc.models.raw_config import RawConfig
 

@@ -11,24 +11,68 @@ from typing import Any, Final
 
 import torch
 
-from tokenmesh.kernels.linear import pack
+from tokenmesh.kernels.linear import Linear, pack
 from tokenmesh.kernels.rope import interleave_rows
 from tokenmesh.services.worker_svc.layers.attention import Attention, TurnedStep
+from tokenmesh.services.worker_svc.layers.mlp import Experts, Mlp
 from tokenmesh.services.worker_svc.models.hf.attention import PORT, Port
-from tokenmesh.services.worker_svc.models.hf.calls import FIRST_PAGE, first_step
+from tokenmesh.services.worker_svc.models.hf.experts import prepare
 from tokenmesh.services.worker_svc.models.hf.model import HfModel
-from tokenmesh.services.worker_svc.models.hf.recognise import norm_of, random_rows
+from tokenmesh.services.worker_svc.models.hf.recognise import (
+    FIRST_PAGE,
+    first_step,
+    norm_of,
+    random_rows,
+)
 from tokenmesh.services.worker_svc.models.hf.swap import taken
 from tokenmesh.services.worker_svc.models.keeps import KvStore, make_store, one_group
 from tokenmesh.services.worker_svc.models.native.build_program import build_program
 from tokenmesh.services.worker_svc.models.native.config import DecoderConfig, LayerConfig
 from tokenmesh.services.worker_svc.models.native.decoder import Decoder, DecoderLayer
-from tokenmesh.services.worker_svc.models.promotion.native_mlp import native_mlp
 from tokenmesh.services.worker_svc.models.promotion.read_experts import in_dtype
 from tokenmesh.services.worker_svc.models.promotion.read_heads import Heads, Unread
 from tokenmesh.services.worker_svc.models.promotion.read_layer import Reading, read_layer
 from tokenmesh.services.worker_svc.models.promotion.skeleton import Skeleton, read_skeleton
 from tokenmesh.shared.allocator import trim_heap
+
+
+def native_mlp(layer: torch.nn.Module, reading: Reading, native: bool) -> Mlp | Experts:
+    """`native`: for the C kernels, which have been started."""
+    experts = reading.experts
+    if experts is None:
+        return _mlp(layer, reading, native)
+    weight, bias = experts.router_of(layer)
+    if experts.is_wide:
+        weight, bias = weight.float(), None if bias is None else bias.float()
+    gate = experts.shared_gate
+    module: Any = layer.get_submodule(experts.experts)
+    prepare(module, native)
+    w13, w2, spec = module.port
+    return Experts(
+        routing=experts.routing,
+        router=pack(weight, bias, native),
+        is_wide=experts.is_wide,
+        correction=experts.correction_of(layer),
+        w13=w13,
+        w2=w2,
+        spec=spec,
+        shared=_mlp(layer, reading, native) if reading.down else None,
+        shared_gate=None if gate is None else _linear(layer, (gate,), native),
+    )
+
+
+def _mlp(layer: torch.nn.Module, reading: Reading, native: bool) -> Mlp:
+    assert reading.down is not None
+    return Mlp(
+        gate_up=_linear(layer, reading.gate_up, native),
+        down=_linear(layer, (reading.down,), native),
+        activation=reading.activation,
+    )
+
+
+def _linear(layer: torch.nn.Module, names: tuple[str, ...], native: bool) -> Linear:
+    return pack(*taken([layer.get_submodule(name) for name in names]), native)  # type: ignore[misc]
+
 
 TOLERANCE: Final = 1e-5
 """Largest relative error between both forms of a layer, in float32."""

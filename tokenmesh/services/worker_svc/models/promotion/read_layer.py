@@ -11,13 +11,15 @@ import torch
 
 from tokenmesh.services.worker_svc.layers.rotary import Rotary
 from tokenmesh.services.worker_svc.models.hf.attention import PORT, Port
-from tokenmesh.services.worker_svc.models.hf.calls import Call, Calls, record
 from tokenmesh.services.worker_svc.models.hf.recognise import (
+    Call,
+    Calls,
     Gated,
     Norm,
     gated_of,
     is_same,
     norm_of,
+    record,
 )
 from tokenmesh.services.worker_svc.models.hf.swap import replaceable
 from tokenmesh.services.worker_svc.models.native.config import Activation

@@ -6,8 +6,7 @@ from typing import Any, Final
 import torch
 
 from tokenmesh.kernels.rms_norm import rms_norm
-from tokenmesh.services.worker_svc.layers.rope_config import RopeConfig
-from tokenmesh.services.worker_svc.layers.rotary import Rotary
+from tokenmesh.services.worker_svc.layers.rotary import RopeConfig, Rotary
 from tokenmesh.services.worker_svc.models.hf.attention import PORT
 from tokenmesh.services.worker_svc.models.hf.model import HfModel
 from tokenmesh.services.worker_svc.models.hf.recognise import (
@@ -17,7 +16,7 @@ from tokenmesh.services.worker_svc.models.hf.recognise import (
     norm_of,
     random_rows,
 )
-from tokenmesh.services.worker_svc.models.hf.rope import RowRope
+from tokenmesh.services.worker_svc.models.hf.tree import RowRope
 from tokenmesh.services.worker_svc.models.promotion.read_heads import Unread
 from tokenmesh.services.worker_svc.models.promotion.read_layer import LayerCall
 

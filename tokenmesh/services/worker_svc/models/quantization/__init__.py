@@ -4,4 +4,4 @@ from tokenmesh.services.worker_svc.models.quantization.encoded import EncodedWei
 from tokenmesh.services.worker_svc.models.quantization.read import read_quantization
 from tokenmesh.services.worker_svc.models.quantization.rules import Quantization
 
-__all__ = ["Encoded", "Quantization", "find_encoded", "read_quantization"]
+__all__ = ["EncodedWeight", "Quantization", "find_encoded", "read_quantization"]
