@@ -11,7 +11,7 @@ from typing import Final
 
 from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.request import Request, RequestSpec, StreamKey
-from tokenmesh.services.worker_svc.runner.build import LoadedModel, build_runner
+from tokenmesh.services.worker_svc.runner.build import RunnableModel, build_runner
 from tokenmesh.shared.config.model import Dtype, ModelImpl, ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.ids import GatewayId, RequestId
@@ -41,7 +41,7 @@ class EngineLoop:
         self._settings = settings
         self._keeps_cache = keeps_cache
         model = ModelSettings(model=str(directory), dtype=dtype, model_impl=model_impl)
-        self.model: LoadedModel = build_runner(model, settings, lambda done, total: None)
+        self.model: RunnableModel = build_runner(model, settings, lambda done, total: None)
         self._next = Engine(self.model.runner, settings)
 
     def run(

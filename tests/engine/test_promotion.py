@@ -46,7 +46,7 @@ and a rope that transformers' own config class does not have."""
 ONLY_PROMOTED = ("gemma", "gemma2", "gemma3_text")
 """Fakes that the native kind has no entry for."""
 REASONS = {
-    "Glm4MoeForCausalLM": "layer 1: its router chooses in a way of its own",
+    "Glm4MoeForCausalLM": "layer 1: its router chooses in an unsupported way",
     "Cohere2ForCausalLM": "it does not end with an RMS norm",
     "StableLmForCausalLM": "it does not end with an RMS norm",
 }
@@ -199,11 +199,11 @@ def _other_activation(layer: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (_other_router, "its router chooses in a way of its own"),
+        (_other_router, "its router chooses in an unsupported way"),
         (_scaled_experts, "as a native layer it is "),
         (_scaled_block, "its shared expert is not simply added to the others"),
         (_other_shared, "its shared expert is not simply added to the others"),
-        (_other_activation, ".*its activation is none of those that experts support"),
+        (_other_activation, ".*its activation is not supported for experts"),
         (_more_weights, "it has weights beside those of a plain layer"),
     ],
     ids=["router", "scaled", "block", "shared", "activation", "weights"],

@@ -11,7 +11,7 @@ from tokenmesh.services.worker_svc.engine.outputs import StepOutput
 from tokenmesh.services.worker_svc.engine.request import Request, RequestSpec, StreamKey
 from tokenmesh.services.worker_svc.engine.speculating import Proposer
 from tokenmesh.services.worker_svc.grammar.matcher import Grammar
-from tokenmesh.services.worker_svc.runner.build import LoadedModel, build_runner
+from tokenmesh.services.worker_svc.runner.build import RunnableModel, build_runner
 from tokenmesh.shared.config.model import Dtype, ModelImpl, ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.ids import GatewayId, RequestId
@@ -65,7 +65,7 @@ def load(
     model_impl: ModelImpl = "auto",
     trust_remote_code: bool = False,
     **settings: Any,
-) -> tuple[LoadedModel, WorkerSettings]:
+) -> tuple[RunnableModel, WorkerSettings]:
     """Load a checkpoint, with a small KV pool unless `settings` say otherwise."""
     worker = WorkerSettings.model_validate(
         {"device": "cpu", "num_gpu_blocks_override": 256, "async_scheduling": True, **settings}

@@ -1,4 +1,4 @@
-"""Alignment: what a launch needs to keep its wide loads and its pipeline.
+"""Alignment that a launch needs for wide loads and pipelining.
 
 Triton specializes a kernel on pointers and strides that are multiples of 16. Without it the kernel
 still gives right results, several times slower, and nothing else would say so.

@@ -1,6 +1,6 @@
-"""Fusion of products and sums: every launch says which it wants, as Triton's default is changing.
+"""Fusion of products and sums; every launch states it, as Triton's default is changing.
 
-Without a word Triton 3.9 fuses them and warns, Triton 3.10 does not.
+By default Triton 3.9 fuses them and warns, Triton 3.10 does not.
 """
 
 from typing import Final

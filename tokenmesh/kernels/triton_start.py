@@ -4,7 +4,7 @@ from subprocess import SubprocessError
 
 
 class CannotCompileError(Exception):
-    """Triton does not work here; says what it takes."""
+    """Triton does not work here; the message says what is missing."""
 
 
 def start_triton() -> None:

@@ -60,7 +60,7 @@ def test_plain_schemas_are_for_xgrammar(schema: dict[str, Any]) -> None:
         ({"type": "array", "items": {"not": {}}}, "not"),
         ({"$defs": {"x": {"multipleOf": 2}}, "$ref": "#/$defs/x"}, "multipleOf"),
         ({"type": "anything"}, "type"),
-        ({"type": "object", "properties": {"a": False}}, "a schema that is no object"),
+        ({"type": "object", "properties": {"a": False}}, "a schema that is not an object"),
         ({"type": "object", "properties": {str(n): {} for n in range(100)}}, "properties"),
     ],
 )

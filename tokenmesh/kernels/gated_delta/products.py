@@ -16,7 +16,7 @@ def decayed_products(left: torch.Tensor, key: torch.Tensor, decay: torch.Tensor)
 
 
 def _channel_products(left: torch.Tensor, key: torch.Tensor, decay: torch.Tensor) -> torch.Tensor:
-    """With a decay of each channel, exp(decay_i - decay_j) is no factor of the product.
+    """With a decay of each channel, exp(decay_i - decay_j) cannot be factored out.
 
     It is split at a token between j and i, so that both parts are at most 1. Level by level: the
     later half of each 2 * size tokens meets the earlier half, split where the later one begins.

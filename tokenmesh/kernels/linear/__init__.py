@@ -3,7 +3,7 @@
 x        [tokens, in_features]            float32 or bfloat16, contiguous
 weight   [out_features, in_features]      the same dtype
 bias     [out_features] or None
-returns  [tokens, out_features]           a new tensor in x's dtype or, if asked, float32
+returns  [tokens, out_features]           a new tensor in x's dtype or float32
 
 Tolerance against the reference: see TOLERANCE, relative to the largest output.
 """

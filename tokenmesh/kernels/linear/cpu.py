@@ -22,7 +22,7 @@ class Linear:
     """A weight ready for `linear`; made by `pack`."""
 
     native: NativeWeight | None
-    """Our own layout; then there is no other."""
+    """The weight in our own layout; if set, the others are None."""
     plain: torch.Tensor | None
     """[out_features, in_features]; None when only a packed form is kept."""
     packed: torch.Tensor | None

@@ -1,4 +1,4 @@
-"""What `logit_bias` takes beside the logits."""
+"""Arguments of `logit_bias` other than the logits."""
 
 from dataclasses import dataclass
 

@@ -1,12 +1,12 @@
-"""logprobs: log-probabilities of drawn tokens and of the most likely ones, for rows that ask.
+"""logprobs: log-probabilities of drawn tokens and of the most likely ones, for some rows.
 
 logits   [N, V]   float32, float16 or bfloat16, as the model computed them; only read
-indices  [A] int32  the rows of logits that ask
+indices  [A] int32  the rows of logits that need them
 tokens   [N] int64  the token of each row of logits
 num_top  how many alternatives
 returns  Logprobs of the A rows
 
-Rows that do not ask cost nothing. What is returned lies on the device; nothing is waited for.
+Other rows cost nothing. Results stay on the device, and the host does not wait for them.
 """
 
 import torch

@@ -18,7 +18,7 @@ BLOCK: Final = 4096
 MAX_TOP: Final = 64
 """More alternatives than that are sorted out by torch."""
 USUAL_TOP: Final = 32
-"""Up to so many the same kernel serves, whatever a batch asks for."""
+"""Up to this many alternatives, one compiled kernel serves every batch."""
 _LARGEST_ID = tl.constexpr(0x7FFFFFFF)
 _NONE = tl.constexpr(-(2**63))
 

@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     shape = ExpertsShape(options.experts, options.top_k, options.hidden, options.inner)
     if not (options.interpreted or torch.cuda.is_available()):
-        parser.error("there is no GPU to tune for")
+        parser.error("no GPU found to tune for")
     device = "interpreter" if options.interpreted else torch.cuda.get_device_name()
 
     def timer_of(border: int | None) -> TimeOf:

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class NativeUnavailable(Exception):
-    """There are no C kernels here; the message says why."""
+    """The C kernels cannot be built or loaded; the message says why."""
 
 
 def load(folder: Path) -> ctypes.CDLL:
@@ -82,7 +82,7 @@ def compiled(folder: Path) -> Path:
 def _compiler() -> str:
     found = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if found is None:
-        raise FileNotFoundError("there is no C compiler (cc)")
+        raise FileNotFoundError("no C compiler (cc) was found")
     return found
 
 

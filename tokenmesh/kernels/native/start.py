@@ -22,7 +22,8 @@ def start(num_threads: int, spin_us: float, folder: Path) -> bool:
     """Compile into `folder` if need be and have `num_threads` threads, the caller's included.
 
     Between two pieces of work the threads look for more for `spin_us` microseconds, then sleep.
-    Starting again can only add threads. False: there are no kernels here, the log says why.
+    Starting again can only add threads. Returns False, and logs why, where they are
+    unavailable.
     """
     try:
         kernels = _process.kernels or load(folder)

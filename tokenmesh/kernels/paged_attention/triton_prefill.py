@@ -1,8 +1,8 @@
 """Attention of long queries: prompts, and chunks of prompts behind a cached prefix.
 
 A program takes M rows: some consecutive tokens of one batch row times the query heads of one kv
-head. Tiles that nobody sees are skipped; only those at the diagonal and at the window's edge pay
-for masks.
+head. Tiles outside of every mask are skipped; only those at the diagonal and at the window's edge
+pay for masks.
 """
 
 import triton

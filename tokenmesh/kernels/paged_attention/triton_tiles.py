@@ -30,7 +30,7 @@ def decode_tile(
 def prefill_tile(group: int, head_dim: int, query: torch.dtype) -> dict[str, int]:
     """group: query heads of a kv head; all of them are in one tile."""
     row_bytes = triton.next_power_of_2(head_dim) * query.itemsize
-    # Nobody else is on the multiprocessor to hide a copy's latency: two tiles in flight.
+    # No other program runs on the multiprocessor to hide a copy's latency: two tiles in flight.
     rows, keys, stages = 128, 64 if row_bytes <= 256 else 32, 5
     if row_bytes > 512:
         # 128 rows of 512 features are more than a multiprocessor has shared memory or registers for

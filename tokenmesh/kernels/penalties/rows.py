@@ -1,4 +1,4 @@
-"""What `penalties` takes beside the logits."""
+"""Arguments of `penalties` other than the logits."""
 
 from dataclasses import dataclass
 

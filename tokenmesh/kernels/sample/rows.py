@@ -1,4 +1,4 @@
-"""What `sample` takes beside the logits: parameters of all state rows, and what it answers."""
+"""Arguments of `sample` other than the logits: parameters of all state rows; and its results."""
 
 from dataclasses import dataclass
 from typing import Final

@@ -254,7 +254,7 @@ def choose_kernel(
                         BLOCK,
                         CANDIDATES,
                     )
-            if is_filtered == False:  # noqa: E712 - `not` of a tensor is no tensor
+            if is_filtered == False:  # noqa: E712 - `not` of a tensor yields a bool
                 token = _join(best_ptr, score_ptr, token_ptr, n, num_blocks, temperature, BLOCKS)
     tl.store(out_ptr + n, token.to(tl.int64))
     tl.store(out_ptr + tl.num_programs(0) + n, flaw.to(tl.int64))

@@ -27,7 +27,7 @@ def staged_writes(
         )
 
 
-# These three lie in one packed buffer, somewhere: that is no reason to compile again.
+# These three lie anywhere in one packed buffer: their alignment must not cause a new compilation.
 @triton.jit(do_not_specialize_on_alignment=["destinations_ptr", "starts_ptr", "values_ptr"])
 def staged_writes_kernel(
     flat_ptr,  # [total] int32

@@ -5,7 +5,7 @@ import triton.language as tl
 
 
 def max_chunks(num_tokens: int, num_rows: int, size: int) -> int:
-    """Chunks that `find_chunk` tells apart: a launch has a program for each."""
+    """Chunks that `find_chunk` distinguishes: a launch has a program for each."""
     return num_tokens // size + 2 * num_rows
 
 

@@ -37,7 +37,7 @@ class RowState:
     ) -> Self:
         """Room for so many rows, with nothing in them; the rows of every table are aligned.
 
-        num_groups: KV groups, each with tables of its own; see `of_group`.
+        num_groups: KV groups, each with its own tables; see `of_group`.
         """
         widths = [padded(max_tokens), padded(max_blocks)]
         sizes = [num_rows * width for width in widths] + [padded(num_rows)] * 2

@@ -1,4 +1,4 @@
-"""AWQ in the layout "gemm": 4 bits packed along the outputs, in an order of its own.
+"""AWQ in the layout "gemm": 4 bits packed along the outputs, in a permuted order.
 
 qweight [I, O / 8], qzeros [G, O / 8], scales [G, O].
 """

@@ -59,7 +59,7 @@ class Format(Protocol):
 
 
 def part_of(parts: Parts, name: str, dtypes: tuple[torch.dtype, ...], beside: str) -> Part:
-    """A part of one of the types. Raises FormatError; `beside`: the part that asks for it."""
+    """A part of one of the types. Raises FormatError; `beside`: the part that requires it."""
     part = parts.get(name)
     if part is None:
         raise FormatError(beside, f"has no {name} beside it")

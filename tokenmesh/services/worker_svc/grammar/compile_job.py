@@ -23,11 +23,11 @@ class CompileSetup(msgspec.Struct, frozen=True):
     grammar_bytes: int
     """Largest compiled grammar."""
     backends: list[BackendName]
-    """Those that it may be asked for, loaded at its start."""
+    """Backends that jobs may use, loaded when the process starts."""
 
 
 class CompileJob(msgspec.Struct, frozen=True):
-    """One grammar; None asks whether the process is ready, its libraries loaded."""
+    """One grammar; None checks that the process is ready, with its libraries loaded."""
 
     backend: BackendName
     structured: Structured | None

@@ -1,7 +1,7 @@
 """GrammarCompiler: a request's constraint becomes a grammar, off the event loop and the engine.
 
-Equal constraints of a tenant are compiled once, however many requests ask at a time, and kept for
-all later ones: here, and in Redis for the other workers. So is why one does not compile.
+Equal constraints of a tenant are compiled once, however many requests need them. Grammars, and the
+errors of those that do not compile, are kept here, and in Redis for the other workers.
 """
 
 import asyncio
@@ -216,7 +216,7 @@ class GrammarCompiler:
         self, key: bytes, structured: Structured, share: str
     ) -> tuple[BackendName, bytes]:
         if self._starting is not None:
-            # a process of its own would be started beside the one that is on its way
+            # a second process would be started while the first one starts
             await asyncio.wait({self._starting})
         reasons, is_final = [], True
         plain = msgspec.structs.replace(structured, after=[], field="")

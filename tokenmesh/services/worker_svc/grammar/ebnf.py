@@ -21,7 +21,7 @@ _MAX_DEPTH: Final = 50
 
 
 class NotRead(ValueError):
-    """The text is no grammar of this kind."""
+    """The text is not a grammar of this kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,6 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Alternation:
-    """One of them."""
-
     parts: tuple["Node", ...]
 
 

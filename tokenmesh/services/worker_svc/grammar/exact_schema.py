@@ -54,7 +54,7 @@ def inexact_keyword(schema: Any) -> str | None:
         if node is True:
             continue
         if not isinstance(node, dict):
-            return "a schema that is no object"
+            return "a schema that is not an object"
         keyword = _inexact(node)
         if keyword is not None:
             return keyword

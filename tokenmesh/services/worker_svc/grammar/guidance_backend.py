@@ -12,14 +12,12 @@ from tokenmesh.services.worker_svc.grammar.token_table import TokenTable
 from tokenmesh.shared.messages.structured import Structured
 
 _BYTES_A_GRAMMAR: Final = 64 * 1024
-"""A grammar's states are made while it is followed; the library does not tell their size."""
+"""A grammar's states are made while it is followed; the library does not report their size."""
 _MAX_REASON: Final = 500
 _LONGEST_PIECE: Final = 32
 
 
 class GuidanceBackend:
-    """Implements `Backend`."""
-
     def __init__(self, tokens: TokenTable) -> None:
         self._eos_ids = frozenset(tokens.eos_ids)
         self._tokenizer = LLTokenizer(
@@ -29,7 +27,6 @@ class GuidanceBackend:
         )
 
     def compile(self, structured: Structured) -> bytes:
-        """See `Backend.compile`."""
         try:
             text = _grammar_text(structured)
         except (ValueError, KeyError, TypeError, AssertionError) as error:
@@ -38,7 +35,6 @@ class GuidanceBackend:
         return text.encode()
 
     def load(self, data: bytes) -> "GuidanceGrammar":
-        """See `Backend.load`."""
         return GuidanceGrammar(self._match(data.decode()), len(data), self._eos_ids)
 
     def _match(self, text: str) -> LLMatcher:
@@ -49,15 +45,12 @@ class GuidanceBackend:
 
 
 class GuidanceGrammar:
-    """Implements `Grammar`."""
-
     def __init__(self, beginning: LLMatcher, num_bytes: int, eos_ids: frozenset[int]) -> None:
         self._beginning = beginning
         self._eos_ids = eos_ids
         self.num_bytes = num_bytes + _BYTES_A_GRAMMAR
 
     def start(self) -> "GuidanceMatcher":
-        """See `Grammar.start`."""
         return GuidanceMatcher(self._beginning.deep_copy(), self._eos_ids)
 
 
@@ -70,14 +63,12 @@ class GuidanceMatcher:
         self._has_ended = False
 
     def fill(self, masks: Masks, index: int) -> None:
-        """See `Matcher.fill`."""
         row = masks[index]
         self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         if self._matcher.is_error():
             raise GrammarFailed(_first_line(self._matcher.get_error()))
 
     def accept(self, token_id: int) -> bool:
-        """See `Matcher.accept`."""
         if self._has_ended:
             return False
         if token_id in self._eos_ids:
@@ -86,7 +77,6 @@ class GuidanceMatcher:
         return self._matcher.try_consume_tokens([token_id]) == 1
 
     def rollback(self, num_tokens: int) -> None:
-        """See `Matcher.rollback`."""
         if num_tokens and self._has_ended:
             self._has_ended = False
             num_tokens -= 1
@@ -94,12 +84,11 @@ class GuidanceMatcher:
             self._matcher.rollback(num_tokens)
 
     def is_terminated(self) -> bool:
-        """See `Matcher.is_terminated`."""
         return self._has_ended
 
 
 class _Tokenizer:
-    """What llguidance asks of a tokenizer.
+    """The tokenizer interface of llguidance.
 
     It tokenizes what a grammar forces: the longest token each time, whose bytes are exactly those.
     """

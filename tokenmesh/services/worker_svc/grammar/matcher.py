@@ -1,7 +1,7 @@
 """The interface of grammars: compile, fill, accept, rollback, is_terminated.
 
 A backend compiles in a child process, where it may take for ever, and loads the outcome in the
-worker. A grammar is shared by all streams that ask for it; each has a matcher of its own.
+worker. A grammar is shared by all streams that use it; each stream has its own matcher.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ Masks = NDArray[np.int32]
 
 
 class CannotCompile(TokenMeshError):
-    """The backend cannot do what is asked, or it makes no sense; the message says why."""
+    """The backend does not support the constraint, or it is invalid; the message says why."""
 
 
 class GrammarFailed(TokenMeshError):
@@ -48,8 +48,7 @@ class Grammar(Protocol):
     def num_bytes(self) -> int:
         """Memory that it takes, about."""
 
-    def start(self) -> Matcher:
-        """At the beginning."""
+    def start(self) -> Matcher: ...
 
 
 class Backend(Protocol):

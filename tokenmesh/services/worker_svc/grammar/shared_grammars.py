@@ -31,8 +31,6 @@ _FAST: Final = 1
 
 
 class SharedGrammar(msgspec.Struct, frozen=True):
-    """A compiled grammar."""
-
     key: bytes
     """Of the grammar's text: another one may lie in its slot."""
     backend: BackendName

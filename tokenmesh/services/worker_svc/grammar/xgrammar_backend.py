@@ -18,8 +18,6 @@ _SOURCE_LINE: Final = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
 
 
 class XGrammarBackend:
-    """Implements `Backend`."""
-
     def __init__(self, tokens: TokenTable) -> None:
         self._eos_ids = frozenset(tokens.eos_ids)
         self._info = xgrammar.TokenizerInfo(
@@ -30,58 +28,46 @@ class XGrammarBackend:
         )
 
     def compile(self, structured: Structured) -> bytes:
-        """See `Backend.compile`."""
         compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=False)
         try:
             return _compile(compiler, structured).serialize_json().encode()
-        # its errors have no base class of their own
+        # its errors have no common base class
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
             raise CannotCompile(_SOURCE_LINE.sub("", str(error)).strip()) from error
 
     def load(self, data: bytes) -> "XGrammar":
-        """See `Backend.load`."""
         compiled = xgrammar.CompiledGrammar.deserialize_json(data.decode(), self._info)
         return XGrammar(compiled, self._eos_ids)
 
 
 class XGrammar:
-    """Implements `Grammar`."""
-
     def __init__(self, compiled: xgrammar.CompiledGrammar, eos_ids: frozenset[int]) -> None:
         self._compiled = compiled
         self._eos_ids = eos_ids
 
     @property
     def num_bytes(self) -> int:
-        """See `Grammar.num_bytes`."""
         return self._compiled.memory_size_bytes
 
     def start(self) -> "XGrammarMatcher":
-        """See `Grammar.start`."""
         return XGrammarMatcher(self._compiled)
 
 
 class XGrammarMatcher:
-    """Implements `Matcher`."""
-
     def __init__(self, compiled: xgrammar.CompiledGrammar) -> None:
         self._matcher = xgrammar.GrammarMatcher(compiled)
 
     def fill(self, masks: Masks, index: int) -> None:
-        """See `Matcher.fill`."""
         self._matcher.fill_next_token_bitmask(masks, index)
 
     def accept(self, token_id: int) -> bool:
-        """See `Matcher.accept`."""
         return not self._matcher.is_terminated() and self._matcher.accept_token(token_id)
 
     def rollback(self, num_tokens: int) -> None:
-        """See `Matcher.rollback`."""
         if num_tokens:
             self._matcher.rollback(num_tokens)
 
     def is_terminated(self) -> bool:
-        """See `Matcher.is_terminated`."""
         return self._matcher.is_terminated()
 
 

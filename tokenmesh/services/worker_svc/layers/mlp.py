@@ -1,4 +1,4 @@
-"""Experts: a router, the experts that it chooses for each token, and one that all tokens share."""
+"""The gated MLP, and experts: a router, the experts it chooses for each token, a shared one."""
 
 from dataclasses import dataclass
 

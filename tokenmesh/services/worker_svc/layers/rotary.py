@@ -1,4 +1,4 @@
-"""Rotary positions: the angles of each rope kind, as transformers 5 computes them."""
+"""Rotary positions: RopeConfig, and the angles of each kind as transformers 5 computes them."""
 
 import math
 from dataclasses import dataclass

@@ -53,7 +53,7 @@ class Step(Protocol):
 
 @dataclass(frozen=True)
 class HostStep:
-    """A step on a CPU. What not every model needs is made when it is first asked for."""
+    """A step on a CPU. What not every model needs is computed on first use."""
 
     starts: Sequence[int]
     """[R] position of each row's first new token."""
@@ -142,7 +142,7 @@ class HostStep:
         return self.rows(group).tables[self.token_rows, self.positions // self.page_size]
 
     def attention(self, window: int | None, pages: torch.Tensor, group: int = 0) -> Prepared:
-        """See `Step.attention`; made once for all layers that ask alike."""
+        """The result is shared by all layers with the same arguments; see `Step.attention`."""
         key = (window, pages.shape, group)
         prepared = self._prepared.get(key)
         if prepared is None:

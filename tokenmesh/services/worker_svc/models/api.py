@@ -95,7 +95,7 @@ class LanguageModel(Protocol):
 
     @property
     def takes_graphs(self) -> bool:
-        """Whether its steps can be recorded into CUDA graphs: nothing in them asks the host."""
+        """Whether its steps can be recorded into CUDA graphs: no step reads from the host."""
 
     def embed(self, token_ids: torch.Tensor, patches: Sequence[Patch] = ()) -> torch.Tensor:
         """token_ids [T] -> [T, hidden], a new tensor; patches replace the embeddings of tokens."""

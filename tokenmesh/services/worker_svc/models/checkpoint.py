@@ -2,8 +2,8 @@
 
 Bytes stream from the file into their final place, on whichever device, one tensor at a time; only
 where a type changes or a device is in between do they pass through one bounded buffer. A tensor
-that nobody asks for is an error like one that is missing: both mean that the model would not
-compute what its authors trained.
+that the model does not use is an error, as is one that is missing: in both cases the model would
+not compute what its authors trained.
 """
 
 import logging
@@ -163,7 +163,7 @@ class Checkpoint:
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """The tensor in `dtype`. Raises CheckpointError that names it."""
-        # found or not, before memory is asked for
+        # before memory is allocated
         self._check(name, shape)
         tensor = torch.empty(shape, dtype=dtype, device=self._device)
         self.take_into(name, tensor)

@@ -76,7 +76,7 @@ def one_group(keeps: Sequence[LayerKeeps]) -> Grouping:
 
 
 def window_groups(keeps: Sequence[LayerKeeps]) -> Grouping:
-    """Tables of their own for layers with a window, where layers of both kinds have equal pages.
+    """Separate tables for layers with a window, where layers of both kinds have equal pages.
 
     The layers that see everything are one group; the others are cut into groups of as many.
     """

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedModel:
+class RunnableModel:
     """A model and what the rest of the worker must know about it."""
 
     runner: AnyRunner
@@ -61,30 +61,25 @@ class LoadedModel:
 
     @property
     def vocab_size(self) -> int:
-        """See `Loaded.vocab_size`."""
         return self.facts.vocab_size
 
     @property
     def hidden_size(self) -> int:
-        """See `Loaded.hidden_size`."""
         return self.facts.hidden_size
 
     @property
     def takes_images(self) -> bool:
-        """See `Loaded.takes_images`."""
         return self.facts.takes_images
 
     @property
     def rope_boundary(self) -> int | None:
-        """See `Loaded.rope_boundary`."""
         return self.facts.rope_boundary
 
     def cache_salt(self, salt: str | None, num_prompt: int) -> str | None:
-        """See `Loaded.cache_salt`."""
         return self.facts.cache_salt(salt, num_prompt)
 
 
-def build_runner(model: ModelSettings, worker: WorkerSettings, progress: Progress) -> LoadedModel:
+def build_runner(model: ModelSettings, worker: WorkerSettings, progress: Progress) -> RunnableModel:
     """Load a checkpoint and allocate its KV pool; blocks.
 
     Sets the process's number of torch threads. Raises CheckpointError or ConfigError.
@@ -115,7 +110,7 @@ def build_runner(model: ModelSettings, worker: WorkerSettings, progress: Progres
     if isinstance(runner, CudaRunner):
         _get_ready(runner, maker)
     _log(maker, times, store)
-    return LoadedModel(
+    return RunnableModel(
         runner=runner,
         facts=maker.facts,
         dtype=str(maker.dtype).removeprefix("torch."),

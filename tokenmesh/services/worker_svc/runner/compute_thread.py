@@ -40,7 +40,6 @@ class Task:
         self._ended.set()
 
     def wait(self, timeout_s: float) -> bool:
-        """See `Launch.wait`."""
         return self._ended.wait(timeout_s)
 
     def result(self) -> StepResult:

@@ -61,8 +61,7 @@ _CGROUP: Final = Path("/sys/fs/cgroup")
 class DeviceMemory(Protocol):
     """One GPU. All numbers are bytes."""
 
-    def total(self) -> int:
-        """Of the device."""
+    def total(self) -> int: ...
 
     def free(self) -> int:
         """What is free: held by neither this process, its cache of freed tensors included, nor
@@ -91,32 +90,25 @@ class CudaMemory:
         self._device = device
 
     def total(self) -> int:
-        """See `DeviceMemory.total`."""
         return torch.cuda.mem_get_info(self._device)[1]
 
     def free(self) -> int:
-        """See `DeviceMemory.free`."""
         return torch.cuda.mem_get_info(self._device)[0]
 
     def allocated(self) -> int:
-        """See `DeviceMemory.allocated`."""
         return torch.cuda.memory_allocated(self._device)
 
     def reserved(self) -> int:
-        """See `DeviceMemory.reserved`."""
         return torch.cuda.memory_reserved(self._device)
 
     def peak(self) -> int:
-        """See `DeviceMemory.peak`."""
         torch.cuda.synchronize(self._device)
         return torch.cuda.max_memory_allocated(self._device)
 
     def reset_peak(self) -> None:
-        """See `DeviceMemory.reset_peak`."""
         torch.cuda.reset_peak_memory_stats(self._device)
 
     def release(self) -> None:
-        """See `DeviceMemory.release`."""
         torch.cuda.empty_cache()
 
 
@@ -142,4 +134,4 @@ def _meminfo_available(meminfo: Path) -> int:
         key, _, value = line.partition(":")
         if key == "MemAvailable":
             return int(value.split()[0]) * 1024
-    raise ConfigError(f"{meminfo} does not tell how much memory is available")
+    raise ConfigError(f"{meminfo} does not state how much memory is available")

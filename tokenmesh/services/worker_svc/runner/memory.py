@@ -62,7 +62,7 @@ class StoreSize(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What the model asks of the pool."""
+    """What the model needs of the pool."""
 
     block_bytes: int
     groups: KvGroups
@@ -173,7 +173,7 @@ def need_of(
     can_save: bool,
     may_be_shorter: bool = False,
 ) -> Need:
-    """What layers that keep this ask of memory. can_save: whether the runner can copy states."""
+    """Memory that layers with these `keeps` need. can_save: whether the runner can copy states."""
     per_token = block_elements(keeps, grouping) * dtype.itemsize
     state_bytes = row_bytes(keeps)
     is_saved = can_save and settings.enable_prefix_caching and state_bytes > 0
@@ -245,7 +245,7 @@ def _too_little(need: Need, budget: MemoryBudget, fits: int) -> ConfigError:
     if budget.also_lower:
         lower.append(budget.also_lower)
     elif need.row_bytes:
-        lower.append("max_num_seqs")  # each row has states of its own
+        lower.append("max_num_seqs")  # each row has its own states
     wanted = need.num_bytes
     missing = wanted - budget.num_bytes
     advice = _raised(need, budget, missing)

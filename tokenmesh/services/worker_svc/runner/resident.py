@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 def give_back(tensor: torch.Tensor) -> None:
     """Free what a contiguous CPU tensor occupies; it reads as zeros, and takes pages when written.
 
-    Whoever holds a pointer to it may keep it. Pages that it shares with other data stay.
+    Pointers to it stay valid. Pages that it shares with other data stay.
     """
     page, start = mmap.PAGESIZE, tensor.data_ptr()
     first = -(-start // page) * page

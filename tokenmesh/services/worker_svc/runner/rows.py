@@ -1,4 +1,4 @@
-"""Rows: what the runner keeps of each request from its admission to its end or preemption."""
+"""RowTable: what the runner keeps of each request from its admission to its end or preemption."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,8 +17,6 @@ _NO_BLOCKS: Final[list[int]] = []
 
 @dataclass(slots=True)
 class Row:
-    """One request."""
-
     token_ids: list[int]
     num_prompt: int
     min_length: int
@@ -31,7 +29,7 @@ class Row:
     """Why this request cannot be computed."""
 
 
-class Rows:
+class RowTable:
     """All rows and their block tables. Row numbers are the scheduler's."""
 
     def __init__(
@@ -83,7 +81,7 @@ class Rows:
         row.token_ids.append(0)
 
     def next_tokens(self, numbers: Sequence[int]) -> list[ScheduledRow]:
-        """What rows that decode have to do: to compute their last known tokens."""
+        """The entries of rows that decode: each computes its last known token."""
         rows = self._row_by_number
         return [
             ScheduledRow(number, len(rows[number].token_ids) - 1, 1, _NO_BLOCKS, True)

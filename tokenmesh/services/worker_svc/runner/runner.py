@@ -14,14 +14,14 @@ from tokenmesh.services.worker_svc.models.api import LanguageModel
 from tokenmesh.services.worker_svc.models.keeps import KvStore
 from tokenmesh.services.worker_svc.runner.compute_thread import ComputeHere, ComputeThread, Task
 from tokenmesh.services.worker_svc.runner.inputs import Drafted, StepInputs, build_inputs
-from tokenmesh.services.worker_svc.runner.rows import Rows
+from tokenmesh.services.worker_svc.runner.rows import RowTable
 from tokenmesh.services.worker_svc.sampling.logprobs import prompt_logprobs
 from tokenmesh.services.worker_svc.sampling.sampler import Draws, Sampler
 from tokenmesh.shared.messages.tokens import TokenLogprobs
 
 
 class TorchTrace:
-    """Implements `profiling.Trace`. The steps run on threads of their own, so all are recorded."""
+    """Implements `profiling.Trace`. Steps run on other threads, so all threads are recorded."""
 
     def __init__(self) -> None:
         activities = [ProfilerActivity.CPU]
@@ -33,7 +33,6 @@ class TorchTrace:
         )
 
     def start(self) -> None:
-        """See `Trace.start`."""
         self._profile.start()
 
     def write(self, path: Path) -> None:
@@ -62,12 +61,12 @@ class TorchRunner:
         self,
         model: LanguageModel,
         store: KvStore,
-        rows: Rows,
+        rows: RowTable,
         sampler: Sampler,
         *,
         is_async: bool,
     ) -> None:
-        """is_async: launches return at once, and a thread of their own carries them out."""
+        """is_async: launches return at once, and a separate thread carries them out."""
         self.has_own_device = False
         self.num_blocks = store.num_blocks
         self.windows = store.grouping.windows
@@ -82,7 +81,6 @@ class TorchRunner:
         self._compute = ComputeThread() if is_async else ComputeHere()
 
     def launch(self, plan: StepPlan) -> Task:
-        """See `Runner.launch`."""
         return self._compute.submit(partial(self.carry_out, plan))
 
     def carry_out(self, plan: StepPlan) -> StepResult:
@@ -158,7 +156,7 @@ class TorchRunner:
             num_rows = len(inputs.sampled_rows)
             draws = self._sampler.draw(inputs.sampled_rows, logits.sampled[:num_rows])
             result.errors |= draws.errors
-            result.non_retryable |= draws.hopeless
+            result.non_retryable |= draws.non_retryable
             self._note_draws(draws, result)
             if inputs.drafted:
                 self._verify(inputs.drafted, logits.sampled, result)

@@ -32,7 +32,6 @@ class Filters:
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams]) -> "Filters":
-        """Gather them."""
         return cls(
             min_p=torch.tensor([p.min_p for p in params]).unsqueeze(1),
             top_p=torch.tensor([p.top_p for p in params], dtype=torch.float64).unsqueeze(1),
@@ -131,7 +130,6 @@ class ChoiceState:
         self._num_random += not row.is_greedy
 
     def remove(self, number: int) -> None:
-        """Forget a row."""
         row = self._row_by_number.pop(number, None)
         if row is not None:
             self._num_random -= not row.is_greedy

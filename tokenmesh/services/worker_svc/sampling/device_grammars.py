@@ -58,7 +58,6 @@ class DeviceGrammars:
     """The rows that have a grammar."""
 
     def __init__(self, vocab_size: int, eos_ids: frozenset[int], step_s: float) -> None:
-        """See `GrammarState`."""
         self._state = GrammarState(vocab_size, eos_ids, step_s)
 
     def add(self, new: NewRow) -> None:

@@ -48,12 +48,10 @@ class DevicePenalties:
         self._stage_counts(slot, new.token_ids[new.num_prompt :])
 
     def remove(self, number: int) -> None:
-        """Forget a row."""
         if self._slots.free(number):
             self._slot.stage_number("slot", number, -1)
 
     def apply(self) -> None:
-        """Send what changed."""
         self._slot.apply()
         self._tables.apply()
 

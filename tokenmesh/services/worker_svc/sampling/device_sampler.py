@@ -26,7 +26,7 @@ from tokenmesh.services.worker_svc.sampling.device_limits import DeviceLimits
 from tokenmesh.services.worker_svc.sampling.device_penalties import DevicePenalties
 from tokenmesh.services.worker_svc.sampling.device_tables import DeviceTables, Shape, upload
 from tokenmesh.services.worker_svc.sampling.device_thinking import DeviceThinking
-from tokenmesh.services.worker_svc.sampling.row_states import RowState, RowStates
+from tokenmesh.services.worker_svc.sampling.row_states import RowStates, SamplerFeature
 from tokenmesh.services.worker_svc.sampling.sampler import NOT_FINITE, NOTHING_ALLOWED, Draw, Draws
 from tokenmesh.shared.messages.tokens import TokenLogprobs
 
@@ -49,7 +49,6 @@ class DeviceChoice:
         self._filtered: set[int] = set()
 
     def add(self, new: NewRow) -> None:
-        """Take a row."""
         params = new.sampling
         is_greedy = params.temperature < GREEDY_BELOW
         if not is_greedy and has_filter(params):
@@ -69,7 +68,6 @@ class DeviceChoice:
         self._filtered.discard(number)
 
     def apply(self) -> None:
-        """Send what changed."""
         self._tables.apply()
 
     def has_filter(self, number: int) -> bool:
@@ -87,9 +85,9 @@ class Needs:
     has_budgets: bool = False
     grammars: DeviceStepGrammars | None = None
     num_top_by_index: tuple[tuple[int, int], ...] = ()
-    """For batch rows that ask for log-probabilities: how many alternatives."""
+    """By batch row with log-probabilities: how many alternatives."""
     named_by_index: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    """For those of them that ask for tokens by name: which."""
+    """By batch row with log-probabilities of named tokens: which."""
 
     @property
     def num_shown(self) -> list[tuple[int, int]]:
@@ -101,7 +99,7 @@ class Needs:
     def is_fixed(self) -> bool:
         """Whether the same launches with the same memory serve other batches: a graph may hold it.
 
-        Other tables grow, and the rows that ask for log-probabilities differ from step to step.
+        Other tables grow, and the rows with log-probabilities differ from step to step.
         """
         return not (self.changes_logits or self.num_top_by_index)
 
@@ -154,7 +152,7 @@ class DeviceDraws:
         }
 
 
-class _StagedState(RowState, Protocol):
+class _StagedState(SamplerFeature, Protocol):
     def apply(self) -> None:
         """Send what was staged."""
 

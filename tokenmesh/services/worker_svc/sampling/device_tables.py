@@ -30,8 +30,6 @@ _ALIGNMENT = 16
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One table."""
-
     rows: int
     width: int
     dtype: torch.dtype
@@ -57,7 +55,6 @@ class DeviceTables:
 
     @classmethod
     def zeros(cls, shapes: Mapping[str, Shape], device: torch.device) -> Self:
-        """Allocate."""
         flat = torch.zeros(
             sum(shape.words for shape in shapes.values()), dtype=torch.int32, device=device
         )

@@ -63,12 +63,10 @@ class DeviceThinking:
         self._slot.stage_number("slot", new.row, slot)
 
     def remove(self, number: int) -> None:
-        """Forget a row."""
         if self._slots.free(number):
             self._slot.stage_number("slot", number, -1)
 
     def apply(self) -> None:
-        """Send what changed."""
         self._slot.apply()
         self._tables.apply()
 

@@ -57,7 +57,6 @@ class GrammarState:
             self._follower_by_number[new.row] = follower
 
     def remove(self, number: int) -> None:
-        """Forget a row."""
         self._follower_by_number.pop(number, None)
 
     def __len__(self) -> int:

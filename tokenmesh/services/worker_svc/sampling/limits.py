@@ -39,7 +39,6 @@ class BadWordState:
             self._row_by_number[new.row] = _BannedRow(words, new.token_ids[new.num_prompt :])
 
     def remove(self, number: int) -> None:
-        """Forget a row."""
         self._row_by_number.pop(number, None)
 
     def __len__(self) -> int:
@@ -100,7 +99,6 @@ class VocabularyState:
         )
 
     def remove(self, number: int) -> None:
-        """Forget a row."""
         self._row_by_number.pop(number, None)
 
     def __len__(self) -> int:

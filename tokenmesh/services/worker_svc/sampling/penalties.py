@@ -67,7 +67,6 @@ class PenaltyState:
             self._row_by_number[new.row] = _Row(new, self._vocab_size)
 
     def remove(self, number: int) -> None:
-        """Forget a row."""
         self._row_by_number.pop(number, None)
 
     def __len__(self) -> int:

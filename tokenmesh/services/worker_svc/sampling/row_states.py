@@ -6,7 +6,7 @@ from typing import Generic, Protocol, TypeVar
 from tokenmesh.services.worker_svc.engine.plan import NewRow
 
 
-class RowState(Protocol):
+class SamplerFeature(Protocol):
     """One feature's state of all rows."""
 
     def add(self, new: NewRow) -> None:
@@ -16,7 +16,7 @@ class RowState(Protocol):
         """Forget a row; nothing happens for one that is not there."""
 
 
-State = TypeVar("State", bound=RowState)
+State = TypeVar("State", bound=SamplerFeature)
 
 
 class RowStates(Generic[State]):

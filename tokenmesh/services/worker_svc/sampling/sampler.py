@@ -13,7 +13,7 @@ from tokenmesh.services.worker_svc.sampling.grammars import GrammarState
 from tokenmesh.services.worker_svc.sampling.limits import BadWordState, VocabularyState
 from tokenmesh.services.worker_svc.sampling.logprobs import named_logprobs, token_logprobs
 from tokenmesh.services.worker_svc.sampling.penalties import PenaltyState
-from tokenmesh.services.worker_svc.sampling.row_states import RowState, RowStates
+from tokenmesh.services.worker_svc.sampling.row_states import RowStates, SamplerFeature
 from tokenmesh.services.worker_svc.sampling.thinking import ThinkingState
 from tokenmesh.shared.messages.tokens import TokenLogprobs
 
@@ -25,7 +25,7 @@ NOTHING_ALLOWED = (
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """A token and, when asked for, its log-probabilities."""
+    """A token and, if requested, its log-probabilities."""
 
     token_id: int
     logprobs: TokenLogprobs | None = None
@@ -37,16 +37,16 @@ class Draws:
 
     draw_by_row: dict[int, Draw] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
-    hopeless: set[int] = field(default_factory=set)
+    non_retryable: set[int] = field(default_factory=set)
     """Those of `errors` that fail wherever they are tried."""
 
     def give_up(self, number: int, error: str) -> None:
         """The row's own parameters leave it no way."""
         self.errors[number] = error
-        self.hopeless.add(number)
+        self.non_retryable.add(number)
 
 
-class _HostState(RowState, Protocol):
+class _HostState(SamplerFeature, Protocol):
     def append(self, number: int, token_id: int) -> None:
         """A row has drawn a token."""
 
@@ -92,7 +92,7 @@ class Sampler(RowStates[_HostState]):
         token_ids, values = tokens.tolist(), logits.numpy()
         is_possible = [math.isfinite(values[each]) for each in enumerate(token_ids)]
         if is_plain:
-            # the logits are unchanged and the largest is drawn, or the first that is no number
+            # the logits are unchanged and the largest is drawn, or the first NaN
             is_sound = is_possible
         logprobs = {} if raw is None else self._logprobs(raw, tokens, asked, numbers)
         draws = Draws()
@@ -112,7 +112,7 @@ class Sampler(RowStates[_HostState]):
     def _logprobs(
         self, raw: torch.Tensor, tokens: torch.Tensor, asked: list[int], numbers: Sequence[int]
     ) -> dict[int, TokenLogprobs]:
-        """By batch index. Rows may ask for different numbers of alternatives."""
+        """By batch index. Rows may have different numbers of alternatives."""
         counts = [self._num_logprobs[numbers[index]] for index in asked]
         entries = token_logprobs(raw, tokens[asked], max(counts))
         shown = {}

@@ -61,7 +61,6 @@ class ThinkingState:
             self._tracker_by_number[new.row] = tracker
 
     def remove(self, number: int) -> None:
-        """Forget a row."""
         self._tracker_by_number.pop(number, None)
 
     def __len__(self) -> int:

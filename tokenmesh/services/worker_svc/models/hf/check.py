@@ -1,7 +1,8 @@
 """A loaded tree is compared with itself as transformers runs it, before it serves requests.
 
 Module trees may mix tokens in ways that no probe sees. Two prompts, cut into chunks and batched,
-over shuffled blocks full of NaN, have to come out as each does alone and whole.
+over shuffled blocks full of NaN, have to come out as each does alone and whole. `Waits` watches the
+same pass for operations that wait for a GPU, which no recorded step can do.
 """
 
 import warnings

@@ -58,7 +58,7 @@ def spec_of(module: Any) -> ExpertsSpec:
         if torch.allclose(activated(probe, spec), expected, rtol=1e-5, atol=1e-5):
             break
     else:
-        raise ValueError(f"{name}: its activation is none of those that experts support")
+        raise ValueError(f"{name}: its activation is not supported for experts")
     if not module.has_bias:
         return replace(spec, is_transposed=module.is_transposed)
     b13 = module.gate_up_proj_bias if module.has_gate else module.up_proj_bias

@@ -24,14 +24,14 @@ from tokenmesh.services.worker_svc.models.raw_config import RawConfig
 from tokenmesh.shared.errors import CheckpointError
 
 UNBOUNDED: Final = 32768
-"""Longest sequence of a model that has no such limit itself; max_model_len may ask for less."""
+"""Longest sequence of a model that has no such limit itself; max_model_len may be less."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class HfFacts(ModelFacts):
-    """What the general kind needs to know of a checkpoint beside that."""
+    """ModelFacts with what the general kind also needs."""
 
     directory: Path
     config: PreTrainedConfig

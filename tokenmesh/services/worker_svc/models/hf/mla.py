@@ -1,7 +1,10 @@
-"""Multi-head latent attention, absorbed: latents are kept, and queries meet them as they are.
+"""Multi-head latent attention, absorbed, and the indexers that choose keys for it.
+
+Latents are kept, and queries are multiplied with them as they are.
 
 Every such module of transformers keeps the latent and expands it in a method `expand_kv`. That is
 replaced by one that returns its arguments, so the attention function sees latent and turned key.
+An indexer's own forward scores and chooses, row by row, once the keys of all rows are written.
 """
 
 import inspect

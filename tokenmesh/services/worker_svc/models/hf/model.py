@@ -83,7 +83,7 @@ class Computed(torch.nn.Module):
         self.__dict__["_body"] = body  # not a submodule
 
     def __getattr__(self, name: str) -> Any:
-        """Heads read a few numbers off the body; some ask for a body within it."""
+        """Heads read a few attributes of the body; some read a body nested in it."""
         found = getattr(self.__dict__["_body"], name)
         return self if isinstance(found, PreTrainedModel) else found
 

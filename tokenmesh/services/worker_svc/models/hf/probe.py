@@ -1,8 +1,8 @@
 """What each layer of a module tree keeps, found by running the tree on the meta device.
 
-Nothing is read from config.json: windows are those of the masks that transformers' own code asks
-for, widths those of the keys and values it makes. What our attention does not do is refused here,
-by name, before any weight is read.
+Nothing is read from config.json: windows are those of the masks that transformers' own code
+requests, widths those of the keys and values it makes. What our attention does not support is
+refused here, by name, before any weight is read.
 """
 
 from collections.abc import Callable
@@ -29,11 +29,11 @@ _HARMLESS: Final = frozenset({"dropout", "use_cache", "output_attentions", "retu
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskSeen:
-    """A mask that was asked for: causal, within a window or not."""
+    """A mask that the code requested: causal, with or without a window."""
 
     window: int | None = None
     refusal: str | None = None
-    """Why it is none of ours; some trees ask for masks that no layer uses."""
+    """Why it is not supported; some trees request masks that no layer uses."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise UnservedModel("its code computes with attention masks itself")
@@ -91,13 +91,13 @@ def probe(
         for restore in undo:
             restore()
     if own := run.cached_layers - {layer for _, layer, _, _ in seen.ports}:
-        raise UnservedModel(f"layer {min(own)} attends by code of its own")
+        raise UnservedModel(f"layer {min(own)} attends with its own code")
     for port in indexers:
         layer = _layer_of(port.module)
         item = seen.add(layer, Latent(port.width, 0))
         seen.ports.append((port.module, layer, item, lambda place: place))
     if not seen.keeps:
-        raise UnservedModel("none of its layers keeps anything between steps")
+        raise UnservedModel("no layer keeps anything between steps")
     return seen
 
 
@@ -144,7 +144,7 @@ def _attention(
     layer, kind = _layer_of(module), type(module).__name__
     mask = attention_mask.mask if isinstance(attention_mask, AnyMask) else attention_mask
     if not isinstance(mask, MaskSeen):
-        what = "no mask" if mask is None else "a mask of its own making"
+        what = "no mask" if mask is None else "a mask that it made itself"
         raise UnservedModel(f"{kind} attends with {what}")
     if mask.refusal is not None:
         raise UnservedModel(mask.refusal)

@@ -1,4 +1,7 @@
-"""What a module computes, found by trying it on numbers: never by its name or its family."""
+"""What the modules of a tree compute, found by recording a pass and by trying them on numbers.
+
+Names of modules and families do not count.
+"""
 
 import inspect
 from collections import Counter

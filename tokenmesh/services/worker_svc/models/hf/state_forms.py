@@ -2,7 +2,7 @@
 
 Transformers' mixers call their convolution and their recurrence as globals of `forward`. A copy of
 `forward` gets others there: kernels that take flat tokens and know whose state is where. All else,
-projections, gates, norms, remains the module's own, so that there is no code for a family.
+projections, gates, norms, remains the module's own: no family needs code here.
 """
 
 import inspect
@@ -143,7 +143,7 @@ class FlatMixer:
         dt_limit: tuple[float, float] = (0.0, float("inf")),
         **_named: object,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `_delta`. Chunks have a size of their own here."""
+        """As `_delta`. The kernel chooses its own chunk size."""
         if not dt_softplus:
             raise ValueError("a scan whose time steps go through no softplus")
         assert self._states is not None
@@ -165,7 +165,7 @@ class FlatMixer:
 
 
 class _NoStates:
-    """What a mixer gets as its cache: it takes every step for a prompt's first, as one row."""
+    """The cache given to a mixer, to which every step looks like the first of one prompt."""
 
     def get_conv_state(self, *_args: object, **_named: object) -> None: ...
 

@@ -1,4 +1,8 @@
-"""Tree: transformers' module tree of a checkpoint, with our attention and cache under it."""
+"""Tree: transformers' module tree of a checkpoint, with our attention and cache under it.
+
+Ropes whose angles depend on the length of a sequence are replaced: transformers chooses them by the
+longest position of the batch, which would let the rows of a step change each other's numbers.
+"""
 
 import inspect
 import logging
@@ -82,7 +86,7 @@ def _compare(module: Any, rope: RowRope, like: torch.Tensor) -> None:
         positions = torch.tensor([[0, last]], device=like.device)
         for own, ours in zip(module(like, positions), rope(like, positions), strict=True):
             if not torch.allclose(own[0, -1], ours[0, -1], atol=1e-2):
-                raise UnservedModel("its rope depends on the length in a way of its own")
+                raise UnservedModel("its rope depends on the length in an unsupported way")
 
 
 logger = logging.getLogger(__name__)

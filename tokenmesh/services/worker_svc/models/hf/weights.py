@@ -1,4 +1,7 @@
-"""Weights of the general kind: read by transformers' own conversion tables, strictly."""
+"""Weights of the general kind: read by transformers' own conversion tables, strictly.
+
+Tensors of a checkpoint are given to transformers' loader unread, and read when it takes them.
+"""
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
@@ -138,7 +141,7 @@ def _place_of(checkpoint: Checkpoint, names: Iterable[str]) -> Path:
 
 
 def _difference(facts: HfFacts, checkpoint: Checkpoint, stored: Mapping[str, Stored]) -> str:
-    """How the tensors differ from those that config.json asks for; "" if they do not."""
+    """How the tensors differ from those of config.json; "" if they do not."""
     tree = empty_tree(facts.config, facts.kind)
     tensors = revert_weight_conversion(tree, tree.state_dict())
     asked = {name: list(tensor.shape) for name, tensor in tensors.items()}

@@ -1,4 +1,4 @@
-"""DecoderConfig: everything that tells one decoder from another, as switches."""
+"""DecoderConfig: everything in which decoders differ, as switches; and names of their tensors."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -67,7 +67,7 @@ def _add_and_norm(
     weight: torch.Tensor | None,
     config: DecoderConfig,
 ) -> torch.Tensor:
-    """Add x to hidden in place; returns hidden's norm, or hidden where there is no norm."""
+    """Add x to hidden in place; returns hidden's norm, or hidden without a norm."""
     eps, multiplier = config.rms_norm_eps, config.residual_multiplier
     if x is None:
         return hidden if weight is None else rms_norm(hidden, weight, eps)

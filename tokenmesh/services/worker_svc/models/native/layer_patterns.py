@@ -14,9 +14,7 @@ def layer_types(raw: RawConfig, count: int, window: int | None) -> list[str] | N
         if kind not in (FULL, SLIDING):
             raise raw.error("layer_types", f"holds {kind!r}; supported are {FULL}, {SLIDING}")
         if kind == SLIDING and window is None:
-            raise raw.error(
-                "layer_types", f"holds {SLIDING}, and there is no sliding_window in use"
-            )
+            raise raw.error("layer_types", f"holds {SLIDING}, but sliding_window is not in use")
     return types
 
 

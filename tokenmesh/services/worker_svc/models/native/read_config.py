@@ -23,7 +23,7 @@ from tokenmesh.services.worker_svc.models.raw_config import (
 
 @dataclass(frozen=True, slots=True)
 class NativeFacts(ModelFacts):
-    """What the native kind needs to know of a checkpoint beside that."""
+    """ModelFacts with what the native kind also needs."""
 
     family: Family
     config: DecoderConfig
@@ -87,7 +87,7 @@ _VISION_NAMES = (
 def _architecture(raw: RawConfig) -> str:
     names = raw.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
-        raise raw.error("architectures", "is missing: this is no config of a language model")
+        raise raw.error("architectures", "is missing: it is not the config of a language model")
     name = names[0]
     if name not in FAMILIES and name not in IMAGE_ARCHITECTURES:
         supported = ", ".join([*FAMILIES, *IMAGE_ARCHITECTURES])

@@ -142,7 +142,7 @@ def _kind_of(layer: torch.nn.Module, named: dict[str, Any]) -> Hashable:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether an attribute tells a kind: a number, a name, or a function."""
+    """Whether an attribute distinguishes kinds: a number, a name, or a function."""
     return isinstance(value, int | float | str) or callable(value)
 
 

@@ -216,7 +216,7 @@ def _choice_of(
                 correction,
                 Routing(top_k=top_k, scores=scores, is_normalized=is_normalized, scale=scale),
             )
-    raise Unread("its router chooses in a way of its own")
+    raise Unread("its router chooses in an unsupported way")
 
 
 def _shared_gate_of(

@@ -145,7 +145,7 @@ def read_heads(
                     window=spy.port.window,
                     softcap=softcap,
                 )
-    raise Unread("its queries and keys come about in a way of their own")
+    raise Unread("its queries and keys are made in an unsupported way")
 
 
 def _orders(projections: dict[str, torch.Tensor]) -> Iterator[tuple[str, ...]]:

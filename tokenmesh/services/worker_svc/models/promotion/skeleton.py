@@ -205,7 +205,7 @@ def _rotaries_of(
             if _is_turn(turns, cosine, sine):
                 break
         else:
-            raise Unread("its positions turn queries and keys in a way of their own")
+            raise Unread("its positions rotate queries and keys in an unsupported way")
         if rotary not in rotaries:
             rotaries.append(rotary)
     return rotaries

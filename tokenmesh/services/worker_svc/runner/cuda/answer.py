@@ -1,4 +1,4 @@
-"""Answer: everything that a step has for the host, as one run of bytes: one copy."""
+"""Answer: all results of a step for the host, packed into one buffer for one copy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,18 +7,16 @@ import torch
 
 from tokenmesh.kernels.logprobs import Logprobs
 from tokenmesh.services.worker_svc.engine.plan import StepResult
-from tokenmesh.services.worker_svc.runner.cuda.batch import Batch, PromptSpan
+from tokenmesh.services.worker_svc.runner.cuda.batch import Batch, DevicePromptSpan
 from tokenmesh.services.worker_svc.sampling.device_sampler import DeviceDraws
 from tokenmesh.shared.messages.tokens import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """On the device."""
-
     draws: DeviceDraws | None
     """None when no row draws."""
-    prompts: list[tuple[PromptSpan, list[Logprobs]]]
+    prompts: list[tuple[DevicePromptSpan, list[Logprobs]]]
     """Pieces of each span, in order."""
 
     def parts(self) -> list[torch.Tensor]:
@@ -32,14 +30,13 @@ class Answer:
         return parts
 
     def packed(self) -> torch.Tensor:
-        """uint8 [n]"""
         parts = [part.reshape(-1).view(torch.uint8) for part in self.parts()]
         if not parts:
             return torch.empty(0, dtype=torch.uint8)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def read(self, host: torch.Tensor, batch: Batch) -> StepResult:
-        """host is what arrived of `packed`."""
+        """The result of a step; host: the copy of `packed`."""
         unread = _unpack(host, self.parts())
         result = StepResult(errors=dict(batch.errors))
         if self.draws is not None:
@@ -48,7 +45,7 @@ class Answer:
                 logprobs = _take(unread)
             draws = DeviceDraws(drawn, logprobs, self.draws.needs).read(batch.sampled)
             result.errors |= draws.errors
-            result.non_retryable |= draws.hopeless
+            result.non_retryable |= draws.non_retryable
             for number, draw in draws.draw_by_row.items():
                 result.tokens[number] = [draw.token_id]
                 if draw.logprobs is not None:
@@ -76,7 +73,7 @@ def _unpack(host: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tens
     ]
 
 
-def _entries(span: PromptSpan, pieces: list[Logprobs]) -> list[TokenLogprobs]:
+def _entries(span: DevicePromptSpan, pieces: list[Logprobs]) -> list[TokenLogprobs]:
     entries: list[TokenLogprobs] = []
     for piece in pieces:
         chosen, ranks, top_ids, top = (column.tolist() for column in _columns(piece))

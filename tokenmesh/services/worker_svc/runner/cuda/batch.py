@@ -12,7 +12,7 @@ _NO_DRAW = -1
 
 
 @dataclass(frozen=True, slots=True)
-class PromptSpan:
+class DevicePromptSpan:
     """Tokens of the batch whose next token is one of a prompt's, with wanted log-probabilities."""
 
     row: int
@@ -38,7 +38,7 @@ class Batch:
     last_tokens: list[int] = field(default_factory=list)
     query_starts: list[int] = field(default_factory=lambda: [0])
     patches: list[Patch] = field(default_factory=list)
-    spans: list[PromptSpan] = field(default_factory=list)
+    spans: list[DevicePromptSpan] = field(default_factory=list)
     errors: dict[int, str] = field(default_factory=dict)
 
     @property
@@ -91,5 +91,7 @@ def _append(batch: Batch, entry: ScheduledRow, rows: CudaRows) -> None:
     targets = row.prompt[entry.start + 1 : end + 1]
     if targets:
         tokens = slice(first, first + len(targets))
-        span = PromptSpan(entry.row, tokens, entry.start + 1, targets, row.num_prompt_logprobs)
+        span = DevicePromptSpan(
+            entry.row, tokens, entry.start + 1, targets, row.num_prompt_logprobs
+        )
         batch.spans.append(span)

@@ -1,6 +1,6 @@
-"""Device: the few things of CUDA that the runner needs beside tensors, behind an interface.
+"""Device: the parts of CUDA that the runner needs other than tensors, behind an interface.
 
-A test answers it with a device that runs at once, so the whole runner can be tested without a GPU.
+Tests implement it with a device that runs immediately, to test the runner without a GPU.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 
-class Event(Protocol):
+class DeviceEvent(Protocol):
     """A point in the device's work."""
 
     def record(self) -> None:
@@ -24,8 +24,6 @@ class Event(Protocol):
 
 
 class Graph(Protocol):
-    """Recorded launches."""
-
     output: torch.Tensor
     """What the recorded function returned; every replay overwrites it."""
 
@@ -33,7 +31,7 @@ class Graph(Protocol):
         """Launch all of it again, on the same memory."""
 
 
-class Recorder(Protocol):
+class GraphRecorder(Protocol):
     """Makes graphs that share their memory."""
 
     def record(self, compute: Callable[[], torch.Tensor]) -> Graph:
@@ -53,29 +51,26 @@ class Device(Protocol):
     def pinned(self, num_words: int) -> torch.Tensor:
         """int32 [num_words] of host memory that a copy can read or write while the host goes on."""
 
-    def event(self) -> Event:
-        """A new one, nothing recorded."""
+    def event(self) -> DeviceEvent:
+        """A new event with nothing recorded."""
 
-    def recorder(self) -> Recorder:
-        """For graphs that come and go together."""
+    def recorder(self) -> GraphRecorder:
+        """A recorder of graphs that are discarded together."""
 
 
 class TorchGraph:
-    """See `Graph`."""
-
     def __init__(self, graph: torch.cuda.CUDAGraph, output: torch.Tensor) -> None:
         self._graph = graph
         self.output = output
 
     def replay(self) -> None:
-        """See `Graph.replay`."""
         self._graph.replay()
 
 
 class TorchRecorder:
-    """See `Recorder`. It has a pool of its own: one whose graphs are gone is not to be used again.
+    """A `GraphRecorder` with its own pool.
 
-    torch refuses that while any memory of the old pool is still held.
+    torch refuses to use a pool again whose graphs are gone while any of its memory is still held.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -84,7 +79,7 @@ class TorchRecorder:
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, compute: Callable[[], torch.Tensor]) -> TorchGraph:
-        """See `Recorder.record`. Kernels cannot be compiled or loaded while recording.
+        """See `GraphRecorder.record`. Kernels cannot be compiled or loaded while recording.
 
         The run before is on the same stream, since cuBLAS has a workspace for each: it must not
         come from the graphs' memory, which it would hold for ever.
@@ -100,22 +95,18 @@ class TorchRecorder:
 
 
 class TorchDevice:
-    """See `Device`."""
-
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def pinned(self, num_words: int) -> torch.Tensor:
-        """See `Device.pinned`."""
         return torch.zeros(num_words, dtype=torch.int32, pin_memory=True)
 
-    def event(self) -> Event:
+    def event(self) -> DeviceEvent:
         """See `Device.event`; a waiting thread sleeps, since the engine has other threads."""
-        event: Event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        event: DeviceEvent = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         return event
 
     def recorder(self) -> TorchRecorder:
-        """See `Device.recorder`."""
         return TorchRecorder(self.device)
 
 

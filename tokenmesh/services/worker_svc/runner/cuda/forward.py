@@ -15,7 +15,7 @@ from tokenmesh.kernels.step_inputs import RowState, StepTensors, step_inputs
 from tokenmesh.services.worker_svc.layers.device_step import DeviceStep, GroupTables
 from tokenmesh.services.worker_svc.models.api import LanguageModel
 from tokenmesh.services.worker_svc.models.keeps import KvStore, Pages
-from tokenmesh.services.worker_svc.runner.cuda.batch import Batch, PromptSpan
+from tokenmesh.services.worker_svc.runner.cuda.batch import Batch, DevicePromptSpan
 from tokenmesh.services.worker_svc.runner.cuda.step_buffer import StepBuffer
 from tokenmesh.services.worker_svc.sampling.device_sampler import DeviceSampler, Needs
 from tokenmesh.services.worker_svc.sampling.logprobs import POSITIONS_AT_ONCE
@@ -60,7 +60,7 @@ class Forward:
         hidden = self.model.embed(self.tensors[0].token_ids[:size])
         return self.model.logits(self.model.forward(hidden, step, self.store), out)
 
-    def prompt_logprobs(self, hidden: torch.Tensor, span: PromptSpan) -> list[Logprobs]:
+    def prompt_logprobs(self, hidden: torch.Tensor, span: DevicePromptSpan) -> list[Logprobs]:
         """A few positions at a time, so that logits stay small."""
         pieces = []
         for first in range(0, len(span.targets), POSITIONS_AT_ONCE):
@@ -149,8 +149,6 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 @dataclass(frozen=True, slots=True)
 class DecodeSteps:
-    """Makes those functions."""
-
     forward: Forward
     sampler: DeviceSampler
     logits: torch.Tensor

@@ -1,4 +1,4 @@
-"""CudaLaunch: a step on its way through the device."""
+"""CudaLaunch: an in-flight step on the device."""
 
 import threading
 from collections.abc import Callable
@@ -6,18 +6,16 @@ from typing import Final, Self
 
 from tokenmesh.services.worker_svc.engine.plan import StepResult
 from tokenmesh.services.worker_svc.runner.compute_thread import Skipped
-from tokenmesh.services.worker_svc.runner.cuda.device import Event
+from tokenmesh.services.worker_svc.runner.cuda.device import DeviceEvent
 from tokenmesh.shared.clock import monotonic_s
 
 POLL_S: Final = 0.0001
-"""An event has no wait with a deadline, so it is looked at this often."""
+"""Interval between queries of an event, which has no wait with a deadline."""
 
 
 class CudaLaunch:
-    """Implements `Launch`."""
-
     def __init__(
-        self, below: Self | None, event: Event | None, read: Callable[[], StepResult]
+        self, below: Self | None, event: DeviceEvent | None, read: Callable[[], StepResult]
     ) -> None:
         """below is the step before, unless its result was taken; `read` is called once.
 
@@ -40,7 +38,6 @@ class CudaLaunch:
         return self._event is None or self._error is not None
 
     def wait(self, timeout_s: float) -> bool:
-        """See `Launch.wait`."""
         if self._event is None or self._read is None:
             return True
         end_s = monotonic_s() + timeout_s
@@ -53,7 +50,6 @@ class CudaLaunch:
         return True
 
     def result(self) -> StepResult:
-        """See `Launch.result`."""
         if self._read is not None:
             read, self._read = self._read, None
             below, self._below = self._below, None
@@ -64,7 +60,7 @@ class CudaLaunch:
                 self._result = read()
                 if below is not None and below.has_failed:
                     raise Skipped("a step below failed")
-            # raised below, as often as it is asked for
+            # raised below on every call
             except Exception as error:
                 self._error = error
         if self._error is not None:

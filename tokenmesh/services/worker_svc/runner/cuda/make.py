@@ -37,7 +37,7 @@ _BATCHES: Final[tuple[tuple[dict[str, Any], ...], ...]] = (
     (_LIMITS,),
     (_LIMITS, _FILTERS),
 )
-"""What a sampler launches depends on what the rows of a batch ask for."""
+"""What a sampler launches depends on the sampling parameters of a batch's rows."""
 
 
 def warm_up(runner: CudaRunner, settings: WorkerSettings, max_model_len: int) -> None:
@@ -52,7 +52,7 @@ def warm_up(runner: CudaRunner, settings: WorkerSettings, max_model_len: int) ->
 
 
 def _plans(settings: WorkerSettings, max_model_len: int) -> Iterator[StepPlan]:
-    """For each batch: a prompt, one token more, and good-bye."""
+    """For each batch: prefill, one decode step, and the rows' removal."""
     step = 0
     for batch in _BATCHES:
         rows = batch[: settings.max_num_seqs]

@@ -1,4 +1,4 @@
-"""CudaRows: what the host keeps of rows whose tokens and block tables lie on the device."""
+"""CudaRows: what the host keeps of rows whose tokens and block tables are on the device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,8 +16,6 @@ from tokenmesh.shared.config.worker import WorkerSettings
 
 @dataclass(frozen=True, slots=True)
 class CudaLimits:
-    """Upper bounds."""
-
     max_num_seqs: int
     max_tokens: int
     """Of a step."""
@@ -44,9 +42,7 @@ _NO_BLOCKS: Final[list[int]] = []
 
 
 @dataclass(slots=True)
-class Row:
-    """One request."""
-
+class DeviceRow:
     num_prompt: int
     patches: list[MediaPatch]
     """Their embeddings are on the device."""
@@ -56,7 +52,7 @@ class Row:
     num_blocks: list[int]
     """Of each KV group."""
     num_computed: int = _UNKNOWN
-    """What the device believes it to be at the end of what was launched."""
+    """Its value on the device after all that was launched."""
     error: str | None = None
     """Why this request cannot be computed."""
 
@@ -69,15 +65,15 @@ class CudaRows:
         self.state = state
         self._tables = [state.of_group(group).tables for group in range(num_groups)]
         self.writes: list[tuple[int, list[int]]] = []
-        """Addresses in `state.flat` and what goes there; they do not overlap."""
+        """Addresses in `state.flat` and the values to write there; they do not overlap."""
         self._facts = facts
-        self._row_by_number: dict[int, Row] = {}
+        self._row_by_number: dict[int, DeviceRow] = {}
 
-    def __getitem__(self, number: int) -> Row:
+    def __getitem__(self, number: int) -> DeviceRow:
         return self._row_by_number[number]
 
     def begin(self) -> None:
-        """A new step; what an earlier one did not get to send is of no use any more."""
+        """Begin a step. Writes that an earlier one did not send are dropped."""
         self.writes = []
 
     def remove(self, number: int) -> None:
@@ -94,7 +90,7 @@ class CudaRows:
             error = f"token id {largest} is not in the vocabulary of {self._facts.vocab_size}"
             token_ids = [0] * len(token_ids)
         wanted = new.sampling.prompt_logprobs if new.wants_prompt_logprobs else None
-        self._row_by_number[new.row] = Row(
+        self._row_by_number[new.row] = DeviceRow(
             num_prompt=new.num_prompt,
             patches=[MediaPatch(p.start, upload(p.embeddings, device)) for p in patches],
             prompt=[] if wanted is None else token_ids[: new.num_prompt],
@@ -107,7 +103,7 @@ class CudaRows:
         self._write(state.min_length, new.row, 0, [min_length])
 
     def advance(self, numbers: Sequence[int]) -> list[ScheduledRow]:
-        """What rows that decode have to do; the device knows where they stand."""
+        """The entries of rows that decode; their positions are known on the device."""
         entries = []
         for number in numbers:
             row = self._row_by_number[number]
@@ -123,7 +119,7 @@ class CudaRows:
             filled[group] += len(blocks)
 
     def schedule(self, entry: ScheduledRow) -> None:
-        """Extend a row's tables and tell the device where its tokens begin, should it not know."""
+        """Extend a row's tables, and write where its tokens begin if the device lacks it."""
         row = self._row_by_number[entry.row]
         self.append_blocks(entry.row, entry.new_blocks)
         for group, blocks in enumerate(entry.new_windowed, start=1):

@@ -75,7 +75,6 @@ class CudaRunner:
         self._last: CudaLaunch | None = None
 
     def launch(self, plan: StepPlan) -> CudaLaunch:
-        """See `Runner.launch`."""
         below = self._last if self._last is not None and not self._last.is_taken else None
         try:
             if below is not None and below.has_failed:

@@ -9,11 +9,11 @@ import torch
 
 from tokenmesh.kernels.alignment import MULTIPLE, padded
 from tokenmesh.kernels.staged_writes import staged_writes
-from tokenmesh.services.worker_svc.runner.cuda.device import Device, Event
+from tokenmesh.services.worker_svc.runner.cuda.device import Device, DeviceEvent
 from tokenmesh.shared.errors import TokenMeshError
 
 WRITE_WORDS: Final = 1 << 16
-"""int32 words for what changed in the rows; a step that brings more takes a copy of its own."""
+"""int32 words for what changed in the rows; a step with more uses a separate copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +77,11 @@ class Slot:
     upload: StepBuffer
     download: torch.Tensor
     """uint8, grows with the largest answer."""
-    event: Event
+    event: DeviceEvent
     """Recorded after the step's last copy."""
 
 
 class Staging:
-    """The ring."""
-
     def __init__(self, device: Device, num_rows: int, depth: int) -> None:
         self._device = device
         self._num_rows = num_rows
@@ -96,7 +94,7 @@ class Staging:
         return self._free.popleft()
 
     def give_back(self, slot: Slot) -> None:
-        """Nobody looks at it any more."""
+        """The caller no longer reads the slot."""
         self._free.append(slot)
 
     def renew(self, slot: Slot) -> None:
