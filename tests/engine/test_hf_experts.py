@@ -20,7 +20,7 @@ from tokenmesh.services.worker_svc.models.hf.experts import NAME, prepare, spec_
 NUM_EXPERTS, HIDDEN, INNER, LIMIT = 6, 24, 36, 0.7
 TYPICAL: Final = ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3", "nemotron_h", "aria", "gemma4")
 ODD: Final = ("deepseek_v4", "glm5_next", "minimax_m3_vl", "step3p7", "openai_privacy_filter")
-REFUSED: Final = {"muse_spark": "norm after each", "inkling2": "its activation is none"}
+REFUSED: Final = {"muse_spark": "norm after each", "inkling2": "its activation is not supported"}
 WAYS = [pytest.param(False, id="torch"), pytest.param(True, id="native", marks=needs_native)]
 
 

@@ -47,7 +47,7 @@ class FakeGraph:
 
 
 class FakeDevice:
-    """Counts what it is asked for. Implements `Device` and `Recorder`."""
+    """Counts what it is asked for. Implements `Device` and `GraphRecorder`."""
 
     def __init__(self, *, warms_up: bool = False, on: torch.device = HOST) -> None:
         """warms_up: a capture runs what it records, as it must; in the interpreter that is slow.

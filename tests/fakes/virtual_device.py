@@ -73,7 +73,7 @@ class VirtualGraph:
 
 
 class VirtualRecorder:
-    """See `Recorder`."""
+    """A `GraphRecorder` whose graphs replay recorded ops."""
 
     def __init__(self, device: "VirtualDevice") -> None:
         self.device = device
